@@ -1,4 +1,4 @@
-"""Run schedules: stages, transports, the interpreter, the leader and agents, recovery, the launcher."""
+"""Runs schedules: stages, transports, the interpreter, the leader and agents, recovery, the launcher."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HOMES = {"Observer": "observer", "RunResult": "launcher", "train": "launcher", 
 
 
 def __getattr__(name: str) -> Any:
-    """The public names load torch; importing `recycle.exec` alone does not."""
+    """Load a public name on first use, because public names import torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"recycle.exec.launch.{_HOMES[name]}"), name)

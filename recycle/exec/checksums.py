@@ -1,10 +1,9 @@
-"""Checksums that hosts compare, and what follows where they differ. Pure values: `recycle.exec.model` computes them.
+"""Checksums that hosts compare, and what their differences show. Pure values; `recycle.exec.model` computes them.
 
-A checksum has two sums over the words w_0, w_1, ... of 32 bits of tensors, modulo 2^64: of w_i, and of i times w_i. If
-one bit of one word differs, the first sums differ by a power of two and the second ones by i times that, so that the
-word can be computed.
+A checksum has two sums over the 32-bit words w_0, w_1, ... of tensors, modulo 2^64: of w_i, and of i times w_i. One
+wrong bit in word i changes the first sum by a power of two and the second by i times that power. Their ratio gives i.
 
-Limits: three changes or more may together leave both sums as they are, which by chance they hardly do.
+Limits: three or more changes may cancel in both sums, but hardly do so by chance.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 PARAMETERS = 1 << 31
-"""Added to the number of a stage, stands for the live parameters of the stage among numbers of shards."""
+"""Offset added to a stage's number for its live parameters, in reports that number shards."""
 PARTS = ("activation", "input gradient", "weight gradient")
-"""The fields of `MicroBatchChecksums`, in words."""
+"""The fields of `MicroBatchChecksums` as text."""
 _BITS, _MODULUS = 32, 1 << 64
 
 
@@ -38,20 +37,14 @@ class MicroBatchChecksums(NamedTuple):
 
 
 class BitPlace(NamedTuple):
-    """A bit of a sequence of words."""
+    """A bit in a sequence of words."""
 
     word: int
     bit: int
 
 
 class StateTensor(NamedTuple):
-    """A named tensor among the words of a state.
-
-    Attributes:
-        name: of the tensor.
-        first: byte at which it begins.
-        elements, size: how many it has, and their bytes.
-    """
+    """A named tensor among the words of a state: first byte, number of elements, and bytes per element."""
 
     name: str
     first: int
@@ -60,7 +53,7 @@ class StateTensor(NamedTuple):
 
 
 def differing_bit(one: Checksum, other: Checksum) -> BitPlace | None:
-    """The one bit in which two sequences of words differ; None if it takes more than one to explain the checksums."""
+    """Return the only bit in which two sequences of words differ; None if one bit does not explain the checksums."""
     words, places = (one.words - other.words) % _MODULUS, (one.places - other.places) % _MODULUS
     for bit in range(_BITS):
         for sign in (1, -1):
@@ -71,7 +64,7 @@ def differing_bit(one: Checksum, other: Checksum) -> BitPlace | None:
 
 
 def described(place: BitPlace, layout: Sequence[StateTensor]) -> tuple[str, int, int] | None:
-    """(tensor, index of its element, bit of that) of a place in a state; None where no named tensor lies."""
+    """Return (tensor, index of the element, bit in the element) of a place in a state; None outside named tensors."""
     byte, bit = place.word * _BITS // 8 + place.bit // 8, place.bit % 8
     for one in layout:
         if one.first <= byte < one.first + one.elements * one.size:

@@ -1,19 +1,17 @@
-"""How far a process and its device are, and when something was computed: marks, streams, progress for the heartbeat.
+"""Measures what a process and its device have done: marks, clocks, streams, and progress for the heartbeat.
 
-A mark is a point behind all that a device was given to compute until then. Its time is when the device came to it, in
-the host's monotonic seconds, so that times of all processes of a machine compare. On a CPU that is at once.
+A mark is a point after all work given to a device so far. Its time is when the device reached it, in the host's
+monotonic seconds, so that times of all processes of a machine compare. On a CPU a mark is reached at once.
 
-A GPU runs behind its host: the host may have given it everything and wait, while one kernel of it never ends. So the
-device's own progress is counted, by the operations that it has done, and each kind is held against the longest time
-that the device took for one lately (`DeviceProgress`), as `Progress` does on the host.
+A GPU runs behind its host: the host may wait while one of its kernels never ends. So completed operations of the device
+are counted, and each kind is compared with its longest recent duration (`DeviceProgress`), as `Progress` does on the
+host.
 
-A forward and a backward fill a device better together than in turn: DualPipe's pair hides the tensor-parallel and
-expert-parallel communication of the one behind the products of the other (DeepSeek-V3, arXiv 2412.19437, section 3.2).
-The host launches both; that they run together is for the device. autograd runs a backward on the stream that its
-forward ran on, so a pair's forward goes to the stream on which the pair's backward does not run. What is launched
-beside begins after all that was launched before, and what comes after the pair after both halves. So memory that one
-stream gives back is not written by the other while it is still read; only what an instruction is handed, which comes
-from the first stream, has to be told of the other.
+A forward and a backward fill a device better together: DualPipe's pair hides the tensor-parallel and expert-parallel
+communication of one half behind the compute of the other (DeepSeek-V3, arXiv 2412.19437, section 3.2). autograd runs a
+backward on the stream of its forward, so the pair's forward uses the other stream. Work on the other stream starts
+after all earlier work, and work after the pair waits for both halves. So memory freed by one stream is not overwritten
+while the other still reads it. Only tensors passed from the first stream must be recorded on the other.
 """
 
 from __future__ import annotations
@@ -33,17 +31,17 @@ from recycle.exec.protocol import Heartbeat
 
 
 class Mark(Protocol):
-    """A point in what a device was given to compute."""
+    """A point in the work given to a device."""
 
     def reached(self) -> bool:
-        """Whether the device has come to it; returns at once. Raises RuntimeError when the device has failed."""
+        """Return at once whether the device has reached the mark. Raises RuntimeError if the device has failed."""
 
     def seconds(self) -> float:
-        """When the device came to it, in monotonic seconds. Only of a mark that was reached."""
+        """Return when the device reached the mark, in monotonic seconds; only for a reached mark."""
 
 
 class ExecutedInstruction(NamedTuple):
-    """An instruction that ran: its text, and the marks at which its stage began and ended it."""
+    """An instruction that ran: its text, and the marks at its begin and end."""
 
     text: str
     began: Mark
@@ -51,23 +49,19 @@ class ExecutedInstruction(NamedTuple):
 
 
 class Clock(Protocol):
-    """Makes marks.
-
-    Attributes:
-        runs_behind: whether the device may still have to do what it was given.
-    """
+    """Makes marks; `runs_behind` says whether the device may still have work when a call returns."""
 
     runs_behind: bool
 
     def mark(self) -> Mark:
-        """A mark here; costs the host about as much as the launch of a kernel."""
+        """Return a mark; costs the host about as much as a kernel launch."""
 
     def set(self) -> None:
-        """Wait until the device is idle, and hold its clock against the host's."""
+        """Wait until the device is idle, and synchronize its clock with the host's."""
 
 
 class HostMark:
-    """Where nothing runs behind the host, a mark is reached when it is made."""
+    """A mark without a device behind the host: reached when made."""
 
     __slots__ = ("_seconds",)
 
@@ -82,7 +76,7 @@ class HostMark:
 
 
 class HostClock:
-    """The host's own clock."""
+    """The host's clock."""
 
     runs_behind = False
 
@@ -94,7 +88,7 @@ class HostClock:
 
 
 def has_reached(mark: Mark) -> bool:
-    """Whether the device has come to a mark; not where it has failed."""
+    """Return whether the device has reached a mark; False if the device has failed."""
     try:
         return mark.reached()
     except RuntimeError:
@@ -102,12 +96,9 @@ def has_reached(mark: Mark) -> bool:
 
 
 class CudaClock:
-    """Marks are events of the stream that is current when they are made.
+    """Makes marks that are events of the current stream.
 
     The time between two events is a 32-bit number of milliseconds, so the clock is set every iteration.
-
-    Args:
-        device: the GPU.
     """
 
     runs_behind = True
@@ -131,7 +122,7 @@ class CudaClock:
 
 
 class CudaMark:
-    """An event of a GPU, and one before it with the host's time of it."""
+    """A GPU event, and an earlier event with its host time."""
 
     __slots__ = ("_began", "_began_at", "_event")
 
@@ -146,23 +137,23 @@ class CudaMark:
 
 
 def clock_of(device: torch.device) -> Clock:
-    """The clock of a device."""
+    """Return the clock of a device."""
     return CudaClock(device) if device.type == "cuda" else HostClock()
 
 
 KEPT = 0.9
-"""Share of an operation's longest time that is kept when another of its kind ends."""
+"""Share of an operation's longest time that is kept when another operation of its kind ends."""
 
 
 @dataclass(frozen=True)
 class DeviceState:
-    """How far a device is that runs behind its host.
+    """The progress of a device that runs behind its host.
 
     Attributes:
-        done: operations that it has done.
-        doing: the kind of the first operation that it has been given and has not done; empty when there is none.
-        longest: seconds that the device took lately at most for one of the kind; None before the first.
-        waits: whether it has come to an operation that waits for another process.
+        done: number of completed operations.
+        doing: kind of the first incomplete operation; empty if there is none.
+        longest: longest recent duration of that kind, seconds; None before the first.
+        waits: whether the device has reached an operation that waits for another process.
     """
 
     done: int = 0
@@ -179,11 +170,7 @@ class _Given:
 
 
 class DeviceProgress:
-    """Operations that the main thread gives to the device, and how far it is; asked by the heartbeat's thread.
-
-    Args:
-        clock: of the device.
-    """
+    """Tracks the operations given to the device by the main thread; read by the heartbeat's thread."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -193,20 +180,20 @@ class DeviceProgress:
         self._longest: dict[str, float] = {}
 
     def record_given(self, doing: str, began: Mark, ended: Mark) -> None:
-        """The device was given an operation between two marks."""
+        """Note that the device was given an operation between two marks."""
         if not self.clock.runs_behind:
             return
         with self._lock:
             self._given.append(_Given(doing, began, ended))
 
     def forget(self) -> None:
-        """The generation is over, and nothing of what the device was given counts any more."""
+        """Forget all given operations, because their generation is over."""
         with self._lock:
             self._given.clear()
 
     def state(self) -> DeviceState:
-        """What the device has done, and the first operation that it has not."""
-        with self._lock, contextlib.suppress(RuntimeError):  # it has failed; the main thread meets the same error
+        """Return the completed operations, and the first incomplete operation."""
+        with self._lock, contextlib.suppress(RuntimeError):  # failed: the main thread meets the same error
             while self._given and self._given[0].ended.reached():
                 one = self._given.popleft()
                 self._done += 1
@@ -219,21 +206,17 @@ class DeviceProgress:
 
 
 class Streams(Protocol):
-    """The stream on which everything runs, and one beside it."""
+    """The main stream, and another stream for concurrent work."""
 
     def on_other_stream(self, tensors: Sequence[torch.Tensor | None]) -> AbstractContextManager[object]:
-        """What is launched inside, with these tensors, runs on the other stream, after all that was launched before."""
+        """Run the work launched inside, which reads these tensors, on the other stream, after all earlier work."""
 
     def join(self) -> None:
-        """What is launched from now on runs after what was launched beside."""
+        """Let later work wait for the work on the other stream."""
 
 
 class CudaStreams:
-    """Those of a GPU. Not yet run on one.
-
-    Args:
-        device: the GPU.
-    """
+    """The streams of a GPU. Not yet run on one."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -253,21 +236,16 @@ class CudaStreams:
 
 
 def streams_of(device: torch.device) -> Streams | None:
-    """The streams of a device; None where the host computes, one instruction after the other."""
+    """Return the streams of a device; None for a CPU, which runs instructions one by one."""
     return CudaStreams(device) if device.type == "cuda" else None
 
 
 class Progress:
-    """How far the process is, what it does, and whether it waits for another process.
+    """The progress of a process: its current operation, and whether it waits for another process.
 
-    Of each kind of operation the longest recent time is kept; it decays by a tenth whenever one of the kind ends.
-
-    A device that runs behind its host makes progress of its own. While it computes, the process does not wait, whatever
-    its main thread waits for; while it waits for another process, so does the main thread perhaps, without a word,
-    where the device takes no more launches.
-
-    Args:
-        device: how far the process's device is.
+    The longest recent duration of each kind of operation is kept, and decays by a tenth at each end of that kind. While
+    a device behind its host computes, the process does not wait, even if its main thread does. While the device waits
+    for another process, the main thread may block too, if the launch queue is full.
     """
 
     def __init__(self, device: Callable[[], DeviceState] = DeviceState) -> None:
@@ -280,18 +258,14 @@ class Progress:
         self._worked, self._since = 0.0, time.monotonic()
 
     def begins(self, doing: str, warms_up: bool = True) -> None:
-        """The main thread is at an operation of this kind, a word without spaces.
-
-        Args:
-            warms_up: the first of its kind may compile or load something; else it takes about as long as any other.
-        """
+        """Start an operation of this kind (a word); with `warms_up`, the first may compile or load."""
         self.doing, self.waiting = doing, False
         self._usual = None if warms_up else max(self._longest.values(), default=None)
         self._worked, self._since = 0.0, time.monotonic()
         self.count += 1
 
     def ended(self) -> None:
-        """The operation is done, and its time, without its waits, is what the next of its kind is held against."""
+        """End the operation and record its duration, without waits, for its kind."""
         self.set_waiting(False)
         self._longest[self.doing] = max(self._worked, KEPT * self._longest.get(self.doing, 0.0))
 
@@ -303,7 +277,7 @@ class Progress:
         self.count += 1
 
     def heartbeat(self, beats: int) -> Heartbeat:
-        """What is sent as the heartbeat behind `beats` others."""
+        """Return the heartbeat after `beats` earlier heartbeats."""
         device = self._device()
         if device.doing and not device.waits:
             doing, longest, waiting = device.doing, device.longest, False

@@ -1,13 +1,13 @@
-"""The leader's role and the register in etcd: the only module that knows which keys a run has there.
+"""The leader's role and the register in etcd: the only module that knows the run's keys.
 
-    /recycle/RUN/run      what all agents of the run agree on; the first agent writes it
-    /recycle/RUN/role     the leader and its address; goes with the lease of that agent
+    /recycle/RUN/run      the run's description; the first agent writes it
+    /recycle/RUN/role     the leader and its address; deleted with the lease of the leader's agent
     /recycle/RUN/record   the generation record
     /recycle/RUN/cursor   phase and last committed step, written at every commit
-    /recycle/RUN/outcome  how the run has ended
+    /recycle/RUN/outcome  the outcome of the run
 
-Each transaction of a leader requires that the role is still the one that it created, so that a leader that stood still
-writes nothing after another one was elected. Whatever decides something is written before it is told.
+Each transaction of a leader requires that the role still is the key that it created. So a stalled leader writes nothing
+after another leader was elected. Every decision is written before it is announced.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RoleLost(RunError):
 
 
 class LeaderAddress(NamedTuple):
-    """The leader as its role names it: node and session of its agent, and where it listens."""
+    """The leader's entry in the role key: node and session of its agent, and its listening address."""
 
     node: int
     session: str
@@ -39,16 +39,7 @@ class LeaderAddress(NamedTuple):
 
 
 class Election:
-    """One agent's view of the role and the register of a run.
-
-    Args:
-        client: of etcd.
-        run: name of the run.
-        settings: term of the lease.
-
-    Attributes:
-        is_lost: the lease of the role has ended, so that another agent may have it.
-    """
+    """One agent's view of a run's role and register; `is_lost` once the lease of the role has ended."""
 
     def __init__(self, client: EtcdClient, run: str, settings: MembershipSection) -> None:
         self._client, self._settings, self._prefix = client, settings, f"/recycle/{run}/"
@@ -61,7 +52,7 @@ class Election:
         """Open the run in the etcd of `[membership] store`.
 
         Raises:
-            JobError: something is missing or refused in `[membership]`.
+            JobError: `[membership]` lacks a setting, or has a wrong one.
             RunError: the cluster does not answer, or refuses this user.
         """
         return cls(open_client(settings.store, settings), run, settings)
@@ -74,7 +65,7 @@ class Election:
         return put(self._prefix + name, msgspec.msgpack.encode(value))
 
     def _create(self, name: str, value: Any, lease: str | None = None) -> int:
-        """Write a key that does not exist; the revision that it was created at, 0 where it holds something else."""
+        """Returns the creation revision; 0 if the key holds another value."""
         key, text = self._prefix + name, msgspec.msgpack.encode(value)
         body = {"compare": [made_at(key, 0)], "success": [put(key, text, lease)], "failure": []}
         self._client.call("/kv/txn", body)
@@ -84,28 +75,28 @@ class Election:
     # The run.
 
     def agree(self, info: RunInfo) -> RunInfo:
-        """What all agents of the run agree on: `info`, unless another agent was first."""
+        """Return the run's description that all agents use: `info`, unless another agent was first."""
         if self._create("run", info):
             return info
         first = self.run()
         return info if first is None else first
 
     def run(self) -> RunInfo | None:
-        """What all agents of the run agree on; None before the first agent has written it."""
+        """Return the run's description; None before the first agent has written it."""
         return self._read("run", RunInfo)
 
     def outcome(self) -> str | None:
-        """How the run has ended; None while it goes on."""
+        """Return the outcome of the run; None while it runs."""
         return self._read("outcome", str)
 
     # The role.
 
     def leader(self) -> LeaderAddress | None:
-        """The present leader; None when there is none."""
+        """Return the present leader; None without a leader."""
         return self._read("role", LeaderAddress)
 
     def campaign(self, address: LeaderAddress) -> bool:
-        """Become the leader, if there is none; whether this agent is."""
+        """Try to become the leader; return whether this agent is."""
         self.is_lost = False
         lease = Lease(self._client.clone(), self._settings, self._lose)
         try:
@@ -122,7 +113,7 @@ class Election:
         self.is_lost = True
 
     def resign(self) -> None:
-        """Give the role back, if this agent has it."""
+        """Give up the role if this agent has it."""
         if self._lease is not None:
             self._lease.close()
             self._lease = None
@@ -130,7 +121,7 @@ class Election:
     # The register.
 
     def register(self) -> tuple[GenerationRecord | None, Cursor | None]:
-        """What the last leader has left."""
+        """Return the register as the last leader left it."""
         return self._read("record", GenerationRecord), self._read("cursor", Cursor)
 
     def persist(self, action: Persist) -> None:
@@ -139,18 +130,18 @@ class Election:
         self._write([self._put("cursor", action.cursor), *record])
 
     def end(self, outcome: str) -> None:
-        """Write how the run has ended. Raises RoleLost, RunError."""
+        """Write the outcome of the run. Raises RoleLost, RunError."""
         self._write([self._put("outcome", outcome)])
 
     def erase(self, goes_on_from: Cursor | None = None) -> None:
-        """Forget the run, or how it has ended where agents shall go on from its register. Raises RoleLost, RunError."""
+        """Delete the run, or only its outcome if agents may continue from the register. Raises RoleLost, RunError."""
         if goes_on_from is None:
             self._write([delete(self._prefix, self._prefix[:-1] + "0")])
         else:
             self._write([delete(self._prefix + "outcome"), self._put("cursor", goes_on_from)])
 
     def _write(self, operations: list[EtcdRequest]) -> None:
-        """One transaction, which may be repeated, on the condition that this agent still has the role."""
+        """The transaction may be repeated, and requires that this agent still has the role."""
         role = self._prefix + "role"
         body = {"compare": [made_at(role, self._created)], "success": operations, "failure": []}
         if not self._client.call("/kv/txn", body).get("succeeded"):

@@ -1,19 +1,16 @@
 """A stage that takes the profile's time and bytes without computing anything.
 
-The interpreter, the transports and recovery run on it unchanged, with dozens of processes on a small machine, and
-neither megatron-core nor autograd is touched. What it hands on is small but telling: gradient and loss of a
-micro-batch are drawn from (layer, micro-batch, step) on a fixed grid, so that their sum shows bit for bit that each
-was used exactly once, and every message carries a mark of the stage, micro-batch and step that it comes from, which
-the receiver checks. The losses of an evaluation have a part of the last stage's state in them, to tell which it saw.
+The interpreter, the transports and recovery run on it unchanged, with dozens of processes on a small machine, without
+megatron-core or autograd. A micro-batch's gradient and loss are drawn from (layer, micro-batch, step) on a fixed grid.
+Their sum shows bit for bit that each was used exactly once. Every message carries a mark of its stage, micro-batch and
+step, which the receiver checks. Evaluation losses include a part of the last stage's state.
 
-Every message also carries an error, which is 0 unless a bit was flipped on purpose. Whatever is made of a value with
-an error has another error, drawn from it, and so has the gradient of the micro-batch, or its loss: wrong values spread
-as they do in a model. But nothing is computed from parameters, so a flipped weight changes the state alone.
+Every message also carries an error, 0 unless a bit flip was injected. Results of a value with an error get another
+error drawn from it, so wrong values spread as in a model. Parameters enter no result: a flipped weight changes only the
+state.
 
-With tensor parallelism every tensor rank emulates the whole stage: they have all in common and exchange nothing.
-
-Limits: activations are not allocated; only messages have their real size, that of the largest stage boundary, as a
-transport carries one size.
+Limits: activations are not allocated. Messages have their real size, the largest of all stage boundaries. Every tensor
+rank emulates the whole stage.
 """
 
 from __future__ import annotations
@@ -52,18 +49,15 @@ ENTRIES = 8
 _GRID = 2.0**-20
 _BYTES_PER_ELEMENT = 4
 _LEAST_ELEMENTS = 3
-"""Of a message: its mark, its error, and the mark again at its end."""
+"""A message holds its mark, its error, and the mark again at its end."""
 
 
 class EmulatedPiece:
     """The state of a layer, or of a shard (`recycle.exec.model.stage.StatePiece`).
 
-    Args:
-        parameters: the live ones, fp64 [n].
-
     Attributes:
-        parameters: as given.
-        count: fp64 [1], steps taken; [0] where there are no parameters.
+        parameters: the live parameters, fp64 [n].
+        count: steps taken, fp64 [1]; [0] without parameters.
     """
 
     def __init__(self, parameters: torch.Tensor) -> None:
@@ -76,14 +70,7 @@ class EmulatedPiece:
         layers: range,
         update: Callable[[torch.Tensor, torch.Tensor, float], object],
     ) -> EmulatedPiece:
-        """Be a part of a stage.
-
-        Args:
-            sums: of its gradients.
-            begin: first element in the stage.
-            layers: numbers of the stage's layers in the whole model.
-            update: called with parameters, sums and clip factor; updates the parameters.
-        """
+        """Make this piece the part from element `begin` of a stage with these layers and sums; return it."""
         self._sums, self._begin, self._layers, self._update = sums, begin, layers, update
         return self
 
@@ -112,11 +99,7 @@ class EmulatedPiece:
 
 
 class EmulatedUnits(ReplicatedState):
-    """The units of a stage.
-
-    Args:
-        pieces: by number, in order; those of embedding and head are empty.
-    """
+    """The units of a stage, by number in ascending order; embedding and head have empty pieces."""
 
     def __init__(self, pieces: Mapping[int, EmulatedPiece]) -> None:
         self.pieces: Mapping[int, EmulatedPiece] = pieces
@@ -129,11 +112,9 @@ class EmulatedStage(Stage):
     """A stage without a model.
 
     Args:
-        job: shape, seed and learning rate.
-        index: the stage.
-        profile: what F, I, W, step and a message cost; the job's own when left out.
-        scale: factor on every time of the profile, 0 for none: seconds per unit where its unit is not the second.
-        held: units whose state is there already, as another stage had it.
+        profile: costs of F, I, W, step and a message; None for the job's own.
+        scale: seconds per unit of the profile's times; 0 for no delays.
+        held: units whose state exists already, from another stage.
     """
 
     def __init__(
@@ -168,11 +149,11 @@ class EmulatedStage(Stage):
         self._loss = 0.0
 
     def bind(self, piece: EmulatedPiece, begin: int) -> EmulatedPiece:
-        """Have a piece be the part of this stage that begins at an element."""
+        """Bind a piece to the part of this stage that begins at an element."""
         return piece.bind(self.sum[begin : begin + len(piece.parameters)], begin, self._numbers, self._update)
 
     def _sharded(self, job: Job, units: EmulatedUnits) -> Shards:
-        """The layers' parameters in one flat tensor, cut into shards of as many entries as can be; or each layer's."""
+        """Cuts the parameters of the stage, or of each layer, into shards of nearly equal size."""
         count, size = job.shape.pipelines, len(self.sum)
         flat = torch.cat([torch.zeros(0, dtype=torch.float64), *units.weights()])
         first, ends = self.index, [0, size]
@@ -192,7 +173,6 @@ class EmulatedStage(Stage):
     def _run_forward(
         self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None
     ) -> tuple[float, torch.Tensor]:
-        """Of a micro-batch an error is held."""
         with self._lasting("redundant_forward" if cls is RedundantForward else "forward"):
             error = self._run(cls, micro_batch, activation)
             return error, self._output(micro_batch, error)
@@ -211,7 +191,6 @@ class EmulatedStage(Stage):
         self._loss += float(loss)
 
     def _output(self, micro_batch: MicroBatch, error: float) -> torch.Tensor:
-        """The output of a forward, or the loss."""
         if self._is_last:
             loss = _draw(1, "loss", self._iteration, micro_batch)[0] + _propagated("loss", error)
             return torch.tensor([loss], dtype=torch.float64)
@@ -253,7 +232,7 @@ class EmulatedStage(Stage):
         return self.norms_squared()
 
     def norms_squared(self, begin: int = 0, end: int | None = None) -> list[float]:
-        """Squared entries of a range of the mean gradient."""
+        """Return the squared entries of a range of the mean gradient."""
         squares: list[float] = (self.sum[begin:end] / self._divisor).square().tolist()
         return squares
 
@@ -268,18 +247,18 @@ class EmulatedStage(Stage):
         parameters.sub_(sums / self._divisor * (clip_factor * self._train.learning_rate))
 
     def incoming(self, value: ValueKind, micro_batch: MicroBatch) -> torch.Tensor | None:
-        """The message that a neighbour would send, if there is one: an activation comes from the stage before."""
+        """Return the message that a neighbor would send, if any: an activation comes from the previous stage."""
         activation = value == ValueKind.ACTIVATION
         sender, ends = (self.index - 1, self._is_first) if activation else (self.index + 1, self._is_last)
         return None if ends else self._message(value, sender, micro_batch)
 
     def gradient(self, step: int, micro_batch: MicroBatch) -> torch.Tensor:
-        """This stage's gradient of one micro-batch, fp64 [layers * ENTRIES]: what a test adds up by itself."""
+        """Return this stage's gradient of one micro-batch, fp64 [layers * ENTRIES], for tests."""
         drawn = [entry for number in self._numbers for entry in _draw(ENTRIES, "gradient", number, step, micro_batch)]
         return torch.tensor(drawn, dtype=torch.float64)
 
     def _run(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> float:
-        """A forward: the error of its output."""
+        """Returns the error of a forward's output."""
         error = self._check(cls, ValueKind.ACTIVATION, micro_batch, activation, self._is_first, self.index - 1)
         if (bit := self._flips.of_input()) is not None:
             error = _flipped(error, bit)
@@ -291,7 +270,6 @@ class EmulatedStage(Stage):
     def _pass_back(
         self, cls: type[Instruction], micro_batch: MicroBatch, held: float, gradient: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, float]:
-        """The gradient that goes to the stage before, and the error of both."""
         with self._lasting("backward_input"):
             error = self._check(cls, ValueKind.INPUT_GRADIENT, micro_batch, gradient, self._is_last, self.index + 1)
             error = _propagated(f"I {self.index}", held, error)
@@ -304,16 +282,15 @@ class EmulatedStage(Stage):
         with self._lasting("backward_weight", 1 / buckets):
             addend, making = self._addend(micro_batch, error)[begin:end], self._making(micro_batch)
             if making is not None:
-                making.weight_gradient(2 * begin, addend)  # two words each
+                making.weight_gradient(2 * begin, addend)  # two words per element
             self.sum[begin:end] += addend
 
     def _addend(self, micro_batch: MicroBatch, error: float) -> torch.Tensor:
-        """What a micro-batch whose values have an error adds to the sum."""
         return self.gradient(self._iteration, micro_batch) + _propagated("W", error)
 
     @contextlib.contextmanager
     def _lasting(self, name: str, share: float = 1.0) -> Iterator[None]:
-        """Sleep for what is left of the profile's time at the end: drawing and checking is part of it."""
+        """The remaining time is slept: drawing and checking count as part of it."""
         until = time.monotonic() + share * self._seconds[name]
         yield
         left = until - time.monotonic()
@@ -339,7 +316,7 @@ class EmulatedStage(Stage):
         expects_none: bool,
         sender: int,
     ) -> float:
-        """The error of a message, 0 without one. Raises RunError unless it is the sender's for this micro-batch."""
+        """Returns the error of a message; raises RunError unless it is the sender's message for this micro-batch."""
         if (message is None) != expects_none:
             raise self._misuse(cls, micro_batch, f"expected {'nothing' if expects_none else 'a message'}")
         if message is None:
@@ -375,10 +352,9 @@ def _draw(count: int, *key: object) -> list[float]:
 
 
 def _propagated(to: str, *errors: float) -> float:
-    """The error of what is made of values with these errors: 0 of ones without."""
+    """The error of a result of values with these errors; 0 if all are 0."""
     return _draw(1, "error", to, *errors)[0] if any(errors) else 0.0
 
 
 def _flipped(error: float, bit: int) -> float:
-    """An error, as fp32, with a bit flipped."""
     return float(flipped(torch.tensor([error], dtype=torch.float32), bit))

@@ -1,10 +1,9 @@
 """A client of etcd over its JSON gateway, by the HTTP client of the standard library.
 
 A request without an answer is repeated at the next member until `store_timeout` is over. The first attempts have a
-short timeout, so that a member that hangs does not delay a heartbeat; later attempts have a longer one. Every request
-may be repeated: puts, deletes, reads, and transactions whose outcome is read back. A refusal of etcd (a wrong password,
-a missing permission) is an error at once. Needs etcd 3.4 or newer, whose gateway speaks `/v3/`. Plain HTTP, because the
-client libraries on gRPC start threads, which do not survive a fork.
+short timeout, so that a hanging member does not delay a heartbeat. Every request may be repeated: puts, deletes, reads,
+and transactions whose outcome is read back. A refusal by etcd (wrong password, missing permission) is an error at once.
+Needs etcd 3.4 or newer, for `/v3/`. gRPC clients start threads, which do not survive a fork.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from recycle.job.endpoints import Endpoints, parse_endpoints
 from recycle.job.sections import MembershipSection
 
 PASSWORD = "RECYCLE_ETCD_PASSWORD"
-"""Environment variable with the password when no file is named."""
+"""Environment variable for the password, if no file is given."""
 REQUEST_SECONDS = (0.5, 5.0)
-"""Shortest and longest timeout of an attempt; see `EtcdClient`."""
+"""Shortest and longest timeout of an attempt, seconds; see `EtcdClient`."""
 PAUSE_SECONDS = (0.02, 0.5)
-"""Shortest and longest pause between two attempts."""
-_KEEPALIVE = [  # a connection to a host that vanished ends after eleven seconds
+"""Shortest and longest pause between attempts, seconds."""
+_KEEPALIVE = [  # a connection to a vanished host ends after eleven seconds
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
@@ -45,10 +44,10 @@ _TEMPORARY = (*_STALE_TOKEN, "leader", "timed out", "closing", "too many request
 _NO_LEASE = "requested lease not found"
 _CLIENTS = count()
 _CONNECTION_ERRORS = (OSError, HTTPException, ValueError)
-"""Errors of a connection, of a member that cannot answer for now, and of an answer that is not JSON."""
+"""Errors of a connection, of an unavailable member, and of an answer that is not JSON."""
 
 EtcdRequest = dict[str, Any]
-"""A part of a transaction, as the gateway takes it."""
+"""A part of a transaction, in the gateway's format."""
 
 
 class Unavailable(ConnectionError):
@@ -60,22 +59,17 @@ class LeaseEnded(RunError):
 
 
 class KeyValue(NamedTuple):
-    """The value of a key, and the revision at which the key was created."""
+    """The value of a key, and the revision of the key's creation."""
 
     value: bytes
     created: int
 
 
 class EtcdClient:
-    """A client for one thread, with one connection that stays open.
+    """A client for one thread, with one persistent connection; the clients of a process start at different members.
 
-    The clients of a process start at different members. The first attempts have a quarter of `dead_after` for their
-    answer, later ones up to half of `lease`, both within `REQUEST_SECONDS`. Proxies of the environment are not used.
-
-    Args:
-        endpoints: the members of the cluster.
-        settings: the job's `[membership]`: user, files for TLS, timeouts.
-        password: password of the user.
+    The first attempts time out after a quarter of `dead_after`, later ones after up to half of `lease`, both within
+    `REQUEST_SECONDS`. Proxies of the environment are not used.
     """
 
     def __init__(self, endpoints: Endpoints, settings: MembershipSection, password: str | None) -> None:
@@ -89,18 +83,11 @@ class EtcdClient:
         self._shortest = min(max(shortest, settings.dead_after / 4), self._longest)
 
     def clone(self) -> EtcdClient:
-        """Another client of the same cluster, for another thread."""
+        """Return another client of the same cluster, for another thread."""
         return EtcdClient(self._endpoints, self._settings, self._password)
 
     def call(self, path: str, body: dict[str, Any], patience: float | None = None) -> dict[str, Any]:
-        """Post a request; returns etcd's answer.
-
-        Args:
-            patience: seconds until no further attempt is made; `store_timeout` when left out.
-
-        Raises:
-            RunError: etcd refuses the request, or no member answers in time.
-        """
+        """Post a request, with retries for `patience` seconds (None: `store_timeout`). Raises RunError."""
         deadline = time.monotonic() + (self._settings.store_timeout if patience is None else patience)
         pause, longest_pause = PAUSE_SECONDS
         seconds, attempts = self._shortest, 0
@@ -127,7 +114,7 @@ class EtcdClient:
             self._connection = None
 
     def read(self, name: str) -> KeyValue | None:
-        """The value of a key, None where there is none. Raises RunError."""
+        """Return the value of a key, or None if the key does not exist. Raises RunError."""
         for pair in self.call("/kv/range", span(name)).get("kvs", []):
             return KeyValue(decoded(pair.get("value", "")), int(pair["create_revision"]))
         return None
@@ -159,7 +146,7 @@ class EtcdClient:
 
     def _connect(self, seconds: float) -> HTTPConnection:
         host, port = self._endpoints.members[self._member]
-        if self._endpoints.tls:  # files are read each time, because certificates are renewed
+        if self._endpoints.tls:  # read each time, because certificates are renewed
             context = _tls_context(self._settings)
             connection: HTTPConnection = HTTPSConnection(host, port, timeout=seconds, context=context)
         else:
@@ -173,12 +160,8 @@ class EtcdClient:
 class Lease:
     """A lease that a thread renews three times per term; etcd deletes its keys when the lease ends.
 
-    The lease counts as ended when etcd says so, or after `store_timeout` without an answer.
-
-    Args:
-        client: used by no other thread.
-        settings: `lease` and `store_timeout`.
-        lost: called once, from the thread, when the lease has ended.
+    The lease counts as ended when etcd says so, or after `store_timeout` without an answer. Then the thread calls
+    `lost` once. No other thread may use `client`.
     """
 
     def __init__(self, client: EtcdClient, settings: MembershipSection, lost: Callable[[], None]) -> None:
@@ -206,7 +189,7 @@ class Lease:
             self._lost()
 
     def close(self) -> None:
-        """Revoke the lease: its keys are deleted at once."""
+        """Revoke the lease, which deletes its keys at once."""
         self._closing.set()
         self._thread.join()
         with contextlib.suppress(RunError):
@@ -214,11 +197,11 @@ class Lease:
 
 
 def open_client(url: str, settings: MembershipSection) -> EtcdClient:
-    """A client for `url`, after a first answer.
+    """Return a client for `url`, after a first answer.
 
     Raises:
-        JobError: a file of `[membership]` cannot be used, or the store is open to the network without a secret.
-        RunError: no answer.
+        JobError: a file of `[membership]` cannot be used, or the store is reached over the network without a secret.
+        RunError: etcd does not answer.
     """
     endpoints = parse_endpoints(url)
     password = read_password(settings)
@@ -248,7 +231,7 @@ def _tls_context(settings: MembershipSection) -> ssl.SSLContext:
 
 
 def read_password(settings: MembershipSection) -> str | None:
-    """The password of `etcd_user` from its file or the environment, None without a user. Raises JobError."""
+    """Return the password of `etcd_user` from its file or the environment; None without a user. Raises JobError."""
     if settings.etcd_user is None:
         return None
     if settings.etcd_password_file is not None:
@@ -263,32 +246,32 @@ def read_password(settings: MembershipSection) -> str | None:
 
 
 def put(name: str, value: str | bytes, lease: str | None = None) -> EtcdRequest:
-    """Write a key."""
+    """Return a request to write a key."""
     return {"request_put": {"key": encoded(name), "value": encoded(value), **({"lease": lease} if lease else {})}}
 
 
 def delete(start: str, end: str | None = None) -> EtcdRequest:
-    """Delete the keys from `start` to before `end`, or only `start`."""
+    """Return a request to delete the keys from `start` to before `end`, or only `start`."""
     return {"request_delete_range": span(start, end)}
 
 
 def made_at(name: str, revision: int) -> EtcdRequest:
-    """A condition: the key was created at this revision; 0: the key does not exist."""
+    """Return a condition: the key was created at this revision; 0: the key does not exist."""
     return {"key": encoded(name), "result": "EQUAL", "target": "CREATE", "create_revision": str(revision)}
 
 
 def span(start: str, end: str | None = None) -> EtcdRequest:
-    """The keys from `start` to before `end`, or only `start`."""
+    """Return the fields for the keys from `start` to before `end`, or only `start`."""
     return {"key": encoded(start), **({} if end is None else {"range_end": encoded(end)})}
 
 
 def encoded(text: str | bytes) -> str:
-    """Base64, as the gateway takes keys and values."""
+    """Encode in Base64, as the gateway requires."""
     return base64.b64encode(text.encode() if isinstance(text, str) else text).decode()
 
 
 def decoded(text: str) -> bytes:
-    """The inverse of `encoded`."""
+    """Decode Base64; the inverse of `encoded`."""
     return base64.b64decode(text)
 
 

@@ -1,8 +1,8 @@
-"""Messages over sockets: msgpack frames, each after its length, between processes of a node and between nodes.
+"""Messages over sockets: length-prefixed msgpack frames, between processes of a node and between nodes.
 
-On a node the sockets are in Linux' abstract namespace, which every user of the machine can reach: both ends ask the
-kernel whose process the other end is. Between nodes both ends prove that they know the run's key, by HMAC-SHA256 over
-nonces of both, and every frame carries a keyed BLAKE2b code that depends on its place in the stream.
+On a node the sockets are in Linux' abstract namespace, which every local user can reach. So both ends ask the kernel
+for the other's user. Between nodes both ends prove knowledge of the run's key by HMAC-SHA256 over both nonces. Every
+frame between nodes carries a keyed BLAKE2b code that depends on its position in the stream.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ import msgspec
 from recycle.errors import RunError
 
 MOST_BYTES = 1 << 30
-"""Of a frame."""
+"""Most bytes of a frame."""
 MOST_UNSENT_BYTES = 1 << 28
-"""That wait for an end which does not read, before the connection is given up."""
+"""Most bytes that wait for a reader; beyond, the connection is given up."""
 MOST_PARTS = 64
-"""Of frames that are handed to the kernel at once."""
+"""Most buffers per system call."""
 READ_BYTES = 1 << 16
-"""That one read takes from a connection before others have their turn."""
+"""Bytes per read from a connection, before other connections are served."""
 ACCEPTS = 64
-"""Connections that are accepted before those that are open have their turn."""
+"""Connections to accept before open connections are served."""
 HANDSHAKE_SECONDS = 5.0
-"""Of a whole handshake, however slowly its bytes come."""
+"""Seconds for a whole handshake, however slowly its bytes arrive."""
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
 _CODE_BYTES, _NONCE_BYTES, _PROOF_BYTES = 16, 32, 32
@@ -48,46 +48,38 @@ _KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5000),  # what was sent and is not acknowledged ends it, too
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5000),  # unacknowledged data also ends the connection
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
 )
 
 
 class LinkClosed(Exception):
-    """The other end has gone, or sends what is not a frame."""
+    """The other end is gone, or sent an invalid frame."""
 
 
 class _Codes:
-    """The authentication codes of the frames of one direction.
-
-    Args:
-        key: of the connection.
-        direction: tells both directions apart.
-    """
+    """The authentication codes of the frames in one direction."""
 
     def __init__(self, key: bytes, direction: bytes) -> None:
         self._key, self._direction, self._count = key, direction, 0
 
     def next(self, body: bytes) -> bytes:
-        """The code of the next frame."""
         self._count += 1
         text = self._direction + self._count.to_bytes(8, "big") + body
-        return hashlib.blake2b(text, key=self._key, digest_size=_CODE_BYTES).digest()  # a third of HMAC's time
+        return hashlib.blake2b(text, key=self._key, digest_size=_CODE_BYTES).digest()  # takes a third of HMAC's time
 
 
 class Link:
-    """One end of a connection. Between nodes it has no messages before the handshake is done.
+    """One end of a connection. Between nodes it delivers no messages before the handshake is complete.
 
     Args:
-        connection: the socket.
-        decode: type of the messages that arrive.
-        run_key: of the run; None between processes of a node.
-        is_server: whether this end has accepted the connection; it proves nothing before the other end has.
+        decode: type of the arriving messages.
+        run_key: the run's key; None between processes of a node.
+        is_server: whether this end accepted the connection; it sends its proof after the other end's.
 
     Attributes:
-        owner: called with the link and the messages that have arrived; with None once it is closed.
-        name: of the other end, for the owner.
-        is_watched: `Hub.dispatch` sends what could not be sent before.
+        owner: called with the link and the arrived messages; with None after it is closed.
+        is_watched: `Hub.dispatch` waits for room to send.
     """
 
     def __init__(
@@ -112,11 +104,10 @@ class Link:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the other end has proved that it knows the run's key, where there is one."""
+        """Whether the other end has proved that it knows the run's key, if there is a key."""
         return self._run_key is None or self._sent_codes is not None
 
     def _shake_hands(self, run_key: bytes) -> None:
-        """Go on with the handshake. Raises LinkClosed where the other end does not know the run's key."""
         theirs, proof = bytes(self._received[:_NONCE_BYTES]), bytes(self._received[_NONCE_BYTES:_HANDSHAKE_BYTES])
         if len(theirs) < _NONCE_BYTES:
             return
@@ -139,10 +130,7 @@ class Link:
             self._sent_codes, self._received_codes = _Codes(key, sent), _Codes(key, received)
 
     def send(self, message: Any) -> None:
-        """Send a message, or bytes that are one; blocks where the socket does.
-
-        Raises OSError, also where the other end does not read what it is sent.
-        """
+        """Send a message, or an encoded one; block if the socket blocks. Raises OSError."""
         body = message if isinstance(message, bytes) else msgspec.msgpack.encode(message)
         with self._lock:
             code = b"" if self._sent_codes is None else self._sent_codes.next(body)
@@ -168,17 +156,17 @@ class Link:
         except BlockingIOError:
             return
         except OSError:
-            self._unsent.clear()  # what the other end has said before it went can still be read
+            self._unsent.clear()  # messages that arrived before the break can still be read
             self._unsent_bytes = 0
             raise
 
     def flush(self) -> None:
-        """Send what could not be sent before. Raises OSError."""
+        """Send buffered data. Raises OSError."""
         with self._lock:
             self._flush()
 
     def abandon(self) -> None:
-        """Send nothing more. What has arrived can still be read, up to the end of the connection."""
+        """Stop sending. Arrived messages can still be read, up to the end of the connection."""
         with self._lock, contextlib.suppress(OSError):
             self._unsent.clear()
             self._unsent_bytes = 0
@@ -186,11 +174,11 @@ class Link:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether the socket took less than was to be sent."""
+        """Whether data is buffered because the socket was full."""
         return bool(self._unsent)
 
     def read(self) -> list[Any]:
-        """The messages that have arrived; waits for the next bytes where the socket blocks. Raises LinkClosed."""
+        """Return the arrived messages; wait for the next bytes if the socket is blocking. Raises LinkClosed."""
         try:
             part = self.socket.recv(READ_BYTES)
         except BlockingIOError:
@@ -233,22 +221,22 @@ class Link:
     def close(self) -> None:
         """Close the connection."""
         with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # ends a read of another thread
+            self.socket.shutdown(socket.SHUT_RDWR)  # ends a read in another thread
         self.socket.close()
 
 
 class Hub:
-    """All connections of a process: reads what has arrived, sends what could not be sent before."""
+    """All connections of a process: reads arrived messages and sends buffered data."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
 
     def fileno(self) -> int:
-        """A descriptor that is readable when `dispatch` has something to do."""
+        """Return a descriptor that is readable when `dispatch` has work."""
         return self._selector.fileno()
 
     def listen(self, listener: socket.socket, accept: Callable[[socket.socket], None]) -> None:
-        """Call `accept` with each connection that is made to a listening socket."""
+        """Call `accept` with each connection to a listening socket."""
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, accept)
 
@@ -258,10 +246,7 @@ class Hub:
         self._selector.register(link.socket, selectors.EVENT_READ, link)
 
     def send(self, link: Link, message: Any = None) -> None:
-        """Send a message, or what could not be sent before, as soon as the connection takes it.
-
-        `dispatch` notices a link that is closed.
-        """
+        """Send a message, or buffered data if it is None, as soon as there is room; `dispatch` notices closed links."""
         try:
             link.flush() if message is None else link.send(message)
         except OSError:
@@ -274,7 +259,7 @@ class Hub:
             self._selector.modify(link.socket, events, link)
 
     def dispatch(self, seconds: float = 0.0) -> bool:
-        """Give what has arrived to the owners of the links, a read of each; whether anything had."""
+        """Pass arrived messages to the links' owners, one read per link; return whether anything arrived."""
         has_arrived = False
         for key, events in self._selector.select(seconds):
             if not isinstance(link := key.data, Link):
@@ -294,7 +279,6 @@ class Hub:
         return has_arrived
 
     def _accept_all(self, listener: Any, accept: Callable[[socket.socket], None]) -> None:
-        """Accept the connections that wait; of very many some."""
         with contextlib.suppress(OSError):
             for _ in range(ACCEPTS):
                 accept(listener.accept()[0])
@@ -316,7 +300,7 @@ class Hub:
 
 
 def listen_locally() -> tuple[socket.socket, str]:
-    """A listening socket of this node with a random name, and the name."""
+    """Open a listening socket on this node with a random name; return the socket and its name."""
     name = f"recycle-{secrets.token_hex(16)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(f"\0{name}")
@@ -325,7 +309,7 @@ def listen_locally() -> tuple[socket.socket, str]:
 
 
 def is_own_user(connection: socket.socket) -> bool:
-    """Whether the process at the other end is of this user, as the kernel knows it."""
+    """Return whether the kernel reports the process at the other end as this user's."""
     return _user(connection) == os.getuid()
 
 
@@ -335,14 +319,7 @@ def _user(connection: socket.socket) -> int:
 
 
 def connect_locally(name: str, decode: Any, server: str) -> Link:
-    """A link to a socket of this node.
-
-    Args:
-        server: what messages call it.
-
-    Raises:
-        RunError: it does not answer, or is another user's.
-    """
+    """Connect to the socket `name` of this node, called `server` in errors. Raises RunError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(f"\0{name}")
@@ -360,7 +337,7 @@ def connect_locally(name: str, decode: Any, server: str) -> Link:
 
 
 def connect_to(host: str, port: int, run_key: bytes, decode: Any) -> Link:
-    """A link to the leader's listening socket on another node. Raises OSError, LinkClosed."""
+    """Connect to the leader's listening socket on another node. Raises OSError, LinkClosed."""
     deadline = time.monotonic() + HANDSHAKE_SECONDS
     connection = socket.create_connection((host, port), HANDSHAKE_SECONDS)
     try:
@@ -377,9 +354,4 @@ def connect_to(host: str, port: int, run_key: bytes, decode: Any) -> Link:
 
 
 def _proof(run_key: bytes, what: bytes, nonces: bytes) -> bytes:
-    """What tells that this end has the key.
-
-    Args:
-        nonces: of the server and the client.
-    """
     return hmac.digest(run_key, what + b"\0" + nonces, hashlib.sha256)

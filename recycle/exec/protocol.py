@@ -1,8 +1,8 @@
-"""The messages between workers, agents and the leader, and what they consist of.
+"""The messages between workers, agents and the leader, and their parts.
 
-A worker speaks to the agent of its node, agents to the leader. The agent adds the name of the process (`FromWorker`),
-so that no process speaks for another. Messages about a generation carry its number; the leader ignores those of others.
-What goes up to the leader comes from thousands of processes and is encoded without the names of its fields.
+A worker talks to the agent of its node, agents to the leader. The agent adds the process's name (`FromWorker`), so that
+no process can speak for another. Messages about a generation carry its number; the leader ignores other generations.
+Messages to the leader come from thousands of processes and are encoded without field names.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ from typing import Any, Final, Literal, dataclass_transform
 from msgspec import Struct
 
 ENDED_EARLY: Final = "ended early"
-"""The outcome of a run that was told to end before its last iteration, and can go on."""
+"""The outcome of a run that ended early on request, and can be resumed."""
 StepMode = Literal["staggered", "barrier"]
-"""How the stages of an iteration step: each at once after its own reduce, to be validated by the commit; or all after
-the commit."""
+"""How stages step: each after its own reduce, validated by the commit later; or all after the commit (barrier)."""
 
 
 @dataclass_transform(frozen_default=True)
 class Value(Struct, frozen=True):
-    """What does not change."""
+    """An immutable record."""
 
 
 class Row(Value, array_like=True, gc=False):
-    """What there are many of: encoded without the names of its fields."""
+    """A frequent record, encoded without field names."""
 
 
 class UpMessage(Row, tag=True):
@@ -32,24 +31,22 @@ class UpMessage(Row, tag=True):
 
 
 class DownMessage(Value, tag=True):
-    """A message of the leader, or an answer."""
+    """A message from the leader, or an answer."""
 
 
 class Commit(Value):
-    """What the commit of an iteration fixes for everyone.
+    """The commit of an iteration, the same for all workers.
 
     Attributes:
-        step: the iteration.
         loss: mean loss over its micro-batches.
         grad_norm: global norm of the mean gradient, before clipping.
-        clip_factor: factor on the gradient; None when the step is skipped.
-        mode: how it stepped.
-        next_mode: how the next iteration steps, unless it is the first of a generation.
-        recent: norms of the last iterations, this one included, that the next mode follows from; the oldest first.
-        last: iteration after which all leave the generation. Said before any worker can have begun the one behind it.
+        clip_factor: factor on the gradient; None if the step is skipped.
+        next_mode: step mode of the next iteration, unless it starts a generation.
+        recent: norms of the last iterations, oldest first, this one included; they decide the next mode.
+        last: iteration after which all leave the generation; announced before any worker can begin the next.
         finished: this was the last iteration of the run.
-        checkpoint: the state after this step is to be kept in a checkpoint.
-        evaluate: the state after this step is to be evaluated.
+        checkpoint: the state after this step is saved to a checkpoint.
+        evaluate: the state after this step is evaluated.
     """
 
     step: int
@@ -66,13 +63,7 @@ class Commit(Value):
 
 
 class Evaluated(Value):
-    """The result of an evaluation.
-
-    Attributes:
-        step: the iteration whose state was evaluated.
-        loss: sum of the losses of all tokens over their number; not a number when there are none.
-        tokens: that counted.
-    """
+    """The result of an evaluation of a step's state: mean loss of all tokens (NaN without tokens), and their number."""
 
     step: int
     loss: float
@@ -80,12 +71,7 @@ class Evaluated(Value):
 
 
 class Copy(Row):
-    """Units of the model that a worker copies before its generation runs.
-
-    Attributes:
-        worker, source: processes.
-        first, last: units from the first up to but without the last (see `recycle.plans.hosting`).
-    """
+    """Units `first` to before `last` (see `recycle.plans.hosting`) that a worker copies before its generation runs."""
 
     worker: str
     source: str
@@ -94,13 +80,13 @@ class Copy(Row):
 
 
 class Verified(Value):
-    """The last state that the digests of all hosts agreed on, which they keep.
+    """The last state that all hosts agreed on by digest, and keep.
 
     Attributes:
-        step: the iteration that it is from; -1 for the initial one.
-        commit: of it, without what it announced; None for the initial one.
-        without: workers that do not have it, as they joined later.
-        holds: hash of the plan that the others hold the units of in it; empty for what processes start with.
+        step: the iteration that produced the state; -1 for the initial state.
+        commit: commit of that iteration, without announcements; None for the initial state.
+        without: workers that lack the state, because they joined later.
+        holds: hash of the plan whose units the other workers hold in the state; empty for the initial units.
     """
 
     step: int
@@ -110,15 +96,15 @@ class Verified(Value):
 
 
 class Progress(Value, kw_only=True):
-    """What is committed: the part of the register that changes within a generation.
+    """The committed progress: the part of the register that changes within a generation.
 
     Attributes:
-        committed: last committed iteration, -1 before the first.
-        commit: of the last committed iteration; None before the first.
-        mode: of the iteration after it.
-        evaluated: result of the last evaluation that is done; None before the first.
-        verified: the state to go back to where hosts disagree; None before the first comparison of digests.
-        candidate: the state that replaces it once everything was replayed since, and nothing differed.
+        committed: last committed iteration; -1 before the first.
+        commit: commit of that iteration; None before the first.
+        mode: step mode of the next iteration.
+        evaluated: result of the last complete evaluation; None before the first.
+        verified: the state to restore if hosts disagree; None before the first comparison of digests.
+        candidate: the next verified state, once all work since was replayed without differences.
     """
 
     committed: int = -1
@@ -130,30 +116,29 @@ class Progress(Value, kw_only=True):
 
     @property
     def verified_step(self) -> int | None:
-        """The iteration that the verified state is from."""
+        """The iteration that produced the verified state."""
         return None if self.verified is None else self.verified.step
 
     def progress(self) -> dict[str, Any]:
-        """These attributes by name, of a record or a cursor."""
+        """Return these attributes by name, for a record or a cursor."""
         return {name: getattr(self, name) for name in Progress.__struct_fields__}
 
 
 class GenerationRecord(Progress):
-    """The register. `roles` maps processes (by the position they started in) to positions of the plan.
+    """The register's record of a generation. `roles` maps processes (by start position) to positions of the plan.
 
     Attributes:
         joins: processes that hold no state yet.
-        periods: of the plan, in each mode that it may run in.
-        copies: what is copied before the generation runs, by these and by workers that come to host other units; each
-            worker takes part in its own in this order.
-        held: hash of the plan that the others hold the units of; empty for what processes start with.
-        holds: likewise, of what all hold once the generation runs.
-        rounds: iterations in which everything is replayed once by the plan; 0 where nothing is.
+        periods: step mode -> period of the plan.
+        copies: copies before the generation runs; each worker makes its copies in this order.
+        held: hash of the plan whose units the other workers hold before; empty for the initial units.
+        holds: hash of the plan whose units all workers hold once the generation runs; empty for the initial units.
+        rounds: iterations after which the plan has replayed all work once; 0 without replays.
         disputed: (stage, pipeline, index) of micro-batches for which hosts computed different results when the
             iteration after the committed one ran before.
-        behind: what is copied while the generation runs: shards of which a death has left fewer copies.
-        places: position -> position whose place on the nodes it has, where the two differ.
-        incarnations: worker -> number of its latest process, from 0, where that is not 0.
+        behind: background copies while the generation runs, of shards that lost copies in a death.
+        places: position -> position whose place on the nodes it uses, if different.
+        incarnations: worker -> number of its latest process, from 0, if not 0.
     """
 
     generation: int
@@ -173,30 +158,30 @@ class GenerationRecord(Progress):
 
     @property
     def has_gone_back(self) -> bool:
-        """Whether all went back to the committed state from a later one, and nothing has been committed since."""
+        """Whether all workers rolled back to the committed state, and no commit has followed."""
         return self.verified_step == self.committed
 
     @property
     def is_evaluation_due(self) -> bool:
-        """Whether the next thing to do is the evaluation of the committed state."""
+        """Whether the committed state must be evaluated next."""
         is_done = self.evaluated is not None and self.evaluated.step == self.committed
         return self.commit is not None and self.commit.evaluate and not is_done
 
 
 GenerationPhase = Literal["proposed", "running", "ended", "abandoned"]
-"""Where a generation stands: it forms, it runs, it has run and is over, or it is over and never ran."""
+"""Phase of a generation: forming, running, over after it ran, or over without having run."""
 
 
 class Cursor(Progress):
-    """The part of the leader's state that changes within a generation; written at every commit.
+    """The leader's state that changes within a generation; written at every commit.
 
     Attributes:
-        generation: that it belongs to; one of an earlier generation does not count.
-        phase: of the generation.
+        generation: its generation; a cursor of an earlier generation is ignored.
+        phase: phase of the generation.
         struck: number of a fault that has struck -> the process that it struck first.
-        released: worker -> how many of its processes were let go.
-        gone: worker -> number of its process that was told to leave and has, or was let go.
-        earlier: the commit before the last one, which a process may not have heard of; None where there is none.
+        released: worker -> number of its released processes.
+        gone: worker -> number of its process that left on request or was released.
+        earlier: the commit before the last one, which a process may have missed; None without one.
     """
 
     generation: int
@@ -208,14 +193,7 @@ class Cursor(Progress):
 
 
 class Computed(Row):
-    """The instructions of one kind that a worker ran for one of its stages in an iteration.
-
-    Attributes:
-        stage: the stage.
-        token: the kind's, as instructions are written.
-        count: how many ran.
-        seconds: what they took together, without any wait for peers.
-    """
+    """The instructions of one kind that a worker ran for a stage in an iteration; `seconds` in total, without waits."""
 
     stage: int
     token: str
@@ -224,11 +202,11 @@ class Computed(Row):
 
 
 class Replayed(Row):
-    """What a worker says that came of a micro-batch which more than one host of a stage ran in an iteration.
+    """A worker's result for a micro-batch that several hosts of a stage ran in an iteration.
 
     Attributes:
-        stage, pipeline, index: whose work on which micro-batch.
-        is_home: it counts; else the worker has replayed it.
+        stage, pipeline, index: the stage and the micro-batch.
+        is_home: the worker owns the work; otherwise it replayed the work.
         sums: both sums of each checksum of `recycle.exec.checksums.MicroBatchChecksums`.
     """
 
@@ -240,12 +218,12 @@ class Replayed(Row):
 
 
 class LinkTime(Row):
-    """What a process says of its messages with another one, see `recycle.exec.transport.base.Messaged`.
+    """A process's message times with a peer, see `recycle.exec.transport.base.Messaged`.
 
     Attributes:
-        pipeline, rank: position that the other process started in.
-        sent, seconds: how many messages to it have arrived, and the lower quartile of what they took.
-        waited: what this process waited for messages from it.
+        pipeline, rank: start position of the peer.
+        sent, seconds: number of messages delivered to the peer, and the lower quartile of their durations.
+        waited: seconds that this process waited for messages from the peer.
     """
 
     pipeline: int
@@ -259,17 +237,16 @@ class Report(UpMessage):
     """A worker's part of a commit.
 
     Attributes:
-        norms: squared gradient norm of each hosted stage, as floats whose exact sum it is. With tensor parallelism that
-            of what this tensor rank alone has. With a sharded optimizer that of each owned shard: shards, by their
-            number in the whole model, then stand in the place of stages in all that the report says of gradients.
-        loss: its loss sum, last stage only.
+        norms: stage -> floats whose exact sum is the squared gradient norm; with tensor parallelism, of the parameters
+            that only this tensor rank has. With a sharded optimizer, shards (by their number in the model) replace
+            stages in all gradient fields.
+        loss: loss sum, last stage only.
         compute: the F, I, W and B of each of its stages.
-        replicated: likewise the squared norm of what all tensor ranks hold; without tensor parallelism nothing.
-        checksums: of all bits of the sums of each hosted stage, as `Stage.gradient_checksum` makes it.
-        states: likewise the checksums of the states that the iteration began with, where these are compared, by the
-            numbers of `Stage.compared`.
-        replayed: what came of micro-batches that were replayed.
-        links: of the worker's messages, where the transport times them; those that took longest, if they are many.
+        replicated: the same as `norms`, of parameters on all tensor ranks; empty without tensor parallelism.
+        checksums: stage -> checksum of all bits of the gradient sums, as by `Stage.gradient_checksum`.
+        states: number (`Stage.compared`) -> checksum of the state at the start of the iteration, if compared.
+        replayed: results of replayed micro-batches.
+        links: message times, if the transport measures them; only the longest of many.
     """
 
     norms: dict[int, list[float]]
@@ -283,26 +260,14 @@ class Report(UpMessage):
 
 
 class EvaluationReport(UpMessage):
-    """A worker's part of an evaluation: floats whose exact sums these are.
-
-    Attributes:
-        losses: sum of the losses of its tokens.
-        tokens: how many these are.
-    """
+    """A worker's part of an evaluation: floats whose exact sums are the sum of losses and the number of tokens."""
 
     losses: list[float]
     tokens: list[float]
 
 
 class Copied(Row):
-    """What a process has copied from another before its generation runs.
-
-    Attributes:
-        source: the other one's worker.
-        first, last: units, as of `Copy`.
-        bytes: of the state.
-        seconds: from the first that was sent to the last that is there.
-    """
+    """A copy that a process made of another worker's units; `seconds` from the first send to the last arrival."""
 
     source: str
     first: int
@@ -312,12 +277,12 @@ class Copied(Row):
 
 
 class Formed(UpMessage, omit_defaults=True):
-    """Whether the groups of a process stand.
+    """The groups of a process are formed, or failed to form.
 
     Attributes:
-        error: why they do not; empty when they do.
-        expired: nothing failed in this process, but others did not come in time.
-        copied: what it has copied.
+        error: why forming failed; empty on success.
+        expired: this process did not fail, but others were late.
+        copied: the copies that the process has made.
     """
 
     error: str = ""
@@ -326,14 +291,14 @@ class Formed(UpMessage, omit_defaults=True):
 
 
 class Heartbeat(UpMessage):
-    """What a process says of itself every so often.
+    """The regular status of a process.
 
     Attributes:
-        beats: how many it has sent before.
-        progress: how many operations of its main thread have begun, ended, or begun or ended to wait.
-        waiting: whether it waits for somebody else.
+        beats: number of earlier heartbeats.
+        progress: number of begins and ends of operations and waits of its main thread.
+        waiting: whether it waits for another process.
         doing: its operation, a word.
-        longest: seconds that such an operation took lately at most, None before the first one has ended.
+        longest: longest recent duration of that operation, seconds; None before the first one has ended.
     """
 
     beats: int
@@ -351,11 +316,7 @@ class StoredFile(Value):
 
 
 class Saved(Value):
-    """A process's part of a checkpoint: the files that it wrote, or why it could not.
-
-    Attributes:
-        stall: seconds that it copied its state, in which it did not train.
-    """
+    """A process's part of a checkpoint: the written files or an error, and the seconds (`stall`) without training."""
 
     files: dict[str, StoredFile] = {}
     error: str = ""
@@ -363,16 +324,7 @@ class Saved(Value):
 
 
 class RunInfo(Value, kw_only=True):
-    """What all agents of a run agree on.
-
-    Attributes:
-        identity: of this run, whatever its name.
-        job: sha256 of the job.
-        steps: iterations to train.
-        faults: to strike on purpose, as text.
-        started: seconds since the epoch.
-        resume: it goes on from what its directory holds.
-    """
+    """The run's description, the same for all agents; `job` is a sha256, `started` in seconds since the epoch."""
 
     identity: str
     job: str
@@ -382,7 +334,7 @@ class RunInfo(Value, kw_only=True):
     resume: bool = False
 
 
-# What a process says.
+# Messages of a process.
 
 
 class Ready(UpMessage):
@@ -395,8 +347,8 @@ class Acknowledged(UpMessage):
     """The process has left its last generation and can form the proposed one.
 
     Attributes:
-        undone: it has taken back a step that was not committed.
-        stale: its live parameters are not those of the committed iteration.
+        undone: it has undone a step that was not committed.
+        stale: its live parameters differ from the committed iteration.
     """
 
     undone: bool
@@ -404,7 +356,7 @@ class Acknowledged(UpMessage):
 
 
 class CopyProgress(UpMessage):
-    """All that the process has copied so far while its generation runs."""
+    """All copies that the process has made so far while its generation runs."""
 
     copied: list[Copied]
 
@@ -423,13 +375,13 @@ class Trouble(UpMessage):
 
 
 class CutOff(UpMessage):
-    """A worker whose connection to this one is open does not answer on it."""
+    """A peer does not answer on an open connection."""
 
     peer: str
 
 
 class SavedPart(UpMessage):
-    """A part of the checkpoint of iteration `step` is written, or why not."""
+    """A part of the checkpoint of iteration `step` is written, or failed."""
 
     step: int
     stage: int
@@ -438,12 +390,7 @@ class SavedPart(UpMessage):
 
 
 class StateTensors(UpMessage):
-    """Where the tensors of a compared state lie in it, as `recycle.exec.checksums.StateTensor` has them.
-
-    Attributes:
-        number: of the state, see `Stage.compared`.
-        plan: that it is a stage of; empty for the stages that processes start with.
-    """
+    """The places of a compared state's tensors, see `checksums.StateTensor` and `Stage.compared` (number)."""
 
     number: int
     tensor_rank: int
@@ -470,11 +417,7 @@ class FaultReached(UpMessage):
 
 
 class Leaving(UpMessage):
-    """The process was told to leave.
-
-    Attributes:
-        incarnation: of the process.
-    """
+    """The process was asked to leave."""
 
     incarnation: int
 
@@ -497,29 +440,18 @@ WorkerMessage = (
 
 
 class FromWorker(Row):
-    """A message of a process.
-
-    Attributes:
-        member: name of the process.
-        generation: that the message is about; 0 for messages that are not about one.
-    """
+    """A message of a process; `generation` is 0 for a message without one."""
 
     member: str
     message: WorkerMessage
     generation: int = 0
 
 
-# What an agent says.
+# Messages of an agent.
 
 
 class Ended(UpMessage):
-    """A worker's process has ended.
-
-    Attributes:
-        incarnation: of the process.
-        how: in words.
-        lines: the last lines of its log, where it ended by itself.
-    """
+    """A worker's process has ended; `lines` are the last lines of its log, if it ended by itself."""
 
     worker: str
     incarnation: int
@@ -528,14 +460,7 @@ class Ended(UpMessage):
 
 
 class AgentProcess(Value):
-    """The latest process of a worker that an agent has started.
-
-    Attributes:
-        incarnation: its number.
-        generation: the last one before the process.
-        how: how it ended; None while it runs.
-        lines: the last lines of its log.
-    """
+    """The latest process of a worker that an agent has started; `how` is None while it runs."""
 
     worker: str
     incarnation: int
@@ -545,13 +470,7 @@ class AgentProcess(Value):
 
 
 class Hello(UpMessage):
-    """The first message of an agent to a leader.
-
-    Attributes:
-        session: of the agent; a new one for every agent process.
-        processes: that it has started.
-        said: what they have said and a leader may still need.
-    """
+    """The first message of an agent: its session, its processes, and their messages that a leader may still need."""
 
     node: int
     session: str
@@ -560,14 +479,7 @@ class Hello(UpMessage):
 
 
 class Batch(UpMessage, omit_defaults=True):
-    """What has happened on a node since the last batch.
-
-    Attributes:
-        said: messages of its processes, those of each in order.
-        beats: process -> its last heartbeat.
-        ended: processes that have ended, after all that they have said.
-        keys: that process groups form on: name -> value.
-    """
+    """The events on a node since the last batch; processes in `ended` have sent all their messages before."""
 
     said: list[FromWorker] = []
     beats: dict[str, Heartbeat] = {}
@@ -575,41 +487,31 @@ class Batch(UpMessage, omit_defaults=True):
     keys: dict[str, bytes] = {}
 
 
-# What `recycle drain` says.
+# Messages of `recycle drain`.
 
 
 class Drain(UpMessage):
-    """Tell workers to leave. The answers are `Drained`, one for each worker, and `Refused`.
+    """Ask the workers of `target`, a worker or a node's number, to leave; killed after `seconds`, None for no deadline.
 
-    Attributes:
-        target: a worker, or the number of a node.
-        seconds: until they are killed; None for no deadline.
+    The answers are `Drained`, and `Refused` for each worker that stays.
     """
 
     target: str
     seconds: float | None = None
 
 
-# What the leader says.
+# Messages of the leader.
 
 
 class Propose(DownMessage):
-    """The next generation.
-
-    Attributes:
-        plan: the plan file's text, where the run directory does not hold it.
-    """
+    """Propose the next generation, with the text of its plan file if the run directory does not hold it."""
 
     record: GenerationRecord
     plan: str = ""
 
 
 class Permit(DownMessage):
-    """The generation may form its groups, as all have acknowledged it; or run, as the groups of all stand.
-
-    Attributes:
-        stale: live parameters of some process are not those of the committed iteration.
-    """
+    """Permit forming groups, or running; `stale` if some live parameters differ from the committed iteration."""
 
     generation: int
     what: Literal["form", "run"]
@@ -637,18 +539,14 @@ class Stop(DownMessage):
 
 
 class Leave(DownMessage):
-    """This process of the worker takes no part any more, and may end."""
+    """This process of the worker is released, and may end."""
 
     worker: str
     incarnation: int
 
 
 class Strike(DownMessage):
-    """The event of the fault of this number is written: its processes strike now.
-
-    Attributes:
-        member: the process that has reached the fault's point first; another one that has does not strike.
-    """
+    """The event of this fault is written: its processes strike now, of those at its point only `member`, the first."""
 
     fault: int
     member: str
@@ -658,13 +556,11 @@ LeaderMessage = Propose | Permit | Committed | EvaluationResult | Stop | Leave |
 
 
 class Start(DownMessage):
-    """Start a process of the worker.
+    """Start a process of the worker, from the checkpoint of step `restored`, None for the initial state.
 
     Attributes:
-        incarnation: its number, from 0.
-        place: position whose place on its node the process takes.
-        generation: the last one before the process.
-        restored: step of the checkpoint to start from; None for the initial state.
+        place: position whose place on its node the process uses.
+        generation: the last generation before the process.
     """
 
     worker: str
@@ -682,25 +578,21 @@ class Kill(DownMessage):
 
 
 class Keys(DownMessage):
-    """Keys that process groups form on, of other nodes: name -> value."""
+    """Keys of other nodes for forming process groups: name -> value."""
 
     keys: dict[str, bytes]
 
 
 class Alive(DownMessage):
-    """The leader's process runs; said several times per lease."""
+    """The leader's process runs; sent several times per lease."""
 
 
 class Rejected(DownMessage):
-    """The node has another agent."""
+    """The node has an agent already."""
 
 
 class Over(DownMessage):
-    """The run has ended.
-
-    Attributes:
-        outcome: empty after its last iteration, `ENDED_EARLY`, or why it cannot go on.
-    """
+    """The run has ended: empty after its last iteration, `ENDED_EARLY`, or why it cannot continue."""
 
     outcome: str
 
@@ -709,19 +601,19 @@ Order = LeaderMessage | Start | Kill | Keys | Alive | Rejected | Over
 
 
 class Drained(DownMessage):
-    """The answer to `Drain`: the workers that were told to leave."""
+    """An answer to `Drain`: the workers that were asked to leave."""
 
     workers: list[str]
 
 
 class Refused(DownMessage):
-    """An answer to `Drain`: a worker stays, or all do where none is named; why."""
+    """An answer to `Drain`: a worker stays, or all workers if `worker` is empty, and why."""
 
     worker: str
     why: str
 
 
-# Between a process and its agent.
+# Messages between a process and its agent.
 
 
 class Join(UpMessage):
@@ -739,36 +631,36 @@ class Said(UpMessage):
 
 
 class SetKey(UpMessage):
-    """Write a key that process groups form on; answered by `Values`."""
+    """Write a key for forming process groups; answered by `Values`."""
 
     name: str
     value: bytes
 
 
 class GetKeys(UpMessage):
-    """Read keys that process groups form on; answered by `Values`."""
+    """Read keys for forming process groups; answered by `Values`."""
 
     names: list[str]
 
 
 class Values(DownMessage):
-    """The values of keys, None for those that were not written."""
+    """The values of keys; None for a key that was not written."""
 
     values: list[bytes | None] = []
 
 
 ProcessMessage = Join | Said | Heartbeat | SetKey | GetKeys
 AgentMessage = LeaderMessage | Values
-"""What an agent sends to a process."""
+"""Messages from an agent to a process."""
 
 
 REFUSED_THE_JOB = "refused the job"
-"""How a worker ended that says what is wrong with the job in the last line of its log."""
+"""Description of the end of a worker whose last log line names an error in the job."""
 
 LINE_SEPARATOR = " | "
-"""Between two lines of a log's end, as `Processes.tail` gives it."""
+"""Separates the lines of a log's end."""
 
 
 def with_last_lines(how: str, lines: str) -> str:
-    """How a process ended, with the end of its log if there is one."""
+    """Return the description of a process's end, with the last lines of its log if any."""
     return f"{how}; its last lines: {lines}" if lines else how

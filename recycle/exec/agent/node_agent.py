@@ -1,5 +1,6 @@
-"""The agent's part for its node: starts and watches processes, and passes messages between them and the leader. It
-remembers what a newcomer has to be told (`StandingOrders`), and what a new leader has to be told again (`LastWords`).
+"""The agent's part for its node: starts and watches processes, and passes messages between them and the leader.
+
+`StandingOrders` keeps the messages for newcomers, `LastWords` the messages for a new leader.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ from recycle.job.shape import Worker
 
 
 class StandingOrders:
-    """The messages of the leader that a process or an agent which connects now has to be told."""
+    """The leader's messages that a newly connected process or agent must receive."""
 
     def __init__(self) -> None:
         self._of_generation: dict[object, LeaderMessage] = {}
         self._others: dict[object, LeaderMessage] = {}
 
     def take(self, message: LeaderMessage) -> None:
-        """The leader has said this to all."""
+        """Take a message that the leader sent to all."""
         match message:
             case Propose():
                 self._of_generation = {"propose": message}
@@ -78,18 +79,18 @@ class StandingOrders:
                 self._others["strike", message.fault] = message
 
     def messages(self) -> list[LeaderMessage]:
-        """The messages, in an order in which they can be taken."""
+        """Return the messages, in an order in which they can be processed."""
         return [*self._others.values(), *self._of_generation.values()]
 
 
 class LastWords:
-    """What the processes of a node have said and a new leader may still need, each in its last version."""
+    """The last messages of the node's processes that a new leader may still need."""
 
     def __init__(self) -> None:
         self._said: dict[object, FromWorker] = {}
 
     def take(self, said: FromWorker) -> None:
-        """A process has said this."""
+        """Take a message of a process."""
         match said.message:
             case StepReport(step=step, report=report):
                 key: tuple[object, ...] = (type(report).__name__, step)
@@ -108,7 +109,7 @@ class LastWords:
         self._said = {key: said for key, said in self._said.items() if not is_old(said)}
 
     def told(self, message: LeaderMessage) -> None:
-        """The leader has said this: what it has answered is not needed any more."""
+        """Drop the messages that the leader's message answers."""
         if isinstance(message, Propose):
             self._forget(lambda said: 0 < said.generation < message.record.generation)
         elif isinstance(message, Committed):
@@ -116,34 +117,30 @@ class LastWords:
             self._forget(lambda said: isinstance(said.message, StepReport) and said.message.step < step)
 
     def ended(self, members: list[str]) -> None:
-        """These processes have ended: they are not ready any more, and do not leave."""
+        """Drop `Ready` and `Leaving` messages of processes that have ended."""
         gone = set(members)
         self._forget(lambda said: said.member in gone and isinstance(said.message, Ready | Leaving))
 
     def all(self) -> list[FromWorker]:
-        """All of them."""
+        """Return all messages."""
         return list(self._said.values())
 
 
 HOLD_SECONDS = 0.005
-"""How long reports of an iteration wait for those of the node's other processes, so that a node sends one batch."""
+"""Seconds that reports wait for those from the node's other processes, so that a node sends one batch."""
 
 
 class NodeAgent:
     """Serves the processes of a node.
 
     Args:
-        node: number of the node.
-        session: of this agent.
-        hub: of this process; serves the processes' connections.
-        heartbeat: seconds between two beats of a process.
-        tensor_parallel: processes of each worker.
-        listener: where processes connect to.
-        processes: of the node.
-        drain: called with the connection and the message of a client that asks for workers to leave.
+        session: name of this agent's session.
+        heartbeat: seconds between heartbeats of a process.
+        listener: socket that processes connect to.
+        drain: called with the connection and message of a client that asks to drain workers.
 
     Attributes:
-        is_holding: the last `batch` has held reports, for at most `HOLD_SECONDS`.
+        is_holding: the last `batch` call held back reports, for at most `HOLD_SECONDS`.
     """
 
     def __init__(
@@ -190,7 +187,7 @@ class NodeAgent:
         self._hub.add(link)
 
     def take(self, link: Link, messages: list[Any] | None) -> None:
-        """Messages of a process have arrived; None: it has closed its connection."""
+        """Take messages of a process; None if it has closed its connection."""
         for message in messages or ():
             match message:
                 case Said() if link.name:
@@ -210,7 +207,7 @@ class NodeAgent:
     def _join(self, link: Link, message: Join) -> None:
         worker = Worker.parse(split_member(message.member)[0])
         if self._incarnation(worker) != message.incarnation:
-            return  # one that was killed and has not noticed
+            return  # a killed process that has not noticed
         link.name = message.member
         self._links[message.member] = link
         for order in self._standing.messages():
@@ -227,7 +224,7 @@ class NodeAgent:
         self._last_words.take(heard)
 
     def leave(self) -> bool:
-        """Tell the leader that all processes of the node leave; whether there are none."""
+        """Tell the leader that all processes of the node leave; return whether none is left."""
         running = [worker for worker in self._started if self._processes.running(worker)]
         for worker in running:
             number = self._incarnation(worker)
@@ -239,17 +236,13 @@ class NodeAgent:
     # The leader.
 
     def hello(self) -> Hello:
-        """What a new leader needs to know."""
+        """Return the greeting for a new leader."""
         self._forget_batch()
         self._fresh_keys = dict(self._keys)
         return Hello(self.node, self.session, list(self._started.values()), self._last_words.all())
 
     def batch(self, hold: bool = False) -> Batch | None:
-        """What has happened since the last call; None if nothing has.
-
-        Args:
-            hold: reports of an iteration may wait a moment for those of the node's other processes.
-        """
+        """Return the events since the last call, or None; with `hold`, reports may wait for other processes."""
         self._see_who_ended()
         now = time.monotonic()
         is_due = now >= self._beats_due and bool(self._beats)
@@ -267,7 +260,6 @@ class NodeAgent:
         return batch
 
     def _may_hold(self, now: float) -> bool:
-        """Whether only reports were said, and not by all processes yet, a moment ago."""
         reports = sum(isinstance(said.message, StepReport) for said in self._said)
         return 0 < reports == len(self._said) < len(self._links) and now < self._said_since + HOLD_SECONDS
 
@@ -282,7 +274,7 @@ class NodeAgent:
         self._kill_asked()
         gone = self._processes.gone()
         while gone and self._hub.dispatch():
-            pass  # what they have said counts, and stands before their end
+            pass  # their last messages count, and precede their end
         for worker, (how, lines) in gone.items():
             number = self._incarnation(worker)
             self._started[worker] = msgspec.structs.replace(self._started[worker], how=how, lines=lines)
@@ -291,7 +283,7 @@ class NodeAgent:
             for member in members:
                 self._beats.pop(member, None)
                 if (link := self._links.pop(member, None)) is not None:
-                    link.name = ""  # another process of the worker has ended, and this one is being killed
+                    link.name = ""  # another process of the worker has ended, and this process is being killed
             self._ended.append(Ended(str(worker), number, how, lines))
         for worker, start in list(self._to_start.items()):
             if not self._processes.running(worker):
@@ -299,7 +291,7 @@ class NodeAgent:
                 self._start(start)
 
     def obey(self, order: Order, body: bytes | None = None) -> None:
-        """Carry out an order of the leader, or pass it on to the processes; `body` is the order encoded."""
+        """Carry out a leader's order, or pass it to the processes; `body` is the encoded order."""
         match order:
             case Start(worker=name):
                 worker = Worker.parse(name)
@@ -323,7 +315,6 @@ class NodeAgent:
         self._processes.start(order)
 
     def _pass_on(self, message: Any, body: bytes | None) -> None:
-        """Send a message of the leader to the processes that it is for."""
         if not isinstance(message, LeaderMessage):
             return
         self._standing.take(message)
@@ -338,6 +329,6 @@ class NodeAgent:
 
 
 def without_earlier(keys: dict[str, bytes], generation: int) -> dict[str, bytes]:
-    """The keys that groups of this generation and later ones form on."""
+    """Return the keys for forming the groups of this and later generations."""
     first = f"generation{generation:08d}"
     return {name: value for name, value in keys.items() if not name.startswith("generation") or name >= first}

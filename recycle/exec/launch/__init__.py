@@ -1,1 +1,1 @@
-"""What starts a run and records it: the launcher, agents of a cluster, torchrun, one process for all."""
+"""Starts and records runs: the launcher, the agents of a cluster, torchrun, and runs in one process."""

@@ -1,9 +1,8 @@
 """The agent of a node: starts and watches the node's processes, and competes for the leader's role.
 
-It is one loop: pass on what the processes say to the leader and what the leader says to them, and, as long as this
-agent has the role, let the leader decide. An agent without a leader looks for one, or becomes it; its processes go on
-meanwhile. When an agent dies its processes die with it, and the leader gives it up when nobody comes back. An agent
-that is told to leave has its processes leave first.
+The agent is one loop that passes messages between its processes and the leader, and runs the leader while it has the
+role. An agent without a leader connects to one or takes the role; its processes continue meanwhile. If an agent dies,
+its processes die with it. An agent that is asked to leave drains its processes first.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ from recycle.job.endpoints import Endpoints, parse_endpoints
 from recycle.job.shape import node_of, place_workers
 
 LEAVE_SECONDS = 30.0
-"""How long the end of the run waits for the other agents to leave."""
+"""Seconds that the end of the run waits for the other agents to leave."""
 GIVE_WAY_SECONDS = 2.0
-"""How long an agent that leaves does not take the role, so that one that stays does."""
+"""Seconds during which a leaving agent does not take the role, so that a staying agent can."""
 COLLECT_AFTER = 200_000
-"""New containers, of which reports of 16,384 processes are about half."""
+"""New containers before a garbage collection; reports of 16,384 processes are about half of this."""
 LOOK_SECONDS = 0.2
-"""Mean pause between two looks for a leader."""
+"""Mean seconds between two attempts to find a leader."""
 
 
 class Served(Enum):
-    """How an agent's part in a run came to its end."""
+    """How an agent's part in a run ended."""
 
     ENDED_BEFORE = "the run had ended before"
     DONE = "the run has ended after its last iteration"
@@ -64,21 +63,21 @@ def serve(
     resume: bool = False,
     stop: threading.Event | None = None,
 ) -> Served:
-    """Be the agent of `node` until the run has ended, or the node has left it.
+    """Run the agent of `node` until the run has ended or the node has left the run.
 
     Args:
         request: the same on all nodes; its job's `[membership] store` is an etcd.
         node: number of this node, from 0.
         run: name of the run in etcd, the same on all nodes.
-        directory: the run directory, which all nodes share.
-        address: of this node, for the agents and workers of others; found by the way to etcd when left out.
-        resume: go on from the newest complete checkpoint of the run directory, if there is a run in it; the same on all
-            nodes. A run that etcd still has goes on in any case.
-        stop: set from a signal handler or another thread, has the node leave the run.
+        directory: the run directory, shared by all nodes.
+        address: address of this node for other nodes; None for the address that reaches etcd.
+        resume: resume from the newest complete checkpoint in the run directory, if any; the same on all nodes. A run
+            that is still in etcd continues in any case.
+        stop: when set, the node leaves the run.
 
     Raises:
-        JobError: the request is impossible, or not that of the other nodes.
-        RunError: the run cannot go on, or this agent cannot.
+        JobError: the request is impossible, or differs from the other nodes' request.
+        RunError: the run or this agent cannot continue.
     """
     job = request.job
     nodes = place_workers(job.shape, job.cluster.workers_per_node)
@@ -111,17 +110,14 @@ def serve(
 
 
 def rarely_collect_garbage() -> None:
-    """Keep the collector off what was imported, and off the reports of a commit, which everybody waits for."""
+    """Exclude imported objects from garbage collection, and make collections rare, because commits wait for them."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER)
 
 
 def own_address(endpoints: Endpoints) -> str:
-    """The address by which this machine reaches etcd, and by which the other nodes reach it.
-
-    Raises RunError when there is no way to any member.
-    """
+    """Return this machine's address on the route to etcd. Raises RunError if no member can be reached."""
     if endpoints.loopback:
         return "127.0.0.1"
     why: str | None = None
@@ -137,17 +133,6 @@ def own_address(endpoints: Endpoints) -> str:
 
 
 class _Agent:
-    """The agent's loop.
-
-    Args:
-        request: what is trained.
-        run, address: name of the run, and of this agent's machine.
-        election: the leader's role.
-        directory: the run directory.
-        here: the processes of this node.
-        stop: is set when the node is to leave.
-    """
-
     def __init__(
         self,
         request: RunRequest,
@@ -175,11 +160,10 @@ class _Agent:
 
     @property
     def _runtime(self) -> LeaderRuntime | None:
-        """Of the leader, as long as this agent has the role."""
         return None if self._server is None else self._server.runtime
 
     def serve(self) -> Served:
-        """Serve until the run has ended, or the node has left it."""
+        """Serve until the run has ended or the node has left."""
         while self._outcome is None:
             self._find_leader()
             self._lead_and_follow()
@@ -190,7 +174,7 @@ class _Agent:
                 self._here.wait()
         if self._outcome not in ("", ENDED_EARLY):
             raise RunError(self._outcome)
-        self._here.processes.end(patience=0.0)  # what has not ended yet came back too late to have a part
+        self._here.processes.end(patience=0.0)  # processes still running came back too late to take part
         self._disconnect()
         self._forget_run()
         return Served.STOPPED if self._outcome == ENDED_EARLY else Served.DONE
@@ -198,7 +182,6 @@ class _Agent:
     # The leader.
 
     def _find_leader(self) -> None:
-        """Connect to the leader, or become it, if this agent has none."""
         now = time.monotonic()
         is_heard = self._link is not None and now - self._heard < self._job.membership.lease / 2
         if self._runtime is not None or is_heard or now < self._next_look:
@@ -214,7 +197,7 @@ class _Agent:
             return
         self._absent_since = None
         if leader.session in (self._session, self._led_by if self._link is not None else ""):
-            return  # a role of this agent that is about to end; or of a leader that stands still, perhaps for a moment
+            return  # this agent's own role is about to end, or the leader is stalled, perhaps briefly
         self._disconnect()
         try:
             link = connect_to(leader.host, leader.port, self._key, Order)
@@ -235,14 +218,12 @@ class _Agent:
             self._orders.extend(orders)
 
     def _disconnect(self) -> None:
-        """Close the connection to the leader, if there is one."""
         if self._link is not None:
             self._hub.remove(self._link)
             self._link = None
         self._orders.clear()
 
     def _gives_way(self) -> bool:
-        """Whether this agent, which leaves, lets others take the role."""
         if self._leaves_since is None:
             return False
         if self._absent_since is None:
@@ -250,7 +231,6 @@ class _Agent:
         return time.monotonic() - self._absent_since < GIVE_WAY_SECONDS
 
     def _take_role(self) -> None:
-        """Become the leader, if there is none."""
         listener = socket.create_server((self._address, 0), backlog=4096)
         host, port = listener.getsockname()[:2]
         if not self._election.campaign(LeaderAddress(self._node, self._session, host, port)):
@@ -272,14 +252,13 @@ class _Agent:
             self.give_up_role()
 
     def give_up_role(self) -> None:
-        """Give the role back, if this agent has it."""
+        """Give up the role if this agent has it."""
         server, self._server = self._server, None
         if server is not None:
             server.close()
         self._election.resign()
 
     def _lead_and_follow(self) -> None:
-        """Pass on what has happened, let the leader decide if it is here, and carry out its orders."""
         try:
             self._exchange()
         except RoleLost:
@@ -334,7 +313,6 @@ class _Agent:
         self._end_run(ENDED_EARLY if runtime.ends_early else "")
 
     def _end_run(self, outcome: str) -> None:
-        """Tell everybody how the run has ended."""
         assert self._runtime is not None
         with contextlib.suppress(RunError):
             self._election.end(outcome)
@@ -342,26 +320,21 @@ class _Agent:
         self._outcome = outcome
 
     def _leaves(self) -> bool:
-        """The node was told to leave; whether it has, and another agent leads."""
         if self._leaves_since is None:
             self._leaves_since = time.monotonic()
             self._hand_over()
         is_empty = self._agent.leave()
         if not is_empty or (self._runtime is not None and self._runtime.ends_early):
-            return False  # an agent that ends the run for all goes when that is done, and not before
-        self._hand_over()  # nobody else took it at first
+            return False  # an agent that ends the run for all leaves afterwards
+        self._hand_over()  # no other agent took the role at first
         return self._runtime is None
 
     def _hand_over(self) -> None:
-        """Let another agent's leader go on from here."""
         if self._runtime is not None and not self._runtime.over:
             self.give_up_role()
 
     def _forget_run(self) -> None:
-        """As leader: once the other agents have left, or after a while, leave nothing of the run in etcd.
-
-        Of a run that was ended early all stays that agents go on from, once a step is committed.
-        """
+        """A run that ended early keeps in etcd what agents need to continue, once a step is committed."""
         server = self._server
         if server is None:
             return

@@ -1,9 +1,8 @@
-"""How the agents of a run agree on what they train and where it goes on, before any worker starts.
+"""Makes the agents of a run agree on the run's description and its run directory, before any worker starts.
 
-The first agent describes the run in etcd; every other agent compares its own description. The first agent holds
-the run directory alone until etcd has the description: it refuses a directory that holds another run, or, with
-`--resume`, takes back what follows the newest checkpoint. Afterwards all agents of the run share the directory's lock,
-so that no other run resumes from the same directory.
+The first agent writes the description to etcd; every other agent compares its own. Until then the first agent holds an
+exclusive lock on the run directory: it refuses another run's directory, or, with `--resume`, discards what follows the
+newest checkpoint. Afterwards all agents share the lock, so that no other run can use the directory.
 """
 
 from __future__ import annotations
@@ -28,15 +27,9 @@ from recycle.exec.protocol import RunInfo
 def open_agreed_directory(
     request: RunRequest, election: Election, *, node: int, run: str, path: Path, resume: bool
 ) -> RunDirectory:
-    """The run directory of the run that all agents agree on; the first agent describes the run in etcd.
+    """Open the run directory after agreeing on the run with the other agents.
 
-    Args:
-        node, run: number of this agent's node, and the name of the run in etcd.
-        path: of the run directory.
-        resume: go on from the newest complete checkpoint of the directory where etcd does not have the run.
-
-    Raises:
-        JobError: this agent's run is not that of the other agents, or the directory cannot be used for it.
+    Raises JobError if this agent's run differs from the other agents' run, or the directory cannot be used.
     """
     ours = RunInfo(
         identity=uuid.uuid4().hex,
@@ -92,7 +85,6 @@ def _require_same(ours: RunInfo, info: RunInfo, election: Election, node: int, r
 
 
 def _lock(path: Path, patience: float) -> tuple[int, bool]:
-    """Lock the directory, exclusively if no other process has locked it; (descriptor, whether it is exclusive)."""
     deadline = time.monotonic() + patience  # the first agent reads a whole checkpoint
     try:
         path.mkdir(parents=True, exist_ok=True)

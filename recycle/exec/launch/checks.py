@@ -1,6 +1,6 @@
-"""Refuses a run that cannot work, and finds out what this machine has for it. Imports torch.
+"""Checks that a run can work on this machine. Imports torch.
 
-A launcher and an agent, which have no torch, let their fork server call `main` before it forks any worker.
+Launchers and agents do not import torch: their fork server calls `main` before it forks any worker.
 """
 
 from __future__ import annotations
@@ -34,14 +34,11 @@ def check_request(
     providers: Providers | None = None,
     processes: int = 0,
 ) -> Findings:
-    """Refuse what cannot work before any worker starts.
+    """Raise JobError for a request that cannot work on this machine, before any worker starts; return the findings.
 
     Args:
-        providers: functions for the model, the data and the loss; those that the job names when left out.
-        processes: that this machine is to run.
-
-    Raises:
-        JobError: the request is impossible, here.
+        providers: functions for the model, the data and the loss; None for those that the job names.
+        processes: number of processes on this machine.
     """
     text_digest = None
     refuse_at_once(job, steps, faults, absent)
@@ -78,13 +75,13 @@ def check_libraries(job: Job) -> None:
         transport_named(transport)
     if job.model.kind != "emulated" and job.model.config:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # megatron-core, whose import takes seconds, tells of missing packages
+            warnings.simplefilter("ignore")  # megatron-core, whose import takes seconds, warns of missing packages
             from recycle.exec.model.config import transformer_config
         transformer_config(job)
 
 
 def main(text: str) -> None:
-    """Check what `RunRequest.checked_by` asks; the last line that is printed are the findings or the refusal."""
+    """Run the checks of `RunRequest.checked_by`; the last printed line holds the findings or the refusal."""
     job, steps, faults, absent, processes = msgspec.json.decode(text, type=tuple[str, int, list[str], list[str], int])
     workers = frozenset(map(Worker.parse, absent))
     try:

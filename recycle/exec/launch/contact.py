@@ -1,9 +1,7 @@
-"""How others reach a run that goes on: `store` in its directory names the leader's socket, or the etcd of its agents.
+"""Connects to a running run: `store` in the run directory names the leader's socket, or the etcd of the run's agents.
 
-The launcher has the directory locked as long as it runs, so a file that a killed one left is told from one that counts.
-Of a run with agents etcd itself knows the identity that the directory holds.
-
-`drain` asks such a run to let workers leave, and waits until they have.
+The launcher locks the directory while it runs, so a leftover `store` of a killed launcher is recognized. For agents,
+etcd knows the identity that the directory holds. `drain` asks a run to let workers leave, and waits until they have.
 """
 
 from __future__ import annotations
@@ -33,35 +31,32 @@ LOCK = ".lock"
 KEY = "key"
 """Files of a run directory."""
 LOCAL = "local"
-"""Scheme of the URL of a leader's socket on this machine."""
+"""URL scheme of a leader's socket on this machine."""
 _KEY_BYTES = 32
 KEY_SECONDS = 5.0
-"""How long an agent waits for the key that another one is writing."""
+"""Seconds to wait for a key that another agent is writing."""
 
 
 class Contact(msgspec.Struct, frozen=True):
-    """The leader's socket on this machine; or the etcd of the run's agents, and the name of the run in it."""
+    """URL of the leader's socket on this machine, or of the agents' etcd with the run's name."""
 
     url: str
     run: str
 
 
 def leave_contact(directory: Path, url: str, run: str) -> None:
-    """Say in the run directory how to reach the run."""
+    """Write the contact file to the run directory."""
     write_whole(directory / CONTACT, msgspec.json.encode(Contact(url, run)).decode() + "\n")
 
 
 def remove_contact(directory: Path) -> None:
-    """The run has ended."""
+    """Remove the contact file, after the run has ended."""
     with contextlib.suppress(OSError):
         (directory / CONTACT).unlink()
 
 
 def run_key(directory: Path) -> bytes:
-    """The key by which the agents of a run know each other: 32 bytes in a file that only this user can read.
-
-    Raises JobError where it can be neither read nor made.
-    """
+    """Return the key that authenticates a run's agents, 32 bytes in a private file. Raises JobError."""
     path, deadline = directory / KEY, time.monotonic() + KEY_SECONDS
     try:
         with contextlib.suppress(FileExistsError):
@@ -86,15 +81,15 @@ def run_key(directory: Path) -> bytes:
 
 
 def resume_command(directory: Path) -> str:
-    """The command that resumes the run: `recycle agent` if agents trained it, else `recycle train`."""
+    """Return the command that resumes the run: `recycle agent` if agents trained it, else `recycle train`."""
     return f"recycle {'agent' if (directory / 'run').is_file() else 'train'} JOB --resume --run {directory}"
 
 
 def reach(directory: Path) -> Link:
-    """A connection to the leader of the run in a directory.
+    """Connect to the leader of the run in a directory.
 
     Raises:
-        JobError: there is no run, or it has ended.
+        JobError: the directory has no run, or the run has ended.
         RunError: the leader does not answer.
     """
     if not (directory / "job.toml").is_file():
@@ -125,12 +120,12 @@ def reach(directory: Path) -> Link:
 
 
 def is_going_on(directory: Path) -> bool:
-    """Whether a launcher has the directory; always true of a run with agents, which do not lock it."""
+    """Return whether a launcher has locked the directory; agents do not lock it, so their contact file counts."""
     if (directory / "run").is_file():
         return (directory / CONTACT).is_file()
     try:
         descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except PermissionError:  # another user's; its launcher refuses, and says so
+    except PermissionError:  # another user's; its launcher refuses with a message
         return True
     except OSError:
         return False
@@ -144,13 +139,13 @@ def is_going_on(directory: Path) -> bool:
 
 
 def require_unused(directory: Path) -> None:
-    """Raise JobError when another launcher has the directory."""
+    """Raise JobError if another launcher has locked the directory."""
     if not (directory / "run").is_file() and is_going_on(directory):
         raise in_use(directory)
 
 
 def in_use(directory: Path) -> JobError:
-    """The error of a directory that another launcher or an agent has locked."""
+    """Return the error for a directory that another launcher or an agent has locked."""
     return JobError(f"{directory}: is in use by another `recycle train` or by agents; choose another --run directory")
 
 
@@ -158,16 +153,16 @@ LOOK_SECONDS = 0.05
 
 
 def drain(directory: Path, target: str, seconds: float | None, report: Callable[[str], None]) -> None:
-    """Have a worker, or all of a node, leave a run, and return when their processes have ended.
+    """Drain a worker, or all workers of a node, and return when their processes have ended.
 
     Args:
-        directory: of the run.
+        directory: run directory.
         target: `k.r`, or the number of a node.
-        seconds: until a worker is killed that has not left; None for no deadline.
-        report: takes a line for whatever happens.
+        seconds: time until a remaining worker is killed; None for no deadline.
+        report: receives a line for each event.
 
     Raises:
-        JobError: there is no such run or worker, it is dead already, or it has to stay.
+        JobError: the run or worker does not exist, the worker is dead already, or the worker must stay.
         RunError: a worker died before it could leave.
     """
     link: Link | None = reach(directory)
@@ -189,7 +184,7 @@ def drain(directory: Path, target: str, seconds: float | None, report: Callable[
                     link.send(Drain(wanted, seconds))
         for answer in answers:
             if isinstance(answer, Drained) and is_told:
-                continue  # told again after another agent has come to lead
+                continue  # repeated after a change of leader
             if isinstance(answer, Drained):
                 waits, is_told = set(answer.workers), True
                 report(f"told {' '.join(answer.workers)} to leave; waiting for the end of an iteration")
@@ -218,7 +213,6 @@ def drain(directory: Path, target: str, seconds: float | None, report: Callable[
 
 
 def _answers(link: Link | None) -> list[Drained | Refused]:
-    """What the leader has answered; waits a moment for it. None for a leader that is gone."""
     if link is None:
         time.sleep(LOOK_SECONDS)
         return []
@@ -227,7 +221,7 @@ def _answers(link: Link | None) -> list[Drained | Refused]:
 
 
 class _Tail:
-    """The lines that are added to a file of JSON lines from now on."""
+    """The lines appended to a JSON lines file from now on."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, path.stat().st_size

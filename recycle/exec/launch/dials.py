@@ -1,9 +1,7 @@
-"""Observers of a run while it goes on, what an event says in a sentence, and dials: observers that show its curves in
-TensorBoard and in Weights & Biases.
+"""Observers of a run, sentences for events, and experiment trackers (TensorBoard, Weights & Biases).
 
-Each dial has, for every committed step, what `metrics.jsonl` has of it, with the learning rate and the share of the
-devices' peak that the model uses; and a note for each event that a person wants to know. A dial that fails is reported
-once and left out from there on: training goes on.
+A tracker shows the metrics of each committed step, the learning rate, the share of the devices' peak, and notes for
+events. A tracker that raises is disabled after one warning.
 """
 
 from __future__ import annotations
@@ -22,23 +20,23 @@ from recycle.job.analytic import model_flops
 
 
 class Observer:
-    """Is called while a run goes on. This one does nothing."""
+    """Callbacks during a run; this base class does nothing."""
 
     def waiting(self, what: str) -> None:
-        """The run waits for `what`."""
+        """Called when the run waits for `what`."""
 
     def committed(self, line: dict[str, Any]) -> None:
-        """A step was committed; `line` is its metrics line."""
+        """Called when a step was committed; `line` is its metrics line."""
 
     def event(self, event: dict[str, Any]) -> None:
-        """An event was written; `event` is its line in events.jsonl."""
+        """Called when an event was written; `event` is its line in events.jsonl."""
 
     def close(self) -> None:
-        """Nothing follows."""
+        """Called at the end of the run."""
 
 
 def sentence(event: dict[str, Any]) -> str | None:
-    """What an event tells a person; None for one that is of no interest at once."""
+    """Return an event as a sentence for the user; None for events of no immediate interest."""
     describe = _SENTENCES.get(event["kind"])
     return None if describe is None else describe(event)
 
@@ -102,16 +100,16 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 CLOSING_SECONDS = 60.0
-"""At the end of a run for what is not shown yet."""
+"""Seconds to wait at the end of a run for pending updates."""
 CURVES = ("loss", "grad_norm", "tokens_per_second", "live_workers", "period_error", "eval_loss")
-"""Of a line of metrics."""
+"""Fields of a metrics line to show."""
 PEAK_FLOPS = {
     "A100": {"fp32": 19.5e12, "bf16": 312e12},
     "H100": {"fp32": 67e12, "bf16": 989e12},
     "H200": {"fp32": 67e12, "bf16": 989e12},
     "B200": {"fp32": 75e12, "bf16": 2250e12},
 }
-"""Dense operations per second by what a GPU's name holds and by precision, of the vendor's data sheets (SXM)."""
+"""Dense operations per second by GPU name and precision, from the vendor's data sheets (SXM)."""
 
 
 class TensorBoard:
@@ -122,7 +120,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def begin(self, step: int) -> None:
-        """Steps from this one on follow; what was shown of them before no longer counts."""
+        """Start at this step; values shown earlier for this and later steps no longer count."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -137,12 +135,12 @@ class TensorBoard:
         self._writer.add_event(Event(wall_time=time.time(), step=step, **content))
 
     def step(self, step: int, values: dict[str, float]) -> None:
-        """A step was committed."""
+        """Show the values of a committed step."""
         self._write(step, summary={"value": [{"tag": name, "simple_value": value} for name, value in values.items()]})
         self._writer.flush()
 
     def note(self, step: int, text: str) -> None:
-        """Something happened after this step."""
+        """Show a note about an event after this step."""
         from tensorboard.plugins.text.metadata import create_summary_metadata
 
         tensor = {"dtype": "DT_STRING", "string_val": [text.encode()], "tensor_shape": {"dim": [{"size": 1}]}}
@@ -150,13 +148,13 @@ class TensorBoard:
         self._write(step, summary={"value": [{"tag": "events/text_summary", "tensor": tensor, "metadata": metadata}]})
 
     def close(self) -> None:
-        """The run is over."""
+        """Close the event file."""
         if self._writer is not None:
             self._writer.close()
 
 
 class WeightsAndBiases:
-    """Logs to a project of Weights & Biases; notes are the rows of a table. Methods as of `TensorBoard`."""
+    """Logs to a Weights & Biases project; notes are rows of a table. Methods as in `TensorBoard`."""
 
     def __init__(self, job: Job, directory: Path) -> None:
         self._job, self._directory = job, directory
@@ -196,14 +194,9 @@ Dial = TensorBoard | WeightsAndBiases
 
 
 class Dials(Observer):
-    """All dials of a run, in a thread of their own, so that nobody waits for a network or a disk.
+    """All experiment trackers of a run, in a separate thread, so that training does not wait for network or disk.
 
-    Args:
-        job: whose `[dials]` says which.
-        directory: of the run.
-        first: the step that the run begins with.
-        warn: takes what went wrong; called by whoever calls this.
-        gpu: name of what the model computes on.
+    The first step is `first`. `warn` is called in the caller's thread.
     """
 
     def __init__(self, job: Job, directory: Path, first: int, warn: Callable[[str], None], gpu: str = "") -> None:
@@ -212,7 +205,7 @@ class Dials(Observer):
         self._peak = peak_flops(job, gpu)
         kinds = [TensorBoard] * job.dials.tensorboard + [WeightsAndBiases] * (job.dials.wandb is not None)
         self._dials: list[Dial] = [kind(job, directory) for kind in kinds]
-        self._thread = ThreadPoolExecutor(1)  # starts with the first dial
+        self._thread = ThreadPoolExecutor(1)  # starts with the first tracker
         self._each(lambda dial: dial.begin(first))
 
     def committed(self, line: dict[str, Any]) -> None:
@@ -221,10 +214,10 @@ class Dials(Observer):
         values = {name: float(line[name]) for name in CURVES if line.get(name) is not None}
         values["seconds"] = tokens / line["tokens_per_second"]
         values["learning_rate"] = learning_rate(job.train, step)
-        if self._peak is not None and job.model.provider is None:  # nobody knows what a user's model computes
+        if self._peak is not None and job.model.provider is None:  # the operations of a user's model are unknown
             processes = line["live_workers"] * job.grid.tensor_parallel
             values["mfu"] = model_flops(job) / values["seconds"] / (processes * self._peak)
-        if step <= self._last:  # training went back to a checkpoint
+        if step <= self._last:  # training restored a checkpoint
             self._each(lambda dial: dial.begin(step))
         self._last = step
         self._each(lambda dial: dial.step(step, values))
@@ -237,7 +230,7 @@ class Dials(Observer):
             self._each(lambda dial: dial.note(step, text))
 
     def close(self) -> None:
-        """The run is over; what is still to be shown has `CLOSING_SECONDS`."""
+        """Close the trackers; pending updates have `CLOSING_SECONDS`."""
         if self._dials:
             self._each(lambda dial: dial.close())
             wait([self._thread.submit(lambda: None)], CLOSING_SECONDS)
@@ -251,14 +244,14 @@ class Dials(Observer):
         for dial in list(self._dials):
             try:
                 act(dial)
-            except Exception as error:  # whatever a library of others ends with
+            except Exception as error:  # any exception of the tracker's library
                 name = type(dial).__name__
                 self._failures.append(f"{name} shows no more of this run: {type(error).__name__}: {first_line(error)}")
                 self._dials.remove(dial)
 
 
 def require_packages(job: Job) -> None:
-    """Raise JobError for a dial whose package is not there, before anything starts."""
+    """Raise JobError for a tracker whose package is not installed."""
     from importlib.util import find_spec
 
     for name, is_wanted in (("tensorboard", job.dials.tensorboard), ("wandb", job.dials.wandb is not None)):
@@ -267,16 +260,12 @@ def require_packages(job: Job) -> None:
 
 
 def asks_for_gpu(job: Job) -> bool:
-    """Whether dials need to know which GPU computes."""
+    """Return whether the trackers need the GPU's name."""
     return (job.dials.tensorboard or job.dials.wandb is not None) and job.dials.peak_flops is None
 
 
 def peak_flops(job: Job, gpu: str) -> float | None:
-    """Operations per second of a process's device at most; None where nobody knows.
-
-    Args:
-        gpu: its name.
-    """
+    """Return the peak operations per second of a process's device with this name; None if unknown."""
     if job.dials.peak_flops is not None:
         return job.dials.peak_flops
     return next((peaks[job.train.precision] for known, peaks in PEAK_FLOPS.items() if known in gpu), None)

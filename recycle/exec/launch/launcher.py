@@ -1,7 +1,6 @@
 """The launcher: one run on this machine, from starting its processes to the merged trace.
 
-It is the agent of this machine with the leader in its process. Nothing else is needed: no etcd, no port. Whatever
-happens, no process of the run outlives it.
+The launcher is this machine's agent and hosts the leader, without etcd or a port. No process of the run outlives it.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ if TYPE_CHECKING:  # both have torch, which this process lacks
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run leaves.
+    """The results of a run.
 
     Attributes:
         metrics: a line per committed step, as in `metrics.jsonl`.
         events: as in `events.jsonl`.
         digests: worker -> stage -> sha256 of the stage's final state (parameters and optimizer), of all tensor ranks.
         directory: the run directory, None for a run that wrote none.
-        ended_early: it was told to end before its last iteration, and can be resumed.
+        ended_early: the run was asked to end before its last iteration, and can be resumed.
     """
 
     metrics: list[dict[str, Any]] = field(default_factory=list)
@@ -63,23 +62,23 @@ class RunResult:
 
     @property
     def evaluations(self) -> dict[int, float]:
-        """Step -> the loss of the evaluation that followed it."""
+        """Step -> loss of the evaluation after the step."""
         return {line["step"]: line["eval_loss"] for line in self.metrics if line.get("eval_loss") is not None}
 
     @property
     def modes(self) -> Counter[str]:
-        """How many steps ran in each mode."""
+        """Number of steps in each mode."""
         return Counter(line["mode"] for line in self.metrics)
 
     @property
     def period_error(self) -> float | None:
-        """Median over the steps of (executed - planned period) / planned; None where the plan's unit is not known."""
+        """Median over the steps of (executed - planned period) / planned; None if the plan's unit is unknown."""
         errors = [line["period_error"] for line in self.metrics if line.get("period_error") is not None]
         return statistics.median(errors) if errors else None
 
     @property
     def undone(self) -> list[int]:
-        """The steps that some worker had taken already and took back, in order."""
+        """The steps that some worker had taken and undid, in order."""
         return [event["step"] for event in self.events if event["kind"] == "undone" and event["count"]]
 
 
@@ -100,30 +99,29 @@ def train(
     evaluation: DataProvider | None = None,
     stop: threading.Event | None = None,
 ) -> RunResult:
-    """Train a job on this machine, through the faults that are asked for or happen.
+    """Train a job on this machine, through injected and real faults.
 
     Each live worker is one process, or as many as the job's tensor parallelism.
 
     Args:
         job: what to train.
-        directory: the run directory, fresh unless resumed; a temporary one when left out.
-        steps: iterations to run; the job's own number, which the learning rate follows, when left out.
-        schedule: a schedule of one's own for as long as the workers that it leaves alive are the live ones.
-        faults: to strike on purpose.
-        planner: makes the schedule of any other set of live workers; a module-level function. That of `recycle train`
-            where neither a schedule nor a planner is given.
+        directory: the run directory, fresh unless resumed; None for a temporary one.
+        steps: iterations to run; None for the job's own number, which the learning rate follows in any case.
+        schedule: your own schedule, used while its live workers are the run's live workers.
+        faults: faults to inject.
+        planner: a module-level function that makes the schedule of any other set of live workers. Defaults to the
+            planner of `recycle train` if neither a schedule nor a planner is given.
         observer: is called with commits and events.
-        server: forks the workers; one of its own when left out. Several runs may share one, to import once.
-        resume: go on from the newest complete checkpoint of the run directory, in this job's shape.
-        model, data, loss: functions of one's own, at the top of a module, as `[model] provider`, `[data] provider` and
+        server: forks the workers; None for a new fork server. Several runs may share a server, to import once.
+        resume: resume from the newest complete checkpoint of the run directory, in this job's shape.
+        model, data, loss: your own functions, at the top of a module, as `[model] provider`, `[data] provider` and
             `[train] loss` name them (see docs/guides/models.md).
-        evaluation: likewise `[eval] data.provider`.
-        stop: set from a signal handler or another thread, has the run end with the iteration at hand or the next, and a
-            checkpoint of its state.
+        evaluation: your own data function for the evaluation, as `[eval] data.provider` names it.
+        stop: when set, the run ends with the present or next iteration, and a checkpoint of its state.
 
     Raises:
         JobError, ScheduleError: the request is impossible; no process was started.
-        RunError: the run cannot go on.
+        RunError: the run cannot continue.
     """
     job = Providers(model, data, loss, evaluation).named_in(job)
     if resume and directory is not None:
@@ -188,7 +186,6 @@ def train(
 
 
 def _usual_planner() -> Planner:
-    """The one that the public API names."""
     module, _, function = Job.planned_by.partition(":")
     planner: Planner = getattr(import_module(module), function)
     return planner

@@ -1,4 +1,4 @@
-"""The processes of one machine in a run, and what serves them."""
+"""The processes of one machine in a run, and the objects that serve them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from recycle.job.shape import Worker
 
 
 class Node:
-    """A machine that is about to start its processes; close it, and all of them end.
+    """A machine of the run, ready to start its processes; `close` ends all of them.
 
     Args:
-        server: forks the processes.
         places: positions of this machine, in the order of its GPUs.
-        address: of this machine, for the workers of others.
+        address: address of this machine for workers on other machines.
         node, session: number of the machine, and name of its agent.
-        drain: as of `NodeAgent`.
 
     Attributes:
         hub: all connections.
@@ -53,11 +51,11 @@ class Node:
         )
 
     def wait(self) -> None:
-        """Wait until something happens, or it is time to judge heartbeats or to send what is held back."""
+        """Wait for an event, or until heartbeats must be judged or held messages sent."""
         self.processes.wait(HOLD_SECONDS if self.agent.is_holding else self._heartbeat / 2)
 
     def close(self) -> None:
-        """End all processes, and close all connections."""
+        """End all processes and close all connections."""
         self.processes.end(patience=0.0)
         self.hub.close()
         self.waker.close()

@@ -12,18 +12,11 @@ from recycle.exec.links import HANDSHAKE_SECONDS, Hub, Link
 from recycle.exec.protocol import Batch, Drain, Hello, Order
 
 FromAgent = Hello | Batch | Drain
-"""What arrives on a connection that was made to the leader."""
+"""Messages on a connection to the leader."""
 
 
 class AgentServer:
-    """Listens for the agents of other nodes, and passes what they say to the leader's runtime.
-
-    Args:
-        runtime: of the leader.
-        hub: of this process.
-        listener: the listening socket.
-        key: of the run.
-    """
+    """Accepts the agents of other nodes, and passes their messages to the leader's runtime."""
 
     def __init__(self, runtime: LeaderRuntime, hub: Hub, listener: socket.socket, key: bytes) -> None:
         self.runtime, self._hub, self._key = runtime, hub, key
@@ -42,7 +35,7 @@ class AgentServer:
         self._hub.add(link)
 
     def look(self) -> None:
-        """Close the connections of those that have not proved in time that they know the run's key."""
+        """Close connections that did not authenticate with the run's key in time."""
         now = time.monotonic()
         for link, deadline in list(self._strangers.items()):
             if link.is_trusted or now > deadline:
@@ -58,7 +51,7 @@ class AgentServer:
         for message in messages or ():
             match message:
                 case Hello():
-                    self._part(self._sessions.get(message.session))  # it noticed first that this connection broke
+                    self._part(self._sessions.get(message.session))  # the agent has noticed the break first
                     peer = partial(self._send, link)
                     if self.runtime.greet(peer, message):
                         self._peers[link] = message.node, peer
@@ -81,7 +74,7 @@ class AgentServer:
         return not self._peers
 
     def close(self) -> None:
-        """End the leader's runtime, and close all connections."""
+        """Close the leader's runtime and all connections."""
         self._hub.remove(self._listener)
         for link in self._links:
             self._hub.remove(link)

@@ -1,4 +1,4 @@
-"""What is to be trained: checked as a whole before any worker starts."""
+"""The request for a run, checked as a whole before any worker starts."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from recycle.plans import with_updates_of
 from recycle.plans.hosting import Hosts
 
 FAILED = 3
-"""Exit code of a check that found what is an error of the run, and not of the job; see also `REFUSED`."""
+"""Exit code of a check that found an error of the run rather than of the job; see also `REFUSED`."""
 
 
 class Findings(msgspec.Struct, frozen=True):
-    """What was found on this machine while a request was checked.
+    """Facts about this machine, found while checking a request.
 
     Attributes:
-        text_digest: sha256 of the text to train on; None where there is none.
+        text_digest: sha256 of the training text; None without a text.
         environment: variables that workers need for their transport.
-        gpu: name of the first GPU, where the job asks for the model's share of its peak.
+        gpu: name of the first GPU, if the job asks for the model's share of its peak.
     """
 
     text_digest: str | None = None
@@ -46,13 +46,7 @@ class Findings(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """A run that can be started; made by `request_run`.
-
-    Attributes:
-        job: what to train, with the times that plans are made for.
-        steps, schedule, planner, faults, observer: as for `launcher.train`.
-        findings: of this machine.
-    """
+    """A run that can be started, made by `request_run`; most attributes are as for `launcher.train`."""
 
     job: PricedJob
     steps: int
@@ -64,7 +58,7 @@ class RunRequest:
 
     @property
     def text_digest(self) -> str | None:
-        """sha256 of the text to train on; None where there is none."""
+        """sha256 of the training text; None without a text."""
         return self.findings.text_digest
 
     @property
@@ -74,11 +68,11 @@ class RunRequest:
 
     @property
     def hosts(self) -> Hosts:
-        """What the workers host when they start."""
+        """The stages that workers host at the start."""
         return Hosts.at_start(self.job, self.schedule)
 
     def fork_server(self) -> ForkServer:
-        """A server that forks this run's workers, and imports what checkpoints need if the run has any."""
+        """Start a server that forks this run's workers; it imports what checkpoints need if the run has any."""
         job, others = self.job, self.job.evaluation.data
         named = (
             *(job.model.provider, job.data.provider, job.train.loss),
@@ -93,15 +87,7 @@ class RunRequest:
         )
 
     def checked_by(self, server: ForkServer, processes: int) -> RunRequest:
-        """The request with what a process that has torch finds, forked by `server`.
-
-        Args:
-            processes: that this machine is to run.
-
-        Raises:
-            JobError: the request is impossible here.
-            RunError: it cannot be checked.
-        """
+        """Return the request with the findings of a forked process with torch. Raises JobError, RunError."""
         asked = self.job.to_toml(), self.steps, list(map(str, self.faults)), list(map(str, self.absent)), processes
         code, output = server.call("recycle.exec.launch.checks:main", msgspec.json.encode(asked).decode())
         *before, last = output.splitlines() or [""]
@@ -113,12 +99,7 @@ class RunRequest:
         return replace(self, findings=msgspec.json.decode(last, type=Findings))
 
     def specification(self, directory: RunDirectory, *, agent: str, address: str) -> RunSpecification:
-        """What the worker processes of one machine are started with.
-
-        Args:
-            agent: name of the agent's socket.
-            address: of the machine.
-        """
+        """Return the specification for one machine's worker processes; `agent` is the agent's socket name."""
         own = self.hosts if self.schedule is not None else None
         return RunSpecification(
             job=self.job.to_toml(),
@@ -142,10 +123,9 @@ def request_run(
     faults: Sequence[Fault] = (),
     observer: Observer | None = None,
 ) -> RunRequest:
-    """The request for a run, checked as far as that needs no torch; its steps are the job's own when left out.
+    """Return the request for a run, after all checks that need no torch.
 
-    Raises:
-        JobError, ScheduleError: the request is impossible.
+    `steps` is None for the job's own number. Raises JobError, ScheduleError.
     """
     steps = job.train.steps if steps is None else steps
     job = price(job)
@@ -165,11 +145,11 @@ def request_run(
 
 
 LONGEST_SECONDS = 1e6
-"""That an operation may take."""
+"""Most seconds that an operation may take."""
 
 
 def refuse_at_once(job: Job, steps: int, faults: Sequence[Fault], absent: frozenset[Worker]) -> None:
-    """Refuse what cannot work, as far as that needs no torch. Raises JobError."""
+    """Run the checks that need no torch. Raises JobError."""
     check_settings(job, steps)
     if job.model.kind != "emulated" and job.model.provider is None:
         _require_memory(job)
@@ -178,11 +158,7 @@ def refuse_at_once(job: Job, steps: int, faults: Sequence[Fault], absent: frozen
 
 
 def check_settings(job: Job, steps: int) -> None:
-    """Refuse a job whose settings cannot be trained with, whatever its data, its functions and this machine are.
-
-    Raises:
-        JobError: names the key.
-    """
+    """Raise JobError, with the key, for settings that cannot work with any data, functions or machine."""
     if steps < 1:
         raise JobError(f"steps must be at least 1, got {steps}")
     longest = profiled_seconds(price(job))
@@ -195,7 +171,6 @@ def check_settings(job: Job, steps: int) -> None:
 
 
 def _require_memory(job: Job) -> None:
-    """Raise JobError for a weight that the memory of this machine could not hold."""
     model, machine = job.model, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     built = Architecture.of(model)
     for key, rows in (("vocabulary", built.vocabulary), ("ffn", built.ffn), ("sequence", built.positions)):
@@ -208,7 +183,7 @@ def _require_memory(job: Job) -> None:
 
 
 def schedule_for(schedule: Schedule, job: PricedJob) -> Schedule:
-    """The schedule with the updates that the job asks for. Raises ScheduleError where it cannot be trained with."""
+    """Return the schedule with the updates that the job requires. Raises ScheduleError if it is invalid."""
     schedule = with_updates_of(schedule, job)
     require_valid(schedule, job)
     return schedule

@@ -1,16 +1,12 @@
-"""The run directory: what a run leaves behind, written as it happens, a whole line at a time.
+"""The run directory: the files of a run, written as it happens, one whole line at a time.
 
 `job.toml` as resolved, `metrics.jsonl` (a line per committed step), `events.jsonl`, `plans/`, `logs/`, `checkpoints/`
-(with the files that came with the weights that the run starts from),
-`trace.json`; `profiles/` where times drifted so far that plans were asked for with others. A run that is resumed goes
-on in its directory; what belongs to another shape is put aside in `earlier/`. The agents of a run on several nodes have
-one directory, on a file system that they share, where `run` holds the run's identity and `key` the secret by which they
-know each other.
+(with the files that came with the initial weights), `trace.json`; `profiles/` if plans were made for drifted times. A
+resumed run continues in its directory; files of another shape are moved to `earlier/`. Agents on several nodes share a
+directory on a shared file system: `run` holds the run's identity, and `key` the secret that authenticates the agents.
 
-**A disk that may be full.** What cannot be written is kept in memory and written as soon as there is room, so that a
-full disk costs nothing but memory as long as it lasts, and a file never holds a line twice, out of order, or a part of
-one that is continued by another. Where several processes add to one file nothing is kept, because the others go on
-meanwhile.
+**Full disks.** Lines that cannot be written are kept in memory and written once there is room. A file never holds a
+line twice, out of order, or joined to part of another. If several processes append to a file, no lines are kept.
 """
 
 from __future__ import annotations
@@ -38,20 +34,13 @@ from recycle.job.manifest import HUGGING_FACE, carried_files
 from recycle.runs.logs import EVENTS, TRACE, read_lines
 
 MOST_BYTES = 1 << 26
-"""Most text that waits for room; beyond it the newest lines are dropped."""
+"""Most bytes that wait for room; beyond, the newest lines are dropped."""
 LINE_BYTES = 1 << 20
-"""More than the longest line of metrics, which lists the times of all workers."""
+"""Upper bound for a metrics line, which lists the times of all workers."""
 
 
 class LineLog:
-    """Opens a log for appending.
-
-    Args:
-        shared: whether other processes add to it too. Else the end of a line that was cut off in it is removed.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
+    """A log opened for appending; unless `shared`, an incomplete last line is removed. Raises OSError."""
 
     def __init__(self, path: Path, shared: bool = False) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -62,7 +51,7 @@ class LineLog:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep the other processes that share the log out."""
+        """Lock the log against other processes that share it."""
         if not self._shared:
             yield
             return
@@ -73,14 +62,14 @@ class LineLog:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
     def append(self, line: str) -> str | None:
-        """Add a line; returns why it has to wait, if it has to."""
+        """Append a line; return the reason if the line has to wait."""
         text = line.encode() + b"\n"
         if len(self._waiting) + len(text) <= MOST_BYTES:
             self._waiting += text
         return self.flush()
 
     def flush(self) -> str | None:
-        """Write what waits; returns why not all of it could be written."""
+        """Write waiting lines; return the reason if some could not be written."""
         while self._waiting:
             try:
                 self._waiting = self._waiting[os.write(self._descriptor, self._waiting) :]
@@ -91,11 +80,11 @@ class LineLog:
         return None
 
     def lines(self) -> list[bytes]:
-        """All lines, written or waiting, each with its end."""
+        """Return all lines, written or waiting, with their line ends."""
         return (os.pread(self._descriptor, self._size, 0) + self._waiting).splitlines(keepends=True)
 
     def last(self) -> bytes:
-        """The last line that is written; empty when there is none."""
+        """Return the last written line; empty if there is none."""
         end = os.pread(self._descriptor, LINE_BYTES, max(0, self._size - LINE_BYTES))
         return end.splitlines()[-1] if end else b""
 
@@ -104,40 +93,37 @@ class LineLog:
         return os.fstat(self._descriptor).st_size
 
     def rewind(self, count: int) -> None:
-        """Keep the first `count` lines only, written or waiting."""
+        """Keep only the first `count` lines, written or waiting."""
         size, kept = self._size, b"".join(self.lines()[:count])
         os.ftruncate(self._descriptor, min(len(kept), size))
         self._waiting = kept[size:]
 
     def close(self) -> None:
-        """Give the file back."""
+        """Flush and close the file."""
         self.flush()
         os.close(self._descriptor)
 
 
 LATEST = "latest"
-"""The link in a folder `runs` that leads to the run which was started last in it."""
+"""A link in the folder `runs` to the run that started last."""
 
 
 class RunDirectory:
-    """Opens a fresh run directory, or one to go on in. One process at a time has it open, or the agents of one run.
+    """An open run directory, fresh or resumed. Only one process, or the agents of one run, can have it open.
 
     Args:
-        path: made with its parents when missing.
-        job: written to `job.toml`.
-        earlier: what it holds of this run; everything behind the checkpoint is removed from `metrics.jsonl`.
-        shared: what the agents of the run have agreed on; None for a run without agents.
-        lock: descriptor that holds the directory's lock, to be closed with the directory; taken here when left out.
+        earlier: the run's state in the directory; metrics after its checkpoint are removed.
+        shared: what the agents of the run agreed on; None for a run without agents.
+        lock: descriptor that holds the directory's lock, closed with the directory; None to take the lock here.
 
     Raises:
-        JobError: the directory holds another run already, is in use, or cannot be written.
+        JobError: the directory holds another run, is in use, or cannot be written.
 
     Attributes:
-        plans, profiles, logs, checkpoints: folders in it.
-        started: monotonic seconds from which all times of the run count.
-        warn: is called once, with what cannot be written while the run goes on.
-        events: all lines so far, those that wait for room on the disk included; not kept by agents.
-        resumes: the agents of the run go on from what the directory holds.
+        started: monotonic seconds at the start of the run.
+        warn: called once, if a file cannot be written.
+        events: all events so far, also waiting ones; not kept for agents.
+        resumes: the agents resume from the directory.
     """
 
     def __init__(
@@ -173,7 +159,7 @@ class RunDirectory:
             if shared is not None:
                 write_whole(self.path / "run", f"{shared.identity}\n")
             else:
-                (self.path / "run").unlink(missing_ok=True)  # of agents, whose run goes on without them
+                (self.path / "run").unlink(missing_ok=True)  # a run of agents may continue without them
             self._point_latest_here()
             self._metrics = LineLog(self.path / "metrics.jsonl", self._is_shared)
             self._events = LineLog(self.path / "events.jsonl", self._is_shared)
@@ -199,17 +185,15 @@ class RunDirectory:
         return descriptor
 
     def _point_latest_here(self) -> None:
-        """Make `runs/latest` lead to a run directory in a folder `runs`, unless a file or folder has that name."""
         latest = self.path.parent / LATEST
         if self.path.parent.name != "runs" or self.path == latest or (latest.exists() and not latest.is_symlink()):
             return
         scratch = latest.with_name(f".{LATEST}.{secrets.token_hex(4)}")
-        with contextlib.suppress(OSError):  # a file system without links is no reason not to train
+        with contextlib.suppress(OSError):  # a file system without links must not prevent training
             scratch.symlink_to(self.path.name)
             os.replace(scratch, latest)
 
     def _keep_beside_weights(self, checkpoint: Path) -> None:
-        """Keep what came with the weights that the run starts from, so that its checkpoints can be exported with it."""
         if (source := carried_files(checkpoint)) is None:
             return
         beside = self.checkpoints / HUGGING_FACE
@@ -237,11 +221,11 @@ class RunDirectory:
                 (self.path / name).rename(aside / name)
 
     def now(self) -> float:
-        """Seconds since the run started; of a resumed one, those of its earlier parts included."""
+        """Seconds since the run started, including the earlier parts of a resumed run."""
         return time.monotonic() - self.started
 
     def metric(self, line: dict[str, Any]) -> bool:
-        """Write a step's line of metrics unless another agent has written it; whether it had not."""
+        """Write a step's metrics line unless another agent has written it; return whether it was written."""
         with self._metrics.locked():
             last = self._metrics.last() if self._is_shared else b""
             if last and _step(last) >= line["step"]:
@@ -251,16 +235,16 @@ class RunDirectory:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """All lines of metrics so far, those that wait for room on the disk included; read anew each time."""
+        """All metrics lines so far, also waiting ones; read from the file each time."""
         return [json.loads(line) for line in self._metrics.lines()]
 
     def has_metrics_of(self, step: int) -> bool:
-        """Whether this step has its line of metrics."""
+        """Return whether this step has a metrics line."""
         with self._metrics.locked():
             return any(_step(line) == step for line in reversed(self._metrics.lines()))
 
     def event(self, kind: str, **details: Any) -> dict[str, Any]:
-        """Write an event with the time it is now; returns it."""
+        """Write an event with the present time, and return it."""
         event = {"time": round(self.now(), 6), "kind": kind, **details}
         self._write("events.jsonl", self._events, event)
         if not self._is_shared:
@@ -268,7 +252,7 @@ class RunDirectory:
         return event
 
     def rewind(self, step: int) -> None:
-        """Training goes back to the state after `step`: forget the metrics of later steps."""
+        """Remove the metrics of steps after `step`."""
         with self._metrics.locked():
             kept = itertools.takewhile(lambda line: _step(line) <= step, self._metrics.lines())
             self._metrics.rewind(sum(1 for _ in kept))
@@ -280,7 +264,7 @@ class RunDirectory:
             self.warn(f"{self.path / name}: cannot be written ({why}); its lines are kept until there is room")
 
     def close(self) -> None:
-        """Close the files, and let others have the directory."""
+        """Close the files and release the lock."""
         self._metrics.close()
         self._events.close()
         if self._lock is not None:
@@ -288,11 +272,8 @@ class RunDirectory:
 
 
 def lock_directory(path: Path, kind: int) -> int | None:
-    """Lock a run directory by `fcntl.LOCK_EX` or `LOCK_SH`; the descriptor that holds the lock, None if others do.
-
-    Raises OSError.
-    """
-    # 0600, because whoever can open it can lock it, and keep a run from starting.
+    """Lock a run directory (`fcntl.LOCK_EX` or `LOCK_SH`); return the descriptor, or None if locked. Raises OSError."""
+    # 0600, because any user who can open the file can lock it, and keep a run from starting.
     descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -303,7 +284,7 @@ def lock_directory(path: Path, kind: int) -> int | None:
 
 
 def has_ended(path: str | Path, job: Job, steps: int) -> bool:
-    """Whether the directory holds a run of this job that has ended after its last step. Raises RecycleError."""
+    """Return whether the directory holds a run of this job that has ended after its last step. Raises RecycleError."""
     path = Path(path)
     written = path / "job.toml"
     if not written.is_file() or read_whole(written, JobError) != job.to_toml().encode():

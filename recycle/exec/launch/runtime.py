@@ -1,7 +1,6 @@
-"""The leader's runtime: gives it the messages that have come, and carries out its actions.
+"""The leader's runtime: passes messages to the leader and carries out its actions.
 
-`recycle train` has one for the processes of its machine; on a cluster the agent that holds the leader's role has one
-for the processes of all nodes.
+`recycle train` has one for its machine; on a cluster, the agent with the leader's role has one for all nodes.
 """
 
 from __future__ import annotations
@@ -72,24 +71,22 @@ ALIVE_PER_LEASE = 6
 
 
 Peer = Callable[[Order, bytes | None], None]
-"""(order, the order encoded where it goes to many agents): sends it to an agent, as soon as its connection takes it."""
+"""Sends (order, encoded order or None) to an agent, as soon as its connection allows."""
 
 
 class LeaderRuntime:
-    """One leader of one run; `tick` it twice per heartbeat and whenever something happens, until it is `over`.
+    """Runs the leader of one run; call `tick` twice per heartbeat and at every event, until `over`.
 
     Args:
-        request: what to train.
-        register: takes what the leader persists; raises RoleLost when another agent leads by now.
-        homes: the node of each position.
-        directory: takes metrics, events, plans and checkpoints.
-        waker: is woken when a plan or a checkpoint is there.
-        restarts: how often a worker that died is started again without being asked for.
+        register: persists the register; raises RoleLost if another agent leads.
+        homes: node of each position.
+        waker: is woken when a plan or a checkpoint is ready.
+        restarts: how often a dead worker is restarted automatically.
 
     Attributes:
-        over: the run has ended, and the workers have left their digests.
-        digests: worker -> stage -> sha256 of the stage's final state, once the run is over.
-        agents: the connected agent of each node.
+        over: the run has ended, and `digests` is set.
+        digests: worker -> stage -> sha256 of the stage's final state.
+        agents: node -> its connected agent.
     """
 
     def __init__(
@@ -143,13 +140,13 @@ class LeaderRuntime:
 
     @property
     def ends_early(self) -> bool:
-        """Whether the run was told to end before its last iteration, unless it had come there."""
+        """Whether the run was asked to end before its last iteration."""
         return self.leader.ends_early
 
     # The beginning.
 
     def begin(self, earlier: Earlier | None = None) -> None:
-        """Begin the run, or go on from the checkpoint that an earlier part of it left; before the first tick."""
+        """Start the run, or resume from an earlier part's checkpoint; call before the first tick."""
         checkpoint, generation = None, 0
         if earlier is not None:
             for warning in earlier.warnings:
@@ -161,12 +158,7 @@ class LeaderRuntime:
         self._show_dials()
 
     def take_over(self, node: int, record: GenerationRecord | None, cursor: Cursor | None) -> None:
-        """Go on from the register that another agent's leader left, or begin the run; before the first tick.
-
-        Args:
-            node: of this agent.
-            record, cursor: the register.
-        """
+        """Continue from another leader's register, or start the run if it is empty; call before the first tick."""
         if record is None:
             asked = self._directory.path, self._job, self._request.steps, self._request.text_digest
             self.begin(find_earlier_part(*asked) if self._directory.resumes else None)
@@ -187,7 +179,7 @@ class LeaderRuntime:
     # Agents.
 
     def greet(self, peer: Peer, hello: Hello) -> bool:
-        """An agent has connected; whether it may stay."""
+        """Accept a connected agent; return False if its node has an agent already."""
         node = hello.node
         if node in self.agents:
             peer(Rejected(), None)
@@ -201,13 +193,13 @@ class LeaderRuntime:
         return True
 
     def part(self, node: int, peer: Peer) -> None:
-        """The connection to an agent is gone."""
+        """Note that the connection to an agent is lost."""
         if self.agents.get(node) is peer:
             del self.agents[node]
             self._take(AgentAbsent(node))
 
     def take(self, node: int, batch: Batch) -> None:
-        """An agent tells what has happened on its node."""
+        """Take an agent's batch of messages from its node."""
         self._take(batch)
         if batch.keys:
             self._keys.update(batch.keys)
@@ -218,7 +210,7 @@ class LeaderRuntime:
                     peer(keys, body)
 
     def drain(self, request: Drain, answer: Callable[[Drained | Refused], None]) -> None:
-        """Tell workers to leave."""
+        """Drain workers at a client's request."""
         try:
             workers = self._workers_of(request.target)
         except JobError as error:
@@ -230,7 +222,6 @@ class LeaderRuntime:
         self._take(DepartureAsked(workers, request.seconds))
 
     def _workers_of(self, target: str) -> list[Worker]:
-        """The live workers that a target means. Raises JobError."""
         live, path, shape = self.leader.live, self._directory.path, self._job.shape
         if not target.isdecimal():
             worker = shape.require(Worker.parse(target), f"worker {target}")
@@ -254,11 +245,7 @@ class LeaderRuntime:
     # Ticks.
 
     def tick(self) -> None:
-        """Do what is due, once all messages that have come are taken.
-
-        Raises:
-            RunError: the run cannot go on. RoleLost, a RunError: another agent leads it by now.
-        """
+        """Let the leader decide, after all messages so far were taken. Raises RunError, RoleLost."""
         for planned in self._plans.look(self._warn):
             self._take(planned)
         for answer in self._checkpoints.look(self._warn):
@@ -273,7 +260,7 @@ class LeaderRuntime:
         self._take(Tick(judges_beats))
 
     def end_early(self) -> None:
-        """Have the run end with the present iteration, or the next if that has begun, and keep its state."""
+        """End the run with the present or next iteration, and save its state."""
         self._take(EndEarly())
 
     def _take(self, message: Any) -> None:
@@ -321,7 +308,6 @@ class LeaderRuntime:
                 raise error
 
     def _tell(self, message: LeaderMessage) -> None:
-        """Send a message to all processes; each agent knows for which of its own it is."""
         self._standing.take(message)
         if isinstance(message, Permit) and message.what == "run":
             self._keys = without_earlier(self._keys, message.generation)
@@ -330,7 +316,7 @@ class LeaderRuntime:
             peer(message, body)
 
     def _merge_traces(self) -> None:
-        """Write `trace.json`; a run that has ended well does not fail for it, whatever happens."""
+        """A failure only warns: the run has ended well."""
         if self._job.train.trace == "off":
             return
         try:
@@ -347,11 +333,10 @@ class LeaderRuntime:
             observer.event(event)
 
     def _warn(self, message: str) -> None:
-        """Report something that fails and that training can do without."""
         self._event("warning", message=message)
 
     def close(self) -> None:
-        """End the planners, the dials, and the thread that completes checkpoints."""
+        """Close the planners, the trackers, and the thread that completes checkpoints."""
         for dials in self._observers[1:]:
             dials.close()
         self._plans.close()

@@ -1,4 +1,4 @@
-"""Run a schedule of one's own on the job's real stages: in this process, or with one process per worker."""
+"""Runs your own schedule on the job's real stages: in this process, or with one process per worker."""
 
 from __future__ import annotations
 
@@ -50,14 +50,13 @@ def run(
     Args:
         schedule: lowered or compute-only; it must pass `check` for the job.
         job: the model, the data and the optimizer.
-        steps: iterations to run; the job's own number, which the learning rate follows, when left out.
+        steps: iterations to run; None for the job's own number, which the learning rate follows in any case.
         transport: "local" runs all workers in this process, one instruction at a time; "gloo" starts a process per
             worker and leaves a run directory.
-        directory: of the run, for "gloo"; a temporary one when left out.
-        model, data, loss: functions of one's own, as `[model] provider`, `[data] provider` and `[train] loss` name
-            them (see docs/guides/models.md); for "gloo" at the top of a module, so that other processes can import
-            them.
-        evaluation: likewise `[eval] data.provider`.
+        directory: run directory for "gloo"; None for a temporary one.
+        model, data, loss: your own functions, as `[model] provider`, `[data] provider` and `[train] loss` name them
+            (see docs/guides/models.md); for "gloo" at the top of a module, so that other processes can import them.
+        evaluation: your own data function for the evaluation, as `[eval] data.provider` names it.
 
     Returns:
         Metrics, digests of the final state, and for "gloo" the run directory.
@@ -89,16 +88,7 @@ def run(
 
 
 class LocalRun:
-    """All workers of a schedule in one process.
-
-    Args:
-        schedule: lowered, with the barrier; valid.
-        job: what its stages are made from.
-        providers: functions for the model, the data and the loss; those that the job names when left out.
-
-    Attributes:
-        stages: worker -> stage index -> stage.
-    """
+    """All workers of a valid, lowered schedule in one process; `stages` is worker -> stage index -> stage."""
 
     def __init__(self, schedule: Schedule, job: Job, providers: Providers | None = None) -> None:
         self.schedule, self.job = schedule, job
@@ -114,7 +104,6 @@ class LocalRun:
         self.evaluated_by = evaluation_schedule(schedule, job)
 
     def _own_shards(self) -> None:
-        """Have each worker own its shards, and the local transport know the parts of all."""
         self.exchange.owners = hold_initial(self.job, self.schedule, self.stages)
         for worker, stages in self.stages.items():
             for index, stage in stages.items():
@@ -141,7 +130,7 @@ class LocalRun:
         return result
 
     def iterate(self, iteration: int) -> Commit:
-        """Run one iteration, its optimizer steps included; returns its commit."""
+        """Run one iteration with its optimizer steps, and return its commit."""
         reports: dict[str, Report] = {}
         every = self.job.compared_every(self.rotation.rounds)
         running: dict[Worker, Iterations] = {}
@@ -163,7 +152,6 @@ class LocalRun:
         return commit_of(self.job, iteration, iteration + 1, reports)
 
     def _generation(self, worker: Worker, before: int, commits: _LocalCommits) -> Generation:
-        """What a worker takes part in behind an iteration."""
         return Generation(
             record=only_generation(sorted(self.schedule.live), before),
             role=worker,
@@ -175,14 +163,14 @@ class LocalRun:
         )
 
     def _order(self, iteration: int) -> list[tuple[Worker, int]]:
-        """In which order the workers' instructions of an iteration run; the same in all of a round of replays."""
+        """The order is the same for all iterations of a replay round."""
         number = self.rotation.round_of(iteration)
         if number not in self._orders:
             self._orders[number] = _global_order(self.rotation.schedule(iteration))
         return self._orders[number]
 
     def evaluate(self, step: int) -> Evaluated:
-        """Evaluate the state, which is that after `step`."""
+        """Evaluate the present state, which is the state after `step`."""
         assert self.evaluated_by is not None, "the job has [eval]"
         reports: dict[str, EvaluationReport] = {}
         running: dict[Worker, Evaluation] = {}
@@ -203,7 +191,6 @@ class LocalRun:
         return evaluate(step, reports)
 
     def _share_sums(self) -> None:
-        """Let the local transport know the buffers that each reduction sums."""
         self.exchange.reduced.clear()
         self.exchange.sums.clear()
         self.exchange.gathered.clear()
@@ -216,25 +203,19 @@ class LocalRun:
             for group, tie in tie_groups(self.schedule).items():
                 for index in self.schedule.stages_of(worker):
                     if index in tie:
-                        # Tied stages of one worker have one sum.
+                        # Tied stages of one worker share one sum.
                         tied = self.stages[worker][index].tied_buffers()
                         self.exchange.sums.setdefault((group, None), {})[worker] = [[buffer] for buffer in tied]
                         break
 
 
 def _global_order(schedule: Schedule) -> list[tuple[Worker, int]]:
-    """(worker, position) of all instructions of a lowered schedule, each behind what it needs."""
     graph = event_graph(schedule)
     return [schedule.position(row) for row in graph.order.tolist() if row < graph.dependencies.rows]
 
 
 class _LocalCommits:
-    """Commits and results of evaluations from the reports of all workers of this process, which the barrier put first.
-
-    Args:
-        worker: whose reports it takes.
-        reports: of the iteration or the evaluation, shared by all workers.
-    """
+    """Computes commits from the reports of all workers of this process, which the barrier orders first."""
 
     def __init__(self, job: Job, worker: str, reports: dict[str, Any]) -> None:
         self._job, self._worker, self._reports = job, worker, reports

@@ -1,9 +1,8 @@
-"""`torchrun --nproc-per-node N -m recycle.exec.worker JOB`: a schedule run the way Megatron jobs are launched today.
+"""`torchrun --nproc-per-node N -m recycle.exec.worker JOB`: runs a schedule the way Megatron jobs are launched.
 
-Stages, interpreter and transport are those of `recycle train`; there is no membership: torchrun's store only brings
-the processes together, every process derives the same commit from all reports, and stages step with the barrier.
-torchrun ends all workers when one dies, so this is for schedules without faults; what survives them is `recycle train`
-and `recycle agent`.
+Stages, interpreter and transport are the same as in `recycle train`, without membership: every process derives the same
+commit from all reports, through torchrun's store, and stages step with the barrier. torchrun ends all workers when one
+dies, so this is for schedules without faults.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ from recycle.plans.plan import programs_of
 
 _Report = TypeVar("_Report")
 REPORT_SECONDS = 600.0
-"""How long a process waits for the others' reports; torchrun ends it long before when one of them is gone."""
+"""Seconds to wait for the others' reports; torchrun ends the process much earlier if another dies."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line; exits with 2 on what cannot work, after one line on standard error of the first process."""
+    """Run the command line; exit with 2 on an impossible request, after one line on standard error."""
     parser = argparse.ArgumentParser(
         prog="torchrun --nproc-per-node N -m recycle.exec.worker",
         description="Train a job on a schedule without faults, one process per worker, launched by torchrun.",
@@ -99,7 +98,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=rank == 0 and not _agent_serves()
     )
     plugin = transport_of(job)
-    os.environ.update(plugin.environment)  # torchrun gives its processes one that NCCL's transport refuses
+    os.environ.update(plugin.environment)  # torchrun sets a variable that NCCL's transport refuses
     device = plugin.device(int(os.environ.get("LOCAL_RANK", "0")))
     stages = build_stages(job, schedule.stages_of(role), device, cut=schedule.shape.cut)
     owners = hold_initial(job, schedule, {role: stages}) if job.train.sharded_optimizer else {}
@@ -135,12 +134,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
 
 
 class _TorchrunCommits:
-    """Commits from the reports that all processes leave in torchrun's store; the first process prints each.
-
-    Args:
-        workers: in the order of their processes' ranks.
-        metrics: file for a JSON line per step; None for none.
-    """
+    """Computes commits from the reports in torchrun's store; the first process prints each."""
 
     def __init__(
         self, job: Job, steps: int, store: Any, workers: Sequence[Worker], rank: int, metrics: Path | None
@@ -157,14 +151,12 @@ class _TorchrunCommits:
         self._leave("evaluation", step, report, step - self._job.evaluation.every)
 
     def _leave(self, what: str, step: int, report: Report | EvaluationReport, read: int) -> None:
-        """Leave what this process reports of a step, and take away what all have read of an earlier one."""
         name = self._names[self._rank]
         self._store.set(f"{what}/{step}/{name}", msgspec.msgpack.encode(report))
         if read >= 0:
             self._store.delete_key(f"{what}/{read}/{name}")
 
     def _gather(self, what: str, step: int, kind: type[_Report]) -> dict[str, _Report]:
-        """Process -> what it reports of a step, once all have."""
         keys = {name: f"{what}/{step}/{name}" for name in self._names}
         self._store.wait(list(keys.values()), timedelta(seconds=REPORT_SECONDS))
         return {name: msgspec.msgpack.decode(self._store.get(key), type=kind) for name, key in keys.items()}
@@ -195,7 +187,6 @@ class _TorchrunCommits:
 
 
 def _agent_serves() -> bool:
-    """Whether torchrun's agent serves the store, which is its default."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 

@@ -1,1 +1,1 @@
-"""The leader of a run: a pure state machine that decides who is alive, what runs next and what is committed."""
+"""The leader of a run: a pure state machine that decides membership, plans and commits."""

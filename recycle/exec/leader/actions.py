@@ -1,7 +1,7 @@
-"""What the leader asks its runtime to do, and what the runtime tells the leader beside the messages of agents.
+"""Messages from the runtime to the leader, and the actions that the leader requests from the runtime.
 
-The runtime carries out the actions of a message in their order. `Persist` is a barrier: where it fails, because another
-leader has been elected, nothing after it happens.
+The runtime carries out the actions of a message in order. `Persist` is a barrier: if `Persist` fails because another
+leader has been elected, the runtime drops the remaining actions.
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ class PreparedPlan:
     Attributes:
         digest: hash of the schedule.
         roles: worker -> role.
-        periods: its period in each mode that it may run in; a plan made for the barrier has that one only.
-        text: the plan file, where the run directory does not hold it; else empty.
-        hosts: the workers' stages; None where they are those that processes start with.
-        rounds: iterations in which everything is replayed once; 0 where nothing is replayed.
+        periods: step mode -> period; a plan made for the barrier has only the barrier's.
+        text: the plan file if the run directory does not hold the file; else empty.
+        hosts: the workers' stages; None for the stages that processes start with.
+        rounds: iterations after which all work has been replayed once; 0 without replays.
         layout_limit: the limit that keeps layers from moving.
-        compared_period: period of the plan that the question compares with, under the question's profile and in the
-            mode that both plans have.
+        compared_period: period of the question's `compared` plan under the same profile, in a mode of both plans.
     """
 
     digest: str
@@ -56,20 +55,19 @@ class PreparedPlan:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the run directory holds the file."""
+        """Whether the run directory holds the plan file."""
         return not self.text
 
 
 class Question(Value):
-    """Asks for a plan.
+    """A request for a plan without the `failed` workers.
 
     Attributes:
-        failed: the dead workers.
-        is_urgent: training waits for the answer: it is made without a search.
-        moves: workers may come to host other parts of the model.
-        within: hash of a plan in use whose layout the plan keeps, or moves from.
-        profile: digest of the profile to plan with; empty for the job's own.
-        compared: hash of a plan in use, whose period under the same profile is wanted too.
+        is_urgent: training waits for the answer, so the planner answers without a search.
+        moves: workers may host other parts of the model.
+        within: hash of a plan in use whose layout the new plan keeps or starts from.
+        profile: digest of the profile to plan with; empty for the job's profile.
+        compared: hash of a plan in use; the answer includes this plan's period under the same profile.
     """
 
     failed: frozenset[Worker]
@@ -80,17 +78,11 @@ class Question(Value):
     compared: str = ""
 
 
-# What the runtime tells the leader.
+# Messages from the runtime.
 
 
 class StoredCheckpoint(Value):
-    """A complete checkpoint.
-
-    Attributes:
-        step: the iteration whose state it holds.
-        commit: of that iteration.
-        has_metrics: the run directory has a line of metrics of that step.
-    """
+    """A complete checkpoint, its commit, and whether the run directory has the metrics line of its step."""
 
     step: int
     commit: Commit
@@ -98,15 +90,14 @@ class StoredCheckpoint(Value):
 
 
 class Begin(Value):
-    """The first message: begin the run, resume it, or go on from another leader's register.
+    """The first message: start the run, resume the run, or continue from another leader's register.
 
     Attributes:
-        node: of this leader's agent, when it follows another leader.
-        record, cursor: the register; None for a run that begins or is resumed.
-        plan: of the record, prepared again; None where its file is gone.
-        hosts: hash of a plan that the register names -> its hosts.
-        checkpoint: to resume from.
-        generation: the last generation of the part of the run before.
+        record, cursor: the register; None for a run that starts or resumes.
+        plan: the record's plan, prepared again; None if the plan file is missing.
+        hosts: hash of each plan that the register names -> hosts.
+        checkpoint: the checkpoint to resume from.
+        generation: the last generation of the previous part of the run.
         kept: steps of the complete checkpoints.
     """
 
@@ -121,17 +112,13 @@ class Begin(Value):
 
 
 class Tick(Value):
-    """All messages that have come are taken: decide what follows from them.
-
-    Attributes:
-        judges_beats: heartbeats are judged, as agents have had the time to send newer ones.
-    """
+    """All messages so far have been taken: decide. `judges_beats` if agents have had time to send newer heartbeats."""
 
     judges_beats: bool = False
 
 
 class Planned(Value):
-    """The answer to a question; `plan` is None where there is no plan, and `error` says why."""
+    """The answer to a question; if `plan` is None, `error` gives the reason."""
 
     question: Question
     plan: PreparedPlan | None
@@ -139,7 +126,7 @@ class Planned(Value):
 
 
 class CheckpointCompleted(Value):
-    """A checkpoint is complete, or `error` says why not; those of the steps `removed` were too old."""
+    """A checkpoint is complete, or failed with `error`; `removed` are the steps of deleted old checkpoints."""
 
     step: int
     error: str = ""
@@ -147,30 +134,26 @@ class CheckpointCompleted(Value):
 
 
 class CheckpointFound(Value):
-    """The newest checkpoint that training can go back to; None where there is none."""
+    """The newest checkpoint that training can restore; None if there is none."""
 
     checkpoint: StoredCheckpoint | None
 
 
 class AgentAbsent(Value):
-    """The connection to the agent of a node is gone, which is not its death yet."""
+    """The connection to a node's agent was lost; the agent may reconnect."""
 
     node: int
 
 
 class DepartureAsked(Value):
-    """Somebody asks the run to let workers leave.
-
-    Attributes:
-        seconds: until they are killed; None for no deadline.
-    """
+    """A request to drain workers; `seconds` until they are killed, None for no deadline."""
 
     workers: Sequence[Worker]
     seconds: float | None = None
 
 
 class EndEarly(Value):
-    """The run shall end with the next iteration after which all workers can stop together."""
+    """End the run at the next iteration after which all workers can stop together."""
 
 
 RuntimeMessage = (
@@ -178,53 +161,46 @@ RuntimeMessage = (
 )
 
 
-# What the leader asks for.
+# Actions for the runtime.
 
 
 class Persist(Value):
-    """Write the register: the cursor, and the record where it has changed."""
+    """Write the cursor to the register, and the record if the record has changed."""
 
     cursor: Cursor
     record: GenerationRecord | None = None
 
 
 class Tell(Value):
-    """Send a message to all processes that it is for."""
+    """Send a message to all processes that the message concerns."""
 
     message: LeaderMessage
 
 
 class Send(Value):
-    """Send an order to the agent of a node."""
+    """Send an order to a node's agent."""
 
     node: int
     order: Start | Kill
 
 
 class Ask(Value):
-    """Ask the planner; `Planned` is the answer.
-
-    Attributes:
-        profile: to plan with, where it is not the job's own.
-    """
+    """Ask the planner, with the job's profile if `profile` is None; the runtime answers with `Planned`."""
 
     question: Question
     profile: Profile | None = None
 
 
 class DiscardCheckpoint(Value):
-    """Remove what an earlier attempt has left of the checkpoint of a step."""
+    """Remove the files that an earlier attempt left in a step's checkpoint."""
 
     step: int
 
 
 class CompleteCheckpoint(Value):
-    """Write the manifest of a checkpoint all of whose parts are written, and remove those that are too old;
-    `CheckpointCompleted` is the answer.
+    """Write the manifest of a checkpoint whose parts are all written, and remove checkpoints that are too old.
 
-    Attributes:
-        saved: the parts.
-        verified: step of the state that training may go back to; its checkpoint, or the newest before it, stays.
+    The newest checkpoint up to step `verified` is kept. The runtime answers with `CheckpointCompleted`.
     """
 
     commit: Commit
@@ -233,14 +209,13 @@ class CompleteCheckpoint(Value):
 
 
 class FindCheckpoint(Value):
-    """Find the newest complete checkpoint up to a step, if any; `CheckpointFound` is the answer."""
+    """Find the newest complete checkpoint up to step `upto`; the runtime answers with `CheckpointFound`."""
 
     upto: int | None
 
 
 class Rewind(Value):
-    """Training has gone back to the state after `step`: remove the metrics of later steps, and with `checkpoints` their
-    checkpoints, which may be wrong."""
+    """Remove the metrics of steps after `step`; with `checkpoints`, also their checkpoints, which may be wrong."""
 
     step: int
     checkpoints: bool = False
@@ -254,25 +229,21 @@ class Event(Value):
 
 
 class Line(Value):
-    """Write the line of metrics of a step, unless another leader has written it."""
+    """Write a step's metrics line, unless another leader has written the line."""
 
     line: Mapping[str, Any]
 
 
 class Waiting(Value):
-    """Show what the run waits for."""
+    """Show what the run is waiting for."""
 
     what: str
 
 
 class Finish(Value):
-    """The run is over.
+    """End the run after committed step `step`; `merge` if there are traces to merge.
 
-    Attributes:
-        digests: worker -> stage -> sha256 of the stage's final state.
-        ended_early: before its last iteration.
-        step: the last committed iteration.
-        merge: whether there are traces to merge.
+    `digests` is worker -> stage -> sha256 of the stage's final state.
     """
 
     digests: Mapping[str, Mapping[int, str]]
@@ -282,7 +253,7 @@ class Finish(Value):
 
 
 class Fail(Value):
-    """The run cannot go on."""
+    """Abort the run with an error."""
 
     error: RecycleError
 
@@ -306,12 +277,7 @@ Action = (
 
 
 class Outbox:
-    """Collects the actions that follow from a message.
-
-    Attributes:
-        now: when the message was taken, monotonic seconds.
-        actions: so far.
-    """
+    """Collects the actions that follow from a message, taken at `now` (monotonic seconds)."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
@@ -322,7 +288,7 @@ class Outbox:
         self.actions.append(action)
 
     def tell(self, message: LeaderMessage) -> None:
-        """Add a message to all processes."""
+        """Add a message for all processes."""
         self.put(Tell(message))
 
     def log(self, kind: str, **fields: Any) -> None:
@@ -330,6 +296,6 @@ class Outbox:
         self.put(Event(kind, fields))
 
     def take_actions(self) -> list[Action]:
-        """All actions so far, which are not given again."""
+        """Return the collected actions and clear the list."""
         actions, self.actions = self.actions, []
         return actions

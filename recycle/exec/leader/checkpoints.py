@@ -1,8 +1,8 @@
-"""The leader's part in checkpoints: which commits are kept, and when a checkpoint is complete.
+"""Tracks checkpoints: selects the commits to save and detects when a checkpoint is complete.
 
-A commit states that its state is kept. The hosts of all stages announce the files that they have written; then the
-runtime writes the manifest and removes what is older than the last few. No checkpoint is asked for while another one is
-being written: a disk that is slower than the interval makes checkpoints rarer and never stops training.
+A commit says whether its state is saved. The hosts of all stages report the files that they have written. Then the
+runtime writes the manifest and removes old checkpoints. The leader requests no checkpoint while another checkpoint is
+pending, so a slow disk makes checkpoints rarer and never stops training.
 """
 
 from __future__ import annotations
@@ -19,20 +19,12 @@ from recycle.plans.hosting import Hosts
 
 
 def writer_of(stage: int, hosts: Collection[str], record: GenerationRecord) -> str | None:
-    """The worker that writes a stage: one that hosts it since before this generation; another pipeline's per stage.
-
-    Args:
-        hosts: of the stage, in the last generation that ran.
-
-    Returns:
-        None where no host is left.
-    """
+    """Select the worker that writes a stage, from hosts that did not just join; None if no host is left."""
     left = sorted(set(hosts).intersection(record.live).difference(record.joins))
     return left[stage % len(left)] if left else None
 
 
 def _writers(hosts: Hosts, record: GenerationRecord) -> dict[int, str]:
-    """Stage -> its writer, of all stages that have one."""
     of_stages = hosts.hosts_of_stages().items()
     writers = {stage: writer_of(stage, list(map(str, workers)), record) for stage, workers in of_stages}
     return {stage: writer for stage, writer in writers.items() if writer is not None}
@@ -43,9 +35,9 @@ class PendingCheckpoint:
     """A checkpoint that is not complete yet.
 
     Attributes:
-        live: the workers that took part in its step.
-        writers: stage -> the worker that writes it.
-        parts: (stage, tensor rank) -> what was written; None before.
+        live: the workers that took part in the step.
+        writers: stage -> worker that writes the stage.
+        parts: (stage, tensor rank) -> the written part; None until written.
     """
 
     commit: Commit
@@ -57,21 +49,17 @@ class PendingCheckpoint:
 
     @property
     def missing(self) -> list[tuple[int, int]]:
-        """The parts that are awaited."""
+        """The parts that are not written yet."""
         return [part for part, saved in self.parts.items() if saved is None]
 
 
 class Checkpoints:
     """The checkpoints of one run.
 
-    Args:
-        job: its `[train]` section says how often and how many.
-        outbox: takes the actions.
-
     Attributes:
-        pending: step -> its checkpoint that is being written.
+        pending: step -> checkpoint that is being written.
         kept: steps of the complete checkpoints.
-        keeps_last: the state at the end is kept however long the run is, because it ends early.
+        keeps_last: save the final state regardless of the interval, because the run ends early.
     """
 
     def __init__(self, job: Job, outbox: Outbox) -> None:
@@ -81,7 +69,7 @@ class Checkpoints:
         self.kept: set[int] = set()
 
     def due(self, step: int, is_last: bool) -> bool:
-        """Whether the state after `step` is kept: every so often, and at the end of a run that is long enough."""
+        """Return whether to save the state after `step`: at each interval, and at the end of a long enough run."""
         if not (is_last and self.keeps_last):
             every = self._job.train.checkpoint_every
             if not every or step + 1 < every:
@@ -94,7 +82,7 @@ class Checkpoints:
         return True
 
     def committed(self, commit: Commit, record: GenerationRecord, hosts: Hosts) -> None:
-        """A commit stands, of workers with these hosts; it says whether its state is kept."""
+        """Start tracking a checkpoint if the commit saves its state; `hosts` belong to its generation."""
         if commit.checkpoint:
             writers, ranks = _writers(hosts, record), range(self._job.grid.tensor_parallel)
             parts: dict[tuple[int, int], Saved | None] = dict.fromkeys(product(writers, ranks))
@@ -102,8 +90,7 @@ class Checkpoints:
             self.pending[commit.step] = PendingCheckpoint(commit, self._outbox.now, live, writers, parts)
 
     def proposed(self, record: GenerationRecord, hosts: Hosts) -> None:
-        """A generation begins after this record. What dead workers have not written of the committed state other hosts
-        write now, unless they had a part of their own to write."""
+        """Reassign the missing parts of dead workers to hosts that write no part yet, at the start of a generation."""
         if (pending := self.pending.get(record.committed)) is not None:
             others, busy = _writers(hosts, record), set(pending.writers.values())
             for stage, writer in pending.writers.items():
@@ -116,16 +103,13 @@ class Checkpoints:
         return any(pending.is_finishing for pending in self.pending.values())
 
     def take(self, member: str, part: SavedPart) -> None:
-        """A part of a checkpoint is written, or cannot be.
-
-        What workers say that had no part in the step is ignored: they wrote what a run has gone back from.
-        """
+        """Take a part of a checkpoint; ignore workers outside the step, which has been rolled back since."""
         pending, key, worker = self.pending.get(part.step), (part.stage, part.tensor_rank), split_member(member)[0]
         if pending is not None and worker in pending.live and key in pending.parts and not pending.is_finishing:
             pending.parts[key] = part.saved
 
     def completed(self, answer: CheckpointCompleted) -> None:
-        """The runtime has completed a checkpoint, or could not."""
+        """Take the runtime's answer: the checkpoint is complete or has failed."""
         step, pending = answer.step, self.pending.get(answer.step)
         if pending is None or not pending.is_finishing:
             return
@@ -143,12 +127,7 @@ class Checkpoints:
         )
 
     def tick(self, live: Collection[str], record: GenerationRecord) -> None:
-        """Complete, or give up, what is due.
-
-        Args:
-            live: workers that may still write.
-            record: the present one.
-        """
+        """Complete checkpoints whose parts are written; give up those that `live` workers cannot complete."""
         for step, pending in sorted(self.pending.items()):
             missing = pending.missing
             dead = next((writer for stage, _ in missing if (writer := pending.writers[stage]) not in live), None)
@@ -166,15 +145,15 @@ class Checkpoints:
         self._outbox.log("checkpoint", step=step, error=why)
 
     def rewind(self, step: int) -> None:
-        """Training has gone back to the state after `step`: what is kept of later steps may be wrong."""
+        """Forget checkpoints of steps after `step`, which may be wrong after a rollback."""
         self.pending = {at: pending for at, pending in self.pending.items() if at <= step}
         self.kept = {at for at in self.kept if at <= step}
 
     def folder(self, step: int) -> str | None:
-        """Name of the folder of the complete checkpoint of a step; None when there is none."""
+        """Return the folder name of a step's complete checkpoint; None if there is none."""
         return folder_name(step) if step in self.kept else None
 
 
 def folder_name(step: int) -> str:
-    """Name of the folder of a step's checkpoint."""
+    """Return the folder name of a step's checkpoint."""
     return f"step-{step:08d}"

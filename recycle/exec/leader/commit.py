@@ -1,19 +1,18 @@
-"""From the reports of an iteration to its commit, to how the next one steps, and to the state that training may go back
-to: pure functions.
+"""Turns the reports of an iteration into a commit, the next step mode and the verified state: pure functions.
 
-Thousands of reports come at once. One loop compares each with the first one of the same stage (`ReportColumns`); only
-where two differ does `disagreement.compare` find out who is odd.
+Thousands of reports arrive at once. One loop compares each report with the first report of the same stage
+(`ReportColumns`). `disagreement.compare` runs only if two reports differ.
 
-A staggered step is taken before the global norm is known, with clip factor 1. It is right if the norm turns out finite
-and within the limit; else the iteration is repeated, which costs more than the barrier would have. So steps are
-staggered only while the norms stay well below the limit.
+A staggered step runs before the global norm is known, with clip factor 1. The step is right if the norm is finite and
+within the limit. Otherwise the iteration is repeated, which costs more than the barrier. So steps are staggered only
+while the norms stay well below the limit.
 
-**Verified states.** Hosts compare the state that an iteration begins with: in the first iteration of a generation, and
-every so many iterations. Some of the compared states are kept. A kept state is the candidate until everything was
-replayed since, in one generation, and nothing differed: a state on which all agree may still be wrong on all hosts, by
-what one host added to the sums, and a host that computes wrong all the time would have shown. Then the candidate is
-verified, and training goes back to it where hosts differ. While there is a candidate, later states are compared and not
-kept, so two copies are enough. Where nothing is replayed, a state is verified as soon as its iteration is committed.
+**Verified states.** Hosts compare the state at the start of a generation and at a fixed interval. Some compared states
+are kept. A kept state is a candidate until all work has been replayed since, within one generation and without
+differences. Agreement alone does not suffice: the sums may contain one host's wrong addend, and all hosts then hold the
+same wrong state. A host with a persistent fault is found by the replays. Then the candidate becomes the verified state,
+which training restores after a disagreement. While there is a candidate, later states are compared and not kept, so two
+copies suffice. Without replays, a state is verified when its iteration is committed.
 """
 
 from __future__ import annotations
@@ -54,18 +53,17 @@ _NOT_FINITE: _Parts = (nan,)
 
 @dataclass(frozen=True, eq=False)
 class ReportColumns:
-    """The reports of all processes of an iteration. Create them with `of`.
+    """The reports of all processes for one iteration. Create instances with `of`.
 
     Attributes:
-        reports: process -> its report.
-        members: worker and tensor rank of each.
-        agree: all numbers are equal that must be equal; may be False also where `disagreement.compare` passes.
+        reports: process -> report.
+        members: worker and tensor rank of each process.
+        agree: all numbers that must be equal are equal; may be False where `disagreement.compare` passes.
         squared_norms: numbers whose exact sum is the squared norm of all gradients, by the first host of each stage.
-            Only NaN where a number of some host is not finite.
-        loss_sum: of all workers' losses, in the order of their names.
-        replayed: (process, what it reports) of each micro-batch that was replayed.
-        has_states: every process that hosts a stage reports the state that it began with, in part if it still copies
-            shards.
+            Only NaN if a number of some host is not finite.
+        loss_sum: sum of all workers' losses, in the order of their names.
+        replayed: (process, report) of each replayed micro-batch.
+        has_states: every process with a stage reports the iteration's first state, in part while it copies shards.
     """
 
     reports: Mapping[str, Report]
@@ -78,7 +76,7 @@ class ReportColumns:
 
     @classmethod
     def of(cls, reports: Mapping[str, Report]) -> ReportColumns:
-        """The reports of an iteration, by process."""
+        """Build the columns from process -> report."""
         members = parse_members(tuple(reports))
         agree, is_finite, compared = True, True, set[bool]()
         hosted: dict[tuple[int, int], _Values] = {}
@@ -100,7 +98,7 @@ class ReportColumns:
                 checksum, state = report.checksums.get(stage), report.states.get(stage)
                 values: _Values = norm, report.replicated.get(stage), checksum, state
                 if hosted.get((rank, stage)) == values:
-                    continue  # finite, as the first one is
+                    continue  # the first equal row was finite
                 own, shared = _finite(norm), _finite(values[1])
                 if own is _NOT_FINITE or shared is _NOT_FINITE:
                     is_finite, checksum = False, None
@@ -111,19 +109,19 @@ class ReportColumns:
                     agree = False
         norms = [*(values[0] or () for values in hosted.values()), *replicated.values()] if is_finite else [_NOT_FINITE]
         loss_sum = 0.0
-        for member in sorted(losses):  # not sum(): from Python 3.12 on it compensates for rounding
+        for member in sorted(losses):  # from Python 3.12 on, sum() would compensate for rounding
             loss_sum += losses[member]
         return cls(reports, members, agree, list(chain(*norms)), loss_sum, replayed, compared == {True})
 
     def states(self) -> dict[Worker, set[int]]:
-        """Worker -> the numbers of the states that all its tensor ranks report."""
+        """Return worker -> numbers of the states that all tensor ranks of the worker report."""
         numbers: dict[Worker, set[int]] = {}
         for (worker, _), report in zip(self.members, self.reports.values(), strict=True):
             numbers[worker] = numbers.get(worker, report.states.keys()) & report.states.keys()
         return numbers
 
     def times(self) -> ComputeTimes:
-        """What the workers computed, by their processes of tensor rank 0."""
+        """Return the workers' compute times, as reported by tensor rank 0."""
         rows = zip(self.members, self.reports.values(), strict=True)
         return ComputeTimes.of({worker: report for (worker, rank), report in rows if rank == 0})
 
@@ -133,51 +131,44 @@ def _finite(parts: _Parts | None) -> _Parts | None:
 
 
 NEAR = 0.5
-"""Share of the clipping limit from which a norm counts as near."""
+"""Share of the clipping limit from which a norm counts as near the limit."""
 MOST_LINKS = 24
-"""Other processes that a report has the times of messages of, in about 50 bytes each."""
+"""Peers for which a report carries message times, about 50 bytes each."""
 WINDOW = 4
-"""Iterations whose norms are looked at."""
+"""Recent iterations whose norms decide the step mode."""
 
 
 def step_mode(recent: Sequence[float], clip: float) -> StepMode:
-    """How an iteration steps whose predecessors had the norms `recent`: staggered if none came near the limit.
+    """Choose the next step mode: staggered if the last `WINDOW` norms are finite and below half of the limit.
 
-    A wrong step costs an iteration and a new generation, the barrier a part of an iteration, so a step should be wrong
-    far less than once in five times. Norms drift slowly but scatter from one iteration to the next; half the limit, in
-    each of the last four, leaves a factor of two for both. A norm that is not finite is not below anything.
+    A wrong staggered step costs an iteration and a new generation, the barrier only part of an iteration. So a step
+    should be wrong far less than once in five times. Norms drift slowly but scatter between iterations.
     """
     window = recent[-WINDOW:]
     return "staggered" if window and all(norm < NEAR * clip for norm in window) else "barrier"
 
 
 def clip_factor(clip: float, norm_squared: float) -> float:
-    """Factor on all gradients that brings a global norm above `clip` down to it: min(1, clip / (norm + 1e-6)).
-
-    Whether the norm is finite is for the caller to test first.
-    """
+    """Factor on all gradients that clips a finite global norm: min(1, clip / (norm + 1e-6))."""
     return min(1.0, clip / (math.sqrt(norm_squared) + 1e-6))
 
 
 def is_right(commit: Commit) -> bool:
-    """Whether a staggered step, taken with clip factor 1, was the step that the commit asks for."""
+    """Return whether a staggered step, taken with clip factor 1, was the step that the commit requires."""
     return commit.clip_factor == 1.0
 
 
 def soonest_end(step: int, mode: StepMode, before: Commit | None) -> int:
-    """The first iteration after which all workers can still stop together when `step` commits.
+    """Return the first iteration after which all workers can stop together when `step` commits.
 
-    Behind a staggered step the next iteration has begun already, unless the commit before `step` announced that it
-    would be the last.
+    After a staggered step the next iteration has begun already, unless the previous commit announced `step` as the
+    last.
     """
     return step if mode == "barrier" or (before is not None and before.last == step) else step + 1
 
 
 def exact_parts(addends: Sequence[float]) -> list[float]:
-    """A few numbers with the very sum of `addends`, before any rounding; not a number if one addend is not finite.
-
-    Each is the correctly rounded rest that the ones before leave, so three are rarely too few.
-    """
+    """Return a few numbers (rarely over three) with the exact sum of `addends`; NaN if an addend is not finite."""
     if not all(map(math.isfinite, addends)):
         return [math.nan]
     parts: list[float] = []
@@ -187,16 +178,10 @@ def exact_parts(addends: Sequence[float]) -> list[float]:
 
 
 def decide(job: Job, step: int, reports: ReportColumns, recent: Sequence[float] = ()) -> Commit:
-    """What the reports of all live workers amount to: mean loss, global norm, clip factor (None: not finite).
+    """Compute the commit from the reports of all live workers: mean loss, global norm, clip factor (None: not finite).
 
-    Squared norms are added without rounding on the way, so that the global norm does not depend on how the model is
-    split into stages.
-
-    Args:
-        recent: norms of the iterations before, the oldest first.
-
-    Raises:
-        Disagreement: two hosts of a stage hold different gradients, or tensor ranks of what they should hold alike.
+    Squared norms are added exactly, so the global norm does not depend on the split into stages. `recent` holds the
+    norms of the previous iterations, oldest first. Raises Disagreement if hosts of a stage, or tensor ranks, differ.
     """
     if not reports.agree:
         compare(step, reports.reports, names_of_numbers(job))
@@ -216,7 +201,7 @@ def decide(job: Job, step: int, reports: ReportColumns, recent: Sequence[float] 
 
 
 def names_of_numbers(job: Job) -> Callable[[int], str]:
-    """What gives the words for a number that reports have: of a stage, or of a shard where the optimizer is sharded."""
+    """Return a function that names a number in reports: a stage, or a shard if the optimizer is sharded."""
     if not job.train.sharded_optimizer:
         return stage_name
     shards = Shards(job, Hosts.at_start(job, None))
@@ -224,17 +209,13 @@ def names_of_numbers(job: Job) -> Callable[[int], str]:
 
 
 def evaluation_report(losses: Sequence[tuple[float, float]]) -> EvaluationReport:
-    """What a worker reports of an evaluation, given the sum of losses and the tokens of each micro-batch."""
+    """Build a worker's evaluation report from (sum of losses, tokens) of each micro-batch."""
     sums, tokens = ([pair[place] for pair in losses] for place in (0, 1))
     return EvaluationReport(exact_parts(sums), exact_parts(tokens))
 
 
 def evaluate(step: int, reports: Mapping[str, EvaluationReport]) -> Evaluated:
-    """The result of an evaluation from the reports of all processes.
-
-    Sums are added without rounding on the way, so that they do not depend on who ran which micro-batch. Tensor ranks
-    have them in common, and those of the first count.
-    """
+    """Compute the result of an evaluation; exact sums make it independent of the assignment of micro-batches."""
     counted = [report for member, report in reports.items() if split_member(member)[1] == 0]
     losses = math.fsum(part for report in counted for part in report.losses)
     tokens = math.fsum(part for report in counted for part in report.tokens)
@@ -242,21 +223,13 @@ def evaluate(step: int, reports: Mapping[str, EvaluationReport]) -> Evaluated:
 
 
 def only_generation(workers: Sequence[Worker], before: int = -1) -> GenerationRecord:
-    """The one generation of a run in which nobody fails, so that nobody coordinates; its workers play themselves.
-
-    Args:
-        before: the iteration before its first.
-    """
+    """Return the only generation of a run without failures and leader, after the iteration `before`."""
     names = [str(worker) for worker in workers]
     return GenerationRecord(1, names, {name: name for name in names}, "", committed=before)
 
 
 def commit_of(job: Job, step: int, steps: int, reports: Mapping[str, Report]) -> Commit:
-    """The commit of `step` in such a run of `steps` iterations, whose stages step with the barrier.
-
-    Raises:
-        RunError: hosts hold different bits, or made different things of one micro-batch.
-    """
+    """Return the commit of `step` in a run without a leader. Raises RunError if hosts disagree."""
     columns = ReportColumns.of(reports)
     commit = decide(job, step, columns)
     if unlike := count_votes(step, votes_of(columns.replayed)):
@@ -268,12 +241,12 @@ def commit_of(job: Job, step: int, steps: int, reports: Mapping[str, Report]) ->
 
 
 class Comparison(NamedTuple):
-    """The hosts of each stage compare the state after `step`.
+    """A comparison of the state after `step` between the hosts of each stage.
 
     Attributes:
-        step: the iteration that the state is from; -1 for the initial one.
+        step: the iteration that produced the state; -1 for the initial state.
         is_kept: whether the state is also kept.
-        besides: step of the state that stays kept with it; None for the newest of those kept before.
+        besides: step of the older state to keep; None for the newest state kept before.
     """
 
     step: int
@@ -282,13 +255,13 @@ class Comparison(NamedTuple):
 
 
 def comparison(iteration: int, first: int, every: int, rounds: int, verified: int | None) -> Comparison | None:
-    """The comparison of the state that `iteration` begins with; None where it is not compared.
+    """Return the comparison for the state at the start of `iteration`; None if the state is not compared.
 
     Args:
-        first: iteration of the generation.
-        every: iterations from one comparison to the next, counted from iteration 0; 0 for none.
-        rounds: iterations in which everything is replayed once; 0 where nothing is.
-        verified: step of the state to go back to when the generation began; None where there was none.
+        first: first iteration of the generation.
+        every: iterations between comparisons, counted from iteration 0; 0 for none.
+        rounds: iterations after which all work has been replayed once; 0 without replays.
+        verified: step of the verified state at the start of the generation; None if there was none.
     """
     if not every:
         return None
@@ -310,17 +283,17 @@ def _least_multiple(factor: int, at_least: int) -> int:
 def verified_after(
     record: GenerationRecord, has_states: bool, holds: Callable[[], str] | None = None
 ) -> tuple[Verified | None, Verified | None]:
-    """(state to go back to, candidate) once the iteration after the record is committed.
+    """Return (verified state, candidate) after the iteration that follows the record is committed.
 
     Args:
-        has_states: whether the hosts have compared the states that the iteration began with.
-        holds: gives the name of what workers hold in the states that they have kept; `record.holds` when left out.
+        has_states: whether the hosts have compared the states at the start of the iteration.
+        holds: returns the name of the holdings in the kept states; None for `record.holds`.
     """
     verified, candidate, rounds = record.verified, record.candidate, max(record.rounds, 1)
     if has_states and (candidate is None or record.committed - candidate.step >= rounds):
         held = record.holds if holds is None else holds()
         candidate = Verified(record.committed, _without_orders(record.commit), holds=held)
-        if verified is None or verified.step == candidate.step:  # kept again, also by workers that have joined
+        if verified is None or verified.step == candidate.step:  # kept again, now also by workers that joined
             verified = candidate
     if candidate is not None and record.committed + 1 - candidate.step >= rounds:
         verified = candidate
@@ -328,7 +301,6 @@ def verified_after(
 
 
 def _without_orders(commit: Commit | None) -> Commit | None:
-    """The commit for workers that go on from it later: what it announced has been done."""
     if commit is None:
         return None
     return msgspec.structs.replace(commit, last=None, finished=False, checkpoint=False, evaluate=False)

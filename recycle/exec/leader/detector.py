@@ -1,15 +1,13 @@
-"""The failure detector: finds dead and hung workers in the heartbeats, and says whom to fence when two are cut off.
+"""Failure detector: finds dead and hung workers by heartbeats and selects the worker to fence after a network cut.
 
-A heartbeat comes from a thread that only sends a message to the agent: the thread stands still when the process
-does, or when something holds the interpreter lock. It tells how far the main thread is, what it is doing, and the
-longest that such an operation has taken this process lately. So a hang shows when the operation at hand lasts a
-multiple of that, on any model and machine; before it has been done once, it may compile, load or warm up, and more
-patience is due. A worker that waits for others never counts as hung; the worker that it waits for may. Where all wait,
-none of them can be blamed: `standstill` says for how long they have.
+A separate thread sends heartbeats to the agent. The thread stops when the process stops or when a call holds the
+interpreter lock. A heartbeat contains the main thread's progress, the current operation, and the longest recent
+duration of that operation in this process. An operation counts as hung after a multiple of that duration, on any model
+and machine. The first run of an operation may compile, load or warm up, and has a longer limit. A worker that waits for
+others never counts as hung. If all workers wait, none can be blamed; `standstill` returns how long they have waited.
 
-A silence counts only while the leader itself ran, because a machine that starves it starves the workers. Nor does
-it count as far as the median process is silent too, up to a second deadline, because many workers on few cores starve
-together.
+Silence counts only while the leader itself runs, because an overloaded machine also starves the workers. The silence of
+the median process is subtracted, up to a second deadline, because many workers on few cores starve together.
 """
 
 from __future__ import annotations
@@ -27,21 +25,21 @@ from recycle.job import PricedJob
 from recycle.job.shape import Worker
 
 Beats = npt.NDArray[np.void]
-"""A row of `BEAT` for each process of a job, in the order of the job's members."""
+"""One `BEAT` row per process of a job, in the order of the job's members."""
 BEAT = np.dtype([("beats", "i8"), ("progress", "i8"), ("waiting", "?"), ("doing", "U20"), ("longest", "f8")])
-"""The attributes of `Heartbeat`, in their order; `longest` is NaN where it is None."""
+"""The attributes of `Heartbeat`, in order; `longest` is NaN where the attribute is None."""
 _NO_BEAT = Heartbeat(-1, -1, True, "start", None)
 
 
 class FailureDetector:
-    """Judges the heartbeats of a run. What it knows of each process is a row of columns, in the order of their names.
+    """Judges the heartbeats of a run. Columns hold one row per process, in the order of the process names.
 
     Args:
-        job: its `[membership]` section holds every deadline.
+        job: the `[membership]` section has every deadline.
 
     Attributes:
-        beats: the last heartbeat of each process; its `beats` are -1 before the first.
-        are_due: they are to be judged now, as agents have had the time to send newer ones.
+        beats: last heartbeat of each process; the counter `beats` is -1 before the first.
+        are_due: judge heartbeats now; agents have had time to send newer ones.
     """
 
     def __init__(self, job: PricedJob) -> None:
@@ -54,7 +52,7 @@ class FailureDetector:
         self.are_due = True
         self._last = np.zeros(count, BEAT)
         self._since = np.zeros((3, count))
-        # When a heartbeat came, when it told of progress or of waiting, and when of progress.
+        # Times of the last heartbeat, of the last progress or wait, and of the last progress.
         self._changed, self._progressed, self._advanced = self._since
         self._patience = np.zeros(count)
         self._is_watched = np.zeros(count, bool)
@@ -62,17 +60,16 @@ class FailureDetector:
         self._found: tuple[Collection[Worker], Integers] = frozenset(), np.zeros(0, np.int64)
 
     def take(self, heartbeats: Mapping[str, Heartbeat]) -> None:
-        """Processes, by their names, have sent these. Those of unknown processes are ignored."""
+        """Take heartbeats by process name; heartbeats of unknown processes are ignored."""
         for member, beat in heartbeats.items():
             if (place := self._places.get(member)) is not None:
                 self.beats[place] = astuple(beat)
 
     def end(self, members: Iterable[str]) -> None:
-        """These processes have ended."""
+        """Note that these processes have ended."""
         self.take(dict.fromkeys(members, _NO_BEAT))
 
     def _places_of(self, workers: Collection[Worker]) -> Integers:
-        """Places of the workers' processes; those of a set are remembered until another one comes."""
         if self._found[0] != workers:
             firsts = worker_indices(workers, self._ranks) * self._processes
             self._found = frozenset(workers), (firsts[:, None] + np.arange(self._processes)).ravel()
@@ -81,15 +78,15 @@ class FailureDetector:
     def lost(
         self, live: Collection[Worker], now: float, done: Collection[str] = (), *, is_starting: bool = False
     ) -> dict[Worker, str]:
-        """Workers with a process without heartbeat, or without progress while it has work, each with why.
+        """Return lost workers with the cause: a process has no heartbeat, or no progress while it has work.
 
-        Where heartbeats are not due nobody is judged, and the time counts for nobody.
+        If heartbeats are not due, no worker is judged, and the time does not count.
 
         Args:
             now: monotonic seconds.
-            done: processes that have nothing more to do, and may be silent.
-            is_starting: the workers start up, in which imports may hold the interpreter lock: they may be silent for as
-                long as that takes.
+            done: finished processes, which may be silent.
+            is_starting: the workers start up; imports may hold the interpreter lock, so silence is allowed up to
+                `warm_up`.
         """
         if not self.are_due:
             return {}
@@ -117,19 +114,17 @@ class FailureDetector:
         return lost
 
     def _watch(self, fresh: Integers, now: float) -> None:
-        """Processes that are watched for the first time have time to start."""
         self._since[:, fresh] = now
         self._patience[fresh] = max(self._limits.warm_up, self._limits.dead_after)
         self._last[fresh] = np.array(astuple(_NO_BEAT), BEAT)
         self._is_watched[fresh] = True
 
     def _take(self, places: Integers, now: float) -> None:
-        """Take the beats that are new."""
         beats = self.beats
         counts = beats["beats"][places]
         places = places[(counts != self._last["beats"][places]) & (counts >= 0)]
         before, beats = self._last[places], beats[places]
-        # The first that is seen of a process may be the last that the one before it has left.
+        # The first heartbeat seen of a process may be a leftover of its predecessor.
         is_later = before["beats"] >= 0
         advanced = is_later & (beats["progress"] != before["progress"])
         self._advanced[places[advanced]] = now
@@ -139,21 +134,21 @@ class FailureDetector:
         self._last[places] = beats
 
     def standstill(self, live: Collection[Worker]) -> float:
-        """Seconds for which all processes of the workers have waited and none has made progress, when last judged."""
+        """Seconds for which all processes of the workers have waited without progress, when last judged."""
         places = self._places_of(live)
         if not len(places) or not self._last["waiting"][places].all():
             return 0.0
         return max(0.0, self._looked - float(self._advanced[places].max()))
 
     def stuck(self, live: Collection[Worker], seconds: float) -> set[Worker]:
-        """Workers with a process that does not wait and has made no progress for so long, when last judged."""
+        """Workers with a process that does not wait and has made no progress for `seconds`, when last judged."""
         places = self._places_of(live)
         is_stuck = ~self._last["waiting"][places] & (self._looked - self._advanced[places] > seconds)
         numbers = (places[is_stuck] // self._processes).tolist()
         return {Worker(*divmod(number, self._ranks)) for number in numbers}
 
     def _common_silence(self, silences: Floats) -> float:
-        """Seconds that the median process is overdue, up to `dead_after`: half of them then wait for a core."""
+        """An overdue median process means that half of the processes wait for a core."""
         if len(silences) < 2:
             return 0.0
         middle = (len(silences) - 1) // 2
@@ -161,35 +156,31 @@ class FailureDetector:
         return min(max(0.0, overdue), self._limits.dead_after)
 
     def patience(self, longest: npt.ArrayLike) -> Floats:
-        """Seconds that operations may take before they count as hung.
-
-        Args:
-            longest: seconds that such ones have taken lately, not a number for the process's first.
-        """
+        """Seconds before operations count as hung, by longest recent duration (NaN for the first)."""
         limits = self._limits
         first = max(limits.hung_after, limits.warm_up, limits.hung_factor * self._profiled)
         usual = np.maximum(limits.hung_after, limits.hung_factor * np.asarray(longest))
         return np.where(np.isnan(longest), first, usual)
 
     def patience_with(self, worker: Worker) -> float:
-        """Seconds that the worker's operation may take, by its last heartbeat."""
+        """Seconds that the worker's current operation may take, by its last heartbeat."""
         places = self._places_of([worker])
         found = self._patience[places[self._is_watched[places]]]
         return float(found.max()) if len(found) else self._limits.warm_up
 
     def forget(self, workers: Collection[Worker]) -> None:
-        """The next heartbeats of these workers come from other processes, or are judged anew."""
+        """Reset the workers' heartbeats, because new processes follow or the old ones are judged from the start."""
         self._is_watched[self._places_of(workers)] = False
 
     def is_silent(self, worker: Worker, now: float) -> bool:
-        """Whether a heartbeat is well overdue, though not long enough to be dead."""
+        """Whether a process of the worker has been silent for over half of `dead_after`."""
         places = self._places_of([worker])
         is_overdue = now - self._changed[places] > self._limits.dead_after / 2
         return bool((is_overdue & self._is_watched[places]).any())
 
 
 def profiled_seconds(job: PricedJob) -> float:
-    """The longest instruction by the job's profile; 0 when `[times]` is not in seconds."""
+    """Duration of the longest instruction by the job's profile; 0 if `[times]` is not in seconds."""
     scale = job.seconds_per_unit
     if scale is None:
         return 0.0
@@ -205,14 +196,14 @@ def whom_to_fence(
     silent: Collection[Worker] = (),
     hosts: Mapping[Worker, int] | None = None,
 ) -> Worker | None:
-    """Which of two workers that cannot reach each other to fence, so that the other can go on.
+    """Select which of two workers that cannot reach each other to fence.
 
-    A worker that is silent, if any; else one that joins and has no state yet; else the one whose state has more live
-    hosts, because its loss costs less; of equals the later position. Never a last host: None when both are.
+    Prefer a silent worker, then a joining worker without state, then the worker whose state has more live hosts, then
+    the later position. A last host is never fenced: return None if both are last hosts.
 
     Args:
         live: the workers that hold state.
-        hosts: worker -> live hosts of the unit of its state that has fewest; those of its rank when left out.
+        hosts: worker -> number of live hosts of its rarest unit; None for the number of hosts of its rank.
     """
     if hosts is None:
         hosts = {worker: sum(peer.rank == worker.rank for peer in live) for worker in pair}

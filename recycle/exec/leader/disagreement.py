@@ -1,20 +1,20 @@
-"""Finds where reports of one iteration disagree about numbers that must have the same bits, and who is odd: pure.
+"""Finds disagreements between the reports of one iteration, and the worker at fault: pure functions.
 
-The hosts of a stage hold the same sums of gradients once these are reduced, and the tensor ranks of a worker the same
-loss and the same gradients of what they do not cut between them. A worker reports the squared norms, and a checksum in
-which every bit of the sums counts. A difference comes from hardware: memory that changed, or a sum that went wrong on
-one host only. Every so often the hosts of a stage also report checksums of the state that the iteration began with.
+After reduction, the hosts of a stage hold the same gradient sums. The tensor ranks of a worker hold the same loss and
+the same gradients of replicated parameters. A worker reports squared norms and a checksum over every bit of the sums.
+Hardware faults cause differences: corrupted memory, or a wrong sum on one host. At a fixed interval the hosts of a
+stage also report checksums of the state at the start of the iteration.
 
-Who is odd: a worker whose own tensor ranks disagree, and whoever differs from more than half of the stage's hosts. Of
-two hosts that differ, or of groups of which none is more than half, nobody can say.
-Limits: what is wrong in the same way on all hosts (one host's addend, summed by all) is not seen in sums and states.
+A worker is odd if its own tensor ranks disagree, or if the worker differs from more than half of the stage's hosts.
+Between two hosts, or without a majority, the fault cannot be attributed.
+Limits: an error that all hosts share (one host's wrong addend in all sums) does not show in sums and states.
 
-**Replays.** A host that runs a micro-batch and those that replay it each report checksums of what came out. Whoever
-differs from more than half of them is odd. Of two that differ nobody can say which is right. So the iteration is
-repeated, and all other hosts of the stage replay what is disputed: then a third host votes, or, where a fault has
-passed, the two agree, and who differs from that now in what it said before is odd. A worker of several tensor ranks
-votes once with each, against the same rank of the others.
-Limits: where none of those that differed said before what all say now, they had other inputs, and nobody is odd.
+**Replays.** A host that runs a micro-batch and the hosts that replay it each report checksums of the results. A worker
+that differs from more than half of them is odd. Between two, the fault cannot be attributed, so the iteration is
+repeated and all other hosts of the stage replay the disputed micro-batch. Then a third host votes. If the fault was
+transient, the two hosts agree, and the host whose earlier result differs is odd. A worker with several tensor ranks
+votes once per rank, against the same rank of the others.
+Limits: if no earlier result equals the result that all hosts now agree on, the inputs differed, and no worker is odd.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NOT_FINITE = (math.nan,)
 
 @dataclass(frozen=True)
 class Bit:
-    """The one bit of a process's state that differs from its peers'."""
+    """The single bit of a process's state that differs from its peers' states."""
 
     worker: str
     tensor_rank: int
@@ -46,19 +46,19 @@ class Bit:
 
 
 class Disagreement(RunError):
-    """Workers hold, or have made, different numbers where they must be the same.
+    """Workers hold or computed different numbers that must be equal.
 
     Attributes:
         step: the iteration.
-        differences: in words.
-        odd: worker -> what it holds or made that others did not; empty when nobody can say who is wrong.
-        held: worker -> what it reported, of all workers that the difference is between.
-        is_of_state: states differ, which no repetition mends.
-        ranks: the stages in which tensor ranks of a worker hold different things, and no states differ. What was wrong
-            in one of them has spread through the sums to others: it says little of who computed wrong.
-        bits: of states, where one bit explains the difference.
-        disputed: micro-batches of which different things were made, and nobody can say who is wrong.
-        parts: for events, what differs in what the odd ones made of a micro-batch.
+        differences: descriptions of the differences.
+        odd: worker -> description of its deviation; empty if the fault cannot be attributed.
+        held: worker -> its report as text, for all workers that the difference concerns.
+        is_of_state: states differ; repeating the iteration does not help.
+        ranks: stages in which tensor ranks of a worker differ while no states differ. The error may have spread from
+            another stage through the sums, so the stage is weak evidence of the faulty worker.
+        bits: differing bits of states, where a single bit explains the difference.
+        disputed: micro-batches with different results whose fault cannot be attributed.
+        parts: for events, the differing results of odd workers for a micro-batch.
     """
 
     def __init__(self, step: int) -> None:
@@ -83,30 +83,26 @@ class Disagreement(RunError):
         return bool(self.disputed or self.parts)
 
     def accuse(self, worker: str, did: str) -> None:
-        """The worker is odd."""
+        """Mark the worker as odd."""
         self.odd.setdefault(worker, f"it {did}")
         self.differences.append(f"worker {worker} {did}")
 
 
 def stage_name(number: int) -> str:
-    """A stage in words; also the one whose live parameters a number stands for."""
+    """Return a stage as text; a number from `PARAMETERS` on stands for the live parameters of a stage."""
     return f"stage {number % PARAMETERS}"
 
 
 def names(workers: Sequence[str]) -> str:
-    """Workers in words."""
+    """Return workers as text."""
     return ("workers " if len(workers) > 1 else "worker ") + " and ".join(workers)
 
 
 def compare(step: int, reports: Mapping[str, Report], named: Callable[[int], str] = stage_name) -> None:
-    """Raise Disagreement if the reports of `step` disagree.
+    """Raise Disagreement if the reports of `step` (all processes of each worker, all hosts of each stage) disagree.
 
-    Args:
-        reports: process -> its report; all processes of each worker, all hosts of each stage.
-        named: gives the words for the number under which reports have a stage, or a shard of one.
-
-    Live parameters that differ accuse somebody only where all states of optimizers agree: a wrong state spreads to the
-    live parameters of hosts that do not hold it.
+    Differing live parameters accuse a worker only if all optimizer states agree, because a wrong state spreads to the
+    live parameters of hosts without that state. `named` names a stage's or shard's number.
     """
     workers: dict[str, list[Report]] = defaultdict(list)
     for member in sorted(reports, key=split_member):
@@ -127,7 +123,7 @@ def compare(step: int, reports: Mapping[str, Report], named: Callable[[int], str
         states: dict[str, object] = {
             worker: tuple(report.states[number] for report in workers[worker])
             for worker in hosts
-            if all(number in report.states for report in workers[worker])  # one that is still copied is not compared
+            if all(number in report.states for report in workers[worker])  # not while the state is copied
         }
         gradients: dict[str, object] = {
             worker: tuple(_gradient(report, number) for report in workers[worker]) for worker in hosts
@@ -154,13 +150,12 @@ def compare(step: int, reports: Mapping[str, Report], named: Callable[[int], str
         return
     if not found.is_of_state:
         found.ranks = sorted({number for worker in unlike for number in workers[worker][0].norms})
-    if not (found.is_of_state and found.odd):  # a wrong state has spread to tensor ranks of all hosts
+    if not (found.is_of_state and found.odd):  # a wrong state spreads to tensor ranks of all hosts
         found.odd = unlike | found.odd | unlike
     raise found
 
 
 def _bits(worker: str, ranks: Sequence[Report], of_peer: Sequence[Report], stage: int) -> Iterator[Bit]:
-    """The bits of a worker's states that differ from a peer's, as far as there is one in each."""
     for rank, (own, other) in enumerate(zip(ranks, of_peer, strict=True)):
         if own.states[stage] != other.states[stage]:
             place = differing_bit(Checksum(*own.states[stage]), Checksum(*other.states[stage]))
@@ -169,10 +164,7 @@ def _bits(worker: str, ranks: Sequence[Report], of_peer: Sequence[Report], stage
 
 
 def _unlike_ranks(ranks: Sequence[Report], named: Callable[[int], str]) -> str:
-    """What the tensor ranks of one worker should have in common, and have not; empty when they have it all.
-
-    Of what is not finite each rank sums its own part only.
-    """
+    """If gradients are not finite, each rank sums only its own part, so ranks may differ."""
     losses = {report.loss for report in ranks}
     if len(losses) > 1 and all(loss is None or math.isfinite(loss) for loss in losses):
         return "losses"
@@ -184,7 +176,6 @@ def _unlike_ranks(ranks: Sequence[Report], named: Callable[[int], str]) -> str:
 
 
 def _gradient(report: Report, stage: int) -> tuple[object, ...]:
-    """What a process says of a stage's gradients. Bits of what is not finite mean nothing."""
     parts = _parts(report.norms[stage]), _parts(report.replicated.get(stage, []))
     return *parts, None if _NOT_FINITE in parts else report.checksums.get(stage)
 
@@ -194,7 +185,6 @@ def _parts(parts: Sequence[float]) -> tuple[float, ...]:
 
 
 def _text(ranks: Sequence[Report], stages: Iterable[int], named: Callable[[int], str]) -> str:
-    """What the processes of a worker have reported of these stages."""
     texts = []
     for report in ranks:
         for stage in stages:
@@ -206,24 +196,24 @@ def _text(ranks: Sequence[Report], stages: Iterable[int], named: Callable[[int],
 
 
 class Voted(NamedTuple):
-    """What workers vote on: a stage's work on a micro-batch, as far as one tensor rank of each has it."""
+    """The subject of a vote: a stage's work on a micro-batch, in one tensor rank."""
 
     checked: Checked
     tensor_rank: int = 0
 
 
 Votes = Mapping[Voted, Mapping[str, MicroBatchChecksums]]
-"""What was replayed -> worker -> what it made of it, the one whose work it is first."""
+"""Subject -> worker -> its results; the worker that owns the work is first."""
 
 
 def replayed_as(checked: Checked, made: MicroBatchChecksums, is_home: bool) -> Replayed:
-    """What a worker reports of it."""
+    """Build a worker's report of a replayed micro-batch."""
     sums = tuple(number for checksum in made for number in checksum)
     return Replayed(checked.stage, *checked.micro_batch, is_home, sums)
 
 
 def votes_of(said: Iterable[tuple[str, Replayed]]) -> Votes:
-    """What (process, report) come to; what only one worker speaks of is left out."""
+    """Group (process, report) by subject; subjects with only one worker are omitted."""
     found: dict[Voted, dict[str, MicroBatchChecksums]] = {}
     for process, one in sorted(said, key=lambda pair: not pair[1].is_home):
         worker, rank = split_member(process)
@@ -234,11 +224,7 @@ def votes_of(said: Iterable[tuple[str, Replayed]]) -> Votes:
 
 
 def count_votes(step: int, votes: Votes, before: Votes | None = None) -> Disagreement | None:
-    """Who is odd, and what is disputed; None where all agree.
-
-    Args:
-        before: the votes of the same iteration when it ran before and something was disputed.
-    """
+    """Return the odd workers and disputed micro-batches, or None; `before` holds votes of a disputed earlier run."""
     found = Disagreement(step)
     for voted, made_by in votes.items():
         (stage, micro_batch), rank = voted
@@ -267,10 +253,7 @@ def count_votes(step: int, votes: Votes, before: Votes | None = None) -> Disagre
 def _contradicted(
     before: Mapping[str, MicroBatchChecksums], value: MicroBatchChecksums
 ) -> dict[str, MicroBatchChecksums]:
-    """Those who said before what all others deny now.
-
-    What differed first counts: what came behind that may have been made of it, also by who was right.
-    """
+    """Only the first differing tensor counts: later tensors may derive from it, also on a correct worker."""
     for place, now in enumerate(value):
         if len({made[place] for made in before.values()}) > 1:
             wrong = {worker: made for worker, made in before.items() if made[place] != now}
@@ -279,7 +262,6 @@ def _contradicted(
 
 
 def _differences(one: MicroBatchChecksums, other: MicroBatchChecksums) -> dict[str, dict[str, int]]:
-    """Tensor that differs -> index of the word of 32 bits and the bit, where one bit explains it."""
     found: dict[str, dict[str, int]] = {}
     for tensor, mine, its in zip(PARTS, one, other, strict=True):
         if mine != its:

@@ -1,28 +1,22 @@
-"""Drift: what the workers' own clocks say, held against the profile that the plan in use was made for.
+"""Drift: compares the workers' measured times with the profile that the plan in use was made for.
 
-With each commit come the seconds that every worker's F, I, W and B took on its own clock, without any wait for peers,
-and what its messages took. Of these three things are estimated:
+Each commit brings the seconds of every worker's F, I, W and B, without waits, and of its messages. Three quantities are
+estimated (docs/guides/profile.md has the numbers):
 
-    speed of a worker   its time per micro-batch over that of its stage's hosts (their lower median)
-    time of a stage     of F, I and W each: over the profile's, as a share of the middle one of all stages and kinds
-    price of a link     the lower quartile of what its messages took
+    speed of a worker   time per micro-batch relative to the hosts of its stage (their lower median)
+    time of a stage     for F, I and W each: relative to the profile, as a share of the median stage and kind
+    price of a link     the lower quartile of its messages' durations
 
-The first two are ratios, so that neither a job's unit of time nor what slows all alike counts. An estimate stands when
-more than half of the last N iterations depart from what the plan counts on, on one side, by more than a threshold; it
-is then the median of these. So a single odd iteration never counts, a change is seen after N / 2 + 1 iterations, and
-what a new plan was made for is the new reference: the same threshold lies between it and the next plan, whichever way
-the times go. See docs/guides/profile.md for the numbers.
+An estimate is accepted when more than half of the last N iterations depart from the plan on one side by more than a
+threshold; it is their median, and the reference of the next plan. So a single outlier never counts.
 
-A link is slow in an iteration where its messages take `FACTOR` times as long as the profile says, and as those of the
-middle one of all links; where that is `SHARE` of a typical instruction at least; and where the receiver waited: a
-message that nobody waits for holds nobody up, and the sender of one that comes before its receiver has room for it sees
-a long transfer, whatever the link. A slow link is priced by what its messages took, and by the profile again once that
-is near it.
+A link is slow if its messages take `FACTOR` times as long as in the profile and as on the median link. The excess must
+be at least `SHARE` of a typical instruction, and the receiver must have waited: an early sender sees a slow transfer on
+any link.
 
-Limits: a worker or a link that is not used any more cannot be measured. It is tried again at full speed after `RETRY`
-windows, then after twice as many, and so on. Times are a process's wall clock: on a device that runs ahead of it, or on
-cores that several workers share, they are not compute alone. A link that holds back fewer than three quarters of its
-messages is not found, because receivers that are late make single messages look long; nor are links inside sums.
+Limits: an unused worker or link cannot be measured; it is tried again at full speed after `RETRY` windows, then after
+twice as many, and so on. Times are wall clock, which includes more than computing on asynchronous devices and shared
+cores. A link that delays fewer than three quarters of its messages is not found, nor are links inside reductions.
 """
 
 from __future__ import annotations
@@ -46,21 +40,25 @@ from recycle.job.profile import Link, Profile
 from recycle.job.shape import Shape, Worker
 
 LEAST_SECONDS = 1e-3
-"""Mean time of an instruction from which a worker's clock is believed: below, it is the interpreter's and the
-machine's own noise, and re-routing a micro-batch saves less than a new generation costs for a long time."""
+"""Mean seconds of an instruction below which times are not trusted: noise of interpreter and machine dominates.
+
+Re-routing a micro-batch of shorter instructions saves less than a new generation costs.
+"""
 RETRY = 4
-"""Windows after which what is slow and not used is tried again; each time it is slow again, twice as many."""
+"""Windows after which an unused slow worker or link is tried again; doubled each time that it is still slow."""
 FACTOR = 2.0
-"""How many times as long as planned for messages take over a link that counts as slow. Times of messages scatter more
-than those of computing, and a plan that goes around a link is worth a new generation only where it is far slower."""
+"""Ratio of measured to planned message time from which a link counts as slow.
+
+Message times scatter more than compute times, and routing around a link pays only if the link is far slower.
+"""
 SHARE = 0.25
-"""Of a typical instruction's time, what a message must take longer for a plan to be better without."""
+"""Least excess of a message's duration, as a share of a typical instruction, for a plan to avoid the link."""
 LEAST_MESSAGE_SECONDS = 2e-3
-"""Longer messages and waits than this are believed."""
+"""Seconds below which messages and waits are not trusted."""
 FEW_LINKS = 4
-"""Links of which the middle one says what is usual."""
+"""Least number of links for their median to count as usual."""
 MOST_LINKS = 64
-"""Links that are watched at once."""
+"""Most links that are watched at once."""
 
 TIMES = ("backward_input", "backward_weight", "forward")
 """The attributes of Profile that are compared."""
@@ -68,12 +66,7 @@ _IsBeyond = Callable[[npt.ArrayLike, npt.ArrayLike], npt.NDArray[np.bool_]]
 
 
 class Windows:
-    """The last N measurements of many things, a row each.
-
-    Args:
-        rows: how many things.
-        is_beyond: whether a measurement is so much more than another one that it counts.
-    """
+    """The last N measurements of many quantities, one row each; `is_beyond` compares a measurement with a reference."""
 
     def __init__(self, rows: int, iterations: int, is_beyond: _IsBeyond) -> None:
         self._values, self._is_beyond = np.full((rows, iterations), math.nan), is_beyond
@@ -82,18 +75,17 @@ class Windows:
         self._patience = np.full(rows, float(RETRY * iterations))
 
     def add(self, rows: Integers, values: Floats) -> None:
-        """These rows were measured in one more iteration, and no others."""
+        """Add one measurement to each of these rows; other rows stay idle for this iteration."""
         self._idle += 1
         self._idle[rows] = 0
         self._values[rows, self._next[rows]] = values
         self._next[rows] = (self._next[rows] + 1) % self._values.shape[1]
 
     def departed(self, planned: Floats, usual: Floats) -> dict[int, float]:
-        """Row -> the median of its measurements beyond what is planned, on one side, if they are more than half of a
-        whole window; the usual value of a row that is to be tried again.
+        """Return row -> new estimate, for rows that departed from the plan.
 
-        What was measured of such a row does not count then, and the next time comes after twice as many iterations,
-        unless the row is measured to be as usual.
+        The estimate is the median of the measurements beyond the plan, if more than half of a window is on one side. An
+        idle row that is due for a retry gets its usual value, and twice the wait before the next retry.
         """
         found: dict[int, float] = {}
         values = self._values
@@ -109,20 +101,19 @@ class Windows:
         return found
 
     def is_usual(self, row: int, usual: float) -> bool:
-        """Whether no measurement of a whole window is beyond the usual one."""
+        """Return whether a whole window is measured and no measurement is beyond the usual value."""
         values = self._values[row]
         return not (np.isnan(values) | self._is_beyond(values, usual)).any()
 
     def forget(self, row: int) -> None:
-        """The row is of another thing, which is not measured yet."""
+        """Reuse the row for another quantity, without measurements."""
         self._values[row], self._idle[row] = math.nan, -math.inf
         self._patience[row] = RETRY * self._values.shape[1]
 
 
 @dataclass
 class Departure:
-    """The profile that the last iterations show, what has changed in words, and the links that are slow by now, as
-    events name them."""
+    """The measured profile, the changes as text, and the links that are slow now, as events name them."""
 
     profile: Profile
     causes: list[str] = field(default_factory=list)
@@ -134,8 +125,6 @@ class Departure:
 
 
 class _Links:
-    """The links of one run, by sender * workers + receiver; those that were slow once have windows."""
-
     def __init__(self, shape: Shape, profile: Profile, iterations: int) -> None:
         self._shape, self._profile = shape, profile
         self._bytes = max(profile.per_stage("message", shape.stages))
@@ -145,11 +134,6 @@ class _Links:
         self._windows = Windows(MOST_LINKS, iterations, self._is_beyond)
 
     def observe(self, reports: Mapping[Worker, Report], planned: Profile, unit: float) -> None:
-        """Take what messages took in one iteration.
-
-        Args:
-            unit: seconds that the profile's unit of time lasts, as the workers' computing shows.
-        """
         self._unit, ranks, workers = unit, self._shape.ranks, self._shape.worker_count
         links = [link for report in reports.values() for link in report.links]
         own = np.repeat(worker_indices(reports, ranks), [len(report.links) for report in reports.values()])
@@ -159,7 +143,7 @@ class _Links:
         codes, prices = (own * workers + peer)[is_sent], column(links, "seconds", np.float64)[is_sent] / unit
         expected = self._prices(self._profile, codes)
         usual = _lower_median(prices) if len(prices) >= FEW_LINKS else 0.0
-        excess = np.maximum(0.0, usual - expected)  # what all messages take beyond the profile is not this link's
+        excess = np.maximum(0.0, usual - expected)  # the excess common to all messages is not this link's
         prices = np.maximum(expected, prices - excess)
         is_slow = np.isin(codes, waits) & self._is_beyond(prices, np.maximum(expected, usual))
         for code in codes[is_slow].tolist():
@@ -185,7 +169,6 @@ class _Links:
         return np.asarray((price > FACTOR * reference) & (price - reference > least))
 
     def forget(self, worker: int) -> None:
-        """The worker's process has ended; the links of another one in its place are not measured yet."""
         for code in [code for code in self._rows if worker in divmod(code, self._shape.worker_count)]:
             self._forget(code)
 
@@ -193,7 +176,6 @@ class _Links:
         self._windows.forget(self._rows.pop(code))
 
     def depart(self, found: Departure) -> None:
-        """Note the links that the last iterations show to be other ones than the profile says."""
         codes, rows = np.array(list(self._rows), np.int64), list(self._rows.values())
         counted_on, usual = np.full((2, MOST_LINKS), math.nan)
         counted_on[rows], usual[rows] = self._prices(found.profile, codes), self._prices(self._profile, codes)
@@ -225,12 +207,7 @@ class _Links:
 
 
 class DriftMonitor:
-    """Watches the times of one run.
-
-    Args:
-        job: `[membership]` has the threshold of speeds and times, and N. By the ratios of its profile kinds and stages
-            are weighed against each other; where its times are measured ones, those of stages are compared with them.
-    """
+    """Watches the times of one run; compares stage times with the profile only if these are measured in seconds."""
 
     def __init__(self, job: PricedJob) -> None:
         self._shape, self._profile, iterations = job.shape, job.prices, job.membership.drift_iterations
@@ -245,12 +222,10 @@ class DriftMonitor:
         return np.asarray(np.asarray(ratio) > np.asarray(reference) * (1 + self._threshold))
 
     def observe(self, times: ComputeTimes, planned: Profile, *, by_stage: bool = False) -> None:
-        """Take what the live workers report of one iteration.
+        """Take the live workers' reports of one iteration, and the profile that the plan in use was made for.
 
-        Args:
-            planned: the profile that the plan in use was made for.
-            by_stage: workers of a rank do not host the same: each is held against the other hosts of its stages, one by
-                one, and neither stages nor links are compared with the profile.
+        With `by_stage`, workers of a rank host different stages: compare each worker only with the other hosts of its
+        stages.
         """
         count, size = times.count, len(times.workers)
         expected = _of_hosts(times) if by_stage else count * self._expected(times)
@@ -269,7 +244,6 @@ class DriftMonitor:
             self._observe_stages(times, *_costs(count, times.seconds, expected))
 
     def _expected(self, times: ComputeTimes) -> Floats:
-        """What the profile says of one instruction, of each row."""
         none = np.zeros(self._shape.stages)
         table = [sum((self._per_stage[name] for name in _parts(token)), start=none) for token in times.tokens]
         return np.array(table).reshape(-1, self._shape.stages)[times.kind, times.stage]
@@ -284,13 +258,13 @@ class DriftMonitor:
             self._times.add(np.arange(len(usual)), usual / _lower_median(usual))
 
     def forget(self, worker: Worker) -> None:
-        """The worker's process has ended; another one in its place starts unmeasured."""
+        """Forget a worker whose process has ended; its successor starts unmeasured."""
         index = self._shape.worker_index(worker)
         self._speeds.forget(index)
         self._links.forget(index)
 
     def departed(self, planned: Profile) -> Departure | None:
-        """What the last iterations show; None when `planned` still holds. What has not departed stays as planned."""
+        """Return the departures of the last iterations from `planned`; None if `planned` still holds."""
         found, stages = Departure(planned), self._shape.stages
         usual = np.ones(self._shape.worker_count)
         factors = usual.copy()
@@ -316,8 +290,7 @@ class DriftMonitor:
 
 
 def _of_hosts(times: ComputeTimes) -> Floats:
-    """What the same instructions take on the stage's other hosts (the lower median, the row's own worker among them);
-    0 in rows that nothing else can be held against."""
+    """Return the lower median over the stage's hosts, the row's worker included; 0 in rows without another host."""
     rows, expected = times.count > 0, np.zeros(len(times.count))
     count = times.count[rows]
     keys = (times.stage * len(times.tokens) + times.kind)[rows]
@@ -327,8 +300,6 @@ def _of_hosts(times: ComputeTimes) -> Floats:
 
 
 def _costs(count: Floats, seconds: Floats, expected: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """Seconds over what the profile says of the same instructions, and whether that counts: it does not where there
-    are none, or too short ones."""
     is_measured = (count > 0) & (expected > 0) & (seconds >= LEAST_SECONDS * count)
     return np.divide(seconds, expected, out=np.zeros(len(seconds)), where=is_measured), is_measured
 
@@ -338,11 +309,10 @@ def _lower_median(values: Floats) -> float:
 
 
 def _rounded(value: float) -> float:
-    """Three digits: no plan depends on more, and nobody reads more."""
+    """No plan depends on more than three digits."""
     return float(f"{value:.3g}")
 
 
 @cache
 def _parts(token: str) -> tuple[str, ...]:
-    """The attributes of Profile that the time of instructions of this kind is made of."""
     return tuple(name for name in kind_of_token(token).row.seconds if name in TIMES)

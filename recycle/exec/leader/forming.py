@@ -1,10 +1,9 @@
-"""A generation from its proposal to its first iteration, what breaks while it runs, and its end.
+"""Forms a generation, from its proposal to its first iteration, and decides when a generation must form again.
 
-First all workers acknowledge the generation, then all form their groups. A worker that sends heartbeats and does not
-answer before a deadline is fenced, unless it is the last host of a unit; so is a worker that fails twice to form its
-groups although the others could. Of two workers that cannot reach each other although both live, one is fenced. After
-any other failure the same workers form again; so they do where all wait, and none makes progress, for much longer than
-an iteration takes.
+First all workers acknowledge the generation, then all form their groups. A worker that sends heartbeats but misses a
+deadline is fenced, unless it is the last host of a unit. A worker that fails twice to form its groups, while the others
+could, is fenced too. If two live workers cannot reach each other, one is fenced. After any other failure the same
+workers form again, also if all wait without progress for much longer than an iteration.
 """
 
 from __future__ import annotations
@@ -35,27 +34,21 @@ from recycle.exec.protocol import (
 from recycle.job.shape import Worker
 
 ATTEMPTS = 5
-"""Times that the same live set may fail to form or run before the run is given up."""
+"""Failed attempts to form or run with the same live workers before the run is given up."""
 FAILURES = 2
-"""Times that a worker may fail to form its groups before it is fenced."""
+"""Failed attempts of a worker to form its groups before the worker is fenced."""
 GRACE_SECONDS = 1.0
-"""How long the leader waits for a death that explains a failure, before the same workers form again."""
+"""Seconds to wait for a death that explains a failure, before the same workers form again."""
 PLAN_SECONDS = 3600.0
-"""How long a plan that is needed now may take; most have shorter deadlines (planner_process.py)."""
+"""Most seconds to wait for an urgent plan; most plans have shorter deadlines (planner_process.py)."""
 
 
 class StageLost(RunError):
-    """A stage's state is lost, and only a checkpoint can bring it back: it has no live host left, or its hosts hold
-    different states and the wrong one cannot be told."""
+    """A stage has no live host, or its hosts disagree without a culprit: training must restore a checkpoint."""
 
 
 class Forming(Membership):
-    """The state of a run, and how its generations begin and end.
-
-    Attributes:
-        lines: makes the lines of metrics.
-        ends_early: the run was told to end before its last iteration.
-    """
+    """The run's state, and how generations form and end; `ends_early` after a request to end the run."""
 
     def __init__(self, run: RunDescription, now: float) -> None:
         super().__init__(run, now)
@@ -76,14 +69,14 @@ class Forming(Membership):
     # The end of a generation.
 
     def end(self) -> None:
-        """End the current generation: what is undecided is void, and survivors wake up."""
+        """End the current generation: undecided work is void, and survivors wake up."""
         if self.record.generation and self._persisted_phase in ("proposed", "running"):
             self.persist("ended" if self._persisted_phase == "running" else "abandoned")
             self.tell(Stop(self.record.generation))
         self.enter(Phase.BETWEEN)
 
     def fence(self, lost: Mapping[Worker, str]) -> None:
-        """Fence these workers, each for its reason, and end the generation. Raises StageLost."""
+        """Fence workers, each with its reason, and end the generation. Raises StageLost."""
         for worker, how in sorted(lost.items()):
             self.kill(worker)
             self.take_out(worker)
@@ -102,12 +95,11 @@ class Forming(Membership):
             )
 
     def forgive(self) -> None:
-        """Forget who has failed to form, and how often: the cause may have been another one."""
+        """Reset the counts of failed attempts, because their cause may be gone."""
         self._attempts = 0
         self._failures.clear()
 
     def _form_again(self, cause: str) -> None:
-        """The same workers are to form another generation. Raises RunError when they have tried often enough."""
         self._attempts += 1
         if self._attempts >= ATTEMPTS:
             raise RunError(f"gave up after {ATTEMPTS} attempts with the same workers: {cause}")
@@ -116,7 +108,7 @@ class Forming(Membership):
     # From one generation to the next.
 
     def propose(self) -> None:
-        """Let workers leave and join, then propose the next generation as soon as a plan exists."""
+        """Drain and admit workers, then propose the next generation once a plan exists."""
         self.release_leavers()
         if not self.ends_early and not self.admit_rejoins():
             return
@@ -131,7 +123,7 @@ class Forming(Membership):
         live, holdings, commit = self.live, self.holdings, self.record.commit
         self._wanted = wanted = holdings.wanted(plan.hosts, live, self.holders)
         if commit is not None and self.record.is_evaluation_due:
-            commit = msgspec.structs.replace(commit, last=None)  # this generation is new
+            commit = msgspec.structs.replace(commit, last=None)  # the next generation has not announced its end
         roles = {str(worker): str(plan.roles[worker]) for worker in sorted(live)}
         self._failed_since = None
         self.announce(
@@ -152,10 +144,10 @@ class Forming(Membership):
         self.enter(Phase.PROPOSED)
 
     def form(self) -> None:
-        """Once all have acknowledged, all may form."""
+        """Permit forming once all workers have acknowledged the generation."""
         if not self.heard.all_said(Acknowledged):
             if self.waited > (limit := self.limits.form_timeout):
-                # A worker may be in the middle of an operation that nothing can interrupt.
+                # The worker may be in an operation that cannot be interrupted.
                 missing = self.heard.silent(Acknowledged)
                 late = {worker for worker in missing if self.waited > limit + self.detector.patience_with(worker)}
                 self._fence_late(late, f"generation {self.record.generation} was not acknowledged")
@@ -171,7 +163,7 @@ class Forming(Membership):
         self.enter(Phase.FORMING)
 
     def begin_to_run(self) -> None:
-        """Once all groups stand, all may run; a failure to form is tried again with the same workers."""
+        """Permit running once all groups are formed; retry a failed formation with the same workers."""
         if self._fence_cut():
             return
         if self.heard.failed or not self.heard.all_said(Formed):
@@ -195,7 +187,6 @@ class Forming(Membership):
         self._log_spare()
 
     def _judge_formation(self) -> None:
-        """Fence who could not form the groups, or is late, or have the same workers form again."""
         heard, generation = self.heard, self.record.generation
         answers = heard.of(Formed)
         failed = [member for member in heard.members if member in heard.failed] if heard.failed else []
@@ -204,16 +195,13 @@ class Forming(Membership):
         elif heard.all_said(Formed):
             self._form_again(f"worker {failed[0]} could not form generation {generation}: {answers[failed[0]].error}")
         else:
-            # A worker that waits for a late one answers after `form_timeout`, or that of a copy's transfers.
+            # A worker that waits for a late worker answers after `form_timeout`, or after the timeout of a copy.
             limit = 2 * self.limits.form_timeout + (self.limits.transport_timeout if self.record.copies else 0.0)
             late = heard.silent(Formed) if self.waited > limit else set[Worker]()
             self._fence_late(late, f"groups of generation {generation} did not form")
 
     def _blame(self, failed: Mapping[Worker, str]) -> None:
-        """Form again, without the worker that was the first to fail twice.
-
-        The workers that fail first are noted, and a death that explains it is waited for: others fail in consequence.
-        """
+        """Only the workers that fail first are blamed: the other failures may be consequences, also of a death."""
         if self._failed_since is None:
             self._blamed = set(failed)
         if self._may_be_explained():
@@ -228,7 +216,6 @@ class Forming(Membership):
             self._form_again(f"worker {min(self._blamed)} {reason}")
 
     def _may_be_explained(self) -> bool:
-        """Whether a death may follow that explains what the generation has failed with a moment ago."""
         self._failed_since = self.now if self._failed_since is None else self._failed_since
         return self.now - self._failed_since <= GRACE_SECONDS
 
@@ -242,7 +229,6 @@ class Forming(Membership):
             self.fence(dict.fromkeys(late, cause))
 
     def _fence_cut(self) -> bool:
-        """Fence one of the first two workers that cannot reach each other although both live; whether there are any."""
         if self.now < self._judges_cuts_from or not (cuts := self.heard.of(CutOff)):
             return False
         member, message = next(iter(cuts.items()))
@@ -261,7 +247,7 @@ class Forming(Membership):
     # While it runs.
 
     def judge_waits(self) -> None:
-        """Form again where connections broke without a death that explains it, or all wait in vain."""
+        """Form again if connections broke without a death, or all workers wait without progress."""
         if self._fence_cut():
             return
         if (troubles := self.heard.of(Trouble)) and not self._may_be_explained():
@@ -269,13 +255,13 @@ class Forming(Membership):
             return
         seconds, commit = self.detector.standstill(self.live), self.record.commit
         usual = max(self.limits.form_timeout, self.limits.hung_factor * self._longest)
-        if commit is not None and commit.finished and commit.checkpoint:  # which waits for the one before
+        if commit is not None and commit.finished and commit.checkpoint:  # waits for an earlier checkpoint
             usual = max(usual, self.job.train.checkpoint_deadline)
         if seconds > (usual if self._longest else self.limits.transport_timeout):
             self._form_again(f"all workers have waited for {seconds:.0f} s, and none has made progress")
 
     def take_in_copies(self) -> None:
-        """Workers that have copied a shard while the generation runs hold it from now on; the register says so."""
+        """Record copies that finished while the generation runs: the workers hold these shards from now on."""
         said, copied = self.heard.of(CopyProgress), dict[str, list[Copied]]()
         for copy in self.record.behind:
             worker, units, members = Worker.parse(copy.worker), (copy.first, copy.last), self.members(copy.worker)
@@ -293,7 +279,6 @@ class Forming(Membership):
             self._log_spare()
 
     def _log_spare(self) -> None:
-        """Write how many deaths each stage can bear, where that has changed."""
         spare = self.holdings.spare(self.live)
         if spare != self._spare:
             self._spare = spare
@@ -301,8 +286,6 @@ class Forming(Membership):
             self.log("shards", step=self.next_step, generation=generation, further_deaths=deaths)
 
     def _log_copies(self, copied: Mapping[str, Sequence[Copied]], **more: Any) -> None:
-        """Write an event for each worker that has joined, and for what others have copied."""
-
         def log(kind: str, worker: str, copies: Sequence[Copied], **fields: Any) -> None:
             total, seconds = sum(copy.bytes for copy in copies), sum(copy.seconds for copy in copies)
             step = self.next_step

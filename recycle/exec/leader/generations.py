@@ -1,14 +1,13 @@
-"""The generations of a run: what is committed, who computes wrong, and what the workers go back to.
+"""The generations of a run: commits, faulty workers and rollbacks.
 
-Every change takes the same path: end the generation (what is undecided is void, survivors wake up), get a plan for the
-workers that are left, propose the next generation, let all acknowledge it, let all form their groups, let them run. A
-death on the way begins the path again with the next number. The leader alone decides what a silence means.
+Every change takes the same path: end the generation, get a plan for the remaining workers, propose the next generation,
+let all acknowledge, let all form their groups, let them run. A death on the way restarts the path with the next
+generation number. Only the leader interprets silence.
 
-An iteration whose gradient is not finite, or that stepped ahead of a norm which has to be clipped, is repeated. Where
-hosts disagree, whoever is odd is fenced if a peer is left. Else the iteration is repeated once, and then training goes
-back to a checkpoint, once for each iteration. Where states disagree, what was computed since they last agreed may be
-wrong, so training goes back to then. Where hosts made different things of one micro-batch, the iteration is repeated to
-see who is wrong, and then likewise.
+An iteration is repeated if its gradient is not finite, or if a staggered step turns out to need clipping. If hosts
+disagree, the minority host is fenced when a peer survives. Otherwise the iteration is repeated once, then training
+restores a checkpoint, at most once per iteration. If states disagree, training restores the last state that all agreed
+on. If hosts computed different results for a micro-batch, the iteration is repeated to attribute the fault.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ from recycle.ir.replays import Checked
 from recycle.job.shape import MicroBatch, Worker
 
 END_SECONDS, END_ITERATIONS = 5.0, 3.0
-"""A run that is told to end waits so long, and so many times its longest iteration, for the next commit."""
+"""A run that is asked to end waits for the next commit this long: seconds, and multiples of its longest iteration."""
 
 
 class Generations(Forming):
-    """The state of a run, and what comes of its iterations."""
+    """The run's state, and the decisions about its iterations."""
 
     def __init__(self, run: RunDescription, now: float) -> None:
         super().__init__(run, now)
@@ -63,13 +62,10 @@ class Generations(Forming):
     # The beginning.
 
     def adopt(self, begin: Begin, before: GenerationRecord) -> None:
-        """Go on from the register that another leader left, with the workers that it names.
+        """Continue from another leader's register, with the workers that the register names.
 
-        Its last decisions are told again. A generation that runs goes on; of any other what was undecided is void, and
-        workers that copied their state in it copy it again.
-
-        Args:
-            before: the record as that leader proposed it.
+        The last decisions are sent again. A running generation continues; the undecided work of any other is void.
+        `before` is the record as the other leader proposed it.
         """
         cursor, tell = begin.cursor, self.tell
         self.live = parse_workers(before.live)
@@ -85,23 +81,23 @@ class Generations(Forming):
         self._persisted_phase, self._earlier = phase, earlier = cursor.phase, cursor.earlier
         generation, commit = record.generation, record.commit
         self.log("coordinator", node=begin.node, generation=generation, step=self.next_step)
-        for fault, member in self.struck.items():  # also to agents and processes that are new
+        for fault, member in self.struck.items():  # for new agents and processes too
             tell(Strike(fault, member))
         self.heard.begin(record)
-        # Who is silent is not known before heartbeats could have come for a while.
+        # Silence cannot be judged before heartbeats had time to arrive.
         self._judges_cuts_from = self.now + self.limits.dead_after / 2 + 2 * self.limits.heartbeat
         has_run = phase in ("running", "ended")
         self._take_up(record.holds if has_run else record.held)
-        if phase in ("proposed", "running"):  # one that is over from the start is for no process
+        if phase in ("proposed", "running"):  # no process takes part in an abandoned generation
             tell(Propose(record))
         if phase == "running":
             tell(Permit(generation, "form"))
             tell(Permit(generation, "run"))
         elif phase != "proposed":  # the last leader may not have told all
             tell(Stop(generation))
-        if earlier is not None:  # a process that has not heard of it waits for it
+        if earlier is not None:  # a process without this commit waits for it
             tell(Committed(generation, earlier))
-        if commit is not None and record.plan:  # without a plan it is the record of a restart
+        if commit is not None and record.plan:  # the record of a restart has no plan
             tell(Committed(generation, commit))
             if record.evaluated is not None and record.evaluated.step == record.committed:
                 tell(EvaluationResult(generation, record.evaluated))
@@ -117,22 +113,16 @@ class Generations(Forming):
             self._lost_since = self.now
             self.end()
             self.enter(Phase.BETWEEN if record.plan else Phase.STARTING)
-        self.put(Rewind(record.committed))  # the last leader may have gone back and died then
+        self.put(Rewind(record.committed))  # the last leader may have died during a rollback
 
     def _take_up(self, plan: str) -> None:
-        """The workers hold what the plan of this name gives them; empty for what they start with."""
         hosts = self.holdings.named(plan, self.plans.hosts.get)
         if hosts is None:
             raise RunError(f"plan {plan}, which says what the workers hold, is not in the run directory any more")
         self.holdings.take_up(plan, hosts)
 
     def start_over(self, live: Collection[Worker], commit: Commit, generation: int) -> None:
-        """Go on from a checkpoint, from whose state these workers are still to be started.
-
-        Args:
-            commit: of its step.
-            generation: the last one.
-        """
+        """Continue from a checkpoint's commit; the workers are still to be started. `generation` is the last one."""
         self.record = GenerationRecord(generation, [], {}, "", committed=commit.step, commit=commit)
         self.live = set(live)
         self.joined.clear()
@@ -147,18 +137,20 @@ class Generations(Forming):
 
     @property
     def end_patience(self) -> float:
-        """Seconds that a run which is told to end waits for the iteration after which all can stop together."""
+        """Seconds that an ending run waits for the iteration after which all workers can stop together."""
         half = self.limits.grace / 2
         return min(half, max(END_SECONDS, END_ITERATIONS * self._longest)) if self._longest else half
 
     def end_at_committed(self) -> None:
         """End the run with the state after the committed step.
 
-        The next generation has nothing left to do: workers go to the committed state, keep it and end. A worker that
-        makes no progress although it waits for nobody is fenced, as it would not come there, unless the state of a
-        stage would be lost: the workers may only be compiling. Raises RunError when that state is lost already.
+        The next generation has no iterations: workers roll to the committed state, save it and end. A worker that is
+        stuck without waiting for others is fenced, unless a stage's state would be lost: the worker may be compiling.
+
+        Raises:
+            RunError: a stage's state is lost already.
         """
-        patience = self.end_patience / 2  # it may have been stuck only since the run was told to end
+        patience = self.end_patience / 2  # the worker may be stuck only since the request to end
         stuck = self.detector.stuck(self.live, patience)
         if self.lost_unit(self.holders - stuck):
             stuck = set()
@@ -179,13 +171,11 @@ class Generations(Forming):
             self.checkpoints.committed(replace(before, checkpoint=True), self.record, self.holdings.hosts)
 
     def _announce_end(self, commit: Commit) -> None:
-        """Propose a generation of the live workers that has nothing left to do."""
         self.announce(commit=commit)
         self.enter(Phase.FINISHED)
 
     def release_after_last(self) -> None:
-        """After the last iteration: workers whose connections broke while they gathered parameters wait for another
-        generation. Give them one in which they end with the committed state."""
+        """Give workers a final generation if connections broke during the last gather of parameters."""
         if bool(self.heard.of(Trouble)) or self.heard.of(CutOff):
             self.end()
             self._announce_end(self.commit)
@@ -193,12 +183,12 @@ class Generations(Forming):
     # Decisions.
 
     def advance(self) -> None:
-        """Decide what follows from all that was heard. Raises StageLost, RunError."""
+        """Decide the next actions from all messages so far. Raises StageLost, RunError."""
         lost = self.take_fresh_ends()
         self.prepare_departures()
         if self.phase is not Phase.BETWEEN or self.record.generation:
             lost |= self.detector.lost(self.live, self.now)
-        # An iteration that all have reported is committed even if a worker has died since; so may be the next one.
+        # Commit an iteration that all have reported, even if a worker has died since; the next one too.
         while self.phase is Phase.RUNNING and (self._evaluate() if self.record.is_evaluation_due else self._commit()):
             pass
         if self.phase is Phase.RUNNING:
@@ -218,14 +208,13 @@ class Generations(Forming):
                 self.judge_waits()
 
     def _evaluate(self) -> bool:
-        """Decide the result of the evaluation if every process has reported its part; whether that is so."""
         reports = self.heard.take_parts(EvaluationReport, self.record.committed)
         if reports is None:
             return False
         result = evaluate(self.record.committed, reports)
         self.change(evaluated=result)
         self.tell(EvaluationResult(self.record.generation, result))
-        # There is no line of a step that training has gone back to.
+        # A step that was rolled back has no line.
         line = self._line if self._line.get("step") == result.step else self._metrics_line()
         self.put(Line(self.lines.with_evaluation(line, self.now, result.loss)))
         self.lines.starts(self.now)
@@ -233,14 +222,12 @@ class Generations(Forming):
         return True
 
     def _go_on(self) -> None:
-        """All that belongs to the committed step is done."""
         if self.commit.finished:
             self.enter(Phase.FINISHED)
         elif self.commit.last == self.commit.step:
             self.end()
 
     def _commit(self) -> bool:
-        """Commit the next iteration if every process of every live worker has reported it; whether it is committed."""
         by_process = self.heard.take_parts(Report, self.next_step)
         if by_process is None:
             return False
@@ -264,7 +251,6 @@ class Generations(Forming):
         return True
 
     def _note_commit(self) -> None:
-        """Write the step's line of metrics, or keep it until its evaluation is done; see to the step's checkpoint."""
         line = self._metrics_line()
         self.checkpoints.committed(self.commit, self.record, self.holdings.hosts)
         if self.record.is_evaluation_due:
@@ -277,18 +263,16 @@ class Generations(Forming):
         return self.lines.line(self.now, self.commit, self.record, len(self.live), self.plans.compute)
 
     def write_line(self) -> None:
-        """Write the line of the committed step, whose evaluation is not asked for any more."""
+        """Write the metrics line of the committed step, without an evaluation."""
         self.put(Line(self._metrics_line()))
 
     # Whether an iteration is right.
 
     def _judged(self, reports: ReportColumns) -> Commit | None:
-        """The commit of the next iteration, which all processes have reported; None where it is not committed, and the
-        generation is over. Raises RunError when the run cannot go on."""
         record, step = self.record, self.next_step
         before, mode = record.commit, record.mode
         soonest = soonest_end(step, mode, before)
-        is_announced = before is not None and before.last == step  # whoever announced it: workers will leave
+        is_announced = before is not None and before.last == step  # workers will leave after it
         if self.ends_early:
             self._last = min(self._last, soonest)
         is_last = step >= self._last
@@ -297,7 +281,7 @@ class Generations(Forming):
         try:
             commit = decide(self.job, step, reports, before.recent if before is not None else ())
         except Disagreement as sums:
-            # What has spread through the sums does not say who computed wrong; replays may.
+            # An error spread through the sums does not show its origin; replays may.
             if replays is None or not sums.ranks or self._to_fence(sums.odd):
                 self._settle(sums)
                 return None
@@ -330,7 +314,6 @@ class Generations(Forming):
         )
 
     def _changes(self, step: int, reports: ReportColumns) -> list[int]:
-        """The iterations before which other workers or plans are to take over; `step` is about to be committed."""
         self.plans.observe(self.failed, step, reports.times())
         has_better = self.plans.has_better(self.failed)
         self.prepare_departures()  # a tick may commit several iterations
@@ -338,22 +321,16 @@ class Generations(Forming):
         return [*changes, *(rejoin.step for rejoin in self.awaited())]
 
     def _repeat(self, cause: str, disputed: Sequence[Checked] = ()) -> None:
-        """Have the same workers repeat the iteration in another generation, and replay what is disputed then."""
         self.end()
         self._repeated = cause
         self._disputed = [(stage, *micro_batch) for stage, micro_batch in disputed]
 
     def _to_fence(self, odd: Mapping[str, str]) -> dict[Worker, str]:
-        """Those of the odd workers that live, each with why; none unless those that are left hold everything."""
         found = {worker: why for name, why in odd.items() if (worker := Worker.parse(name)) in self.holders}
         return {} if self.holdings.lost(self.holders.difference(found)) else found
 
     def _settle(self, found: Disagreement) -> None:
-        """Fence who differs from its peers, if somebody can say who does and a peer is left.
-
-        All go back to the state that they agreed on where what was computed since may be wrong, as after replays and
-        states that differ. Other iterations are repeated once. Then only a checkpoint can help.
-        """
+        """Fence a known culprit if a peer lives; otherwise roll back or repeat once, then restore a checkpoint."""
         step, odd, verified = found.step, self._to_fence(found.odd), self.record.verified
         is_first, self._voted = self._disagreed != step, -1
         parts = [*found.parts, *self._name_bits(found.bits)]
@@ -381,16 +358,14 @@ class Generations(Forming):
         raise StageLost(again)
 
     def _disputed_in(self, numbers: Sequence[int]) -> list[Checked]:
-        """What all hosts of these stages are to replay, to see who computes wrong all the time: a micro-batch each."""
         stages = sorted({self.holdings.stage_of(number) for number in numbers})
         return [Checked(stage, MicroBatch(0, 0)) for stage in stages] if self.job.integrity.every else []
 
     def take_tensors(self, member: str, layout: StateTensors) -> None:
-        """A process has told where the tensors of a compared state lie in it."""
+        """Store the layout of a compared state's tensors, as a process reports it."""
         self._tensors[layout.number, layout.tensor_rank, layout.plan] = layout.tensors
 
     def _name_bits(self, bits: Sequence[Bit]) -> list[dict[str, Any]]:
-        """Bits of states by the names of their tensors, as the hosts of the stages have told them."""
         named, holdings = [], self.holdings
         for bit in bits:
             tensors = self._tensors.get((bit.stage, bit.tensor_rank, holdings.layout), ())
@@ -402,11 +377,7 @@ class Generations(Forming):
         return named
 
     def _roll_back(self, cause: str, wrong: Mapping[Worker, str]) -> None:
-        """Fence the workers that are wrong, and have all others go on from the last state that they agreed on.
-
-        The register says so at once, with a generation that is over from the start, so that another leader goes on from
-        there too. It says nothing of the steps after that state: they are run, evaluated and kept again.
-        """
+        """An abandoned generation records the rollback, so that another leader continues from the same state."""
         if wrong:
             self.fence(wrong)
         else:
@@ -425,7 +396,7 @@ class Generations(Forming):
             raise StageLost(f"{cause}, and {unit} no live host that kept a state")
 
     def rewind(self, step: int) -> None:
-        """Training goes on after `step`: what was written of later iterations may be wrong."""
+        """Discard the metrics and checkpoints of iterations after `step`, which may be wrong."""
         self.put(Rewind(step, checkpoints=True))
         self.checkpoints.rewind(step)
         self.lines.throughput.start_over()

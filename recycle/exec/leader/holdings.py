@@ -1,8 +1,8 @@
-"""Holdings: which units of the model each live worker holds, and what has to be copied before a plan can run.
+"""Holdings: the units of the model that each live worker holds, and the copies that a plan needs before it runs.
 
-What the workers hold changes in one moment only: when a generation may run, its workers hold what its plan gives them.
-Until then they keep what they had and copy what is new to them, so that a generation that comes to nothing loses
-nothing, and any plan can follow on any other. A worker that joins holds nothing.
+Holdings change at one moment only: when a generation may run, its workers hold what the plan assigns. Until then
+workers keep their old units and copy the new ones. So an abandoned generation loses nothing, and any plan can follow
+any other. A joining worker holds nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from recycle.plans.shards import LACKS, ShardHosts, Shards, has_unit_shards, hel
 
 
 class Holdings:
-    """What the workers of one run hold.
+    """The units that the workers of one run hold.
 
     Args:
-        initial: what processes start with that hold the initial state, or a checkpoint's.
+        initial: what processes hold that start with the initial state or a checkpoint.
 
     Attributes:
-        plan: hash of the plan that the workers hold the units of; empty for `initial`.
-        hosts: of that plan.
+        plan: name of the present holdings; empty for `initial`.
+        hosts: hosts by that plan.
     """
 
     def __init__(self, initial: Hosts) -> None:
@@ -36,80 +36,66 @@ class Holdings:
         self.start_over()
 
     def start_over(self) -> None:
-        """All processes are new."""
+        """Reset to the initial holdings, for new processes."""
         self.plan, self.hosts = "", self._initial
 
     def take_up(self, plan: str, hosts: Hosts) -> None:
-        """The workers hold what the plan of this name (`name_of`) gives them."""
+        """Set the holdings by the name of their plan (`name_of`)."""
         self.plan, self.hosts = plan, hosts if plan else self._initial
 
     @property
     def is_restoring(self) -> bool:
-        """Whether the workers copy something while they run (`behind`)."""
+        """Whether workers still copy units while they run (`behind`)."""
         return LACKS in self.plan
 
     def wanted(self, hosts: Hosts | None, live: Collection[Worker], holders: Collection[Worker]) -> Hosts:
-        """What workers hold once a plan runs.
-
-        Args:
-            hosts: of the plan; None for what processes start with.
-            live: all workers. holders: those that have not joined since.
-        """
+        """Return what workers hold once a plan runs; `hosts` is None for the initial ones."""
         return hosts or self._initial
 
     def behind(self, wanted: Hosts, live: Collection[Worker]) -> list[Copy]:
-        """What is to be copied while a plan runs whose workers hold `wanted` from its first iteration on."""
+        """Return the background copies of a plan whose workers hold `wanted` from its first iteration on."""
         return []
 
     def copied(self, worker: Worker, units: UnitRange) -> None:
-        """A worker has copied units that were `behind`."""
+        """Note that a worker finished a background copy (`behind`)."""
         raise NotImplementedError
 
     def named(self, name: str, plan: Callable[[str], Hosts | None]) -> Hosts | None:
-        """What holdings of this name (`name_of`) are; None where that is not known any more.
-
-        Args:
-            plan: gives who hosts what by a plan.
-        """
+        """Return the holdings with this name (`name_of`); None if unknown. `plan` returns hosts by hash."""
         return plan(name) if name else self._initial
 
     def spare(self, live: Collection[Worker]) -> dict[int, int]:
-        """Stage -> deaths of its hosts, whichever they are, that lose nothing, where that depends on more than how many
-        hosts there are; else empty."""
+        """Return stage -> deaths of any of its hosts that lose no state; empty if only the number of hosts counts."""
         return {}
 
     def name_of(self, digest: str, hosts: Hosts) -> str:
-        """The hash of a plan by which its holdings are known; empty where each hosts what it started with."""
+        """Return the hash of a plan that identifies its holdings; empty if all workers host their initial units."""
         return "" if is_same(hosts, self._initial) else digest
 
     def name_of_states(self, states: Mapping[Worker, Collection[int]]) -> str:
-        """The name of what workers hold in the states that they have kept.
-
-        Args:
-            states: of each worker, the numbers of the states that it has reported (`Stage.compared`).
-        """
+        """Return the name of the holdings in the states that workers reported by number (`Stage.compared`)."""
         return self.plan
 
     @property
     def layout(self) -> str:
-        """Hash of the plan that says how the tensors of a state lie in it; empty for what processes start with."""
+        """Hash of the plan that defines the layout of tensors in a state; empty for the initial layout."""
         return self.plan
 
     def stage_of(self, number: int) -> int:
-        """The stage that reports speak of by a number."""
+        """Return the stage of a number in reports."""
         return number
 
     def of(self, worker: Worker) -> tuple[UnitRange, ...]:
-        """What a worker holds that has not joined since."""
+        """Return the units of a worker that has not joined since."""
         return self.hosts.units.get(worker, ())
 
     def lost(self, holders: Iterable[Worker]) -> tuple[UnitRange, ...]:
-        """The units that none of these workers holds."""
+        """Return the units that none of these workers holds."""
         held = joined(units for worker in holders for units in self.of(worker))
         return without([(0, self.hosts.count)], held)
 
     def described(self, units: UnitRange) -> str:
-        """Units in words, with a verb: "stage 1 has" where processes start with such a one, else "layer 2 has"."""
+        """Return units as text with a verb: "stage 1 has" for an initial stage, else "layer 2 has"."""
         if not self.plan:
             for stage, workers in self.hosts.hosts_of_stages().items():
                 if all(units in self.of(worker) for worker in workers) and len(self.hosts.stages[workers[0]]) == 1:
@@ -119,12 +105,12 @@ class Holdings:
         return f"{first} has" if end - begin == 1 else f"{first} to {last} have"
 
     def copy_events(self, copies: Sequence[Copied]) -> list[tuple[dict[str, Any], list[Copied]]]:
-        """The copies of each event that tells what a worker has copied, with the names of what is copied."""
+        """Group copies into events, each with the names of the copied units."""
         count = self.hosts.count
         return [({"units": layers_in((copied.first, copied.last), count)}, [copied]) for copied in copies]
 
     def fewest_hosts(self, workers: Iterable[Worker], holders: Collection[Worker]) -> dict[Worker, int]:
-        """Of each worker, how many holders there are of the unit of its own that has fewest."""
+        """Return for each worker the number of holders of its rarest unit."""
         counts = Counter(unit for holder in holders for units in self.of(holder) for unit in range(*units))
         return {
             worker: min((counts[unit] for units in self.of(worker) for unit in range(*units)), default=len(holders))
@@ -132,31 +118,21 @@ class Holdings:
         }
 
     def copies(self, wanted: Hosts, live: Collection[Worker], holders: Collection[Worker]) -> list[Copy]:
-        """What has to be copied, and from whom, before workers hold what is `wanted`; in an order that all keep.
+        """Return the copies needed before workers hold `wanted`, in the order that all workers follow.
 
-        A unit comes from the holder that has fewest to send. Copies of different pairs of workers run at the same time:
-        their order goes by rounds, in each of which a worker takes part in one copy at most.
-
-        Args:
-            live: all workers. holders: those that have not joined since.
+        The holder with the fewest units to send is the source. The order is by rounds, with at most one copy per worker
+        in each.
         """
         return copies_between(wanted, live, set(holders), self.of)
 
 
 class ShardHoldings(Holdings):
-    """What the workers of one run hold where the optimizer's state is sharded: shards instead of units.
+    """Holdings with a sharded optimizer: shards instead of units.
 
-    Live parameters are on every host of a stage and come from the owners of the shards when a generation begins, so
-    they are neither held nor copied. Who is to own what depends on who is alive, and where layers move on the plan.
-    After a death the owners that are left go on at once, and what they have to copy comes while the generation runs
-    (`behind`). A worker that joins holds nothing and copies before the generation runs, and so do all others that have
-    anything to copy then, since they wait in any case. So do all where layers move: they stand still until their stages
-    are built again, and a shard may have no holder among the workers that host its unit next.
-
-    Args:
-        job: says what is cut into shards.
-        initial: what processes host that start with the initial state, or a checkpoint's; dead ones too.
-        workers: of the run, dead ones too.
+    Live parameters are on every host of a stage and come from the owners of the shards at the start of a generation, so
+    they are neither held nor copied. Ownership depends on the live workers, and on the plan if layers move. After a
+    death the remaining owners continue at once and copy in the background (`behind`). If a worker joins or layers move,
+    all copies precede the generation, because all workers wait anyway. `initial` and `workers` include dead workers.
     """
 
     def __init__(self, job: Sections, initial: Hosts, workers: Collection[Worker]) -> None:
@@ -166,7 +142,6 @@ class ShardHoldings(Holdings):
 
     @property
     def _shards(self) -> Shards:
-        """As workers host their units now."""
         return _shards_of(self.hosts)
 
     def wanted(self, hosts: Hosts | None, live: Collection[Worker], holders: Collection[Worker]) -> Hosts:
@@ -196,7 +171,7 @@ class ShardHoldings(Holdings):
         """A worker has no state of a shard that it is still copying."""
         held = {worker: {number for number in numbers if number < PARAMETERS} for worker, numbers in states.items()}
         if all(held[worker] == set(self.hosts.stages.get(worker, ())) for worker in held):
-            return self.plan  # to work the name out takes a second with thousands of workers
+            return self.plan  # computing the name takes a second with thousands of workers
         return self.name_of(plan_of(self.plan), self._shards.as_hosts(held))
 
     @property
@@ -240,11 +215,7 @@ def _shards_of(hosts: Hosts) -> Shards:
 def copies_between(
     hosts: Hosts, live: Collection[Worker], there: Collection[Worker], of: Callable[[Worker], Sequence[UnitRange]]
 ) -> list[Copy]:
-    """As `Holdings.copies`.
-
-    Args:
-        of: what each of those who are there holds.
-    """
+    """Return the copies between workers, as `Holdings.copies`; workers in `there` hold the units that `of` returns."""
     copies: list[tuple[Worker, Worker, int, int]] = []
     sent: Counter[Worker] = Counter()
     for worker in sorted(live):

@@ -1,16 +1,11 @@
 """The leader of a run: a state machine from the start of the workers to their final states.
 
-`Leader.take` gets one message and the time, and returns the actions that follow. Messages of processes and agents are
-only noted; what follows from them is decided at the next `Tick`. The leader does no input or output and reads no clock,
-so that a test can drive it with any order of messages.
+`Leader.take` takes one message and the time, and returns the resulting actions. Messages of processes and agents are
+only noted; the next `Tick` decides. The leader does no input or output and reads no clock, so that tests can drive it
+with any order of messages. Another leader continues from the register (`Persist`) and from what agents send again.
 
-All that another leader needs to go on is in the register (`Persist`) and in what agents say again. Of what the leader
-keeps in memory, the age of heartbeats, the number of attempts to form and the one retry of a step that was not finite,
-or whose hosts disagreed, begin again there.
-
-The leader is one state (state.py). What it does about the parts of that state stands in a file each, the later ones on
-top of the earlier ones: membership.py (who takes part), forming.py (how a generation begins and ends), generations.py
-(what is committed), and here the start of the workers, the way back to a checkpoint, and the end of the run.
+The leader is one class in layers. Read in this order: state.py (the state), membership.py (workers and agents),
+forming.py (start of a generation), generations.py (commits), and this file (start, checkpoint restore, end).
 """
 
 from __future__ import annotations
@@ -69,14 +64,7 @@ from recycle.job.shape import Worker
 
 @dataclass
 class _GoingBack:
-    """Training goes on from a checkpoint, with the workers that can be started.
-
-    Attributes:
-        lost: why.
-        left: the workers that were alive when the stage was lost.
-        deadline: until when nodes that return are waited for, and processes to end.
-        found: the checkpoint to go back to; None before it is asked for.
-    """
+    """A checkpoint restore: reason, workers alive before, deadline for nodes and processes, and the checkpoint."""
 
     lost: StageLost
     left: Collection[Worker]
@@ -85,18 +73,13 @@ class _GoingBack:
 
 
 class Leader(Generations):
-    """Leads one run. The first message is `Begin`.
-
-    Args:
-        run: what is trained.
-        now: time on the leader's clock.
-    """
+    """Leads one run. The first message is `Begin`."""
 
     def __init__(self, run: RunDescription, now: float) -> None:
         super().__init__(run, now)
         self._has_warned = False
         self._can_go_back = False
-        """Where workers cannot be started, others may be started instead, from a checkpoint."""
+        """If workers fail to start, other workers may be started from a checkpoint."""
         self._going_back: _GoingBack | None = None
         self._waits_for = ""
         self._ends_since = 0.0
@@ -127,14 +110,7 @@ class Leader(Generations):
         }
 
     def take(self, now: float, message: FromWorker | Batch | Ended | Hello | RuntimeMessage) -> list[Action]:
-        """Take a message.
-
-        Args:
-            now: seconds, on a clock that does not go back.
-
-        Returns:
-            what follows from it, in order; `Fail` in the end where the run cannot go on.
-        """
+        """Take a message at `now` (monotonic seconds) and return the resulting actions; the last may be `Fail`."""
         self.now = now
         try:
             self._messages[type(message)](message)
@@ -188,13 +164,11 @@ class Leader(Generations):
             )
 
     def _take_warning(self, member: str, warned: Warned) -> None:
-        """Write the first warning of a worker as an event."""
         if not self._has_warned:
             self._has_warned = True
             self.log("warning", message=warned.message)
 
     def _reach_fault(self, member: str, reached: FaultReached) -> None:
-        """Write the event of a fault that has reached its point, then have it strike; once for all processes."""
         number, fault = reached.fault, self.run.faults[reached.fault]
         if number in self.struck:
             return
@@ -205,7 +179,6 @@ class Leader(Generations):
         self.tell(Strike(number, member))
 
     def _tick(self, tick: Tick) -> None:
-        """Decide what is due."""
         if self.phase is Phase.OVER:
             return
         self.detector.are_due = tick.judges_beats
@@ -236,8 +209,6 @@ class Leader(Generations):
     # The start of the workers.
 
     def _start(self) -> None:
-        """Start all workers once their nodes are present, from the checkpoint that was gone back to, if any; wait for
-        them to be ready. Workers that join later copy a peer's state."""
         record, live = self.record, self.live
         self.take_fresh_ends()
         if missing := self.missing_nodes(live):
@@ -272,7 +243,7 @@ class Leader(Generations):
             self.put(Waiting(f"{waits_for} to start"))
 
     def _fail_to_start(self, worker: Worker, how: str) -> None:
-        """At the start of the run this is its end; on the way back to a checkpoint others may be started instead."""
+        """Ends the run at its start; during a restore other workers may start instead."""
         message, lines = f"worker {worker} {how} during start-up", self.processes[worker].lines
         if not self._can_go_back:
             if how.endswith(REFUSED_THE_JOB):
@@ -284,27 +255,17 @@ class Leader(Generations):
     # The way back to a checkpoint.
 
     def _begin_to_go_back(self, lost: StageLost, left: Collection[Worker]) -> None:
-        """Training goes on from a checkpoint, with the workers that can be started.
-
-        Args:
-            left: the workers that were alive when the stage was lost.
-        """
         self._can_go_back, self._waits_for = True, ""
         self._going_back = _GoingBack(lost, set(left), self.now + self.limits.rejoin_deadline)
         self.enter(Phase.GOING_BACK)
         self._go_back()
 
     def _take_checkpoint(self, checkpoint: CheckpointFound) -> None:
-        """This is the checkpoint to go back to."""
         if self._going_back is not None:
             self._going_back.found = checkpoint
 
     def _go_back(self) -> None:
-        """End all processes, then assign positions to as many workers as can be started, and restore the checkpoint.
-
-        A worker that had died before takes part if it may be started once more. Where too few are left, nodes that
-        return are waited for, as long as for a worker that re-joins.
-        """
+        """Dead workers that may be restarted take part. With too few workers, wait for returning nodes."""
         job, run, back = self.job, self.run, self._going_back
         assert back is not None
         is_late = self.now > back.deadline
@@ -348,17 +309,12 @@ class Leader(Generations):
         self.exchange_places(positions, startable)
         places = {str(worker): str(place) for worker, place in self.places.items()}
         self.start_over(positions, self._commit_of(checkpoint), self.record.generation)
-        self.announce("abandoned", places=places)  # another leader goes on from there
+        self.announce("abandoned", places=places)  # for another leader
         self.put(Rewind(checkpoint.step))
         self._going_back = None
         self._log_restored(checkpoint)
 
     def _resume(self, checkpoint: StoredCheckpoint, generation: int) -> None:
-        """Go on from a checkpoint that an earlier part of the run has left.
-
-        Args:
-            generation: the last one of that part.
-        """
         commit = self._commit_of(checkpoint)
         self.start_over(self.live, commit, generation)
         if checkpoint.commit.evaluate and not (checkpoint.has_metrics or commit.evaluate):
@@ -366,10 +322,7 @@ class Leader(Generations):
         self._log_restored(checkpoint)
 
     def _commit_of(self, checkpoint: StoredCheckpoint) -> Commit:
-        """The commit that training goes on from.
-
-        The state is evaluated if that is still to be done, which it is as long as the step has no line of metrics.
-        """
+        """A step without a metrics line was not evaluated yet."""
         commit = checkpoint.commit
         is_last = commit.step + 1 >= self.run.steps
         is_due = self.job.is_evaluated(commit.step, is_last) and not checkpoint.has_metrics
@@ -382,23 +335,19 @@ class Leader(Generations):
     # The end of the run.
 
     def _end_early(self) -> None:
-        """Have the run end with the present iteration, or the next if that has begun, and keep its state."""
         if not self.ends_early:
             self._ends_since = self.now
             self.ends_early = self.checkpoints.keeps_last = True
 
     def _end_without_iteration(self) -> bool:
-        """End a run that is told to end and has not committed another step in time; whether it is over with that.
-
-        The committed state goes to a checkpoint, unless it is in one, or no step was committed.
-        """
+        """The committed state is saved to a checkpoint, unless it is in a checkpoint or no step was committed."""
         record = self.record
         if not self.ends_early or self.phase is Phase.FINISHED:
             return False
         is_training = self.phase not in (Phase.STARTING, Phase.GOING_BACK)
         if is_training and self.now - self._ends_since <= self.end_patience:
             return False
-        is_kept = record.committed in self.checkpoints.kept  # to keep it again would begin with its removal
+        is_kept = record.committed in self.checkpoints.kept  # saving it again would begin with its removal
         if is_training and record.commit is not None and not is_kept:
             self._is_cut_short = record.is_evaluation_due
             self.end_at_committed()
@@ -414,11 +363,9 @@ class Leader(Generations):
         self.put(finish)
 
     def _take_final_state(self, member: str, final: FinalState) -> None:
-        """A process has said what it ends with."""
         self._final[member] = final.digests
 
     def _finish(self) -> None:
-        """After the last iteration: wait for the last checkpoint and the final states of all workers."""
         self.watch_leavers()
         live = self.live_or_leaving
         for worker in sorted(self.everybody - live):
@@ -434,8 +381,7 @@ class Leader(Generations):
         self._be_over(Finish(digests, step + 1 < self.run.steps or self._is_cut_short, step))
 
     def _final_digests(self) -> dict[str, dict[int, str]] | None:
-        """Worker -> stage -> sha256 of the stage's final state, once every worker that still lives has left them; None
-        before. A worker that dies or hangs meanwhile is detected as ever, without consequence."""
+        """A worker that dies or hangs meanwhile is detected as usual, without consequence."""
         lost = self.detector.lost(self.live, self.now, self._final)
         waits = {worker for worker in self.live if not self._final.keys() >= set(self.members(worker))}
         for worker in sorted(waits):
@@ -451,8 +397,7 @@ class Leader(Generations):
         }
 
     def _compare_final_states(self, digests: Mapping[str, Mapping[int, str]]) -> None:
-        """Write which hosts end with another state than their peers. Where hosts compare their states, what was
-        computed since they agreed is taken back and the run fails."""
+        """If hosts compare their states, roll back to the last agreement and fail the run."""
         held_by: dict[int, dict[str, str]] = {}
         for worker, stages in digests.items():
             for number, digest in stages.items():

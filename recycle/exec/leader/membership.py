@@ -1,16 +1,16 @@
-"""Who takes part: agents and the processes that they start, workers that leave, and workers that come back.
+"""Membership: agents and their processes, workers that leave, and workers that rejoin.
 
-**Agents.** A lost connection is not a death: an agent that comes back with its session has kept its workers. It has
-half a lease for that. A new session of a node means that the agent before has died, and its workers with it.
+**Agents.** A lost connection is not a death: an agent that reconnects with its session within half a lease has kept its
+workers. A new session of a node means that the previous agent died with its workers.
 
-**Departures.** A worker is told to leave by SIGTERM, by its agent together with all workers of the node, or by `recycle
-drain`. The leader has the plan without the worker made while training goes on; then all workers stop after the same
-iteration, and the next generation begins without it. Nothing is taken back or repeated. A worker whose deadline passes
-before that is killed, which is an ordinary death. The last host of a unit of the model stays, because its state would
-be lost. Where all workers were told to leave by a signal, the run ends with a checkpoint instead.
+**Departures.** SIGTERM, the node's agent or `recycle drain` ask a worker to leave. The leader gets a plan without the
+worker while training continues. Then all workers stop after the same iteration, and the next generation starts without
+the worker. No work is undone or repeated. A worker that misses its deadline is killed, which is an ordinary death. The
+last host of a unit stays, because its state would be lost. If signals ask all workers to leave, the run ends with a
+checkpoint.
 
-**Rejoins.** The processes of workers that are expected back start early, and the run waits for them up to a deadline. A
-worker that the run starts again by itself joins when it is ready.
+**Rejoins.** Processes of workers that are expected back start early, and the run waits for them up to a deadline. A
+worker that the run restarts by itself joins when ready.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ from recycle.exec.protocol import Ended, Hello, Kill, Leave, Leaving, Ready, Ref
 from recycle.job.shape import Shape, Worker
 
 END_SECONDS = 60.0
-"""How long a released worker may take to end: it may still write its part of a checkpoint. Then it is killed."""
+"""Seconds that a released worker may take to end, for example to write its part of a checkpoint; then it is killed."""
 
 
 class Notice(Value):
-    """A worker was told to leave.
+    """A request for a worker to leave.
 
     Attributes:
-        incarnation: of its process.
-        since: when, monotonic seconds.
-        seconds: until it is killed; None for no deadline.
-        by_signal: its machine or its owner wants it gone, not somebody who asks the run.
+        since: time of the request, monotonic seconds.
+        seconds: time until the worker is killed; None for no deadline.
+        by_signal: a signal asked, not a user of the run.
     """
 
     incarnation: int
@@ -47,7 +46,7 @@ class Notice(Value):
 
 
 class _Leaver(Value):
-    """A worker that was released and has not ended yet."""
+    """A released worker that has not ended yet."""
 
     step: int
     noticed_at: float
@@ -56,11 +55,11 @@ class _Leaver(Value):
 
 @dataclass
 class Rejoin:
-    """A worker's return at the start of iteration `step`, or soon after.
+    """A worker's expected return at iteration `step` or soon after.
 
     Attributes:
-        started: its process was asked for.
-        deadline: until when the run waits for it, monotonic seconds; None before the run has come to `step`.
+        started: its process was requested.
+        deadline: until when the run waits, monotonic seconds; None before the run reaches `step`.
     """
 
     worker: Worker
@@ -70,12 +69,11 @@ class Rejoin:
 
 
 class Membership(RunState):
-    """The state of a run, and who starts, leaves and comes back.
+    """The run's state, and how workers start, leave and rejoin.
 
     Attributes:
-        plans: of the run.
-        all_leave: every live worker was told to leave by a signal, so that the run is to end.
-        is_prepared: the plan without those that were told to leave is there.
+        all_leave: signals asked every live worker to leave, so the run ends.
+        is_prepared: the plan without the leaving workers is ready.
     """
 
     def __init__(self, run: RunDescription, now: float) -> None:
@@ -95,7 +93,7 @@ class Membership(RunState):
     # Agents.
 
     def greet(self, hello: Hello) -> None:
-        """An agent has connected: what it says of its processes replaces what is known of them."""
+        """Take an agent's greeting: its list of processes replaces the known ones."""
         node, is_new = hello.node, self._sessions.get(hello.node) != hello.session
         told = {worker_of(process.worker): process for process in hello.processes}
         kept = {worker for worker, process in told.items() if process.incarnation >= self.processes[worker].incarnation}
@@ -118,21 +116,20 @@ class Membership(RunState):
                     self._note_end(worker, process.how)
         if is_new:
             for worker in self.everybody.difference(told):
-                if self.node_of(worker) == node:  # what told it to leave was for the agent before
+                if self.node_of(worker) == node:  # a departure request was for the previous agent
                     self._notices.pop(worker, None)
                     self.gone.pop(str(worker), None)
             for rejoin in self.awaited():  # another leader may have started it
                 rejoin.started = rejoin.started or self.processes[rejoin.worker].is_running
 
     def part(self, absent: AgentAbsent) -> None:
-        """The connection to a node's agent is gone."""
+        """Note that the connection to a node's agent is lost."""
         if absent.node in self._present:
             self._present.discard(absent.node)
             self._away[absent.node] = 0.0
 
     def pass_time(self) -> None:
-        """Note how long the leader's process has been running since the last call, and give up the agents that have
-        been away for too long."""
+        """Count the time that the leader's process ran since the last call, and give up agents absent for too long."""
         passed, self._ticked = min(self.now - self._ticked, self.limits.heartbeat), self.now
         self.waited += passed
         for node in list(self._away):
@@ -149,12 +146,7 @@ class Membership(RunState):
                 self._note_end(worker, how)
 
     def expect_processes(self, incarnations: Mapping[str, int], places: Mapping[str, str]) -> None:
-        """Follow another leader: the live workers run, unless their agents say otherwise or do not come. The processes
-        of all others are dead, but for workers that the run started without.
-
-        Args:
-            incarnations, places: as of `GenerationRecord`.
-        """
+        """Succeed another leader: its live workers run unless their agents report otherwise."""
         self.places = {Worker.parse(worker): Worker.parse(place) for worker, place in places.items()}
         for worker in self.processes:
             if worker in self.live or worker not in self.run.absent or str(worker) in incarnations:
@@ -164,21 +156,21 @@ class Membership(RunState):
             self._away.setdefault(self.node_of(worker), 0.0)
 
     def node_of(self, worker: Worker) -> int:
-        """The node that the worker has its place on."""
+        """Return the node of the worker's place."""
         return self.run.homes[self.places.get(worker, worker)]
 
     def missing_nodes(self, workers: Iterable[Worker]) -> list[int]:
-        """The nodes of these workers on which no process can be started now."""
+        """Return the nodes of these workers on which no process can be started now."""
         return sorted(set(map(self.node_of, workers)) - self._present)
 
     def is_awaited(self, workers: Iterable[Worker]) -> bool:
-        """Whether the agent of one of these workers is away and not given up yet."""
+        """Return whether the agent of one of these workers is absent but not given up."""
         return any(self.node_of(worker) in self._away for worker in workers)
 
     # Processes.
 
     def take_end(self, ended: Ended) -> None:
-        """A process has ended."""
+        """Note that a process has ended."""
         worker = Worker.parse(ended.worker)
         latest = self.processes[worker]
         if ended.incarnation == latest.incarnation and latest.is_running:
@@ -190,44 +182,40 @@ class Membership(RunState):
         self.processes[worker].how = self._fresh_ends[worker] = how
 
     def take_fresh_ends(self) -> dict[Worker, str]:
-        """The workers whose process has ended since the last call, with how."""
+        """Return the workers whose process has ended since the last call, with the cause."""
         fresh, self._fresh_ends = self._fresh_ends, {}
         return fresh
 
     def take_ready(self, member: str, ready: Ready) -> None:
-        """A member of a worker's process has started up."""
+        """Note that a member of a worker's process has started up."""
         process = self.processes[worker_of(member)]
         if ready.incarnation == process.incarnation:
             process.ready.add(member)
 
     def is_ready(self, worker: Worker) -> bool:
-        """Whether all members of the worker's present process have started up, and are not to end."""
+        """Return whether all members of the worker's process have started up and are not being killed."""
         process = self.processes[worker]
         return not process.is_killed and len(process.ready) == self.job.grid.tensor_parallel
 
     def start_process(self, worker: Worker, restored: int | None = None) -> None:
-        """Start another process for a worker whose last one has ended.
-
-        Args:
-            restored: step of the checkpoint to start from; None for the initial state.
-        """
+        """Start a worker's next process, from the checkpoint of step `restored` or the initial state."""
         incarnation, generation = self.processes[worker].incarnation + 1, self.record.generation
         node, place = self.node_of(worker), self.places.get(worker, worker)
         self.processes[worker] = WorkerProcess(incarnation, generation, node)
         self.put(Send(node, Start(str(worker), incarnation, str(place), generation, restored)))
 
     def kill(self, worker: Worker) -> None:
-        """Kill the worker's process, if it runs."""
+        """Kill the worker's process if it runs."""
         process = self.processes[worker]
         if process.is_running:
             process.is_killed = True
             self.put(Send(process.node, Kill(str(worker), process.incarnation)))
 
     def exchange_places(self, positions: Collection[Worker], startable: Collection[Worker]) -> None:
-        """Exchange places so that processes can be started for all `positions`.
+        """Swap places so that every position in `positions` lies on a node that can start it. No process may run.
 
-        A position gets the place of a startable worker that is not among them, on a node without a peer of its stage if
-        there is one. Startable positions keep their places. No process may run.
+        A position gets the place of a startable worker outside `positions`, preferably on a node without a peer of its
+        stage. Startable positions keep their places.
         """
         free, places = sorted(set(startable) - set(positions)), self.places
         for worker in sorted(set(positions) - set(startable)):
@@ -241,18 +229,18 @@ class Membership(RunState):
     # Departures.
 
     def take_leaving(self, member: str, leaving: Leaving) -> None:
-        """A worker, or the agent of its node, has got a signal to leave."""
+        """Note that a worker, or its node's agent, got a signal to leave."""
         worker = worker_of(member)
         if leaving.incarnation == self.processes[worker].incarnation:
             self._note_departure(worker, None, by_signal=True)
 
     def ask_to_leave(self, asked: DepartureAsked) -> None:
-        """Somebody asks the run to let workers leave at the next boundary."""
+        """Note a request to drain workers at the next boundary."""
         for worker in asked.workers:
             self._note_departure(worker, asked.seconds, by_signal=False)
 
     def _note_departure(self, worker: Worker, seconds: float | None, by_signal: bool) -> None:
-        """A worker is told once: a first deadline counts."""
+        """Only the first request counts, with its deadline."""
         process, notice = self.processes[worker], self._notices.get(worker)
         if not process.is_running:
             self.put(Refused(str(worker), "it is dead already"))
@@ -260,7 +248,7 @@ class Membership(RunState):
             self._notices[worker] = Notice(process.incarnation, self.now, seconds, by_signal)
 
     def prepare_departures(self) -> None:
-        """See to the plan without those that leave, release those that take no part, and note who has left."""
+        """Prepare the plan without leaving workers, release idle ones, and note completed departures."""
         self.watch_leavers()
         live = self.live
         self.all_leave, self.is_prepared, self._prepared = False, False, []
@@ -301,11 +289,11 @@ class Membership(RunState):
 
     @property
     def live_or_leaving(self) -> set[Worker]:
-        """The live workers, and those that were released and have not ended yet."""
+        """The live workers, and released workers that have not ended yet."""
         return self.live | self._leaving.keys()
 
     def overdue(self) -> dict[Worker, str]:
-        """Workers that did not leave in time, each with why it is killed now."""
+        """Return workers that missed the deadline to leave, each with the reason for the kill."""
         return {
             worker: f"told to leave within {notice.seconds:g} s, in which no iteration came to its end"
             for worker, notice in self._notices.items()
@@ -313,12 +301,12 @@ class Membership(RunState):
         }
 
     def is_gone(self, worker: Worker) -> bool:
-        """Whether the worker's latest process was told to leave and has, so that the run does not start another."""
+        """Return whether the worker's latest process left on request, so that the run starts no other."""
         return self.gone.get(str(worker)) == self.processes[worker].incarnation
 
     def release_leavers(self) -> None:
-        """Between generations: release the live workers that were told to leave; the next is without them."""
-        self.prepare_departures()  # one that was to leave may be a last host by now
+        """Between generations, release the live workers that were asked to leave."""
+        self.prepare_departures()  # a leaving worker may have become a last host
         for worker in sorted(self._prepared):
             self._release(worker)
             self.take_out(worker)
@@ -331,13 +319,13 @@ class Membership(RunState):
         self.tell(Leave(name, notice.incarnation))
 
     def take_out(self, worker: Worker) -> None:
-        """The worker takes no part any more."""
+        """Remove the worker from the live workers."""
         self.processes[worker].ready.clear()  # its process may take a while to end, and does not wait to join
         self.live.discard(worker)
         self.joined.discard(worker)
 
     def watch_leavers(self) -> None:
-        """Note who has left, and kill who does not end."""
+        """Note completed departures, and kill workers that do not end."""
         for worker, leaver in list(self._leaving.items()):
             if not self.processes[worker].is_running:
                 del self._leaving[worker]
@@ -349,13 +337,13 @@ class Membership(RunState):
     # Rejoins.
 
     def expect_rejoins(self) -> None:
-        """Wait for the workers that faults bring back from here on."""
+        """Expect the workers that injected faults bring back from the next step on."""
         for fault in self.run.faults:
             if not fault.strikes and fault.step >= self.next_step:
                 self._rejoins.append(Rejoin(fault.worker, fault.step))
 
     def awaited(self) -> list[Rejoin]:
-        """The dead workers that are expected back, each with its next return."""
+        """Return the dead workers that are expected back, each with its next return."""
         nearest: dict[Worker, Rejoin] = {}
         for rejoin in sorted(self._rejoins, key=lambda r: r.step):
             if rejoin.worker not in self.live:
@@ -363,8 +351,7 @@ class Membership(RunState):
         return list(nearest.values())
 
     def start_rejoins(self) -> None:
-        """Start the processes of workers that are awaited now; while a generation runs also of those that are awaited
-        later, as imports take a while."""
+        """Start the processes of awaited workers, early if a generation runs, because imports take a while."""
         for rejoin in self.awaited():
             worker, process = rejoin.worker, self.processes[rejoin.worker]
             if process.generation is None:
@@ -376,7 +363,7 @@ class Membership(RunState):
                 self.start_process(worker)
 
     def admit_rejoins(self) -> bool:
-        """Admit the workers that shall start with the next step; whether none has to be waited for any more."""
+        """Admit the workers that join at the next step; return False while one of them must be waited for."""
         for rejoin in self.awaited():
             worker, is_running = rejoin.worker, self.processes[rejoin.worker].is_running
             if rejoin.step > self.next_step:
@@ -396,7 +383,7 @@ class Membership(RunState):
         return True
 
     def restart_workers(self) -> None:
-        """Start workers that died again, where the run does so by itself, and expect them when they are ready."""
+        """Restart workers that died, if the run does so by itself, and expect them when they are ready."""
         if not self.run.restarts or self.phase is not Phase.RUNNING:
             return
         coming: list[Worker] = []
@@ -420,7 +407,7 @@ class Membership(RunState):
             self.detector.forget([worker])
 
     def start_all_anew(self) -> None:
-        """All processes were ended to go back to a checkpoint, or none was started yet: deadlines count from now."""
+        """Enter the start phase, after a restore or at the start of the run: all deadlines count from now."""
         self._notices.clear()
         self._leaving.clear()
         for rejoin in self._rejoins:
@@ -431,15 +418,13 @@ class Membership(RunState):
 
 
 def reassign(shape: Shape, live: Collection[Worker]) -> list[Worker] | None:
-    """Positions for as many processes as are live, when a whole stage is lost; None if a rank would stay empty.
+    """Assign grid positions to the live processes when a whole stage is lost; None if a rank would stay empty.
 
-    The grid keeps its shape, and with it the micro-batches, the batch and every plan; an empty position counts as a
-    failed worker, which peers stand in for. So every worker that is left has work, and any number from P on will do,
-    where a smaller grid D' x P would leave those idle that do not fill a pipeline and needs a D' that divides D*m. The
-    fewest hosts of a rank are never fewer than D' would be. Workers are as even over the ranks as can be: ranks with
-    more live hosts keep the odd ones. A live position is kept where its rank has room.
+    The grid keeps its shape, and with it the micro-batches, the batch and every plan; empty positions count as failed
+    workers. A smaller grid would idle workers that do not fill a pipeline. Workers are spread evenly over the ranks,
+    and ranks with more live hosts keep the odd ones. A live position is kept where its rank has room.
 
-    Limits: stages count alike, however long they take.
+    Limits: all stages count alike, regardless of their durations.
     """
     if len(live) < shape.ranks:
         return None

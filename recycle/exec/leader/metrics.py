@@ -1,6 +1,4 @@
-"""The line of metrics of a committed step, all of which follows from the register but for the times; and how long the
-workers computed in an iteration, as columns.
-"""
+"""Builds the metrics line of a committed step, and holds the workers' compute times of an iteration as columns."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from recycle.job import PricedJob
 from recycle.job.shape import Worker
 
 MOST_LISTED = 256
-"""Workers whose times stand in a line of metrics one by one; of more, only those that are furthest from their peers."""
+"""Most workers whose times are listed one by one; beyond, only the workers furthest from their peers are listed."""
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -30,9 +28,9 @@ class Groups:
     """Values in groups.
 
     Attributes:
-        keys: of the groups, in order.
-        least, median, most, sizes: of each group. The median of an even number is the lower one of the middle two.
-        of: the place of each value's group.
+        keys: keys of the groups, ascending.
+        least, median, most, sizes: one value per group; the median of an even number is the lower middle value.
+        of: index of each value's group.
     """
 
     keys: Integers
@@ -44,7 +42,7 @@ class Groups:
 
     @classmethod
     def by(cls, keys: Integers, values: Floats) -> Groups:
-        """Values by the keys of their groups, which are at least 0."""
+        """Group values by key; keys are at least 0."""
         order = np.lexsort((values, keys))
         begins = np.flatnonzero(np.diff(keys[order], prepend=-1))
         sizes, ordered = np.diff(begins, append=len(order)), values[order]
@@ -56,15 +54,14 @@ class Groups:
 
 @dataclass(frozen=True, eq=False)
 class ComputeTimes:
-    """A row per worker, stage and kind of instruction that it ran.
+    """Compute times: one row per worker, stage and kind of instruction.
 
     Attributes:
-        reports: what each worker has reported, by its first process.
-        workers: who reported, also of nothing.
-        owner: the worker's place in `workers`.
-        stage: of the instructions.
-        tokens, kind: names of kinds, and the place of the row's in them.
-        count, seconds: how many ran, and what they took together.
+        reports: worker -> report of its first process.
+        workers: all reporting workers, also those without rows.
+        owner: index in `workers`.
+        tokens, kind: names of kinds, and the row's index in them.
+        count, seconds: number of instructions, and their total duration.
     """
 
     reports: Mapping[Worker, Report]
@@ -78,7 +75,7 @@ class ComputeTimes:
 
     @classmethod
     def of(cls, reports: Mapping[Worker, Report]) -> ComputeTimes:
-        """Of what each worker reports."""
+        """Build the columns from the workers' reports."""
         rows = [row for report in reports.values() for row in report.compute]
         token = [row.token for row in rows]
         tokens = sorted(set(token))
@@ -95,11 +92,11 @@ class ComputeTimes:
         )
 
     def line(self) -> dict[str, Any]:
-        """What a line of metrics says of it.
+        """Return the compute times for a metrics line.
 
-        `compute`: worker -> `<stage><F|I|W|B>` -> mean seconds of one. Of more than `MOST_LISTED` workers only of as
-        many, those of which an instruction takes longest or least beside the median of its kind and stage; then also
-        `compute_spread`: `<stage><F|I|W|B>` -> least, median and most of these means over all workers.
+        `compute`: worker -> `<stage><F|I|W|B>` -> mean seconds. With more than `MOST_LISTED` workers, only the workers
+        whose instructions deviate most from the median of their kind and stage; then also `compute_spread`:
+        `<stage><F|I|W|B>` -> least, median and most of the means over all workers.
         """
         listed, spread = sorted(self.workers), {}
         if len(self.workers) > MOST_LISTED:
@@ -124,28 +121,30 @@ class ComputeTimes:
 
 
 def worker_indices(workers: Iterable[Worker], ranks: int) -> Integers:
-    """`Shape.worker_index` of each of many workers."""
+    """Return `Shape.worker_index` of many workers."""
     pairs = np.fromiter(chain.from_iterable(workers), np.int64).reshape(-1, 2)
     return np.asarray(pairs[:, 0] * ranks + pairs[:, 1])
 
 
 def column(rows: Sequence[object], name: str, kind: type[np.generic]) -> npt.NDArray[Any]:
-    """An attribute of all rows."""
+    """Return an attribute of all rows as an array."""
     return np.fromiter(map(attrgetter(name), rows), kind, len(rows))
 
 
 WINDOW_SECONDS, WINDOW_STEPS = 10.0, 4
-"""Tokens per second are the mean over the last steps that took so long together, and over as many steps at least:
-commits come in bursts, and the time between two of them says little."""
+"""Throughput is averaged over the last steps that took this many seconds together, and over at least this many steps.
+
+Commits come in bursts, so the time between two of them says little.
+"""
 
 
 def finite_or_none(number: float) -> float | None:
-    """As JSON can hold it."""
+    """Return the number, or None for a number that JSON cannot hold."""
     return number if math.isfinite(number) else None
 
 
 class Throughput:
-    """The mean time of a step over a window of the last ones."""
+    """The mean duration of a step over a window of recent steps."""
 
     def __init__(self) -> None:
         self._steps: deque[float] = deque()
@@ -156,25 +155,19 @@ class Throughput:
         return not self._steps
 
     def mean_after(self, seconds: float) -> float:
-        """Seconds of a step on average, the last of which took so long."""
+        """Add a step of `seconds` and return the mean seconds of a step."""
         self._steps.append(seconds)
         while len(self._steps) > WINDOW_STEPS and sum(self._steps) - self._steps[0] >= WINDOW_SECONDS:
             self._steps.popleft()
         return max(sum(self._steps) / len(self._steps), 1e-9)
 
     def start_over(self) -> None:
-        """Forget all steps so far."""
+        """Forget all steps."""
         self._steps.clear()
 
 
 class MetricsLines:
-    """Makes the lines of a run.
-
-    Args:
-        job: what is trained.
-        started: when the run started, on the leader's clock.
-        now: time on that clock.
-    """
+    """Builds the metrics lines of a run; times are on the leader's clock."""
 
     def __init__(self, job: PricedJob, started: float, now: float) -> None:
         self._job, self._started = job, started
@@ -183,22 +176,17 @@ class MetricsLines:
         self.throughput = Throughput()
 
     def starts(self, now: float) -> None:
-        """The next iteration starts with an empty pipeline: all workers have started up, or evaluated."""
+        """Note that the next iteration starts with an empty pipeline, after the start-up or an evaluation."""
         self._last_commit, self._last_generation = now, 0
 
     def runs(self, now: float) -> None:
-        """A generation begins to run."""
+        """Note that a generation begins to run."""
         self._running_since = now
 
     def line(
         self, now: float, commit: Commit, record: GenerationRecord, live: int, compute: dict[str, Any]
     ) -> dict[str, Any]:
-        """A step's line, with the result of its evaluation if that is done.
-
-        Args:
-            live: workers.
-            compute: what the line says of computing times.
-        """
+        """Return a step's metrics line, with the result of its evaluation if known; `compute` has the compute times."""
         seconds, is_first = now - self._last_commit, record.generation != self._last_generation
         self._last_commit, self._last_generation = now, record.generation
         job, unit, period = self._job, self._job.seconds_per_unit, record.periods.get(commit.mode, 0.0)
@@ -228,6 +216,6 @@ class MetricsLines:
         return line
 
     def with_evaluation(self, line: dict[str, Any], now: float, loss: float) -> dict[str, Any]:
-        """The line with the result of its evaluation."""
+        """Return the line with the result of its evaluation."""
         seconds = round(now - self._started - line["time"], 6)
         return line | {"eval_loss": finite_or_none(loss), "eval_seconds": seconds}

@@ -1,20 +1,19 @@
-"""Which plan the live workers run, and when they change to a better one.
+"""Selects the plan that the live workers run, and decides when to change to a better one.
 
-After a death training goes on at once by a plan that re-routes the dead workers' micro-batches and copies nothing: in
-the given stages, or, after layers have moved, in the present layout as long as every unit has a host there. A worker
-that returns copies its state anyway; the others then move back to the given stages where that pays, or stay.
+After a death training continues at once with a plan that re-routes the dead workers' micro-batches without copies. The
+plan uses the given stages, or, after layers have moved, the present layout while every unit has a host. A rejoining
+worker copies its state anyway; the others then move back to the given stages if that pays.
 
-Meanwhile a better plan is looked for in the background, one at a time (`_Search`):
+Meanwhile a search for a better plan runs in the background, one at a time (`_Search`):
 
     layout   after a death: repartitions the model across the live workers, or changes a worker's stage
-    times    when the workers' times drift (drift.py): for the profile that they show
+    times    when the workers' times drift (drift.py): for the measured profile
 
-Once the answer is there and a new generation is worth its pause, all workers stop after the same iteration, copy what
-is new to them, and go on. A search is dropped when the live workers or their plan change: the next one begins with what
-is there then.
+When the answer is worth the pause of a new generation, all workers stop after the same iteration, copy, and continue. A
+search is dropped when the live workers or their plan change.
 
-Limits: one layout is asked for each time that the live workers change, and another one when the times drift. The
-seconds of a copy are those that the profile states for bytes and links.
+Limits: each change of the live workers asks for one layout, and each drift for another. Copy durations follow the
+profile's bytes and links.
 """
 
 from __future__ import annotations
@@ -40,44 +39,46 @@ from recycle.plans import failure_vector
 from recycle.plans.hosting import Hosts, is_same, layers_in, layers_of
 
 MARGIN = 0.05
-"""Share of the period that a plan for drifted times must save to be taken up. A new generation costs about an
-iteration: the pipeline drains, groups form, and the first iteration waits for its barrier. So it has paid for itself
-after 20."""
+"""Share of the period that a plan for drifted times must save.
+
+A new generation costs about an iteration: the pipeline drains, groups form, and the first iteration waits for its
+barrier. So the change has paid for itself after 20 iterations.
+"""
 QUIET = 4
-"""A change within this many pauses of the last one doubles the pause before the next, so that times which jump to and
-fro, as on cores that several workers share, cost ever fewer changes. The first pause is a window."""
+"""A change within this many pauses of the last change doubles the next pause.
+
+So times that fluctuate, for example on shared cores, cause ever fewer changes. The first pause is a window.
+"""
 _Failed = frozenset[Worker]
 
 
 def is_worth(before: float, after: float, pause: float, until_change: float) -> bool:
-    """Whether moving saves more than it costs: (before - after) / before * until_change > pause.
+    """Return whether a move saves more than it costs: (before - after) / before * until_change > pause.
 
-    Args:
-        before, after: periods. pause: that the move takes. until_change: expected time to the next change of the live
-            workers. All in one unit of time.
+    The arguments are the periods, the expected time to the next change of live workers, and the pause, in one unit of
+    time.
     """
     return before > after and (before - after) / before * until_change > pause
 
 
 def common_mode(one: Collection[StepMode], other: Collection[StepMode]) -> StepMode:
-    """The mode in which two plans are compared, given the modes that each may run in."""
+    """Return the step mode in which to compare two plans, given the modes that each supports."""
     return "staggered" if "staggered" in one and "staggered" in other else "barrier"
 
 
 class CopyCost(NamedTuple):
-    """Bytes that are copied, and how long that takes, each source sending one after the other, in the profile's unit of
-    time."""
+    """Bytes to copy, and the duration in the profile's unit of time if each source sends its copies one by one."""
 
     bytes: float
     seconds: float
 
 
 def copy_cost(job: PricedJob, now: Hosts | None, then: Hosts | None) -> CopyCost:
-    """What it costs that the workers of `then`, all of which hold what `now` says, copy the rest from each other."""
+    """Return the cost of the copies that turn the holdings `now` into `then`."""
     assert now is not None
     assert then is not None
     shape, workers, amounts, until = job.shape, sorted(then.units), list[float](), defaultdict[str, float](float)
-    # Embedding and head count as parts of the layers beside them.
+    # Embedding and head count as parts of the adjacent layers.
     by_layer = profile_of_layout(job, job.prices, replace(shape, cut=(1,) * sum(layers_of(job))))
     each = by_layer.per_stage("static", sum(layers_of(job)))
     for copy in Holdings(now).copies(then, workers, workers):
@@ -90,12 +91,12 @@ def copy_cost(job: PricedJob, now: Hosts | None, then: Hosts | None) -> CopyCost
 
 @dataclass
 class _Search:
-    """A better plan than the one that runs is looked for.
+    """A background search for a better plan.
 
     Attributes:
-        running: the plan that ran when it was asked for.
-        profile, cause: to plan with, and what has changed; None where a layout is looked for.
-        better: what was found, if a new generation is worth it.
+        running: the plan that ran at the time of the request.
+        profile, cause: profile to plan with, and the reason; None and empty for a layout.
+        better: the result, if worth a new generation.
     """
 
     question: Question
@@ -106,17 +107,15 @@ class _Search:
 
 
 class Plans:
-    """The plans of a run: what the planner was asked and has answered, and what follows from it.
+    """The plans of a run: questions to the planner, answers, and the decisions that follow.
 
     Args:
-        job: `[planner]` says whether layers may move, and when; `[membership]` what counts as drift.
-        outbox: takes the questions, and the events `layout`, `slow-link` and `replanned`.
-        own: the workers that the user's own schedule leaves out, and the plan of it.
-        can_search: whether better plans than those that are needed now can be asked for.
+        outbox: receives questions and the events `layout`, `slow-link` and `replanned`.
+        own: the workers that the user's own schedule leaves out, and its plan.
 
     Attributes:
-        hosts: hash of a plan -> who hosts what by it.
-        compute: the computing times of the last iteration, for its line of metrics.
+        hosts: hash of a plan -> its hosts.
+        compute: compute times of the last iteration, for its metrics line.
     """
 
     def __init__(
@@ -138,7 +137,7 @@ class Plans:
             self._note_hosts(own[1])
         self._search: _Search | None = None
         self._given: dict[_Failed, PreparedPlan] = {}
-        """Better plans of the given stages than the first one."""
+        """Plans of the given stages that improve on the first plan."""
         self._last: dict[_Failed, PreparedPlan] = {}
         self._planned_with: dict[_Failed, Profile] = {}
         self._failed: _Failed = frozenset()
@@ -166,26 +165,18 @@ class Plans:
             self._answers[planned.question] = planned
 
     def adopt(self, failed: _Failed, plan: PreparedPlan | None, hosts: Mapping[str, Hosts]) -> None:
-        """Take over from another leader the plan without the failed workers, and the hosts of earlier plans."""
+        """Take over another leader's plan without the failed workers, and the hosts of earlier plans."""
         self.hosts.update(hosts)
         if plan is not None:
             self.take(Planned(Question(failed, is_urgent=True), plan))
 
     def _ask(self, question: Question, profile: Profile | None = None) -> None:
-        """Ask a question, once."""
         if question not in self._answers:
             self._answers[question] = None
             self._outbox.put(Ask(question, profile))
 
     def _needed(self, failed: _Failed, within: str = "") -> PreparedPlan | None:
-        """The plan without the failed workers that training goes on with at once; None while it is being made.
-
-        Args:
-            within: hash of a plan in use whose layout is kept.
-
-        Raises:
-            RunError: there is none.
-        """
+        """With `within`, the hash of a plan in use, keep its layout. None while the plan is being made."""
         if self._own is not None and not within and self._own[0] == failed:
             return self._own[1]
         question = Question(failed, is_urgent=True, within=within)
@@ -199,7 +190,7 @@ class Plans:
     # What runs next.
 
     def ready(self, failed: _Failed) -> PreparedPlan | None:
-        """The plan without the failed workers, None while it is being made. Raises RunError if there is none."""
+        """Return the plan without the failed workers; None while the planner works. Raises RunError if none exists."""
         running = self._last.get(failed) if failed == self._failed else None
         plan = self._take_better(failed)
         if plan is not None and not self._is_moved(plan):
@@ -210,12 +201,11 @@ class Plans:
         return plan
 
     def has_better(self, failed: _Failed) -> bool:
-        """Whether `ready` would now give a plan that is worth a new generation."""
+        """Return whether `ready` would now return a plan that is worth a new generation."""
         search = self._search
         return search is not None and search.better is not None and search.question.failed == failed
 
     def _take_better(self, failed: _Failed) -> PreparedPlan | None:
-        """The plan that is better than the running one, if there is one: it will run from now on."""
         search = self._search
         if search is None or not self.has_better(failed) or search.running is not self._last.get(failed):
             return None
@@ -237,11 +227,9 @@ class Plans:
         return search.better
 
     def _is_moved(self, plan: PreparedPlan | None) -> bool:
-        """Whether some worker hosts other parts of the model by this plan than by those of the given stages."""
         return plan is not None and plan.hosts is not None and not is_same(plan.hosts, self._usual)
 
     def _at_once(self, failed: _Failed) -> PreparedPlan | None:
-        """The plan to go on with: no worker copies anything where the present layout allows that."""
         layout = self._layout_to_stay_in(failed)
         if layout is None:
             return self._given.get(failed) or self._needed(failed)
@@ -262,8 +250,6 @@ class Plans:
         return given if self._goes_back[key] else within
 
     def _layout_to_stay_in(self, failed: _Failed) -> PreparedPlan | None:
-        """The plan that runs, where workers have died or returned while the model is repartitioned, and each unit has a
-        host there."""
         layout, hosts = self._running, _repartitioned(self._running)
         is_change = failed > self._failed or failed < self._failed
         if layout is None or hosts is None or not (self._can_move and is_change):
@@ -274,16 +260,13 @@ class Plans:
     def _is_worth_going_back(
         self, failed: _Failed, layout: PreparedPlan, within: PreparedPlan, given: PreparedPlan
     ) -> bool:
-        """Decide whether a return brings the given stages, and write the event.
-
-        The returning worker copies its state in any case: the pause that has to pay is what copying takes beyond that.
-        """
+        """The rejoining worker copies its state anyway, so only the additional copies count as a pause."""
         stays, goes = (copy_cost(self._job, layout.hosts, then.hosts) for then in (within, given))
         pause = max(0.0, goes.seconds - stays.seconds)
         return self._is_worth(within, given, goes, pause, failed, returned=sorted(map(str, self._failed - failed)))
 
     def observe(self, failed: _Failed, step: int, times: ComputeTimes) -> None:
-        """An iteration is about to be committed, in which the workers computed for so long."""
+        """Take the compute times of an iteration that is about to be committed."""
         self.compute, self._step = times.line(), step
         if failed != self._failed:
             if self._drift is not None:
@@ -317,7 +300,6 @@ class Plans:
         self._ask(search.question, search.profile)
 
     def _seek_plan_for_times(self, drift: DriftMonitor, running: PreparedPlan) -> None:
-        """Ask for a plan for the times that the last iterations show, where these depart from what was planned with."""
         departure = drift.departed(self._profile_of(self._failed))
         if departure is None:
             return
@@ -328,12 +310,11 @@ class Plans:
         self._begin_search(_Search(question, running, profile, "; ".join(departure.causes)))
 
     def _look_for_answer(self, search: _Search) -> None:
-        """End the search unless what was found is worth a new generation, once the answer is there."""
         answer = self._answers.get(search.question)
         if answer is None:
             return
-        del self._answers[search.question]  # it may be asked again
-        if search.profile is not None:  # whatever comes of it, the next departure is from these times
+        del self._answers[search.question]  # the question may be asked again
+        if search.profile is not None:  # the next departure is relative to these times
             self._planned_with[self._failed] = search.profile
         elif answer.plan is None:
             self._log(self._failed, False, cause=answer.error)
@@ -343,7 +324,6 @@ class Plans:
             self._search = None
 
     def _is_better(self, search: _Search, plan: PreparedPlan) -> bool:
-        """Decide whether to change to what was found."""
         running, before = search.running, plan.compared_period
         mode = common_mode(running.periods, plan.periods)
         after = plan.periods[mode]
@@ -363,12 +343,6 @@ class Plans:
     def _is_worth(
         self, now: PreparedPlan, then: PreparedPlan, cost: CopyCost, pause: float, failed: _Failed, **more: Any
     ) -> bool:
-        """Decide whether to go over to another layout, and write the event.
-
-        Args:
-            pause: what that takes, beyond what is lost anyway.
-            more: of the event.
-        """
         mode, limit, section = common_mode(now.periods, then.periods), then.layout_limit, self._job.planner
         before, after = now.periods[mode], then.periods[mode]
         until_change = section.iterations_between_changes * before
@@ -398,5 +372,4 @@ class Plans:
 
 
 def _repartitioned(plan: PreparedPlan | None) -> Hosts | None:
-    """The hosts by a plan that cuts the model anew, if planners find its file."""
     return plan.hosts if plan is not None and plan.hosts is not None and plan.hosts.cut and plan.is_kept else None

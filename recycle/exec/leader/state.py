@@ -1,7 +1,7 @@
-"""The state of a run: who takes part, what processes have said of the present generation, the register, and the time.
+"""The state of a run: live workers, messages of the present generation, the register, and the time.
 
-The register is the record of the last generation and the cursor. The record in memory has what the cursor has too: it
-is as of the last commit.
+The register is the record of the last generation, and the cursor. The record in memory also includes the cursor's
+fields, as of the last commit.
 """
 
 from __future__ import annotations
@@ -45,14 +45,9 @@ _Part = TypeVar("_Part", Report, EvaluationReport)
 
 
 class Heard:
-    """Keeps the last message of each kind of each process of one generation; of `Trouble` and `CutOff` the first.
+    """The last message of each kind from each process of one generation; for `Trouble` and `CutOff` the first.
 
-    Args:
-        tensor_parallel: processes of each worker.
-
-    Attributes:
-        members: names of all processes of the generation, in order.
-        failed: those that could not form their groups.
+    `members` are all processes of the generation, in order; `failed` those that could not form their groups.
     """
 
     def __init__(self, tensor_parallel: int) -> None:
@@ -60,7 +55,7 @@ class Heard:
         self.begin(GenerationRecord(0, [], {}, ""))
 
     def begin(self, record: GenerationRecord) -> None:
-        """Forget all of the generation before."""
+        """Start a new generation, without messages."""
         self._generation = record.generation
         self.members = members_of(record.live, self._tensor_parallel)
         self._known = frozenset(self.members)
@@ -69,7 +64,7 @@ class Heard:
         self.failed: set[str] = set()
 
     def take(self, said: FromWorker) -> None:
-        """Take a message. That of another generation, or of a process that has no part in this one, is dropped."""
+        """Take a message; messages of other generations or of non-members are dropped."""
         member, message = said.member, said.message
         if said.generation != self._generation or member not in self._known:
             return
@@ -83,20 +78,19 @@ class Heard:
             (self.failed.add if message.error else self.failed.discard)(member)
 
     def of(self, kind: type[_Message]) -> dict[str, _Message]:
-        """The messages of a kind by process, in the order in which the processes first said one."""
+        """Return process -> message of this kind, in the order of the first messages."""
         return self._said[kind]
 
     def all_said(self, kind: type[WorkerMessage]) -> bool:
-        """Whether all processes have said a message of a kind."""
+        """Return whether all processes have sent a message of this kind."""
         return len(self._said[kind]) == len(self.members)
 
     def silent(self, kind: type[WorkerMessage]) -> set[Worker]:
-        """The workers with a process that has not said a message of a kind."""
+        """Return the workers with a process that has sent no message of this kind."""
         return parse_workers(self._known - self._said[kind].keys())
 
     def take_parts(self, kind: type[_Part], step: int) -> dict[str, _Part] | None:
-        """The reports of an iteration, or of the evaluation after it, by process, in order, once all have come; then
-        they are forgotten."""
+        """Return and forget the reports of an iteration or evaluation, in process order; None until complete."""
         parts = self._parts[kind, step]
         if len(parts) < len(self.members):
             return None
@@ -105,7 +99,7 @@ class Heard:
 
 
 class Phase(Enum):
-    """Where a run stands."""
+    """The phase of a run."""
 
     STARTING = "its workers start"
     GOING_BACK = "all processes end, to go back to a checkpoint"
@@ -121,9 +115,9 @@ class PlannedFault(Value):
     """A fault to inject.
 
     Attributes:
-        text: as users write it.
-        worker, step: where it strikes; of one that strikes nobody, which worker returns and when.
-        strikes: a worker; else the fault brings one back.
+        text: the fault as users write it.
+        worker, step: where and when the fault strikes, or which worker returns and when.
+        strikes: the fault strikes a worker; else it brings a worker back.
     """
 
     text: str
@@ -133,21 +127,16 @@ class PlannedFault(Value):
 
 
 class RunDescription(Value, kw_only=True):
-    """What the leader needs to know of a run.
+    """A run, as the leader needs to know it.
 
     Attributes:
-        job: what is trained.
-        steps: iterations to train.
         initial: what processes host that start with the initial state.
-        homes: the node of each position.
+        homes: node of each position.
         absent: workers that the run starts without.
-        faults: to inject, by their numbers.
-        restarts: how often a worker that died is started again without being asked for.
-        own: the user's own schedule, and the workers that it leaves out.
-        can_search: whether the planner can be asked for better plans.
-        started: when the run started, on the leader's clock.
-        logs: folder of the logs, for messages.
-        resume_command: that resumes the run, for messages.
+        restarts: how often a dead worker is restarted automatically.
+        own: the workers that the user's own schedule leaves out, and its plan.
+        can_search: whether the planner can search for better plans.
+        started: start of the run on the leader's clock.
     """
 
     job: PricedJob
@@ -169,14 +158,12 @@ class WorkerProcess:
     """A worker's latest process.
 
     Attributes:
-        incarnation: its number, from 0; -1 when there was none.
-        generation: the last generation before the process; None when there was no process, or it is gone with its node
-            and may be started again.
-        node: that it was started on.
-        how: how it ended; None while it runs.
+        incarnation: number of the process, from 0; -1 before the first.
+        generation: the last generation before the process; None without a process, or after a loss with its node.
+        how: how the process ended; None while it runs.
         lines: the last lines of its log.
-        is_killed: the leader has asked for its end.
-        ready: its members that have started up.
+        is_killed: the leader has requested its end.
+        ready: members that have started up.
     """
 
     incarnation: int = -1
@@ -189,31 +176,22 @@ class WorkerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process has not ended."""
         return self.incarnation >= 0 and self.how is None
 
 
 class RunState(Outbox):
     """The state of one run, and the register.
 
-    Args:
-        run: what is trained.
-        now: time on the leader's clock.
-
     Attributes:
-        checkpoints, holdings: of the run.
-        processes: worker -> its latest process.
-        places: position -> position whose place on the nodes it has, where the two differ.
-        heard: what the processes of the generation have said.
-        detector: judges their heartbeats.
-        start_deadline: until when all workers are to be ready.
+        places: position -> position whose place on the nodes it uses, if different.
+        start_deadline: until when all workers must be ready.
         everybody: all positions.
-        live: the workers of the generation, or of the next one.
-        joined: those of them that hold no state yet.
+        live: workers of the generation, or of the next one.
+        joined: live workers that hold no state yet.
         record: the register's record, as of the last commit.
-        phase: of the run.
-        waited: seconds since it began, without pauses of this process.
-        struck, released, gone: as of `Cursor`.
+        waited: seconds since the phase began, without suspensions of this process.
+        struck, released, gone: as in `Cursor`.
     """
 
     def __init__(self, run: RunDescription, now: float) -> None:
@@ -245,7 +223,7 @@ class RunState(Outbox):
 
     @property
     def commit(self) -> Commit:
-        """The last commit, of a run that has one."""
+        """The last commit, in a run that has one."""
         assert self.record.commit is not None
         return self.record.commit
 
@@ -256,30 +234,30 @@ class RunState(Outbox):
 
     @property
     def holders(self) -> set[Worker]:
-        """The live workers that hold what the last generation that ran has given them."""
+        """The live workers that hold the state assigned by the last generation that ran."""
         return self.live - self.joined
 
     def lost_unit(self, holders: Iterable[Worker]) -> str:
-        """A unit that none of these workers holds, in words, with a verb; empty where there is none."""
+        """Return a unit that none of these workers holds, as text with a verb; empty if there is none."""
         lost = self.holdings.lost(holders)
         return self.holdings.described(lost[0]) if lost else ""
 
     def members(self, worker: Worker | str) -> list[str]:
-        """The processes of a worker."""
+        """Return the names of a worker's processes."""
         return members_of([worker], self.job.grid.tensor_parallel)
 
     def enter(self, phase: Phase) -> None:
-        """Another phase begins."""
+        """Enter a phase."""
         self.phase, self.waited = phase, 0.0
 
     def log_detected(self, worker: Worker, cause: str, **more: Any) -> None:
-        """Write that a worker was found dead or hung."""
+        """Write the event that a worker was found dead or hung."""
         self.log("detected", **{"worker": str(worker), "step": self.next_step, "cause": cause} | more)
 
     # The register.
 
     def cursor(self) -> Cursor:
-        """The part of the register that changes within a generation."""
+        """Return the part of the register that changes within a generation."""
         return Cursor(
             self.record.generation,
             self._persisted_phase,
@@ -291,31 +269,26 @@ class RunState(Outbox):
         )
 
     def resumable_cursor(self) -> Cursor:
-        """The cursor of a run that was ended early and shall go on: its last step does not end it."""
+        """Return the cursor for a run that ended early and may continue: its last step does not end the run."""
         cursor = self.cursor()
         assert cursor.commit is not None
         commit = msgspec.structs.replace(cursor.commit, last=None, finished=False)
         return msgspec.structs.replace(cursor, commit=commit)
 
     def persist(self, phase: GenerationPhase | None = None, record: GenerationRecord | None = None) -> None:
-        """Write the cursor, in another phase if there is one, and the record where it has changed."""
+        """Write the cursor, in a new phase if given, and the record if given."""
         self._persisted_phase = phase or self._persisted_phase
         self.put(Persist(self.cursor(), record))
 
     def change(self, **progress: Any) -> None:
-        """Change what the cursor says, and write it."""
+        """Change fields of the cursor, and write it."""
         self.record = msgspec.structs.replace(self.record, **progress)
         self.persist()
 
     def announce(self, phase: GenerationPhase = "proposed", text: str = "", **changes: Any) -> None:
-        """Make the record of another generation the register's, and propose it, or have it be over from the start.
+        """Write a new generation's record to the register, and propose the generation unless `phase` is "abandoned".
 
-        Unless `changes` say otherwise, what the live workers hold stays as it is.
-
-        Args:
-            phase: "proposed" or "abandoned".
-            text: of the plan, as of `Propose`.
-            changes: how the record differs from the last one.
+        `changes` are the fields that differ from the last record; the live workers' holdings stay by default.
         """
         common = {
             "generation": self.record.generation + 1,
@@ -344,7 +317,7 @@ class RunState(Outbox):
             self.tell(Propose(record, text))
 
     def _kept_state(self) -> Verified | None:
-        """The state to go back to, as the next record names it: workers that join do not have it either."""
+        """Workers that join do not have the verified state either."""
         verified = self.record.verified
         if verified is None:
             return None

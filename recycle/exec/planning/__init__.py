@@ -1,1 +1,1 @@
-"""Plans while a job trains: made for whoever is left, for workers that are slow, in the background."""
+"""Makes plans while a job trains: for the live workers, for slow workers, and in the background."""

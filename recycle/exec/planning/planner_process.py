@@ -1,8 +1,7 @@
-"""A planner in a process of its own, started again when it ends, and replaced when its answer is overdue.
+"""A planner in a child process, restarted when the child ends, and replaced when its answer is overdue.
 
-A process may be ended by whoever is short of memory, or stand still. That costs the time in which another one starts,
-and the question is asked again. Once `MOST_FAILURES` processes in a row have not answered, the thread that talks to
-them plans itself what is needed now, and gives up the rest. One question is under way at a time.
+The system may kill or stall a child. Then another child starts, and the question is asked again. After `MOST_FAILURES`
+failures in a row, the calling thread makes urgent plans itself and gives up the rest. One question runs at a time.
 """
 
 from __future__ import annotations
@@ -31,29 +30,27 @@ from recycle.plans import Plan, Vector
 from recycle.plans.plan import in_process_names
 
 MOST_FAILURES = 3
-"""Processes in a row that may end or fall silent before one has answered."""
+"""Children in a row that may end or stall before one has answered."""
 
 Planner = Callable[..., str]
-"""(job, dead workers per stage, quick) -> text of a plan file. A module-level function, for a child imports it.
+"""(job, dead workers per stage, quick) -> text of a plan file. A module-level function, so that a child can import it.
 
-Where peers are not alike it is called with `failed`, the dead workers, too, and plans in the names of the processes.
-Where the run's own schedule places stages in a way of its own it is called with `like=schedule` too, and plans on that
-placement. With `moves=True` it plans for the dead workers themselves, and live ones may host other parts of the model.
-With `within=FILE` it plans for them in the layout of that plan, and nobody hosts anything else than there; with both
-they may move from there.
+Optional arguments: `failed`, the dead workers, if peers differ; then plan in the names of the processes.
+`like=schedule`: plan on the placement of the run's own schedule. `moves=True`: live workers may host other parts of the
+model. `within=FILE`: keep the layout of that plan; with `moves`, start from it.
 """
 
 
 class Question(Struct, frozen=True):
-    """What a planner is asked.
+    """A question to a planner.
 
     Attributes:
         vector: dead workers per stage.
-        quick: without any search.
-        failed: the dead workers, where the plan shall be for them alone.
-        profile: file of the profile to plan with; the job's own when left out.
-        moves: workers may come to host other parts of the model.
-        within: plan file whose layout workers are in; it stays as it is unless they may move.
+        quick: answer without any search.
+        failed: the dead workers, if the plan is for these only.
+        profile: file of the profile to plan with; None for the job's own.
+        moves: workers may host other parts of the model.
+        within: plan file with the present layout, which stays unless `moves`.
     """
 
     vector: Vector
@@ -65,15 +62,7 @@ class Question(Struct, frozen=True):
 
 
 class PlannerAnswer(Struct, frozen=True):
-    """What a planner has answered.
-
-    Attributes:
-        question: that was asked.
-        text: the plan file, checked; empty where there is none.
-        facts: of the plan's schedule.
-        error: why there is no plan; empty where there is one.
-        seconds: what answering took.
-    """
+    """An answer of a planner: a checked plan file with facts, or an error; `seconds` is the duration of answering."""
 
     question: Question
     text: str = ""
@@ -83,7 +72,7 @@ class PlannerAnswer(Struct, frozen=True):
 
 
 def answer(planner: Planner, job: PricedJob, like: Schedule | None, question: Question) -> PlannerAnswer:
-    """The plan, checked for running, or why there is none: whatever a planner raises is an answer, too."""
+    """Return the plan, checked for running, or the error; any exception of a planner becomes an error."""
     known: dict[str, Any] = {} if like is None else {"like": like}
     if question.failed is not None:
         known["failed"] = [Worker.parse(name) for name in question.failed]
@@ -105,23 +94,17 @@ def answer(planner: Planner, job: PricedJob, like: Schedule | None, question: Qu
     except RecycleError as refusal:
         layout = "no plan for the layout at hand: " if question.within else ""
         return PlannerAnswer(question, error=f"{layout}{refusal}")
-    except Exception as failure:  # a plug-in's
+    except Exception as failure:  # a plug-in's exception
         return PlannerAnswer(question, error=f"{type(failure).__name__}: {failure}")
     text = replace(plan, schedule=schedule).text()
     return PlannerAnswer(question, text, facts, seconds=time.monotonic() - began)
 
 
 class PlannerProcess:
-    """Answers questions in their order.
+    """Answers questions in order, and `questions` when idle; calls `answered` and `warn` in a thread.
 
-    Args:
-        job: what to plan for; `[membership]` says how long a quick answer may take, `[planner] seconds` how long
-            another. Where the job limits steps instead of seconds, only a quick answer can be overdue.
-        planner: see `Planner`.
-        answered: called, in a thread, with every answer.
-        warn: called, in a thread, with what goes wrong.
-        like: the schedule whose placement plans keep.
-        questions: to work through whenever nothing else was asked.
+    `[membership]` limits the duration of quick answers, `[planner] seconds` of others. If the job limits steps instead
+    of seconds, only quick answers can be overdue. Plans keep the placement of `like`.
     """
 
     def __init__(
@@ -149,21 +132,20 @@ class PlannerProcess:
         self._is_fresh = True
 
     def _draw(self) -> None:
-        """Have something to do as long as there is anything left to ask."""
         if self._asked.empty() and (question := next(self._later, None)) is not None:
             self._asked.put(question)
 
     @property
     def is_busy(self) -> bool:
-        """Whether it still has something to answer."""
+        """Whether questions are pending."""
         return self._asked.unfinished_tasks > 0
 
     def ask(self, question: Question) -> None:
-        """Answer this as well."""
+        """Add a question."""
         self._asked.put(question)
 
     def look(self) -> None:
-        """Have a process that has ended while nothing was asked replaced; to be called again and again."""
+        """Replace a child that ended while idle; call regularly."""
         if not self.is_busy and self._failures < MOST_FAILURES and self._child.process.poll() is not None:
             self._asked.put(None)
 
@@ -181,7 +163,6 @@ class PlannerProcess:
                 self._give(answered)
 
     def _answered(self, question: Question) -> PlannerAnswer | None:
-        """The answer; None where this ends before it is there."""
         while self._failures < MOST_FAILURES and not self._is_closed:
             line = self._exchange(question)
             if line.endswith(b"\n"):
@@ -199,7 +180,6 @@ class PlannerProcess:
         return answer(self._planner, self._job, self._like, question)
 
     def _exchange(self, question: Question) -> bytes:
-        """The process's answer; it is ended when that is overdue."""
         overdue = threading.Timer(self._patience(question), self._child.process.kill)
         overdue.daemon = True
         overdue.start()
@@ -211,7 +191,6 @@ class PlannerProcess:
         return line
 
     def _patience(self, question: Question) -> float:
-        """Seconds that an answer may take: what a worker's operation may, and before the first one imports take."""
         limits, plans = self._job.membership, self._job.planner
         if not question.quick and plans.steps is not None:
             return threading.TIMEOUT_MAX
@@ -219,14 +198,13 @@ class PlannerProcess:
         return max(limits.hung_after, limits.hung_factor * longest) + (limits.warm_up if self._is_fresh else 0.0)
 
     def _replace(self) -> None:
-        """Start another process, unless too many in a row have failed."""
         self._child.close()
         self._failures += 1
         if self._failures < MOST_FAILURES and not self._is_closed:
             self._start()
 
     def close(self) -> None:
-        """End the process."""
+        """End the child process."""
         self._is_closed = True
         self._asked.put(None)
         self._child.process.kill()
@@ -235,7 +213,7 @@ class PlannerProcess:
 
 
 def _serve(parent: str, name: str) -> None:
-    """The child: answer one question after the other; a solver's chatter goes elsewhere."""
+    """The child's loop. Standard output of solvers is redirected."""
     requests, answers = serve(parent)
     os.nice(5)
     load_plugins()

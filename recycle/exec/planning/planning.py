@@ -1,14 +1,11 @@
-"""Plans for the live workers: made ahead in a child process, at once when they are needed now, and checked.
+"""Plans for the live workers: made ahead in a child process, or urgently when needed, and checked.
 
-`exec` does not know how to plan. It is given a planner, a function importable by name, and calls it in child processes,
-so that the leader never waits for a solver: one child works through the likely failure vectors, another answers urgent
-questions. The children check and simulate what they have planned, so that nothing of that is left to do when a worker
-has died: a thread of this process writes the plan in the names of the live processes. Only what no child answers is
-planned in this process.
+`exec` does not import a planner. It gets a planner function by name and calls it in child processes, so that the leader
+never waits for a solver: one child plans for likely failure vectors, another answers urgent questions. The children
+also check and simulate. A thread writes the plan in the names of the live processes.
 
-Plans are kept by failure vector and used in the names of the live processes, so that every survivor keeps its position
-and only the dead worker's micro-batches are re-routed. Where peers are not alike a vector does not say enough, and
-plans are made for the dead workers themselves.
+Plans are keyed by failure vector, so that survivors keep their positions and only the dead workers' micro-batches are
+re-routed. If peers differ, plans are made for the dead workers themselves.
 """
 
 from __future__ import annotations
@@ -47,12 +44,11 @@ class PlanService:
     """Answers the leader's questions for plans.
 
     Args:
-        job: what to plan for.
-        planner: see `Planner`; None when only `schedule` shall run.
-        directory: plan files in use are written here as `<hash>.json`.
-        profiles: profiles that are planned with are written here as `<digest>.json`.
+        planner: see `Planner`; None to run only `schedule`.
+        directory: folder for plan files in use, `<hash>.json`.
+        profiles: folder for the profiles to plan with, `<digest>.json`.
         waker: is woken when there is an answer.
-        schedule: the user's own schedule, for the set of workers that it leaves alive.
+        schedule: the user's own schedule, for the workers that it leaves alive.
     """
 
     def __init__(
@@ -66,7 +62,7 @@ class PlanService:
     ) -> None:
         self._job, self._directory, self._profiles, self._waker = job, directory, profiles, waker
         self._schedule = schedule
-        # A placement of the user's own, alike for all workers of a rank, is kept by the plans of other live workers.
+        # If the user's placement is the same for all workers of a rank, the plans of other live workers keep it.
         usual = schedule is None or schedule.placement == loop_placement(job.shape) or stages_by_rank(schedule) is None
         self._like = None if usual else schedule
         self._planner = planner
@@ -88,7 +84,7 @@ class PlanService:
         return child
 
     def _likely(self) -> Iterator[Question]:
-        """What to plan ahead for; where peers are not alike, no failure and each single one."""
+        """If peers differ: no failure, and each single failure."""
         shape, ahead = self._job.shape, self._job.planner.ahead
         if self._by_vector:
             most = shape.ranks * (shape.pipelines - 1)
@@ -100,18 +96,18 @@ class PlanService:
 
     @property
     def can_search(self) -> bool:
-        """Whether better plans can be asked for: by a planner, for stages that lie where it puts them."""
+        """Whether the planner can search for better plans; not with a placement of the user."""
         return self._planner is not None and self._like is None
 
     def own(self) -> tuple[frozenset[Worker], PreparedPlan] | None:
-        """The user's own schedule, prepared, and the workers that it leaves out. Raises ScheduleError."""
+        """Return the user's own schedule, prepared, and the workers that it leaves out. Raises ScheduleError."""
         if self._schedule is None:
             return None
         schedule, facts = check_for_run(self._schedule, self._job, self._job.prices)
         return schedule.failed, self._prepared_plan(schedule, facts)
 
     def ask(self, question: LeaderQuestion, profile: Profile | None = None) -> None:
-        """Answer a question; `answers` gives the answer once it is there."""
+        """Start answering a question; `look` returns the answer."""
         if self._planner is None:
             self._give(question, error="no planner was given")
             return
@@ -129,11 +125,10 @@ class PlanService:
             self._urgent.ask(asked)
         elif not self._background.is_busy:
             self._background.ask(asked)
-        else:  # a third one, so that the urgent one stays free
+        else:  # a third child, so that the urgent child stays free
             (self._children[2] if len(self._children) > 2 else self._child(self._planner)).ask(asked)
 
     def _translated(self, question: LeaderQuestion, profile: Profile | None) -> Question:
-        """The question as planners get it."""
         failed, file = tuple(map(str, sorted(question.failed))), None
         vector = failure_vector(self._job.shape, question.failed)
         within = str(plan_file(self._directory, question.within).resolve()) if question.within else None
@@ -145,16 +140,12 @@ class PlanService:
         if not question.is_urgent or within is not None:
             return asked
         if max(vector) >= self._job.shape.pipelines and self._job.planner.layout == "elastic":
-            # Others may hold what the workers of a rank held, all of which are dead.
+            # If all workers of a rank are dead, other workers may hold their state.
             return msgspec.structs.replace(asked, quick=False, moves=True)
         return msgspec.structs.replace(asked, failed=None) if self._by_vector else asked
 
     def look(self, warn: Callable[[str], object]) -> list[Planned]:
-        """The answers since the last call. To be called again and again.
-
-        Args:
-            warn: called with what went wrong and does not hold up training.
-        """
+        """Return the answers since the last call, and `warn` of problems that do not stop training; call regularly."""
         for child in self._children:
             child.look()
         for message in _drained(self._warnings):
@@ -162,11 +153,9 @@ class PlanService:
         return list(_drained(self._prepared))
 
     def _take(self, answered: PlannerAnswer) -> None:
-        """In the thread of a child: a planner has answered."""
         self._thread.submit(self._learn, answered)
 
     def _learn(self, answered: PlannerAnswer) -> None:
-        """In the thread: keep what a planner has answered, and answer those that have asked for it."""
         asked, error = answered.question, answered.error
         urgent = msgspec.structs.replace(asked, quick=True)
         if not error:
@@ -193,7 +182,6 @@ class PlanService:
         profile: Profile | None,
         known: tuple[Plan, ScheduleFacts],
     ) -> None:
-        """In the thread: prepare a plan for the leader."""
         plan, facts = known
         if asked.failed is None:
             plan = plan.for_processes(question.failed)
@@ -212,7 +200,6 @@ class PlanService:
         self._waker.wake()
 
     def _prepared_plan(self, schedule: Schedule, facts: ScheduleFacts, plan: Plan | None = None) -> PreparedPlan:
-        """The plan for the leader, once its file is written."""
         text = schedule.dumps() if plan is None else replace(plan, schedule=schedule).text()
         digest, kept = schedule_hash(schedule), ""
         try:
@@ -231,7 +218,6 @@ class PlanService:
         return PreparedPlan(digest, roles, facts.periods, kept, hosts, facts.rounds)
 
     def _kept(self, digest: str) -> Schedule | None:
-        """The schedule with this hash, if the directory holds it."""
         with contextlib.suppress(RecycleError):
             schedule = Schedule.load(plan_file(self._directory, digest))
             if schedule_hash(schedule) == digest:
@@ -239,12 +225,12 @@ class PlanService:
         return None
 
     def hosts(self, digest: str) -> Hosts | None:
-        """Who hosts what by the plan with this hash; None where the directory does not hold it."""
+        """Return the hosts of the plan with this hash; None if the directory does not hold it."""
         schedule = self._kept(digest)
         return None if schedule is None else Hosts.of_schedule(self._job, schedule)
 
     def adopted(self, failed: frozenset[Worker], digest: str) -> PreparedPlan | None:
-        """The plan that another leader used without the failed workers, if the directory holds it."""
+        """Return the plan that another leader used without the failed workers, if the directory holds it."""
         schedule = self._kept(digest)
         if schedule is None or schedule.failed != failed:
             return None
@@ -260,7 +246,6 @@ class PlanService:
 
 
 def _drained(items: queue.SimpleQueue[_Item]) -> Iterator[_Item]:
-    """All that is in a queue now."""
     with contextlib.suppress(queue.Empty):
         while True:
             yield items.get_nowait()

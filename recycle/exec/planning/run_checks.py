@@ -1,4 +1,4 @@
-"""What a schedule must pass before a worker runs it, and what that gives: its periods and the rounds of its replays."""
+"""The checks of a schedule before workers run it, and the resulting periods and replay rounds."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from recycle.plans.plan import rotation_of, with_room
 
 
 class ScheduleFacts(Struct, frozen=True):
-    """What checking a schedule gives. It holds with the workers of a stage renamed, where peers are alike.
+    """Facts from checking a schedule; also valid with a stage's workers renamed if peers are alike.
 
     Attributes:
-        periods: between two iterations in each mode that it may run in, in the profile's unit of time.
-        rounds: iterations in which everything is replayed once; 0 where nothing is replayed.
+        periods: step mode -> period, in the profile's unit of time.
+        rounds: iterations after which all work has been replayed once; 0 without replays.
     """
 
     periods: dict[StepMode, float]
@@ -33,26 +33,22 @@ class ScheduleFacts(Struct, frozen=True):
 
 
 def check_for_run(schedule: Schedule, job: PricedJob, profile: Profile) -> tuple[Schedule, ScheduleFacts]:
-    """The schedule as workers run it: with the job's ties, buckets, gathers and room for replays.
+    """Return the schedule as workers run it, with ties, buckets, gathers and replay room, and its facts.
 
-    Args:
-        profile: times for the periods; whether the schedule is valid is judged by the job's own.
-
-    Raises:
-        ScheduleError: the schedule is not valid for this job.
+    Periods follow `profile`; validity follows the job's own. Raises ScheduleError.
     """
     schedule = with_updates_of(schedule, job)
     require_valid(schedule, job)
     schedule = with_room(schedule, job)
     rotation = rotation_of(schedule, job)
     if rotation is not None:
-        require_valid(rotation.whole, job)  # what runs in an iteration is this without some replays
+        require_valid(rotation.whole, job)  # each iteration runs this without some replays
     rounds = 0 if rotation is None else rotation.rounds
     return schedule, ScheduleFacts(periods_of(schedule, job, profile), rounds)
 
 
 def periods_of(schedule: Schedule, job: PricedJob, profile: Profile) -> dict[StepMode, float]:
-    """The period in each mode that a schedule may run in."""
+    """Return the period for each step mode that a schedule supports."""
     profile = profile_of_layout(job, profile, schedule.shape)
     periods: dict[StepMode, float] = {"barrier": simulate(with_barrier(schedule), profile).period}
     if schedule.optimizer == "staggered":
@@ -76,6 +72,6 @@ def require_valid(schedule: Schedule, job: PricedJob) -> None:
         )
     profile, limits, room = profile_of_layout(job, job.prices, shape), job.limits, None
     if shape.cut and (room := byte_limit(job, job.prices)) is not None:
-        limits = None  # what a worker may hold in activations follows from the stages that it hosts
+        limits = None  # the activation limit follows from the hosted stages
     require_no_errors(check(schedule, profile=profile, limits=limits, byte_limit=room))
     require_no_errors(check(with_barrier(schedule), profile=profile, limits=limits, byte_limit=room, about_to_run=True))

@@ -1,1 +1,1 @@
-"""Processes of this machine and of others: fork them, see them end, kill them."""
+"""The worker processes of this machine: fork, watch and kill them."""

@@ -1,21 +1,20 @@
 """A process that imports the heavy packages once and forks the workers, and the launcher's handle on it.
 
-Importing megatron-core costs seconds of CPU per process; forked, a worker is up in a fraction of one, at the start of
-a run and when it re-joins. Requests are JSON lines on standard input:
+Importing megatron-core takes seconds of CPU per process; a forked worker starts in a fraction of a second. Requests are
+JSON lines on standard input:
 
-    ["FUNCTION", "ARGUMENT", "LOG", [5]]   fork a process that waits until process 5 has ended and calls the function;
+    ["FUNCTION", "ARGUMENT", "LOG", [5]]   fork a process that waits for the end of process 5 and calls the function;
                                            the answer is its process id, a line on standard output
-    7                                      reap process 7, which has ended; until then no other process gets its id, and
+    7                                      reap process 7, which has ended; its id stays reserved until then, and
                                            /proc says how it ended even while the server is stopped
     {"folders": [...], "modules": [...]}   import modules, found in these folders before Python's own path
     "LOG"                                  print to this file from now on
 
-The server must have a single thread when it forks (torch starts its threads on first use, not on import); that is
-checked. It dies with the launcher, and each process that it forks with it.
+The server must have a single thread when it forks, which is checked. The server dies with the launcher, and the forked
+processes die with the server.
 
-The fork server of `multiprocessing` is not enough. There is one per process, with the variables and the modules of its
-first use. Each process that it forks runs the user's script again. It skips a module that cannot be imported. While it
-is stopped, ends are not noticed and a start blocks. Its `kill` may hit a later process with the same id.
+The fork server of `multiprocessing` does not suffice: it is one per process, runs the user's script again in each fork,
+ignores failed imports, and blocks while stopped. Its `kill` may hit a later process with the same id.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from recycle.exec.protocol import LINE_SEPARATOR, REFUSED_THE_JOB, with_last_lin
 from recycle.exec.worker.specification import REFUSED
 
 SEND_SECONDS = 0.1
-"""Between two attempts to send what the server's pipe did not take."""
+"""Seconds between attempts to send what the server's pipe did not accept."""
 WORKER = "recycle.exec.worker.worker:run_worker"
 PRELOADED = {
     **dict.fromkeys(
@@ -54,19 +53,19 @@ PRELOADED = {
         "safetensors.torch",
     ),
 }
-"""Modules to import before forking: by the job's kind of model, and for a run that keeps checkpoints."""
+"""Modules to import before forking: by the job's kind of model, and for runs with checkpoints."""
 
 
 def worker_environment(threads: int) -> dict[str, str]:
-    """The variables of a process that computes as a worker does, with so many OMP threads."""
+    """Return the environment variables of a worker-like process with this many OMP threads."""
     return {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "PYTHONUNBUFFERED": "1",
-        # torch may look up the name of an address; a name server that is silent must not cost 5 s
+        # torch may look up the name of an address; a silent name server must not cost 5 s
         "RES_OPTIONS": os.environ.get("RES_OPTIONS", "timeout:1 attempts:1"),
-        "PYTHONWARNINGS": "ignore",  # megatron-core's about optional packages, once per import
+        "PYTHONWARNINGS": "ignore",  # megatron-core warns of optional packages, once per import
     }
 
 
@@ -75,9 +74,9 @@ class WorkerProcess:
     """A worker's process.
 
     Attributes:
-        pid: its id; 0 until the server has answered. No other process has it before `ForkServer.reap`.
-        descriptor: its pidfd, readable after it has ended; -1 until the server has answered.
-        code: its exit code, once `look` has seen that the kernel frees its memory or that it has ended.
+        pid: process id, reserved until `ForkServer.reap`; 0 until the server has answered.
+        descriptor: pidfd, readable after the process has ended; -1 until the server has answered.
+        code: exit code, once `look` has seen the process end or its memory being freed.
     """
 
     pid: int = 0
@@ -85,10 +84,10 @@ class WorkerProcess:
     code: int | None = None
 
     def look(self) -> None:
-        """Bring `code` up to date.
+        """Update `code`.
 
-        With much memory this is long before the end: 0.1 ms after a kill instead of 134 ms with 2 GB. Needs the right
-        to read the last field of /proc/PID/stat, which a process has for those of its user.
+        With much memory this is long before the end: 0.1 ms after a kill instead of 134 ms with 2 GB. Reads the last
+        field of /proc/PID/stat, which needs a process of the same user.
         """
         with contextlib.suppress(OSError), open(f"/proc/{self.pid}/statm", "rb", buffering=0) as memory:
             if memory.read(2) == b"0 ":
@@ -96,25 +95,22 @@ class WorkerProcess:
                 self.code = os.waitstatus_to_exitcode(int(status))
 
     def kill(self) -> None:
-        """SIGKILL the process, if it is known and has not ended."""
+        """Send SIGKILL if the process is known and has not ended."""
         if self.pid:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
 
 
 class ForkServer:
-    """A handle on a fork server; it may serve several runs, one after the other.
+    """A handle on a fork server for one or more runs; `answers` is readable when `read_answers` has work.
 
     Args:
-        kind: the job's kind of model, which says what the server imports.
-        threads: OMP threads of every process that it forks.
-        checkpoints: import what checkpoints need too, so that no worker has to when it writes its first.
-        modules: to import before the first worker is forked: a user's own.
-        folders: to find them in, before Python's own path.
+        kind: the job's kind of model, which selects the modules to import.
+        threads: OMP threads of every forked process.
+        checkpoints: also import the modules that checkpoints need.
+        modules: the user's modules, imported before the first worker is forked.
+        folders: folders to find them in, before Python's own path.
         environment: further variables of the server.
-
-    Attributes:
-        answers: readable when `read_answers` has something to read.
     """
 
     def __init__(
@@ -140,19 +136,16 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Of the server's process."""
+        """Process id of the server."""
         return self._child.process.pid
 
     def log_to(self, log: Path) -> None:
-        """Have the server print to this file."""
+        """Redirect the server's output to this file."""
         self._logs.insert(0, log)
         self._send(str(log))
 
     def call(self, function: str, argument: str) -> tuple[int, str]:
-        """The exit code and the output of a process that calls `package.module:function`, once it has ended.
-
-        The server imports what workers need meanwhile, but not yet the user's modules.
-        """
+        """Call `package.module:function` in a forked process; return its exit code and output after its end."""
         output = os.memfd_create("output")
         try:
             process = self._fork(function, argument, _path_of(output))
@@ -168,12 +161,7 @@ class ForkServer:
             os.close(output)
 
     def fork(self, specification: str, log: Path, after: Sequence[WorkerProcess] = ()) -> WorkerProcess:
-        """Ask for a worker's process.
-
-        Args:
-            log: takes its output.
-            after: processes that must end before it does anything, none of which is reaped.
-        """
+        """Request a worker's process, which waits until the processes in `after` (not reaped) have ended."""
         while self._imports:
             self._send(self._imports.popleft())
         return self._fork(WORKER, specification, log, after)
@@ -189,19 +177,14 @@ class ForkServer:
         self._send(process.pid)
 
     def _send(self, *requests: object) -> None:
-        """Write as much as the server's pipe takes: a server that is stopped keeps nobody waiting."""
+        """Writes only what the pipe accepts, so that a stopped server does not block the caller."""
         self._unsent += b"".join(json.dumps(request).encode() + b"\n" for request in requests)
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             while self._unsent:
                 self._unsent = self._unsent[os.write(self._child.requests.fileno(), self._unsent) :]
 
     def read_answers(self) -> None:
-        """Let the processes that the server has forked be known.
-
-        Raises:
-            JobError: what is installed beside recycle cannot be used.
-            RunError: the server has ended.
-        """
+        """Read the ids of new processes. Raises JobError for an unusable package, RunError if the server has ended."""
         self._send()
         *lines, self._pending = (self._pending + (self.answers.read() or b"")).split(b"\n")
         for line in lines:
@@ -216,18 +199,18 @@ class ForkServer:
             raise RunError(f"the fork server {with_last_lines(describe_exit(code), tail)}")
 
     def close(self) -> None:
-        """End the server; its workers die with it."""
+        """End the server and its workers."""
         self._child.close()
         self._output.close()
 
 
 def _path_of(descriptor: int) -> Path:
-    """By which any process of this user opens a file of this process."""
+    """Any process of this user can open the path."""
     return Path(f"/proc/{os.getpid()}/fd/{descriptor}")
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words: "killed by SIGKILL"."""
+    """Return an exit code as text: "killed by SIGKILL"."""
     if code == REFUSED:
         return REFUSED_THE_JOB
     if code >= 0:
@@ -239,14 +222,14 @@ def describe_exit(code: int) -> str:
 
 
 def last_lines(log: Path, count: int = 8) -> str:
-    """The last lines of a log file; "" without one."""
+    """Return the last lines of a log file; "" without a file."""
     with contextlib.suppress(OSError):
         return LINE_SEPARATOR.join(log.read_text(errors="replace").splitlines()[-count:])
     return ""
 
 
 def main(launcher: str) -> None:
-    """The server's process, until standard input ends."""
+    """Run the server until standard input ends."""
     requests, answers = serve(launcher)
     try:
         _import(["recycle.exec.worker.worker"])
@@ -274,9 +257,8 @@ def _import(modules: Sequence[str]) -> None:
 
 
 def _fork(function: str, argument: str, log: str, after: list[int]) -> int:
-    """The id of the process that calls the function, and does not return from here."""
     gc.collect()
-    gc.freeze()  # what is imported stays, so that no worker's collector looks at it, and so copies its pages
+    gc.freeze()  # keeps imported objects out of garbage collection, so that workers do not copy their pages
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         sys.exit(f"forkserver: {threads} threads after the imports; forking would not be safe")
@@ -307,11 +289,10 @@ def _fork(function: str, argument: str, log: str, after: list[int]) -> int:
 
 
 def _redirect(log: str) -> None:
-    """Standard streams of the worker's own, and none of the server's descriptors."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     _print_to(log)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115  # the server's holds requests that it has read ahead
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  # the server's stdin holds requests that it has read ahead
 
 
 def _print_to(log: str) -> None:

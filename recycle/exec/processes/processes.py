@@ -1,8 +1,8 @@
-"""The worker processes of this machine: start them, see at once when one ends, kill each by its own descriptor.
+"""The worker processes of this machine: starts them, detects their ends at once, and kills them by descriptor.
 
-After a kill the kernel frees the memory of a process first, 2 GB in 0.13 s and tens of GB in seconds, and then makes
-its descriptor readable. /proc says at once that the kernel has begun, and with which exit code: the worker is reported
-then. A process that is started in its place waits until it has ended, because its memory is not free before.
+After a kill the kernel first frees the process's memory, 2 GB in 0.13 s. Only then its descriptor becomes readable.
+/proc shows the exit code at once, so the end is reported then. A successor waits for the real end, because it needs the
+memory.
 """
 
 from __future__ import annotations
@@ -45,31 +45,26 @@ class Waker:
                 pass
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         descriptors = self.descriptor, self._end
-        self.descriptor = self._end = -1  # a file that is opened later may get the number of a closed one
+        self.descriptor = self._end = -1  # a later file may get the number of a closed descriptor
         for descriptor in descriptors:
             os.close(descriptor)
 
 
 BASE = 48
-"""Of any process of a run: Python's own, logs, pipes, the agent; up to 30 were counted, in a launcher."""
+"""Open files of any process: Python's own, logs, pipes, the agent; up to 30 were counted in a launcher."""
 PER_CHILD = 8
-"""Of a launcher or agent, for each process it starts: its connections, a descriptor, and room to spare."""
+"""Open files of a launcher or agent per child: connections, a descriptor, and room to spare."""
 PER_PEER = 4
-"""Of a worker's process, for each other: a connection in the group of all, one among a stage's hosts; as many of the
-generation before."""
+"""Open files of a worker per peer: in the group of all and among a stage's hosts, for two generations."""
 
 
 def require_open_files(started_here: int, in_all: int) -> None:
-    """Raise this process's limit of open files, which its children inherit, to what a run needs.
+    """Raise this process's limit of open files, which its children inherit, to the run's needs.
 
-    Args:
-        started_here: processes that this one starts.
-        in_all: processes of the run.
-
-    Raises:
-        JobError: the machine does not allow so many.
+    `started_here` processes start from this one, of `in_all` in the run. Raises JobError if the machine's limit is too
+    low.
     """
     needed = BASE + max(PER_CHILD * started_here, PER_PEER * in_all)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -84,22 +79,16 @@ def require_open_files(started_here: int, in_all: int) -> None:
 
 
 END_SECONDS = 5.0
-"""How long the end of a run waits for processes that it has killed, or whose start it does not know of."""
+"""Seconds that the end of a run waits for killed processes, and for requested processes of unknown state."""
 LOOK_SECONDS = 0.03
-"""Time between two looks at whether the memory of a process is being freed, which takes 7 us per process."""
+"""Seconds between checks whether a process's memory is being freed; a check takes 7 us per process."""
 
 
 class LocalProcesses:
-    """The processes of one run on this machine, T per worker, each with its log file.
+    """The processes of one run on this machine, `tensor_parallel` per worker, each with its log file.
 
-    A worker fails as one: when a process of it ends other than by itself, the others are killed.
-
-    Args:
-        server: forks them.
-        run: what all of them are started with.
-        places: positions of this machine, in the order of its GPUs.
-        waker: ends a `wait` from other threads.
-        tensor_parallel: T.
+    If a process of a worker fails, the worker's other processes are killed. `places` are this machine's positions, in
+    the order of its GPUs.
     """
 
     def __init__(
@@ -123,7 +112,7 @@ class LocalProcesses:
         self._poll.register(waker.descriptor, select.POLLIN)
 
     def start(self, order: Start) -> None:
-        """Start the processes of a worker, whose last ones have ended."""
+        """Start the processes of a worker whose previous processes have ended."""
         worker = Worker.parse(order.worker)
         self._failed.discard(worker)
         before = [process for ending, process in self._ending if ending == worker]
@@ -142,14 +131,14 @@ class LocalProcesses:
             self._processes[worker, rank] = self._server.fork(text, self._log(worker, rank), before)
 
     def watch(self, descriptor: int) -> None:
-        """Have `wait` return when a descriptor is readable."""
+        """Let `wait` return when this descriptor is readable."""
         self._poll.register(descriptor, select.POLLIN)
 
     def _log(self, worker: Worker, tensor_rank: int) -> Path:
         return self._logs / f"{member_name(worker, tensor_rank)}.log"
 
     def wait(self, seconds: float) -> None:
-        """Sleep, but no longer than until a process starts or ends, or the waker wakes."""
+        """Wait at most `seconds` for a process to start or end, or for the waker."""
         deadline = time.monotonic() + seconds
         while not self._notice_ends() and (left := deadline - time.monotonic()) > 0:
             if self._poll.poll(min(left, LOOK_SECONDS) * 1000):
@@ -166,13 +155,7 @@ class LocalProcesses:
         return any(process.code is not None for process in self._processes.values())
 
     def gone(self) -> dict[Worker, tuple[str, str]]:
-        """Workers of which a process ended since the last call; one that ends well does so with its last.
-
-        Returns:
-            How it ended, and the last lines of its log.
-
-        Raises RunError when the fork server itself ended.
-        """
+        """Return worker -> (how it ended, last log lines) for new ends. Raises RunError if the fork server ended."""
         self._server.read_answers()
         for process in self._processes.values():
             if process.pid:
@@ -205,20 +188,16 @@ class LocalProcesses:
         return [self._processes[member] for member in members if member in self._processes]
 
     def running(self, worker: Worker) -> bool:
-        """Whether the worker has a process that has not ended, as far as `gone` has seen."""
+        """Return whether the worker has a process that has not ended, as of the last `gone`."""
         return bool(self._processes_of(worker))
 
     def kill(self, worker: Worker) -> None:
-        """SIGKILL the worker's processes that are still there."""
+        """Send SIGKILL to the worker's remaining processes."""
         for process in self._processes_of(worker):
             process.kill()
 
     def end(self, patience: float) -> None:
-        """Wait up to `patience` seconds for all processes to end by themselves, then kill the rest.
-
-        What the server was asked for and has not said to have started by then is not waited for: it ends by itself,
-        without an agent.
-        """
+        """Wait up to `patience` seconds for all processes to end by themselves, then kill the rest."""
         deadline = time.monotonic() + patience
         with contextlib.suppress(RunError):
             while (self._processes or self._ending) and time.monotonic() < deadline + END_SECONDS:
