@@ -134,7 +134,8 @@ def scheduled(problem: Problem, arrays: ProblemArrays, host: Operations, rule: R
         host: worker of each (stage, micro-batch), flat.
 
     Raises:
-        PlanError: the loop stops because no further activation fits. Impossible if chunk c of rank r is on stage c * P + r.
+        PlanError: the loop stops because no further activation fits. Impossible if chunk c of rank r is on stage c * P
+            + r.
     """
     queue = host * problem.shape.chunks + problem.stage_of // problem.shape.ranks
     queues = queues_of(
@@ -212,7 +213,8 @@ def queues_of(
 def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
     """Kernel: run until no event is left, and return the number of operations that have begun.
 
-    An event is (time, code). Operation `code` arrives at its worker; a negative code means that worker -code - 1 is idle.
+    An event is (time, code). Operation `code` arrives at its worker; a negative code means that worker -code - 1 is
+    idle.
     """
     # local names avoid counting references at each field access in the loop
     n, ranks, stash, split, link = problem.micro_batches, problem.ranks, problem.stash, problem.split, problem.link

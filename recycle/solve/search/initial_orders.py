@@ -10,8 +10,8 @@ without each of these. The search continues with the best.
 
 A schedule family fits a problem if all workers are alive, chunk c of rank r is on stage c * P + r, memory suffices, and
 the family splits the backward pass only if the problem does. In a split problem a whole B is an I directly followed by
-its W; the gradient leaves earlier, so nothing is delayed. Greedy 1F1B comes from the list scheduler, so it fits any dead
-workers and any assignment.
+its W; the gradient leaves earlier, so nothing is delayed. Greedy 1F1B comes from the list scheduler, so it fits any
+dead workers and any assignment.
 """
 
 from __future__ import annotations
@@ -237,8 +237,8 @@ def order_of(problem: Problem, schedule: Schedule) -> Order | None:
 def greedy_1f1b(problem: Problem, assignment: Assignment) -> Order:
     """Return greedy 1F1B on the live workers.
 
-    A worker prefers a ready backward pass, and runs its W at once. The number of micro-batches in flight is limited to the
-    warm-up of 1F1B, or of interleaved 1F1B with chunks.
+    A worker prefers a ready backward pass, and runs its W at once. The number of micro-batches in flight is limited to
+    the warm-up of 1F1B, or of interleaved 1F1B with chunks.
     """
     n, m, stages = problem.micro_batches, problem.shape.micro_batches, problem.shape.stages
     turn = np.tile(np.arange(n) % m * problem.shape.pipelines + np.arange(n) // m, stages)

@@ -10,8 +10,8 @@ until a forward finds no slot.
 
 The assignment gives the number of micro-batches per host and stage; insertion selects them by earliest end of the
 forward. With `is_free` the assignment gives only the number of micro-batches per worker, and micro-batches of live
-workers move too. Among hosts with equal ends the home is preferred. `spare` lets a host exceed its number, which pays if
-memory limits the iteration.
+workers move too. Among hosts with equal ends the home is preferred. `spare` lets a host exceed its number, which pays
+if memory limits the iteration.
 
 Limits: ignores queueing of transfers, which the timing of the order counts.
 """
@@ -39,13 +39,13 @@ NEVER = 1e300
 SAME = 1e-9
 """Times closer than this are equal."""
 PREFERENCE = 1e-3
-"""Delay of a host for each micro-batch that it still has to take, in typical operation times."""
+"""Lateness allowed to a host for each further micro-batch that it has to take, in typical operation times."""
 WAITING = (0, UNLIMITED, 2, 5, 1, 3)
 """Values of `waiting` for all ranks, in the order of trials."""
 SPARE, SPARES = 0.2, (0.0, 0.1, 0.2, 0.5, 1.0)
 """Initial `spare` with limited memory, and the values that a search tries."""
 DELAYS = 8
-"""A search delays an operation by at most half of this many typical operation times."""
+"""A search draws delays from 0 to half of this number, in units of half a typical operation time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -356,7 +356,7 @@ def _slot(problem: ProblemArrays, state: Insertion, w: int, ready: float) -> flo
     if state.held[w] + 1 <= cap:
         return ready
     if problem.stash == 1.0:
-        # with as many slots as activations are freed last, all slots are taken until the first of them is freed
+        # the units that are freed last occupy all slots until the first of them is freed
         first = end - int(cap)
         until: float = state.freed[first]
         if until <= ready + SAME or until >= NEVER:

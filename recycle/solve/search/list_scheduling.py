@@ -47,8 +47,8 @@ class Policy:
         forward_first: a runnable forward precedes a ready I.
         weight_first: a W precedes a ready I if a forward waits for memory.
         evenness: interpolates the scheduler's clock between the true times (0) and equal F, I and W without links (1).
-            True times fill each wait with a W that delays the next F or I; an even clock keeps the rotation. The order is
-            timed with the true times afterwards.
+            True times fill each wait with a W that delays the next F or I; an even clock keeps the rotation. The order
+            is timed with the true times afterwards.
         group: with chunks, micro-batches per chunk before the next chunk, as in interleaved 1F1B; 0 takes the deepest
             chunk's forward first, and backwards by micro-batch.
     """
@@ -168,7 +168,8 @@ def schedule_by_priority(
     Args:
         host: worker of each (stage, micro-batch), flat.
         priority: of each operation, lowest first.
-        patience, weight_patience: seconds that an F or I, and a W, waits for a more urgent operation that is on its way.
+        patience, weight_patience: seconds that an F or I, and a W, waits for a more urgent operation that is on its
+            way.
         hold: per stage, maximum micro-batches between F and I on a host; None for as many as memory allows.
 
     Raises:

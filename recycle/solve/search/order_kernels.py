@@ -7,9 +7,9 @@ carries one transfer at a time, in the order of the sender's program, for the la
 seconds. A transfer begins when its operation and the lane's previous transfer have ended.
 
 Timing takes two linear passes. The first gives the last end E_r of every rank r, reduces and optimizer steps included
-(with the barrier: the makespan). The second shifts every operation and transfer as late as these ends and its successors
-allow. Let S_w be the latest first start of worker w. Lanes begin their first transfer as late, and end their last one as
-early, as these starts permit. Then
+(with the barrier: the makespan). The second shifts every operation and transfer as late as these ends and its
+successors allow. Let S_w be the latest first start of worker w. Lanes begin their first transfer as late, and end their
+last one as early, as these starts permit. Then
 
     period = max(max over w of (E_r(w) - S_w), time of the longest lane)    staggered optimizer
     period = max over r of E_r                                              barrier.
@@ -526,7 +526,8 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
 def _critical_place(problem: ProblemArrays, order: TimedOrder, annealing: Annealing, otherwise: int) -> int:
     """Return a random place on the critical path of a random late worker; `otherwise` if no worker is late.
 
-    The path leads from the worker's last operation to what each operation waited for: its predecessor or its dependency.
+    The path leads from the worker's last operation to what each operation waited for: its predecessor or its
+    dependency.
     """
     sequence, offsets, host, place = order.sequence, order.offsets, order.host, order.place
     begin, end, release, needs = order.begin, order.end, order.release, problem.needs

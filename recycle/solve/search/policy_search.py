@@ -1,7 +1,7 @@
 """Policy search: make small random changes to a list scheduling policy and keep those that are not worse.
 
-Changes caps on micro-batches in flight, the number of waiting W, and preferences, for runs of stages. The result depends
-only on the seed and the number of steps, unless the deadline ends the search.
+Changes caps on micro-batches in flight, the number of waiting W, and preferences, for runs of stages. The result
+depends only on the seed and the number of steps, unless the deadline ends the search.
 """
 
 from __future__ import annotations
