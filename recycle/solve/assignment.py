@@ -198,7 +198,7 @@ def _kept(problem: Problem, live: list[int], units: Operations) -> dict[int, int
     if not problem.reroute or len({problem.speed[w] for w in live}) == 1:
         return dict.fromkeys(live, m)
     counts = dict.fromkeys(live, 0)
-    # among hosts with equal ends, one with a remaining micro-batch of its own goes first
+    # among hosts with equal ends, one whose own micro-batches remain goes first
     load = [(problem.speed[w] * (int(units[w]) + 1), False, place, w) for place, w in enumerate(live)]
     heapq.heapify(load)
     for _ in range(problem.micro_batches):

@@ -12,7 +12,7 @@ disturbs the schedule. The list scheduler therefore plans several candidates, an
 seconds per iteration until the next change. Ties go to fewest moves, then fewest affected stages. Without a gain no
 worker moves.
 
-Limits: the list scheduler's periods are a few per cent above those of a search, so close decisions may be wrong.
+Limits: the list scheduler's periods are a few per cent above a search's, so close decisions may be wrong.
 Vectors with a worse bound than without moves are never taken.
 """
 

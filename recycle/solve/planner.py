@@ -86,8 +86,8 @@ def plan(
     """Plan `job` without the workers in `failed`, in the names of its processes.
 
     With `[planner] move` live workers may change stage; `Plan.moves` lists them. If an elastic layout is asked for and
-    no layer moves, `Plan.layout_limit` gives the reason, which takes up to `LIMIT_SECONDS` more. There is no time limit
-    with `steps`.
+    no layer moves, `Plan.layout_limit` gives the reason, which takes up to `LIMIT_SECONDS` more. A plan
+    with `steps` has no time limit.
 
     Args:
         quick: use the list scheduler only, and move no worker.

@@ -1,6 +1,6 @@
 """Lower bounds on the period for any assignment to live hosts and any order, so that a plan can report its gap.
 
-The hosts of a stage are those of the loop placement, chunk c of rank r on stage c * P + r.
+The loop placement gives the hosts of a stage: chunk c of rank r on stage c * P + r.
 
 closed_forms  load, memory and paths through the ranks
 fluid         a linear program over a few stages, which raises the closed forms

@@ -15,8 +15,8 @@ units, and waits for the rest: `idle`.
             reduces after the last W of any host
     detour  E_q - S_q for q <= r < P: from q's first start through the stages to rank r, where *every* host idles before
             its first backward; all F and backwards of the rank and the W that memory requires before the last F, or
-            all units in sequence through the slots of its hosts; the last backward of stage r follows those of the
-            deeper chunks, and its gradient returns to q, whose W and step follow
+            all units in sequence through the slots of its hosts; the last backward of stage r follows the deeper
+            chunks' backwards, and its gradient returns to q, whose W and step follow
 
 Hosts of equal speed and memory have equal room, so the computation depends on ranks and kinds of hosts, not on workers.
 With the barrier S is at least the arrival of the first micro-batch. A whole backward counts as I without a W.

@@ -1,4 +1,4 @@
-"""Waves: micro-batches enter a pipeline in groups, and due times are those of unhindered groups.
+"""Waves: micro-batches enter a pipeline in groups, with due times as if each group ran unhindered.
 
 With little memory a worker holds few micro-batches. Evenly spaced forwards meet a backward pass at every rank; one of
 the two waits and holds its memory. A wave of close micro-batches meets a returning wave as a whole, so less waits, and
