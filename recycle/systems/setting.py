@@ -198,7 +198,7 @@ class Setting:
         left = {place for place in live if hosts[place.pipeline] not in gone}
         if not self.copies or len(left) == len(live):
             return False
-        own = len(self.node_of)  # distinct nodes for hosts that were dead before
+        own = len(self.node_of)  # hosts that were dead before count as on nodes that nothing else uses
         nodes = {p: own + p.pipeline if (s := hosts[p.pipeline]) is None else self.node_of[s] for p in places}
         return any(left.isdisjoint(owners) for owners in owners_of(places, live, self.copies, nodes))
 
@@ -315,7 +315,7 @@ class Setting:
         )
 
     def restart(self, *, detected: bool = True) -> Pause:
-        """Return the pause of a restart: processes start, groups form, every worker reads its state from a checkpoint."""
+        """Return the pause of a restart: start processes, form groups, and read each worker's state from a checkpoint."""
         model = self.pauses
         restart = model.restart + self.storage_seconds
         return Pause(detect=model.detect if detected else 0.0, rebuild=model.rebuild, restart=restart)

@@ -430,7 +430,7 @@ class _FluidRelaxation:
         return min(self._time(stage, kind), self._time(other, other_kind))
 
     def _follow(self, nexts: list[tuple[int, int]], before: list[tuple[int, int, float, float]], more: float) -> None:
-        """Add rows: at every point the sum over `nexts` <= `more` + the weighted sum over `before`, each its lag earlier."""
+        """Add rows: at every point the sum over `nexts` is at most `more` + the weighted, lagged sum over `before`."""
         points = np.arange(self.points)
         terms: list[tuple[Integers, Integers, float]] = [(points, self._at(g, kind, points), 1.0) for g, kind in nexts]
         for g, kind, share, lag in before:

@@ -1,7 +1,7 @@
 """Bamboo as a system: take over at a failure, rearrange at a step boundary, restart after the loss of two neighbors.
 
-Source: Thorpe et al., NSDI 2023, and uclasystem/bamboo @ 8080929; the constants are those of its simulator. Redundancy
-level 1: every worker holds parameters and optimizer state of its own stage and of the next, and also runs the next
+Source: Thorpe et al., NSDI 2023, and uclasystem/bamboo @ 8080929; constants from its simulator. Redundancy
+level 1: every worker holds parameters and optimizer state of its stage and the next, and also runs the next
 stage's forwards ("eager"). The depth is the preferred one, or more if memory requires it. There are floor(n / depth)
 pipelines; other workers wait.
 
@@ -63,7 +63,7 @@ class Bamboo(CheckpointedSystem[BambooRunning]):
     """Implements `recycle.systems.system.System`.
 
     Args:
-        buffer_per_micro_batch: M activation buffers, as in Bamboo; otherwise those of 1F1B.
+        buffer_per_micro_batch: M activation buffers, as in Bamboo; otherwise 1F1B's number.
 
     Attributes:
         depth: stages of every pipeline.
