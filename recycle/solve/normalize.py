@@ -12,8 +12,8 @@ disturbs the schedule. The list scheduler therefore plans several candidates, an
 seconds per iteration until the next change. Ties go to fewest moves, then fewest affected stages. Without a gain no
 worker moves.
 
-Limits: the list scheduler's periods are a few per cent above a search's, so close decisions may be wrong.
-Vectors with a worse bound than without moves are never taken.
+Limits: the list scheduler's periods are a few per cent above a search's, so close decisions may be wrong. Vectors with
+a worse bound than without moves are never taken.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ class StageBounds:
     """Lower bound on the period with k dead workers in one rank, for every rank and k.
 
     If workers are alike, the bound of a vector is the maximum over its ranks: each term of `closed_form` looks at the
-        hosts
-    of one stage.
+    hosts of one stage.
 
     Args:
         above: rows end before the first k whose bound exceeds this period.
@@ -114,8 +113,7 @@ def normal_vectors(bounds: StageBounds, failures: int) -> list[Vector]:
     """Return the best vectors for a number of dead workers if all are reachable.
 
     These have the least bound: the most even one and the one with the fewest affected stages. Empty if the stages do
-        not
-    allow so many dead workers.
+    not allow so many dead workers.
     """
     thresholds = bounds.thresholds(failures)
     if not thresholds:

@@ -86,8 +86,8 @@ def plan(
     """Plan `job` without the workers in `failed`, in the names of its processes.
 
     With `[planner] move` live workers may change stage; `Plan.moves` lists them. If an elastic layout is asked for and
-    no layer moves, `Plan.layout_limit` gives the reason, which takes up to `LIMIT_SECONDS` more. A plan
-    with `steps` has no time limit.
+    no layer moves, `Plan.layout_limit` gives the reason, which takes up to `LIMIT_SECONDS` more. A plan with `steps`
+    has no time limit.
 
     Args:
         quick: use the list scheduler only, and move no worker.
@@ -97,8 +97,8 @@ def plan(
         processes: number of parallel searches.
         stop: ends the search with the best plan so far once it is set.
         progress: called with the phase and the best period so far.
-        within: current layout of the live workers, as a schedule, if layers may move; None for the job's stages.
-            Copies are counted from this layout.
+        within: current layout of the live workers, as a schedule, if layers may move; None for the job's stages. Copies
+            are counted from this layout.
 
     Raises:
         PlanError: a stage has no live worker, a cap is too small, or the job is too large to be planned at all or

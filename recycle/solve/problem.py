@@ -1,8 +1,8 @@
 """The planning problem in numbers: times, caps and hosts of a job with some workers dead.
 
-An operation is one F, I or W (F or B without a split) of one stage and micro-batch. Its number is
-`(kind * stages + stage) * micro_batches + micro_batch`. An `Order` is a sequence of operations per worker; searches
-handle only orders, which become a `Schedule` at the end.
+An operation is one F, I or W (F or B without a split) of one stage and micro-batch. Its number is `(kind * stages +
+stage) * micro_batches + micro_batch`. An `Order` is a sequence of operations per worker; searches handle only orders,
+which become a `Schedule` at the end.
 
 Limits: a transfer takes as long as the slowest one over any stage boundary (in bounds: the fastest), or its lane's time
 if links of peers differ. `simulate` gives the final figures.

@@ -315,7 +315,7 @@ class Setting:
         )
 
     def restart(self, *, detected: bool = True) -> Pause:
-        """Return the pause of a restart: start processes, form groups, and read each worker's state from a checkpoint."""
+        """Return the pause of a restart: start processes, form groups, and read the state from a checkpoint."""
         model = self.pauses
         restart = model.restart + self.storage_seconds
         return Pause(detect=model.detect if detected else 0.0, rebuild=model.rebuild, restart=restart)
@@ -384,9 +384,9 @@ class Setting:
 def young_interval(write: float, rate: float) -> float:
     """Return the interval in seconds between checkpoints of `write` seconds if state is lost `rate` times per second.
 
-    Young's rule (CACM 17(9), 1974). With u0 to restart, an interval dt leaves the share
-    `(1 - rate * (u0 + dt / 2)) / (1 + write / dt)` of the time for progress; the loss is uniform on the interval. The
-    optimum is near `dt = sqrt(2 write / rate)` while rate * dt is small (Daly, FGCS 22(3), 2006, goes further).
+    Young's rule (CACM 17(9), 1974). With u0 to restart, an interval dt leaves the share `(1 - rate * (u0 + dt / 2)) /
+    (1 + write / dt)` of the time for progress; the loss is uniform on the interval. The optimum is near `dt = sqrt(2
+    write / rate)` while rate * dt is small (Daly, FGCS 22(3), 2006, goes further).
     """
     return sqrt(2 * write / rate) if rate else inf
 

@@ -8,8 +8,7 @@ S is the first start among all hosts of rank r, and w* its host. w* begins its n
 reduces wait for every host. So all work of the rank lies in S to S + T. It begins with a forward of the first chunk; a
 micro-batch reaches deeper chunks later. No host can run a backward before S + `way`: one micro-batch through all stages
 from r on, and back to the deepest chunk of the rank. Until then a host runs only forwards, limited by its memory and
-its
-units, and waits for the rest: `idle`.
+its units, and waits for the rest: `idle`.
 
     load    every host takes its idle time and its work, then reduces and steps all stages in sequence; w* performs the
             reduces after the last W of any host
@@ -19,8 +18,8 @@ units, and waits for the rest: `idle`.
             chunks' backwards, and its gradient returns to q, whose W and step follow
 
 Hosts of equal speed and memory have equal room, so the computation depends on ranks and kinds of hosts, not on workers.
-With the barrier S is at least the arrival of the first micro-batch. A whole backward counts as I without a W.
-Sources: load and round trip after ReCycle's section 4 figures.
+With the barrier S is at least the arrival of the first micro-batch. A whole backward counts as I without a W. Sources:
+load and round trip after ReCycle's section 4 figures.
 
 Limits: assumes the fastest links, and the fastest hosts on the path.
 """

@@ -134,9 +134,8 @@ class Units:
         """Return a lower bound on the period of any layout of live workers.
 
         This is the larger of two terms: all work and updates spread evenly over all workers, and the path of one
-            micro-batch (F
-        and I of all units on the fastest worker, W and update of the first unit). If all units take equally long on all
-        workers, the first term counts whole micro-batches of whole units.
+        micro-batch (F and I of all units on the fastest worker, W and update of the first unit). If all units take
+        equally long on all workers, the first term counts whole micro-batches of whole units.
 
         Args:
             micro_batches: of an iteration.

@@ -82,8 +82,8 @@ class Insertion(NamedTuple):
         start: [operations], start times; the result.
         low, high: [places of operations], start and end of each worker's operations, in their order.
         busy: [workers], number of these operations.
-        taken, halved, freed: [places], when a unit takes a slot, halves it to the stashed share, and frees it;
-            by worker, latest `freed` last.
+        taken, halved, freed: [places], when a unit takes a slot, halves it to the stashed share, and frees it; by
+            worker, latest `freed` last.
         holder: [places], unit of each slot.
         held: [workers], number of these slots.
         pending: [places], units whose W wait, by worker.

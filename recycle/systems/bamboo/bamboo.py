@@ -1,9 +1,9 @@
 """Bamboo as a system: take over at a failure, rearrange at a step boundary, restart after the loss of two neighbors.
 
-Source: Thorpe et al., NSDI 2023, and uclasystem/bamboo @ 8080929; constants from its simulator. Redundancy
-level 1: every worker holds parameters and optimizer state of its stage and the next, and also runs the next
-stage's forwards ("eager"). The depth is the preferred one, or more if memory requires it. There are floor(n / depth)
-pipelines; other workers wait.
+Source: Thorpe et al., NSDI 2023, and uclasystem/bamboo @ 8080929; constants from its simulator. Redundancy level 1:
+every worker holds parameters and optimizer state of its stage and the next, and also runs the next stage's forwards
+("eager"). The depth is the preferred one, or more if memory requires it. There are floor(n / depth) pipelines; other
+workers wait.
 
     a worker dies            its predecessor runs both stages, and the iteration continues. Pause: detection, new
     groups,

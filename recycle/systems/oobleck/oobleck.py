@@ -1,8 +1,8 @@
 """Oobleck as a system: pipelines from templates, reconfigured after a failure.
 
 Source: Jang et al., SOSP 2023, and SymbioticLab/Oobleck @ 7966556. With f tolerated failures, and n0 the fewest nodes
-whose template fits into memory, there are templates for n0 .. N - f n0 nodes. n nodes form the multiset of at least
-f + 1 templates with the shortest iteration, without idle nodes.
+whose template fits into memory, there are templates for n0 .. N - f n0 nodes. n nodes form the multiset of at least f +
+1 templates with the shortest iteration, without idle nodes.
 
     nodes die     smaller templates, else borrowed nodes, else merged pipelines; the batch is redistributed and the
                   iteration repeated. Pause: the common one, and copies of missing layers

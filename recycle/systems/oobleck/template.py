@@ -6,8 +6,8 @@ With c_i = F_i + B_i of stage i and k* the slowest stage (stages count from 0), 
 
 for N_b = 4 S micro-batches, a planning constant. A range of layers in one stage takes c, 2 c and c. A range in several
 stages is divided in all ways into two ranges with known best templates. Oobleck keeps the least T of every (stages,
-range), which need not be a part of the least T of the whole. Jang et al., SOSP 2023, section 4.1;
-SymbioticLab/Oobleck @ 7966556.
+range), which need not be a part of the least T of the whole. Jang et al., SOSP 2023, section 4.1; SymbioticLab/Oobleck
+@ 7966556.
 
 T is exact for 1F1B on equal stages and too low otherwise: it counts the work of k* and the paths to and from it, but
 not the waits of other stages. With light stages after k* it is even below N_b c_k*. Configurations are therefore
