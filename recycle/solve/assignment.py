@@ -105,9 +105,7 @@ def by_slots(problem: Problem, running: int | None = None) -> Assignment:
 def around_slow_links(problem: Problem, assignment: Assignment) -> Assignment:
     """Exchange hosts of a stage within a slot to reduce the time on links.
 
-    The number of micro-batches per host and stage and the contents of slots do not change. Slow links are avoided if
-    each host has a fast link to a host of each neighboring stage. Without slots, micro-batches with the same index are
-    exchanged.
+    Without slots, micro-batches with the same index are exchanged. Numbers of micro-batches per host do not change.
     """
     if not problem.reroute:
         return assignment
@@ -138,11 +136,7 @@ def around_slow_links(problem: Problem, assignment: Assignment) -> Assignment:
 
 
 def by_load(problem: Problem) -> Assignment:
-    """Return the assignment by load.
-
-    Micro-batches are taken by index. Each goes to the host with the earliest end, so all hosts of a stage end their
-    shares at about the same time.
-    """
+    """Return the assignment by load, taking micro-batches by index."""
     shape, host = problem.shape, at_home(problem)
     units = np.zeros(shape.worker_count, dtype=np.int64)  # counts all chunks of a worker
     for s, live in enumerate(problem.hosts):
@@ -161,14 +155,11 @@ def by_load(problem: Problem) -> Assignment:
 
 
 def assign_to_peers(home: Operations, hosts: Sequence[Sequence[int]]) -> Operations:
-    """Assign micro-batches of dead workers to the peers with the fewest; leave the others at home.
+    """Assign micro-batches of dead workers to the peers with the fewest, and return the worker of each micro-batch.
 
     Args:
         home: [stages, micro-batches], worker index, dead or alive.
         hosts: live workers of each stage.
-
-    Returns:
-        [stages, micro-batches], a live worker of each.
     """
     host = home.copy()
     for stage, live in enumerate(hosts):

@@ -51,12 +51,7 @@ class Pace:
         self.begun: float | None = None
 
     def is_over(self, longer: float = 1.0) -> bool:
-        """Return whether another step would miss the deadline. Call once before each step; the first one needs any
-        time.
-
-        Args:
-            longer: factor by which the next step may take longer than the latest.
-        """
+        """Return whether a step, up to `longer` times the latest, would miss the deadline. Call before each step."""
         now = time.monotonic()
         latest = 0.0 if self.begun is None else now - self.begun
         if self.deadline.left <= longer * latest:
@@ -97,10 +92,7 @@ class Effort:
 
     Attributes:
         bound: a proven lower bound; a period that meets it ends the search.
-        deadline: wall-clock limit.
         steps: moves, or orders times `STEPS_OF_ORDER`; None for no limit but the deadline.
-        processes: number of parallel searches.
-        progress: called with each better period.
         whole: the effort that this is a part of.
         spent: steps so far, including all parts.
         reported: best period reported to `progress`.
@@ -120,12 +112,10 @@ class Effort:
         self._pace, self._orders = Pace(self.deadline), 0
 
     def part(self, share: float, left: float = 1.0, **changes: Any) -> Effort:
-        """Return a share of the steps, or of the time.
+        """Return a share of the steps, or of the time, with changed attributes.
 
         Args:
-            share: share of the whole.
             left: share of the whole time that earlier parts have left.
-            changes: other attributes of the part.
         """
         steps = None if self.steps is None else int(self.steps * share)
         own = {"steps": steps, "deadline": self.deadline.part(share / left), "whole": self}
@@ -152,12 +142,7 @@ class Effort:
             self.whole.spend(steps)
 
     def goes_on(self, problem: Problem, best: float, cost: int = 1) -> bool:
-        """Return whether to make another order, and count it: the bound is not met, and time and steps remain.
-
-        Args:
-            best: the best period so far; infinite before the first order.
-            cost: steps of an order.
-        """
+        """Return whether bound, time and steps allow another order of `cost` steps, and count these."""
         if self._orders >= self.orders or self._pace.is_over() or self.is_met(problem, best):
             return False
         self._orders += 1

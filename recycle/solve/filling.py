@@ -96,18 +96,14 @@ def plan_library(
     seconds: float | None = None,
     again: bool = False,
 ) -> list[Entry]:
-    """Make the plans of `library_vectors` in `directory`; keep existing valid plans.
+    """Make the plans of `library_vectors` in `directory`, and return the stored plans, likeliest first.
 
     Args:
         directory: the library to fill; None to fill only the cache.
         progress: called with each plan when it is begun and when it is made.
         cache: directory of plans that outlives runs, read before planning and written after.
-        processes: number of plans made in parallel.
         seconds: limit for all plans; searches share what the first plans leave.
         again: search again for existing plans that do not meet their bound, and keep the better plan.
-
-    Returns:
-        The stored plans, likeliest first.
 
     Raises:
         PlanError: the directory cannot be written, a plan cannot be made, or the time does not suffice for first plans.
@@ -209,10 +205,7 @@ def _store(library: PlanLibrary | None, before: Entry | None, made: Plan) -> Ent
 def serve(
     job: PricedJob, failed: Iterable[Worker], library: PlanLibrary | None = None
 ) -> tuple[Plan, dict[Worker, Worker], list[Move]]:
-    """Return the result of `PlanLibrary.lookup`, or the list scheduler's plan if the library has no plan close to the
-    bound.
-
-    Takes less than a second on 256 workers, and milliseconds if the library has a plan.
+    """Return the result of `PlanLibrary.lookup`, or the list scheduler's plan without a good plan in the library.
 
     Raises:
         PlanError: a stage has no live worker, or a cap is too small.

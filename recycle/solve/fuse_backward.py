@@ -27,7 +27,6 @@ def fuse_backward(
     Args:
         schedule: compute-only.
         deadline: stages not tried by then are unchanged.
-        timeline: timeline of `schedule`, if known.
     """
     pace = Pace(deadline)
     best, kept = timeline or simulate(schedule, profile), schedule

@@ -14,7 +14,6 @@ from recycle.solve.problem_arrays import Floats, Operations
 def _transfers(
     shape: Shape, dead: frozenset[Worker], profile: Profile
 ) -> Iterator[tuple[Operations, Operations, Floats]]:
-    """(sender, receiver, seconds) of all transfers over each boundary, one way and then the other."""
     live = [
         np.array([k * shape.ranks + r for k in range(shape.pipelines) if Worker(k, r) not in dead])
         for r in range(shape.ranks)
@@ -36,8 +35,7 @@ def link_times(shape: Shape, dead: frozenset[Worker], profile: Profile) -> tuple
 def lanes_between(shape: Shape, sender: Operations | np.int64, receiver: Operations | np.int64) -> Operations:
     """Return the lane numbers of worker pairs, given by index.
 
-    With three ranks or more, activations and gradients go to different ranks; lanes of gradients have the higher
-    numbers.
+    With three ranks or more, gradients go to other ranks than activations; their lanes have the higher numbers.
     """
     here, there = sender % shape.ranks, receiver % shape.ranks
     goes_back = (shape.ranks > 2) & ((here - there) % shape.ranks == 1)

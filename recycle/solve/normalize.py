@@ -60,11 +60,8 @@ class Normalized(NamedTuple):
 class StageBounds:
     """Lower bound on the period with k dead workers in one rank, for every rank and k.
 
-    If workers are alike, the bound of a vector is the maximum over its ranks: each term of `closed_form` looks at the
-    hosts of one stage.
-
-    Args:
-        above: rows end before the first k whose bound exceeds this period.
+    If workers are alike, the bound of a vector is the maximum over its ranks. Rows end before the first bound over
+    `above`.
     """
 
     def __init__(self, job: PricedJob, failures: int, above: float = float("inf")) -> None:
@@ -110,11 +107,7 @@ def cheapest(room: Sequence[int], failures: int, cost: Callable[[int, int], floa
 
 
 def normal_vectors(bounds: StageBounds, failures: int) -> list[Vector]:
-    """Return the best vectors for a number of dead workers if all are reachable.
-
-    These have the least bound: the most even one and the one with the fewest affected stages. Empty if the stages do
-    not allow so many dead workers.
-    """
+    """Return the vectors of least bound: the most even one, and the one with the fewest affected stages."""
     thresholds = bounds.thresholds(failures)
     if not thresholds:
         return []

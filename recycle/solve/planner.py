@@ -152,11 +152,7 @@ def plan_vector(
     stop: Stop | None = None,
     progress: Progress | None = None,
 ) -> Plan:
-    """Plan a failure vector, in role names.
-
-    Args:
-        quick: use the list scheduler only, for a vector that training needs immediately.
-    """
+    """Plan a failure vector, in role names; arguments as in `plan`."""
     dead = dead_roles(job.shape, vector)
     return _plan(
         price(job), dead, seconds=seconds, steps=steps, quick=quick, processes=processes, stop=stop, progress=progress

@@ -60,8 +60,6 @@ class Problem:
     """One planning problem. Times are in seconds.
 
     Attributes:
-        shape: size of the job.
-        dead: dead workers.
         forward, backward, weight: times per stage of F, of I (or of the whole B), and of W (0 without a split).
         update_seconds: times per stage of reduce and optimizer step.
         links: transfer times, ascending, over all pairs of live workers that may send to each other.
@@ -177,10 +175,7 @@ class Problem:
 
     @cached_property
     def wakes(self) -> Operations:
-        """F or backward that can start after each operation, or -1.
-
-        This is the dependent operation of another stage; at the end of the model, the backward of the same micro-batch.
-        """
+        """Dependent F or backward of each operation, or -1; after the last stage's F, the same micro-batch's backward."""
         wakes, plane = self.feeds.copy(), self.shape.stages * self.micro_batches
         at_the_end = plane + np.flatnonzero(self.needs[plane : 2 * plane] < 0)
         wakes[self.needs_here[at_the_end]] = at_the_end
@@ -219,10 +214,7 @@ class Problem:
 
     @cached_property
     def may_queue(self) -> bool:
-        """Whether a transfer may find its lane busy.
-
-        Operations of a worker end at least the shortest operation apart.
-        """
+        """Whether a transfer may find its lane busy with that worker's previous transfer."""
         shortest = min(*self.forward, *self.backward) * min(self.speed)
         return self.link > shortest + TOLERANCE
 

@@ -59,10 +59,7 @@ def seeded(seed: int) -> Operations:
 
 @called_by_kernels
 def draw(state: Any) -> Any:
-    """Return the next number from 0 to 2**31 - 1 of a linear congruential generator (constants of ANSI C's example).
-
-    The low bits have short periods, so use the high bits.
-    """
+    """Return a random number from 0 to 2**31 - 1 (ANSI C's generator); only the high bits have long periods."""
     state[0] = (state[0] * 1103515245 + 12345) & 0x7FFFFFFF
     return state[0]
 

@@ -75,7 +75,7 @@ def refresh(
     processes: int = 1,
     seconds: float | None = None,
 ) -> tuple[list[PlanDrift], list[Entry]]:
-    """Update a library to the job's present profile: time its plans again, and replace stale ones.
+    """Time a library's plans under the job's profile, and replace stale ones.
 
     A stale plan that still fits stays, with its new figures, until a better one is found. A later call continues an
     interrupted refresh.

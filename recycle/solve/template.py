@@ -47,8 +47,8 @@ def one_pipeline(problem: Problem, micro_batches: int, running: int = 1) -> Prob
     """Return the fault-free problem of a single pipeline, with the worst live worker of each rank.
 
     Args:
-        running: pipelines that run a micro-batch in each slot. A rank with fewer live workers gets a worker that is
-            slower and has less memory in proportion.
+        running: pipelines that run a micro-batch in each slot; ranks with fewer live workers are slower and have less
+            memory in proportion.
     """
     shape = problem.shape
     hosts = problem.hosts[: shape.ranks]
@@ -87,13 +87,7 @@ def unfold(
     deadline: Deadline,
     most: int = len(RULES) * 2,
 ) -> Incumbent:
-    """Return the best order of the whole problem unfolded from an order of its template.
-
-    Args:
-        assignment: by slots; the template has one micro-batch per slot.
-        deadline: no further order is made after it; at least one is made.
-        most: maximum number of orders.
-    """
+    """Return the best of `most` orders of the whole problem, unfolded from an order of its template."""
     found: Incumbent | None = None
     pace = Pace(deadline)
     ways = [around_slow_links(problem, assignment), assignment] if problem.hops else [assignment]

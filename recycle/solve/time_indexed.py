@@ -58,8 +58,7 @@ class Solved:
         order: never worse than the start.
         period: its period by right-shift.
         bound: proven lower bound on the period, at least the given one.
-        status: "optimal" (no shorter whole period exists), "feasible" (a better order may exist), "not modelled", or
-            "too large".
+        status: "optimal" (no shorter whole period), "feasible", "not modelled", or "too large".
     """
 
     order: Order
@@ -76,13 +75,7 @@ def solve(
     *,
     most: int = MOST_VARIABLES,
 ) -> Solved:
-    """Return the best order over all routes and orders, or what `seconds` of wall time prove.
-
-    Args:
-        start: a complete order within the caps.
-        bound: a proven lower bound on the period.
-        most: maximum number of variables; larger programs are not tried.
-    """
+    """Return the best order, or the bound that `seconds` prove, with at most `most` variables."""
     period = time_order(problem, start).period
     unit = problem.grain
     is_one_rank_linked = problem.shape.ranks == 1 and problem.link > 0
@@ -115,10 +108,7 @@ def _order(problem: Problem, starts: list[list[int]]) -> Order:
 
 @dataclass(frozen=True)
 class TimeGrid:
-    """Possible start slots of every operation under a period of `slots` slots.
-
-    An operation has the same window on all its hosts, by the fastest of them.
-    """
+    """Start slots of each operation for a period of `slots` slots, by its fastest host."""
 
     problem: Problem
     unit: float
@@ -289,10 +279,7 @@ class _Program:
         return steps
 
     def _row(self, terms: Iterable[tuple[float, int | None]], sense: str, constant: float) -> None:
-        """The sum of coefficient * variable is at most, at least or equal to `constant`; None stands for 0.
-
-        A variable's coefficients are summed here, as python-mip keeps only the last when one is named twice.
-        """
+        """Add a row; sum repeated variables, as python-mip keeps only the last coefficient."""
         summed: dict[int, float] = {}
         for coefficient, variable in terms:
             if variable is not None:

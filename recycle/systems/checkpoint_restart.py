@@ -117,7 +117,7 @@ class HotSpare(CheckpointRestart):
 
 
 class LiveMigration(HotSpare):
-    """Standby nodes that take over a role within an iteration, which continues after the pause without repetition.
+    """Standby nodes that take over within an iteration, without repetition.
 
     This is the claim of commercial systems (TorchPass; TrainMover, arXiv 2412.12636), taken as given.
     """

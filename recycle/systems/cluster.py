@@ -50,7 +50,6 @@ class Transition:
     Attributes:
         time: seconds.
         event: action of the system; "start" for the first.
-        failed, joined: nodes.
         pause: seconds of the pause that follows, unless another failure interrupts it.
         committed: committed samples, after any rollback.
         state: configuration after the pause.
@@ -70,7 +69,6 @@ class Outcome:
     """Result of a system on a trace.
 
     Attributes:
-        system, trace: names.
         seconds: length of the trace.
         gpus: GPUs of the job, dead or alive, because all are paid for.
         samples: committed samples without later rollback.
@@ -78,7 +76,6 @@ class Outcome:
         lost: cause -> seconds; with `samples / fault_free` they sum to `seconds`.
         dropped: samples left out of the batches of committed iterations.
         bytes: bytes copied over the network.
-        transitions: by time.
         misfit: why the job does not fit into memory; all figures are 0 in that case.
         copies: copies of each part of the optimizer's state; 0 if every host of a stage has all of it.
     """
@@ -145,10 +142,7 @@ def run(
     trace: FailureTrace,
     progress: ShareProgress | None = None,
 ) -> Outcome:
-    """Run a system over a trace fitted to the setting's nodes.
-
-    Args:
-        progress: called with the completed share.
+    """Run a system over a trace fitted to the setting's nodes, and report the completed share.
 
     Raises:
         ValueError: the trace has another number of nodes.
@@ -170,7 +164,6 @@ class _Work:
     """Progress of training, and the content of a checkpoint.
 
     Attributes:
-        committed, dropped: samples.
         kept: seconds whose work still counts.
         idle: `kept`, weighted by the share of idle slots.
     """
@@ -276,7 +269,6 @@ class _Cluster:
             del self.pause_left[cause]
 
     def _train(self, state: Running, time: float) -> None:
-        """Iterations and checkpoints up to `time`."""
         checkpoints, period = state.checkpoints, state.period
         every = inf if checkpoints is None else max(1, round(checkpoints.every / period))
         cycle = inf if checkpoints is None else every * period + checkpoints.stall

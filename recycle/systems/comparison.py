@@ -40,7 +40,6 @@ class Reference:
     """A fault-free schedule on all nodes.
 
     Attributes:
-        name: family of the schedule.
         layout: pipelines and their depth.
         samples_per_second: throughput; 0 if no grid fits into memory.
     """
@@ -59,10 +58,8 @@ class Compared:
     """Results of all systems on one trace.
 
     Attributes:
-        trace: fitted to the setting's nodes.
         references: fault-free 1F1B and zero-bubble.
         live: mean share of live nodes.
-        outcomes: by system, in the requested order.
     """
 
     trace: FailureTrace
@@ -120,12 +117,7 @@ def compare(
     seed: int = 0,
     progress: SystemProgress | None = None,
 ) -> list[Compared]:
-    """Run all systems over all traces.
-
-    Args:
-        traces: of any population; see `Trace.fitted`.
-        seed: seed for the choice of nodes.
-    """
+    """Run all systems over traces of any population, fitted to the setting's nodes with a seed."""
     beside = references(setting)
     found = []
     for trace in traces:

@@ -43,8 +43,7 @@ class ElasWaveRunning(Running):
     """Pipelines of different depths.
 
     Attributes:
-        grid: the fault-free grid.
-        members: live slots of each pipeline of the grid, by rank.
+        members: live slots of each pipeline of the fault-free grid, by rank.
     """
 
     grid: PipelineGrid

@@ -52,7 +52,6 @@ class Generator:
         burst: share of failures that take several nodes, uniformly 2 to `burst_nodes`.
         spread: shape of the gamma distribution of the nodes' rates; smaller is more uneven.
         repair_median, repair_p90: hours until a node returns.
-        seed: seed of the random generator.
     """
 
     days: float = 30.0

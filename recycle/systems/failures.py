@@ -41,7 +41,6 @@ class FailureTrace:
     """A failure trace.
 
     Attributes:
-        name: name in tables.
         nodes: population, including nodes without events.
         up: nodes that are up before the first change.
         changes: by time, ascending and distinct.
@@ -85,7 +84,7 @@ class FailureTrace:
         """Return the trace for a job of `nodes` nodes.
 
         A random sample of a larger population represents the job's nodes. A smaller population represents a random
-        subset; the other nodes never fail. The same seed gives the same nodes.
+        subset; the other nodes never fail.
         """
         choice = random.Random(seed)
         if self.nodes >= nodes:
@@ -107,11 +106,7 @@ class FailureTrace:
 
 
 def mean_per_part(steps: Sequence[tuple[float, float]], end: float, parts: int) -> list[float]:
-    """Return the mean of a step function over equal parts of [0, end].
-
-    Args:
-        steps: (time, value from then on), by time; 0 before the first.
-    """
+    """Return the mean of a step function, given as (time, value from then on), over equal parts of [0, end]."""
     if not end:
         return [0.0] * parts
     times = np.clip([0.0, *(time for time, _ in steps), end], 0.0, end)
@@ -122,12 +117,10 @@ def mean_per_part(steps: Sequence[tuple[float, float]], end: float, parts: int) 
 
 
 class Row(NamedTuple):
-    """One line of a trace: a node goes (`goes`) or comes.
+    """One line of a trace: a node goes (`goes`) or comes, at a time in seconds.
 
     Attributes:
         line: line number in the file, from 1, for errors.
-        time: seconds.
-        name: of the node.
         cause: of a fault, if the trace has causes.
     """
 

@@ -50,22 +50,14 @@ class PipelineGrid:
 
 @dataclass(frozen=True, kw_only=True)
 class GridRunning(Running):
-    """Some or all pipelines of a grid.
-
-    Attributes:
-        used: the slot of each position, pipeline by pipeline. All other slots are idle.
-    """
+    """Some or all pipelines of a grid; `used` is the slot of each position, pipeline by pipeline."""
 
     grid: PipelineGrid
     used: tuple[int, ...]
 
 
 class PipelineGrids:
-    """All grids of a setting under one family; caches periods.
-
-    Args:
-        family: a name of `FAMILIES` with one chunk per rank.
-    """
+    """All grids of a setting under a family of `FAMILIES` with one chunk per rank; caches periods."""
 
     def __init__(self, setting: Setting, family: str = "1f1b") -> None:
         self.setting = setting
@@ -100,11 +92,6 @@ class PipelineGrids:
         return best
 
     def _estimate(self, slots: int, ranks: int) -> float:
-        """Return a lower bound on a grid's period.
-
-        The bound is all work of a stage, and a micro-batch's path through the stages before it and back. A split
-        backward pass may leave work besides the path back.
-        """
         stages = self.setting.seconds_per_stage(ranks)
         there = [sum(layer.forward for layer in stage) for stage in self.setting.stages(self.setting.cut(ranks))]
         most = ceil(self.setting.micro_batches / (slots // ranks))

@@ -70,11 +70,7 @@ def hosted(cut: Split, common: Split) -> Iterator[tuple[int, ...]]:
 def expanded(
     program: Sequence[Instruction], hosts: tuple[int, ...], micro_batches: Sequence[MicroBatch]
 ) -> Iterator[Instruction]:
-    """Yield a worker's program over the stages that it hosts: forwards ascending, backwards descending.
-
-    Args:
-        program: compute-only program of a single pipeline with the same number of micro-batches.
-    """
+    """Yield a pipeline's compute-only program over the stages of a worker: forwards ascending, backwards descending."""
     for compute in program:
         assert isinstance(compute, Compute)
         for stage in hosts if isinstance(compute, Forward) else hosts[::-1]:
@@ -82,11 +78,7 @@ def expanded(
 
 
 def micro_batches_of(shape: Shape, shares: Sequence[int]) -> list[list[MicroBatch]]:
-    """Return the micro-batches of each pipeline, in order: first its own, then those that others have left.
-
-    Args:
-        shares: of each of the shape's first pipelines; the sum is all micro-batches.
-    """
+    """Return the micro-batches of each pipeline, given their numbers: first its own, then remaining ones."""
     m = shape.micro_batches
     kept = [min(share, m) for share in shares] + [0] * (shape.pipelines - len(shares))
     spare = (MicroBatch(k, j) for k in range(shape.pipelines) for j in range(kept[k], m))
@@ -97,12 +89,7 @@ def micro_batches_of(shape: Shape, shares: Sequence[int]) -> list[list[MicroBatc
 
 
 def reduce_order(hosted: Iterable[Iterable[int]], weights: Sequence[float]) -> tuple[int, ...]:
-    """Return all stages in the order in which their reduces begin.
-
-    Args:
-        hosted: the stages of each worker.
-        weights: relative duration of each stage's reduce; above 0.
-    """
+    """Return all stages in the order of their reduces, given the stages of each worker and relative durations."""
     workers = list(dict.fromkeys(frozenset(stages) for stages in hosted))
     hosts = [[w for w, stages in enumerate(workers) if stage in stages] for stage in range(len(weights))]
     left = [sum(weights[stage] for stage in stages) for stages in workers]
@@ -148,11 +135,7 @@ def joint_schedule(
 
 
 def computed(schedule: Schedule, profile: Profile) -> list[WorkerTimes]:
-    """Return each live worker's compute time in one iteration, and its stages; by worker.
-
-    Args:
-        schedule: compute-only, valid.
-    """
+    """Return each live worker's compute time in one iteration of a compute-only schedule, and its stages."""
     graph = event_graph(add_transfers(schedule)[0])
     c, nodes = graph.schedule.columns, graph.dependencies.nodes
     seconds = np.zeros(nodes)
@@ -168,13 +151,7 @@ def computed(schedule: Schedule, profile: Profile) -> list[WorkerTimes]:
 
 
 def synchronised(workers: Sequence[WorkerTimes], profile: Profile, weights: Sequence[float]) -> float:
-    """Return the seconds of the iteration, including reduces and steps.
-
-    Args:
-        workers: of all pipelines.
-        profile: of the stages.
-        weights: of each stage, for `reduce_order`.
-    """
+    """Return the seconds of the iteration, including reduces in `reduce_order` and steps."""
     reduce, step = (profile.per_stage(name, len(weights)) for name in ("reduce", "step"))
     ends, hosts = [end for end, _ in workers], [list[int]() for _ in weights]
     for worker, (_, stages) in enumerate(workers):

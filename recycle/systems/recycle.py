@@ -128,11 +128,6 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
         return list(dict.fromkeys([own, _Way(True, "device"), _Way(True, "host"), _Way(False, "device")]))
 
     def _best(self, setting: Setting, staggered: bool) -> tuple[Setting, PricedJob]:
-        """Return the setting and job with the shortest fault-free period over all shapes and optimizer modes.
-
-        Only a job that can be repartitioned has several shapes. Shapes with most pipelines come first, until the work
-        of a stage alone exceeds the best period.
-        """
         ways = self._ways(setting, staggered)
         best, least = (setting, self._planned(setting, ways[0])), inf
         workers = len(setting.node_of)
@@ -187,7 +182,6 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
         )
 
     def _loses_shard(self, slots: dict[Worker, int], gone: Collection[int]) -> bool:
-        """Return whether only dead hosts owned a part of the optimizer's state."""
         shape = self.setting.shape
         return any(
             self.setting.loses_shard([slots.get(Worker(k, rank)) for k in range(shape.pipelines)], gone)
@@ -195,7 +189,6 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
         )
 
     def _restored(self, before: dict[Worker, int], after: dict[Worker, int]) -> tuple[list[float], list[float]]:
-        """Return, by rank, (bytes of the dead hosts' shards, bytes of them that the busiest host receives)."""
         shape, restored, busiest = self.setting.shape, list[float](), list[float]()
         for rank, owned in enumerate(self._owned):
             died = sum(position.rank == rank for position in before.keys() - after.keys())
@@ -294,7 +287,6 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
         return self._running(live, self._normalized(slots, copied=False)[0])
 
     def _filled(self, slots: dict[Worker, int], free: list[int]) -> tuple[dict[Worker, int], list[float]]:
-        """Assign free workers to vacant positions, most affected stage first; return also the bytes each receives."""
         shape, slots, received = self.setting.shape, dict(slots), []
         for slot in free:
             dead = self._vector(slots)
@@ -308,7 +300,6 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
         return slots, received
 
     def _normalized(self, slots: dict[Worker, int], copied: bool = True) -> tuple[dict[Worker, int], float, float]:
-        """Move workers between stages if it pays; return (new positions, bytes copied, seconds)."""
         shape = self.setting.shape
         here = self._vector(slots)
         target = self.normal(sum(here)) if self.move else None
@@ -351,7 +342,6 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
 
     @cached_property
     def _copying(self) -> Profile:
-        """Return the setting's links, with copied bytes instead of all static bytes."""
         return Profile(
             latency=self.setting.latency, bandwidth=self.setting.bandwidth, static=self.setting.state_per_stage()
         )
@@ -369,11 +359,6 @@ def _period(problem: Problem) -> float:
 
 
 def _misfit(setting: Setting, job: PricedJob) -> DoesNotFit | None:
-    """Return the misfit if not even one micro-batch per rank fits into memory.
-
-    Args:
-        job: the setting's job, as planned.
-    """
     shape, profile = setting.shape, job.prices
     activation = profile.per_stage("activation", shape.stages)
     worker = setting.fullest(

@@ -48,13 +48,10 @@ def ranges(split: Iterable[int]) -> list[LayerRange]:
 
 
 class Fullest(NamedTuple):
-    """The worker of a pipeline that exceeds its memory most, or comes closest to it.
+    """The worker of a pipeline that exceeds its memory most, or comes closest to it; all figures in bytes.
 
     Attributes:
         excess: bytes beyond its cap; negative if there is room.
-        needed: bytes.
-        rank: of the worker.
-        cap: maximum bytes.
     """
 
     excess: float
@@ -152,11 +149,7 @@ class Setting:
         return self.job.train.optimizer_copies if self.job.train.sharded_optimizer else 0
 
     def with_copies(self, copies: int) -> Setting:
-        """Return the setting with another number of hosts per part of a sharded optimizer's state.
-
-        Args:
-            copies: limited to the job's pipelines; 0 for all of the state on every host.
-        """
+        """Return the setting with another number of hosts per part of a sharded optimizer's state; 0 for all hosts."""
         train = self.job.train
         if not train.sharded_optimizer:
             return self
@@ -235,11 +228,7 @@ class Setting:
         return [layers[first:last] for first, last in ranges(split)]
 
     def state_per_stage(self, split: Split | None = None, hosts: int | None = None) -> list[float]:
-        """Return the bytes that a new host of each stage copies; without a split, of the job's P * V stages.
-
-        Args:
-            hosts: of each stage; None for the number of the job's pipelines.
-        """
+        """Return the bytes that a new host of each stage copies; without a split, of the job's P * V stages."""
         return [sum(layer.state for layer in stage) for stage in self.stages(split or units_of(self.job), hosts)]
 
     @cached_property
@@ -290,10 +279,7 @@ class Setting:
         return analytic.with_shards(self._job_over(hosts), plain, held)
 
     def copy_seconds(self, amount: float) -> float:
-        """Return the seconds to copy `amount` bytes from one worker to another.
-
-        Copies of disjoint pairs run in parallel, so pass the bytes of the busiest worker.
-        """
+        """Return the seconds to copy the bytes of the busiest worker; disjoint pairs copy in parallel."""
         return 0.0 if not amount else self.latency + (0.0 if self.bandwidth is None else amount / self.bandwidth)
 
     # ---- pauses
@@ -332,10 +318,7 @@ class Setting:
 
     @cached_property
     def state_per_worker(self) -> float:
-        """Bytes of a checkpoint per worker of the preferred shape: the state of its stages, or its shards.
-
-        Each copy of a shard counts as written.
-        """
+        """Bytes of a checkpoint per worker of the preferred shape: its stages' state, or all its copies of shards."""
         shared = self.copies / self.shape.pipelines if self.copies else 1.0
         return self.state * shared / self.shape.ranks
 

@@ -86,11 +86,10 @@ class Running:
         samples: committed samples per iteration; the global batch, unless the system drops samples.
         dropped: samples per iteration that are not trained; no progress.
         idle: number of live slots without work (spares, remainders).
-        checkpoints: checkpoint policy. None for no checkpoints; a `Loss.CHECKPOINT` then returns to the start.
+        checkpoints: None for no checkpoints; a `Loss.CHECKPOINT` then returns to the start.
         reconsider: call `change` at the next boundary.
         layout: pipelines and their depths, for tables: "8 x 4".
-        schedules: makes the schedules on demand, for the checker and the viewer; several if pipelines share no
-            schedule. Each must pass `check` alone.
+        schedules: makes the schedules on demand, for the checker and the viewer; each must pass `check` alone.
     """
 
     live: Nodes
@@ -111,12 +110,7 @@ class Running:
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped:
-    """No training until nodes return.
-
-    Attributes:
-        live: the waiting nodes.
-        reason: one line that says what is missing.
-    """
+    """No training until nodes return; the reason says in one line what is missing."""
 
     rate: ClassVar[float] = 0.0
     layout: ClassVar[str] = ""
@@ -159,7 +153,7 @@ class Change:
         pause: time without training.
         loss: discarded work.
         bytes: bytes copied over the network, in all.
-        event: action of the system in a word or two ("re-route", "take over", "merge", "restart"), for tables.
+        event: action in a word or two ("re-route", "take over", "merge", "restart"), for tables.
     """
 
     state: State

@@ -28,11 +28,7 @@ ALL_STAGES = 4
 
 
 def lower_bound(problem: Problem, deadline: Deadline | None = None) -> float:
-    """Return the best proven lower bound on the problem's period (with the barrier: its makespan).
-
-    Args:
-        deadline: linear programs not solved by then are skipped.
-    """
+    """Return the best proven bound (with the barrier: on the makespan) from what is solved by the deadline."""
     return max(rising_bounds(problem, deadline))
 
 
@@ -72,14 +68,10 @@ def _chains(problem: Problem) -> list[tuple[int, ...]]:
 
 
 class RisingBound:
-    """The best bound so far; a `Stop` that is set once the best period meets it.
-
-    Attributes:
-        value: a proven lower bound on the period.
-    """
+    """The best proven bound `value` so far; a `Stop` that is set once the best period meets it."""
 
     def __init__(self, problem: Problem, deadline: Deadline, *, is_first: bool = False) -> None:
-        """Start the bound; `__enter__` starts the thread.
+        """Prepare the thread, which `__enter__` starts.
 
         Args:
             deadline: limit of the linear programs; its `stop` also ends the search.
@@ -98,11 +90,7 @@ class RisingBound:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Wait for the linear program that is being solved.
-
-        Raises:
-            BaseException: raised in the thread.
-        """
+        """Wait for the current linear program, and raise an error of the thread."""
         self._is_over = True
         if self._thread.ident is not None:
             self._thread.join()

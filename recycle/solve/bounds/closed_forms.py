@@ -68,8 +68,6 @@ def work(problem: Problem, rank: int) -> float:
 def through_slots(problem: Problem, rank: int, after: float = 0.0) -> float:
     """Return the time from the first start of a rank until all units have passed the whole slots of its hosts.
 
-    Units held at once have distinct slots; a host first takes its slots in sequence, one F each.
-
     Args:
         after: part of the last unit of each slot that need not have ended.
     """
@@ -88,7 +86,6 @@ def through_slots(problem: Problem, rank: int, after: float = 0.0) -> float:
 
 
 def _filled(times: Floats, lengths: Sequence[float]) -> Floats:
-    """The most of each of these times that whole units of one or two lengths, the longer one first, can fill."""
     if len(lengths) > 2:
         return times
     longer, shorter = lengths[0], lengths[-1]
@@ -117,14 +114,9 @@ def _slower(problem: Problem, rank: int, worker: int, share: float) -> float:
 
 
 def detours(problem: Problem, from_idle: bool = False) -> list[tuple[float, int, int]]:
-    """Return (length, q, r) for ranks q <= r: from stage q's first start through all work of rank r until q has
-    stepped.
+    """Return (length, q, r) for ranks q <= r: from stage q's first start through all work of rank r to q's step.
 
-    Args:
-        from_idle: count from the start of the iteration instead of q's first start.
-
-    Returns:
-        For each rank r the entry from rank 0 and the longest one.
+    For each rank r these are the detour from rank 0 and the longest one. `from_idle` counts from the iteration's start.
     """
     found: list[tuple[float, int, int]] = []
     way, longest = 0.0, (-inf, 0)
@@ -141,8 +133,7 @@ def detours(problem: Problem, from_idle: bool = False) -> list[tuple[float, int,
 
 
 def last_backward(problem: Problem, rank: int) -> float:
-    """Return the time from the first start of a rank to the end of its last backward: all F and I, idle time, and some
-    W.
+    """Return the least time from the first start of a rank to the end of its last backward.
 
     The idle time precedes the first backward. The last F needs a free slot. Of the `count` units started so far at most
     `cap` may be held, where a unit between I and W counts as `stash`, and at most count - 1 have had their I. All
@@ -169,7 +160,6 @@ def last_backward(problem: Problem, rank: int) -> float:
 
 
 def _idle(problem: Problem, rank: int, worker: int) -> Floats:
-    """[units + 1], time of a host with so many units between S and the first backward that its rank can run."""
     stages, (out, back) = _stages(problem, rank), problem.rest_of_way
     hops = (problem.shape.stages - 1 - rank) + (problem.shape.stages - 1 - stages[-1])
     way = out[rank] + back[stages[-1] + 1] + hops * problem.hop
@@ -199,13 +189,6 @@ def _room(problem: Problem, rank: int, each: Sequence[float], worker: int) -> Ro
 
 
 def _least(problem: Problem, rooms: Sequence[tuple[int, Room]], total: float, first: float | None = None) -> float:
-    """The smallest time, from below, in which hosts together have room for `total`.
-
-    Args:
-        rooms: (how many hosts, the room of each of them).
-        first: where the search begins.
-    """
-
     def is_short(time: float) -> bool:
         return sum(count * room(time) for count, room in rooms) < total - TOLERANCE
 

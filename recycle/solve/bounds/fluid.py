@@ -70,7 +70,6 @@ def rising_bounds(
     """Yield `bound`, then the bounds raised by the fluid through each chain of stages, on each grid.
 
     Args:
-        bound: a proven lower bound on the period.
         chains: stages as in `through`; with the barrier only chains from stage 0 count.
         deadline: no linear program is begun that would end after it.
     """
@@ -136,7 +135,7 @@ def through(
         window: time from the first start at the first of the stages to the end of the rank's step.
         stages: ascending; the first is the first chunk of its rank, with the barrier stage 0.
         points: maximum number of points of an aligned grid; None for a grid that is fine at both ends.
-        deadline: wall-clock limit of the solver, whose multipliers then prove less.
+        deadline: limit of the solver, whose multipliers then prove less.
     """
     fluid = _FluidRelaxation(problem, window, stages, points)
     fluid.add_crews()
@@ -147,12 +146,7 @@ def through(
 
 
 class _Crew(NamedTuple):
-    """Hosts of one rank that are alike or nearly so.
-
-    Attributes:
-        units: maximum number of micro-batches in chunks.
-        speed: factor on the compute times of the fastest host.
-    """
+    """Hosts of one rank that are nearly alike: maximum units (micro-batches in chunks), and the fastest host's speed."""
 
     hosts: list[int]
     units: int
@@ -160,10 +154,7 @@ class _Crew(NamedTuple):
 
 
 class _FluidRelaxation:
-    """The linear program: a column for each (group, kind, grid point), rows `coefficients * columns <= most`.
-
-    A group is the work of a crew at one of the chosen stages.
-    """
+    """The linear program, with columns (group, kind, grid point); a group is a crew at one of the stages."""
 
     def __init__(self, problem: Problem, window: float, stages: Sequence[int], points: int | None) -> None:
         self.problem, self.window, self.stages = problem, window, stages
@@ -340,7 +331,6 @@ class _FluidRelaxation:
         return heads
 
     def _tail(self, tails: dict[tuple[int, int], float], group: int, kind: int) -> float:
-        """Return the time by which all operations of a kind of a group have ended; `tails` as in `_tails`."""
         s = self.groups[group][0]
         end = tails[kind, s]
         if kind == 1 and s in self.ends and self.problem.split:
@@ -430,7 +420,6 @@ class _FluidRelaxation:
         return min(self._time(stage, kind), self._time(other, other_kind))
 
     def _follow(self, nexts: list[tuple[int, int]], before: list[tuple[int, int, float, float]], more: float) -> None:
-        """Add rows: at every point the sum over `nexts` is at most `more` + the weighted, lagged sum over `before`."""
         points = np.arange(self.points)
         terms: list[tuple[Integers, Integers, float]] = [(points, self._at(g, kind, points), 1.0) for g, kind in nexts]
         for g, kind, share, lag in before:
@@ -490,11 +479,7 @@ def is_exact(problem: Problem, end: float) -> bool:
 
 
 def aligned(problem: Problem, end: float, points: int, lags: list[float]) -> Floats:
-    """Return equidistant times from 0 to `end` for which rounding these lags down loses little.
-
-    Args:
-        points: maximum number of points.
-    """
+    """Return at most `points` equidistant times to `end` for which rounding these lags down loses little."""
     least = 1.0 if problem.is_integral else _shortest(problem)
     if end <= least * points:
         return np.append(np.arange(0, end - TOLERANCE, least), end)

@@ -28,7 +28,6 @@ class Chains:
     """Chains that run an iteration together.
 
     Attributes:
-        cuts: cut of each chain.
         shares: micro-batches of each chain.
         seconds: compute time of the busiest worker.
     """
@@ -39,10 +38,7 @@ class Chains:
 
 
 def best_cut(units: Units, workers: int) -> tuple[Cut, float] | None:
-    """Return (the cut with the least work of the slowest worker, seconds of the slowest worker).
-
-    None if the workers cannot hold the model, or outnumber the units.
-    """
+    """Return (the most even cut, seconds of its slowest worker); None if the workers cannot hold the model."""
     count = len(units)
     if workers > count:
         return None
@@ -85,11 +81,7 @@ def _even(units: Units, workers: int) -> tuple[Cut, float] | None:
 
 
 def shares_of(seconds: Sequence[float], micro_batches: int) -> tuple[list[int], float]:
-    """Return (micro-batches of each chain, seconds of the busiest worker) with the earliest end.
-
-    Args:
-        seconds: time of a micro-batch on each chain's slowest worker.
-    """
+    """Return (micro-batches of each chain, seconds of the busiest worker), given seconds per micro-batch."""
     ideal = micro_batches / sum(1 / each for each in seconds)
     shares = [int(ideal / each) for each in seconds]
     waiting = [((share + 1) * each, k) for k, (share, each) in enumerate(zip(shares, seconds, strict=True))]
@@ -102,10 +94,7 @@ def shares_of(seconds: Sequence[float], micro_batches: int) -> tuple[list[int], 
 
 
 def candidates(units: Units, workers: int, micro_batches: int) -> list[Chains]:
-    """Return the best chains of each number that `workers` live workers can form, the fastest first.
-
-    Warm-up and tail, in which chains of one iteration differ, are not counted.
-    """
+    """Return the best chains of each number, the fastest first, ignoring warm-up and tail."""
     options: dict[int, tuple[Cut, float]] = {}
     for length in range(1, min(workers, len(units)) + 1):
         found = best_cut(units, length)

@@ -79,10 +79,7 @@ def elastic_plan(
 def listed_plan(
     job: PricedJob, failed: Iterable[Worker], deadline: Deadline, within: Schedule | None = None
 ) -> Plan | None:
-    """Return the best hosting's plan by list scheduling alone, with a bound over all layouts; None without any.
-
-    Args:
-        within: as in `elastic_plan`.
+    """Return the best hosting's plan by list scheduling alone; None without any. Arguments as in `elastic_plan`.
 
     Raises:
         PlanError, JobError: as in `solve.planner.plan`.
@@ -100,7 +97,6 @@ def rerouted_within(job: PricedJob, within: Schedule, failed: Iterable[Worker], 
     Args:
         within: a schedule with a cut model (`Shape.cut`). Workers that are dead there and not in `failed` have returned
             and host the units of their original stages.
-        deadline: no further order is tried after it.
 
     Raises:
         PlanError: a unit has no live host, or too little memory is left for the order.

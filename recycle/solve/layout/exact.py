@@ -14,11 +14,7 @@ from recycle.solve.layout.units import Units
 
 
 def least_load(units: Units, speeds: Sequence[float], micro_batches: int, seconds: float) -> float | None:
-    """Return the least compute seconds of the busiest worker; None if no optimum was proven in `seconds`.
-
-    Args:
-        speeds: factor on compute times of each live worker.
-    """
+    """Return the least seconds of the busiest of workers with these speed factors; None without a proof in time."""
     import mip
 
     model = mip.Model(solver_name="HiGHS")

@@ -33,7 +33,6 @@ class Hosting:
     """Units that each worker hosts and runs.
 
     Attributes:
-        workers: workers that host units.
         parts: units of each worker.
         groups: chain or pipeline of each worker.
         quotas: [workers, units], micro-batches of each unit that a worker runs.
@@ -68,11 +67,8 @@ def hostings(
 ) -> Iterator[Hosting]:
     """Yield hostings on the live workers with less than `below` seconds on the busiest worker.
 
-    A unit with two or more live hosts in the job's stages keeps at least two, so that one death loses no state.
-
-    Args:
-        nodes: node of each worker. A unit's hosts are placed on several nodes if another worker can replace one of
-            them.
+    A unit with two or more live hosts keeps at least two, on several of `nodes` if possible, so that no death loses
+    state.
     """
     spare = _hosts_kept(units, live)
     for hosting in every_hosting(units, shape, live, profile, nodes, below):
@@ -121,8 +117,7 @@ def every_hosting(
 def hosting_as_held(units: Units, shape: Shape, held: Mapping[Worker, Parts], profile: Profile) -> Hosting | None:
     """Return the hosting in which workers run the units that they hold; None if a unit has no host.
 
-    Every worker runs a micro-batch of each of its units, so that it keeps hosting them, unless a unit has more hosts
-    than there are micro-batches.
+    Every worker runs a micro-batch of each of its units if there are enough, so that it keeps hosting them.
     """
     workers, hosted = list(held), list(held.values())
     speeds = [profile.speed_of(worker) for worker in workers]

@@ -31,7 +31,6 @@ def assign(
     """Return the worker for each wanted range: exact matches first, then those with the fewest copied units.
 
     Args:
-        live: workers, at least as many as ranges.
         homes: preferred pipeline of each range; None for no preference.
     """
     taken: dict[int, Worker] = {}
@@ -75,12 +74,9 @@ def _matched(wanted: Sequence[Parts], had: Sequence[Parts]) -> list[int]:
 def moves_to(
     units: Units, shape: Shape, live: Sequence[Worker], wanted: Mapping[Worker, Parts], profile: Profile
 ) -> tuple[tuple[Move, ...], float]:
-    """Return (copies of each worker with their sources, seconds until all are done, each source sending in sequence).
+    """Return (copies of each worker, seconds until all are done), with each source sending in sequence.
 
-    Each run of missing units comes from the live holder that can send it first.
-
-    Args:
-        wanted: the units of each worker, in the order of the copies.
+    Each run of missing units comes from the live holder that can send it first, in the order of `wanted`.
     """
     bytes_of = np.concatenate([[0.0], np.cumsum(units.static)]) if units.has_bytes else np.zeros(len(units) + 1)
     until = dict.fromkeys(live, 0.0)

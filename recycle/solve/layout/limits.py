@@ -55,7 +55,6 @@ def layout_limit(
     Args:
         period: of the plan in which no layer moves; infinite without such a plan.
         bound: lower bound on the period of any layout.
-        deadline: no further value is tried after it.
         within: as in `elastic_plan`.
     """
     if period <= bound * CLOSE:
@@ -169,11 +168,6 @@ def _limits_up_to(job: PricedJob, now: int | list[int] | str, faster: Plan) -> l
 def _smallest(
     count: int, layout_with: Callable[[int], Plan | None], largest: Plan | None = None
 ) -> tuple[int, Plan] | None:
-    """Return (index, plan) of the smallest value that allows a layout; None without any.
-
-    Args:
-        largest: plan of the largest value, if known.
-    """
     below, at, made = -1, count - 1, largest
     if made is None:
         at = 0

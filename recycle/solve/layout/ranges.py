@@ -30,11 +30,7 @@ def balanced(
 ) -> tuple[float, Operations] | None:
     """Return (seconds of the busiest worker, [workers, units] micro-batches) with the most even load.
 
-    None if a unit has no host, or more hosts than `least` allows. The linear program gives the least load; whole
-    micro-batches come close.
-
-    Args:
-        least: minimum micro-batches of each worker for each of its units.
+    None if a unit has no host, or has too many to give each `least` micro-batches.
     """
     kinds = sorted(set(zip(hosted, speeds, strict=True)))
     members = [[w for w, kind in enumerate(zip(hosted, speeds, strict=True)) if kind == one] for one in kinds]
@@ -96,9 +92,8 @@ def cheapest_ranges(
 ) -> list[tuple[Parts, float]] | None:
     """Return (units, speed) of live workers with the fewest copies, such that no worker exceeds `load`.
 
-    Workers host the units that a worker had, or one range, or their own ranges with an extension of one of them. Ranges
-    end at the ends of blocks of units (`MOST_BLOCKS`). None if no such ranges exist or were found, or if the program is
-    too large.
+    Workers host the units that a worker had, one range, or their own ranges with one of them extended. Ranges end at
+    the ends of blocks of units (`MOST_BLOCKS`). None if no such ranges were found, or if the program is too large.
 
     Args:
         had: previous units of each live worker.

@@ -28,11 +28,10 @@ WORTH_LOADING, COMPILING_SECONDS = 1_000_000, 60.0
 
 @dataclass(frozen=True, eq=False)
 class RouteOrder:
-    """An order of the operations of legs.
+    """An order of the operations of legs, and an upper estimate of its period.
 
     Attributes:
         programs: operations of each worker, in order: `kind * legs + leg`, with F, I (or B) and W as kinds 0, 1 and 2.
-        period: an upper estimate.
     """
 
     programs: list[Operations]
@@ -44,7 +43,6 @@ class _Legs:
     """Legs as input of the event loop: each leg is a stage with one micro-batch, and each worker is a rank.
 
     Attributes:
-        arrays: the problem, without update times.
         hop: [operations], seconds from an operation's worker to the worker of its dependent operation.
         size: [legs], size of its activation.
     """
@@ -71,10 +69,8 @@ def best_order(
 
     Args:
         shape: the job's shape, in which links are priced.
-        caps: activation limit of each worker of `routes`, in activations of a fault-free stage or in bytes.
-        deadline: no further policy is tried after it.
+        caps: activation limit of each worker, in activations of a fault-free stage, or in bytes with `in_bytes`.
         split: the backward pass is split into I and W.
-        in_bytes: `caps` are bytes.
         staggered: each stage runs its optimizer step on its own; False for the barrier.
     """
     legs = _legs_of(routes, units, prices, shape, caps, split=split, in_bytes=in_bytes, staggered=staggered)

@@ -147,14 +147,12 @@ def joint_schedule(
     """Return one schedule of all legs, without transfers.
 
     Each worker reduces its first stage first, so no worker waits for one further down the model, which ends later. In
-    the reverse order, workers that share stages with different neighbors would form a chain of waits through the model,
-    and all stages would step together. With the barrier, steps follow all reduces.
+    the reverse order, workers that share stages with different neighbors would form a chain of waits through the model.
+    With the barrier, steps follow all reduces.
 
     Args:
-        shape: the job's shape.
         programs: operations of each worker of `routes`, `kind * legs + leg`, with F, I (or B) and W as 0 to 2.
         names: micro-batch of each route.
-        failed: dead workers. Live workers without operations host nothing.
         split: the backward pass is split into I and W.
         tied: the first and last stage share a weight and reduce together. All workers do this last; otherwise hosts of
             one of the two and of stages between would deadlock.

@@ -60,11 +60,7 @@ class Units:
 
     @classmethod
     def of(cls, job: PricedJob, within: Schedule | None = None) -> Units:
-        """Create the units of a job. Raises JobError if the layers do not divide.
-
-        Args:
-            within: current layout of its live workers, if its model is cut (`Shape.cut`).
-        """
+        """Create the units of a job in a layout (`Shape.cut`). Raises JobError if the layers do not divide."""
         shape, whole = job.shape, units_of(job)
         held = {worker: within.unit_runs(worker) for worker in within.live} if within and within.shape.cut else {}
         count = sum(whole)
@@ -113,13 +109,9 @@ class Units:
         return self.prices["static"]
 
     def in_blocks(self, most: int, others: Iterable[int] = ()) -> tuple[Units, list[int]]:
-        """Return (the model in blocks of neighboring units, offset of each block and of the end).
+        """Return (the model in at most `most` blocks of neighboring units, offset of each block and of the end).
 
-        Every fault-free stage is divided into equally many blocks, as evenly as possible, with at most `most` blocks in
-        all but at least one per stage.
-
-        Args:
-            others: further units before which a block ends.
+        Fault-free stages have equally many blocks, at least one. Blocks also end before the units in `others`.
         """
         each, found = max(1, most // len(self.whole)), {0, *others}
         for begin, end in ranges_of(self.whole):
@@ -131,15 +123,10 @@ class Units:
         return replace(self, whole=whole, prices=prices, held={}), ends
 
     def bound(self, micro_batches: int, speeds: list[float]) -> float:
-        """Return a lower bound on the period of any layout of live workers.
+        """Return a lower bound on the period of any layout of live workers with these speed factors.
 
         This is the larger of two terms: all work and updates spread evenly over all workers, and the path of one
-        micro-batch (F and I of all units on the fastest worker, W and update of the first unit). If all units take
-        equally long on all workers, the first term counts whole micro-batches of whole units.
-
-        Args:
-            micro_batches: of an iteration.
-            speeds: factor on compute times of each live worker.
+        micro-batch (F and I of all units on the fastest worker, W and update of the first unit).
         """
         if not speeds:
             return 0.0

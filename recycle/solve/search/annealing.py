@@ -51,7 +51,6 @@ class Annealed:
     """Result of one round.
 
     Attributes:
-        order: the last order of the round.
         due: due time of each rank, in seconds.
         met: whether the order reaches the target period.
         steps: moves tried.
@@ -81,7 +80,6 @@ def anneal(
         order: initial order; must be able to finish.
         due: due time of each rank. Only differences matter; ignored with the barrier.
         target: period to reach, in seconds.
-        steps: moves to try.
         wide: also move micro-batches away from the fastest homes, at stages with mobile micro-batches.
         hot, cold: first and last temperature, in typical operation times of the problem.
     """
@@ -143,11 +141,7 @@ def _has_slow_link(problem: Problem) -> Flags:
 
 
 def improve(problem: Problem, start: Incumbent, effort: Effort) -> Incumbent:
-    """Anneal the order in rounds, each for a slightly shorter period, until the bound is met.
-
-    Args:
-        start: initial order; the result is never worse.
-    """
+    """Anneal in rounds, each for a slightly shorter period, until the bound is met; never worse than `start`."""
     deadline, patience = effort.deadline, max(PATIENCE, problem.size // 100)
     longest = max(3_000, min(LONGEST, LONGEST_WORK // problem.size))
     length, idle, turn = min(2_000, longest), 0, 0

@@ -134,8 +134,7 @@ def scheduled(problem: Problem, arrays: ProblemArrays, host: Operations, rule: R
         host: worker of each (stage, micro-batch), flat.
 
     Raises:
-        PlanError: the loop stops because no further activation fits. Impossible if chunk c of rank r is on stage c * P
-            + r.
+        PlanError: no further activation fits. Impossible if chunk c of rank r is on stage c * P + r.
     """
     queue = host * problem.shape.chunks + problem.stage_of // problem.shape.ranks
     queues = queues_of(
@@ -167,12 +166,7 @@ def queues_of(
     hop: Floats | None = None,
     lanes: int = 0,
 ) -> Queues:
-    """Return the state before the first event.
-
-    Args:
-        queue: for each (stage, micro-batch), worker * `chunks` + chunk.
-        lanes: number of lanes, as in `Problem`.
-    """
+    """Return the state before the first event; `queue` is worker * `chunks` + chunk of each (stage, micro-batch)."""
     plane, count = len(host), workers * chunks
     begins = np.concatenate([[0], np.cumsum(np.bincount(queue, minlength=count))])
     line = np.lexsort((priority[: 2 * plane], np.concatenate([queue, queue + count])))
@@ -213,8 +207,7 @@ def queues_of(
 def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
     """Kernel: run until no event is left, and return the number of operations that have begun.
 
-    An event is (time, code). Operation `code` arrives at its worker; a negative code means that worker -code - 1 is
-    idle.
+    An event is (time, code): operation `code` arrives, or worker -code - 1 becomes idle.
     """
     # local names avoid counting references at each field access in the loop
     n, ranks, stash, split, link = problem.micro_batches, problem.ranks, problem.stash, problem.split, problem.link

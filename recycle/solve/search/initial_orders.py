@@ -67,11 +67,9 @@ MOST_LEFT_OUT = 4
 
 @dataclass(frozen=True)
 class Beginning:
-    """Start of a search.
+    """Start of a search: a problem and its best order.
 
     Attributes:
-        problem: the problem to search.
-        best: the best order.
         policy: the best policy on this problem.
         inserted: the best order by insertion and its parameters; None without insertion.
     """
@@ -83,11 +81,7 @@ class Beginning:
 
 
 def begin_all(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> Beginning:
-    """Return the best start among the problem and the problem without slow workers.
-
-    Args:
-        most: maximum number of policies for each problem.
-    """
+    """Return the best start among the problem and the problem without slow workers, with `most` policies each."""
     smaller = _without_slow(problem)
     best = initial_orders(problem, effort.part(BEGINNING_SHARE if smaller else 1.0), most)
     pace = Pace(effort.deadline)
@@ -110,11 +104,7 @@ def _without_slow(problem: Problem) -> list[Problem]:
 
 
 def initial_orders(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> Beginning:
-    """Return the best of a few orders, and the best policy on the whole problem.
-
-    Args:
-        most: maximum number of policies.
-    """
+    """Return the best initial order of a problem, and the best of `most` policies on the whole problem."""
     deadline = effort.deadline
     assignments = possible_assignments(problem)
     found: list[Incumbent] = []
@@ -208,10 +198,7 @@ def family_orders(problem: Problem) -> Iterator[Order]:
 
 
 def order_of(problem: Problem, schedule: Schedule) -> Order | None:
-    """Convert a compute-only schedule with the problem's shape and placement into an order.
-
-    Returns None if the schedule splits the backward pass and the problem does not.
-    """
+    """Convert a compute-only schedule into an order; None if only the schedule splits the backward pass."""
     c = schedule.columns
     operation = c.stage * problem.micro_batches + c.pipeline * problem.shape.micro_batches + c.index
     operation = operation.astype(np.int64)
@@ -237,8 +224,7 @@ def order_of(problem: Problem, schedule: Schedule) -> Order | None:
 def greedy_1f1b(problem: Problem, assignment: Assignment) -> Order:
     """Return greedy 1F1B on the live workers.
 
-    A worker prefers a ready backward pass, and runs its W at once. The number of micro-batches in flight is limited to
-    the warm-up of 1F1B, or of interleaved 1F1B with chunks.
+    A worker prefers a ready backward pass, and runs its W at once. Micro-batches in flight are limited to the warm-up.
     """
     n, m, stages = problem.micro_batches, problem.shape.micro_batches, problem.shape.stages
     turn = np.tile(np.arange(n) % m * problem.shape.pipelines + np.arange(n) // m, stages)

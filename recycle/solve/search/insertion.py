@@ -152,11 +152,7 @@ def _made(problem: Problem, manner: Manner) -> Order:
 
 
 def vary_insertion(problem: Problem, start: Incumbent, manner: Manner, effort: Effort) -> Incumbent:
-    """Search locally over insertion parameters: make random changes and keep those that are not worse.
-
-    Args:
-        start: the order of `manner`, or a better one.
-    """
+    """Change insertion parameters at random and keep those that are not worse; never worse than `start`."""
     random = Random(effort.seed)
     best, current, candidate, current_period = start, manner, manner, inf
     while effort.goes_on(problem, best.period):

@@ -27,12 +27,7 @@ KERNELS = (list_schedule, time_from_idle, anneal_order, insert)
 
 
 def load_if_worth_it(problem: Problem, orders: float, deadline: Deadline, *, is_search: bool = True) -> None:
-    """Load the compiled kernels if the expected number of orders makes this pay before the deadline.
-
-    Args:
-        orders: expected number of orders to make and time.
-        is_search: start the compile process if the kernels are not compiled and the deadline is near.
-    """
+    """Load the compiled kernels if making so many orders pays for it; a search may start the compilation."""
     if are_loaded() or deadline.left <= WORTH_LOADING or problem.size * orders <= WORTH_COMPILING_FOR:
         return
     if deadline.left > WORTH_COMPILING or is_cached(*KERNELS):

@@ -133,7 +133,6 @@ def schedule_by_policy(problem: Problem, policy: Policy | None = None) -> Order:
 
 
 def _priority(problem: Problem, policy: Policy) -> Floats:
-    """Of the F, then of the backward of each (stage, micro-batch): a worker takes the lowest that is ready."""
     shape, n = problem.shape, problem.micro_batches
     m, pipelines, chunks = shape.micro_batches, shape.pipelines, shape.chunks
     g, chunk = np.tile(np.arange(n), shape.stages), problem.stage_of // shape.ranks
@@ -168,8 +167,7 @@ def schedule_by_priority(
     Args:
         host: worker of each (stage, micro-batch), flat.
         priority: of each operation, lowest first.
-        patience, weight_patience: seconds that an F or I, and a W, waits for a more urgent operation that is on its
-            way.
+        patience, weight_patience: seconds that an F or I, and a W, waits for a more urgent operation.
         hold: per stage, maximum micro-batches between F and I on a host; None for as many as memory allows.
 
     Raises:

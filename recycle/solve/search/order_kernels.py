@@ -107,7 +107,6 @@ class Annealing(NamedTuple):
         is_mobile: [stages * micro-batches], 1 for each entry of `mobile`.
         live: [W], 1 for each live worker.
         hot, cold: first and last temperature, in seconds.
-        steps: moves to try.
         random: [1], state of the random generator.
         latest: [operations], workspace for right-shifted starts.
         places: [2 * micro-batches + 3], workspace for old and new places of operations.
@@ -164,14 +163,11 @@ def timed_order(problem: Problem, order: Order) -> TimedOrder:
 
 @called_by_kernels
 def forward_pass(problem: ProblemArrays, order: TimedOrder, since: float, number: int) -> int:
-    """Time operations that began at `since` or later.
+    """Time operations that began at `since` or later, and return their number, or -1 if the order deadlocks.
 
     Args:
         since: earliest start that a change affects; -NEVER to time everything.
         number: unique number of this pass.
-
-    Returns:
-        Number of entries in `visited`, or -1 if the order deadlocks.
     """
     # local names avoid counting references at each field access in the loops
     sequence, offsets, host, place = order.sequence, order.offsets, order.host, order.place
@@ -264,11 +260,7 @@ def forward_pass(problem: ProblemArrays, order: TimedOrder, since: float, number
 
 @called_by_kernels
 def _lane(goes_back: bool, w: int, v: int, workers: int, ranks: int) -> int:
-    """Return the number of the lane from worker w to worker v.
-
-    Args:
-        goes_back: the lane carries gradients to another rank than activations; with three ranks or more.
-    """
+    """Return the number of the lane between two workers; gradients of three ranks or more go back on other lanes."""
     return (w + (workers if goes_back else 0)) * (workers // ranks) + v // ranks
 
 
@@ -297,13 +289,6 @@ def time_from_idle(problem: ProblemArrays, order: TimedOrder, due: Floats, lates
 
 @called_by_kernels
 def _right_shift(problem: ProblemArrays, order: TimedOrder, count: int, due: Floats, latest: Floats) -> float:
-    """Return the period with every operation as late as due times and successors allow, for the staggered optimizer.
-
-    Args:
-        count: number of entries in `visited`, all operations.
-        due: [P], as in `time_from_idle`.
-        latest: [operations], output: the starts.
-    """
     offsets, sequence, host, link = order.offsets, order.sequence, order.host, problem.link
     place, visited, lane_first = order.place, order.visited, order.lane_first
     feeds, times, speed, update_seconds = problem.feeds, problem.times, problem.speed, problem.update_seconds
@@ -346,7 +331,6 @@ def _right_shift(problem: ProblemArrays, order: TimedOrder, count: int, due: Flo
 
 @called_by_kernels
 def _longest_lane(problem: ProblemArrays, order: TimedOrder, latest: Floats) -> float:
-    """Return the longest lane's time, from its latest first transfer to its earliest end."""
     sequence, host, feeds, link = order.sequence, order.host, problem.feeds, problem.link
     lane_first, lane_free, times, speed = order.lane_first, order.lane_free, problem.times, problem.speed
     hops = problem.hops
@@ -524,11 +508,6 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
 
 @called_by_kernels
 def _critical_place(problem: ProblemArrays, order: TimedOrder, annealing: Annealing, otherwise: int) -> int:
-    """Return a random place on the critical path of a random late worker; `otherwise` if no worker is late.
-
-    The path leads from the worker's last operation to what each operation waited for: its predecessor or its
-    dependency.
-    """
     sequence, offsets, host, place = order.sequence, order.offsets, order.host, order.place
     begin, end, release, needs = order.begin, order.end, order.release, problem.needs
     due, update_seconds, ranks, random = annealing.due, problem.update_seconds, problem.ranks, annealing.random
@@ -566,14 +545,12 @@ def _critical_place(problem: ProblemArrays, order: TimedOrder, annealing: Anneal
 
 @called_by_kernels
 def _fits(problem: ProblemArrays, order: TimedOrder, annealing: Annealing, number: int) -> bool:
-    """Return whether no lane takes longer than the target period, given that all workers are on time."""
     count = forward_pass(problem, order, -NEVER, number)
     return _right_shift(problem, order, count, annealing.due, annealing.latest) <= annealing.target + 1e-9
 
 
 @called_by_kernels
 def _sent_to(problem: ProblemArrays, order: TimedOrder, a: int) -> float:
-    """Return the earliest start of an operation whose result goes to (stage, micro-batch) a; NEVER if none."""
     since = NEVER
     plane = problem.stages * problem.micro_batches
     for x in (a, a + plane):
@@ -596,11 +573,7 @@ def _move(order: TimedOrder, i: int, j: int) -> None:
 
 @called_by_kernels
 def _named_by_turn(order: TimedOrder, i: int, j: int, n: int, plane: int, kinds: int) -> bool:
-    """Relabel the operations of one kind and stage in index order after a move from place i to j.
-
-    Returns:
-        Whether F, I and W of each micro-batch are still in this order.
-    """
+    """Relabel operations in index order after a move; return whether F, I and W stay in order."""
     sequence, place = order.sequence, order.place
     row = sequence[j] // n
     step = 1 if i > j else -1
@@ -626,7 +599,6 @@ def _named_by_turn(order: TimedOrder, i: int, j: int, n: int, plane: int, kinds:
 
 @called_by_kernels
 def _rehost(order: TimedOrder, x: int, v: int, j: int) -> None:
-    """Move operation x from its program to place j of worker v's."""
     w = order.host[x]
     _move(order, order.place[x], j)
     for u in range(w + 1, v + 1):
@@ -638,7 +610,6 @@ def _rehost(order: TimedOrder, x: int, v: int, j: int) -> None:
 
 @called_by_kernels
 def _place_by_time(order: TimedOrder, x: int, v: int) -> int:
-    """Return the place in worker v's program at which operation x keeps its start."""
     low = order.offsets[v]
     high = order.offsets[v + 1]
     while low < high:
@@ -652,7 +623,6 @@ def _place_by_time(order: TimedOrder, x: int, v: int) -> int:
 
 @called_by_kernels
 def _exchange(order: TimedOrder, a: int, b: int, kinds: int, plane: int) -> None:
-    """Exchange the places and hosts of micro-batches a and b of one stage, for all kinds of operation."""
     for kind in range(kinds):
         p = a + kind * plane
         q = b + kind * plane

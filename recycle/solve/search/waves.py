@@ -66,11 +66,7 @@ class Wave:
 
 
 def wave_orders(problem: Problem, hosts: Sequence[Operations], seed: int = 0) -> Iterator[Incumbent]:
-    """Yield orders and their periods without end: first the grid, then changed waves.
-
-    Args:
-        hosts: choices of the worker of each (stage, micro-batch), flat.
-    """
+    """Yield orders and their periods without end: first the grid, then changed waves, on choices of hosts."""
     way = _unhindered(problem)
 
     def made(wave: Wave) -> Incumbent:

@@ -64,10 +64,6 @@ class Bamboo(CheckpointedSystem[BambooRunning]):
 
     Args:
         buffer_per_micro_batch: M activation buffers, as in Bamboo; otherwise 1F1B's number.
-
-    Attributes:
-        depth: stages of every pipeline.
-        pcie: bytes per second between device and host.
     """
 
     name = "bamboo"

@@ -34,8 +34,7 @@ def healthy(stages: int) -> StageRanks:
 def after_losing(hosts: StageRanks, rank: int) -> StageRanks | None:
     """Return the hosts after the worker of a rank has died; None if that is fatal.
 
-    The rank before must be alive and run only its own stage. So the loss of a dead worker's neighbor, or of a worker
-    with two stages, is fatal.
+    The rank before must be alive and run only its own stage.
     """
     stages = len(hosts)
     before = (rank - 1) % stages
@@ -88,10 +87,7 @@ class Pipeline:
 def arrange(
     slots: Iterable[int], node_of: Sequence[int], depth: int, pipelines: int, before: Iterable[Pipeline] = ()
 ) -> list[Pipeline]:
-    """Return healthy pipelines of these slots.
-
-    Workers at their own rank in a pipeline of `before` keep it if needed, so that their state need not be copied.
-    """
+    """Return healthy pipelines of these slots, in which workers keep their rank of `before` if needed."""
     free = dict.fromkeys(_node_by_node(slots, node_of))
     chosen: list[list[int | None]] = [[None] * depth for _ in range(pipelines)]
     old = [pipeline for pipeline in before if len(pipeline.hosts) == depth]
@@ -127,12 +123,7 @@ def _node_by_node(slots: Iterable[int], node_of: Sequence[int]) -> list[int]:
 
 
 def iteration(pipelines: Sequence[StageRanks], shares: Sequence[int]) -> Schedule:
-    """Return one iteration with the barrier, without transfers.
-
-    Args:
-        pipelines: the rank that runs each stage, all of the same depth.
-        shares: micro-batches of each pipeline.
-    """
+    """Return one iteration with the barrier, without transfers, of pipelines with these hosts and shares."""
     stages = len(pipelines[0])
     shape = shape_for(len(pipelines), stages, sum(shares))
     programs = {

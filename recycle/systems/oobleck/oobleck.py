@@ -213,7 +213,6 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
         return f"{nodes} node(s), {pipelines} pipelines need {least}" if nodes < least else None
 
     def _sizes_of(self, nodes: int) -> tuple[int, ...]:
-        """Return the nodes of each pipeline, using as many of `nodes` as the templates allow."""
         weights = {size: template.per_micro_batch for size, template in self.templates.items()}
         for count in range(nodes, 0, -1):
             found = instantiate(weights, count, self.failures + 1, self.setting.micro_batches, self._sync)
@@ -241,7 +240,6 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
 
     @cached_property
     def _weights(self) -> list[float]:
-        """Bytes of each layer's state; all alike where nothing is known."""
         state = [layer.state for layer in self.setting.layers]
         return state if any(state) else [1.0] * len(state)
 

@@ -40,11 +40,9 @@ def reconfigure(
 ) -> tuple[list[PipelineNodes], str] | None:
     """Return the pipelines without the dead nodes, and the last action of "shrink", "borrow", "merge".
 
-    None if the templates do not allow this, because a merged pipeline would be too large; all pipelines are then
-    instantiated again.
+    None if a merged pipeline would be too large; all pipelines are then instantiated again.
 
     Args:
-        pipelines: pipelines before the failure.
         sizes: nodes of each template; the least is n0.
     """
     event = "shrink"
@@ -90,7 +88,6 @@ def assign_nodes(
 
     Args:
         wanted: layers of each place.
-        nodes: available nodes; the first ones are used if none holds wanted layers.
         held: node -> layers that it holds.
         weights: weight of each layer.
     """
@@ -144,11 +141,7 @@ def copied(
 
 
 def common_cut(splits: Sequence[Split]) -> tuple[Split, int]:
-    """Return (layers of each of the schedule's stages, ranks).
-
-    Args:
-        splits: layers of each stage of each pipeline, with equal sums.
-    """
+    """Return (layers of each of the schedule's stages, ranks), given the layers of each pipeline's stages."""
     layers, deepest = sum(splits[0]), max(map(len, splits))
     cuts = {cut for split in splits for cut in accumulate(split)}
     ranks = next((r for r in range(deepest, len(cuts) + 1) if -(-len(cuts) // r) * r <= layers), len(cuts))
@@ -159,12 +152,7 @@ def common_cut(splits: Sequence[Split]) -> tuple[Split, int]:
 
 
 def iteration(splits: Sequence[Split], shares: Sequence[int]) -> tuple[Schedule, Split]:
-    """Return (one iteration with the barrier and without transfers, layers of each of its stages).
-
-    Args:
-        splits: layers of each stage of each pipeline.
-        shares: micro-batches of each pipeline.
-    """
+    """Return (one iteration with the barrier and without transfers, layers of each of its stages)."""
     common, ranks = common_cut(splits)
     shape = shape_for(len(splits), ranks, sum(shares), len(common) // ranks)
     programs: dict[Worker, Iterator[Instruction]] = {}

@@ -63,11 +63,7 @@ class PipelineTemplate:
 
 
 def templates(layer_seconds: Sequence[float], most: int) -> list[PipelineTemplate]:
-    """Return the template of each number of stages from 1 to `most`, at most the number of layers.
-
-    Args:
-        layer_seconds: F + B of each layer.
-    """
+    """Return the template of each number of stages from 1 to `most`, given F + B of each layer."""
     count = len(layer_seconds)
     most = min(most, count)
     ends = np.array([0.0, *accumulate(layer_seconds)])
@@ -175,11 +171,6 @@ def instantiate(
 
 def distribute(weights: Sequence[float], micro_batches: int) -> list[int]:
     """Return the micro-batches of each pipeline, at least one, that minimize the largest w_i b_i.
-
-    Pipelines of one template may differ by one.
-
-    Args:
-        weights: seconds of one micro-batch in each pipeline.
 
     Raises:
         ValueError: there are fewer micro-batches than pipelines.
