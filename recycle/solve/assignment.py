@@ -1,16 +1,13 @@
 """Assignments: the live worker that runs each micro-batch at each stage, and its slot.
 
-*By slots* divides an iteration into slots. In each slot every pipeline runs at most one micro-batch, and a given number
-of pipelines run one. Pipelines with the most remaining micro-batches go first, which minimizes the number of slots and
-spreads re-routed work evenly. If this number is the live workers of the poorest stage, no worker runs two micro-batches
-of one stage in a slot. With more, workers of that stage run two in some slots. With several chunks per worker, the
-chunks of a micro-batch may go to different peers.
+*By slots* divides an iteration into slots, in which every pipeline runs at most one micro-batch, and a given number of
+pipelines run one. Pipelines with the most remaining micro-batches go first, which minimizes the number of slots and
+spreads re-routed work evenly. If this number is at most the live workers of the poorest stage, no worker runs two
+micro-batches of one stage in a slot.
 
 *By load* gives each micro-batch without a home to the host with the earliest end; a slow worker keeps as many of its
 own as it completes by then. If peers are alike, the numbers of two hosts of a stage differ by at most one. A stage with
-few dead workers then does less than by slots. If peers differ, the assignment for equal peers is tried too.
-
-If links differ, each assignment is also tried with hosts exchanged to avoid slow links.
+few dead workers then does less than by slots.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
 """Fill a plan library: select vectors, order them and share the time; and plan for the workers that are alive now.
 
-All vectors with up to N dead workers are planned if they are few. 8 stages of 32 workers have more than 10^9 vectors
-with up to 64 dead workers; in such cases the library holds
+All vectors with up to N dead workers are planned if they are few. Otherwise the library holds
 
     all with few dead         as many failures as give at most `LIKELY` vectors
     (k, ..., k), k up to N    serves every set whose most affected stage has k dead; other stages have idle workers
     of each number of dead    the normalized vectors (`solve/normalize.py`), which live workers can move to
 
-So every set of up to N dead workers that leaves each stage a host finds a plan. The list scheduler plans all vectors
-first, which makes the library usable early; searches then improve plans that do not meet their bound. Plans are stored
-immediately, so a later call continues an interrupted one. The result does not depend on the number of processes; with a
-limit in seconds it depends on the machine.
+The list scheduler plans all vectors first, which makes the library usable early; searches then improve plans that do
+not meet their bound. Plans are stored immediately, so a later call continues an interrupted one. The result does not
+depend on the number of processes; with a limit in seconds it depends on the machine.
 """
 
 from __future__ import annotations

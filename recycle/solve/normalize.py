@@ -5,15 +5,12 @@ plan without copies. A live worker may also change its stage (`plans/roles.py`),
 dead workers is reachable. The most affected stage determines the period, through ceil(D m / (D - k)) and the round trip
 of early stages.
 
-`StageBounds` holds a lower bound on the period for every stage and number of dead workers. A threshold on the period
-gives the maximum number of dead workers per stage. Within these limits, a dynamic program over the stages (state: dead
-workers used) finds the cheapest vector. An even vector is not always best: with equal ceilings, each affected stage
-disturbs the schedule. The list scheduler therefore plans several candidates, and the best counts by period plus copy
-seconds per iteration until the next change. Ties go to fewest moves, then fewest affected stages. Without a gain no
-worker moves.
+A threshold on the bounds of `StageBounds` gives the maximum number of dead workers per stage. Within these limits, a
+dynamic program over the stages (state: dead workers used) finds the cheapest vector. The list scheduler plans several
+candidates, and the best counts by period plus copy seconds per iteration until the next change. Ties go to fewest
+moves, then fewest affected stages.
 
-Limits: the list scheduler's periods are a few per cent above a search's, so close decisions may be wrong. Vectors with
-a worse bound than without moves are never taken.
+Limits: the list scheduler's periods are a few per cent above a search's, so close decisions may be wrong.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ class Problem:
 
     @cached_property
     def wakes(self) -> Operations:
-        """Dependent F or backward of each operation, or -1; after the last stage's F, the same micro-batch's backward."""
+        """Dependent F or backward of each operation, or -1; after the last stage's F, the micro-batch's backward."""
         wakes, plane = self.feeds.copy(), self.shape.stages * self.micro_batches
         at_the_end = plane + np.flatnonzero(self.needs[plane : 2 * plane] < 0)
         wakes[self.needs_here[at_the_end]] = at_the_end

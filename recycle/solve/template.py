@@ -1,23 +1,18 @@
 """The template: one fault-free pipeline, planned with one micro-batch per slot, and copied to all pipelines.
 
-Every pipeline runs the template slot by slot (`assignment`). A micro-batch runs in its slot on the pipeline that hosts
-it at that stage; a slot without a micro-batch is a gap. No worker has two micro-batches of one stage in one slot, so
-every program is a part of a template program. Dependencies and memory limits of the template therefore hold. The period
-is at most that of a fault-free pipeline with ceil(D m / fewest live workers) micro-batches. This also holds for several
-chunks per worker on different peers. Planning the template costs 1 / D of planning the whole.
+Every pipeline runs the template slot by slot (`assignment`); a slot without a micro-batch is a gap. If no worker has
+two micro-batches of one stage in one slot, every program is a part of a template program, so the template's
+dependencies and memory limits hold. The period is at most that of a fault-free pipeline with ceil(D m / fewest live
+workers) micro-batches. Planning the template costs 1 / D of planning the whole.
 
 Unfolding schedules the whole problem with the template's times as due times of the slots. The first stage begins each
 micro-batch no earlier than a share of its due time: an early micro-batch takes memory that a deeper chunk waits for. If
-no worker has two micro-batches of one stage in one slot, the copy of the template is an order too.
+memory limits the iteration, fewer slots with more running pipelines may be faster. The template for this case has
+slower workers with less memory at the poorest stages, and its order is unfolded.
 
-If memory limits the iteration, fewer slots with more running pipelines may be faster, although workers of the poorest
-stages then have two micro-batches in some slots. The template for this case has slower workers with less memory at
-these stages, and its order is unfolded.
-
-If links differ, a template's transfers take the time of the fastest link, because slower ones are to be avoided.
-
-Limit: on a single rank with several chunks, a micro-batch with chunks on different peers has a transfer that the
-template lacks.
+If links differ, a template's transfers take the time of the fastest link, because slower ones are to be avoided. Limit:
+on a single rank with several chunks, a micro-batch with chunks on different peers has a transfer that the template
+lacks.
 """
 
 from __future__ import annotations

@@ -12,14 +12,10 @@ slot t. They are monotone in t, so each row needs few of them:
                `open` free except 0 for rank 0; equivalent to E_s - S_w <= T for each host;
                barrier: all work lies in [0, T - u]. A worker's work and all its reduces and steps fill at most T
 
-Symmetric solutions are removed, because micro-batches are alike, and so are hosts of a stage with equal speed and
-memory. Two micro-batches that share every host up to some point can exchange their remaining operations. So forwards
-run by index on the first stages with a single host, and start by index on the first stage with several hosts. If no
-stage has several hosts, all operations run by index. Hosts that are alike are ordered by their first micro-batch.
-
-Starts may be whole, because rounding down preserves a schedule of a whole period. A staggered period may lie between
-whole numbers, as a mean over at most all stages. So a proof that T is infeasible raises the bound to T + 1 / stages,
-and "optimal" refers to whole periods.
+Symmetric solutions are removed: micro-batches that share every host so far run by index, and equal hosts are ordered by
+their first micro-batch. Starts may be whole, because rounding down preserves a schedule of a whole period. A staggered
+period may lie between whole numbers, as a mean over at most all stages. So a proof that T is infeasible raises the
+bound to T + 1 / stages, and "optimal" refers to whole periods.
 
 Written with python-mip and solved by HiGHS. Limits: one link time without queues; no ordering of several chunks'
 updates, so a schedule may take longer than T; times with a common unit; no link inside a rank; no several pipelines
@@ -279,7 +275,6 @@ class _Program:
         return steps
 
     def _row(self, terms: Iterable[tuple[float, int | None]], sense: str, constant: float) -> None:
-        """Add a row; sum repeated variables, as python-mip keeps only the last coefficient."""
         summed: dict[int, float] = {}
         for coefficient, variable in terms:
             if variable is not None:
@@ -363,11 +358,6 @@ def _in_child(request: tuple[object, ...], seconds: float) -> list[Any]:
 
 
 def _answers(problem: Problem, unit: float, first: int, last: int, seconds: float) -> Iterator[tuple[int, Any]]:
-    """For some periods from `first` to `last`: (slots, None if no schedule has that period, else its starts).
-
-    It begins with the first that leaves every operation a slot. Steps upwards double until a schedule is found, then
-    halve. A period that takes more than half of the time left stays open, and larger ones are asked about.
-    """
     begun, of_slots, high, step = monotonic(), partial(TimeGrid, problem, unit), last + 1, 1
     low = bisect_left(range(first, high), True, key=lambda slots: of_slots(slots).is_open) + first - 1
     if low >= first:

@@ -1,24 +1,19 @@
 """Checkpoint and restart, hot spares, and live migration.
 
-Checkpoint and restart: every change of the live nodes restarts all processes in the best shape for the rest. The
-reference is Varuna (Athlur et al., EuroSys '22), which changes depth and number of pipelines; elastic restarts of
-`torchrun` do the same without changing the shape. The checkpoint interval follows Young's rule for the true failure
-rate of the whole job. Returning nodes join by a restart from a checkpoint written for it, without loss, once their gain
-until the next failure exceeds the pause. Each host has only its part of a sharded optimizer's state (ZeRO-1, as in
-Megatron's distributed optimizer), because all workers read a checkpoint anyway.
+Checkpoint and restart: every change of the live nodes restarts all processes in the best shape for the rest, like
+Varuna (Athlur et al., EuroSys '22) and elastic restarts of `torchrun`. The interval follows Young's rule for the true
+failure rate of the job. Returning nodes join by a restart from a checkpoint written for it, without loss, once their
+gain until the next failure exceeds the pause. Each host has only its part of a sharded optimizer's state (ZeRO-1),
+because all workers read a checkpoint anyway.
 
 Limits: every failure costs the work since the last checkpoint and a restart of all processes. At depths that do not
 divide the layers, the slowest stage determines the period.
 
-Hot spares: some nodes are idle, and one of them replaces a node that dies. The spares are part of the job's nodes and
-count in every ratio; the grid is the best on the rest. Processes of a spare are running. The spare copies the state of
-a live peer of the stage, which costs the common pause, and the iteration in progress is repeated. Without a spare, all
-workers restart from a checkpoint on fewer workers, and again when returned nodes make that pay. Other returning nodes
-become spares without an interruption. The practice is common: 8 of the 72 GPUs of a rack are spares in NVIDIA's NVL72
-systems (claimed).
-
-A sharded optimizer's state has as many copies as the job says, as in recycle. If the last owner of a shard dies, all
-workers restart from a checkpoint.
+Hot spares: some of the job's nodes are idle with running processes, and the grid is the best on the rest. A spare
+replaces a dead node by copying the state of a live peer, which costs the common pause, and the iteration is repeated.
+Without a spare, all workers restart from a checkpoint on fewer workers. Returning nodes become spares without an
+interruption. The practice is common: 8 of the 72 GPUs of a rack are spares in NVIDIA's NVL72 systems (claimed). A
+sharded optimizer's state has as many copies as the job says; if the last owner of a shard dies, all workers restart.
 """
 
 from __future__ import annotations

@@ -1,20 +1,16 @@
 """An iteration of several pipelines with joint reduces: hosts, order and times of all micro-batches.
 
-Shares. A shape gives every pipeline the same m, but any pipeline may run a micro-batch. Each pipeline runs its own
-micro-batches first, and pipelines with larger shares run the remaining ones. If the number of pipelines does not divide
-the batch, the shape has more pipelines, whose workers count as failed.
+Shares. Each pipeline runs its own micro-batches first, and pipelines with larger shares run the remaining ones. If the
+number of pipelines does not divide the batch, the shape has more pipelines, whose workers count as failed.
 
 Stages. If pipelines have different cuts, a stage lies between two neighboring cuts of any pipeline. A worker of a
 shallow pipeline hosts several stages and runs their forwards, or backwards, in sequence.
 
-Reduces. A reduce needs all hosts of its stage at once, and a worker takes part in one at a time. `lower` reduces every
-worker's last stage first; workers that share stages with different neighbors then form a chain of waits through the
-model. Here a list scheduler orders the reduces: among stages with free hosts, the one whose busiest host has most left
-to reduce begins.
+Reduces. A reduce needs all hosts of its stage at once. Among stages with free hosts, the one whose busiest host has
+most left to reduce begins. Reducing every worker's last stage first, as `lower` does, would make a chain of waits.
 
-Time. Pipelines meet only in their reduces, so each is simulated once for all schedules that contain it. After the last
-backward, the barrier follows as in `simulate`: each worker reduces its stages in order, a reduce begins with its last
-host, and after all reduces each worker steps its stages.
+Time. Pipelines meet only in their reduces, so each is simulated once for all schedules that contain it. Reduces and
+steps then follow as in `simulate` with the barrier.
 """
 
 from __future__ import annotations

@@ -1,23 +1,19 @@
 """ReCycle: live peers run the micro-batches of dead workers (Gandhi et al., SOSP '24, arXiv 2405.14009).
 
-The period of a failure vector is that of the planner's list scheduler, which recycle uses for first plans. Vectors with
-up to `[planner] ahead` dead workers are planned ahead with a fixed number of search steps, as in `recycle train`,
-unless the problem is large. A plan for more dead workers also serves, with the additional workers idle. Each number of
-dead workers has a normal vector, the best of those with the least bound. Live workers change stage to reach it if
-copying pays before the next failure is due.
+The period of a failure vector is that of the planner's list scheduler, or of a search with a fixed number of steps for
+vectors planned ahead, unless the problem is large. A plan for more dead workers also serves, with idle workers. Live
+workers change stage to reach the best vector for their number if copying pays before the next failure is due.
 
 A node that joins takes a position of the stage with most dead workers and copies from a peer. If a stage has no live
-worker, all workers restart from a checkpoint on the positions that they can fill. The iteration in progress is
-repeated. Plans are ready when a failure occurs, so planning takes the time in `[pauses]`. With a sharded optimizer
-(docs/guides/sharded-optimizer.md) the pause includes copies of the dead workers' shards. If a stage loses the last
-owner of a shard, all workers restart from a checkpoint.
+worker, or a shard (docs/guides/sharded-optimizer.md) no owner, all workers restart from a checkpoint. The iteration in
+progress is repeated. Plans are ready when a failure occurs, so planning takes the time in `[pauses]`. With a sharded
+optimizer the pause includes copies of the dead workers' shards.
 
 Shape and optimizer mode have the shortest fault-free period that fits: staggered with the previous state kept on device
 or host (the copy to the host counts fully as part of the step), or all stages together with no state kept.
 
 Limits: needs bubbles; with many micro-batches and few pipelines a dead worker costs its share. Delayed weight gradients
-keep activations alive. Additional shards of live hosts (1 / (D - 1) of their shards per dead peer) are not counted
-against their memory.
+keep activations alive. Additional shards of live hosts are not counted against their memory.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """ReCycle with elastic stages: re-route immediately, and move layers at the next boundary if that pays.
 
-A change is handled as in ReCycle. At the next iteration boundary the layout for the number of live workers
-(`solve.layout` by list scheduling) is adopted if its gain until the next change exceeds the pause for copying. Groups
-are formed again, and copies over disjoint pairs run in parallel.
+At the next iteration boundary the layout for the number of live workers (`solve.layout` by list scheduling) is adopted
+if its gain until the next change exceeds the pause for copying. Copies over disjoint pairs run in parallel.
 
-Assumptions: workers are alike, so a layout's period depends only on the number of live workers, and the first set with
-that number determines it. A better order in the job's stages, which the planner searches meanwhile, runs from the
-start. Copies are counted from the fault-free layout, regardless of earlier moves. A dead worker of a moved layout costs
-as much as in the job's stages until the next boundary. Every host has all of the optimizer's state; moves of shards,
-which the executor supports, are not priced.
+Assumptions: workers are alike, so the first set with a number of live workers determines that number's layout. A better
+order in the job's stages, which the planner searches meanwhile, runs from the start. Copies are counted from the
+fault-free layout. A dead worker of a moved layout costs as much as in the job's stages until the next boundary. Every
+host has all of the optimizer's state; moves of shards are not priced.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """Sample dropping, as in torchft: a pipeline that lost a worker leaves, and its samples are not trained.
 
 The failure domain is a replica group, here a pipeline. The others keep their number of micro-batches, so the batch
-shrinks. Throughput is that of the healthy groups; dropped samples are counted separately. All groups discard the step
-in progress; the quorum costs the common pause, not torchft's timeouts of 60 s. A group returns at the next boundary
-with its node, or when enough live workers of broken groups can form one; it copies a peer's state. If all groups are
-lost, all workers restart from a checkpoint.
+shrinks; dropped samples are counted separately. All groups discard the step in progress; the quorum costs the common
+pause, not torchft's timeouts of 60 s. A group returns at the next boundary with its node, or when enough live workers
+of broken groups can form one, and copies a peer's state. If all groups are lost, all workers restart from a checkpoint.
 
 Source: meta-pytorch/torchft @ 7eb7087 (BSD-3), Lighthouse's quorum and the vote `should_commit`.
-
-A sharded optimizer changes nothing: torchft shards inside a group, whose pipeline has one host of each stage.
 
 Limits: a shrinking batch changes the training; one dead worker removes a whole pipeline.
 """

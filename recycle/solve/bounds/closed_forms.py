@@ -1,14 +1,12 @@
 """Closed-form lower bounds on period and makespan: the least work and waiting of the hosts of one rank.
 
 A rank hosts one stage, or with several chunks the stages r, r + P, ... on the same workers. A *unit* is one micro-batch
-in one chunk. Units may go to any live host of a rank; a bound is the smallest period in which the hosts have room for
-all units (`_least`).
+in one chunk. A bound is the smallest period in which the live hosts have room for all units (`_least`).
 
 S is the first start among all hosts of rank r, and w* its host. w* begins its next program only after S + T, and its
-reduces wait for every host. So all work of the rank lies in S to S + T. It begins with a forward of the first chunk; a
-micro-batch reaches deeper chunks later. No host can run a backward before S + `way`: one micro-batch through all stages
-from r on, and back to the deepest chunk of the rank. Until then a host runs only forwards, limited by its memory and
-its units, and waits for the rest: `idle`.
+reduces wait for every host, so all work of the rank lies in S to S + T. No host can run a backward before S + `way`:
+one micro-batch from r through all later stages and back to the deepest chunk of the rank. Until then a host runs only
+forwards, limited by its memory and its units, and waits for the rest: `idle`.
 
     load    every host takes its idle time and its work, then reduces and steps all stages in sequence; w* performs the
             reduces after the last W of any host
@@ -17,8 +15,7 @@ its units, and waits for the rest: `idle`.
             all units in sequence through the slots of its hosts; the last backward of stage r follows the deeper
             chunks' backwards, and its gradient returns to q, whose W and step follow
 
-Hosts of equal speed and memory have equal room, so the computation depends on ranks and kinds of hosts, not on workers.
-With the barrier S is at least the arrival of the first micro-batch. A whole backward counts as I without a W. Sources:
+With the barrier S is at least the arrival of the first micro-batch. A whole backward counts as I without a W. Source:
 load and round trip after ReCycle's section 4 figures.
 
 Limits: assumes the fastest links, and the fastest hosts on the path.

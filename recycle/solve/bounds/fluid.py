@@ -4,29 +4,22 @@ For some hosts of a stage, `done(kind, t)` is the number of operations of a kind
 running ones. Every schedule gives such functions, for any assignment and order, and they satisfy
 
     rate       the sum over the kinds and chunks of a host of time * (done(t') - done(t)) is at most hosts * (t' - t)
-    order      of an operation with a dependency that ends `gap` earlier: next(t) <= done(t - gap - min(time, next's
-               time)), as a running operation has processed no larger share than its dependency that much earlier
+    order      next(t) <= done(t - gap - min(time, next's time)) for a dependency that ends `gap` earlier
     memory     forwards(t) <= slots + (1 - stash) * inputs(t - min(F, I)) + stash * weights(t - min(F, W)): the rule
-               started F - freed <= slots, averaged over the F time before t, where done is the average of started; the
-               chunks of a host share its slots, and the shortest F is that time
-    sharing    of n equal hosts one gets at least ceil(units / n), where a unit is a micro-batch in a chunk, so the
-               others together get at most the rest
+               started F - freed <= slots, averaged over the shortest F before t; chunks of a host share its slots
+    sharing    of n equal hosts one gets at least ceil(units / n), a unit being a micro-batch in a chunk
     heads      done(t) = 0 until a micro-batch can arrive from the first of the chosen stages
     tails      all operations are done when their successors must begin to end in time
-    lanes      each directed pair of hosts carries one transfer at a time: rate and order as above. Between two chosen
-               stages only the boundary with the fewest pairs counts, and only if these carry less than the hosts make
+    lanes      each directed pair of hosts carries one transfer at a time; between two chosen stages only the boundary
+               with the fewest pairs counts, if these carry less than the hosts make
 
 Between the chosen stages a micro-batch travels on the fastest hosts. Time 0 is the first start at the first of them
-(with the barrier: at stage 0). This holds for all stages of its rank, which start later. If no such fluid completes all
-units by T - update_seconds, then E - S of that rank exceeds T, and so does the period (`closed_forms`).
+(with the barrier: at stage 0). If no such fluid completes all units by T - update_seconds, the period exceeds T.
 
-On a grid, a function is replaced by its value at the next grid point, which only weakens the rows. A lag is rounded
-down to a multiple of the grid's distance. A grid that is fine at both ends comes first, because warm-up and drain
-decide. Chains of few stages then get a grid aligned to the lags, because with tight memory the holding times must not
-be rounded. Each lag is rounded separately, so the memory row is added by way of inputs and of forwards too.
-
-A solver proposes multipliers. The proof is weak duality, computed here from the rows, so the solver's tolerances and
-limits cannot make a bound wrong.
+On a grid, a function is replaced by its value at the next grid point, and lags are rounded down; both only weaken the
+rows. A grid that is fine in warm-up and drain comes first. Chains of few stages then get a grid aligned to the lags,
+because with tight memory rounded holding times lose too much. A solver proposes multipliers. The proof is weak duality,
+computed here from the rows, so the solver's tolerances and limits cannot make a bound wrong.
 
 Limits: omits the windows of the other ranks with the staggered optimizer.
 """
@@ -92,12 +85,6 @@ def rising_bounds(
 def _climb(
     problem: Problem, bound: float, stages: tuple[int, ...], points: int | None, pace: Pace, longer: float
 ) -> float:
-    """Raise a bound over windows `bound + k * step`.
-
-    Each step goes up by the time of the remaining micro-batches at the mean rate, or twice the last step, then bisects.
-    With whole times the smallest E - S of a stage is whole, so the period exceeds an infeasible whole window by at
-    least one.
-    """
     whole, n = problem.is_integral, problem.micro_batches
     step = max(1.0, floor(problem.unit / 8)) if whole else problem.unit / 8
     short = lowest = -1 if whole else 0
@@ -146,7 +133,7 @@ def through(
 
 
 class _Crew(NamedTuple):
-    """Hosts of one rank that are nearly alike: maximum units (micro-batches in chunks), and the fastest host's speed."""
+    """Hosts of one rank that are nearly alike: maximum units (micro-batches in chunks), and the fastest speed."""
 
     hosts: list[int]
     units: int

@@ -28,7 +28,7 @@ class LinearProgram:
         self._bounds.append((least, most))
 
     def solve(self, nodes: int = 0) -> list[float] | None:
-        """Return the values of the variables; None without a solution within `nodes` branch-and-bound nodes (0: no limit)."""
+        """Return the variables' values; None without a solution within `nodes` branch-and-bound nodes (0: no limit)."""
         import highspy
 
         program = highspy.HighsLp()

@@ -1,16 +1,13 @@
 """Event loop of list scheduling: a rule chooses the next operation of each idle worker.
 
-The loop tracks the time, the arrived inputs, and the activations in memory of each worker. There are two rules:
-
     by policy     F, I or W by preferences of each stage (`list_scheduling.Policy`); each queue by priority
     by priority   the ready operation with the lowest priority; a worker may stay idle for a more urgent one that
                   arrives soon (a parallel schedule generation scheme by latest start times)
 
-A lane is a directed pair of workers. A transfer takes the lane's time in `hops`, or `link` seconds without `hops`. A
-lane carries one transfer at a time, in the order of the sender's program. A worker runs its W in the order of their I.
-
-The memory test of a forward reserves one slot for each deeper chunk of the worker; otherwise forwards can deadlock.
-Activations of micro-batches that have passed the last stage count as free there, because they are certain to end.
+A lane, a directed pair of workers, carries one transfer at a time, in the order of the sender's program, for its time
+in `hops` or for `link` seconds. A worker runs its W in the order of their I. The memory test of a forward reserves one
+slot for each deeper chunk of the worker; otherwise forwards can deadlock. Activations of micro-batches that have passed
+the last stage count as free there, because they are certain to end.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
 """Initial orders of a search: policies, templates, insertion and schedule families.
 
-Templates differ in the number of pipelines that run a micro-batch in each slot. The number is the live workers of the
-poorest stage, or of a richer one, which pays if memory limits the iteration.
-
-A worker may hold up its peers more than it helps. Without that worker the others are alike, so slots and templates
-apply, and every order of the rest is an order of the whole problem with the same period. The search therefore starts
-from the whole problem, from the problem without all workers slower than the median of their peers, and from the problem
-without each of these. The search continues with the best.
+Templates differ in the number of pipelines that run a micro-batch in each slot. More than the live workers of the
+poorest stage pay if memory limits the iteration. A slow worker may hold up its peers more than it helps. So the search
+also starts without all workers slower than the median of their peers, and without each of these, and continues with the
+best.
 
 A schedule family fits a problem if all workers are alive, chunk c of rank r is on stage c * P + r, memory suffices, and
 the family splits the backward pass only if the problem does. In a split problem a whole B is an I directly followed by
-its W; the gradient leaves earlier, so nothing is delayed. Greedy 1F1B comes from the list scheduler, so it fits any
-dead workers and any assignment.
+its W. Greedy 1F1B comes from the list scheduler, so it fits any dead workers and any assignment.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
 """Insertion: schedule one complete micro-batch after another, each operation in the first gap of its worker.
 
-A list scheduler gives an idle worker any ready operation. A newer micro-batch can then take a gap or a memory slot that
-an older one needs a moment later. Insertion never delays an older micro-batch, so each is held for a shorter time. That
-time determines the period with tight memory, slow links and several chunks per worker. This is serial schedule
-generation (Kolisch, 1996) with micro-batches as activities.
+A list scheduler can give a newer micro-batch a gap or memory slot that an older one needs a moment later. Insertion
+never delays an older micro-batch, so each is held for a shorter time, which determines the period with tight memory,
+slow links and several chunks per worker. This is serial schedule generation (Kolisch, 1996) with micro-batches as
+activities.
 
 A forward needs a gap, and a free slot from then on. A W waits until more than `waiting` of them wait on its worker, or
-until a forward finds no slot.
-
-The assignment gives the number of micro-batches per host and stage; insertion selects them by earliest end of the
-forward. With `is_free` the assignment gives only the number of micro-batches per worker, and micro-batches of live
-workers move too. Among hosts with equal ends the home is preferred. `spare` lets a host exceed its number, which pays
-if memory limits the iteration.
+until a forward finds no slot. The assignment gives the number of micro-batches per host and stage, or with `is_free`
+per worker; insertion selects them by earliest end of the forward, with the home first among equals.
 
 Limits: ignores queueing of transfers, which the timing of the order counts.
 """

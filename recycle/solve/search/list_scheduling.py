@@ -10,16 +10,11 @@ An idle worker takes the first choice that applies:
     W
     F   memory allows and fewer than `hold` micro-batches are between F and I
 
-Forwards first with a hold of P - s gives ZB-H1's rotation of I, W and F, which keeps an even pace. Backwards first
-drains the micro-batches in flight and suits ample memory. Ready operations are taken by micro-batch index, then
-pipeline; with chunks the deepest forward first, or both by groups of micro-batches. `Policy` holds the parameters;
-`portfolio` lists a few policies, one of which is nearly always good.
-
-The scheduler cannot deadlock. A ready backward always frees memory, the last stage can run one after its forward, and
-each chunk leaves a free slot for every deeper chunk of its worker.
-
-`schedule_by_priority` improves an existing order: operations with late latest starts can wait. This closes gaps of a
-template or policy, like forward-backward improvement in project scheduling.
+Forwards first with a hold of P - s is ZB-H1's rotation of I, W and F; backwards first suits ample memory. Ready
+operations are taken by micro-batch index, then pipeline; with chunks the deepest forward first, or both by groups. The
+scheduler cannot deadlock: a ready backward frees memory, the last stage can run one after its forward, and each chunk
+leaves a free slot for every deeper chunk of its worker. `schedule_by_priority` improves an existing order, like
+forward-backward improvement in project scheduling.
 """
 
 from __future__ import annotations

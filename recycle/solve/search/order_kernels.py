@@ -1,15 +1,13 @@
 """Kernels over an order: the forward pass that times it, its right-shift, and the annealing moves.
 
-The forward pass starts every operation as early as its worker, the order and its dependency allow. Operations are
-visited worker by worker; a worker that has to wait is resumed when the awaited operation has ended. After a change only
-operations that began at or after the earliest changed one are timed again. A lane is a directed pair of workers. A lane
-carries one transfer at a time, in the order of the sender's program, for the lane's time in `hops` or for `link`
-seconds. A transfer begins when its operation and the lane's previous transfer have ended.
+The forward pass starts every operation as early as its worker, the order and its dependency allow. A lane is a directed
+pair of workers, which carries one transfer at a time in the order of the sender's program. After a change only
+operations that began at or after the earliest changed one are timed again.
 
-Timing takes two linear passes. The first gives the last end E_r of every rank r, reduces and optimizer steps included
-(with the barrier: the makespan). The second shifts every operation and transfer as late as these ends and its
-successors allow. Let S_w be the latest first start of worker w. Lanes begin their first transfer as late, and end their
-last one as early, as these starts permit. Then
+The first pass gives the last end E_r of every rank r, reduces and optimizer steps included (with the barrier: the
+makespan). A second pass shifts every operation and transfer as late as these ends and its successors allow. Let S_w be
+the latest first start of worker w. Lanes begin their first transfer as late, and end their last one as early, as these
+starts permit. Then
 
     period = max(max over w of (E_r(w) - S_w), time of the longest lane)    staggered optimizer
     period = max over r of E_r                                              barrier.
@@ -18,11 +16,8 @@ The staggered period is an upper estimate, nearly always exact; `simulate` is ex
 
 Annealing decides whether an order has a period T. The state is a sequence of operations per worker and a due time D_r
 per rank r. A worker of rank r may begin at D_r - T and should end by D_r, reduce and step included. The cost is the sum
-of the workers' delays. The order reaches T if the cost is 0 and no lane takes longer than T.
-
-Micro-batches of a single pipeline are interchangeable: relabelling them in index order per worker never delays an
-operation. So only such orders are searched there, and a move relabels the operations of its kind and stage that it
-passes. Some moves take a whole run of micro-batches, as changing a single one gains little in the steady state.
+of the workers' delays. The order reaches T if the cost is 0 and no lane takes longer than T. Micro-batches of a single
+pipeline are interchangeable: relabelling them in index order per worker never delays an operation.
 """
 
 from __future__ import annotations
@@ -260,7 +255,6 @@ def forward_pass(problem: ProblemArrays, order: TimedOrder, since: float, number
 
 @called_by_kernels
 def _lane(goes_back: bool, w: int, v: int, workers: int, ranks: int) -> int:
-    """Return the number of the lane between two workers; gradients of three ranks or more go back on other lanes."""
     return (w + (workers if goes_back else 0)) * (workers // ranks) + v // ranks
 
 
@@ -573,7 +567,6 @@ def _move(order: TimedOrder, i: int, j: int) -> None:
 
 @called_by_kernels
 def _named_by_turn(order: TimedOrder, i: int, j: int, n: int, plane: int, kinds: int) -> bool:
-    """Relabel operations in index order after a move; return whether F, I and W stay in order."""
     sequence, place = order.sequence, order.place
     row = sequence[j] // n
     step = 1 if i > j else -1

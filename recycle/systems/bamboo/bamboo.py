@@ -2,8 +2,8 @@
 
 Source: Thorpe et al., NSDI 2023, and uclasystem/bamboo @ 8080929; constants from its simulator. Redundancy level 1:
 every worker holds parameters and optimizer state of its stage and the next, and also runs the next stage's forwards
-("eager"). The depth is the preferred one, or more if memory requires it. There are floor(n / depth) pipelines; other
-workers wait.
+("eager"). The depth is the preferred one, or more if memory requires it. floor(n / depth) pipelines run; other workers
+wait.
 
     a worker dies            its predecessor runs both stages, and the iteration continues. Pause: detection, new
     groups,
@@ -14,11 +14,9 @@ workers wait.
     if
                              one more pipeline is possible. Pause: a rendezvous (booked as `plan`) and missing state
 
-Every worker has room for two stages' state, optimizer included, and for activations. Bamboo numbers its buffers by
-micro-batch, so each stage has M of them in any order (GPipe's memory); 1F1B needs S - s of them for stage s. Results of
-redundant forwards are stored on the host; a worker that has taken over runs both stages on the device.
-
-Bamboo does not shard the optimizer's state: a take-over needs all of a stage's state at once.
+Every worker has room for two stages' state, and for activations. Each stage has M buffers (GPipe's memory), whereas
+1F1B needs S - s for stage s. Redundant forwards store their results on the host; a worker with two stages runs both on
+the device. The optimizer's state is never sharded, because a take-over needs all of a stage's state at once.
 
 Limits: no rearrangement within an iteration. A fatal death restarts all pipelines, although others hold the stage. The
 last stage's copy of the first stage has no redundant forwards. Up to depth - 1 workers wait. Redundant forwards cost up
@@ -214,11 +212,6 @@ class Bamboo(CheckpointedSystem[BambooRunning]):
         return Change(state=new, pause=pause, bytes=sum(missing), event="rearrange")
 
     def _catch_up(self, before: Sequence[Pipeline], after: Sequence[Pipeline]) -> float:
-        """Return the seconds until the survivors have the state of the dead workers.
-
-        Each micro-batch in flight at a lost stage needs its stash from the host and its backward, or its forward and
-        backward without a stash. The pipelines catch up in parallel.
-        """
         depth, most = self.depth, ceil(self.setting.micro_batches / len(before))
         profile = self._profile(depth, len(before))
         forward, activation, inputs, weight = (

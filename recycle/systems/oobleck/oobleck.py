@@ -9,13 +9,11 @@ whose template fits into memory, there are templates for n0 .. N - f n0 nodes. n
     nodes join    all pipelines are instantiated again at the next boundary (unlike the artifact, in Oobleck's favor)
     below (f + 1) n0 nodes, or a layer without a replica: stop, or restart from a checkpoint
 
-The period is simulated: 1F1B of every pipeline with its own micro-batches, then the sync of each layer over all
-pipelines. T of the template is used only for choices. A stage holds its static bytes and the activations of 1F1B.
+The period is simulated: 1F1B of every pipeline, then the sync of each layer over all pipelines.
 
-Limits: smaller pipelines run slower stages and fewer micro-batches. Every layer is synchronized over pipelines with
-different cuts. A stage is on one worker (one GPU or tensor-parallel group), whereas Oobleck can spread it over a node.
-Nodes with an unusual number of workers are unused. A frozen node is not detected, and the master is a single point of
-failure. With different cuts the optimizer state cannot be sharded, so every host has all of it.
+Limits: smaller pipelines run slower stages and fewer micro-batches. A stage is on one worker, whereas Oobleck can
+spread it over a node. Nodes with an unusual number of workers are unused. A frozen node is not detected, and the master
+is a single point of failure. With different cuts the optimizer state cannot be sharded, so every host has all of it.
 """
 
 from __future__ import annotations

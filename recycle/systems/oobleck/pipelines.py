@@ -1,17 +1,11 @@
 """Oobleck's pipelines: reconfiguration after a change, placement of nodes, copies, and the iteration as a schedule.
 
-After a failure Oobleck uses smaller templates, borrows nodes, or merges pipelines. (1) A pipeline with at least n0
-nodes takes the template for its number of nodes. (2) Otherwise it borrows nodes of pipelines with more than n0. (3)
-Otherwise it is merged with another pipeline. Of several damaged pipelines the fullest comes first.
-
-A node's place in a pipeline is a range of layers, and so is the state that it holds. Nodes are placed to copy few
-layers.
+(1) A damaged pipeline with at least n0 nodes takes the template for its number of nodes. (2) Otherwise it borrows nodes
+of pipelines with more than n0. (3) Otherwise it is merged with another pipeline. Of several damaged pipelines the
+fullest comes first. Nodes are placed to copy few layers.
 
 The iteration is one schedule of pipelines with different depths, each 1F1B. A stage of the schedule lies between two
-neighboring cuts of any pipeline. A worker of a shallow pipeline hosts several such stages and runs their forwards, or
-backwards, in sequence. So only the ends of the pipeline's own stages are sent, with the same time. Every layer is in
-one stage of the schedule, whose gradients are summed over all its hosts.
-
+neighboring cuts of any pipeline. A worker of a shallow pipeline hosts several such stages and runs them in sequence.
 The shape has as many ranks as the deepest pipeline if its P * V stages allow that (after further cuts), otherwise one
 rank per stage. Positions that shallower pipelines leave empty count as failed.
 """

@@ -4,27 +4,20 @@ With c_i = F_i + B_i of stage i and k* the slowest stage (stages count from 0), 
 
     T = T1 + T2 + T3,  T1 = sum of c_i,  T2 = (N_b - S + k* - 1) c_k*,  T3 = sum of c_i over i >= k*
 
-for N_b = 4 S micro-batches, a planning constant. A range of layers in one stage takes c, 2 c and c. A range in several
-stages is divided in all ways into two ranges with known best templates. Oobleck keeps the least T of every (stages,
-range), which need not be a part of the least T of the whole. Jang et al., SOSP 2023, section 4.1; SymbioticLab/Oobleck
-@ 7966556.
-
-T is exact for 1F1B on equal stages and too low otherwise: it counts the work of k* and the paths to and from it, but
-not the waits of other stages. With light stages after k* it is even below N_b c_k*. Configurations are therefore
-simulated.
+for N_b = 4 S micro-batches, a planning constant. Oobleck keeps the least T of every (stages, range of layers), which
+need not be a part of the least T of the whole. T is exact for 1F1B on equal stages and too low otherwise, so
+configurations are simulated. Source: Jang et al., SOSP 2023, section 4.1; SymbioticLab/Oobleck @ 7966556.
 
 Limits: a stage is on one worker (one GPU, or one tensor-parallel group), so a template of n workers has n stages.
 
-Instantiation maps a number of nodes to the multiset of templates with the shortest iteration. Oobleck enumerates every
-multiset with n nodes and at least f + 1 pipelines. It minimizes the maximum of w_i b_i plus the visible all-reduce, for
-Oobleck that of the first layer, because the others overlap the backward pass. Here all of it counts, because the
-simulated iterations do not overlap them. For each number of pipelines, dynamic programming finds the multiset with most
-micro-batches per second, sum of 1 / w_i, and the best of these is used. On the paper's jobs the goodput is up to 1 %
+Instantiation maps n nodes to at least f + 1 templates. Oobleck enumerates every multiset and minimizes the maximum of
+w_i b_i plus the first layer's all-reduce; the other layers' overlap the backward pass. Here all of the all-reduce
+counts, because the simulated iterations do not overlap it. For each number of pipelines, dynamic programming finds the
+multiset with the largest sum of 1 / w_i, and the best of these is used. On the paper's jobs the goodput is up to 1 %
 above enumeration and never less; hundreds of nodes are feasible.
 
 A template's micro-batch costs w_i = T_i / N_b. The batch is divided to minimize the largest w_i b_i with sum b_i = B,
-as later versions do; the paper's artifact minimizes the variance. Oobleck gives pipelines of one template the same
-number, which not every B allows.
+as in later versions; the paper's artifact minimizes the variance, with equal numbers for pipelines of one template.
 """
 
 from __future__ import annotations
@@ -87,11 +80,6 @@ def templates(layer_seconds: Sequence[float], most: int) -> list[PipelineTemplat
 
 
 def _divide(ends: Any, most: int, total: Any, slowest: Any, rest: Any, where: Any, cut: Any, left: Any) -> None:
-    """Fill the tables by (stages, first layer, end layer).
-
-    The tables hold T, c_k*, T3, k*, the layer at which the best template is divided, and the number of stages before
-    it.
-    """
     count = len(ends) - 1
     for first in range(count):
         for last in range(first + 1, count + 1):
