@@ -132,7 +132,7 @@ def plan(
         _plan, job, seconds=seconds, steps=steps, quick=quick, processes=processes, stop=stop, progress=progress
     )
     if not job.prices.are_peers_alike:
-        return searched(failed)  # plans with unlike peers keep their names
+        return searched(failed)  # a vector does not describe unlike peers, so keep the names
     if failed and job.planner.move and not quick:
         if progress:
             progress("normalizing", float("inf"))

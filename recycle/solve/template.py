@@ -1,7 +1,7 @@
 """The template: one fault-free pipeline, planned with one micro-batch per slot, and copied to all pipelines.
 
 Every pipeline runs the template slot by slot (`assignment`); a slot without a micro-batch is a gap. If no worker has
-two micro-batches of one stage in one slot, every program is a part of a template program, so the template's
+two micro-batches of one stage in one slot, every program is a part of a template program. So the template's
 dependencies and memory limits hold. The period is at most that of a fault-free pipeline with ceil(D m / fewest live
 workers) micro-batches. Planning the template costs 1 / D of planning the whole.
 

@@ -18,8 +18,8 @@ period may lie between whole numbers, as a mean over at most all stages. So a pr
 bound to T + 1 / stages, and "optimal" refers to whole periods.
 
 Written with python-mip and solved by HiGHS. Limits: one link time without queues; no ordering of several chunks'
-updates, so a schedule may take longer than T; times with a common unit; no link inside a rank; no several pipelines
-without re-routing; about a hundred operations and 30 slots.
+updates, so a schedule may take longer than T; times with a common unit; no link inside a rank; several pipelines only
+with re-routing; about a hundred operations and 30 slots.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checkpoint and restart, hot spares, and live migration.
 
-Checkpoint and restart: every change of the live nodes restarts all processes in the best shape for the rest, like
-Varuna (Athlur et al., EuroSys '22) and elastic restarts of `torchrun`. The interval follows Young's rule for the true
+Checkpoint and restart: every change of the live nodes restarts all processes in the best shape for the rest. Varuna
+(Athlur et al., EuroSys '22) and elastic restarts of `torchrun` do this. The interval follows Young's rule for the true
 failure rate of the job. Returning nodes join by a restart from a checkpoint written for it, without loss, once their
 gain until the next failure exceeds the pause. Each host has only its part of a sharded optimizer's state (ZeRO-1),
 because all workers read a checkpoint anyway.

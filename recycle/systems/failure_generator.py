@@ -1,8 +1,8 @@
 """Seeded generator of hardware failures, with defaults from public data.
 
 Node rates are gamma-distributed around the mean. With shape 1 and the mean of the InfiniteHBD trace (584 faults on 400
-servers) 41 % of the nodes never fail, compared with 42 % of its servers, and a node may fail repeatedly. Some failures
-take several nodes. A failed node is down for a lognormal repair time.
+servers) 41 % of the nodes never fail; in the trace 42 % do not. A node may fail repeatedly. Some failures take several
+nodes. A failed node is down for a lognormal repair time.
 
 Sources of the defaults: rate, bursts and repair times from the InfiniteHBD trace (stepfun-ai/InfiniteHBD-Trace, 349
 days: 4.18 faults per 1,000 node-days, inter-arrival times with a coefficient of variation of 1.76, repair hours with

@@ -1,8 +1,8 @@
 """Failure traces for the cluster simulation: times at which nodes die and join.
 
-A `Trace` is a list of changes. All events at one time stamp form one change: a node in both `failed` and `joined` died
-and was replaced (or repaired) at once. Nodes are places 0 .. nodes - 1. If instance names are never reused (spot
-markets), a new instance takes the lowest free place.
+A `FailureTrace` is a list of changes. All events at one time stamp form one change: a node in both `failed` and
+`joined` died and was replaced (or repaired) at once. Nodes are places 0 .. nodes - 1. If instance names are never
+reused (spot markets), a new instance takes the lowest free place.
 """
 
 from __future__ import annotations

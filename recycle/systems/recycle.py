@@ -1,16 +1,16 @@
 """ReCycle: live peers run the micro-batches of dead workers (Gandhi et al., SOSP '24, arXiv 2405.14009).
 
-The period of a failure vector is that of the planner's list scheduler, or of a search with a fixed number of steps for
-vectors planned ahead, unless the problem is large. A plan for more dead workers also serves, with idle workers. Live
-workers change stage to reach the best vector for their number if copying pays before the next failure is due.
+The planner's list scheduler gives the period of a failure vector. Vectors planned ahead get a search with a fixed
+number of steps, unless the problem is large. A plan for more dead workers also serves, with idle workers. Live workers
+change stage to reach the best vector for their number if copying pays before the next failure is due.
 
 A node that joins takes a position of the stage with most dead workers and copies from a peer. If a stage has no live
 worker, or a shard (docs/guides/sharded-optimizer.md) no owner, all workers restart from a checkpoint. The iteration in
 progress is repeated. Plans are ready when a failure occurs, so planning takes the time in `[pauses]`. With a sharded
 optimizer the pause includes copies of the dead workers' shards.
 
-Shape and optimizer mode have the shortest fault-free period that fits: staggered with the previous state kept on device
-or host (the copy to the host counts fully as part of the step), or all stages together with no state kept.
+Shape and optimizer mode have the shortest fault-free period that fits. A staggered optimizer keeps the previous state
+on device or host; the copy to the host counts fully as part of the step. A barrier keeps no state.
 
 Limits: needs bubbles; with many micro-batches and few pipelines a dead worker costs its share. Delayed weight gradients
 keep activations alive. Additional shards of live hosts are not counted against their memory.

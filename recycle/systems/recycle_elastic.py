@@ -1,7 +1,8 @@
 """ReCycle with elastic stages: re-route immediately, and move layers at the next boundary if that pays.
 
-At the next iteration boundary the layout for the number of live workers (`solve.layout` by list scheduling) is adopted
-if its gain until the next change exceeds the pause for copying. Copies over disjoint pairs run in parallel.
+`solve.layout` finds a layout for the number of live workers by list scheduling. The layout is adopted at the next
+iteration boundary if its gain until the next change exceeds the pause for copying. Copies over disjoint pairs run in
+parallel.
 
 Assumptions: workers are alike, so the first set with a number of live workers determines that number's layout. A better
 order in the job's stages, which the planner searches meanwhile, runs from the start. Copies are counted from the

@@ -3,7 +3,8 @@
 The failure domain is a replica group, here a pipeline. The others keep their number of micro-batches, so the batch
 shrinks; dropped samples are counted separately. All groups discard the step in progress; the quorum costs the common
 pause, not torchft's timeouts of 60 s. A group returns at the next boundary with its node, or when enough live workers
-of broken groups can form one, and copies a peer's state. If all groups are lost, all workers restart from a checkpoint.
+of broken groups can form one. A new group copies a peer's state. If all groups are lost, all workers restart from a
+checkpoint.
 
 Source: meta-pytorch/torchft @ 7eb7087 (BSD-3), Lighthouse's quorum and the vote `should_commit`.
 

@@ -149,7 +149,7 @@ class Setting:
         return self.job.train.optimizer_copies if self.job.train.sharded_optimizer else 0
 
     def with_copies(self, copies: int) -> Setting:
-        """Return the setting with another number of hosts per part of a sharded optimizer's state; 0 for all hosts."""
+        """Return the setting with `copies` hosts per part of a sharded optimizer's state; 0: every host has all of it."""
         train = self.job.train
         if not train.sharded_optimizer:
             return self
@@ -367,9 +367,9 @@ class Setting:
 def young_interval(write: float, rate: float) -> float:
     """Return the interval in seconds between checkpoints of `write` seconds if state is lost `rate` times per second.
 
-    Young's rule (CACM 17(9), 1974). With u0 to restart, an interval dt leaves the share `(1 - rate * (u0 + dt / 2)) /
-    (1 + write / dt)` of the time for progress; the loss is uniform on the interval. The optimum is near `dt = sqrt(2
-    write / rate)` while rate * dt is small (Daly, FGCS 22(3), 2006, goes further).
+    Young's rule (CACM 17(9), 1974). With u0 to restart, an interval dt leaves `(1 - rate * (u0 + dt / 2)) / (1 + write
+    / dt)` of the time; the loss is uniform on the interval. The optimum is near `dt = sqrt(2 write / rate)` while rate
+    * dt is small (Daly, FGCS 22(3), 2006, goes further).
     """
     return sqrt(2 * write / rate) if rate else inf
 

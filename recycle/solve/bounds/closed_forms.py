@@ -4,7 +4,7 @@ A rank hosts one stage, or with several chunks the stages r, r + P, ... on the s
 in one chunk. A bound is the smallest period in which the live hosts have room for all units (`_least`).
 
 S is the first start among all hosts of rank r, and w* its host. w* begins its next program only after S + T, and its
-reduces wait for every host, so all work of the rank lies in S to S + T. No host can run a backward before S + `way`:
+reduces wait for every host. So all work of the rank lies in S to S + T. No host can run a backward before S + `way`:
 one micro-batch from r through all later stages and back to the deepest chunk of the rank. Until then a host runs only
 forwards, limited by its memory and its units, and waits for the rest: `idle`.
 
@@ -133,8 +133,8 @@ def last_backward(problem: Problem, rank: int) -> float:
     """Return the least time from the first start of a rank to the end of its last backward.
 
     The idle time precedes the first backward. The last F needs a free slot. Of the `count` units started so far at most
-    `cap` may be held, where a unit between I and W counts as `stash`, and at most count - 1 have had their I. All
-    further units must have had their W, and the last I follows the last F.
+    `cap` may be held; a unit between I and W counts as `stash`. At most count - 1 have had their I. All further units
+    must have had their W, and the last I follows the last F.
     """
     stages, kinds = _stages(problem, rank), problem.kinds_of_host[rank]
     both = [problem.forward[s] + problem.backward[s] for s in stages]

@@ -126,7 +126,7 @@ class Units:
         """Return a lower bound on the period of any layout of live workers with these speed factors.
 
         This is the larger of two terms: all work and updates spread evenly over all workers, and the path of one
-        micro-batch (F and I of all units on the fastest worker, W and update of the first unit).
+        micro-batch. The path has F and I of all units on the fastest worker, and W and update of the first unit.
         """
         if not speeds:
             return 0.0

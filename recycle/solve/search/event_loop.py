@@ -4,10 +4,10 @@
     by priority   the ready operation with the lowest priority; a worker may stay idle for a more urgent one that
                   arrives soon (a parallel schedule generation scheme by latest start times)
 
-A lane, a directed pair of workers, carries one transfer at a time, in the order of the sender's program, for its time
-in `hops` or for `link` seconds. A worker runs its W in the order of their I. The memory test of a forward reserves one
-slot for each deeper chunk of the worker; otherwise forwards can deadlock. Activations of micro-batches that have passed
-the last stage count as free there, because they are certain to end.
+A lane is a directed pair of workers. A lane carries one transfer at a time, in the order of the sender's program. A
+transfer takes the lane's time in `hops`, or `link` seconds. A worker runs its W in the order of their I. The memory
+test of a forward reserves one slot for each deeper chunk of the worker; otherwise forwards can deadlock. Activations of
+micro-batches that have passed the last stage count as free there, because they are certain to end.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ poorest stage pay if memory limits the iteration. A slow worker may hold up its 
 also starts without all workers slower than the median of their peers, and without each of these, and continues with the
 best.
 
-A schedule family fits a problem if all workers are alive, chunk c of rank r is on stage c * P + r, memory suffices, and
-the family splits the backward pass only if the problem does. In a split problem a whole B is an I directly followed by
-its W. Greedy 1F1B comes from the list scheduler, so it fits any dead workers and any assignment.
+A schedule family fits a problem if all workers are alive, chunk c of rank r is on stage c * P + r, and memory suffices.
+The family may split the backward pass only if the problem does. In a split problem a whole B is an I directly followed
+by its W. Greedy 1F1B comes from the list scheduler, so it fits any dead workers and any assignment.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A slot is a place for one worker. Neighbors in a pipeline are on different nodes if possible, because the loss of two
 neighbors is fatal. Every worker hosts its stage and a copy of the next, so both reduce and step on both workers.
 
-The iteration is 1F1B in DeepSpeed's order: forward m of stage s belongs to step 2 m + s, and its backward to step 2 m +
-2 S - 1 - s. A worker with two stages merges both lists by step, backward first, as Bamboo does. Redundant forward m
+The iteration is 1F1B in DeepSpeed's order. Forward m of stage s belongs to step 2 m + s, its backward to step 2 m + 2 S
+- 1 - s. A worker with two stages merges both lists by step, backward first, as Bamboo does. Redundant forward m
 directly precedes the worker's own backward m. The last stage has no redundant forward; its copy of stage 0 runs the
 forward again when needed.
 """

@@ -6,8 +6,8 @@ fullest comes first. Nodes are placed to copy few layers.
 
 The iteration is one schedule of pipelines with different depths, each 1F1B. A stage of the schedule lies between two
 neighboring cuts of any pipeline. A worker of a shallow pipeline hosts several such stages and runs them in sequence.
-The shape has as many ranks as the deepest pipeline if its P * V stages allow that (after further cuts), otherwise one
-rank per stage. Positions that shallower pipelines leave empty count as failed.
+The shape has as many ranks as the deepest pipeline if its P * V stages allow that, after further cuts. Otherwise it has
+one rank per stage. Positions that shallower pipelines leave empty count as failed.
 """
 
 from __future__ import annotations
