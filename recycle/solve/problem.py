@@ -57,21 +57,20 @@ def flat(order: Order) -> tuple[Operations, Operations]:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One planning problem. Times are in seconds.
+    """One planning problem. Times are in seconds; workers are given by index.
 
     Attributes:
         forward, backward, weight: times per stage of F, of I (or of the whole B), and of W (0 without a split).
         update_seconds: times per stage of reduce and optimizer step.
         links: transfer times, ascending, over all pairs of live workers that may send to each other.
-        speed: factor on the compute times, by worker index.
-        cap: maximum activations (in chunks), by worker index; infinite without a limit.
+        speed: factor on each worker's compute times.
+        cap: maximum activations of each worker, in chunks; infinite without a limit.
         stash: share of an activation that is held between I and W.
         split: the backward pass is split into I and W.
         staggered: each stage runs its optimizer step on its own; False for the barrier.
         reroute: a micro-batch may run on a peer of its home.
         reduce: times per stage of the reduce of a bucket.
-        buckets: number of buckets per stage. `update_seconds` then includes only the last bucket's reduce, the least
-            that no W can hide.
+        buckets: number per stage. `update_seconds` includes only the last bucket's reduce, which no W can hide.
         hops: transfer time of each lane, indexed by `lanes_between`; empty if links of peers are alike.
     """
 

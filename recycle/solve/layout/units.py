@@ -47,7 +47,7 @@ class Units:
         prices: [units] each, costs of a unit by the names of `Profile`; missing names cost 0.
         has_bytes: "static" is bytes of parameters, gradients and optimizer state; otherwise 1 for each unit.
         most_static: limit of `static` per worker: `[memory] state_limit` times that of the largest fault-free worker.
-        chunks: fault-free stages of each worker: rank r has the stages r, r + P, ...
+        chunks: fault-free stages of each worker.
         held: present units of workers that may differ from the fault-free layout.
     """
 
