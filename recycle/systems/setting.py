@@ -149,7 +149,7 @@ class Setting:
         return self.job.train.optimizer_copies if self.job.train.sharded_optimizer else 0
 
     def with_copies(self, copies: int) -> Setting:
-        """Return the setting with `copies` hosts per part of a sharded optimizer's state; 0: all hosts have all of it."""
+        """Return the setting with `copies` hosts per part of a sharded optimizer's state; 0 for all of it on each."""
         train = self.job.train
         if not train.sharded_optimizer:
             return self
