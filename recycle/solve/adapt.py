@@ -1,10 +1,11 @@
-"""Plans like a given schedule: its placement and its order, with the micro-batches of dead workers run by their peers.
+"""Adapt a given schedule: keep its placement and order, and run dead workers' micro-batches on their peers.
 
-The planner's searches and bounds know one placement, chunk c of rank r on stage c * P + r. A run on another one, such
-as the V, keeps the schedule that it was started with: what the schedule starts first stays urgent, and the list
-scheduler builds the order without the dead workers by these priorities.
+The planner's searches and bounds know one placement: chunk c of rank r on stage c * P + r. A run on another placement,
+such as the V, keeps its initial schedule. The list scheduler rebuilds the order without the dead workers, with the
+schedule's start times as priorities.
 
-Limits: the best of a few patiences of the list scheduler, no search; the bound is the work of the busiest rank alone.
+Limits: tries a few patience values of the list scheduler and does not search. The bound is the work of the busiest
+rank.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT
 from recycle.solve.search.list_scheduling import schedule_by_priority
 
 PATIENCES = (0.0, 0.5, 1.0)
-"""How long an operation stands back for a more urgent one, in typical operations' times."""
+"""Time that an operation waits for a more urgent one, in typical operation times."""
 _OPERATIONS: dict[int, tuple[int, ...]] = {
     Forward.kind: (FORWARD,),
     Backward.kind: (INPUT, WEIGHT),
     BackwardInput.kind: (INPUT,),
     BackwardWeight.kind: (WEIGHT,),
 }
-"""The operations of a `Problem` that an instruction stands for."""
+"""Operations of a `Problem` that an instruction stands for."""
 
 
 def adapt(job: PricedJob, like: Schedule, vector: Sequence[int]) -> Plan:
-    """The plan of a failure vector, in role names, on the placement of `like` and near its order.
+    """Return the plan of a failure vector, in role names, on the placement of `like` and close to its order.
 
     Args:
         like: a valid schedule of the job; the workers of a rank host the same stages.
 
     Raises:
-        PlanError: no plan exists: a stage has no live worker, or the memory is too small for this order.
+        PlanError: a stage has no live worker, or the memory is too small for this order.
     """
     begun = time.perf_counter()
     profile, shape = job.prices, job.shape
@@ -109,7 +110,6 @@ def adapt(job: PricedJob, like: Schedule, vector: Sequence[int]) -> Plan:
 
 
 def _load(problem: Problem, hosts: Sequence[Sequence[int]], by_rank: dict[int, tuple[int, ...]]) -> float:
-    """Work of a rank's stages over its live hosts, each as fast as the fastest, then reduce and step of them all."""
     bound = 0.0
     for stages in by_rank.values():
         compute = sum(problem.forward[s] + problem.backward[s] + problem.weight[s] for s in stages)

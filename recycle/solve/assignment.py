@@ -1,18 +1,13 @@
-"""Assignments: which live worker runs each micro-batch at each stage, and in which slot.
+"""Assignments: the live worker that runs each micro-batch at each stage, and its slot.
 
-*By slots* an iteration is cut into slots. In each slot every pipeline runs at most one
-micro-batch, and a given number of pipelines run one. The pipelines with most left to do go first, which gives the
-fewest slots possible and spreads what is re-routed evenly over time and peers. Where no more run than the stage with
-the fewest live workers has, the micro-batches of dead workers find at each stage a live worker whose own pipeline runs
-nothing in the slot, so that no worker has two of one stage in one slot; where more run, workers of that stage take two
-in some slots. With several chunks per worker, those of one micro-batch may go to different peers.
+*By slots* divides an iteration into slots, in which every pipeline runs at most one micro-batch, and a given number of
+pipelines run one. Pipelines with the most remaining micro-batches go first, which minimizes the number of slots and
+spreads re-routed work evenly. If this number is at most the live workers of the poorest stage, no worker runs two
+micro-batches of one stage in a slot.
 
-*By load* each micro-batch without a home goes to the host that would be done with it first, and a slow worker keeps
-only as many of its own as it is done with by then. Where peers are alike, no host of a stage has two more than another;
-that is less for the workers of a stage with few dead than they have by slots, which follow the poorest stage. Where
-peers are not alike, it is tried as if they were, too.
-
-Where links are unlike, each assignment is tried with hosts exchanged so that little goes over slow ones, too.
+*By load* gives each micro-batch without a home to the host with the earliest end; a slow worker keeps as many of its
+own as it completes by then. If peers are alike, the numbers of two hosts of a stage differ by at most one. A stage with
+few dead workers then does less than by slots.
 """
 
 from __future__ import annotations
@@ -30,11 +25,11 @@ from recycle.solve.problem_arrays import Operations
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """A host for every (stage, micro-batch), and perhaps a slot for every micro-batch.
+    """Host of every (stage, micro-batch), and optionally the slot of every micro-batch.
 
     Attributes:
-        host: worker of each (stage, micro-batch), by index, flat.
-        slot: place of each micro-batch in the iteration, from 0 on; None where they are assigned without slots.
+        host: worker index of each (stage, micro-batch), flat.
+        slot: slot of each micro-batch, from 0; None for an assignment without slots.
         is_free_of_clashes: no worker has two micro-batches of one stage in one slot.
     """
 
@@ -44,14 +39,14 @@ class Assignment:
 
     @property
     def slots(self) -> int:
-        """The number of slots. Raises ValueError for an assignment without slots."""
+        """Number of slots. Raises ValueError for an assignment without slots."""
         if self.slot is None:
             raise ValueError("the assignment has no slots")
         return int(self.slot.max()) + 1
 
 
 def possible_assignments(problem: Problem) -> list[Assignment]:
-    """The assignments worth a try, one at least, the generally best first."""
+    """Return the assignments to try, at least one, the generally best first."""
     slots = by_slots(problem)
     if not problem.dead and problem.peers_are_alike:
         return [slots]
@@ -65,18 +60,18 @@ def possible_assignments(problem: Problem) -> list[Assignment]:
 
 
 def at_home(problem: Problem) -> Operations:
-    """[stages, pipelines, micro-batches of each], the worker where each would run if all were alive."""
+    """Return [stages, pipelines, micro-batches per pipeline], the worker of each in the fault-free layout."""
     shape, stages = problem.shape, problem.shape.stages
     homes = np.arange(shape.pipelines)[None, :] * shape.ranks + np.arange(stages)[:, None] % shape.ranks
     return np.repeat(homes[:, :, None], shape.micro_batches, axis=2)
 
 
 def by_slots(problem: Problem, running: int | None = None) -> Assignment:
-    """The assignment by slots, which takes peers to be alike.
+    """Return the assignment by slots, which assumes that peers are alike.
 
     Args:
-        running: pipelines that run a micro-batch in each slot; when left out, as many as the stage with the fewest live
-            workers has, and then no worker has two of one stage in one slot.
+        running: pipelines that run a micro-batch in each slot. None for the number of live workers of the poorest
+            stage; then no worker has two micro-batches of one stage in one slot.
     """
     shape, stages = problem.shape, problem.shape.stages
     host = at_home(problem)
@@ -85,7 +80,7 @@ def by_slots(problem: Problem, running: int | None = None) -> Assignment:
     slot = np.empty((shape.pipelines, shape.micro_batches), dtype=np.int64)
     due = [0] * shape.pipelines
     live = [{worker // shape.ranks for worker in hosts} for hosts in problem.hosts]
-    taken = np.zeros((shape.ranks, shape.pipelines), dtype=np.int64)  # over all chunks of a worker
+    taken = np.zeros((shape.ranks, shape.pipelines), dtype=np.int64)  # counts all chunks of a worker
     fewest = min(map(len, live))
     running = running or fewest
     for place, at_work in enumerate(_slots(problem, running)):
@@ -105,11 +100,9 @@ def by_slots(problem: Problem, running: int | None = None) -> Assignment:
 
 
 def around_slow_links(problem: Problem, assignment: Assignment) -> Assignment:
-    """The assignment with hosts of a stage exchanged inside each slot where micro-batches then take less on links.
+    """Exchange hosts of a stage within a slot to reduce the time on links.
 
-    How many micro-batches each host has at each stage stays as it is, and so does what runs in a slot: where a host
-    has a fast link to some host of each neighbouring stage, nothing has to go over a slow one. Of an assignment without
-    slots those with the same index are exchanged.
+    Without slots, micro-batches with the same index are exchanged. Numbers of micro-batches per host do not change.
     """
     if not problem.reroute:
         return assignment
@@ -140,13 +133,9 @@ def around_slow_links(problem: Problem, assignment: Assignment) -> Assignment:
 
 
 def by_load(problem: Problem) -> Assignment:
-    """The assignment by load.
-
-    Micro-batches are taken by index, each to the host that would be done with it first, so that no host gets two at the
-    same time and all hosts of a stage are done with their shares at about the same time.
-    """
+    """Return the assignment by load, taking micro-batches by index."""
     shape, host = problem.shape, at_home(problem)
-    units = np.zeros(shape.worker_count, dtype=np.int64)  # over all chunks of a worker
+    units = np.zeros(shape.worker_count, dtype=np.int64)  # counts all chunks of a worker
     for s, live in enumerate(problem.hosts):
         kept = _kept(problem, live, units)
         moved = [(j, w // shape.ranks) for w in live for j in _evenly(shape.micro_batches, kept[w])]
@@ -163,14 +152,11 @@ def by_load(problem: Problem) -> Assignment:
 
 
 def assign_to_peers(home: Operations, hosts: Sequence[Sequence[int]]) -> Operations:
-    """Micro-batches of dead workers go to the peers with the fewest; the others stay.
+    """Assign micro-batches of dead workers to the peers with the fewest, and return the worker of each micro-batch.
 
     Args:
-        home: [stages, micro-batches], worker of each by index, dead or alive.
+        home: [stages, micro-batches], worker index, dead or alive.
         hosts: live workers of each stage.
-
-    Returns:
-        [stages, micro-batches], a live worker of each.
     """
     host = home.copy()
     for stage, live in enumerate(hosts):
@@ -183,7 +169,6 @@ def assign_to_peers(home: Operations, hosts: Sequence[Sequence[int]]) -> Operati
 
 
 def _slots(problem: Problem, most: int) -> list[list[int]]:
-    """The pipelines that run a micro-batch in each slot, as many as given at most."""
     pipelines = problem.shape.pipelines
     left = [problem.shape.micro_batches] * pipelines
     slots: list[list[int]] = []
@@ -197,12 +182,11 @@ def _slots(problem: Problem, most: int) -> list[list[int]]:
 
 
 def _kept(problem: Problem, live: list[int], units: Operations) -> dict[int, int]:
-    """How many of its own micro-batches each host keeps when each goes to the host that is done with it first."""
     m = problem.shape.micro_batches
     if not problem.reroute or len({problem.speed[w] for w in live}) == 1:
         return dict.fromkeys(live, m)
     counts = dict.fromkeys(live, 0)
-    # of hosts that would be done at the same time, one that still has a micro-batch of its own goes first
+    # among hosts with equal ends, one whose own micro-batches remain goes first
     load = [(problem.speed[w] * (int(units[w]) + 1), False, place, w) for place, w in enumerate(live)]
     heapq.heapify(load)
     for _ in range(problem.micro_batches):
@@ -213,5 +197,4 @@ def _kept(problem: Problem, live: list[int], units: Operations) -> dict[int, int
 
 
 def _evenly(count: int, kept: int) -> list[int]:
-    """The indices of `count` micro-batches that go away when `kept` stay, evenly spread."""
     return [j for j in range(count) if (j + 1) * kept // count == j * kept // count]

@@ -1,4 +1,4 @@
-"""What all searches share: deadlines, the incumbent, which is the best order so far, and the effort left to beat it."""
+"""Shared by all searches: deadlines, the best order so far (incumbent), and the remaining effort."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from recycle.solve.problem import TOLERANCE, Order, Problem
 
 
 class Stop(Protocol):
-    """Something that is set when a search should end with what it has, such as an event."""
+    """Flag that asks a search to end with its best result, such as an event."""
 
     def is_set(self) -> bool: ...
 
 
 class Deadline:
-    """A wall-clock limit that may be absent, and that ends early once `stop` is set."""
+    """Optional wall-clock limit, which also ends once `stop` is set."""
 
     def __init__(self, seconds: float | None, stop: Stop | None = None) -> None:
         self.end = None if seconds is None else time.monotonic() + seconds
@@ -31,11 +31,11 @@ class Deadline:
         return float("inf") if self.end is None else self.end - time.monotonic()
 
     def part(self, share: float) -> Deadline:
-        """A deadline after this share of the time that is left."""
+        """Return a deadline after this share of the remaining time."""
         return Deadline(None if self.end is None else self.left * share, self.stop)
 
     def earlier(self, seconds: float) -> Deadline:
-        """A deadline so much before this one."""
+        """Return a deadline `seconds` earlier."""
         return Deadline(None if self.end is None else self.left - seconds, self.stop)
 
     @property
@@ -44,18 +44,14 @@ class Deadline:
 
 
 class Pace:
-    """Asks a deadline before each step of a loop, and expects the next step to take as long as the latest."""
+    """Check a deadline before each step of a loop, expecting the next step to take as long as the latest."""
 
     def __init__(self, deadline: Deadline) -> None:
         self.deadline = deadline
         self.begun: float | None = None
 
     def is_over(self, longer: float = 1.0) -> bool:
-        """Whether another step would not fit. To be asked once before each step; the first one needs any time left.
-
-        Args:
-            longer: factor by which the next step may take longer than the latest.
-        """
+        """Return whether a step, up to `longer` times the latest, would miss the deadline. Call before each step."""
         now = time.monotonic()
         latest = 0.0 if self.begun is None else now - self.begun
         if self.deadline.left <= longer * latest:
@@ -65,9 +61,9 @@ class Pace:
 
 
 Progress = Callable[[str, float], None]
-"""Is called with what is being done ("constructing", "searching", …) and the best period so far."""
+"""Called with the phase ("constructing", "searching", …) and the best period so far."""
 STEPS_OF_ORDER = 50
-"""Steps that allow for making one order."""
+"""Search steps that one order counts as."""
 
 
 @dataclass(frozen=True)
@@ -79,30 +75,27 @@ class Incumbent:
 
 
 def by_period(found: Iterable[Incumbent]) -> list[Incumbent]:
-    """The shortest period first."""
+    """Sort incumbents by period, shortest first."""
     return sorted(found, key=lambda one: one.period)
 
 
 def is_met(problem: Problem, period: float, bound: float) -> bool:
-    """Whether a period meets the bound; among whole times, whether no smaller whole one is left."""
+    """Return whether a period meets the bound; with whole times, whether no shorter whole period is possible."""
     return period <= bound + TOLERANCE or period < bound + problem.grain * (1 - 1e-6)
 
 
 @dataclass
 class Effort:
-    """What a search may spend, by the clock or in steps, and what it has spent.
+    """Effort that a search may spend, in time or in steps, and the effort spent.
 
-    With steps the result of a search depends on the seed and the steps only, unless the deadline comes first.
+    With steps the result depends only on the seed and the steps, unless the deadline ends the search.
 
     Attributes:
         bound: a proven lower bound; a period that meets it ends the search.
-        deadline: wall limit.
-        steps: moves, or orders times `STEPS_OF_ORDER`; as many as the deadline allows when left out.
-        processes: searches at once.
-        progress: called with each better period.
+        steps: moves, or orders times `STEPS_OF_ORDER`; None for no limit but the deadline.
         whole: the effort that this is a part of.
-        spent: steps so far, those of all parts included.
-        reported: best period that `progress` was called with.
+        spent: steps so far, including all parts.
+        reported: best period reported to `progress`.
     """
 
     bound: float
@@ -119,43 +112,37 @@ class Effort:
         self._pace, self._orders = Pace(self.deadline), 0
 
     def part(self, share: float, left: float = 1.0, **changes: Any) -> Effort:
-        """A share of the steps, or of the time.
+        """Return a share of the steps, or of the time, with changed attributes.
 
         Args:
             left: share of the whole time that earlier parts have left.
-            changes: other attributes of the part.
         """
         steps = None if self.steps is None else int(self.steps * share)
         own = {"steps": steps, "deadline": self.deadline.part(share / left), "whole": self}
         return replace(self, **{**own, **changes})
 
     def rest(self, **changes: Any) -> Effort:
-        """All that is left."""
+        """Return the remaining effort."""
         return self.part(1.0, **{"steps": None if self.steps is None else int(self.left), **changes})
 
     @property
     def left(self) -> float:
-        """Steps that are left."""
+        """Remaining steps."""
         return inf if self.steps is None else max(0, self.steps - self.spent)
 
     @property
     def orders(self) -> int:
-        """Orders that the steps allow for, one at least."""
+        """Orders that the steps allow, at least one."""
         return 1 << 40 if self.steps is None else max(1, self.steps // STEPS_OF_ORDER)
 
     def spend(self, steps: int) -> None:
-        """Count steps, here and in the whole."""
+        """Count steps here and in the whole."""
         self.spent += steps
         if self.whole is not None:
             self.whole.spend(steps)
 
     def goes_on(self, problem: Problem, best: float, cost: int = 1) -> bool:
-        """Whether to make another order, which is counted then: the bound is not met, and time and steps are left.
-
-        Args:
-            best: the best period so far; infinite when no order has been made.
-            cost: steps that an order counts as.
-        """
+        """Return whether bound, time and steps allow another order of `cost` steps, and count these."""
         if self._orders >= self.orders or self._pace.is_over() or self.is_met(problem, best):
             return False
         self._orders += 1
@@ -163,11 +150,11 @@ class Effort:
         return True
 
     def is_met(self, problem: Problem, period: float) -> bool:
-        """Whether a period meets the bound."""
+        """Return whether a period meets the bound."""
         return is_met(problem, period, self.bound)
 
     def report(self, stage: str, period: float) -> None:
-        """Tell of a period, if it is better than all before."""
+        """Report a period if it is better than all before."""
         if self.progress and period < self.reported:
             self.reported = period
             tell = self.whole.report if self.whole is not None else self.progress

@@ -1,16 +1,14 @@
-"""Filling a plan library: which vectors, in which order, in how much time; and a plan for the workers alive right now.
+"""Fill a plan library: select vectors, order them and share the time; and plan for the workers that are alive now.
 
-All vectors with up to N dead are planned where they are few. Where they are many (8 stages of 32 workers have more
-than 10^9 with up to 64 dead), these are:
+All vectors with up to N dead workers are planned if they are few. Otherwise the library holds
 
-    all with few dead         as many failures as come to `LIKELY` vectors: what will happen most
-    (k, ..., k), k up to N    serves every set whose most-hit stage has k dead, at that stage's load; the others idle
-    of each number of dead    the normalized ones (`solve/normalize.py`), to which live workers can be moved
+    all with few dead         as many failures as give at most `LIKELY` vectors
+    (k, ..., k), k up to N    serves every set whose most affected stage has k dead; other stages have idle workers
+    of each number of dead    the normalized vectors (`solve/normalize.py`), which live workers can move to
 
-So every set of up to N dead that leaves each stage a host finds a plan. First each vector gets the list scheduler's
-plan, which makes the library usable early; then the search improves those that do not meet their bound. A plan is
-stored the moment it is there: whatever ends the filling, the next one goes on from it. The result does not depend on
-the number of processes; where time is limited in seconds, it depends on the machine as every plan does.
+The list scheduler plans all vectors first, which makes the library usable early; searches then improve plans that do
+not meet their bound. Plans are stored immediately, so a later call continues an interrupted one. The result does not
+depend on the number of processes; with a limit in seconds it depends on the machine.
 """
 
 from __future__ import annotations
@@ -47,17 +45,17 @@ from recycle.solve.problem import Problem
 from recycle.solve.processes import map_unordered
 
 MOST, LIKELY = 2_000, 200
-"""Vectors up to which all are planned; and beyond that, up to how many all those with the fewest dead are."""
+"""Number of vectors up to which all are planned; else limit for those with the fewest dead workers."""
 WORTH_PROCESSES = 300_000
-"""Operations of all first plans together from which starting processes for them pays."""
+"""Operations of all first plans from which starting processes pays."""
 SHORTEST = 0.2
-"""Seconds for a search; less is not worth starting one."""
+"""Minimum seconds of a search."""
 NEAR = 1.05
-"""How far above the lower bound a plan for more dead workers may be before one for the very set is made."""
+"""Ratio to the lower bound up to which a plan for more dead workers is used."""
 
 
 class Filling(NamedTuple):
-    """How far a library is: `done` of `total` plans of a phase, and the one that was just begun or made."""
+    """Progress of a library: `done` of `total` plans of a phase, and the latest plan begun or made."""
 
     phase: str
     done: int
@@ -70,7 +68,7 @@ FillingProgress = Callable[[Filling], None]
 
 
 def library_vectors(job: PricedJob, failures: int) -> tuple[list[Vector], bool]:
-    """(vectors that a library for up to `failures` dead holds, whether those are all there are), likeliest first."""
+    """Return (vectors of a library for up to `failures` dead workers, whether these are all), likeliest first."""
     shape = job.shape
     failures = min(failures, shape.ranks * (shape.pipelines - 1))
     counts = list(accumulate(count_vectors(shape, failures)))
@@ -96,23 +94,18 @@ def plan_library(
     seconds: float | None = None,
     again: bool = False,
 ) -> list[Entry]:
-    """Plans for up to `failures` dead (`library_vectors`), in `directory`; those that are there and valid are kept.
+    """Make the plans of `library_vectors` in `directory`, and return the stored plans, likeliest first.
 
     Args:
-        directory: the library to fill; None when the plans are only wanted in the cache.
+        directory: the library to fill; None to fill only the cache.
         progress: called with each plan when it is begun and when it is made.
-        cache: directory of plans that outlive runs, read before planning and written after.
-        processes: plans made at the same time.
-        seconds: for all plans together; the searches share what the first plans leave.
-        again: search once more for those that are there and do not meet their bound, with the job's present effort;
-            the better plan stays.
-
-    Returns:
-        What is stored, likeliest first.
+        cache: directory of plans that outlives runs, read before planning and written after.
+        seconds: limit for all plans; searches share what the first plans leave.
+        again: search again for existing plans that do not meet their bound, and keep the better plan.
 
     Raises:
-        PlanError: the directory cannot be written, a plan cannot be made, or the time does not suffice for a first
-            plan of each vector; what was made by then is stored.
+        PlanError: the directory cannot be written, a plan cannot be made, or the time does not suffice for first plans.
+            Plans made until then are stored.
     """
     job = price(job)
     library = None if directory is None else PlanLibrary(Path(directory), job)
@@ -140,9 +133,9 @@ def fill(
     processes: int = 1,
     seconds: float | None = None,
 ) -> None:
-    """Plan those of `vectors` that `entries` lacks, then search where only the list scheduler was asked so far.
+    """Plan the vectors missing in `entries`, then search for those with only a list scheduler's plan.
 
-    `entries` is kept up to date with what is stored. Arguments and errors as in `plan_library`.
+    `entries` is updated with each stored plan. Arguments and errors as in `plan_library`.
     """
     deadline = Deadline(seconds)
 
@@ -178,14 +171,12 @@ def fill(
 
 
 def _share(job: PricedJob, deadline: Deadline, plans: int, processes: int) -> float | None:
-    """Seconds for the next of so many searches; None when the job limits it in steps or not at all."""
     if job.planner.steps is not None:
         return None
     return min(job.planner.seconds, deadline.left * processes / plans)
 
 
 def _make(job: PricedJob, vector: Vector, quick: bool, seconds: float | None, cache: str | None) -> Plan:
-    """One plan, from the cache where it is there; runs in a process of its own."""
     path = None if cache is None else cache_path(cache, job, vector)
     kept = None if path is None else cached_plan(path, job, vector)
     if kept is not None:
@@ -198,7 +189,6 @@ def _make(job: PricedJob, vector: Vector, quick: bool, seconds: float | None, ca
 
 
 def _store(library: PlanLibrary | None, before: Entry | None, made: Plan) -> Entry:
-    """The better of the two with the better of the bounds, marked as searched once a search was made."""
     if before is not None:
         made = replace(made, lower_bound=max(made.lower_bound, before.lower_bound))
     if before is not None and before.period < made.period:
@@ -213,12 +203,10 @@ def _store(library: PlanLibrary | None, before: Entry | None, made: Plan) -> Ent
 def serve(
     job: PricedJob, failed: Iterable[Worker], library: PlanLibrary | None = None
 ) -> tuple[Plan, dict[Worker, Worker], list[Move]]:
-    """What `PlanLibrary.lookup` finds, or the list scheduler's plan where the library has none, or none that is near.
-
-    Under a second on 256 workers; milliseconds where the library serves.
+    """Return the result of `PlanLibrary.lookup`, or the list scheduler's plan without a good plan in the library.
 
     Raises:
-        PlanError: no plan exists: a stage has no live worker, or a cap is too small.
+        PlanError: a stage has no live worker, or a cap is too small.
     """
     failed = frozenset(failed)
     found = None
@@ -226,7 +214,7 @@ def serve(
         try:
             found = library.lookup(failed)
         except PlanError:
-            found = None  # what is wrong with the set itself, planning says
+            found = None  # planning reports errors of the set itself
         else:
             dead = dead_roles(job.shape, failure_vector(job.shape, failed))
             if found[0].period <= NEAR * lower_bound(Problem.of(job, dead)):

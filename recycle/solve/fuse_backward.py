@@ -1,8 +1,8 @@
-"""Selective decoupling: where splitting the backward pass does not pay, its halves become one B again.
+"""Selective decoupling: fuse I and W into one B where splitting the backward pass does not pay.
 
-A W that follows its own I at once gains something only if another stage uses the gradient meanwhile. Running the two as
-one B saves the cost of the split (kept inputs, a second pass over the layers), and holds the same memory. So each stage
-whose pairs can be fused without a longer period is fused; the first one always can, as no stage waits for its I.
+A W directly after its I is useful only if another stage uses the gradient meanwhile. One B saves the cost of the split
+(kept inputs, a second pass over the layers) and holds the same memory. Each stage is fused if the period does not
+increase. The first stage always can be, because no stage waits for its I.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from recycle.solve.effort import Deadline, Pace
 def fuse_backward(
     schedule: Schedule, profile: Profile, deadline: Deadline, timeline: Timeline | None = None
 ) -> tuple[Schedule, Timeline]:
-    """`schedule` with every stage fused that this does not slow down, and its timeline.
+    """Fuse every stage that this does not slow down, and return the schedule and its timeline.
 
     Args:
         schedule: compute-only.
-        deadline: stages that could not be tried by then stay as they are.
-        timeline: of `schedule`, where it is known.
+        deadline: stages not tried by then are unchanged.
     """
     pace = Pace(deadline)
     best, kept = timeline or simulate(schedule, profile), schedule
@@ -56,7 +55,6 @@ def _no_longer(timeline: Timeline, than: Timeline) -> bool:
 
 
 def _pairs(schedule: Schedule) -> Rows:
-    """Rows of each I whose W is the next instruction of its worker."""
     c = schedule.columns
     same = (c.kind[:-1] == BackwardInput.kind) & (c.kind[1:] == BackwardWeight.kind)
     for column in (c.worker, c.stage, c.pipeline, c.index):
@@ -65,7 +63,6 @@ def _pairs(schedule: Schedule) -> Rows:
 
 
 def _fused(schedule: Schedule, pairs: Rows) -> Schedule:
-    """The schedule with a B in place of each of these I and of the W behind it."""
     c = schedule.columns
     kind = c.kind.copy()
     kind[pairs] = Backward.kind

@@ -1,4 +1,4 @@
-"""What transfers between neighbouring stages take, by lane: a lane is a directed pair of workers, with a number."""
+"""Transfer times between neighboring stages by lane, a numbered directed pair of workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from recycle.solve.problem_arrays import Floats, Operations
 def _transfers(
     shape: Shape, dead: frozenset[Worker], profile: Profile
 ) -> Iterator[tuple[Operations, Operations, Floats]]:
-    """(sender, receiver, seconds) of all transfers over each boundary, one way and then the other."""
     live = [
         np.array([k * shape.ranks + r for k in range(shape.pipelines) if Worker(k, r) not in dead])
         for r in range(shape.ranks)
@@ -28,15 +27,15 @@ def _transfers(
 
 
 def link_times(shape: Shape, dead: frozenset[Worker], profile: Profile) -> tuple[float, ...]:
-    """The times that a transfer may take, ascending: any live host of a stage may hand over to any of the next."""
+    """Return all transfer times, ascending: any live host of a stage may send to any host of the next."""
     times = {time for *_, seconds in _transfers(shape, dead, profile) for time in np.unique(seconds).tolist()}
     return tuple(sorted(times)) or (0.0,)
 
 
 def lanes_between(shape: Shape, sender: Operations | np.int64, receiver: Operations | np.int64) -> Operations:
-    """Numbers of the directed pairs of workers, given by index, that transfers between neighbouring stages go over.
+    """Return the lane numbers of worker pairs, given by index.
 
-    From three ranks on activations and gradients go to different ranks, and those of gradients are numbered behind.
+    With three ranks or more, gradients go to other ranks than activations; their lanes have the higher numbers.
     """
     here, there = sender % shape.ranks, receiver % shape.ranks
     goes_back = (shape.ranks > 2) & ((here - there) % shape.ranks == 1)
@@ -45,7 +44,7 @@ def lanes_between(shape: Shape, sender: Operations | np.int64, receiver: Operati
 
 
 def hops_between(shape: Shape, dead: frozenset[Worker], profile: Profile) -> tuple[float, ...]:
-    """`Problem.hops`; where the workers of a rank have alike links to each neighbouring rank, none."""
+    """Return `Problem.hops`: transfer time per lane; empty if links between neighboring ranks are uniform."""
     if not profile.links or shape.ranks == 1:
         return ()
     hops, unlike = np.zeros(2 * shape.worker_count * shape.pipelines), False

@@ -1,17 +1,16 @@
-"""Failure normalization: from any set of dead workers to a vector whose plan is worth having.
+"""Failure normalization: map any set of dead workers to a vector with a good plan.
 
-Peers are alike, so a set of dead workers is its vector (k_0 ... k_{P-1}): same vector, same plan, nothing copied.
-Beyond that a live worker may change stage (`plans/roles.py`). Every vector with the same number of dead is within reach
-then, and the most-hit stage rules the period, through ceil(D m / (D - k)) and the round trip of early stages.
+If peers are alike, only the vector (k_0 ... k_{P-1}) of a set of dead workers matters: the same vector has the same
+plan without copies. A live worker may also change its stage (`plans/roles.py`), so every vector with the same number of
+dead workers is reachable. The most affected stage determines the period, through ceil(D m / (D - k)) and the round trip
+of early stages.
 
-`StageBounds` holds a lower bound on the period for every stage and number of dead. A threshold on the period then says
-how many dead each stage may have; below it a dynamic program over the stages (state: dead used so far) finds the
-vector that costs least. Even is not always best: where the ceilings agree, each stage that is touched disturbs the
-schedule. So candidates are planned by the list scheduler, and the best counts: its period, plus the seconds of copying
-spread over the iterations until the next change. Ties go to fewest moves, then fewest touched stages; without
-a gain no worker moves.
-Limits: the list scheduler's periods are a few per cent above what a search finds, so that a close call may fall
-either way; vectors with a worse bound than staying put are never taken.
+A threshold on the bounds of `StageBounds` gives the maximum number of dead workers per stage. Within these limits, a
+dynamic program over the stages (state: dead workers used) finds the cheapest vector. The list scheduler plans several
+candidates, and the best counts by period plus copy seconds per iteration until the next change. Ties go to fewest
+moves, then fewest affected stages.
+
+Limits: the list scheduler's periods are a few per cent above a search's, so close decisions may be wrong.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ from recycle.solve.problem import TOLERANCE, Problem
 from recycle.solve.search.initial_orders import initial_orders
 
 POLICIES, OPERATIONS = 4, 50_000
-"""Of the portfolio, how many at least for each candidate; more while they are within so many operations in all."""
+"""Minimum number of policies per candidate, and operations of all candidates up to which more are tried."""
 FRONTIER = 3
-"""Candidates with the best bounds, and with the fewest moves, that are planned."""
+"""Number of candidates with the best bounds, and with the fewest moves, that are planned."""
 _LEAN = 1e-6
 _FIRST = float(1 << 20)
-"""Weight of the first of two costs; no vector has as many dead workers."""
+"""Weight of the first of two costs; larger than the number of dead workers of any vector."""
 
 
 class Normalized(NamedTuple):
-    """What becomes of a set of dead workers.
+    """Result of normalizing a set of dead workers.
 
     Attributes:
-        vector: dead workers of each rank once all moves are made.
-        vacant: positions without a worker then; a set with that vector.
-        moves: the workers that change stage; empty where that does not pay.
-        seconds: until all copies are made, in the profile's unit of time.
-        period: that the list scheduler reaches with the vector.
+        vector: dead workers of each rank after all moves.
+        vacant: positions without a worker after all moves.
+        moves: workers that change stage; empty if moving does not pay.
+        seconds: time until all copies are made, in the profile's unit of time.
+        period: period of the list scheduler for the vector.
     """
 
     vector: Vector
@@ -56,13 +55,10 @@ class Normalized(NamedTuple):
 
 
 class StageBounds:
-    """Lower bound on the period with k workers of one rank dead and all others alive, for every rank and k.
+    """Lower bound on the period with k dead workers in one rank, for every rank and k.
 
-    The bound of a vector is the largest over its ranks, where all workers are alike: each term of `closed_form` looks
-    at the hosts of one stage.
-
-    Args:
-        above: rows end before the first k whose bound exceeds it.
+    If workers are alike, the bound of a vector is the maximum over its ranks. Rows end before the first bound over
+    `above`.
     """
 
     def __init__(self, job: PricedJob, failures: int, above: float = float("inf")) -> None:
@@ -80,21 +76,21 @@ class StageBounds:
             self.rows.append(row)
 
     def of(self, vector: Sequence[int]) -> float:
-        """The largest of a vector's bounds."""
+        """Return the bound of a vector."""
         return max(row[k] for row, k in zip(self.rows, vector, strict=True))
 
     def room(self, period: float) -> list[int]:
-        """How many dead each rank may have without a bound above `period`."""
+        """Return the maximum number of dead workers per rank with a bound of at most `period`."""
         return [sum(bound <= period + TOLERANCE for bound in row) - 1 for row in self.rows]
 
     def thresholds(self, failures: int) -> list[float]:
-        """The bounds within which so many dead find room, ascending."""
+        """Return the bounds that allow at least `failures` dead workers, ascending."""
         values = sorted({bound for row in self.rows for bound in row})
         return [value for value in values if sum(self.room(value)) >= failures]
 
 
 def cheapest(room: Sequence[int], failures: int, cost: Callable[[int, int], float]) -> Vector | None:
-    """The vector with so many dead, within `room`, whose sum of `cost(rank, dead)` is least; None when none fits."""
+    """Return the vector of `failures` dead workers within `room` with the least sum of costs; None if none fits."""
     best: dict[int, tuple[float, Vector]] = {0: (0.0, ())}
     for rank, most in enumerate(room):
         reached: dict[int, tuple[float, Vector]] = {}
@@ -108,8 +104,7 @@ def cheapest(room: Sequence[int], failures: int, cost: Callable[[int, int], floa
 
 
 def normal_vectors(bounds: StageBounds, failures: int) -> list[Vector]:
-    """The vectors worth planning for a number of dead when any of them can be reached: of the least bound, the one
-    with fewest touched stages and the most even one. Empty when the stages cannot bear so many."""
+    """Return the vectors of least bound: the most even one, and the one with the fewest affected stages."""
     thresholds = bounds.thresholds(failures)
     if not thresholds:
         return []
@@ -123,9 +118,9 @@ def normal_vectors(bounds: StageBounds, failures: int) -> list[Vector]:
 
 
 def normalize(job: PricedJob, failed: Iterable[Worker]) -> Normalized:
-    """The vector to plan for when `failed` are dead, and the moves that lead there.
+    """Return the vector to plan for after `failed`, and the moves that lead to it.
 
-    Without `[planner] move`, or where peers differ in speed or links, no worker moves.
+    No worker moves without `[planner] move`, or if peers differ in speed or links.
 
     Raises:
         PlanError: a stage has no live worker, re-routing is off, or a cap is too small.
@@ -161,12 +156,10 @@ def _bounded(job: PricedJob, vector: Vector) -> tuple[Problem, float]:
 
 
 def _period(problem: Problem, bound: float) -> float:
-    """What the list scheduler reaches; a fixed number of policies, so that no clock decides about moves."""
     return initial_orders(problem, Effort(bound), max(POLICIES, OPERATIONS // problem.size)).best.period
 
 
 def _candidates(job: PricedJob, here: Vector, bound: float) -> list[Vector]:
-    """Vectors with as many dead and no worse bound: those with the best bounds, and those with the fewest moves."""
     failures = sum(here)
     bounds = StageBounds(job, failures, bound)
     least_moves: dict[int, list[int]] = {}
@@ -183,7 +176,7 @@ def _candidates(job: PricedJob, here: Vector, bound: float) -> list[Vector]:
 
     costs = [
         _leaning(cost, lean) for cost in (moves_first, touched_first) for lean in (_LEAN, -_LEAN)
-    ]  # towards early stages, towards late ones
+    ]  # towards early stages, then towards late stages
     wanted = dict.fromkeys(tuple(room) for room in rooms[:FRONTIER] + rooms[-FRONTIER:])
     found = [cheapest(room, failures, cost) for room in wanted for cost in costs]
     return [vector for vector in dict.fromkeys(found) if vector is not None and vector != here]

@@ -1,9 +1,9 @@
-"""The planner: job and dead workers -> Plan, checked, with a proven lower bound and the gap to it.
+"""The planner: turn a job and its dead workers into a checked plan with a proven lower bound.
 
-A set of dead workers is brought to its failure vector, whose plan serves every set with that vector. The plan comes
-from a template or the list scheduler (at once), from searches over policies, priorities and single operations (as long
-as the bound is not met and the budget lasts) and, on small instances, from the exact model. The bound is worked out in
-a thread beside the searches. Every plan is checked before anybody sees it, and its figures are the simulator's.
+A set of dead workers is mapped to its failure vector, whose plan serves every set with that vector. The template or the
+list scheduler gives a first plan. Searches over policies, priorities and single operations improve the plan until the
+bound is met or the time is over; small instances use the exact model. A thread computes the bound during the search.
+Every plan is checked, and its figures come from the simulator.
 """
 
 from __future__ import annotations
@@ -50,22 +50,25 @@ from recycle.solve.search.local_search import search_from
 from recycle.solve.template import copied_to_all, one_pipeline
 
 QUICK_SECONDS, QUICK_POLICIES = 0.5, 4
-"""What the orders of a first plan may take, and `BOUND_SHARE` of it what its bound may; policies that are tried."""
+"""Seconds for the orders of a first plan (`BOUND_SHARE` of them for its bound); number of policies."""
 EXACT_UP_TO, EXACT_FROM, SEARCH_SHARE = 250, 1.0, 0.5
-"""Operations up to which, and seconds left from which, the exact model is asked; what the search may take before."""
+"""Maximum operations and minimum remaining seconds for the exact model; share of the time for the search before."""
 ORDERS = 10_000
-"""Orders that a search against the clock is expected to make, for the decision to load compiled kernels."""
+"""Expected number of orders of a timed search, to decide about loading compiled kernels."""
 BOUND_SHARE = 0.4
-"""Of the time, what the bound may take at most where it is not worked out beside the search."""
+"""Maximum share of the time for the bound if no thread computes it during the search."""
 FINISHING_SECONDS, FINISHING, CHECKING = 1e-5, 3.0, 1.0
-"""What follows the search (the schedule, its simulation, that of a fused one, its check): seconds per operation, before
-a simulation has been timed, and then in simulations; and what the check takes of it."""
+"""Time reserved after the search for schedule, simulations and check: seconds per operation before a simulation has
+been
+
+timed, then a number of simulations; number of simulations for the check alone.
+"""
 TOO_LATE_SHARE, TOO_LATE_SECONDS = 1.2, 0.5
-"""How late a plan may be: a job whose first plan would be later still is refused."""
+"""Allowed delay of a plan; a job whose first plan would take longer is refused."""
 FIXED_SHARE = 0.25
-"""Of the time for an elastic layout, what the plan of the given stages may take."""
+"""Share of the time of an elastic layout for the plan of the fixed stages."""
 TRAINING_SECONDS = 1.2
-"""Time per plan while training starts or goes on; the library can be replaced by a better one at leisure."""
+"""Seconds per plan during training; the library can be improved later."""
 
 
 def plan(
@@ -80,26 +83,26 @@ def plan(
     progress: Progress | None = None,
     within: Schedule | None = None,
 ) -> Plan:
-    """The plan for `job` without the workers in `failed`, written in their names.
+    """Plan `job` without the workers in `failed`, in the names of its processes.
 
-    With `[planner] move` live workers may change stage first, as `Plan.moves` then says. Where an elastic layout is
-    asked for and no layer moves, `Plan.layout_limit` says why; to find that takes up to `LIMIT_SECONDS` more. With
-    `steps` it has no time limit.
+    With `[planner] move` live workers may change stage; `Plan.moves` lists them. If an elastic layout is asked for and
+    no layer moves, `Plan.layout_limit` gives the reason, which takes up to `LIMIT_SECONDS` more. A plan with `steps`
+    has no time limit.
 
     Args:
-        quick: the list scheduler only, and no worker moves.
-        seconds: wall limit; the job's when left out. The search stops as soon as the bound is met. A first plan is
-            made whatever it takes, unless the limit is the job's own.
-        steps: search steps instead of a wall limit; then the result depends on the seed and the steps only.
-        processes: searches at once.
-        stop: ends the search with the best so far once it is set.
-        progress: called with what is being done and the best period so far.
-        within: where layers may move, a schedule by which live workers host what they have now; the given stages if
-            left out. Copies are counted from there.
+        quick: use the list scheduler only, and move no worker.
+        seconds: wall-clock limit; None for the job's. The search stops as soon as the bound is met. A first plan is
+            always made, unless the limit is the job's own.
+        steps: search steps instead of a wall-clock limit; the result then depends only on the seed and the steps.
+        processes: number of parallel searches.
+        stop: ends the search with the best plan so far once it is set.
+        progress: called with the phase and the best period so far.
+        within: current layout of the live workers, as a schedule, if layers may move; None for the job's stages. Copies
+            are counted from this layout.
 
     Raises:
-        PlanError: no plan exists (a stage has no live worker, a cap is too small), or the job is too large to be
-            planned, at all or in its own time.
+        PlanError: a stage has no live worker, a cap is too small, or the job is too large to be planned at all or
+            within its own time limit.
     """
     begun = time.perf_counter()
     job, failed = price(job), frozenset(failed)
@@ -129,7 +132,7 @@ def plan(
         _plan, job, seconds=seconds, steps=steps, quick=quick, processes=processes, stop=stop, progress=progress
     )
     if not job.prices.are_peers_alike:
-        return searched(failed)  # no renaming
+        return searched(failed)  # a vector does not describe unlike peers, so keep the names
     if failed and job.planner.move and not quick:
         if progress:
             progress("normalizing", float("inf"))
@@ -149,11 +152,7 @@ def plan_vector(
     stop: Stop | None = None,
     progress: Progress | None = None,
 ) -> Plan:
-    """The plan of a failure vector, in role names.
-
-    Args:
-        quick: the list scheduler only: for a vector that training needs now.
-    """
+    """Plan a failure vector, in role names; arguments as in `plan`."""
     dead = dead_roles(job.shape, vector)
     return _plan(
         price(job), dead, seconds=seconds, steps=steps, quick=quick, processes=processes, stop=stop, progress=progress
@@ -176,7 +175,7 @@ def _plan(
     profile = job.prices
     whole = problem = Problem.of(job, dead, profile)
     if not dead and whole.peers_are_alike:
-        problem = one_pipeline(whole, job.shape.micro_batches)  # all pipelines do the same
+        problem = one_pipeline(whole, job.shape.micro_batches)  # all pipelines run the same order
     section = job.planner
     if seconds is None and steps is None:
         steps = section.steps
@@ -195,7 +194,7 @@ def _plan(
     def schedule_of(for_all: Order) -> Schedule:
         return with_updates_of(whole.schedule(for_all), job)
 
-    # that of the whole, as pipelines may exchange micro-batches over more lanes
+    # use the whole problem: pipelines may exchange micro-batches over more lanes
     for_bound = deadline if is_timed else (Deadline(QUICK_SECONDS, stop) if quick else deadline).part(BOUND_SHARE)
     with RisingBound(whole, for_bound, is_first=not is_timed) as bound:
 
@@ -227,7 +226,7 @@ def _plan(
             progress("proving", found.period)
         solved = time_indexed.solve(problem, found.order, proven, deadline.left)
         found = Incumbent(solved.order, solved.period)
-        if problem.shape == whole.shape:  # else it holds only as long as pipelines exchange no micro-batches
+        if problem.shape == whole.shape:  # the bound of a template holds only if pipelines exchange no micro-batches
             proven = max(proven, solved.bound)
     if found.order != start.order:
         searched = schedule_of(copied(found.order))
@@ -262,7 +261,6 @@ def _plan(
 
 
 def _require_time(problem: Problem, seconds: float) -> None:
-    """Raises PlanError when a first plan alone takes longer than a job allows."""
     needed = FINISHING_SECONDS * problem.size
     if needed > TOO_LATE_SHARE * seconds + TOO_LATE_SECONDS:
         raise PlanError(
@@ -272,7 +270,7 @@ def _require_time(problem: Problem, seconds: float) -> None:
 
 
 def keep(made: Plan, path: Path) -> None:
-    """Write to the cache; one that cannot be written is no reason to fail."""
+    """Write a plan to the cache; ignore write errors."""
     with contextlib.suppress(OSError, PlanError):
         path.parent.mkdir(parents=True, exist_ok=True)
         made.save(path)
@@ -288,23 +286,22 @@ def plan_for_training(
     moves: bool = False,
     within: str | Path | None = None,
 ) -> str:
-    """The plan file's text for a vector that a run needs, planned within about a second unless the cache holds it.
+    """Return the plan file's text for a vector that a run needs, within about a second unless cached.
 
-    A job that states `steps` gets them, however long they take; `quick` never searches. Nobody moves unless that is
-    asked for; such a plan may take as long as the job says, since training goes on meanwhile. The function stands at
-    the top of its module and takes plain arguments, so that a launcher can call it in a child process.
+    A job with `steps` runs all of them; `quick` never searches. Workers move only with `moves`; such a plan may take
+    the job's own time, because training continues meanwhile. The function is at module level and takes plain arguments,
+    so that a launcher can call it in a child process.
 
     Args:
-        failed: the dead workers themselves, for a plan in the names of processes: where peers are not alike a vector
-            does not say enough. Such a plan is never cached.
-        like: a schedule of the run's own, which is adapted on its own placement (see `solve.adapt`).
-        cache: directory of plans that outlive runs, read before planning and written after.
-        moves: a plan without `failed` as `recycle plan` makes it: in the layout that the job asks for, never cached.
-        within: plan file of a layout that workers are in; without `failed`, with nobody hosting anything else unless
-            workers may move.
+        failed: the dead workers, for a plan in the names of processes if peers are not alike. Never cached.
+        like: the run's own schedule, which is adapted on its placement (see `solve.adapt`).
+        cache: directory of plans that outlives runs, read before planning and written after.
+        moves: plan like `recycle plan`, in the layout that the job asks for; never cached.
+        within: plan file of the current layout; with `failed` None, no worker hosts other units unless workers may
+            move.
 
     Raises:
-        PlanError: no plan exists: a stage has no live worker, or a cap is too small.
+        PlanError: a stage has no live worker, or a cap is too small.
     """
     if like is not None:
         adapted = adapt(job, like, vector)
@@ -315,7 +312,7 @@ def plan_for_training(
     if moves:
         if max(vector) < job.shape.pipelines:
             return plan(job, failed or (), within=layout).text()
-        # Where all workers of a rank are dead, others can go on that have moved before.
+        # if all workers of a rank are dead, workers that moved before can still hold its layers
         made = listed_plan(job, failed or (), Deadline(job.planner.seconds), layout)
         if made is None:
             reason = layout_limit(job, failed or (), inf, 0.0, Deadline(QUICK_SECONDS), layout)

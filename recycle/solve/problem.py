@@ -1,10 +1,11 @@
-"""Problem: what the planner solves, as plain numbers: times, caps and hosts of one job with some workers dead.
+"""The planning problem in numbers: times, caps and hosts of a job with some workers dead.
 
-An operation is one F, I or W (with the backward pass whole: one F or B) of one stage and one micro-batch, numbered
-`(kind * stages + stage) * micro_batches + micro_batch`. An `Order` is a sequence of operations per worker; it is all
-that the searches handle, and it becomes a `Schedule` at the end. Limits: every transfer takes as long as the slowest
-over any stage boundary (bounds: as the fastest), of its own lane where the links of peers are unlike; `simulate` has
-the last word on every figure.
+An operation is one F, I or W (F or B without a split) of one stage and micro-batch. Its number is `(kind * stages +
+stage) * micro_batches + micro_batch`. An `Order` is a sequence of operations per worker; searches handle only orders,
+which become a `Schedule` at the end.
+
+Limits: a transfer takes as long as the slowest one over any stage boundary (in bounds: the fastest), or its lane's time
+if links of peers differ. `simulate` gives the final figures.
 """
 
 from __future__ import annotations
@@ -30,48 +31,47 @@ from recycle.solve.links import hops_between, lanes_between, link_times
 from recycle.solve.problem_arrays import Operations, ProblemArrays
 
 Order = list[list[int]]
-"""Operations of each worker, in program order, by worker index; empty for a dead worker."""
+"""Operations of each worker in program order, by worker index; empty for a dead worker."""
 
 _WHOLE: list[type[Instruction]] = [Forward, Backward]
 _SPLIT: list[type[Instruction]] = [Forward, BackwardInput, BackwardWeight]
 _FACTORS = (1, 2, 4, 5, 10, 20, 100)
 """Denominators of times that count as whole in some unit."""
 MOST_OPERATIONS = MOST_INSTRUCTIONS
-"""Operations of the largest problem, so that its plan can be read again: about a kilobyte and 10 microseconds each,
-without any search."""
+"""Maximum number of operations of a problem, so that its plan can be read again. An operation takes about a kilobyte
+and
+
+10 microseconds without any search.
+"""
 SHORTEST, LONGEST = 1e-6, 1e12
-"""Times beyond these drown in the tolerances of comparisons, or have sums that are not exact any more."""
+"""Range of times in seconds; beyond it, tolerances and sums lose accuracy."""
 TOLERANCE = 1e-9
 """Difference up to which two times, or two numbers of activations, count as equal."""
 
 
 def flat(order: Order) -> tuple[Operations, Operations]:
-    """(all programs one after the other, where each begins and the last ends)."""
+    """Return (the concatenated programs, offset of each program and of the end)."""
     offsets = np.array([0, *accumulate(map(len, order))], dtype=np.int64)
     return np.fromiter(chain.from_iterable(order), np.int64, int(offsets[-1])), offsets
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One planning problem.
+    """One planning problem. Times are in seconds; workers are given by index.
 
     Attributes:
-        shape: size of the job.
-        dead: dead workers.
-        forward, backward, weight, update_seconds: times per stage of F, of I (or of the whole B), of W (0 with the
-            backward whole), and of reduce and optimizer step together.
-        links: times that a transfer may take, ascending, over all live workers that may hand over to each other.
-        speed: factor on the compute times of each worker, by worker index.
-        cap: activations (in chunks) that each worker may hold, by worker index; infinite when there is no limit.
-        stash: share of an activation still held between I and W.
-        split: the backward pass is cut into I and W.
-        staggered: each stage steps on its own time; else all together.
+        forward, backward, weight: times per stage of F, of I (or of the whole B), and of W (0 without a split).
+        update_seconds: times per stage of reduce and optimizer step.
+        links: transfer times, ascending, over all pairs of live workers that may send to each other.
+        speed: factor on each worker's compute times.
+        cap: maximum activations of each worker, in chunks; infinite without a limit.
+        stash: share of an activation that is held between I and W.
+        split: the backward pass is split into I and W.
+        staggered: each stage runs its optimizer step on its own; False for the barrier.
         reroute: a micro-batch may run on a peer of its home.
         reduce: times per stage of the reduce of a bucket.
-        buckets: in how many each stage is reduced. `update_seconds` then has the reduce of the last bucket only, the
-            least that no W can hide.
-        hops: time of a transfer over each directed pair of workers, numbered by `lanes_between`; empty where the links
-            of peers are alike.
+        buckets: number per stage. `update_seconds` includes only the last bucket's reduce, which no W can hide.
+        hops: transfer time of each lane, indexed by `lanes_between`; empty if links of peers are alike.
     """
 
     shape: Shape
@@ -93,12 +93,11 @@ class Problem:
 
     @classmethod
     def of(cls, job: PricedJob, dead: Iterable[Worker] = (), profile: Profile | None = None) -> Problem:
-        """The problem of `job` without the workers in `dead`.
+        """Create the problem of `job` without the workers in `dead`.
 
         Raises:
-            PlanError: the problem is too large, a stage has no live worker, re-routing is off although workers are
-                dead, a cap is too small for one micro-batch, an F or I takes no time, or a time is out of all
-                proportion.
+            PlanError: the problem is too large, a stage has no live worker, workers are dead and re-routing is off, a
+                cap is too small for one micro-batch, an F or I takes no time, or a time is out of range.
             JobError: the profile does not fit the shape.
         """
         shape, planner, stages = job.shape, job.planner, job.shape.stages
@@ -152,17 +151,17 @@ class Problem:
 
     @cached_property
     def needs(self) -> Operations:
-        """For each operation the one of another stage that it waits for, -1 if none: `ir.dependencies`, by number."""
+        """Dependency of each operation on another stage, or -1: `ir.dependencies` by number."""
         return self._needs(across=True)
 
     @cached_property
     def needs_here(self) -> Operations:
-        """For each operation the one of its own stage that it waits for, -1 if none."""
+        """Dependency of each operation on its own stage, or -1."""
         return self._needs(across=False)
 
     @cached_property
     def feeds(self) -> Operations:
-        """For each operation the one of another stage that waits for it, -1 if none."""
+        """Operation of another stage that depends on each operation, or -1."""
         feeds = np.full(self.size, -1, dtype=np.int64)
         waiting = np.flatnonzero(self.needs >= 0)
         feeds[self.needs[waiting]] = waiting
@@ -175,10 +174,7 @@ class Problem:
 
     @cached_property
     def wakes(self) -> Operations:
-        """For each operation the F or backward that can start once it ends, -1 if none.
-
-        That is the one of another stage that waits for it; at the end of the model the backward of its own micro-batch.
-        """
+        """Dependent F or backward of each operation, or -1; after the last stage's F, the micro-batch's backward."""
         wakes, plane = self.feeds.copy(), self.shape.stages * self.micro_batches
         at_the_end = plane + np.flatnonzero(self.needs[plane : 2 * plane] < 0)
         wakes[self.needs_here[at_the_end]] = at_the_end
@@ -199,16 +195,16 @@ class Problem:
 
     @property
     def link(self) -> float:
-        """Time of the slowest transfer, which the searches take for all."""
+        """Time of the slowest transfer, which searches use for all transfers."""
         return self.links[-1]
 
     @property
     def lanes(self) -> int:
-        """Numbers for the directed pairs of workers whose transfers may have to queue; 0 where none ever does."""
+        """Size of the range of lane numbers; 0 if transfers never queue."""
         return 2 * self.shape.worker_count * self.shape.pipelines if self.may_queue else 0
 
     def hop_between(self, sender: int, receiver: int) -> float:
-        """Time of a transfer between two workers, by index; 0 inside one."""
+        """Return the transfer time between two workers, by index; 0 for a single worker."""
         if sender == receiver:
             return 0.0
         return (
@@ -217,10 +213,7 @@ class Problem:
 
     @cached_property
     def may_queue(self) -> bool:
-        """Whether a lane may still be busy when its sender has the next transfer for it.
-
-        Operations of one worker end at least the shortest of them apart.
-        """
+        """Whether a transfer may find its lane busy with that worker's previous transfer."""
         shortest = min(*self.forward, *self.backward) * min(self.speed)
         return self.link > shortest + TOLERANCE
 
@@ -257,7 +250,7 @@ class Problem:
 
     @cached_property
     def kinds_of_host(self) -> list[dict[int, int]]:
-        """Of each stage: one live worker of each speed and memory, and how many there are like it."""
+        """Per stage: one live worker of each speed and memory, and the number of workers like it."""
         kinds = []
         for hosts in self.hosts:
             alike: dict[tuple[float, float], list[int]] = {}
@@ -268,7 +261,7 @@ class Problem:
 
     @cached_property
     def rest_of_way(self) -> tuple[list[float], list[float]]:
-        """(F, backward) of one micro-batch on all stages from each one on, by the fastest hosts; then 0 for none."""
+        """(F, backward) times of a micro-batch from each stage to the last, on the fastest hosts; then 0."""
         rest: tuple[list[float], list[float]] = ([0.0], [0.0])
         for s in range(self.shape.stages - 1, -1, -1):
             for sums, times in zip(rest, (self.forward, self.backward), strict=True):
@@ -277,14 +270,14 @@ class Problem:
 
     @cached_property
     def way_back(self) -> list[float]:
-        """Per stage: least time from the end of an F there until its backward can start, through all later stages."""
+        """Per stage: least time from the end of an F until its backward can start, through all later stages."""
         out, back = self.rest_of_way
         stages = self.shape.stages
         return [out[s + 1] + back[s + 1] + 2 * (stages - 1 - s) * self.hop for s in range(stages)]
 
     @property
     def hop(self) -> float:
-        """Time of the fastest transfer between neighbouring stages; 0 where one worker hosts them all."""
+        """Time of the fastest transfer between neighboring stages; 0 if one worker hosts all stages."""
         return self.links[0] if self.shape.ranks > 1 else 0.0
 
     @cached_property
@@ -299,12 +292,12 @@ class Problem:
 
     @cached_property
     def rank_update_seconds(self) -> tuple[float, ...]:
-        """Per rank: reduce and step of all its stages, which its workers do one after the other at the end."""
+        """Per rank: reduce and step of all its stages, which its workers run in sequence at the end."""
         return tuple(sum(self.update_seconds[rank :: self.shape.ranks]) for rank in range(self.shape.ranks))
 
     @cached_property
     def arrays(self) -> ProblemArrays:
-        """What the compiled loops read."""
+        """The problem as input of the compiled loops."""
         return ProblemArrays(
             stages=self.shape.stages,
             micro_batches=self.micro_batches,
@@ -325,17 +318,18 @@ class Problem:
 
     @cached_property
     def is_exact(self) -> bool:
-        """Whether timing an order leaves nothing out.
+        """Whether the timing of an order is exact.
 
-        It takes unlike links for the slowest, and the reduces of all buckets but the last one for hidden. With the
-        barrier it adds each rank's step to its own reduce, where `simulate` lets all steps wait for the last reduce.
+        Timing takes unlike links for the slowest, and assumes that all reduces but the last bucket's are hidden. With
+        the barrier it adds each rank's step to its own reduce, whereas `simulate` lets all steps wait for the last
+        reduce.
         """
         steps_are_alike = self.staggered or len(set(self.rank_update_seconds)) == 1
         return len(self.links) == 1 and self.buckets == 1 and steps_are_alike
 
     @cached_property
     def grain(self) -> float:
-        """The largest unit in which all times are whole, so that every makespan is too; 0 if there is none."""
+        """Largest unit in which all times, and so every makespan, are whole; 0 if there is none."""
         times = [t * speed for t in self.times.tolist() for speed in set(self.speed)]
         times += [*self.update_seconds, *self.links]
         if self.buckets > 1:
@@ -347,7 +341,7 @@ class Problem:
         return 0.0
 
     def in_grains(self) -> Problem:
-        """The same problem with all times counted in its grain, which must be above 0."""
+        """Return the same problem with times in units of its grain, which must be above 0."""
 
         def counted(times: tuple[float, ...]) -> tuple[float, ...]:
             return tuple(t / self.grain for t in times)
@@ -365,26 +359,26 @@ class Problem:
 
     @property
     def is_integral(self) -> bool:
-        """Whether every time is a whole number, as in grains."""
+        """Whether every time is a whole number."""
         return self.grain >= 1 and self.grain == round(self.grain)
 
     @cached_property
     def is_even(self) -> bool:
-        """Whether F, I and W all take the same on every stage, and links nothing."""
+        """Whether F, I and W take equally long on every stage, and links take no time."""
         return self.link == 0 and len({*self.forward, *self.backward, *(self.weight if self.split else ())}) == 1
 
     @cached_property
     def unit(self) -> float:
-        """A typical operation's time: the scale of small differences."""
+        """Typical operation time, the scale of small differences."""
         times = [t for t in (*self.forward, *self.backward, *self.weight) if t > 0]
         return sum(times) / len(times) if times else 1.0
 
     def duration(self, kind: int, stage: int, worker: int) -> float:
-        """Time of F (0), I or B (1), W (2) of `stage` on `worker`."""
+        """Return the time of F (0), I or B (1), or W (2) of `stage` on `worker`."""
         return (self.forward, self.backward, self.weight)[kind][stage] * self.speed[worker]
 
     def is_within_caps(self, order: Order) -> bool:
-        """Whether no worker ever holds more activations than it may."""
+        """Return whether no worker ever exceeds its cap of activations."""
         plane = self.shape.stages * self.micro_batches
         freed = (-1.0, 1 - self.stash, self.stash) if self.split else (-1.0, 1.0, 0.0)
         for program, cap in zip(order, self.cap, strict=True):
@@ -396,7 +390,7 @@ class Problem:
         return True
 
     def schedule(self, order: Order) -> Schedule:
-        """The compute-only schedule that `order` writes."""
+        """Convert `order` into a compute-only schedule."""
         stages, m = self.shape.stages, self.shape.micro_batches
         operations, offsets = flat(order)
         place, micro_batch = np.divmod(operations, self.micro_batches)
@@ -412,7 +406,6 @@ class Problem:
 
 
 def _require_size(shape: Shape, split: bool) -> None:
-    """Raises PlanError for more operations than the planner takes, with what they would need."""
     operations = (3 if split else 2) * shape.stages * shape.global_micro_batches
     if operations > MOST_OPERATIONS:
         raise PlanError(
@@ -424,7 +417,6 @@ def _require_size(shape: Shape, split: bool) -> None:
 def _require_times(
     profile: Profile, stages: int, speed: tuple[float, ...], links: tuple[float, ...], where: str
 ) -> None:
-    """Raises PlanError for an F or I without a duration, and for times so small or large that figures go wrong."""
     for key in ("forward", "backward_input", "backward_weight", "reduce", "step"):
         must_last = key in ("forward", "backward_input")
         for stage, seconds in enumerate(profile.per_stage(key, stages)):

@@ -1,6 +1,6 @@
-"""A planning problem as the compiled loops read it, and their random numbers.
+"""Planning problem and random numbers for the compiled loops.
 
-These are the same in plain Python and compiled, for the same seed. The plan of a job depends on them, so they never
+For the same seed, the random numbers are equal in plain Python and compiled. Plans depend on them, so they must not
 change.
 """
 
@@ -16,11 +16,11 @@ from recycle.ir.compiled import called_by_kernels
 Operations = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 FORWARD, INPUT, WEIGHT = 0, 1, 2
-"""The kinds of operations, as they are numbered: F, I (a whole B counts as one), W."""
+"""Numbers of the kinds of operations: F, I (or a whole B), W."""
 
 
 class ProblemArrays(NamedTuple):
-    """A problem as the compiled loops read it: S stages, n micro-batches in all, P ranks, W workers.
+    """A problem for the compiled loops: S stages, n micro-batches in all, P ranks, W workers.
 
     Attributes:
         stages, micro_batches, ranks: S, n and P.
@@ -28,9 +28,9 @@ class ProblemArrays(NamedTuple):
         times: [3 * S], F, I (or B) and W of every stage at speed 1.
         update_seconds: [P], reduce and step of all stages of a rank.
         link: time of the slowest transfer.
-        hops: time of a transfer over each lane, numbered by `lanes_between`; empty where all take `link`.
+        hops: transfer time of each lane, indexed by `lanes_between`; empty if all transfers take `link`.
         speed: [W], factor on compute times.
-        cap: [W], activations that a worker may hold.
+        cap: [W], maximum activations.
         stash: share of an activation held between I and W.
         needs, feeds, wakes: [operations], as in `Problem`.
     """
@@ -53,21 +53,18 @@ class ProblemArrays(NamedTuple):
 
 
 def seeded(seed: int) -> Operations:
-    """[1], the generator's state for a seed."""
+    """Return [1], the generator's state for a seed."""
     return np.array([seed % 2147483647 + 1], dtype=np.int64)
 
 
 @called_by_kernels
 def draw(state: Any) -> Any:
-    """The next number from 0 to 2**31 - 1 of a linear congruential generator (constants of ANSI C's example).
-
-    The low bits have short periods, so callers use the high ones.
-    """
+    """Return a random number from 0 to 2**31 - 1 (ANSI C's generator); only the high bits have long periods."""
     state[0] = (state[0] * 1103515245 + 12345) & 0x7FFFFFFF
     return state[0]
 
 
 @called_by_kernels
 def draw_below(state: Any, most: int) -> Any:
-    """The next number from 0 to `most` - 1."""
+    """Return the next number from 0 to `most` - 1."""
     return (draw(state) >> 8) % most

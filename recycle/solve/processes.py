@@ -1,7 +1,7 @@
-"""A function over many tasks, several processes at a time, which end at any moment and leave nothing behind.
+"""Run a function over many tasks in several processes, which can end at any moment without leftovers.
 
-The standard pools either wait for what is running when they are stopped, or hang when a child is killed. Here each
-child has one pipe, whose end tells that the child has died, and a child ends with its parent.
+The standard pools wait for running tasks when stopped, or hang when a child is killed. Here each child has one pipe,
+whose end signals the death of the child, and a child ends with its parent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from recycle.errors import PlanError, RecycleError
 
 Result = TypeVar("Result")
 WATCH_SECONDS = 0.1
-"""Time between two calls of `watch`."""
+"""Seconds between calls of `watch`."""
 
 
 def map_unordered(
@@ -29,17 +29,17 @@ def map_unordered(
     processes: int,
     watch: Callable[[], None] | None = None,
 ) -> Generator[tuple[tuple[Any, ...], Result], None, None]:
-    """(task, `function(*task)`) for every task, as they are done.
+    """Yield (task, `function(*task)`) for every task, in the order of completion.
 
     Args:
-        function: a module-level function; it and what it takes and gives can be pickled.
-        tasks: asked for the next task only when a process is free for it.
-        processes: with fewer than two all is done here.
-        watch: called about every `WATCH_SECONDS` while several processes work.
+        function: a module-level function; its arguments and result must be picklable.
+        tasks: the next task is taken only when a process is free.
+        processes: below two, all tasks run in this process.
+        watch: called about every `WATCH_SECONDS` while several processes run.
 
     Raises:
-        PlanError: a child was killed, for want of memory most likely.
-        RecycleError: what `function` raised.
+        PlanError: a child was killed, probably for lack of memory.
+        RecycleError: raised by `function`.
     """
     if processes < 2:
         for task in tasks:
@@ -59,7 +59,7 @@ def map_unordered(
                 if not idle:
                     ours, theirs = context.Pipe()
                     child = context.Process(target=_work, args=(theirs, function), daemon=True)
-                    with _uninterrupted():  # before the child is noted here a Ctrl-C would leave it behind
+                    with _uninterrupted():  # a Ctrl-C before the child is recorded would leave it running
                         child.start()
                         children[ours] = child
                     theirs.close()
@@ -97,9 +97,9 @@ def map_unordered(
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until the end of the block; a process that is started in it has it blocked at first.
+    """Defer Ctrl-C until the end of the block; processes started inside begin with it blocked.
 
-    The mask is of this thread: another one may take the signal, and the handler still runs in the main thread.
+    The mask belongs to this thread. Another thread may take the signal, and the handler still runs in the main thread.
     """
     came: list[int] = []
     usual = signal.getsignal(signal.SIGINT)
@@ -118,7 +118,6 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _work(connection: Connection, function: Callable[..., Any]) -> None:
-    """The child: one task after the other."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     assert parent.pid is not None

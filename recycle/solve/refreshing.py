@@ -1,9 +1,8 @@
-"""Profile drift: what a library's plans are worth under a new profile, and new plans for those that have gone stale.
+"""Profile drift: evaluate a library's plans under a new profile, and replace stale plans.
 
-Times change: other hardware, another link, a stage that grew. The stored *order* stays valid as long as it fits the
-new memory limits, but it may no longer be a good one. Each is timed under the new profile and held against the new
-lower bound. A plan is stale when its gap has grown by more than a threshold since it was made: a gap that it always
-had is the search's, not the profile's, and planning again would not close it.
+A stored *order* stays valid as long as it fits the new memory limits, but may no longer be good. Each order is timed
+under the new profile and compared with the new lower bound. A plan is stale if its gap has grown by more than a
+threshold: planning again would not close a gap that the plan had from the beginning.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class PlanDrift(NamedTuple):
 
     Attributes:
         vector: dead workers of each rank.
-        stored_period, stored_gap: under the profile that it was planned with.
-        period: of the stored order under the new profile; None when it does not fit the new limits or techniques.
+        stored_period, stored_gap: under the original profile.
+        period: of the stored order under the new profile; None if the order does not fit the new limits or techniques.
         lower_bound: of the vector under the new profile.
     """
 
@@ -47,14 +46,14 @@ class PlanDrift(NamedTuple):
 
     @property
     def growth(self) -> float | None:
-        """By how much the gap has grown; None when the plan cannot be used at all."""
+        """Growth of the gap; None if the plan cannot be used."""
         return None if self.gap is None else self.gap - self.stored_gap
 
     def is_stale(self, threshold: float) -> bool:
         return self.growth is None or self.growth > threshold
 
     def summary(self) -> dict[str, Any]:
-        """As `recycle plan --json` prints it."""
+        """Return the entries that `recycle plan --json` prints."""
         return {
             "vector": list(self.vector),
             "stored_period": self.stored_period,
@@ -76,20 +75,20 @@ def refresh(
     processes: int = 1,
     seconds: float | None = None,
 ) -> tuple[list[PlanDrift], list[Entry]]:
-    """Bring a library to the job's present profile: its plans are timed again, and stale ones planned again.
+    """Time a library's plans under the job's profile, and replace stale ones.
 
-    A stale plan that still fits stays, under its new figures, until a better one is found. What an interrupted refresh
-    has done is kept, and the next one goes on with the rest.
+    A stale plan that still fits stays, with its new figures, until a better one is found. A later call continues an
+    interrupted refresh.
 
     Args:
         threshold: growth of the gap from which a plan is stale.
-        progress, cache, processes, seconds: as in `plan_library`, for the plans that are made again.
+        progress, cache, processes, seconds: as in `plan_library`, for the replaced plans.
 
     Returns:
-        (drift of each plan that was made for another profile, what the library then holds for this one).
+        (drift of each plan made for another profile, contents of the library for this profile).
 
     Raises:
-        PlanError: the library has no plan for this shape, cannot be written, or a plan cannot be made.
+        PlanError: the library has no plan for this shape or cannot be written, or a plan cannot be made.
     """
     job = price(job)
     library = PlanLibrary(Path(directory), job)
@@ -120,7 +119,6 @@ def refresh(
 
 
 def _priced(job: PricedJob, plan: Plan) -> tuple[PlanDrift, Plan | None]:
-    """What a stored plan is worth now, and the plan with its new figures; None when it can no longer be used."""
     profile, limits = job.prices, job.limits
     problem = Problem.of(job, plan.schedule.failed)
     bound = lower_bound(problem)

@@ -1,26 +1,18 @@
-"""The template: one pipeline without failures, planned for as many micro-batches as there are slots, and copied.
+"""The template: one fault-free pipeline, planned with one micro-batch per slot, and copied to all pipelines.
 
-Every pipeline runs the template slot by slot (`assignment`). A micro-batch runs when its slot does, on the pipeline
-that hosts it at that stage; a slot in which a pipeline runs nothing is a gap there. Dependencies and memory hold, as
-they hold in the template: since no worker has two micro-batches of one stage in one slot, every program is a part of
-one of the template's programs, with each F its own I and W, and every dependency is one of the template's. So the
-period is at most the template's, which is that of a fault-free pipeline with ceil(D m / fewest live workers)
-micro-batches. With several chunks per worker this holds too, whichever peer runs each chunk. Planning the template
-costs a D-th of planning the whole.
+Every pipeline runs the template slot by slot (`assignment`); a slot without a micro-batch is a gap. If no worker has
+two micro-batches of one stage in one slot, every program is a part of a template program. So the template's
+dependencies and memory limits hold. The period is at most that of a fault-free pipeline with ceil(D m / fewest live
+workers) micro-batches. Planning the template costs 1 / D of planning the whole.
 
-To unfold an order of a template is to schedule the whole by its times. Each operation is due when the template runs its
-micro-batch's slot. List scheduling by these times gives an order; the first stage begins each micro-batch no earlier
-than a share of its due time, since what enters a pipeline too early takes the memory that a deeper chunk waits for.
-Where no worker has two micro-batches of one stage in one slot, the copy of the template is an order as well.
+Unfolding schedules the whole problem with the template's times as due times of the slots. The first stage begins each
+micro-batch no earlier than a share of its due time: an early micro-batch takes memory that a deeper chunk waits for. If
+memory limits the iteration, fewer slots with more running pipelines may be faster. The template for this case has
+slower workers with less memory at the poorest stages, and its order is unfolded.
 
-Where memory and not work limits the iteration, fewer slots in which more pipelines run may take less time, although the
-workers of the poorest stages have two micro-batches in some slots then. A template for that has slower workers with
-less memory at these stages, and its order is unfolded.
-
-Where links are unlike, a template's transfers take as long as the fastest: those that do not are to be avoided.
-
-Limit: on a single rank with several chunks, a micro-batch whose chunks go to different peers has a transfer on its way
-that the template has not.
+If links differ, a template's transfers take the time of the fastest link, because slower ones are to be avoided. Limit:
+on a single rank with several chunks, a micro-batch with chunks on different peers has a transfer that the template
+lacks.
 """
 
 from __future__ import annotations
@@ -39,17 +31,19 @@ from recycle.solve.search.list_scheduling import schedule_by_priority
 from recycle.solve.search.order_kernels import time_order, timed
 
 RULES = ((0.9, 0.5, 0.5), (0.9, 1.0, 0.5), (0.0, 0.0, 0.0), (1.0, 0.0, 0.5))
-"""Of each list scheduling: the share of its due time at which a micro-batch may begin; how long F and I, and W, stand
-back for what is more urgent, in typical operations' times."""
+"""Parameters of each list scheduling: share of its due time at which a micro-batch may begin; patience of F and I, and
+of
+
+W, in typical operation times.
+"""
 
 
 def one_pipeline(problem: Problem, micro_batches: int, running: int = 1) -> Problem:
-    """The fault-free problem of a single pipeline, each of whose workers is as slow, and has as little memory, as the
-    live workers of its rank that are worst off.
+    """Return the fault-free problem of a single pipeline, with the worst live worker of each rank.
 
     Args:
-        running: pipelines that run a micro-batch in each slot. A rank with fewer live workers has a worker that is
-            slower, and has less memory, by as much as it lacks.
+        running: pipelines that run a micro-batch in each slot; ranks with fewer live workers are slower and have less
+            memory in proportion.
     """
     shape = problem.shape
     hosts = problem.hosts[: shape.ranks]
@@ -69,7 +63,7 @@ def one_pipeline(problem: Problem, micro_batches: int, running: int = 1) -> Prob
 
 
 def copied_to_all(problem: Problem, assignment: Assignment, template: Problem, order: Order) -> Order:
-    """The order in which every pipeline follows `order`, one of `one_pipeline`, in the slots of `assignment`."""
+    """Return the order in which every pipeline follows `order` of `one_pipeline`, in the slots of `assignment`."""
     place = np.empty(template.size, dtype=np.int64)
     for program in order:
         place[program] = np.arange(len(program))
@@ -88,13 +82,7 @@ def unfold(
     deadline: Deadline,
     most: int = len(RULES) * 2,
 ) -> Incumbent:
-    """The best of the orders of the whole problem that an order of its template gives.
-
-    Args:
-        assignment: by slots; the template has a micro-batch for each of them.
-        deadline: after which no more orders are made; one is made at least.
-        most: orders to make.
-    """
+    """Return the best of `most` orders of the whole problem, unfolded from an order of its template."""
     found: Incumbent | None = None
     pace = Pace(deadline)
     ways = [around_slow_links(problem, assignment), assignment] if problem.hops else [assignment]

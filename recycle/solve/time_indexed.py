@@ -1,32 +1,25 @@
-"""The exact model of a small problem: routes, orders and stage windows all free, so that what it proves holds for all.
+"""Exact model of a small problem: routes, orders and stage windows are all free, so its proofs hold for all schedules.
 
-Time is cut into the largest unit that makes every time whole, and for periods T between the bound and the best known an
-integer program asks whether some schedule has it. Variables `by[x, w, t]`: operation x has started on w by
-slot t; they never fall, so that each row needs few of them:
+Time is divided into the largest unit that makes every time whole. For periods T between the bound and the best known
+period, an integer program decides whether a schedule exists. Variables `by[x, w, t]`: operation x has started on w by
+slot t. They are monotone in t, so each row needs few of them:
 
-    route      a micro-batch has all its operations of a stage on one live host, home or peer
-    order      what needs an operation has started only as long ago as that one has ended, and the link has been passed
-               if it ran on another worker
+    route      all operations of a micro-batch at a stage run on one live host, home or peer
+    order      an operation starts after the end of its dependency, plus the link if that ran on another worker
     capacity   at most one operation of a worker runs in a slot
     memory     forwards started - freed <= slots, where I frees 1 - stash and W (or B) the rest
     window     staggered: the work of a rank lies in [open, open + T - u], with u the reduce and step of a stage, and
-               `open` free but for rank 0, where it is 0; that is the same as E_s - S_w <= T for each of its hosts;
+               `open` free except 0 for rank 0; equivalent to E_s - S_w <= T for each host;
                barrier: all work lies in [0, T - u]. A worker's work and all its reduces and steps fill at most T
 
-Micro-batches are alike, and so are hosts of one stage with the same speed and memory; symmetric copies are cut away.
-Exchanging what two micro-batches do from some point on keeps a schedule one as long as they share every host before
-it: so on the first stages, as long as each has one host only, forwards go by index, on the first stage with several
-they start in that order, and where no stage has several everything goes by index. Hosts that are alike are named by
-the first micro-batch that they run.
+Symmetric solutions are removed: micro-batches that share every host so far run by index, and equal hosts are ordered by
+their first micro-batch. Starts may be whole, because rounding down preserves a schedule of a whole period. A staggered
+period may lie between whole numbers, as a mean over at most all stages. So a proof that T is infeasible raises the
+bound to T + 1 / stages, and "optimal" refers to whole periods.
 
-Starts may be whole: rounding down keeps a schedule of a whole period. A staggered
-period may also lie between whole ones, a mean over at most as many stages as there are; so a proof that T is out of
-reach raises the bound to T + 1 / stages, and the word "optimal" is about whole periods.
-
-Written with python-mip and solved by HiGHS. Limits: links of one time, and without queues, nor are the updates of
-several chunks in one order, so that a schedule found may take longer than T; times with a common unit; no link inside a
-rank, nor several pipelines without re-routing; sizes that a solver can take, which ends at about a hundred operations
-and 30 slots.
+Written with python-mip and solved by HiGHS. Limits: one link time without queues; no ordering of several chunks'
+updates, so a schedule may take longer than T; times with a common unit; no link inside a rank; several pipelines only
+with re-routing; about a hundred operations and 30 slots.
 """
 
 from __future__ import annotations
@@ -55,14 +48,13 @@ MOST_VARIABLES = 60_000
 
 @dataclass(frozen=True)
 class Solved:
-    """What the exact model came to.
+    """Result of the exact model.
 
     Attributes:
         order: never worse than the start.
         period: its period by right-shift.
-        bound: proven lower bound on the period, the given one or better.
-        status: "optimal" (no whole period below is possible), "feasible" (a better order may exist), "not modelled", or
-            "too large".
+        bound: proven lower bound on the period, at least the given one.
+        status: "optimal" (no shorter whole period), "feasible", "not modelled", or "too large".
     """
 
     order: Order
@@ -79,13 +71,7 @@ def solve(
     *,
     most: int = MOST_VARIABLES,
 ) -> Solved:
-    """The best order over all routes and orders, or what `seconds` of wall time prove about it.
-
-    Args:
-        start: a complete order within the caps.
-        bound: a proven lower bound on the period.
-        most: variables above which nothing is tried.
-    """
+    """Return the best order, or the bound that `seconds` prove, with at most `most` variables."""
     period = time_order(problem, start).period
     unit = problem.grain
     is_one_rank_linked = problem.shape.ranks == 1 and problem.link > 0
@@ -110,7 +96,6 @@ def solve(
 
 
 def _order(problem: Problem, starts: list[list[int]]) -> Order:
-    """`starts`: (slot, operation, worker) of every operation."""
     order: Order = [[] for _ in problem.cap]
     for _, x, w in sorted(starts):
         order[w].append(x)
@@ -119,10 +104,7 @@ def _order(problem: Problem, starts: list[list[int]]) -> Order:
 
 @dataclass(frozen=True)
 class TimeGrid:
-    """The slots that every operation may start in, under a period of `slots` slots.
-
-    An operation has the same window on all its hosts, by the fastest of them.
-    """
+    """Start slots of each operation for a period of `slots` slots, by its fastest host."""
 
     problem: Problem
     unit: float
@@ -133,12 +115,11 @@ class TimeGrid:
         return self.problem.shape.stages * self.problem.micro_batches
 
     def hosts(self, x: int) -> list[int]:
-        """Workers that may run an operation."""
+        """Return the workers that may run an operation."""
         return self._hosts[x % self.plane]
 
     @cached_property
     def _hosts(self) -> list[list[int]]:
-        """Of each (stage, micro-batch); for the first chunk no more alike ones than micro-batches up to its own."""
         problem, n = self.problem, self.problem.micro_batches
         found: list[list[int]] = []
         for s, live in enumerate(problem.hosts):
@@ -165,7 +146,7 @@ class TimeGrid:
 
     @cached_property
     def after(self) -> list[tuple[int, int, int]]:
-        """(x, y, slots): y starts at least so much after x ends: dependencies, and the order of what is alike."""
+        """(x, y, slots): y starts at least `slots` after the end of x, by dependency or symmetry."""
         edges = []
         needs = zip(self.problem.needs.tolist(), self.problem.needs_here.tolist(), strict=True)
         for y, (across, here) in enumerate(needs):
@@ -174,7 +155,7 @@ class TimeGrid:
 
     @cached_property
     def in_line(self) -> list[tuple[int, int]]:
-        """(x, y) on one worker each, x before y without loss."""
+        """(x, y) on one worker, with x before y without loss."""
         problem, n, stages = self.problem, self.problem.micro_batches, self.problem.shape.stages
         is_alone = self.leading_alone == stages
         rows = problem.kinds * stages if is_alone else self.leading_alone
@@ -187,13 +168,13 @@ class TimeGrid:
 
     @cached_property
     def level(self) -> list[tuple[int, int]]:
-        """(x, y): y does not start before x without loss; on any workers."""
+        """(x, y) with y not starting before x without loss, on any workers."""
         n, first = self.problem.micro_batches, self.leading_alone * self.problem.micro_batches
         return list(pairwise(range(first, first + n))) if first < self.plane else []
 
     @cached_property
     def leading_alone(self) -> int:
-        """Stages from the first one on where micro-batches have but one host to run on."""
+        """Number of leading stages with a single possible host per micro-batch."""
         stages, n = self.problem.shape.stages, self.problem.micro_batches
         return next((s for s in range(stages) if len(self.hosts(s * n + n - 1)) > 1), stages)
 
@@ -209,7 +190,7 @@ class TimeGrid:
 
     @cached_property
     def heads_and_tails(self) -> tuple[list[range], list[range]]:
-        """(windows of the operations, of the ranks' openings), tightened against each other until nothing moves."""
+        """(windows of the operations, openings of the ranks), tightened against each other until a fixed point."""
         problem, stages, n = self.problem, self.problem.shape.stages, self.problem.micro_batches
         ranks = problem.shape.ranks
         stage = [x // n % stages for x in range(problem.size)]
@@ -239,7 +220,7 @@ class TimeGrid:
 
     @property
     def is_open(self) -> bool:
-        """Whether every operation, and every rank's window, has a slot to start in."""
+        """Whether every operation and every rank's window has a start slot."""
         return all(len(window) > 0 for window in (*self.windows, *self.opens))
 
     @property
@@ -248,8 +229,6 @@ class TimeGrid:
 
 
 class _Program:
-    """The integer program of one grid, in python-mip."""
-
     def __init__(self, grid: TimeGrid) -> None:
         import mip
 
@@ -270,11 +249,14 @@ class _Program:
         self._windows()
 
     def solved(self, seconds: float) -> tuple[bool | None, list[tuple[int, int, int]]]:
-        """(whether a schedule exists, None if time ran out; its (slot, operation, worker))."""
+        """Return (whether a schedule exists, None after a timeout; its (slot, operation, worker))."""
         known = self.mip.OptimizationStatus
         status = self.model.optimize(max_seconds=seconds, max_solutions=1)
         if status in (known.INFEASIBLE, known.INT_INFEASIBLE, known.UNBOUNDED):
-            return False, []  # nothing is unbounded here: HiGHS does not always tell the two apart
+            return (
+                False,
+                [],
+            )  # HiGHS does not always distinguish unbounded from infeasible, and nothing is unbounded here
         if status not in (known.OPTIMAL, known.FEASIBLE):
             return None, []
         starts = []
@@ -285,7 +267,6 @@ class _Program:
         return True, starts
 
     def _steps(self, count: int) -> list[int]:
-        """So many new binaries that never fall, by index."""
         first = len(self.variables)
         self.variables += [self.model.add_var(var_type=self.mip.BINARY) for _ in range(count)]
         steps = list(range(first, first + count))
@@ -294,10 +275,6 @@ class _Program:
         return steps
 
     def _row(self, terms: Iterable[tuple[float, int | None]], sense: str, constant: float) -> None:
-        """The sum of coefficient * variable is at most, at least or equal to `constant`; None stands for 0.
-
-        A variable's coefficients are summed here, as python-mip keeps only the last when one is named twice.
-        """
         summed: dict[int, float] = {}
         for coefficient, variable in terms:
             if variable is not None:
@@ -308,7 +285,6 @@ class _Program:
             self.model += self.mip.LinExpr(named, list(summed.values()), -constant, sense)
 
     def _started(self, x: int, w: int, slot: int) -> int | None:
-        """Whether x has started on w by `slot`."""
         window, steps = self.grid.windows[x], self.by[x, w]
         return None if slot < window[0] else steps[min(slot, window[-1]) - window[0]]
 
@@ -326,7 +302,6 @@ class _Program:
                     self._row([(1, self.by[x, w][-1]), (-1, self.by[x % plane, w][-1])], "=", 0)
 
     def _follows(self, x: int, y: int, gap: int | None) -> None:
-        """y has started by a slot only if x has ended `gap` slots before; if None, only if x has started."""
         window = self.grid.windows[y]
         for slot in window:
             terms: list[tuple[float, int | None]] = [(1, self._started(y, w, slot)) for w in self.grid.hosts(y)]
@@ -335,7 +310,6 @@ class _Program:
             self._row(terms, "<", 0)
 
     def _worker(self, w: int) -> None:
-        """Work within one period; capacity and memory of one worker in every slot."""
         grid, problem = self.grid, self.grid.problem
         n, plane, ranks = problem.micro_batches, grid.plane, problem.shape.ranks
         mine = [x for x in range(plane) if x // n % ranks == w % ranks and w in grid.hosts(x)]
@@ -354,7 +328,6 @@ class _Program:
                 self._row(held, "<", problem.cap[w] + TOLERANCE)
 
     def _windows(self) -> None:
-        """No start before its rank's window opens, no end after it has closed."""
         grid, n = self.grid, self.grid.problem.micro_batches
         last = (grid.problem.kinds - 1) * grid.plane
         ranks = grid.problem.shape.ranks
@@ -363,7 +336,7 @@ class _Program:
             length = grid.slots - grid.update_slots(s)
             for slot, is_open in zip(grid.opens[s % ranks], [*self.open[s % ranks], None], strict=True):
                 ended = [(1, self._ended(last + x, w, slot + length)) for w in hosts]
-                if is_open is None:  # at the last of its slots the window is open, whatever else holds
+                if is_open is None:  # in the last of its slots the window is open in any case
                     self._row(ended, "=", 1)
                     continue
                 self._row([(-1, is_open), *((1, self._started(x, w, slot)) for w in hosts)], "<", 0)
@@ -371,7 +344,6 @@ class _Program:
 
 
 def _in_child(request: tuple[object, ...], seconds: float) -> list[Any]:
-    """What `_answers` gives to a request; its process is killed after `seconds`, as solvers overshoot their limits."""
     child = Child(__name__, errors=subprocess.DEVNULL)
     killer = threading.Timer(seconds, child.kill)
     killer.start()
@@ -386,11 +358,6 @@ def _in_child(request: tuple[object, ...], seconds: float) -> list[Any]:
 
 
 def _answers(problem: Problem, unit: float, first: int, last: int, seconds: float) -> Iterator[tuple[int, Any]]:
-    """For some periods from `first` to `last`: (slots, None if no schedule has that period, else its starts).
-
-    It begins with the first that leaves every operation a slot. Steps upwards double until a schedule is found, then
-    halve. A period that takes more than half of the time left stays open, and larger ones are asked about.
-    """
     begun, of_slots, high, step = monotonic(), partial(TimeGrid, problem, unit), last + 1, 1
     low = bisect_left(range(first, high), True, key=lambda slots: of_slots(slots).is_open) + first - 1
     if low >= first:

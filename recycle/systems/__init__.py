@@ -1,6 +1,6 @@
-"""Resilience systems on one engine: each file one system, registered here; `cluster` runs them over a failure trace.
+"""Resilience systems on one engine: one system per file, registered here; `cluster` runs them over a failure trace.
 
-`system` is the protocol, `setting` what all of them get alike, `failures` where the events come from.
+Begin with `system`, the protocol, `setting`, the common input, and `failures`, the events.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VARIANTS: dict[str, Callable[[Setting], System]] = {
     "recycle_decoupled": lambda setting: ReCycle(setting, staggered=False),
     "bamboo_1f1b_buffers": lambda setting: Bamboo(setting, buffer_per_micro_batch=False),
 }
-"""Systems with one thing about them changed; compared only where they are asked for by name."""
+"""Modified systems; compared only if requested by name."""
 
 __all__ = [
     "SYSTEMS",

@@ -1,26 +1,19 @@
-"""Checkpoint and restart: every change of the live set starts all processes again, in the best shape for what is left.
+"""Checkpoint and restart, hot spares, and live migration.
 
-The representative is Varuna (Athlur et al., EuroSys '22), which morphs depth and number of pipelines; plain `torchrun`
-with elastic restarts is the same without the morphing. The interval of checkpoints follows Young's rule for the true
-failure rate of the whole job. Nodes that come back are let in by a restart as well, from a checkpoint that is written
-for it, so without loss: as soon as what they add until the next failure is due is more than the pause. Of a sharded
-optimizer's state each host has its part alone (ZeRO-1, as in Megatron's distributed optimizer): everybody reads a
-checkpoint anyway.
+Checkpoint and restart: every change of the live nodes restarts all processes in the best shape for the rest. Varuna
+(Athlur et al., EuroSys '22) and elastic restarts of `torchrun` do this. The interval follows Young's rule for the true
+failure rate of the job. Returning nodes join by a restart from a checkpoint written for it, without loss, once their
+gain until the next failure exceeds the pause. Each host has only its part of a sharded optimizer's state (ZeRO-1),
+because all workers read a checkpoint anyway.
 
-Limits: every failure costs the work since the last checkpoint and a restart of all processes; at depths at which layers
-do not divide the slowest stage is in charge.
+Limits: every failure costs the work since the last checkpoint and a restart of all processes. At depths that do not
+divide the layers, the slowest stage determines the period.
 
-Hot spares: some nodes stand idle, and one of them takes the place of a node that dies.
-
-The spares are part of the job's nodes, so that they count in every ratio, paid for and training nothing: the grid is
-the best on what is left. A spare has its processes up; it copies the state of a live peer of the stage, which costs the
-common pause, and the iteration in progress is repeated. With no spare left everybody restarts from a checkpoint on
-fewer workers, as in `checkpoint_restart`, and again when nodes have come back and that pays. Nodes that come back
-otherwise become spares, which interrupts nobody. The practice is common: 8 of the 72 GPUs of a rack are spares in
-NVIDIA's NVL72 systems (claimed).
-
-Of a sharded optimizer's state there are as many copies as the job says, as if these systems held them as recycle does.
-Where the last owner of a shard dies everybody restarts from a checkpoint.
+Hot spares: some of the job's nodes are idle with running processes, and the grid is the best on the rest. A spare
+replaces a dead node by copying the state of a live peer, which costs the common pause, and the iteration is repeated.
+Without a spare, all workers restart from a checkpoint on fewer workers. Returning nodes become spares without an
+interruption. The practice is common: 8 of the 72 GPUs of a rack are spares in NVIDIA's NVL72 systems (claimed). A
+sharded optimizer's state has as many copies as the job says; if the last owner of a shard dies, all workers restart.
 """
 
 from __future__ import annotations
@@ -36,18 +29,17 @@ from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State, Stopp
 
 
 class CheckpointRestart(CheckpointedSystem[GridRunning]):
-    """Checkpoints at Young's interval; a restart at every change, on the fastest grid of what is left."""
+    """Checkpoints at Young's interval, and a restart on the fastest remaining grid at every change."""
 
     name = "checkpoint_restart"
     copies: ClassVar[int | None] = 1
     fatal_share = 1.0
-    """Of failures that need a checkpoint."""
+    """Share of failures that need a checkpoint."""
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
         return self._begun(live, len(self.setting.slots(live)))
 
     def _begun(self, live: Nodes, slots: int) -> State | DoesNotFit:
-        """The best grid on so many of the live slots."""
         grid = self.grids.best(slots)
         if grid is not None:
             return self._running(live, grid, tuple(self.setting.slots(live)[: grid.slots]))
@@ -66,7 +58,6 @@ class CheckpointRestart(CheckpointedSystem[GridRunning]):
         return Change(state=self._running(live, state.grid, state.used), event="wait")
 
     def _pays(self, before: GridRunning, after: GridRunning, pause: float) -> bool:
-        """Whether more is done until the next failure is due, with the pause than without it."""
         failures = self.setting.failure_rate * len(after.live)
         return after.period * (1 + pause * failures) < before.period
 
@@ -75,11 +66,11 @@ class CheckpointRestart(CheckpointedSystem[GridRunning]):
 
 
 class HotSpare(CheckpointRestart):
-    """Spares beside the best grid on the other nodes.
+    """Spares besides the best grid on the other nodes.
 
     Args:
-        spares: nodes that stand idle as long as all are alive; 5 % of the nodes if left out, at least one, unless the
-            model needs them all. That share is what a study of the Delta cluster asks for (claimed).
+        spares: number of idle nodes while all are alive. None for 5 % of the nodes, at least one, unless the model
+            needs them all; a study of the Delta cluster asks for this share (claimed).
     """
 
     name = "hot_spare"
@@ -96,7 +87,6 @@ class HotSpare(CheckpointRestart):
 
     @cached_property
     def _working_slots(self) -> int:
-        """Slots beside the spares; all where no model fits on so few."""
         setting = self.setting
         kept = len(setting.slots(range(setting.nodes - self.spares)))
         return kept if kept >= setting.least_ranks else len(setting.node_of)
@@ -122,10 +112,9 @@ class HotSpare(CheckpointRestart):
 
 
 class LiveMigration(HotSpare):
-    """Standby nodes that take over a role within an iteration, which goes on after the pause: nothing is repeated.
+    """Standby nodes that take over within an iteration, without repetition.
 
-    That is what commercial systems say of themselves (TorchPass; TrainMover, arXiv 2412.12636); it is taken at their
-    word here.
+    This is the claim of commercial systems (TorchPass; TrainMover, arXiv 2412.12636), taken as given.
     """
 
     name = "live_migration"

@@ -1,12 +1,12 @@
-"""The cluster: one system over one failure trace, by discrete events, for days or years.
+"""Discrete-event simulation of one system over one failure trace, for days or years.
 
-Training is a row of iterations of `Running.period` seconds; what is committed counts and nothing else. A failure
-strikes at once, in the middle of an iteration, of a checkpoint or of a pause. One inside a pause begins it again: per
-cause the longer of the two, since what was being copied or started is needed still. Nodes that come back are usable
-after `[pauses] start` and are let in at the next boundary of two iterations.
+Training is a sequence of iterations of `Running.period` seconds; only committed samples count. A failure takes effect
+immediately, in an iteration, a checkpoint or a pause. A failure in a pause restarts the pause, with the longer duration
+per cause, because pending copies and starts are still needed. Returning nodes are usable after `[pauses] start` and
+join at the next iteration boundary.
 
-Every second is booked once: as progress (at the fault-free rate) or under the cause that took it, so that the time is
-their sum. No loop runs over iterations; a year of 400 nodes is a few thousand changes.
+Every second is booked once: as progress (at the fault-free rate) or under a cause of loss. No loop runs over
+iterations; a year of 400 nodes is a few thousand changes.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ CAUSES = (
     "idle",
     "degraded",
 )
-"""What time is lost to. `redone`: work that a failure took. `dropped`: work on a batch of which samples are left out.
-`idle`: live workers with nothing to do. `degraded`: the rest, workers that are not there; with what the end of the
-trace cut off."""
+"""Causes of lost time.
+
+`redone`: work lost to a failure. `dropped`: work on batches with dropped samples. `idle`: live workers without work.
+`degraded`: the rest, from missing workers and from the end of the trace.
+"""
 _TOLERANCE = 1e-6
-"""Of an iteration: what is so close to its end is there."""
+"""Share of an iteration; an end closer than this counts as reached."""
 ShareProgress = Callable[[float], None]
 
 
 @dataclass(frozen=True)
 class Transition:
-    """A change of the live set, or of what runs on it, as it was carried out.
+    """A change of the live nodes or of the configuration.
 
     Attributes:
         time: seconds.
-        event: what the system did; "start" for the first.
-        failed, joined: nodes.
-        pause: seconds that follow, unless another failure strikes in them.
-        committed: samples that are committed, after what the change took back.
-        state: what runs after the pause.
+        event: action of the system; "start" for the first.
+        pause: seconds of the pause that follows, unless another failure interrupts it.
+        committed: committed samples, after any rollback.
+        state: configuration after the pause.
     """
 
     time: float
@@ -65,20 +66,18 @@ class Transition:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a system made of a trace.
+    """Result of a system on a trace.
 
     Attributes:
-        system, trace: names.
-        seconds: length.
-        gpus: of the job, dead or alive: all are paid for.
-        samples: committed, and not taken back.
-        fault_free: samples per second with every node alive and no checkpoint written.
+        seconds: length of the trace.
+        gpus: GPUs of the job, dead or alive, because all are paid for.
+        samples: committed samples without later rollback.
+        fault_free: samples per second with every node alive and no checkpoints.
         lost: cause -> seconds; with `samples / fault_free` they sum to `seconds`.
-        dropped: samples of committed iterations that were left out of the batch.
-        bytes: copied over the network.
-        transitions: by time.
-        misfit: why the job does not fit into memory; all figures are 0 then.
-        copies: of each part of the optimizer's state; 0 where every host of a stage has all of it.
+        dropped: samples left out of the batches of committed iterations.
+        bytes: bytes copied over the network.
+        misfit: why the job does not fit into memory; all figures are 0 in that case.
+        copies: copies of each part of the optimizer's state; 0 if every host of a stage has all of it.
     """
 
     system: str
@@ -101,16 +100,16 @@ class Outcome:
 
     @property
     def ettr(self) -> float:
-        """Effective training time ratio: the share of the time that fault-free training would have needed."""
+        """Effective training time ratio: fault-free training time over total time."""
         return self.goodput / self.fault_free if self.fault_free else 0.0
 
     @property
     def gpu_seconds_per_sample(self) -> float:
-        """The cost of a sample; infinite where none was committed."""
+        """Cost of a sample; infinite without committed samples."""
         return self.gpus * self.seconds / self.samples if self.samples else inf
 
     def rates(self, parts: int) -> list[float]:
-        """Mean samples per second in each of so many equal parts of the time; what was taken back later included."""
+        """Return mean samples per second in equal parts of the time, including samples rolled back later."""
         steps: list[tuple[float, float]] = []
         ends = [*(transition.time for transition in self.transitions[1:]), self.seconds]
         for transition, end in zip(self.transitions, ends, strict=True):
@@ -121,16 +120,16 @@ class Outcome:
 
     @property
     def events(self) -> dict[str, int]:
-        """How often the system did what."""
+        """Return the number of transitions by event."""
         return dict(Counter(transition.event for transition in self.transitions))
 
     @property
     def layout(self) -> str:
-        """What the system ran first."""
+        """Initial layout."""
         return next((transition.state.layout for transition in self.transitions if transition.state.layout), "")
 
     def state_after(self, failures: int) -> State | None:
-        """What the system runs after so many changes by failures, the pause over; None where there were fewer."""
+        """Return the state after a number of failure changes and their pause; None if there were fewer."""
         states = [
             transition.state for transition in self.transitions if transition.failed or transition.event == "start"
         ]
@@ -143,10 +142,7 @@ def run(
     trace: FailureTrace,
     progress: ShareProgress | None = None,
 ) -> Outcome:
-    """Run a system over a trace that was fitted to the setting's nodes.
-
-    Args:
-        progress: told the share that is done.
+    """Run a system over a trace fitted to the setting's nodes, and report the completed share.
 
     Raises:
         ValueError: the trace has another number of nodes.
@@ -165,12 +161,11 @@ def run(
 
 @dataclass(frozen=True)
 class _Work:
-    """What training has come to, and what a checkpoint holds.
+    """Progress of training, and the content of a checkpoint.
 
     Attributes:
-        committed, dropped: samples.
         kept: seconds whose work still counts.
-        idle: of these, times the share of slots that are idle.
+        idle: `kept`, weighted by the share of idle slots.
     """
 
     committed: float = 0.0
@@ -181,7 +176,7 @@ class _Work:
 
 @dataclass
 class _Cluster:
-    """The clock and the books."""
+    """Clock and accounts of a simulation."""
 
     system: System
     setting: Setting
@@ -191,11 +186,11 @@ class _Cluster:
     lost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
     work: _Work = _Work()
     saved: _Work = _Work()
-    pending: tuple[float, _Work] | None = None  # a checkpoint that is taken, and from when on it counts
-    phase: float = 0.0  # share of the iteration in progress that is done
-    partial: float = 0.0  # seconds that went into it
+    pending: tuple[float, _Work] | None = None  # a checkpoint being written, and the time from which it counts
+    phase: float = 0.0  # completed share of the iteration in progress
+    partial: float = 0.0  # seconds spent on the iteration in progress
     since: int = 0  # iterations since the last checkpoint
-    stall: float = 0.0  # seconds left of the checkpoint that is being taken
+    stall: float = 0.0  # remaining seconds of the checkpoint being written
     pause: Pause = field(default_factory=Pause)
     pause_left: dict[str, float] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)
@@ -203,14 +198,14 @@ class _Cluster:
     transitions: list[Transition] = field(default_factory=list)
 
     def play(self, until: float, progress: ShareProgress | None) -> None:
-        """All events up to `until`."""
+        """Process all events up to `until`."""
         up, early = self.trace.up, [change for change in self.trace.changes if change.time <= 0]
         for change in early:
             up = up - change.failed | change.joined
         begun = self.system.begin(up)
         self.state = begun.stopped(up) if isinstance(begun, DoesNotFit) else begun
         self._record("start", frozenset(), up, 0.0)
-        usable: dict[int, float] = {}  # when nodes that came are, by time
+        usable: dict[int, float] = {}  # times from which returned nodes are usable
         for number, change in enumerate(self.trace.changes[len(early) :]):
             if change.time >= until:
                 break
@@ -229,7 +224,6 @@ class _Cluster:
         self._until(until)
 
     def _admit(self, usable: dict[int, float], until: float) -> None:
-        """Time goes on to each node that becomes usable before `until`."""
         for node, time in list(usable.items()):
             if time > until:
                 break
@@ -238,7 +232,6 @@ class _Cluster:
             self.waiting.add(node)
 
     def _until(self, time: float) -> None:
-        """The clock goes on; changes at boundaries happen on the way."""
         while self.now < time:
             if self.pause_left:
                 self._rest(time)
@@ -250,7 +243,7 @@ class _Cluster:
                     self.now = time
             elif self.waiting or self.state.reconsider:
                 left = self.stall or ((1 - self.phase) * self.state.period if self.phase else 0.0)
-                if left and self.now + left == self.now:  # too short for the clock
+                if left and self.now + left == self.now:  # too short to advance the clock
                     self._advance(self.state, 1, 0.0)
                     self.phase = self.partial = self.stall = 0.0
                 self._train(self.state, min(time, self.now + left))
@@ -265,7 +258,6 @@ class _Cluster:
         self._change(frozenset(), joined)
 
     def _rest(self, time: float) -> None:
-        """A pause passes, cause by cause."""
         for cause, left in list(self.pause_left.items()):
             passed = min(left, time - self.now)
             self.lost[cause] += passed
@@ -277,7 +269,6 @@ class _Cluster:
             del self.pause_left[cause]
 
     def _train(self, state: Running, time: float) -> None:
-        """Iterations and checkpoints up to `time`."""
         checkpoints, period = state.checkpoints, state.period
         every = inf if checkpoints is None else max(1, round(checkpoints.every / period))
         cycle = inf if checkpoints is None else every * period + checkpoints.stall
@@ -292,7 +283,7 @@ class _Cluster:
                 if not self.stall:
                     self._save(checkpoints)
             elif checkpoints and not self.phase and not self.since and room >= 2 * cycle:
-                cycles = int(room // cycle) - 1  # of iterations and a checkpoint; the last one is taken step by step
+                cycles = int(room // cycle) - 1  # complete cycles of iterations and a checkpoint, but the last
                 end = self.now + cycles * cycle
                 self._advance(state, cycles * int(every), cycles * every * period)
                 self.lost["checkpoint"] += cycles * checkpoints.stall
@@ -313,7 +304,6 @@ class _Cluster:
                 self.now = time
 
     def _advance(self, state: Running, iterations: int, seconds: float) -> None:
-        """So many iterations are committed, in so many seconds."""
         work, idle = self.work, state.idle / max(1, len(self.setting.node_of))
         self.work = _Work(
             work.committed + iterations * state.samples,
@@ -325,7 +315,6 @@ class _Cluster:
         self.now += seconds
 
     def _save(self, checkpoints: Checkpoints | None) -> None:
-        """A checkpoint of what is committed is taken; it counts `lag` seconds from now."""
         assert checkpoints is not None
         self._complete()
         self.pending = self.now + checkpoints.lag, self.work
@@ -340,7 +329,7 @@ class _Cluster:
         change = self.system.change(self.state, failed, joined)
         self._complete()
         if failed:
-            self.pending = None  # parts of it were on the failed nodes
+            self.pending = None  # parts of the checkpoint were on the failed nodes
             self.stall = 0.0
         if change.loss is not Loss.NOTHING or isinstance(change.state, Stopped):
             self._redo(self.partial)
@@ -370,7 +359,7 @@ class _Cluster:
         self.transitions.append(Transition(self.now, event, failed, joined, pause, committed, self.state))
 
     def outcome(self, fault_free: float) -> Outcome:
-        """Close the books: what training time is not progress was slower than fault-free."""
+        """Close the accounts: remaining training time without progress was slower than fault-free."""
         work = self.work
         if fault_free:
             self.lost["dropped"] = work.dropped / fault_free

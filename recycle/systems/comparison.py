@@ -1,10 +1,9 @@
-"""The comparison: every system over the same trace, on one setting, beside what no failure at all would give.
+"""Compare systems over the same trace on one setting, with fault-free references.
 
-Two references stand beside every figure, because splitting the backward pass shortens the healthy iteration too:
-fault-free 1F1B and a fault-free zero-bubble schedule, each on the best grid of all nodes that fits, with plain ZeRO-1
-where the job shards its optimizer's state. The fault-scaled
-ideal is either of them times the mean share of nodes that are alive: what a system would give that spreads the work of
-the dead evenly and at no cost.
+Splitting the backward pass also shortens the fault-free iteration, so there are two references: fault-free 1F1B and a
+fault-free zero-bubble schedule. Each runs on the best grid of all nodes that fits, with plain ZeRO-1 if the job shards
+its optimizer's state. The fault-scaled ideal is a reference times the mean share of live nodes: a system that spreads
+the work of dead workers evenly and at no cost.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ KNOWN: dict[str, Callable[[Setting], System]] = {
     **SYSTEMS,
     **VARIANTS,
 }
-"""All systems by name, entry points of other packages included."""
+"""All systems by name, including entry points of other packages."""
 ZERO_BUBBLE = ("zb-h1", "zb-h2")
 SHARES = (0.01, 0.023, 0.05, 0.0875, 0.10)
-"""Of nodes dead. In a year of 400 servers 2.3 % were down on average and 8.75 % at most (InfiniteHBD)."""
+"""Shares of dead nodes. In a year of 400 servers 2.3 % were down on average and 8.75 % at most (InfiniteHBD)."""
 SystemProgress = Callable[[str, float], None]
-"""Told the system's name and the share of its run that is done."""
+"""Called with the system's name and the completed share of its run."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,8 @@ class Reference:
     """A fault-free schedule on all nodes.
 
     Attributes:
-        name: family of the schedule.
         layout: pipelines and their depth.
-        samples_per_second: that it trains; 0 where no grid of it fits into memory.
+        samples_per_second: throughput; 0 if no grid fits into memory.
     """
 
     name: str
@@ -51,19 +49,17 @@ class Reference:
     samples_per_second: float
 
     def ratio(self, outcome: Outcome) -> float | None:
-        """Goodput over that of the reference; None where no grid of it fits."""
+        """Return goodput over the reference's; None if no grid of the reference fits."""
         return outcome.goodput / self.samples_per_second if self.samples_per_second else None
 
 
 @dataclass(frozen=True)
 class Compared:
-    """All systems on one trace.
+    """Results of all systems on one trace.
 
     Attributes:
-        trace: fitted to the setting's nodes.
         references: fault-free 1F1B and zero-bubble.
-        live: mean share of the nodes that are alive.
-        outcomes: by system, in the order asked for.
+        live: mean share of live nodes.
     """
 
     trace: FailureTrace
@@ -73,7 +69,7 @@ class Compared:
 
 
 def references(setting: Setting) -> tuple[Reference, ...]:
-    """Fault-free 1F1B and zero-bubble, each on its best grid."""
+    """Return fault-free 1F1B and zero-bubble, each on its best grid."""
     found, setting = [], setting.with_copies(1)
     for name, families in (("1f1b", ("1f1b",)), ("zero-bubble", ZERO_BUBBLE)):
         grids = [grid for family in families if (grid := PipelineGrids(setting, family).best(len(setting.node_of)))]
@@ -88,7 +84,7 @@ def references(setting: Setting) -> tuple[Reference, ...]:
 
 
 def system_names(systems: str | None) -> list[str]:
-    """The names in a list such as "recycle,oobleck"; all systems if left out. Raises JobError for others."""
+    """Parse a list such as "recycle,oobleck"; None for all systems. Raises JobError for unknown names."""
     names = list(SYSTEMS) if systems is None else [name.strip() for name in systems.split(",") if name.strip()]
     for name in names:
         if name not in KNOWN:
@@ -99,7 +95,7 @@ def system_names(systems: str | None) -> list[str]:
 
 
 def make_system(name: str, setting: Setting) -> System:
-    """A system of `KNOWN`. Raises JobError where that of another package cannot be made."""
+    """Create a system of `KNOWN`. Raises JobError if another package's system cannot be created."""
     make = KNOWN[name]
     if name in SYSTEMS or name in VARIANTS:
         return make(setting)
@@ -121,12 +117,7 @@ def compare(
     seed: int = 0,
     progress: SystemProgress | None = None,
 ) -> list[Compared]:
-    """Run all systems over all traces.
-
-    Args:
-        traces: of any population; see `Trace.fitted`.
-        seed: of the choice of nodes.
-    """
+    """Run all systems over traces of any population, fitted to the setting's nodes with a seed."""
     beside = references(setting)
     found = []
     for trace in traces:
@@ -145,19 +136,19 @@ def compare(
 
 
 def copies_of(system: System) -> int:
-    """Copies of each part of the optimizer's state that a system holds; 0 where every host has all of it."""
+    """Return the copies of each part of a system's optimizer state; 0 if every host has all of it."""
     setting = getattr(system, "setting", None)
     return setting.copies if isinstance(setting, Setting) else 0
 
 
 @dataclass(frozen=True)
 class DeadShare:
-    """Throughput with a share of the nodes dead, over that of a fault-free reference times the live share.
+    """Throughput with a share of dead nodes, relative to a fault-free reference times the live share.
 
     Attributes:
-        share: asked for.
-        dead: nodes that it comes to, one at least.
-        of_scaled: reference -> system -> mean ratio over random dead sets; 0 where the system does not run.
+        share: requested share.
+        dead: resulting number of nodes, at least one.
+        of_scaled: reference -> system -> mean ratio over random dead sets; 0 if the system does not run.
     """
 
     share: float
@@ -168,7 +159,7 @@ class DeadShare:
 def at_dead_shares(
     setting: Setting, systems: Sequence[str], sets: int = 1, seed: int = 0, shares: Sequence[float] = SHARES
 ) -> list[DeadShare]:
-    """What systems keep with so many nodes dead, nothing lost to pauses: `sets` random dead sets per share."""
+    """Return throughput with dead nodes and without pauses: `sets` random dead sets per share."""
     beside = [reference for reference in references(setting) if reference.samples_per_second]
     at_work = {name: KNOWN[name](setting) for name in systems}
     found = []
@@ -189,7 +180,7 @@ def at_dead_shares(
 
 
 def outcome_as_json(outcome: Outcome, compared: Compared) -> dict[str, Any]:
-    """The outcome of a system on a trace as `recycle compare --json` prints it."""
+    """Return the outcome as `recycle compare --json` prints it."""
     misfit = outcome.misfit
     cost = outcome.gpu_seconds_per_sample
     return {

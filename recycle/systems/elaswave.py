@@ -1,21 +1,20 @@
-"""ElasWave as far as it is published: a pipeline that lost a worker is cut anew, and micro-batches change size.
+"""ElasWave as published: a pipeline that lost a worker is repartitioned, and micro-batches change size.
 
-Source: ElasWave, arXiv 2510.00606. What is modelled, and what is assumed where the paper leaves it open:
+Source: ElasWave, arXiv 2510.00606. The model, with assumptions for open points of the paper:
 
-    layers          re-cut by a minimax program over the live workers of the pipeline that lost one; others stay
-    micro-batches   as many in every pipeline as before, of other sizes, so that all pipelines end together and the
-                    global batch stays; sizes are taken as divisible as need be, and time and activations as
-                    proportional to them
+    layers          repartitioned by a minimax program over the live workers of the affected pipeline only
+    micro-batches   the number per pipeline stays; sizes change so that all pipelines end together and the global batch
+                    stays. Sizes are divisible, with time and activations in proportion
     schedule        1F1B, all stages stepping together
-    state           snapshots of each step lie on a peer's host, so that any one dead worker costs the iteration in
-                    progress; where all hosts of a layer die, everybody goes back to a checkpoint. Where the job
-                    shards its optimizer's state each part is on one device (ZeRO), as snapshots make up for that
-    pause           detection, planning and one second for communicators that are edited in place, as claimed (the
-                    common figure where that is less); copies do not block: training goes on while they last
-    a pipeline whose live workers cannot hold the model stands idle
+    state           snapshots of each step are on a peer's host, so that a single dead worker costs the iteration in
+                    progress. If all hosts of a layer die, all workers restart from a checkpoint. With a sharded
+                    optimizer each part is on one device (ZeRO), because snapshots replace copies
+    pause           detection, planning and one second to edit communicators in place, as claimed (the common figure if
+                    less); training continues during copies
+    idle            a pipeline whose live workers cannot hold the model
 
-It runs the fastest 1F1B grid of all nodes. Not modelled: the clock frequency that is raised for stragglers, and who has
-which shard once pipelines are cut differently.
+It runs the fastest 1F1B grid of all nodes. Not modeled: higher clock frequencies for stragglers, and owners of shards
+once pipelines have different cuts.
 """
 
 from __future__ import annotations
@@ -36,16 +35,15 @@ from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, Sta
 COMMUNICATORS = 1.0
 """Seconds to edit communicators in place, as claimed."""
 _SCALED = ("forward", "backward_input", "backward_weight", "activation", "message")
-"""What goes with the size of a micro-batch."""
+"""Prices proportional to the size of a micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ElasWaveRunning(Running):
-    """Pipelines of unlike depth.
+    """Pipelines of different depths.
 
     Attributes:
-        grid: the fault-free one.
-        members: live slots of each pipeline of the grid, by rank.
+        members: live slots of each pipeline of the fault-free grid, by rank.
     """
 
     grid: PipelineGrid
@@ -86,7 +84,7 @@ class ElasWave(CheckpointedSystem[ElasWaveRunning]):
             event="re-cut" if failed else "join",
         )
 
-    # ---- what runs
+    # ---- configurations
 
     def _running(self, live: Nodes, grid: PipelineGrid, members: tuple[tuple[int, ...], ...]) -> State:
         setting = self.setting
@@ -108,13 +106,12 @@ class ElasWave(CheckpointedSystem[ElasWaveRunning]):
         )
 
     def sizes(self, grid: PipelineGrid, depths: tuple[int, ...]) -> list[float]:
-        """Size of a micro-batch of each pipeline over the fault-free one: as the pace of the pipeline; 0 where none."""
+        """Return the relative micro-batch size of each pipeline, in proportion to its rate; 0 for an idle pipeline."""
         pace = [1 / self._alone(depth, grid.micro_batches) if depth else 0.0 for depth in depths]
         whole = self.setting.micro_batches / grid.micro_batches
         return [whole * each / sum(pace) if each else 0.0 for each in pace]
 
     def _makespan(self, depth: int, micro_batches: int) -> float:
-        """Seconds of a pipeline's compute, with micro-batches of the fault-free size."""
         profile = dataclasses.replace(self._profile(depth, 1.0), reduce=0.0, step=0.0, gather=0.0)
         return simulate(one_f_one_b(Shape(1, depth, micro_batches)), profile).makespan
 
@@ -124,11 +121,9 @@ class ElasWave(CheckpointedSystem[ElasWaveRunning]):
         return dataclasses.replace(profile, **scaled)
 
     def _hosts(self, depth: int) -> int:
-        """Of a stage of pipelines of this depth."""
         return max(1, len(self.setting.node_of) // depth)
 
     def _fits(self, depth: int, grid: PipelineGrid) -> bool:
-        """Whether live workers of a pipeline hold the model and the activations of 1F1B."""
         setting = self.setting
         if not max(1, setting.least_ranks) <= depth <= len(setting.layers):
             return False
@@ -136,13 +131,11 @@ class ElasWave(CheckpointedSystem[ElasWaveRunning]):
         return setting.fullest_of_1f1b(split, grid.micro_batches, self._hosts(depth), size).fits
 
     def _schedules(self, kinds: list[tuple[int, float]], grid: PipelineGrid) -> list[Timed]:
-        """One pipeline of each depth and size."""
         return [(self.grids.schedule(depth, grid.micro_batches), self._profile(depth, size)) for depth, size in kinds]
 
-    # ---- what moves
+    # ---- copies
 
     def _held(self, state: ElasWaveRunning) -> dict[int, range]:
-        """The layers of each slot that runs."""
         held: dict[int, range] = {}
         for row in state.members:
             if self._fits(len(row), state.grid):
@@ -151,7 +144,6 @@ class ElasWave(CheckpointedSystem[ElasWaveRunning]):
         return held
 
     def _lost(self, state: ElasWaveRunning, failed: Nodes) -> bool:
-        """Whether a layer has lost all its hosts."""
         gone = set(self.setting.slots(failed))
         left = {layer for slot, layers in self._held(state).items() if slot not in gone for layer in layers}
         return len(left) < len(self.setting.layers)

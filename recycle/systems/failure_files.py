@@ -1,12 +1,12 @@
-"""Failure traces as files: one reader for the public formats, told apart by their content.
+"""Read failure traces from files in the public formats, detected by their content.
 
     event CSV     t_ms, add|remove, node [, cause]     with causes, faults of one node may overlap
     count CSV     t_ms, running nodes
-    count log     date, time, running nodes            sorted by stamp, as public ones step back in time
+    count log     date, time, running nodes            sorted by stamp, because public logs step back in time
     fault JSON    [{node_id, event_time (days), event_type: fault_start|fault_end, fault_type: {Class}}]
 
-Counts say how many nodes are lost and not which: a seeded choice falls among those that run. A loss and a gain between
-two samples cancel, so that rates from counts are lower bounds.
+Counts give the number of lost nodes, not their names; a seeded choice selects running nodes. A loss and a gain between
+two samples cancel, so rates from counts are lower bounds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from recycle.files import read_whole
 from recycle.systems.failures import FailureTrace, Row, trace_from_rows
 
 POPULATIONS = {"fault_trace.json": 400, "infinitehbd_events.csv": 400}
-"""Servers of public traces in which some never fail and so have no row, from their descriptions: InfiniteHBD."""
+"""Servers of public traces, from their descriptions (InfiniteHBD); servers without faults have no row."""
 NOTES = {
     "scale_gcp-trace.csv": "is no GCP trace: bamboo/g4dn-trace.csv (EC2) rescaled to 15 to 30 nodes",
     "scale_p3-trace.csv": "is bamboo/p3-trace.csv rescaled to 15 to 30 nodes: no independent evidence beside it",
@@ -38,14 +38,14 @@ _MOST_MILLISECONDS = int(_MOST_DAYS * _DAY * 1000)
 
 
 def read_trace(path: str | Path, *, population: int | None = None, seed: int = 0) -> FailureTrace:
-    """Read a failure trace of any of the formats.
+    """Read a failure trace in any of the formats.
 
     Args:
-        population: nodes that the trace is about, where that is more than have rows; public ones are known by name.
-        seed: of the choice of nodes in traces that only count.
+        population: number of nodes, if more than have rows; known by name for public traces.
+        seed: seed for the choice of nodes in count traces.
 
     Raises:
-        TraceError: the file cannot be read, or is no trace; the message names the file and the line.
+        TraceError: the file cannot be read or is not a trace; the message names the file and the line.
     """
     path = Path(path)
     content = read_whole(path, TraceError, _MOST_BYTES)
@@ -113,7 +113,6 @@ def _event_row(line: _Line) -> Row:
 
 
 def _count(line: _Line) -> tuple[float, int]:
-    """(seconds, running nodes) of a line of a count file."""
     nodes = _whole(line.cells[-1], line, _MOST_NODES)
     if len(line.cells) == 2:
         return _whole(line.cells[0], line, _MOST_MILLISECONDS) / 1000, nodes
@@ -156,7 +155,7 @@ def _fault_rows(content: bytes, path: Path) -> list[Row]:
         faults = msgspec.json.decode(content, type=list[_Fault])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(f"{path}: is no list of faults: {error}") from None
-    # a stamp of four digits of a day: whole milliseconds, as derived files have it
+    # four digits of a day: round to whole milliseconds, as derived files do
     return [
         Row(
             number,

@@ -1,11 +1,11 @@
-"""A seeded generator of hardware failures, with defaults from public data.
+"""Seeded generator of hardware failures, with defaults from public data.
 
-Every node has a rate of its own, gamma-distributed around the mean: with shape 1 and the mean of the InfiniteHBD trace
-(584 faults on 400 servers) 41 % of the nodes never fail, as 42 % of its servers did not, and one fails again and again.
-Now and then several nodes fail at once. A failed node is repaired after a lognormal time, and is not there meanwhile.
+Node rates are gamma-distributed around the mean. With shape 1 and the mean of the InfiniteHBD trace (584 faults on 400
+servers) 41 % of the nodes never fail; in the trace 42 % do not. A node may fail repeatedly. Some failures take several
+nodes. A failed node is down for a lognormal repair time.
 
 Sources of the defaults: rate, bursts and repair times from the InfiniteHBD trace (stepfun-ai/InfiniteHBD-Trace, 349
-days: 4.18 faults per 1,000 node-days, inter-arrival times of a coefficient of variation of 1.76, repair hours with
+days: 4.18 faults per 1,000 node-days, inter-arrival times with a coefficient of variation of 1.76, repair hours with
 median 20.4 and p90 312); causes from the unexpected interruptions of Llama 3 405B (arXiv 2407.21783, table 5).
 """
 
@@ -37,22 +37,21 @@ CAUSES = {
     "CPU": 2,
     "system memory": 2,
 }
-"""Of 419 unexpected interruptions in 54 days."""
+"""Numbers of 419 unexpected interruptions in 54 days."""
 _DAY = 86400.0
 _P90 = 1.2815515655446004  # standard deviations above the median
 
 
 @dataclass(frozen=True)
 class Generator:
-    """What to generate.
+    """Parameters of generated failures.
 
     Attributes:
         days: length of the trace.
-        rate: failures per 1,000 node-days of nodes that are up.
-        burst: share of failures that take several nodes, evenly 2 to `burst_nodes` of them.
+        rate: failures per 1,000 node-days of live nodes.
+        burst: share of failures that take several nodes, uniformly 2 to `burst_nodes`.
         spread: shape of the gamma distribution of the nodes' rates; smaller is more uneven.
-        repair_median, repair_p90: hours until a node is back.
-        seed: the same seed gives the same trace.
+        repair_median, repair_p90: hours until a node returns.
     """
 
     days: float = 30.0
@@ -65,12 +64,12 @@ class Generator:
     seed: int = 0
 
     def trace(self, nodes: int) -> FailureTrace:
-        """A trace of so many nodes, all of them there at the start."""
+        """Return a trace of `nodes` nodes, all up at the start."""
         chance = random.Random(self.seed)
         weight = [chance.gammavariate(self.spread, 1 / self.spread) for _ in range(nodes)]
         most = min(self.burst_nodes, nodes)
         burst = self.burst if most >= 2 else 0.0
-        of_event = 1 - burst + burst * (2 + most) / 2  # nodes that an event takes
+        of_event = 1 - burst + burst * (2 + most) / 2  # nodes per event
         per_day = self.rate / 1000 * sum(weight) / of_event
         sigma = log(self.repair_p90 / self.repair_median) / _P90
         back = [0.0] * nodes

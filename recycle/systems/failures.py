@@ -1,8 +1,8 @@
-"""Failures: when which nodes die and come (back), as the cluster simulation takes it.
+"""Failure traces for the cluster simulation: times at which nodes die and join.
 
-A `Trace` is a list of changes. All that happens at one time stamp is one change: a node in `failed` and in `joined`
-both died and was replaced (or repaired) at once. Nodes are places 0 .. nodes - 1: where instances have names that are
-never used again (spot markets), a new one takes the lowest free place.
+A `FailureTrace` is a list of changes. All events at one time stamp form one change: a node in both `failed` and
+`joined` died and was replaced (or repaired) at once. Nodes are places 0 .. nodes - 1. If instance names are never
+reused (spot markets), a new instance takes the lowest free place.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from recycle.systems.system import Nodes
 
 
 class NodeChange(NamedTuple):
-    """All that happens at one time stamp.
+    """All events at one time stamp.
 
     Attributes:
         time: seconds from the start of the trace.
         failed: nodes that die. All were up.
-        joined: nodes that are there from now on. All were down, or are among `failed`.
-        causes: of the failed nodes, where they are known.
+        joined: nodes that come up. All were down, or are among `failed`.
+        causes: causes of the failures, if known.
     """
 
     time: float
@@ -41,12 +41,11 @@ class FailureTrace:
     """A failure trace.
 
     Attributes:
-        name: what it is called in tables.
-        nodes: the population, nodes that nothing happens to included.
-        up: who is there before the first change.
+        nodes: population, including nodes without events.
+        up: nodes that are up before the first change.
         changes: by time, ascending and distinct.
         end: seconds.
-        notes: what has to be said beside any figure that comes of it.
+        notes: caveats to print with figures of this trace.
     """
 
     name: str
@@ -61,31 +60,31 @@ class FailureTrace:
         return sum(len(change.failed) for change in self.changes)
 
     def node_seconds(self) -> float:
-        """Seconds that nodes are up, in all."""
+        """Total seconds that nodes are up."""
         steps = pairwise([*self.alive(), (self.end, 0)])
         return sum((here * (until - since) for (since, here), (until, _) in steps), 0.0)
 
     def alive(self) -> list[tuple[float, int]]:
-        """(time, how many nodes are up from then on), from 0 on."""
+        """Return (time, number of live nodes from then on), from 0."""
         times = [0.0, *(change.time for change in self.changes)]
         gains = (len(change.joined) - len(change.failed) for change in self.changes)
         return list(zip(times, accumulate(gains, initial=len(self.up)), strict=True))
 
     def shares_alive(self, parts: int) -> list[float]:
-        """The mean share of nodes that are up in each of so many equal parts of the trace."""
+        """Return the mean share of live nodes in equal parts of the trace."""
         return mean_per_part([(time, here / self.nodes) for time, here in self.alive()], self.end, parts)
 
     @property
     def rate(self) -> float:
-        """Failures per second of a node that is up."""
+        """Failures per second of a live node."""
         seconds = self.node_seconds()
         return self.failures / seconds if seconds else 0.0
 
     def fitted(self, nodes: int, seed: int = 0) -> FailureTrace:
-        """The trace for a job of so many nodes.
+        """Return the trace for a job of `nodes` nodes.
 
-        Of a larger population a random sample plays the job's nodes; a smaller one plays random ones of the job's
-        nodes, and the rest never fails. The same seed gives the same nodes.
+        A random sample of a larger population represents the job's nodes. A smaller population represents a random
+        subset; the other nodes never fail.
         """
         choice = random.Random(seed)
         if self.nodes >= nodes:
@@ -107,11 +106,7 @@ class FailureTrace:
 
 
 def mean_per_part(steps: Sequence[tuple[float, float]], end: float, parts: int) -> list[float]:
-    """The mean of a step function over each of so many equal parts of [0, end].
-
-    Args:
-        steps: (time, value from then on), by time; 0 before the first.
-    """
+    """Return the mean of a step function, given as (time, value from then on), over equal parts of [0, end]."""
     if not end:
         return [0.0] * parts
     times = np.clip([0.0, *(time for time, _ in steps), end], 0.0, end)
@@ -122,12 +117,10 @@ def mean_per_part(steps: Sequence[tuple[float, float]], end: float, parts: int) 
 
 
 class Row(NamedTuple):
-    """One line of a trace: something goes (`goes`) or comes.
+    """One line of a trace: a node goes (`goes`) or comes, at a time in seconds.
 
     Attributes:
-        line: of the file, from 1; what errors name.
-        time: seconds.
-        name: of the node.
+        line: line number in the file, from 1, for errors.
         cause: of a fault, if the trace has causes.
     """
 
@@ -141,19 +134,19 @@ class Row(NamedTuple):
 def trace_from_rows(
     rows: Iterable[Row], name: str, *, population: int | None = None, counted: bool = False
 ) -> FailureTrace:
-    """A trace from its rows, in file order.
+    """Create a trace from its rows, in file order.
 
-    If the first row is a removal, the nodes were there from the start; else every node has to come in before it can go.
+    If the first row is a removal, all nodes were up from the start; otherwise every node has to join before it can go.
     A node that returns under its name keeps its place.
 
     Args:
-        name: of the file; begins every error.
-        population: nodes that the trace is about; those with rows, or as many as there are at most, if left out.
-        counted: faults of one node may overlap; it is back when the last one ends.
+        name: file name, the prefix of every error.
+        population: number of nodes; None for the nodes with rows, or the maximum number of simultaneous nodes.
+        counted: faults of one node may overlap; it returns when the last one ends.
 
     Raises:
-        TraceError: times out of order, a node that goes before it came or comes while it is there, more nodes than
-            the population.
+        TraceError: times out of order, a node that goes before it came or comes while it is up, or more nodes than the
+            population.
     """
     rows = list(rows)
     if not rows:

@@ -1,15 +1,12 @@
-"""What the systems here have in common: restarts from checkpoints, and grids, which most of them run.
+"""Common parts of systems: restarts from checkpoints, and grids.
 
-CheckpointedSystem: a change is met with what survives of the configuration; where too little does, or nothing runs, all
-processes start again from a checkpoint. A subclass says what it runs on live nodes (`begin`) and how it goes on
-(`survive`).
+CheckpointedSystem: adapts what survives of a configuration; if that is not possible, or training is stopped, all
+processes restart from a checkpoint. A subclass defines `begin` and `survive`.
 
-PipelineGrids: pipelines of equal depth with nobody dead, under a known schedule family.
-
-A grid of D pipelines of P ranks shares the job's global batch: some pipelines run ceil(N / D) micro-batches, the
-others floor(N / D), and the period is that of the fuller ones. It is simulated on the layers' times with all stages
-stepping together ("barrier"), as training frameworks do: 1F1B then takes (M + P - 1)(F + B) on even stages without
-communication.
+PipelineGrids: fault-free pipelines of equal depth under a known schedule family. A grid of D pipelines of P ranks
+shares the job's global batch: some pipelines run ceil(N / D) micro-batches, the others floor(N / D); the former
+determine the period. The simulation uses the layers' times, with all stages stepping together ("barrier") as in
+training frameworks. 1F1B then takes (M + P - 1)(F + B) on even stages without communication.
 """
 
 from __future__ import annotations
@@ -35,9 +32,9 @@ class PipelineGrid:
 
     Attributes:
         pipelines, ranks: D and P.
-        micro_batches: of the pipelines that have most.
+        micro_batches: of the fullest pipelines.
         period: seconds per iteration.
-        fullest: worker.
+        fullest: worker with the least free memory.
     """
 
     pipelines: int
@@ -53,22 +50,14 @@ class PipelineGrid:
 
 @dataclass(frozen=True, kw_only=True)
 class GridRunning(Running):
-    """Pipelines of a grid, all or some.
-
-    Attributes:
-        used: the slot of each position, pipeline by pipeline. All other slots are idle.
-    """
+    """Some or all pipelines of a grid; `used` is the slot of each position, pipeline by pipeline."""
 
     grid: PipelineGrid
     used: tuple[int, ...]
 
 
 class PipelineGrids:
-    """All grids of a setting under one family; periods are kept.
-
-    Args:
-        family: a name of `FAMILIES` with one chunk per rank.
-    """
+    """All grids of a setting under a family of `FAMILIES` with one chunk per rank; caches periods."""
 
     def __init__(self, setting: Setting, family: str = "1f1b") -> None:
         self.setting = setting
@@ -78,11 +67,10 @@ class PipelineGrids:
         self._timeline = cache(self._simulated)
 
     def schedule(self, ranks: int, micro_batches: int) -> Schedule:
-        """One pipeline, whose stages step together."""
+        """Return the schedule of one pipeline, whose stages step together."""
         return self.setting.gathering(FAMILIES[self.family](Shape(1, ranks, micro_batches), optimizer="barrier"))
 
     def _grid(self, pipelines: int, ranks: int) -> PipelineGrid:
-        """The grid of D pipelines of P ranks."""
         most = ceil(self.setting.micro_batches / pipelines)
         timeline = self._timeline(ranks, most, pipelines)
         held = [0.0 if peak is None else peak for peak in timeline.peak_bytes]
@@ -93,7 +81,6 @@ class PipelineGrids:
         return simulate(self.schedule(ranks, micro_batches), profile)
 
     def _best(self, slots: int) -> PipelineGrid | None:
-        """The fastest grid that fits on so many slots; None where none does."""
         depths = sorted(self._depths(slots), key=lambda ranks: self._estimate(slots, ranks))
         best: PipelineGrid | None = None
         for ranks in depths:
@@ -105,8 +92,6 @@ class PipelineGrids:
         return best
 
     def _estimate(self, slots: int, ranks: int) -> float:
-        """A lower bound of a grid's period: all work of a stage, and one micro-batch's way through the stages before it
-        and back; where the backward pass is split there may be work beside its way back."""
         stages = self.setting.seconds_per_stage(ranks)
         there = [sum(layer.forward for layer in stage) for stage in self.setting.stages(self.setting.cut(ranks))]
         most = ceil(self.setting.micro_batches / (slots // ranks))
@@ -114,12 +99,12 @@ class PipelineGrids:
         return max(before + most * own for before, own in zip(ways, stages, strict=False))
 
     def whole(self) -> PipelineGrid | DoesNotFit:
-        """The fastest grid on all slots."""
+        """Return the fastest grid on all slots."""
         slots = len(self.setting.node_of)
         return self.best(slots) or self.misfit(slots)
 
     def misfit(self, slots: int) -> DoesNotFit:
-        """That no grid fits on so many slots, by the one that needs least memory beyond what there is."""
+        """Describe why no grid fits on `slots` slots, by the grid that exceeds memory least."""
         least = min(self.setting.least_ranks, len(self.setting.layers), slots)
         leanest = min((self.grid(1, ranks) for ranks in self._depths(slots, least)), key=lambda g: g.fullest.excess)
         _, needed, rank, cap = leanest.fullest
@@ -137,7 +122,7 @@ class PipelineGrids:
         fatal_share: float = FATAL_SHARE,
         reconsider: bool = False,
     ) -> GridRunning:
-        """Pipelines of a grid on these slots, each with the micro-batches that it has where the grid is whole."""
+        """Return pipelines of a grid on these slots, each with its micro-batches of the whole grid."""
         setting, pipelines = self.setting, len(used) // grid.ranks
         samples = setting.samples * pipelines / grid.pipelines
         return GridRunning(
@@ -155,7 +140,7 @@ class PipelineGrids:
         )
 
     def schedules(self, grid: PipelineGrid) -> list[Timed]:
-        """One pipeline of each load that occurs."""
+        """Return one pipeline of each occurring load."""
         profile = self.setting.profile(self.setting.cut(grid.ranks), grid.pipelines)
         loads = sorted({grid.micro_batches, self.setting.micro_batches // grid.pipelines} - {0}, reverse=True)
         return [(self.schedule(grid.ranks, load), profile) for load in loads]
@@ -165,12 +150,11 @@ R = TypeVar("R", bound=Running)
 
 
 class CheckpointedSystem(ABC, Generic[R]):
-    """Implements `recycle.systems.system.System`.
+    """Implements `recycle.systems.system.System` with restarts from checkpoints.
 
     Attributes:
-        copies: hosts of each part of the optimizer's state, where the job shards it: 0 for all of it on every host,
-            None for as many as the job says.
-        counts_reads: whether `Change.bytes` has what a restart reads.
+        copies: hosts of each part of a sharded optimizer's state: 0 for all of it on every host, None for the job's.
+        counts_reads: `Change.bytes` includes the reads of a restart.
     """
 
     name: ClassVar[str]
@@ -186,7 +170,7 @@ class CheckpointedSystem(ABC, Generic[R]):
 
     @abstractmethod
     def survive(self, state: R, live: Nodes, failed: Nodes, joined: Nodes) -> Change | None:
-        """See `System.change`; `live` are the nodes after it. None where a checkpoint is needed."""
+        """See `System.change`; `live` are the nodes after the change. None if a checkpoint is needed."""
 
     def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
         live = state.live - failed | joined
@@ -194,7 +178,7 @@ class CheckpointedSystem(ABC, Generic[R]):
         return survived or self.restart(live, failed)
 
     def restart(self, live: Nodes, failed: Nodes, event: str = "") -> Change:
-        """Everybody starts again from the last checkpoint."""
+        """Restart all workers from the last checkpoint."""
         state = self.begin(live)
         if isinstance(state, DoesNotFit):
             state = state.stopped(live)

@@ -1,22 +1,16 @@
-"""An iteration of several pipelines that reduce together: who runs which micro-batches, in which order, until when.
+"""An iteration of several pipelines with joint reduces: hosts, order and times of all micro-batches.
 
-Shares. A shape gives every pipeline the same m. Whose home a micro-batch has says nothing of who runs it, so unequal
-shares need no other shape: there are D * m micro-batches in all, each pipeline runs its own first, and those that are
-left over go to pipelines with more. Where the number of pipelines does not divide the batch, the shape has more of
-them, and the workers of those that do not exist count as failed.
+Shares. Each pipeline runs its own micro-batches first, and pipelines with larger shares run the remaining ones. If the
+number of pipelines does not divide the batch, the shape has more pipelines, whose workers count as failed.
 
-Stages. Where pipelines cut the model differently, a stage lies between two neighbouring cuts of any of them. A worker
-of a shallow pipeline hosts several in a row, and runs their forwards, or backwards, one after the other.
+Stages. If pipelines have different cuts, a stage lies between two neighboring cuts of any pipeline. A worker of a
+shallow pipeline hosts several stages and runs their forwards, or backwards, in sequence.
 
-Reduces. One needs all hosts of its stage at once, and a worker takes part in one at a time. Where every worker reduces
-its last stage first, as `lower` writes it, workers that share stages with different neighbours wait for each other in a
-row from one end of the model to the other. Here a list scheduler sets the order: whenever hosts are free, the stage
-begins whose busiest host has most left to reduce.
+Reduces. A reduce needs all hosts of its stage at once. Among stages with free hosts, the one whose busiest host has
+most left to reduce begins. Reducing every worker's last stage first, as `lower` does, would make a chain of waits.
 
-Time. The pipelines only meet in their reduces, so each can be simulated by itself, once for all schedules that it
-occurs in. What follows is what `simulate` does behind the last backward of a schedule with the barrier: each worker
-reduces its stages in one order, a reduce begins when its last host is there, and when all are done each worker steps
-its stages.
+Time. Pipelines meet only in their reduces, so each is simulated once for all schedules that contain it. Reduces and
+steps then follow as in `simulate` with the barrier.
 """
 
 from __future__ import annotations
@@ -44,11 +38,11 @@ from recycle.job.shape import MicroBatch, Shape, Worker
 from recycle.systems.setting import Split, ranges
 
 WorkerTimes = tuple[float, tuple[int, ...]]
-"""When a worker has computed, in seconds from the start; the stages that it hosts."""
+"""(compute time of a worker in seconds from the start, stages that it hosts)."""
 
 
 def shape_for(pipelines: int, ranks: int, micro_batches: int, chunks: int = 1) -> Shape:
-    """The shape with the fewest pipelines, at least `pipelines`, that has `micro_batches` in all.
+    """Return the shape with the fewest pipelines, at least `pipelines`, and `micro_batches` in all.
 
     Raises:
         JobError: there are more pipelines than micro-batches.
@@ -58,12 +52,12 @@ def shape_for(pipelines: int, ranks: int, micro_batches: int, chunks: int = 1) -
 
 
 def even_shares(micro_batches: int, pipelines: int) -> list[int]:
-    """Shares that differ by one at most, the larger ones first."""
+    """Return shares that differ by at most one, the larger ones first."""
     return [micro_batches // pipelines + (k < micro_batches % pipelines) for k in range(pipelines)]
 
 
 def hosted(cut: Split, common: Split) -> Iterator[tuple[int, ...]]:
-    """The stages of the common cut that each part of a pipeline consists of."""
+    """Yield the stages of the common cut in each part of a pipeline."""
     ends = list(accumulate(common))
     for begin, end in ranges(cut):
         yield tuple(stage for stage, at in enumerate(ends) if begin < at <= end)
@@ -72,11 +66,7 @@ def hosted(cut: Split, common: Split) -> Iterator[tuple[int, ...]]:
 def expanded(
     program: Sequence[Instruction], hosts: tuple[int, ...], micro_batches: Sequence[MicroBatch]
 ) -> Iterator[Instruction]:
-    """A worker's program in the stages that it consists of: forwards downwards, backwards upwards.
-
-    Args:
-        program: compute-only, of a pipeline by itself, with as many micro-batches.
-    """
+    """Yield a pipeline's compute-only program over the stages of a worker: forwards ascending, backwards descending."""
     for compute in program:
         assert isinstance(compute, Compute)
         for stage in hosts if isinstance(compute, Forward) else hosts[::-1]:
@@ -84,11 +74,7 @@ def expanded(
 
 
 def micro_batches_of(shape: Shape, shares: Sequence[int]) -> list[list[MicroBatch]]:
-    """The micro-batches that each pipeline runs, in order: first its own, then what others have left.
-
-    Args:
-        shares: of each of the shape's first pipelines, which add up to all micro-batches.
-    """
+    """Return the micro-batches of each pipeline, given their numbers: first its own, then remaining ones."""
     m = shape.micro_batches
     kept = [min(share, m) for share in shares] + [0] * (shape.pipelines - len(shares))
     spare = (MicroBatch(k, j) for k in range(shape.pipelines) for j in range(kept[k], m))
@@ -99,12 +85,7 @@ def micro_batches_of(shape: Shape, shares: Sequence[int]) -> list[list[MicroBatc
 
 
 def reduce_order(hosted: Iterable[Iterable[int]], weights: Sequence[float]) -> tuple[int, ...]:
-    """All stages, in the order in which their reduces begin.
-
-    Args:
-        hosted: the stages of each worker.
-        weights: of each stage, in proportion to how long its reduce takes; above 0.
-    """
+    """Return all stages in the order of their reduces, given the stages of each worker and relative durations."""
     workers = list(dict.fromkeys(frozenset(stages) for stages in hosted))
     hosts = [[w for w, stages in enumerate(workers) if stage in stages] for stage in range(len(weights))]
     left = [sum(weights[stage] for stage in stages) for stages in workers]
@@ -129,8 +110,10 @@ def joint_schedule(
     weights: Sequence[float],
     **metadata: Any,
 ) -> Schedule:
-    """An iteration with the barrier: these compute-only programs, each followed by the worker's reduces in
-    `reduce_order` and its steps. Positions without a program count as failed."""
+    """Return an iteration with the barrier: compute-only programs, then reduces in `reduce_order` and steps.
+
+    Positions without a program count as failed.
+    """
     hosted = {worker: placement[shape.worker_index(worker)] for worker in programs}
     order = reduce_order(hosted.values(), weights)
     whole: dict[Worker, list[Instruction]] = {}
@@ -148,11 +131,7 @@ def joint_schedule(
 
 
 def computed(schedule: Schedule, profile: Profile) -> list[WorkerTimes]:
-    """When each live worker has computed its part of one iteration, and what it hosts; by worker.
-
-    Args:
-        schedule: compute-only, valid.
-    """
+    """Return each live worker's compute time in one iteration of a compute-only schedule, and its stages."""
     graph = event_graph(add_transfers(schedule)[0])
     c, nodes = graph.schedule.columns, graph.dependencies.nodes
     seconds = np.zeros(nodes)
@@ -168,13 +147,7 @@ def computed(schedule: Schedule, profile: Profile) -> list[WorkerTimes]:
 
 
 def synchronised(workers: Sequence[WorkerTimes], profile: Profile, weights: Sequence[float]) -> float:
-    """Seconds of the iteration, its reduces and steps included.
-
-    Args:
-        workers: of all pipelines.
-        profile: of the stages.
-        weights: of each stage, for `reduce_order`.
-    """
+    """Return the seconds of the iteration, including reduces in `reduce_order` and steps."""
     reduce, step = (profile.per_stage(name, len(weights)) for name in ("reduce", "step"))
     ends, hosts = [end for end, _ in workers], [list[int]() for _ in weights]
     for worker, (_, stages) in enumerate(workers):

@@ -1,23 +1,19 @@
-"""ReCycle: a dead worker's micro-batches go to live peers of its stage (Gandhi et al., SOSP '24, arXiv 2405.14009).
+"""ReCycle: live peers run the micro-batches of dead workers (Gandhi et al., SOSP '24, arXiv 2405.14009).
 
-The period of each failure vector is that of the planner's list scheduler, the one that recycle answers with at once.
-Vectors with up to `[planner] ahead` dead are planned ahead, as `recycle train` does: there a search of a fixed number
-of steps goes on from it, unless the problem is large. A plan for more dead workers serves as well, those beyond its
-dead standing idle. For each number of dead one vector is normal: the best of those with the least bound. Live workers
-change stage to come to it, as few as that takes, if it pays before the next failure is due; only then is anything
-copied. A node that joins takes over a position of the stage with most dead and copies from a peer. Only a stage of
-which no worker is left sends everybody back to a checkpoint, on whatever positions the live workers can fill. The
-iteration in progress is repeated; plans are there when a failure strikes, so that planning takes what `[pauses]` says.
-Where the optimizer's state is sharded (docs/guides/sharded-optimizer.md) the pause also has the copies of what the dead
-owned, and a stage that loses the last owner of a shard sends everybody back to a checkpoint.
+The planner's list scheduler gives the period of a failure vector. Vectors planned ahead get a search with a fixed
+number of steps, unless the problem is large. A plan for more dead workers also serves, with idle workers. Live workers
+change stage to reach the best vector for their number if copying pays before the next failure is due.
 
-Its shape and the way it steps are those with the shortest fault-free period that fit: staggered, with the state from
-before a step on the device or on the host (the copy over the host's link then counts as part of the step, as if no wait
-hid any of it), or all stages together, with nothing kept.
+A node that joins takes a position of the stage with most dead workers and copies from a peer. If a stage has no live
+worker, or a shard (docs/guides/sharded-optimizer.md) no owner, all workers restart from a checkpoint. The iteration in
+progress is repeated. Plans are ready when a failure occurs, so planning takes the time in `[pauses]`. With a sharded
+optimizer the pause includes copies of the dead workers' shards.
 
-Limits: it needs bubbles: where micro-batches are many and pipelines few, a dead worker costs its share. Weight
-gradients that wait keep activations alive. What a host of a sharded stage owns more once peers are dead (a share of
-1 / (D - 1) of its shards for each) is not held against its memory.
+Shape and optimizer mode have the shortest fault-free period that fits. A staggered optimizer keeps the previous state
+on device or host; the copy to the host counts fully as part of the step. A barrier keeps no state.
+
+Limits: needs bubbles; with many micro-batches and few pipelines a dead worker costs its share. Delayed weight gradients
+keep activations alive. Additional shards of live hosts are not counted against their memory.
 """
 
 from __future__ import annotations
@@ -50,27 +46,26 @@ from recycle.systems.setting import FATAL_SHARE, Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
 
 POLICIES, OPERATIONS = 4, 20_000
-"""Of the list scheduler, tried for each vector, as `recycle plan --quick` does; fewer beyond so many operations in all,
-one at least."""
+"""Policies of the list scheduler per vector, as in `recycle plan --quick`; fewer on large problems, at least one."""
 SEARCH_STEPS, SEARCHED_UP_TO = 50, 4_000
-"""Of the search for plans made ahead, and the operations up to which it is worth its seconds here."""
+"""Search steps for plans made ahead, and maximum number of operations for the search."""
 NEAR = 1.05
-"""How far above what is aimed at a plan for more dead workers may be before one for the very vector is made."""
+"""Ratio to the aim up to which a plan for more dead workers is used."""
 CHEAP = 0.002
-"""Share of the time until the next failure that copying may take without asking what staying would cost."""
+"""Share of the time until the next failure that copying may take without comparing the alternative."""
 _SEARCHED: dict[str, Plan] = {}
-"""By their key in the plan cache, kept for the process: the same plan serves every trace."""
+"""Plans by cache key, kept for the process: the same plan serves every trace."""
 _FIRST, _LEAN = float(1 << 20), 1e-6
 _TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecycleRunning(Running):
-    """A plan at work.
+    """An active plan.
 
     Attributes:
-        slots: who sits at each position; positions that nobody plays are left out.
-        vector: of the plan; at least as many dead at each rank as there are.
+        slots: slot of each occupied position.
+        vector: of the plan; at each rank at least the number of dead workers.
     """
 
     slots: dict[Worker, int]
@@ -78,18 +73,18 @@ class RecycleRunning(Running):
 
 
 class _Way(NamedTuple):
-    """How steps are taken: staggered or not, and where the state from before a staggered one is kept."""
+    """Optimizer mode: staggered or not, and where the state before a staggered step is kept."""
 
     staggered: bool
     undo: Literal["device", "host"]
 
 
 class ReCycle(CheckpointedSystem[RecycleRunning]):
-    """ReCycle on a setting. Adaptive Pipelining is what it is; the other two techniques can be left out.
+    """ReCycle on a setting. Adaptive Pipelining is always on; the other two techniques are optional.
 
     Args:
-        decoupled: Decoupled BackProp; else the backward pass is one operation.
-        staggered: Staggered Optimizer, where it pays; else all stages step together.
+        decoupled: Decoupled BackProp; otherwise the backward pass is one operation.
+        staggered: Staggered Optimizer, if it pays; otherwise all stages step together.
         move: live workers may change stage.
     """
 
@@ -115,24 +110,20 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
         self._plans: dict[Vector, Plan] = {}
 
     def _planned(self, setting: Setting, way: _Way) -> PricedJob:
-        """The job with the techniques that are in use."""
         techniques = self.techniques | {"staggered": way.staggered}
         planner = replace(setting.job.planner, **techniques)
-        if setting.job.times.profile == ANALYTIC:  # whose bytes and seconds follow from them
+        if setting.job.times.profile == ANALYTIC:  # their bytes and seconds follow from the techniques
             train = replace(setting.job.train, undo=way.undo)
             return setting.job.with_sections(planner=planner, train=train)
         return replace(setting.job, planner=planner)
 
     def _ways(self, setting: Setting, staggered: bool) -> list[_Way]:
-        """How steps may be taken, the job's own way first; only the analytic model has the prices of others."""
         own = _Way(staggered, setting.job.train.undo)
         if setting.job.times.profile != ANALYTIC or not staggered:
             return [own]
         return list(dict.fromkeys([own, _Way(True, "device"), _Way(True, "host"), _Way(False, "device")]))
 
     def _best(self, setting: Setting, staggered: bool) -> tuple[Setting, PricedJob]:
-        """The setting in the shape, and stepped in the way, with the shortest fault-free period, as other systems have
-        it, where the job can be cut anew: most pipelines first, as long as the work of a stage leaves room below."""
         ways = self._ways(setting, staggered)
         best, least = (setting, self._planned(setting, ways[0])), inf
         workers = len(setting.node_of)
@@ -168,7 +159,6 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
         return self._adapted(live, state, slots, free)
 
     def _adapted(self, live: Nodes, before: RecycleRunning, slots: dict[Worker, int], free: list[int]) -> Change:
-        """Every stage has a host: nobody goes back."""
         touched = len(slots) < len(before.slots)
         restored, busiest = self._restored(before.slots, slots)
         slots, received = self._filled(slots, free)
@@ -188,7 +178,6 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
         )
 
     def _loses_shard(self, slots: dict[Worker, int], gone: Collection[int]) -> bool:
-        """Whether a part of the optimizer's state had no other owner than those that are gone."""
         shape = self.setting.shape
         return any(
             self.setting.loses_shard([slots.get(Worker(k, rank)) for k in range(shape.pipelines)], gone)
@@ -196,7 +185,6 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
         )
 
     def _restored(self, before: dict[Worker, int], after: dict[Worker, int]) -> tuple[list[float], list[float]]:
-        """(bytes of the shards that dead hosts owned, bytes that the busiest host receives of them) by rank."""
         shape, restored, busiest = self.setting.shape, list[float](), list[float]()
         for rank, owned in enumerate(self._owned):
             died = sum(position.rank == rank for position in before.keys() - after.keys())
@@ -209,24 +197,23 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
         return restored, busiest
 
     def _schedules(self, vector: Vector) -> list[Timed]:
-        """The plan of a vector, in role names."""
         made = self._plans.get(vector) or plan_vector(self.job, vector, True)
         return [(made.schedule, self.profile)]
 
     def period(self, vector: Vector) -> float:
-        """Of the plan, in the job's unit of time: the list scheduler's, or what a search made of it (`_ahead`)."""
+        """Return the period of a vector's plan, in the job's unit of time, after a search if planned ahead."""
         if vector not in self._periods:
             problem = Problem.of(self.job, dead_roles(self.job.shape, vector), self.profile)
             self._periods[vector] = _period(problem)
         return self._periods[vector]
 
     def serving(self, vector: Vector) -> Vector | None:
-        """The best plan made so far that serves a vector; None where there is none."""
+        """Return the vector of the best plan so far that serves `vector`; None without one."""
         fitting = [v for v in self._periods if all(a >= b for a, b in zip(v, vector, strict=True))]
         return min(fitting, key=lambda v: (self._periods[v], v), default=None)
 
     def normal(self, dead: int) -> Vector | None:
-        """The vector to come to with so many dead; None where they are too many for any."""
+        """Return the normal vector for a number of dead workers; None if they are too many."""
         if dead not in self._normal:
             bounds = self._bounds
             values = sorted({bound for row in bounds.rows for bound in row})
@@ -242,7 +229,6 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
         return self._normal[dead]
 
     def _ahead(self, vector: Vector) -> Vector:
-        """The vector, with a searched plan where there is time for one."""
         size = 3 * self.job.shape.stages * self.job.shape.global_micro_batches
         if self._is_searched(vector) and size <= SEARCHED_UP_TO and vector not in self._plans:
             key = plan_key(self.job, vector)
@@ -253,7 +239,6 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
         return vector
 
     def _is_searched(self, vector: Vector) -> bool:
-        """Whether it is one that is planned ahead."""
         return sum(vector) <= self.job.planner.ahead
 
     # ---- where workers sit
@@ -287,7 +272,6 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
         return tuple(shape.pipelines - hosts[rank] for rank in range(shape.ranks))
 
     def _placed(self, live: Nodes) -> State:
-        """All live workers on positions, when everybody reads a checkpoint anyway."""
         shape = self.setting.shape
         slots = {shape.worker_at(slot): slot for slot in self.setting.slots(live)}
         if len(slots) < shape.ranks:
@@ -299,7 +283,6 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
         return self._running(live, self._normalized(slots, copied=False)[0])
 
     def _filled(self, slots: dict[Worker, int], free: list[int]) -> tuple[dict[Worker, int], list[float]]:
-        """Free workers take vacant positions, of the most-hit stage first; and the bytes that each receives."""
         shape, slots, received = self.setting.shape, dict(slots), []
         for slot in free:
             dead = self._vector(slots)
@@ -313,13 +296,12 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
         return slots, received
 
     def _normalized(self, slots: dict[Worker, int], copied: bool = True) -> tuple[dict[Worker, int], float, float]:
-        """Workers change stage where that pays: (who sits where, bytes copied, seconds that takes)."""
         shape = self.setting.shape
         here = self._vector(slots)
         target = self.normal(sum(here)) if self.move else None
         if target is None or target == here:
             return slots, 0.0, 0.0
-        # towards the normal vector or any that its period serves, with as few moves as there are
+        # move towards the normal vector, or any that its period serves, with the fewest moves
         best = self.period(target)
         served = self.serving(here)
         if served is not None and self.period(served) <= best * (1 + _TOLERANCE):
@@ -344,12 +326,10 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
 
     @cached_property
     def _state(self) -> list[float]:
-        """Bytes that a new host of each rank copies."""
         return self._per_rank(self.setting.state_per_stage())
 
     @cached_property
     def _owned(self) -> list[float]:
-        """Bytes of the shards that a host of each rank owns in a healthy run."""
         return self._per_rank(self.setting.owned_per_stage())
 
     def _per_rank(self, per_stage: list[float]) -> list[float]:
@@ -358,7 +338,6 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
 
     @cached_property
     def _copying(self) -> Profile:
-        """The setting's links, and what moves in place of all static bytes."""
         return Profile(
             latency=self.setting.latency, bandwidth=self.setting.bandwidth, static=self.setting.state_per_stage()
         )
@@ -376,11 +355,6 @@ def _period(problem: Problem) -> float:
 
 
 def _misfit(setting: Setting, job: PricedJob) -> DoesNotFit | None:
-    """One micro-batch on each rank is the least that has to fit.
-
-    Args:
-        job: of the setting, as it is planned.
-    """
     shape, profile = setting.shape, job.prices
     activation = profile.per_stage("activation", shape.stages)
     worker = setting.fullest(

@@ -1,14 +1,13 @@
-"""ReCycle with elastic stages: re-routing at once, and layers that move at the next boundary where that pays.
+"""ReCycle with elastic stages: re-route immediately, and move layers at the next boundary if that pays.
 
-A change is met as ReCycle meets it. At the next boundary of two iterations the layout for so many live workers is
-adopted (`solve.layout`, by list scheduling alone) where what it saves until the next change is due exceeds the pause of
-copying; groups form anew, and copies over disjoint pairs run side by side.
+`solve.layout` finds a layout for the number of live workers by list scheduling. The layout is adopted at the next
+iteration boundary if its gain until the next change exceeds the pause for copying. Copies over disjoint pairs run in
+parallel.
 
-Assumptions: workers are alike, so that the period of a layout depends on how many are alive, and is that of the first
-set of so many that was met; a better order in the given stages, which the planner searches for meanwhile, runs from the
-first; what is copied is counted from the fault-free layout each time, whatever was moved before; a dead worker of a
-moved layout costs what it costs in the given stages, until the next boundary. All of the optimizer's state is on every
-host; moves of shards, which the executor has, are not priced.
+Assumptions: workers are alike, so the first set with a number of live workers determines that number's layout. A better
+order in the job's stages, which the planner searches meanwhile, runs from the start. Copies are counted from the
+fault-free layout. A dead worker of a moved layout costs as much as in the job's stages until the next boundary. Every
+host has all of the optimizer's state; moves of shards are not priced.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from recycle.systems.setting import Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State, Timed
 
 _LAYOUTS: dict[tuple[str, int], Plan | None] = {}
-"""By the job's key in the plan cache and the number of live workers, kept for the process: the same for every trace."""
+"""Layouts by cache key of the job and number of live workers, kept for the process: the same for every trace."""
 
 
 class ElasticReCycle(ReCycle):
@@ -39,7 +38,6 @@ class ElasticReCycle(ReCycle):
         self._key = plan_key(self.job, (0,) * self.job.shape.ranks)
 
     def _is_searched(self, vector: Vector) -> bool:
-        """Behind every death the planner searches for a better plan of the given stages, too."""
         return True
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
@@ -58,7 +56,7 @@ class ElasticReCycle(ReCycle):
         after = made.state
         if not isinstance(after, RecycleRunning) or (plan := self._layout(after)) is None:
             return made
-        if made.loss is Loss.CHECKPOINT:  # everybody reads what it hosts
+        if made.loss is Loss.CHECKPOINT:  # all workers read their layers from a checkpoint
             return dataclasses.replace(made, state=self._moved(after, plan))
         seconds = self.setting.pauses.rebuild + self._copies(plan)[1]
         pays = (after.period - plan.period) * self._iterations_until_change() > seconds
@@ -78,7 +76,6 @@ class ElasticReCycle(ReCycle):
         return [(plan.schedule, profile_of_layout(self.job, self.profile, plan.shape))]
 
     def _layout(self, state: RecycleRunning) -> Plan | None:
-        """The layout for so many live workers; None where it is no faster than what runs."""
         count = len(self.setting.slots(state.live))
         key = self._key, count
         if key not in _LAYOUTS:
@@ -89,7 +86,6 @@ class ElasticReCycle(ReCycle):
         return plan if plan is not None and plan.period < state.period else None
 
     def _copies(self, plan: Plan) -> tuple[float, float]:
-        """(bytes in all, seconds of the worker that sends or receives most)."""
         busy: dict[str, float] = defaultdict(float)
         total = 0.0
         for move in plan.moves:

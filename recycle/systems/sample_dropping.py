@@ -1,16 +1,14 @@
-"""Sample dropping, as torchft does it: a pipeline that lost a worker leaves, and its samples are not trained.
+"""Sample dropping, as in torchft: a pipeline that lost a worker leaves, and its samples are not trained.
 
-The failure domain is a whole replica group, here a pipeline. The others go on with the same micro-batches each, so that
-the batch shrinks: throughput is that of the healthy share of the groups, and the dropped samples have a column of their
-own. The step in progress is discarded by all; the quorum costs the common pause, not torchft's timeouts of 60 s. A
-group comes back at the next boundary when its node does, or when live workers of broken groups suffice for one; it
-copies a peer's state. With all groups lost everybody goes back to a checkpoint.
+The failure domain is a replica group, here a pipeline. The others keep their number of micro-batches, so the batch
+shrinks; dropped samples are counted separately. All groups discard the step in progress; the quorum costs the common
+pause, not torchft's timeouts of 60 s. A group returns at the next boundary with its node, or when enough live workers
+of broken groups can form one. A new group copies a peer's state. If all groups are lost, all workers restart from a
+checkpoint.
 
 Source: meta-pytorch/torchft @ 7eb7087 (BSD-3), Lighthouse's quorum and the vote `should_commit`.
 
-A job's sharded optimizer changes nothing: torchft shards inside a group, whose pipeline has one host of each stage.
-
-Limits: a shrinking batch changes the training; one dead worker takes a whole pipeline with it.
+Limits: a shrinking batch changes the training; one dead worker removes a whole pipeline.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State, Stopp
 
 
 class SampleDropping(CheckpointedSystem[GridRunning]):
-    """Replica groups on the best grid of all nodes, of which the healthy ones train."""
+    """Replica groups on the best grid of all nodes; the healthy groups train."""
 
     name = "sample_dropping"
 
@@ -46,7 +44,7 @@ class SampleDropping(CheckpointedSystem[GridRunning]):
             )
         formed = self._grouped(grid, used, sorted(set(setting.slots(live)).difference(used)))
         new = (len(formed) - len(used)) // grid.ranks
-        if failed or not new:  # a failure of nodes that wait, or newcomers that do not make a group yet
+        if failed or not new:  # waiting nodes failed, or new nodes do not yet form a group
             return Change(state=self._running(live, grid, used), event="wait")
         state_bytes = setting.state_per_stage(setting.cut(grid.ranks))
         copied = -(-new // len(groups)) * max(state_bytes)
@@ -58,7 +56,6 @@ class SampleDropping(CheckpointedSystem[GridRunning]):
         )
 
     def _grouped(self, grid: PipelineGrid, used: tuple[int, ...], free: list[int]) -> tuple[int, ...]:
-        """The slots in groups, with as many new groups of the free ones as the grid has room for."""
         new = min((grid.slots - len(used)) // grid.ranks, len(free) // grid.ranks)
         return (*used, *free[: new * grid.ranks])
 

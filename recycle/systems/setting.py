@@ -1,13 +1,11 @@
-"""Setting: what every system gets alike, so that only the systems differ.
+"""Setting: the input that is the same for all systems.
 
-Nodes and workers, the costs of each layer in seconds and bytes, links, memory, the batch, and one model of pauses. It
-comes from a job. A job of `[shape]`, `[times]` and `[memory]` alone gives a setting in which a stage is one layer, a
-sample a micro-batch, and memory counts activations: a layer's activation weighs 1 byte. Pipelines are cut between
-layers (`cut`) and priced by `profile`, one `Profile` per cut.
+It holds nodes and workers, costs of each layer in seconds and bytes, links, memory, the batch, and a model of pauses. A
+setting is made from a job. A job with only `[shape]`, `[times]` and `[memory]` has one layer per stage, one sample per
+micro-batch, and memory in activations of 1 byte. Pipelines are cut between layers (`cut`) and priced by `profile`.
 
-Where the job shards its optimizer's state, what a layer weighs depends on how many hosts it has (`layers_over`), and
-each system has the setting in the mode that it is known with (`with_copies`): redundant shards, plain ZeRO-1, or all
-of the state on every host.
+With a sharded optimizer, the bytes of a layer depend on its number of hosts (`layers_over`). Each system has the
+setting in its usual mode (`with_copies`): redundant shards, plain ZeRO-1, or all of the state on every host.
 """
 
 from __future__ import annotations
@@ -39,24 +37,21 @@ _PRICES = ("forward", "backward_input", "backward_weight", "reduce", "step", "st
 Split = tuple[int, ...]
 """Layers of each stage, first to last."""
 LayerRange = tuple[int, int]
-"""First layer, and the one behind the last."""
+"""First layer, and end layer (exclusive)."""
 FATAL_SHARE = 0.01
-"""Of failures, thought to need a checkpoint where peers hold what is lost: it only sets how often one is written."""
+"""Assumed share of failures that need a checkpoint although peers hold state; sets only the checkpoint interval."""
 
 
 def ranges(split: Iterable[int]) -> list[LayerRange]:
-    """The layers of each stage."""
+    """Return the layers of each stage."""
     return list(pairwise([0, *accumulate(split)]))
 
 
 class Fullest(NamedTuple):
-    """The worker of a pipeline that exceeds its memory most, or comes closest to it.
+    """The worker of a pipeline that exceeds its memory most, or comes closest to it; all figures in bytes.
 
     Attributes:
-        excess: bytes beyond what it may hold; below 0 where there is room.
-        needed: bytes.
-        rank: of the worker.
-        cap: bytes that it may hold.
+        excess: bytes beyond its cap; negative if there is room.
     """
 
     excess: float
@@ -74,20 +69,20 @@ class Fullest(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """What all systems get alike.
+    """Input that is the same for all systems.
 
     Attributes:
-        job: that it is made of; its shape is the preferred one.
-        layers: first to last, as the hosts have them in the job's shape.
-        node_of: the node of each slot; a slot is a place for one worker, and slot i is worker i of the job's shape.
+        job: source of the setting; its shape is the preferred one.
+        layers: first to last, with the hosts of the job's shape.
+        node_of: node of each slot; slot i is the place of worker i of the job's shape.
         micro_batch: samples of one micro-batch.
         latency: seconds per transfer between two workers.
-        bandwidth: bytes per second of a directed pair of workers, and of a ring through all hosts of a layer; None
-            means that only latency counts.
-        weight_stash: share of an activation that is still held between I and W.
-        memory: bytes that the worker of each of the job's ranks may hold; None without a limit.
+        bandwidth: bytes per second of a directed pair of workers, and of a ring through all hosts of a layer; None if
+            only latency counts.
+        weight_stash: share of an activation that is held between I and W.
+        memory: maximum bytes on the worker of each of the job's ranks; None without a limit.
         pauses: the common model.
-        failure_rate: failures per second of one node, as far as systems may know it (checkpoint intervals).
+        failure_rate: failures per second of one node, for checkpoint intervals.
     """
 
     job: PricedJob
@@ -107,7 +102,7 @@ class Setting:
 
     @property
     def micro_batches(self) -> int:
-        """D * m of the job: micro-batches of one iteration, of `micro_batch` samples each, whatever a system runs."""
+        """D * m of the job: micro-batches per iteration, with `micro_batch` samples each, for any system."""
         return self.shape.global_micro_batches
 
     @property
@@ -128,15 +123,15 @@ class Setting:
         return len(self.node_of) * self.job.grid.tensor_parallel
 
     def slots(self, live: Iterable[int]) -> list[int]:
-        """The slots of these nodes, ascending."""
+        """Return the slots of these nodes, ascending."""
         live = frozenset(live)
         return [slot for slot, node in enumerate(self.node_of) if node in live]
 
     def reshaped(self, pipelines: int, ranks: int) -> Setting:
-        """The same workers, batch and layers in another shape. Only a job of the analytic model can be cut anew.
+        """Return the setting in another shape, with the same workers, batch and layers.
 
         Raises:
-            JobError: the profile is not analytic, the workers do not divide so, or the micro-batches do not.
+            JobError: the profile is not analytic, or the shape does not divide the workers or the micro-batches.
         """
         micro_batches, left = divmod(self.micro_batches, pipelines)
         if self.job.times.profile != ANALYTIC or left or pipelines * ranks != len(self.node_of):
@@ -150,15 +145,11 @@ class Setting:
 
     @property
     def copies(self) -> int:
-        """Hosts that have each part of a layer's optimizer state; 0 where all of them have all of it."""
+        """Hosts of each part of a layer's optimizer state; 0 if every host has all of it."""
         return self.job.train.optimizer_copies if self.job.train.sharded_optimizer else 0
 
     def with_copies(self, copies: int) -> Setting:
-        """The same with so many hosts for each part of a layer's optimizer state, where the job shards it at all.
-
-        Args:
-            copies: at most as many as the job has pipelines count; 0 for all of the state on every host.
-        """
+        """Return the setting with `copies` hosts per part of a sharded optimizer's state; 0 for all of it on each."""
         train = self.job.train
         if not train.sharded_optimizer:
             return self
@@ -172,7 +163,7 @@ class Setting:
         return dataclasses.replace(self, job=job, layers=analytic.layers(job))
 
     def layers_over(self, hosts: int) -> tuple[Layer, ...]:
-        """The layers where each has so many hosts, which share its optimizer's state as the job says."""
+        """Return the layers with `hosts` hosts each, which share the optimizer's state as the job says."""
         return self._layers_over(hosts) if self.copies else self.layers
 
     @cached_property
@@ -185,14 +176,14 @@ class Setting:
         return replace(self.job, grid=replace(grid, pipelines=hosts), train=train)
 
     def gathering(self, schedule: Schedule) -> Schedule:
-        """The schedule, whose hosts gather what others have stepped where the optimizer's state is sharded."""
+        """Return the schedule, with gathers of stepped parameters if the optimizer's state is sharded."""
         return dataclasses.replace(schedule, gathers=True) if self.copies else schedule
 
     def loses_shard(self, hosts: Sequence[int | None], gone: Collection[int]) -> bool:
-        """Whether the optimizer state of a stage has a part that only dead hosts had.
+        """Return whether only dead hosts had a part of a stage's optimizer state.
 
         Args:
-            hosts: slot of each host of the stage, None of one that was dead before; as many as it has shards.
+            hosts: slot of each host of the stage, one per shard; None for a host that was dead before.
             gone: slots that die at once.
         """
         places = [Worker(place, 0) for place in range(len(hosts))]
@@ -200,12 +191,12 @@ class Setting:
         left = {place for place in live if hosts[place.pipeline] not in gone}
         if not self.copies or len(left) == len(live):
             return False
-        own = len(self.node_of)  # of hosts whose node no longer counts
+        own = len(self.node_of)  # hosts that were dead before count as on nodes that nothing else uses
         nodes = {p: own + p.pipeline if (s := hosts[p.pipeline]) is None else self.node_of[s] for p in places}
         return any(left.isdisjoint(owners) for owners in owners_of(places, live, self.copies, nodes))
 
     def owned_per_stage(self) -> list[float]:
-        """Bytes of the shards that a host of each of the job's own stages owns: what has to be copied when it dies."""
+        """Bytes of the shards that a host of each of the job's stages owns, to be copied after its death."""
         share = undone_bytes(self.job) / parameter_bytes(self.job).state if self.copies else 0.0
         return [share * state for state in self.state_per_stage()]
 
@@ -213,43 +204,38 @@ class Setting:
 
     @property
     def split(self) -> Split:
-        """Layers per stage for the job's number of ranks: as it states them, else balanced."""
+        """Layers per stage in the job's shape: stated by the job, or balanced."""
         stated = units_of(self.job)
         fits = self.shape.chunks == 1 and sum(stated) == len(self.layers)
         return stated if fits else self._balanced(self.shape.ranks)
 
     def cut(self, stages: int) -> Split:
-        """The job's own split where it has so many stages, else the balanced one."""
+        """Return the job's own split if it has `stages` stages, otherwise the balanced one."""
         return self.split if stages == len(self.split) else self._balanced(stages)
 
     def _balanced(self, stages: int) -> Split:
         return balanced(tuple(layer.seconds for layer in self.layers), stages)
 
     def seconds_per_stage(self, stages: int) -> list[float]:
-        """F + I + W of each stage of `cut`."""
+        """Return F + I + W of each stage of `cut`."""
         return [sum(layer.seconds for layer in stage) for stage in self.stages(self.cut(stages))]
 
     def stages(self, split: Split, hosts: int | None = None) -> list[tuple[Layer, ...]]:
-        """The layers of each stage, of so many hosts each; as many as the job has pipelines where left out."""
+        """Return the layers of each stage with `hosts` hosts; None for the number of the job's pipelines."""
         if sum(split) != len(self.layers):
             raise JobError(f"split {split} has {sum(split)} layers, the model {len(self.layers)}")
         layers = self.layers if hosts is None else self.layers_over(hosts)
         return [layers[first:last] for first, last in ranges(split)]
 
     def state_per_stage(self, split: Split | None = None, hosts: int | None = None) -> list[float]:
-        """Bytes that a new host of each stage copies; of the job's own P * V stages where no split is given.
-
-        Args:
-            hosts: of each stage; as many as the job has pipelines where left out.
-        """
+        """Return the bytes that a new host of each stage copies; without a split, of the job's P * V stages."""
         return [sum(layer.state for layer in stage) for stage in self.stages(split or units_of(self.job), hosts)]
 
     @cached_property
     def least_ranks(self) -> int:
-        """Ranks below which no pipeline fits into memory with one micro-batch on each worker; the job's own number
-        where nothing is known of static bytes, as then nothing says that two stages fit on one worker.
+        """Least ranks with which a pipeline with one micro-batch per worker fits into memory.
 
-        More than there are layers if not even one layer fits.
+        The job's own number if static bytes are unknown; more than the layers if not even one layer fits.
         """
         if not any(layer.static for layer in self.layers):
             return self.shape.ranks
@@ -259,11 +245,11 @@ class Setting:
         return len(self.layers) + 1
 
     def cap(self, rank: int, ranks: int) -> float:
-        """Bytes that the worker of a rank of a pipeline of `ranks` may hold."""
+        """Return the maximum bytes on the worker of a rank of a pipeline of `ranks`."""
         return inf if self.memory is None else self.memory[rank * len(self.memory) // ranks]
 
     def fullest(self, needed: Sequence[float]) -> Fullest:
-        """The fullest worker of a pipeline whose ranks need so many bytes."""
+        """Return the fullest worker of a pipeline whose ranks need these bytes."""
         caps = [self.cap(rank, len(needed)) for rank in range(len(needed))]
         workers = (
             Fullest(held - cap, held, rank, cap) for rank, (held, cap) in enumerate(zip(needed, caps, strict=True))
@@ -271,14 +257,14 @@ class Setting:
         return max(workers, key=lambda worker: worker[:2])
 
     def fullest_of_1f1b(self, split: Split, micro_batches: int, hosts: int | None = None, size: float = 1.0) -> Fullest:
-        """The same where stage s of S holds what 1F1B does, min(S - s, m) activations, each `size` times as large."""
+        """Return the fullest worker of 1F1B: stage s of S holds min(S - s, m) activations, scaled by `size`."""
         stages = enumerate(self.stages(split, hosts))
         return self.fullest([stage_bytes(stage, min(len(split) - s, micro_batches) * size) for s, stage in stages])
 
     # ---- prices
 
     def profile(self, split: Split, hosts: int) -> Profile:
-        """Seconds and bytes of each stage of `split`, whose gradients are reduced over so many workers."""
+        """Return seconds and bytes of each stage of `split`, with gradients reduced over `hosts` workers."""
         stages = self.stages(split, hosts)
         plain = stage_profile(
             stages,
@@ -293,19 +279,18 @@ class Setting:
         return analytic.with_shards(self._job_over(hosts), plain, held)
 
     def copy_seconds(self, amount: float) -> float:
-        """Seconds to copy `amount` bytes from one worker to another. Copies of disjoint pairs run side by side, so
-        give the bytes of the busiest worker."""
+        """Return the seconds to copy the bytes of the busiest worker; disjoint pairs copy in parallel."""
         return 0.0 if not amount else self.latency + (0.0 if self.bandwidth is None else amount / self.bandwidth)
 
     # ---- pauses
 
     def pause(self, copied: float = 0.0, *, detected: bool = True, plan: float | None = None) -> Pause:
-        """The pause of a change that restarts no process: t_detect + t_plan + t_comm_rebuild + bytes / bandwidth.
+        """Return the pause of a change without restarts: t_detect + t_plan + t_comm_rebuild + bytes / bandwidth.
 
         Args:
             copied: bytes that the busiest worker sends or receives.
-            detected: a failure had to be noticed first; a join is announced.
-            plan: seconds of planning, where the system knows its own.
+            detected: a failure had to be detected first; joins are announced.
+            plan: seconds of planning; None for the common model.
         """
         model = self.pauses
         return Pause(
@@ -316,33 +301,32 @@ class Setting:
         )
 
     def restart(self, *, detected: bool = True) -> Pause:
-        """The pause of a restart from a checkpoint: processes start, groups form, every worker reads its state."""
+        """Return the pause of a restart: start processes, form groups, and read the state from a checkpoint."""
         model = self.pauses
         restart = model.restart + self.storage_seconds
         return Pause(detect=model.detect if detected else 0.0, rebuild=model.rebuild, restart=restart)
 
     @property
     def storage_seconds(self) -> float:
-        """Seconds in which all workers write a checkpoint, or read one."""
+        """Seconds in which all workers write or read a checkpoint."""
         return self.state_per_worker / self.pauses.storage_bandwidth
 
     @cached_property
     def state(self) -> float:
-        """Bytes of the model's parameters and optimizer state: a checkpoint."""
+        """Bytes of a checkpoint: the model's parameters and optimizer state."""
         return sum(layer.state for layer in self.with_copies(0).layers)
 
     @cached_property
     def state_per_worker(self) -> float:
-        """Bytes of a checkpoint that a worker of the preferred shape writes and reads: its stages' state, or the shards
-        that it has of it, as if each copy were written."""
+        """Bytes of a checkpoint per worker of the preferred shape: its stages' state, or all its copies of shards."""
         shared = self.copies / self.shape.pipelines if self.copies else 1.0
         return self.state * shared / self.shape.ranks
 
     def checkpoints(self, nodes: int, fatal_share: float = FATAL_SHARE) -> Checkpoints | None:
-        """How a system writes checkpoints when a share of the failures of so many nodes needs one; None for never.
+        """Return the checkpoint policy if a share of the failures of `nodes` nodes needs one; None for no checkpoints.
 
-        Training stops while workers copy their state to the host. Storage is written behind it, so that the next one
-        cannot begin before that is done.
+        Training stops while workers copy their state to the host. Storage is written in the background, so the next
+        checkpoint can begin only after that.
         """
         rate = self.failure_rate * nodes * fatal_share
         if not rate:
@@ -353,11 +337,11 @@ class Setting:
 
     @classmethod
     def of(cls, job: Job) -> Setting:
-        """The setting of a job: its profile's stages, spread over their layers where the job has a `[model]`.
+        """Create the setting of a job: its profile's stages, divided into layers if the job has a `[model]`.
 
         Raises:
-            JobError: the profile does not fit the shape, layers do not divide over the stages, or the optimizer's
-                state is sharded and no model says what that weighs over other numbers of hosts.
+            JobError: the profile does not fit the shape, layers do not divide over the stages, or the optimizer's state
+                is sharded and no model gives its bytes for other numbers of hosts.
         """
         if job.train.sharded_optimizer and job.times.profile != ANALYTIC:
             raise JobError(
@@ -381,17 +365,16 @@ class Setting:
 
 
 def young_interval(write: float, rate: float) -> float:
-    """The interval in seconds between checkpoints of `write` seconds when state is lost `rate` times per second.
+    """Return the interval in seconds between checkpoints of `write` seconds if state is lost `rate` times per second.
 
-    Young's rule (CACM 17(9), 1974). With u0 to restart, an interval dt leaves the share
-    `(1 - rate * (u0 + dt / 2)) / (1 + write / dt)` of the time for progress: the loss is uniform on the interval. It is
-    best near `dt = sqrt(2 write / rate)`, which holds while rate * dt is small (Daly, FGCS 22(3), 2006, goes further).
+    Young's rule (CACM 17(9), 1974). With u0 to restart, an interval dt leaves `(1 - rate * (u0 + dt / 2)) / (1 + write
+    / dt)` of the time; the loss is uniform on the interval. The optimum is near `dt = sqrt(2 write / rate)` while rate
+    * dt is small (Daly, FGCS 22(3), 2006, goes further).
     """
     return sqrt(2 * write / rate) if rate else inf
 
 
 def _layers_of(job: Job, profile: Profile) -> tuple[Layer, ...]:
-    """The prices of each stage in even parts over its layers."""
     columns = {name: profile.per_stage(name, job.shape.stages) for name in _PRICES}
     layers: list[Layer] = []
     for stage, count in enumerate(units_of(job)):
@@ -404,7 +387,7 @@ def _layers_of(job: Job, profile: Profile) -> tuple[Layer, ...]:
 
 
 def slot_nodes(shape: Shape, workers_per_node: int) -> tuple[int, ...]:
-    """The node of each worker, by index: as `place_workers` lays them, in even blocks where there is one pipeline."""
+    """Return the node of each worker, by index: as `place_workers` does, in even blocks for a single pipeline."""
     if shape.pipelines > 1:
         nodes = place_workers(shape, workers_per_node)
         return tuple(node for node, workers in enumerate(nodes) for _ in workers)
@@ -413,7 +396,6 @@ def slot_nodes(shape: Shape, workers_per_node: int) -> tuple[int, ...]:
 
 
 def _memory(job: PricedJob) -> tuple[float, ...] | None:
-    """Bytes that the worker of each rank may hold: as stated, or so many activations of its heaviest stage."""
     limits, ranks, stages = job.limits, job.shape.ranks, job.shape.stages
     if (stated := byte_limit(job, job.prices)) is not None:
         return (stated,) * ranks

@@ -1,17 +1,17 @@
-"""System: what a way of surviving failures is, as the cluster simulation asks it.
+"""Protocol of a resilience system in the cluster simulation.
 
-A system is bound to a `Setting`, which all systems get alike. It says what it runs on a set of live nodes (`begin`) and
-what a change of that set costs and leads to (`change`). What it runs are real schedules: `Running.schedules` gives
-them, they pass `check`, and the period is what `simulate` makes of them. It knows no clock: the cluster
-(`cluster.py`) decides when a change happens, counts committed samples and books what was lost.
+A system is bound to a `Setting`, which is the same for all systems. It defines its configuration on a set of live nodes
+(`begin`), and the cost and result of a change of that set (`change`). Configurations run real schedules:
+`Running.schedules` passes `check`, and `simulate` gives the period. A system has no clock: `cluster.py` decides when a
+change happens, counts committed samples and books losses.
 
-When `change` is called:
+`change` is called
 
-    a node fails            at once, also in the middle of a pause, which the new pause then replaces
-    a node joins            at the next boundary of two iterations; at once while nothing runs
-    `reconsider` is set     at the next boundary, with nobody failed and nobody joined
+    a node fails            immediately, even in a pause, which the new pause replaces
+    a node joins            at the next iteration boundary; immediately while training is stopped
+    `reconsider` is set     at the next iteration boundary, without failed or joined nodes
 
-Nodes are numbers from 0 to `Setting.nodes` - 1; `Setting.slots` gives the workers that a set of nodes has.
+Nodes are numbers from 0 to `Setting.nodes` - 1; `Setting.slots` gives the workers of a set of nodes.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ Nodes = frozenset[int]
 
 
 class Loss(Enum):
-    """What a change takes from the work done so far."""
+    """Work that a change discards."""
 
     NOTHING = "nothing"
-    """The iteration in progress goes on where it was."""
+    """The iteration in progress continues."""
     ITERATION = "iteration"
-    """The iteration in progress is repeated; committed ones stay."""
+    """The iteration in progress is repeated; committed iterations stay."""
     CHECKPOINT = "checkpoint"
-    """All is repeated from the last checkpoint that is complete."""
+    """Work since the last complete checkpoint is repeated."""
 
 
 @dataclass(frozen=True)
 class Pause:
-    """Seconds in which nobody trains, by cause: t_detect + t_plan + t_comm_rebuild + bytes / bandwidth, and `restart`
-    where processes start again and read a checkpoint. `Setting.pause` makes one of the common model."""
+    """Seconds without training, by cause: t_detect + t_plan + t_comm_rebuild + bytes / bandwidth.
+
+    `restart` is the time to start processes again and read a checkpoint. `Setting.pause` creates the common model.
+    """
 
     detect: float = 0.0
     plan: float = 0.0
@@ -59,8 +61,11 @@ class Pause:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Training stops for `stall` seconds after every `every` seconds of training (rounded to whole iterations, at
-    least one); the checkpoint counts once `lag` more seconds have passed, in which training goes on."""
+    """Checkpoint policy: stop for `stall` seconds after every `every` seconds of training.
+
+    `every` is rounded to whole iterations, at least one. The checkpoint counts after `lag` more seconds, during which
+    training continues.
+    """
 
     every: float
     stall: float
@@ -73,19 +78,18 @@ Timed = tuple[Schedule, Profile]
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """A configuration that trains. Systems subclass it with what they need to know at the next change.
+    """A training configuration. Subclasses add the state that they need at the next change.
 
     Attributes:
-        live: all live nodes, idle ones too.
-        period: seconds per iteration in steady state, of the slowest part and with the sync between pipelines.
-        samples: committed per iteration. The global batch, unless the system drops some.
-        dropped: samples of the batch that are not trained, per iteration; no progress.
-        idle: of the live slots, how many have nothing to do (spares, remainders).
-        checkpoints: how state is kept; None for never, and then a `Loss.CHECKPOINT` goes back to the start.
-        reconsider: `change` is to be called at the next boundary.
+        live: all live nodes, including idle ones.
+        period: seconds per iteration in steady state, of the slowest part, including the sync between pipelines.
+        samples: committed samples per iteration; the global batch, unless the system drops samples.
+        dropped: samples per iteration that are not trained; no progress.
+        idle: number of live slots without work (spares, remainders).
+        checkpoints: None for no checkpoints; a `Loss.CHECKPOINT` then returns to the start.
+        reconsider: call `change` at the next boundary.
         layout: pipelines and their depths, for tables: "8 x 4".
-        schedules: gives what runs, for the checker and the viewer: made on demand. More than one where pipelines share
-            no schedule; each alone must then pass `check`.
+        schedules: makes the schedules on demand, for the checker and the viewer; each must pass `check` alone.
     """
 
     live: Nodes
@@ -100,18 +104,13 @@ class Running:
 
     @property
     def rate(self) -> float:
-        """Samples per second that are committed."""
+        """Committed samples per second."""
         return self.samples / self.period
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped:
-    """Nothing runs until nodes come back.
-
-    Attributes:
-        live: the nodes that wait.
-        reason: one line: what is missing.
-    """
+    """No training until nodes return; the reason says in one line what is missing."""
 
     rate: ClassVar[float] = 0.0
     layout: ClassVar[str] = ""
@@ -122,12 +121,12 @@ class Stopped:
 
 @dataclass(frozen=True, kw_only=True)
 class DoesNotFit:
-    """The job does not fit into memory under this system, by the memory model: a result, not an error.
+    """The job does not fit into memory under this system, by the memory model. A result, not an error.
 
     Attributes:
-        needed: bytes on the fullest worker of the leanest configuration that the system has.
-        cap: bytes that a worker has.
-        reason: one line that says which worker holds what.
+        needed: bytes on the fullest worker of the leanest configuration.
+        cap: bytes available on a worker.
+        reason: one line that names the worker and its contents.
     """
 
     rate: ClassVar[float] = 0.0
@@ -138,7 +137,7 @@ class DoesNotFit:
     reason: str
 
     def stopped(self, live: Nodes) -> Stopped:
-        """The state of nodes that wait because they cannot hold the job."""
+        """Return the state of nodes that cannot hold the job."""
         return Stopped(live=live, reason=f"does not fit: {self.reason}")
 
 
@@ -147,14 +146,14 @@ State = Running | Stopped
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What a change of the live set leads to.
+    """Result of a change of the live nodes.
 
     Attributes:
-        state: what runs once the pause is over.
-        pause: while nobody trains.
-        loss: of the work done so far.
-        bytes: copied over the network, in all.
-        event: what the system did, in a word or two ("re-route", "take over", "merge", "restart"), for tables.
+        state: configuration after the pause.
+        pause: time without training.
+        loss: discarded work.
+        bytes: bytes copied over the network, in all.
+        event: action in a word or two ("re-route", "take over", "merge", "restart"), for tables.
     """
 
     state: State
@@ -165,20 +164,20 @@ class Change:
 
 
 class System(Protocol):
-    """A way of surviving failures, bound to a setting; `name` is as `--systems` takes it.
+    """A resilience system bound to a setting; `name` as in `--systems`.
 
-    The docstring of its file says where it comes from, what the model of it assumes, and its limits.
+    The docstring of its file gives its source, its assumptions, and its limits.
     """
 
     @property
     def name(self) -> str: ...
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
-        """What it runs on these nodes from the first iteration on. `Stopped` where they are too few."""
+        """Return the first configuration on these nodes; `Stopped` if they are too few."""
 
     def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
-        """`failed` of `state.live` die and `joined` come in; see the module's docstring for when.
+        """Handle the death of `failed` nodes of `state.live` and the arrival of `joined`; see the module for when.
 
-        A `Stopped` that can start again reads a checkpoint: `Setting.restart` prices it. The new state's `live` is
-        `state.live - failed | joined`.
+        A `Stopped` state that can start again reads a checkpoint, which `Setting.restart` prices. The new state's
+        `live` is `state.live - failed | joined`.
         """

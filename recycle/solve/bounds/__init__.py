@@ -1,15 +1,15 @@
-"""Lower bounds on the period: true for any assignment to live hosts and any order, so that a plan can print its gap.
+"""Lower bounds on the period for any assignment to live hosts and any order, so that a plan can report its gap.
 
-The hosts of a stage are those of the loop placement, chunk c of rank r on stage c * P + r.
+The loop placement gives the hosts of a stage: chunk c of rank r on stage c * P + r.
 
-closed_forms  load, memory and ways through the ranks
-fluid         a linear program over a few stages, which raises the former
+closed_forms  load, memory and paths through the ranks
+fluid         a linear program over a few stages, which raises the closed forms
 
-`RisingBound` is the bound beside a search, which it ends once it is met: a thread raises it, as linear programs take as
-long as a good part of a search, and the solver as well as the compiled searches run without the interpreter's lock.
+`RisingBound` computes the bound in a thread during a search and ends the search once the bound is met. Linear programs
+take as long as much of a search; the solver and the compiled searches release the interpreter's lock.
 
-Whole times make whole bounds: each bound is about E_s - S_s of one stage, or about the makespan; starts counted from
-S_s and rounded down make a schedule still, so the smallest is whole, and what is proven may be rounded up.
+Whole times make whole bounds. Each bound is about E_s - S_s of one stage, or about the makespan. Starts counted from
+S_s and rounded down are still a schedule. So the smallest value is whole, and a proven bound may be rounded up.
 """
 
 from __future__ import annotations
@@ -24,20 +24,16 @@ from recycle.solve.effort import Deadline, is_met
 from recycle.solve.problem import Problem
 
 ALL_STAGES = 4
-"""Stages up to which the linear program looks at all of them at once."""
+"""Number of stages up to which the linear program includes all of them."""
 
 
 def lower_bound(problem: Problem, deadline: Deadline | None = None) -> float:
-    """The best proven lower bound on the problem's period (with the barrier: its makespan).
-
-    Args:
-        deadline: linear programs that could not be solved by then are left out.
-    """
+    """Return the best proven bound (with the barrier: on the makespan) from what is solved by the deadline."""
     return max(rising_bounds(problem, deadline))
 
 
 def rising_bounds(problem: Problem, deadline: Deadline | None = None) -> Iterator[float]:
-    """Proven lower bounds as they are found, the closed form first, none below the one before it."""
+    """Yield proven lower bounds as they are found, ascending, the closed form first."""
     deadline = deadline or Deadline(None)
     if problem.grain not in (0, 1):
         yield from (problem.grain * bound for bound in rising_bounds(problem.in_grains(), deadline))
@@ -46,16 +42,15 @@ def rising_bounds(problem: Problem, deadline: Deadline | None = None) -> Iterato
 
 
 def closed_form(problem: Problem) -> float:
-    """The same without the linear program: less, in a hundredth of the time, and each stage counts by itself.
+    """Return the bound without linear programs: weaker, in a hundredth of the time.
 
-    As every term looks at the hosts of one rank, the bound of dead workers on several ranks is the largest of the
-    bounds of each rank's dead alone, where all workers are alike.
+    Every term looks at the hosts of one rank. If workers are alike, the bound for dead workers on several ranks is
+    therefore the maximum of the bounds of each rank alone.
     """
     return closed_forms.period(problem) if problem.staggered else closed_forms.makespan(problem)
 
 
 def _chains(problem: Problem) -> list[tuple[int, ...]]:
-    """Stages to look at together: those of the ranks that other bounds point to, and all of a short pipeline."""
     shape, ranks = problem.shape, range(problem.shape.ranks)
     found = closed_forms.detours(problem)
     if shape.stages <= ALL_STAGES:
@@ -73,17 +68,14 @@ def _chains(problem: Problem) -> list[tuple[int, ...]]:
 
 
 class RisingBound:
-    """The best bound so far; a `Stop` that is set once the best period so far meets it.
-
-    Attributes:
-        value: a proven lower bound on the period.
-    """
+    """The best proven bound `value` so far; a `Stop` that is set once the best period meets it."""
 
     def __init__(self, problem: Problem, deadline: Deadline, *, is_first: bool = False) -> None:
-        """
+        """Prepare the thread, which `__enter__` starts.
+
         Args:
-            deadline: for the linear programs, and whoever stops it stops the search as well.
-            is_first: the bound is worked out at once and does not rise any more.
+            deadline: limit of the linear programs; its `stop` also ends the search.
+            is_first: compute the bound at once, without a thread.
         """
         self.value = lower_bound(problem, deadline) if is_first else closed_form(problem)
         self._problem, self._deadline = problem, deadline
@@ -98,11 +90,7 @@ class RisingBound:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Wait for the linear program that is being solved.
-
-        Raises:
-            BaseException: what went wrong in the thread.
-        """
+        """Wait for the current linear program, and raise an error of the thread."""
         self._is_over = True
         if self._thread.ident is not None:
             self._thread.join()
@@ -110,7 +98,7 @@ class RisingBound:
             raise self._failure
 
     def found(self, period: float) -> None:
-        """Tell that an order has this period."""
+        """Report that an order has this period."""
         self._best = min(self._best, period)
 
     def is_set(self) -> bool:
@@ -118,7 +106,7 @@ class RisingBound:
         return is_met(self._problem, self._best, self.value) or (stop is not None and stop.is_set())
 
     def until(self, deadline: Deadline) -> Deadline:
-        """The deadline, which ends as well when the bound is met."""
+        """Return the deadline, which also ends when the bound is met."""
         return Deadline(None if deadline.end is None else deadline.left, self)
 
     def _raise(self) -> None:

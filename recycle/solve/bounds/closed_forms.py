@@ -1,25 +1,24 @@
-"""Closed-form lower bounds on period and makespan: what the hosts of one rank must at least go through.
+"""Closed-form lower bounds on period and makespan: the least work and waiting of the hosts of one rank.
 
-A rank hosts one stage, or with several chunks per worker the stages r, r + P, ... of the same few workers. A *unit* is
-one micro-batch in one chunk. Units may be assigned to the live hosts of a rank in any way; a bound is the smallest
-period in which the hosts have room for all of them (`_least`). S is the first start among all hosts of rank r, w* the
-host that has it. As w* begins its next program after S + T only, and its reduces wait for every host, all work of the
-rank lies in S to S + T. It begins with a forward of the first chunk (a deeper one comes after it in its micro-batch),
-so no host can run a backward before S + `way`: one micro-batch through all the stages from r on and back to the deepest
-chunk of the rank. Until then a host runs forwards only, no more than its memory admits and than it has units, and waits
-for the rest: `idle`.
+A rank hosts one stage, or with several chunks the stages r, r + P, ... on the same workers. A *unit* is one micro-batch
+in one chunk. A bound is the smallest period in which the live hosts have room for all units (`_least`).
 
-    load    every host takes its idle time and its work, and reduces and steps all stages one after the other: those
-            that it reduces after its last W, w* reduces after it too
+S is the first start among all hosts of rank r, and w* its host. w* begins its next program only after S + T, and its
+reduces wait for every host. So all work of the rank lies in S to S + T. No host can run a backward before S + `way`:
+one micro-batch from r through all later stages and back to the deepest chunk of the rank. Until then a host runs only
+forwards, limited by its memory and its units, and waits for the rest: `idle`.
+
+    load    every host takes its idle time and its work, then reduces and steps all stages in sequence; w* performs the
+            reduces after the last W of any host
     detour  E_q - S_q for q <= r < P: from q's first start through the stages to rank r, where *every* host idles before
-            its first backward, all F and backwards of the rank and the W that memory asks for before the last F, or
-            all its units one after another through the slots of its hosts; the last backward of stage r comes after
-            those of the deeper chunks, and its gradient goes back to q, whose W and step follow
+            its first backward; all F and backwards of the rank and the W that memory requires before the last F, or
+            all units in sequence through the slots of its hosts; the last backward of stage r follows the deeper
+            chunks' backwards, and its gradient returns to q, whose W and step follow
 
-Hosts of the same speed and memory have room for as much, so a bound takes time in the ranks and kinds of host, not in
-the workers. Under the barrier S is at least the arrival of the first micro-batch. A backward that stays whole counts as
-I with no W. Sources: load and round trip after ReCycle's section 4 figures.
-Limits: links are the fastest ones, workers on the way the fastest hosts.
+With the barrier S is at least the arrival of the first micro-batch. A whole backward counts as I without a W. Source:
+load and round trip after ReCycle's section 4 figures.
+
+Limits: assumes the fastest links, and the fastest hosts on the path.
 """
 
 from __future__ import annotations
@@ -34,39 +33,37 @@ from recycle.solve.problem_arrays import Floats
 
 _HALVINGS = 45
 _FUZZ = 1e-6
-"""What rounding may add to a whole time."""
+"""Rounding error of a whole time."""
 Room = Callable[[float], float]
-"""How much of the work a worker has room for in so much time."""
+"""Work that a worker has room for, as a function of time."""
 
 
 def period(problem: Problem) -> float:
-    """Lower bound on the period with a staggered optimizer."""
+    """Return a lower bound on the period with a staggered optimizer."""
     return max(*(load(problem, r) for r in range(problem.shape.ranks)), max(detours(problem))[0])
 
 
 def makespan(problem: Problem) -> float:
-    """Lower bound on one iteration from idle, which is the period under the barrier."""
+    """Return a lower bound on one iteration from an empty pipeline, the period with the barrier."""
     loads = (_fill(problem, r) + load(problem, r) for r in range(problem.shape.ranks))
     return max(*loads, max(detours(problem, from_idle=True))[0])
 
 
 def load(problem: Problem, rank: int) -> float:
-    """Work of the hosts and the idle time of each before the first backward, then reduce and step of all stages."""
+    """Return the bound from work, idle time before the first backward, and reduce and step of all stages."""
     each = [problem.forward[s] + problem.backward[s] + problem.weight[s] for s in _stages(problem, rank)]
     rooms = [(count, _room(problem, rank, each, w)) for w, count in problem.kinds_of_host[rank].items()]
     return _least(problem, rooms, problem.micro_batches * sum(each)) + problem.rank_update_seconds[rank]
 
 
 def work(problem: Problem, rank: int) -> float:
-    """Work of a rank, spread evenly over its hosts."""
+    """Return the work of a rank, spread evenly over its hosts."""
     each = sum(problem.forward[s] + problem.backward[s] + problem.weight[s] for s in _stages(problem, rank))
     return problem.micro_batches * each / sum(1 / problem.speed[w] for w in problem.hosts[rank])
 
 
 def through_slots(problem: Problem, rank: int, after: float = 0.0) -> float:
-    """Time from the first start of a rank until all units have gone through the whole slots of its hosts.
-
-    What is held at once has distinct slots, and those of a host are first taken one F after another.
+    """Return the time from the first start of a rank until all units have passed the whole slots of its hosts.
 
     Args:
         after: part of the last unit of each slot that need not have ended.
@@ -86,7 +83,6 @@ def through_slots(problem: Problem, rank: int, after: float = 0.0) -> float:
 
 
 def _filled(times: Floats, lengths: Sequence[float]) -> Floats:
-    """The most of each of these times that whole units of one or two lengths, the longer one first, can fill."""
     if len(lengths) > 2:
         return times
     longer, shorter = lengths[0], lengths[-1]
@@ -99,7 +95,6 @@ def _filled(times: Floats, lengths: Sequence[float]) -> Floats:
 
 
 def _held(problem: Problem, rank: int, speed: float, share: float) -> list[float]:
-    """Per chunk of a rank: least time from the start of an F to the end of its I, and of this share of its W."""
     return [
         (problem.forward[s] + problem.backward[s] + share * problem.weight[s]) * speed + problem.way_back[s]
         for s in _stages(problem, rank)
@@ -107,7 +102,6 @@ def _held(problem: Problem, rank: int, speed: float, share: float) -> list[float
 
 
 def _slower(problem: Problem, rank: int, worker: int, share: float) -> float:
-    """By how much longer than the fastest host a worker holds a unit, of the chunk where that is least."""
     pairs = zip(
         _held(problem, rank, problem.speed[worker], share),
         _held(problem, rank, problem.fastest[rank], share),
@@ -117,13 +111,9 @@ def _slower(problem: Problem, rank: int, worker: int, share: float) -> float:
 
 
 def detours(problem: Problem, from_idle: bool = False) -> list[tuple[float, int, int]]:
-    """(length, q, r) for ranks q <= r: first start of stage q, by way of all that rank r must do, until q has stepped.
+    """Return (length, q, r) for ranks q <= r: from stage q's first start through all work of rank r to q's step.
 
-    Args:
-        from_idle: count from the start of the iteration in place of q's first start.
-
-    Returns:
-        For each rank r the one from rank 0 and the longest.
+    For each rank r these are the detour from rank 0 and the longest one. `from_idle` counts from the iteration's start.
     """
     found: list[tuple[float, int, int]] = []
     way, longest = 0.0, (-inf, 0)
@@ -140,11 +130,11 @@ def detours(problem: Problem, from_idle: bool = False) -> list[tuple[float, int,
 
 
 def last_backward(problem: Problem, rank: int) -> float:
-    """From the first start of a rank to the end of its last backward: all F and I, idle time, and some W.
+    """Return the least time from the first start of a rank to the end of its last backward.
 
-    The idle time lies before the first backward. The last F has to find a free slot: of the `count` units that are
-    started with it at most `cap` may be held, where one between I and W counts as `stash`, and at most count - 1 have
-    had their I. What that leaves over must have had its W, and the last I comes after the last F.
+    The idle time precedes the first backward. The last F needs a free slot. Of the `count` units started so far at most
+    `cap` may be held; a unit between I and W counts as `stash`. At most count - 1 have had their I. All further units
+    must have had their W, and the last I follows the last F.
     """
     stages, kinds = _stages(problem, rank), problem.kinds_of_host[rank]
     both = [problem.forward[s] + problem.backward[s] for s in stages]
@@ -167,7 +157,6 @@ def last_backward(problem: Problem, rank: int) -> float:
 
 
 def _idle(problem: Problem, rank: int, worker: int) -> Floats:
-    """[units + 1], time of a host with so many units between S and the first backward that its rank can run."""
     stages, (out, back) = _stages(problem, rank), problem.rest_of_way
     hops = (problem.shape.stages - 1 - rank) + (problem.shape.stages - 1 - stages[-1])
     way = out[rank] + back[stages[-1] + 1] + hops * problem.hop
@@ -177,12 +166,10 @@ def _idle(problem: Problem, rank: int, worker: int) -> Floats:
 
 
 def _rising(seconds: Floats) -> Floats:
-    """Of each number of units the least time that as many or more take."""
     return np.minimum.accumulate(seconds[::-1])[::-1]
 
 
 def _room(problem: Problem, rank: int, each: Sequence[float], worker: int) -> Room:
-    """The most work, at speed 1, that whole units of these times can fill of a worker's time without its idle time."""
     speed, idle = problem.speed[worker], _idle(problem, rank, worker)
     times = [t * speed for t in each]
     seconds = _rising(np.arange(len(idle)) * min(times) + idle)
@@ -199,13 +186,6 @@ def _room(problem: Problem, rank: int, each: Sequence[float], worker: int) -> Ro
 
 
 def _least(problem: Problem, rooms: Sequence[tuple[int, Room]], total: float, first: float | None = None) -> float:
-    """The smallest time, from below, in which hosts together have room for `total`.
-
-    Args:
-        rooms: (how many hosts, the room of each of them).
-        first: where the search begins.
-    """
-
     def is_short(time: float) -> bool:
         return sum(count * room(time) for count, room in rooms) < total - TOLERANCE
 
@@ -227,6 +207,5 @@ def _stages(problem: Problem, rank: int) -> range:
 
 
 def _fill(problem: Problem, rank: int) -> float:
-    """Before this no micro-batch can be at the first chunk of a rank."""
     out, _ = problem.rest_of_way
     return out[0] - out[rank] + rank * problem.hop

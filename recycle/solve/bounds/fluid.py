@@ -1,34 +1,27 @@
-"""A lower bound from a linear program: one iteration as a fluid that flows through a few stages and back.
+"""Lower bound from a linear program: an iteration as a fluid through a few stages and back.
 
-For some hosts of a stage, `done(kind, t)` is how many operations of a kind are processed by time t, parts of running
-ones included. Every schedule gives such functions, whatever its assignment and order, and they obey
+For some hosts of a stage, `done(kind, t)` is the number of operations of a kind processed by time t, including parts of
+running ones. Every schedule gives such functions, for any assignment and order, and they satisfy
 
     rate       the sum over the kinds and chunks of a host of time * (done(t') - done(t)) is at most hosts * (t' - t)
-    order      what needs an operation that ends `gap` earlier: next(t) <= done(t - gap - min(time, next's time)),
-               as a running operation cannot be further than the same share of its predecessor, that much earlier
+    order      next(t) <= done(t - gap - min(time, next's time)) for a dependency that ends `gap` earlier
     memory     forwards(t) <= slots + (1 - stash) * inputs(t - min(F, I)) + stash * weights(t - min(F, W)): the rule
-               started F - freed <= slots, averaged over the F time before t, where done is the average of started; the
-               chunks of a host share its slots, and the shortest F is that time
-    sharing    of n hosts alike one gets at least ceil(units / n), where a unit is a micro-batch in a chunk, so the
-               others together at most the rest
-    heads      done(t) = 0 until a micro-batch can have come from the first of the chosen stages
-    tails      everything is done when what follows it must begin, so that this ends in time
-    lanes      transfers, of which each directed pair of hosts carries one at a time: rate and order as above. Between
-               two chosen stages only the boundary with the fewest pairs counts, and only where these carry less than
-               the hosts make.
+               started F - freed <= slots, averaged over the shortest F before t; chunks of a host share its slots
+    sharing    of n equal hosts one gets at least ceil(units / n), a unit being a micro-batch in a chunk
+    heads      done(t) = 0 until a micro-batch can arrive from the first of the chosen stages
+    tails      all operations are done when their successors must begin to end in time
+    lanes      each directed pair of hosts carries one transfer at a time; between two chosen stages only the boundary
+               with the fewest pairs counts, if these carry less than the hosts make
 
 Between the chosen stages a micro-batch travels on the fastest hosts. Time 0 is the first start at the first of them
-(with the barrier: at stage 0), which holds for all stages of its rank, as they come later. If no such fluid is through
-with all of these at T - update_seconds, then E - S of that rank is more than T, and so is the period (`closed_forms`).
+(with the barrier: at stage 0). If no such fluid completes all units by T - update_seconds, the period exceeds T.
 
-Sampled on a grid, a function is replaced by its value at the next grid point, which only weakens the rows: a lag that
-is no multiple of the distance between two points counts as the next shorter one that is. A grid that is fine at both
-ends comes first, as what decides lies in warm-up and drain; then, for chains of few stages, one that is aligned to the
-lags, as with tight memory how long activations are held must not be rounded. As each lag is rounded by
-itself, the row of memory stands by way of inputs and of forwards, too. A solver proposes multipliers; the proof is weak
-duality, computed here from the rows, so that neither its tolerances nor its limits make a bound wrong.
+On a grid, a function is replaced by its value at the next grid point, and lags are rounded down; both only weaken the
+rows. A grid that is fine in warm-up and drain comes first. Chains of few stages then get a grid aligned to the lags,
+because with tight memory rounded holding times lose too much. A solver proposes multipliers. The proof is weak duality,
+computed here from the rows, so the solver's tolerances and limits cannot make a bound wrong.
 
-Limits: windows of the other ranks are left out with the staggered optimizer.
+Limits: omits the windows of the other ranks with the staggered optimizer.
 """
 
 from __future__ import annotations
@@ -46,39 +39,37 @@ from recycle.solve.problem import TOLERANCE, Problem
 from recycle.solve.problem_arrays import Floats
 
 FINE_COLUMNS, LEAST_POINTS = 3_000, 80
-"""Columns of a program on an aligned grid, which say how many points it has; with too few points there is none."""
+"""Columns of a program on an aligned grid, which determine its points; minimum number of points."""
 LARGER_TAKES = 2.0
-"""By how much longer the first of larger programs takes than the latest of smaller ones; the solver has the time that
-is left as its limit, too."""
+"""Expected ratio of a larger program's time to the latest one's; the remaining time also limits the solver."""
 NEAR_ENOUGH = 1.5e-3
-"""Share of the bound up to which the longest window that is too short is looked for."""
+"""Relative accuracy of the longest infeasible window."""
 MOST_RAISES = 12
-"""Linear programs per chain of stages."""
+"""Maximum number of linear programs per chain of stages."""
 MOST_CREWS = 3
-"""Crews by speed of a rank at most; the slowest hosts are one."""
+"""Maximum number of crews of a rank by speed; the slowest hosts form one."""
 MOST_ITERATIONS = 100
-"""Of the interior point method, per program."""
+"""Maximum iterations of the interior point method per program."""
 POINTS = 40
-"""Grid points at either end of the window, and between, where it is fine at both ends."""
+"""Grid points at either end of the window, and between, of a grid that is fine at both ends."""
 STEPS, WIDEST = 200, 1.5
-"""Distances that are tried, up to so many times the shortest that so many points allow."""
+"""Number of grid distances to try, and their maximum ratio to the shortest possible distance."""
 Integers = npt.NDArray[np.int64]
 
 
 def rising_bounds(
     problem: Problem, bound: float, chains: Iterable[tuple[int, ...]], deadline: Deadline | None = None
 ) -> Iterator[float]:
-    """`bound`, then as it is raised by what the fluid through each chain of stages proves, on one grid, then the other.
+    """Yield `bound`, then the bounds raised by the fluid through each chain of stages, on each grid.
 
     Args:
-        bound: a proven lower bound on the period.
-        chains: as of `through`; with the barrier only those from stage 0 on count.
+        chains: stages as in `through`; with the barrier only chains from stage 0 count.
         deadline: no linear program is begun that would end after it.
     """
     yield bound
     pace = Pace(deadline or Deadline(None))
     chains = [stages for stages in chains if problem.staggered or stages[0] == 0]
-    columns = {stages: problem.kinds * len(_grouped(problem, stages)[1]) for stages in chains}  # per point
+    columns = {stages: problem.kinds * len(_grouped(problem, stages)[1]) for stages in chains}  # per grid point
     latest = inf
     for stages in chains:
         bound = _climb(problem, bound, stages, None, pace, LARGER_TAKES if columns[stages] > latest else 1.0)
@@ -94,12 +85,6 @@ def rising_bounds(
 def _climb(
     problem: Problem, bound: float, stages: tuple[int, ...], points: int | None, pace: Pace, longer: float
 ) -> float:
-    """Windows `bound + k * step`: up by what the micro-batches left over take at the mean rate, or twice as far as
-    the last time, then bisection.
-
-    Among whole times the smallest E - S of one stage is whole, since starts rounded down are a schedule still: above
-    a whole window that is too short it is at least one more.
-    """
     whole, n = problem.is_integral, problem.micro_batches
     step = max(1.0, floor(problem.unit / 8)) if whole else problem.unit / 8
     short = lowest = -1 if whole else 0
@@ -131,13 +116,13 @@ def through(
     points: int | None = None,
     deadline: Deadline | None = None,
 ) -> float:
-    """No more micro-batches than this can be through with the rank of the first of `stages` in a window.
+    """Return an upper bound on the micro-batches that complete the first stage's rank within a window.
 
     Args:
-        window: time from the first start at the first of the stages until the rank has stepped.
-        stages: in ascending order; the first is the first chunk of its rank, with the barrier stage 0.
-        points: at most, of an aligned grid; when left out, the grid is fine at both ends.
-        deadline: wall limit of the solver, whose multipliers prove less then.
+        window: time from the first start at the first of the stages to the end of the rank's step.
+        stages: ascending; the first is the first chunk of its rank, with the barrier stage 0.
+        points: maximum number of points of an aligned grid; None for a grid that is fine at both ends.
+        deadline: limit of the solver, whose multipliers then prove less.
     """
     fluid = _FluidRelaxation(problem, window, stages, points)
     fluid.add_crews()
@@ -148,12 +133,7 @@ def through(
 
 
 class _Crew(NamedTuple):
-    """Hosts of one rank, alike or nearly so.
-
-    Attributes:
-        units: micro-batches in chunks that they may have at most.
-        speed: factor on the compute times of the fastest of them.
-    """
+    """Hosts of one rank that are nearly alike: maximum units (micro-batches in chunks), and the fastest speed."""
 
     hosts: list[int]
     units: int
@@ -161,10 +141,7 @@ class _Crew(NamedTuple):
 
 
 class _FluidRelaxation:
-    """The linear program: a column for each (group, kind, grid point), rows `coefficients * columns <= most`.
-
-    A group is what a crew does at one of the chosen stages.
-    """
+    """The linear program, with columns (group, kind, grid point); a group is a crew at one of the stages."""
 
     def __init__(self, problem: Problem, window: float, stages: Sequence[int], points: int | None) -> None:
         self.problem, self.window, self.stages = problem, window, stages
@@ -175,7 +152,7 @@ class _FluidRelaxation:
         self.crews, self.groups = _grouped(problem, stages)
         self.times = aligned(problem, end, points, self._lags()) if points else fine_at_ends(problem, end)
         self.points = len(self.times)
-        self.lanes: dict[tuple[int, int], list[int]] = {}  # by the ranks that a transfer leads from and to
+        self.lanes: dict[tuple[int, int], list[int]] = {}  # by the sending and the receiving rank
         self.goal = 0
         self.rows: list[Integers] = []
         self.columns: list[Integers] = []
@@ -184,7 +161,7 @@ class _FluidRelaxation:
         self.row_count = 0
 
     def add_crews(self) -> None:
-        """What each crew obeys on its own: monotone, order, rate, memory, its share of the units."""
+        """Add the rows of each crew: monotone, order, rate, memory, its share of the units."""
         problem, n = self.problem, self.problem.micro_batches
         before, after, one = np.arange(self.points - 1), np.arange(1, self.points), np.zeros(1, dtype=np.int64)
         for crew in self.crews:
@@ -216,7 +193,7 @@ class _FluidRelaxation:
                 for kind, share in ((1, 1 - stash), (2, stash))
                 if share
             ]
-            # the same by way of the inputs, and of the forwards: the grid rounds every lag, but the sum of some once
+            # by way of inputs and of forwards, because the grid rounds every lag but a sum of lags only once
             forwards = [(g, 0) for g, _ in groups]
             by_inputs = [(g, 1, share, lag + self._gap(g, kind)) for g, kind, share, lag in freed]
             by_forwards = [(g, 0, share, lag + self._turn(g)) for g, _, share, lag in by_inputs]
@@ -224,15 +201,13 @@ class _FluidRelaxation:
                 self._follow(forwards, earlier, slots)
 
     def _gap(self, group: int, kind: int) -> float:
-        """Time by which an operation of a kind, I or W, follows the input gradients of its group."""
         return min(self._its(group, 1), self._its(group, 2)) if kind == 2 else 0.0
 
     def _turn(self, group: int) -> float:
-        """Time by which the input gradients of a group follow its forwards."""
         return self.problem.way_back[self.groups[group][0]] + min(self._its(group, 0), self._its(group, 1))
 
     def add_ways(self) -> None:
-        """Forwards from each chosen stage to the next, inputs back, and from each through the rest of the model."""
+        """Add the paths of forwards between chosen stages, of inputs back, and through the rest of the model."""
         for near, far in zip(self.stages, self.stages[1:], strict=False):
             here, there = self._of(near), self._of(far)
             for kind, source, target in ((0, here, there), (1, there, here)):
@@ -243,7 +218,7 @@ class _FluidRelaxation:
             self._follow([(g, 1)], [(g, 0, 1.0, self._turn(g))], 0.0)
 
     def add_lanes(self) -> None:
-        """Transfers between the chosen stages, and beyond the last, where few pairs of hosts carry them."""
+        """Add transfers between the chosen stages and beyond the last, if few pairs of hosts carry them."""
         problem, end = self.problem, self.problem.shape.stages - 1
         for near, far in zip(self.stages, self.stages[1:], strict=False):
             boundary = self._narrowest(near, far)
@@ -271,7 +246,6 @@ class _FluidRelaxation:
             self._add(rate, step * self._pace(sender, receiver))
 
     def _lane(self, boundary: int, kind: int) -> int:
-        """A group of its own for the transfers of activations (0) or gradients (1) over a boundary; monotone."""
         ranks, g = self.problem.shape.ranks, len(self.groups)
         self.groups.append((-1, _Crew([], self.problem.micro_batches)))
         ends = boundary % ranks, (boundary + 1) % ranks
@@ -281,21 +255,18 @@ class _FluidRelaxation:
         return g
 
     def _lead_in(self, source: int, kind: int, boundary: int, lane: int) -> None:
-        """A transfer follows what the chosen stage before it has done, by way of the stages between."""
         sender = boundary + kind
         gap = 0.0 if sender == source else self._between(source, sender, kind) + self._time(sender, kind)
         lag = gap + min(self.problem.hop, self._time(source, kind))
         self._follow([(lane, 0)], [(g, kind, 1.0, lag) for g in self._of(source)], 0.0)
 
     def _lead_out(self, lane: int, boundary: int, target: int, kind: int) -> None:
-        """What the chosen stage behind a transfer does follows it, by way of the stages between."""
         receiver = boundary + 1 - kind
         gap = 0.0 if receiver == target else self._between(receiver, target, kind) + self._time(receiver, kind)
         lag = gap + min(self.problem.hop, self._time(target, kind))
         self._follow([(g, kind) for g in self._of(target)], [(lane, 0, 1.0, lag)], 0.0)
 
     def _lags(self) -> list[float]:
-        """What a grid should be aligned to: how long a unit is held at each stage, and the ways between stages."""
         held = [
             self._turn(g) + self._its(g, 1) + (self._its(g, 2) if self.problem.split else 0.0)
             for g, _ in enumerate(self.groups)
@@ -304,31 +275,26 @@ class _FluidRelaxation:
         return held + [self._apart(near, far, kind) for near, far in pairs for kind in (0, 1)]
 
     def _apart(self, one: int, other: int, kind: int) -> float:
-        """Time by which operations of a kind at one stage follow those at another."""
         return self._between(one, other, kind) + self._least(one, kind, other, kind)
 
     def _between(self, one: int, other: int, kind: int) -> float:
-        """Time between the operations of a kind at two stages: transfers, and the operations at stages between."""
         near, far = sorted((one, other))
         return (far - near) * self.problem.hop + sum(self._time(j, kind) for j in range(near + 1, far))
 
     def _narrowest(self, near: int, far: int) -> int:
-        """The boundary (by the stage before it) between two stages that the fewest pairs of hosts share."""
         return min(range(near, far), key=lambda s: self._pace(s, s + 1))
 
     def _pace(self, stage: int, other: int) -> float:
-        """Transfers per time from the hosts of one stage to those of another, over as many lanes as there are pairs."""
         hosts = self.problem.hosts
         return len(hosts[stage]) * len(hosts[other]) / self.problem.hop if self.problem.hop else inf
 
     def _host_pace(self, stage: int, kind: int) -> float:
-        """Operations of a kind per time that the hosts of a stage can do."""
         problem = self.problem
         base = float(problem.times[kind * problem.shape.stages + stage])
         return sum(1 / problem.speed[w] for w in problem.hosts[stage]) / base
 
     def add_goal(self) -> None:
-        """The goal is at most what every chosen stage has done of each kind when its last must have ended."""
+        """Limit the goal to the operations of each kind that every chosen stage has done at its last end."""
         n, one = self.problem.micro_batches, np.zeros(1, dtype=np.int64)
         last = one + self.points - 1
         for s in self.stages:
@@ -342,7 +308,6 @@ class _FluidRelaxation:
             self._add([(one, one + self.goal, 1.0), *done], 0.0)
 
     def _heads(self) -> dict[tuple[int, int], float]:
-        """Before this no operation of a (kind, group) starts: the way of one micro-batch from the first stage."""
         problem, way = self.problem, 0.0
         heads: dict[tuple[int, int], float] = {}
         for s in range(self.stages[0], problem.shape.stages):
@@ -353,7 +318,6 @@ class _FluidRelaxation:
         return heads
 
     def _tail(self, tails: dict[tuple[int, int], float], group: int, kind: int) -> float:
-        """At this every operation of a kind of a group has ended; `tails` as of `_tails`."""
         s = self.groups[group][0]
         end = tails[kind, s]
         if kind == 1 and s in self.ends and self.problem.split:
@@ -363,7 +327,6 @@ class _FluidRelaxation:
         return end
 
     def _tails(self) -> dict[tuple[int, int], float]:
-        """At this every operation of a (kind, chosen stage) has ended, as what follows it ends in the window too."""
         problem, hop, end = self.problem, self.problem.hop, inf
         tails: dict[tuple[int, int], float] = {}
         for s in range(self.stages[0], problem.shape.stages):
@@ -380,7 +343,7 @@ class _FluidRelaxation:
         return {place: end for place, end in found.items() if end < inf}
 
     def most(self, deadline: Deadline) -> float:
-        """An upper bound on the goal by weak duality, from whatever multipliers the solver ends with by then."""
+        """Return an upper bound on the goal by weak duality, from the solver's multipliers at the deadline."""
         import highspy
 
         rows, columns = np.concatenate(self.rows), np.concatenate(self.columns)
@@ -395,7 +358,7 @@ class _FluidRelaxation:
                 highest[self._at(g, kind, np.arange(idle))] = 0
         gain = np.zeros(count)
         gain[self.goal] = 1.0
-        # lags that the grid rounds to one point make several entries of one place, and the solver takes their sum only
+        # merge lags that the grid rounds to one point: the solver accepts only one entry per place
         places, entry = np.unique(columns * self.row_count + rows, return_inverse=True)
         column, row = np.divmod(places, self.row_count)
         program = highspy.HighsLp()
@@ -415,7 +378,7 @@ class _FluidRelaxation:
         solver.setOptionValue("ipm_iteration_limit", MOST_ITERATIONS)
         if deadline.left < inf:
             solver.setOptionValue("time_limit", max(0.0, deadline.left))
-        for presolve in ("on", "off"):  # what is presolved sometimes comes back with useless multipliers
+        for presolve in ("on", "off"):  # presolve sometimes returns useless multipliers
             solver.setOptionValue("presolve", presolve)
             solver.passModel(program)
             solver.run()
@@ -434,7 +397,6 @@ class _FluidRelaxation:
         return 1 + (group * self.problem.kinds + kind) * self.points + point
 
     def _its(self, group: int, kind: int) -> float:
-        """Time of an operation of a group on the fastest host of its crew."""
         stage, crew = self.groups[group]
         return float(self.problem.times[kind * self.problem.shape.stages + stage]) * crew.speed
 
@@ -445,7 +407,6 @@ class _FluidRelaxation:
         return min(self._time(stage, kind), self._time(other, other_kind))
 
     def _follow(self, nexts: list[tuple[int, int]], before: list[tuple[int, int, float, float]], more: float) -> None:
-        """Rows: at every point the sum over `nexts` <= `more` + that over (group, kind, share, lag) so much earlier."""
         points = np.arange(self.points)
         terms: list[tuple[Integers, Integers, float]] = [(points, self._at(g, kind, points), 1.0) for g, kind in nexts]
         for g, kind, share, lag in before:
@@ -465,7 +426,6 @@ class _FluidRelaxation:
 
 
 def _grouped(problem: Problem, stages: Sequence[int]) -> tuple[list[_Crew], list[tuple[int, _Crew]]]:
-    """The crews of the ranks of these stages, and each of these stages with each of the crews of its rank."""
     ranks, found, groups = problem.shape.ranks, list[_Crew](), list[tuple[int, _Crew]]()
     for rank in dict.fromkeys(s % ranks for s in stages):
         chunks = [s for s in stages if s % ranks == rank]
@@ -476,7 +436,6 @@ def _grouped(problem: Problem, stages: Sequence[int]) -> tuple[list[_Crew], list
 
 
 def _crews(problem: Problem, rank: int, chunks: int) -> list[_Crew]:
-    """The hosts of a rank: one that gets an even share at least, and the others; by speed where they differ."""
     hosts, units = problem.hosts[rank], problem.micro_batches * chunks
     speeds = sorted({problem.speed[w] for w in hosts})
     if len(speeds) > 1:
@@ -490,7 +449,7 @@ def _crews(problem: Problem, rank: int, chunks: int) -> list[_Crew]:
 
 
 def fine_at_ends(problem: Problem, end: float) -> Floats:
-    """Times from 0 to `end`: close together in warm-up and drain, wide apart between."""
+    """Return times from 0 to `end`, dense in warm-up and drain, sparse between."""
     step = max(_shortest(problem), problem.shape.stages * problem.unit / POINTS)
     if problem.is_integral:
         step = max(1.0, ceil(step - TOLERANCE))
@@ -502,16 +461,12 @@ def fine_at_ends(problem: Problem, end: float) -> Floats:
 
 
 def is_exact(problem: Problem, end: float) -> bool:
-    """Whether a grid that is fine at the ends has every whole time of a window, and all times are whole."""
+    """Return whether a grid that is fine at the ends contains every whole time of a window, with whole times."""
     return problem.is_integral and float(np.diff(fine_at_ends(problem, end)).max(initial=0.0)) <= 1.0
 
 
 def aligned(problem: Problem, end: float, points: int, lags: list[float]) -> Floats:
-    """Times from 0 to `end`, all equally far apart, so that these lags lose little when they are rounded down.
-
-    Args:
-        points: at most.
-    """
+    """Return at most `points` equidistant times to `end` for which rounding these lags down loses little."""
     least = 1.0 if problem.is_integral else _shortest(problem)
     if end <= least * points:
         return np.append(np.arange(0, end - TOLERANCE, least), end)
@@ -523,5 +478,4 @@ def aligned(problem: Problem, end: float, points: int, lags: list[float]) -> Flo
 
 
 def _shortest(problem: Problem) -> float:
-    """A quarter of the shortest operation."""
     return min((t for t in problem.times.tolist() if t > 0), default=1.0) / 4

@@ -1,15 +1,14 @@
-"""Elastic layouts: which units of the model each live worker hosts, so that no stage is the bottleneck.
+"""Elastic layouts: live workers host other units of the model than before, so that no stage is the bottleneck.
 
-units           what the parts of the model that can move cost, and how many of them a worker may hold
-chains          live workers in rows, each a whole model cut anew, with micro-batches in proportion to their pace
-ranges          any ranges of units: the shares that they allow, and who hosts what so that a load is reached
+units           costs of the smallest movable parts of the model, and how many a worker may hold
+chains          rows of live workers that each host a whole model
+ranges          ranges of units for a given load, and the workers' shares of micro-batches
 linear          linear and integer programs
-hosts           who plays which position, or takes which range, with as little copied as possible
-hostings        the ways to host the model that are worth a try
-routes          the way of each micro-batch through its hosts, as legs, and the schedule of all legs
-route_search    the order in which workers run legs
-elastic         the plan: the best of re-routing and of hostings, with a bound over all layouts; the plan of who is left
-                of a layout, in which nobody copies anything
-limits          why no layer moves, and the smallest memory limits with which layers would
-exact           the integer program of small layouts and their shares, which others are held against
+hosts           worker of each position or range, with the fewest copies
+hostings        candidate hostings
+routes          the path of each micro-batch through its hosts, and the schedule of all paths
+route_search    order of the operations of all paths
+elastic         the plan, the best of re-routing and of hostings; begin here
+limits          why no layer moves, and the memory limits that would allow it
+exact           integer program of small layouts, for comparison
 """

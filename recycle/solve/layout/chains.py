@@ -1,9 +1,8 @@
-"""Chains: rows of live workers, each of which hosts a whole model, cut so that its slowest worker has least to do.
+"""Chains: rows of live workers that each host a whole model, cut to minimize the slowest worker's work.
 
-A chain of n workers whose slowest does b seconds of a micro-batch runs one micro-batch every b seconds. Of all ways to
-make chains of the live workers those are wanted that together run most micro-batches a second: for each number of
-chains that is a knapsack over their lengths. Micro-batches then go to chains in proportion to their pace, in whole
-numbers.
+A chain whose slowest worker takes b seconds per micro-batch runs one micro-batch every b seconds. For each number of
+chains, a knapsack over their lengths maximizes the total rate. Micro-batches go to chains in proportion to their rate,
+in whole numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from recycle.solve.problem import TOLERANCE
 Cut = tuple[int, ...]
 """Units of each worker of a chain, first to last."""
 _MOST_CELLS = 2**26
-"""Of the knapsack's table: chains times live workers times lengths."""
+"""Maximum size of the knapsack's table: chains times live workers times lengths."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +28,8 @@ class Chains:
     """Chains that run an iteration together.
 
     Attributes:
-        cuts: of each chain.
         shares: micro-batches of each chain.
-        seconds: that the busiest worker computes.
+        seconds: compute time of the busiest worker.
     """
 
     cuts: tuple[Cut, ...]
@@ -40,10 +38,7 @@ class Chains:
 
 
 def best_cut(units: Units, workers: int) -> tuple[Cut, float] | None:
-    """(how so many workers share the model so that the slowest has least to do, seconds of the slowest).
-
-    None where they cannot hold it, or are more than there are units.
-    """
+    """Return (the most even cut, seconds of its slowest worker); None if the workers cannot hold the model."""
     count = len(units)
     if workers > count:
         return None
@@ -70,7 +65,7 @@ def best_cut(units: Units, workers: int) -> tuple[Cut, float] | None:
     even = _even(units, workers)
     if even is None or even[1] > high * (1 + TOLERANCE):
         at = ends(high)
-        while len(at) <= workers:  # whoever has most gives half of it away
+        while len(at) <= workers:  # split the largest part
             longest = max(pairwise(at), key=lambda part: part[1] - part[0])
             at = sorted([*at, sum(longest) // 2])
         cut = tuple(b - a for a, b in pairwise(at))
@@ -79,7 +74,6 @@ def best_cut(units: Units, workers: int) -> tuple[Cut, float] | None:
 
 
 def _even(units: Units, workers: int) -> tuple[Cut, float] | None:
-    """The cut into parts of as many units as can be, whose workers hold as little as can be; None without room."""
     at = [len(units) * w // workers for w in range(workers + 1)]
     if max(float(units.static[a:b].sum()) for a, b in pairwise(at)) > units.most_static:
         return None
@@ -87,11 +81,7 @@ def _even(units: Units, workers: int) -> tuple[Cut, float] | None:
 
 
 def shares_of(seconds: Sequence[float], micro_batches: int) -> tuple[list[int], float]:
-    """(micro-batches of each chain, seconds of the busiest worker), so that all end as early as can be.
-
-    Args:
-        seconds: a micro-batch takes of each chain's slowest worker.
-    """
+    """Return (micro-batches of each chain, seconds of the busiest worker), given seconds per micro-batch."""
     ideal = micro_batches / sum(1 / each for each in seconds)
     shares = [int(ideal / each) for each in seconds]
     waiting = [((share + 1) * each, k) for k, (share, each) in enumerate(zip(shares, seconds, strict=True))]
@@ -104,10 +94,7 @@ def shares_of(seconds: Sequence[float], micro_batches: int) -> tuple[list[int], 
 
 
 def candidates(units: Units, workers: int, micro_batches: int) -> list[Chains]:
-    """The best chains of each number that `workers` live workers can make, the fastest first.
-
-    Chains of one iteration differ in how much of their time is warm-up and tail, which is not counted here.
-    """
+    """Return the best chains of each number, the fastest first, ignoring warm-up and tail."""
     options: dict[int, tuple[Cut, float]] = {}
     for length in range(1, min(workers, len(units)) + 1):
         found = best_cut(units, length)

@@ -1,7 +1,7 @@
-"""The plan of an elastic layout: the best of re-routing and of the hostings worth a try.
+"""Plan an elastic layout: the best of re-routing and of the candidate hostings.
 
-Every hosting is list-scheduled, which already counts warm-up, tail and hand-overs; the best of them are simulated. The
-period and all other figures are the simulator's, on the schedule of all workers.
+Every hosting is list-scheduled, which includes warm-up, tail and hand-overs; the best are simulated. The simulator
+gives all figures, on the schedule of all workers.
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ from recycle.solve.layout.units import Parts, Units
 from recycle.solve.problem_arrays import Operations
 
 LISTED_SHARE = 0.5
-"""Of the rest, what list-scheduling hostings may take."""
+"""Share of the remaining time for list-scheduling hostings."""
 SIMULATED, LARGE = 3, 50_000
-"""Hostings whose schedules are made and simulated, beside the one that copies least; one where it has more legs than
-this."""
+"""Number of hostings to simulate besides the one with the fewest copies; one above `LARGE` legs."""
 CLOSE = 1.01
-"""Plans within this factor of the shortest period count as equally good: the one then counts that copies least."""
+"""Plans within this factor of the shortest period are equally good; the fewest copies then decide."""
 
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """A hosting with its routes, an order for them, and the order's period, an estimate from above."""
+    """A hosting with its routes, their order, and an upper estimate of the period."""
 
     hosting: Hosting
     routes: Routes
@@ -51,14 +50,14 @@ class Listed:
 def elastic_plan(
     job: PricedJob, failed: Iterable[Worker], fixed: Plan, limit: Deadline, within: Schedule | None = None
 ) -> Plan:
-    """The best plan found for `job` without `failed`, in their names: never worse than that of the given stages.
+    """Return the best plan for `job` without `failed`, never worse than `fixed`, in the names of its processes.
 
-    Its `lower_bound` holds for every layout, `fixed_bound` for the given stages.
+    `lower_bound` holds for every layout, `fixed_bound` for the job's stages.
 
     Args:
-        fixed: the plan of the given stages.
-        limit: after which no further hosting is tried.
-        within: its live workers have what they host by it (`Units.of`), and copies are counted from there.
+        fixed: plan with the job's stages.
+        limit: no further hosting is tried after it.
+        within: current layout of the live workers (`Units.of`), from which copies are counted.
     """
     maker = Maker(job, frozenset(failed), within)
     if maker.units.held and not fixed.moves:
@@ -80,15 +79,10 @@ def elastic_plan(
 def listed_plan(
     job: PricedJob, failed: Iterable[Worker], deadline: Deadline, within: Schedule | None = None
 ) -> Plan | None:
-    """The best plan of a hosting by list scheduling alone, whatever the given stages may reach; None without any.
-
-    Its bound is that of every layout.
-
-    Args:
-        within: as of `elastic_plan`.
+    """Return the best hosting's plan by list scheduling alone; None without any. Arguments as in `elastic_plan`.
 
     Raises:
-        PlanError, JobError: as `solve.planner.plan`.
+        PlanError, JobError: as in `solve.planner.plan`.
     """
     begun = time.perf_counter()
     maker = Maker(job, frozenset(failed), within)
@@ -98,12 +92,11 @@ def listed_plan(
 
 
 def rerouted_within(job: PricedJob, within: Schedule, failed: Iterable[Worker], deadline: Deadline) -> Plan:
-    """The plan of `job` without `failed` in the layout of a schedule: each live worker hosts the same units as there.
+    """Plan `job` without `failed` in the layout of a schedule: each live worker hosts the same units as there.
 
     Args:
-        within: a schedule whose model is cut (`Shape.cut`). Workers that are dead there and not in `failed` have come
-            back and host the units of their given stages.
-        deadline: no further order is tried after it.
+        within: a schedule with a cut model (`Shape.cut`). Workers that are dead there and not in `failed` have returned
+            and host the units of their original stages.
 
     Raises:
         PlanError: a unit has no live host, or too little memory is left for the order.
@@ -123,8 +116,6 @@ def rerouted_within(job: PricedJob, within: Schedule, failed: Iterable[Worker], 
 
 
 def _of_interest(listed: Sequence[Listed]) -> Sequence[Listed]:
-    """Those whose schedules are made, of hostings with the shortest period first: the first of them, and of those that
-    may count as equally good the one that copies least."""
     if not listed or len(listed[0].routes) > LARGE:
         return listed[:1]
     near = [one for one in listed if one.period <= listed[0].period * CLOSE]
@@ -147,16 +138,16 @@ class Maker:
 
     @property
     def bound(self) -> float:
-        """A period that no layout can fall below."""
+        """Lower bound on the period of any layout."""
         speeds = [self.job.prices.speed_of(worker) for worker in self.live]
         return self.units.bound(self.job.shape.global_micro_batches, speeds)
 
     def moves_to(self, wanted: Mapping[Worker, Parts]) -> tuple[Move, ...]:
-        """What each worker copies to have what is wanted, and from whom."""
+        """Return the copies that give each worker the units in `wanted`, with their sources."""
         return moves_to(self.units, self.job.shape, self.live, wanted, self.job.prices)[0]
 
     def listed(self, below: float, deadline: Deadline) -> list[Listed]:
-        """The hostings whose list schedules fall below a period, the shortest period first."""
+        """Return the hostings with list schedules below a period, shortest period first."""
         per_node = self.job.cluster.workers_per_node
         nodes = node_of(self.job.shape, per_node) if per_node > 1 and self.job.shape.pipelines > 1 else {}
         found: list[Listed] = []
@@ -169,7 +160,7 @@ class Maker:
         return sorted(found, key=lambda one: (one.period, one.copied))
 
     def listed_one(self, hosting: Hosting, below: float, deadline: Deadline) -> Listed | None:
-        """A hosting with its best order; None where that has no period below the given one."""
+        """Return a hosting with its best order; None if its period is not below the given one."""
         routes = hosting.routes()
         order = best_order(
             routes,
@@ -187,7 +178,6 @@ class Maker:
         return Listed(hosting, routes, order.programs, order.period, hosting.copied(self.units))
 
     def _caps(self, routes: Routes) -> list[float]:
-        """What each worker may hold of activations: in those of a fault-free stage, or in bytes."""
         if self.room is None:
             limits = self.job.limits
             return [float("inf") if limits is None else limits[worker.rank] for worker in routes.workers]
@@ -200,7 +190,7 @@ class Maker:
         ]
 
     def plan(self, one: Listed) -> Plan | None:
-        """The plan; None where its schedule is over a memory limit."""
+        """Return the plan; None if its schedule exceeds a memory limit."""
         job = self.job
         schedule = joint_schedule(
             job.shape,

@@ -1,9 +1,9 @@
-"""The exact model of small layouts: which units each worker hosts and how many micro-batches of each it runs.
+"""Exact model of small layouts: units of each worker, and micro-batches of each unit.
 
-Every live worker takes a run of neighbouring units within its memory, or none, and whole micro-batches of each of its
-units; the busiest worker is to have least to do. What it leaves out: order. Warm-up, tail, hand-overs, activations and
-updates count nothing, so that its optimum is a bound on the load of every hosting, and on the period of every layout
-without updates; a period may be longer. Written with python-mip and solved by HiGHS; some ten workers and units.
+Every live worker takes a run of neighboring units within its memory, or none, and whole micro-batches of each unit. The
+program minimizes the busiest worker's work. It ignores the order, warm-up, tail, hand-overs, activations and updates.
+So the optimum is a lower bound on the load of every hosting and on the period of every layout without updates. Written
+with python-mip and solved by HiGHS, for about ten workers and units.
 """
 
 from __future__ import annotations
@@ -14,11 +14,7 @@ from recycle.solve.layout.units import Units
 
 
 def least_load(units: Units, speeds: Sequence[float], micro_batches: int, seconds: float) -> float | None:
-    """Seconds that the busiest worker computes at least; None where no optimum was proven in so many seconds.
-
-    Args:
-        speeds: factor on compute times of each live worker.
-    """
+    """Return the least seconds of the busiest of workers with these speed factors; None without a proof in time."""
     import mip
 
     model = mip.Model(solver_name="HiGHS")
@@ -42,7 +38,7 @@ def least_load(units: Units, speeds: Sequence[float], micro_batches: int, second
             covering = mip.xsum(host for host, (a, b) in zip(hosts, windows, strict=True) if a <= u < b)
             model += run <= micro_batches * covering
         model += speed * mip.xsum(float(units.seconds[u]) * run for u, run in enumerate(mine)) <= busiest
-        # Workers of one speed are named by the place of their window.
+        # break the symmetry of workers with equal speed by the place of their window
         number = mip.xsum((i + 1) * host for i, host in enumerate(hosts))
         if worker and speeds[worker - 1] == speed:
             model += numbers[-1] <= number

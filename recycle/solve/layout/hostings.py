@@ -1,7 +1,7 @@
-"""Hostings: which units each live worker hosts, and how many micro-batches of each unit it runs; the ways worth a try.
+"""Hostings: candidate assignments of units and micro-batches to live workers.
 
-chains     rows of workers, each a whole model cut anew; a chain's micro-batches stay in it
-helpers    ranges of any workers, with least copied: what is left over beside whole pipelines helps these
+chains     rows of workers that each host a whole model; a chain's micro-batches stay in the chain
+helpers    ranges of any workers with the fewest copies; workers outside whole pipelines help these
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ from recycle.solve.layout.units import Parts, Units, common, count_of, ranges_of
 from recycle.solve.problem_arrays import Operations
 
 LOADS = (1.02, 1.0025)
-"""Loads of the busiest worker over the even share, for which helpers are looked for."""
+"""Ratios of the busiest worker's load to the even share, for which helpers are searched."""
 CLOSE = 1.01
-"""Chains within this factor of the fastest count as equally fast: those then come first that leave most in place."""
+"""Chains within this factor of the fastest are equally fast; the fewest copies then decide."""
 MOST_CHAINS = 3
-"""Ways to make chains that are tried, at most."""
+"""Maximum number of ways to form chains."""
 
 
 @dataclass(frozen=True, eq=False)
 class Hosting:
-    """Which units each worker hosts and runs.
+    """Units that each worker hosts and runs.
 
     Attributes:
-        workers: those that host something.
-        parts: of each, its units.
-        groups: of each, its chain, or its pipeline.
-        quotas: [workers, units], micro-batches of each unit that it runs.
-        seconds: of the busiest worker.
+        parts: units of each worker.
+        groups: chain or pipeline of each worker.
+        quotas: [workers, units], micro-batches of each unit that a worker runs.
+        seconds: compute time of the busiest worker.
     """
 
     workers: tuple[Worker, ...]
@@ -48,16 +47,16 @@ class Hosting:
 
     @property
     def wanted(self) -> dict[Worker, Parts]:
-        """The units of each worker, in the order of their groups."""
+        """Return the units of each worker, in the order of their groups."""
         order = sorted(range(len(self.workers)), key=lambda i: (self.groups[i], self.parts[i]))
         return {self.workers[i]: self.parts[i] for i in order}
 
     def routes(self) -> Routes:
-        """The routes of its micro-batches."""
+        """Return the routes of its micro-batches."""
         return routes_of(self.workers, self.quotas, self.groups, self.parts)
 
     def copied(self, units: Units) -> int:
-        """Units that workers host and did not before."""
+        """Return the number of units that workers host and did not host before."""
         return sum(
             _new(parts, units.held_before(worker)) for worker, parts in zip(self.workers, self.parts, strict=True)
         )
@@ -66,12 +65,10 @@ class Hosting:
 def hostings(
     units: Units, shape: Shape, live: Sequence[Worker], profile: Profile, nodes: Mapping[Worker, int], below: float
 ) -> Iterator[Hosting]:
-    """Ways to host the model on the live workers whose busiest worker has less than `below` to do.
+    """Yield hostings on the live workers with less than `below` seconds on the busiest worker.
 
-    A unit that has two live hosts or more in the given stages keeps at least two, so that one death loses nothing.
-
-    Args:
-        nodes: of each worker: no unit's hosts all stand on one node, where another worker can take one's place.
+    A unit with two or more live hosts keeps at least two, on several of `nodes` if possible, so that no death loses
+    state.
     """
     spare = _hosts_kept(units, live)
     for hosting in every_hosting(units, shape, live, profile, nodes, below):
@@ -80,12 +77,10 @@ def hostings(
 
 
 def _hosts_kept(units: Units, live: Sequence[Worker]) -> Operations:
-    """[units], hosts that each is to have at least: as many as now, at most two."""
     return np.minimum(_hosts_of(units, [units.given[worker.rank] for worker in live]), 2)
 
 
 def _hosts_of(units: Units, hosted: Sequence[Parts]) -> Operations:
-    """[units], how many workers host each."""
     found, ranges = np.zeros(len(units) + 1, dtype=np.int64), [part for parts in hosted for part in parts]
     np.add.at(found, [begin for begin, _ in ranges], 1)
     np.subtract.at(found, [end for _, end in ranges], 1)
@@ -95,7 +90,7 @@ def _hosts_of(units: Units, hosted: Sequence[Parts]) -> Operations:
 def every_hosting(
     units: Units, shape: Shape, live: Sequence[Worker], profile: Profile, nodes: Mapping[Worker, int], below: float
 ) -> Iterator[Hosting]:
-    """As `hostings`, whatever hosts units are left with."""
+    """Yield hostings as `hostings` does, without the minimum number of hosts per unit."""
     speeds = [profile.speed_of(worker) for worker in live]
     count = shape.global_micro_batches
     if len(set(speeds)) == 1:
@@ -120,10 +115,9 @@ def every_hosting(
 
 
 def hosting_as_held(units: Units, shape: Shape, held: Mapping[Worker, Parts], profile: Profile) -> Hosting | None:
-    """The hosting in which each worker runs micro-batches of the units that it holds; None where a unit has no host.
+    """Return the hosting in which workers run the units that they hold; None if a unit has no host.
 
-    Every worker runs something of each of its units, so that it goes on hosting them, unless a unit has more hosts than
-    there are micro-batches.
+    Every worker runs a micro-batch of each of its units if there are enough, so that it keeps hosting them.
     """
     workers, hosted = list(held), list(held.values())
     speeds = [profile.speed_of(worker) for worker in workers]
@@ -136,8 +130,6 @@ def hosting_as_held(units: Units, shape: Shape, held: Mapping[Worker, Parts], pr
 
 
 def _hosts_wanted(units: Units, shape: Shape, live: Sequence[Worker]) -> list[list[int]]:
-    """How many hosts each unit is to have: two where there is room for them, so that no death loses its state; else the
-    two that it has; else one."""
     kept, count = np.maximum(_hosts_kept(units, live), 1), len(units)
     tries = [kept.tolist(), [1] * count]
     if shape.pipelines > 1 and len(live) * units.most_static >= 2 * float(units.static.sum()):
@@ -191,7 +183,6 @@ def _of_ranges(
 
 
 def _used(made: Hosting) -> Hosting:
-    """The same without workers, and units at the ends of ranges, that run nothing."""
     keep = [i for i in range(len(made.workers)) if made.quotas[i].any()]
     hosted = []
     for i in keep:
@@ -213,7 +204,6 @@ def _apart(
     live: Sequence[Worker],
     nodes: Mapping[Worker, int],
 ) -> list[Worker]:
-    """Who hosts each of these, some exchanged so that fewer units have all their hosts on one node."""
     if not nodes:
         return list(workers)
 
@@ -227,7 +217,7 @@ def _apart(
     def new(of: Sequence[Worker]) -> int:
         return sum(_new(parts, units.held_before(worker)) for worker, parts in zip(of, hosted, strict=False))
 
-    everybody = [*workers, *sorted(set(live).difference(workers))]  # who hosts nothing stands at the end
+    everybody = [*workers, *sorted(set(live).difference(workers))]  # workers without units at the end
     while bad := on_one_node(everybody):
         tries = []
         for i in [i for i, parts in enumerate(hosted) if common(parts, ((bad[0], bad[0] + 1),))]:

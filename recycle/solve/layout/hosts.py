@@ -1,7 +1,7 @@
-"""Who plays which position of which chain, or takes which range of units, so that little is copied.
+"""Assign workers to positions of chains or to ranges of units, with few copies.
 
-A worker keeps the units that it has. First whoever has just what is wanted takes it, in its own pipeline where that can
-be. What is left, positions and workers, is matched so that least is copied, by a linear program over the kinds of both.
+A worker that holds exactly a wanted range takes it, in its own pipeline if possible. A linear program over the kinds of
+ranges and workers matches the rest with the fewest copies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from recycle.solve.layout.units import Parts, Units, common, count_of
 
 
 def homes_of(live: Sequence[Worker], chains: int) -> list[int]:
-    """The home pipeline of each of the first chains: chains that come first take those with most live workers."""
+    """Return the home pipeline of each chain; first chains take the pipelines with the most live workers."""
     alive = Counter(worker.pipeline for worker in live)
     return sorted(alive, key=lambda k: (-alive[k], k))[:chains]
 
@@ -28,11 +28,10 @@ def homes_of(live: Sequence[Worker], chains: int) -> list[int]:
 def assign(
     units: Units, live: Sequence[Worker], wanted: Sequence[Parts], homes: Sequence[int | None] | None = None
 ) -> list[Worker]:
-    """Who is to host each of what is wanted: first those who have just that, then so that fewest units are copied.
+    """Return the worker for each wanted range: exact matches first, then those with the fewest copied units.
 
     Args:
-        live: workers, as many as are wanted, or more.
-        homes: the pipeline of each of what is wanted, whose workers come first; none if left out.
+        homes: preferred pipeline of each range; None for no preference.
     """
     taken: dict[int, Worker] = {}
 
@@ -54,14 +53,13 @@ def assign(
 
 
 def _matched(wanted: Sequence[Parts], had: Sequence[Parts]) -> list[int]:
-    """For each of what is wanted who takes it, so that fewest units are new to whoever takes them."""
     program, kinds, holders = LinearProgram(), Counter(wanted), Counter(had)
     takes = {(want, has): program.variable(count_of(want) - common(want, has)) for want in kinds for has in holders}
     for want, count in kinds.items():
         program.row([(takes[want, has], 1.0) for has in holders], float(count), float(count))
     for has, count in holders.items():
         program.row([(takes[want, has], 1.0) for want in kinds], 0.0, float(count))
-    solution = program.solve() if takes else []  # such programs have whole numbers in their corners
+    solution = program.solve() if takes else []  # the corners of such programs are integers
     assert solution is not None
     waiting: dict[Parts, list[int]] = {}
     for which in range(len(had) - 1, -1, -1):
@@ -76,12 +74,9 @@ def _matched(wanted: Sequence[Parts], had: Sequence[Parts]) -> list[int]:
 def moves_to(
     units: Units, shape: Shape, live: Sequence[Worker], wanted: Mapping[Worker, Parts], profile: Profile
 ) -> tuple[tuple[Move, ...], float]:
-    """(what each worker copies and from whom, seconds until all is there, each source sending one after the other).
+    """Return (copies of each worker, seconds until all are done), with each source sending in sequence.
 
-    Each run of units that a worker has not comes from a live worker that had them: whoever can have sent it soonest.
-
-    Args:
-        wanted: the units of each worker, in the order in which copies are arranged.
+    Each run of missing units comes from the live holder that can send it first, in the order of `wanted`.
     """
     bytes_of = np.concatenate([[0.0], np.cumsum(units.static)]) if units.has_bytes else np.zeros(len(units) + 1)
     until = dict.fromkeys(live, 0.0)
@@ -92,7 +87,7 @@ def moves_to(
                 holders = [
                     (peer, last) for peer in live for first, last in units.held_before(peer) if first <= begin < last
                 ]
-                if not holders:  # whoever has moved before has it
+                if not holders:  # workers that moved before may hold the units
                     begin += 1
                     continue
                 upto = min(end, *(last for _, last in holders))

@@ -1,14 +1,13 @@
-"""Limits: why no layer moves, and the smallest memory limits of the job with which layers would.
+"""Explain why no layer moves, and find the smallest memory limits of the job with which layers would move.
 
-A limit is raised over the values that can make a difference, and the layout is planned by list scheduling each time: in
-steps that double until one allows a faster layout, then by bisection. So each value that is reported has been planned,
-and the period is that of its plan.
+A limit is raised over its effective values, and the layout is planned by list scheduling each time. Steps double until
+a value allows a faster layout, then a bisection follows. So each reported value has been planned, with its plan's
+period.
 
-One limit is reported where one is enough: the limit on activations where a faster layout is allowed without it, else
-the limit on state. Where neither is enough alone, both are.
+One limit is reported if one suffices: the limit on activations, else the limit on state. Otherwise both are reported.
 
-Limits: a larger value is taken to allow what a smaller one does. When the time is over during the bisection, the
-smallest value so far is reported. A step that has begun is never cut short.
+Limits: assumes that a larger value allows all that a smaller one does. After a timeout during the bisection the
+smallest value so far is reported. A step is never interrupted.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from recycle.solve.layout.elastic import CLOSE, Maker
 from recycle.solve.layout.units import Units, count_of
 
 LIMIT_SECONDS = 1.0, 5.0
-"""Wall-clock limit of the search: `[planner] seconds`, but no less and no more than this."""
+"""Range of the wall-clock limit of the search, which is `[planner] seconds`."""
 BYTES_STEP = 1.02
 """Factor between the limits in bytes that are tried."""
 
 Limit = int | list[int] | str | None
-"""`[memory] limit`."""
+"""Value of `[memory] limit`."""
 
 
 class _OutOfTime(Exception):
@@ -51,13 +50,12 @@ def layout_limit(
     deadline: Deadline,
     within: Schedule | None = None,
 ) -> LayoutLimit:
-    """Why no layout of `job` without `failed` has a shorter period than the given one.
+    """Explain why no layout of `job` without `failed` has a shorter period than the given one.
 
     Args:
-        period: of the plan in which no layer moves; infinite where there is none.
-        bound: a period that no layout can fall below.
-        deadline: no further value is tried after it.
-        within: as of `elastic_plan`.
+        period: of the plan in which no layer moves; infinite without such a plan.
+        bound: lower bound on the period of any layout.
+        within: as in `elastic_plan`.
     """
     if period <= bound * CLOSE:
         return LayoutLimit("bound")
@@ -70,8 +68,6 @@ def layout_limit(
 
 @dataclass(frozen=True)
 class _Search:
-    """Plans one job under raised limits."""
-
     job: PricedJob
     failed: frozenset[Worker]
     period: float
@@ -100,7 +96,6 @@ class _Search:
         return RaisedLimit("memory.state_limit", self.job.memory.state_limit, values[found[0]]), found[1]
 
     def _raised_limit(self, state_limit: float, faster: Plan) -> tuple[RaisedLimit, Plan]:
-        """The limit of activations raised so far that a layout as fast as that of a plan without it is allowed."""
         now = self.job.memory.limit
         assert now is not None
         values = _limits_up_to(self.job, now, faster)
@@ -109,21 +104,19 @@ class _Search:
         return RaisedLimit("memory.limit", now, values[found[0]]), found[1]
 
     def _layout(self, state_limit: float, limit: Limit) -> Plan | None:
-        """The plan of a layout that is faster with these limits; None where there is none. Raises _OutOfTime."""
         if self.deadline.is_over:
             raise _OutOfTime
         memory = msgspec.structs.replace(self.job.memory, state_limit=state_limit, limit=limit)
         job = msgspec.structs.replace(self.job, memory=memory)
         maker = Maker(job, self.failed, self.within)
         below = self.period
-        if limit != self.job.memory.limit:  # the given stages may profit from it as well
+        if limit != self.job.memory.limit:  # the job's stages may profit from the limit as well
             below = min(below, _work_of_given(job, maker.units, maker.live))
         listed = maker.listed(below / CLOSE, self.deadline)
         plans = (maker.plan(hosting) for hosting in listed if hosting.copied)
         return next((plan for plan in plans if plan is not None and plan.period * CLOSE < below), None)
 
     def _layers(self, faster: Plan) -> tuple[int, int] | None:
-        """(most layers that the state limit allows on a worker, most layers on a worker of a faster layout)."""
         units = Units.of(self.job)
         allowed = max(
             end - begin
@@ -137,7 +130,6 @@ class _Search:
 
 
 def _work_of_given(job: PricedJob, units: Units, live: Sequence[Worker]) -> float:
-    """What the busiest rank of the given stages computes, whatever its workers may hold."""
     most = 0.0
     for rank, parts in enumerate(units.given):
         pace = sum(1 / job.prices.speed_of(worker) for worker in live if worker.rank == rank)
@@ -147,20 +139,18 @@ def _work_of_given(job: PricedJob, units: Units, live: Sequence[Worker]) -> floa
 
 
 def _state_limits(units: Units, now: float) -> list[float]:
-    """The state limits above the present one that let a worker hold other units, in hundredths, ascending."""
     heaviest = max(units.static_of(parts) for parts in units.given)
     upto = [0.0]
     for static in units.static.tolist():
         upto.append(upto[-1] + static)
     ranges = {later - before for place, before in enumerate(upto) for later in upto[place + 1 :]}
-    if units.chunks > 1:  # a worker may hold a range beside what it had
+    if units.chunks > 1:  # a worker may hold a range in addition to its present units
         ranges |= {units.static_of(parts) + more for parts in set(units.given) for more in ranges}
     hundredths = {ceil(static / heaviest * 100 - 1e-6) for static in ranges if static <= upto[-1] * (1 + 1e-9)}
     return [value / 100 for value in sorted(hundredths) if value / 100 > now]
 
 
 def _limits_up_to(job: PricedJob, now: int | list[int] | str, faster: Plan) -> list[int] | list[list[int]] | list[str]:
-    """Limits above the present one, ascending, up to the first within which a plan stays."""
     schedule, profile = faster.schedule, profile_of_layout(job, job.prices, faster.schedule.shape)
     peaks, _ = held_activations(schedule, profile, in_bytes=isinstance(now, str))
     if isinstance(now, str):
@@ -178,11 +168,6 @@ def _limits_up_to(job: PricedJob, now: int | list[int] | str, faster: Plan) -> l
 def _smallest(
     count: int, layout_with: Callable[[int], Plan | None], largest: Plan | None = None
 ) -> tuple[int, Plan] | None:
-    """(place, plan) of the smallest of so many values that allows a layout; None where none does.
-
-    Args:
-        largest: what the largest value allows; not known if left out.
-    """
     below, at, made = -1, count - 1, largest
     if made is None:
         at = 0

@@ -1,4 +1,4 @@
-"""Linear and integer programs, solved by HiGHS: deterministic, in one thread, and printing nothing."""
+"""Linear and integer programs, solved by HiGHS: deterministic, in one thread, without output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class LinearProgram:
-    """Variables from 0 on with a cost each, and rows: sums of them that lie between two bounds. The cost is least."""
+    """Program that minimizes the cost of nonnegative variables under rows with lower and upper bounds."""
 
     def __init__(self) -> None:
         self.cost: list[float] = []
@@ -16,23 +16,19 @@ class LinearProgram:
         self._bounds: list[tuple[float, float]] = []
 
     def variable(self, cost: float, most: float = np.inf, *, whole: bool = False) -> int:
-        """A variable from 0 on."""
+        """Add a nonnegative variable and return its index."""
         self.cost.append(cost)
         self._most.append(most)
         self._whole.append(whole)
         return len(self.cost) - 1
 
     def row(self, terms: list[tuple[int, float]], least: float, most: float) -> None:
-        """The sum of the terms, (variable, factor), lies between these."""
+        """Add bounds on the sum of the terms (variable, factor)."""
         self._rows.append(terms)
         self._bounds.append((least, most))
 
     def solve(self, nodes: int = 0) -> list[float] | None:
-        """Values of the variables; None where none were found.
-
-        Args:
-            nodes: of the branch-and-bound tree, at most; 0: as many as it takes.
-        """
+        """Return the variables' values; None without a solution within `nodes` branch-and-bound nodes (0: no limit)."""
         import highspy
 
         program = highspy.HighsLp()

@@ -1,8 +1,8 @@
-"""Ranges: which units each live worker hosts, and how many micro-batches of each unit it runs.
+"""Ranges: units of each live worker, and micro-batches of each unit.
 
-Given who hosts what, a linear program over it gives the least load of the busiest worker, and among these shares those
-whose micro-batches change workers least. Which ranges reach a wanted load with least copied is an integer program over
-numbers of workers with each, where workers are alike.
+For given hosts, a linear program minimizes the busiest worker's load, then the micro-batches that change workers. If
+workers are alike, an integer program over the number of workers per range finds ranges with the fewest copies for a
+given load.
 """
 
 from __future__ import annotations
@@ -18,23 +18,19 @@ from recycle.solve.layout.units import Parts, Units, common, count_of
 from recycle.solve.problem_arrays import Floats, Operations
 
 _HAND_OVER = 1e-4
-"""What all micro-batches changing workers once counts beside the load of the busiest worker."""
+"""Weight of all micro-batches changing workers once, relative to the load of the busiest worker."""
 _REPAIRS = 4_000
-"""Single micro-batches of a unit that may change hands after rounding."""
+"""Maximum number of single micro-batches that change workers after rounding."""
 MOST_NODES, MOST_BLOCKS = 30, 32
-"""Of the branch-and-bound tree of the integer program; and parts of the model that it looks at."""
+"""Maximum number of nodes of the branch-and-bound tree, and of blocks of the model."""
 
 
 def balanced(
     units: Units, hosted: Sequence[Parts], speeds: Sequence[float], micro_batches: int, least: int = 0
 ) -> tuple[float, Operations] | None:
-    """(seconds of the busiest worker, [workers, units] micro-batches of each), with the load as even as can be.
+    """Return (seconds of the busiest worker, [workers, units] micro-batches) with the most even load.
 
-    None where nobody hosts a unit, or more do than can have `least`. The least load is that of the linear program;
-    whole micro-batches come near it.
-
-    Args:
-        least: micro-batches that each worker runs of each of its units.
+    None if a unit has no host, or has too many to give each `least` micro-batches.
     """
     kinds = sorted(set(zip(hosted, speeds, strict=True)))
     members = [[w for w, kind in enumerate(zip(hosted, speeds, strict=True)) if kind == one] for one in kinds]
@@ -66,7 +62,6 @@ def balanced(
 
 
 def _repair(units: Units, hosted: Sequence[Parts], speeds: Floats, quotas: Operations) -> None:
-    """Single micro-batches of a unit change hands as long as the busiest worker gets less to do."""
     loads = quotas @ units.seconds * speeds
     hosts_of: list[list[int]] = [[] for _ in range(len(units))]
     for w, parts in enumerate(hosted):
@@ -95,17 +90,16 @@ def _repair(units: Units, hosted: Sequence[Parts], speeds: Floats, quotas: Opera
 def cheapest_ranges(
     units: Units, had: Sequence[Parts], speeds: Sequence[float], micro_batches: int, load: float, hosts: Sequence[int]
 ) -> list[tuple[Parts, float]] | None:
-    """(units, speed) of live workers, such that nobody need do more than `load` and least is copied.
+    """Return (units, speed) of live workers with the fewest copies, such that no worker exceeds `load`.
 
-    Workers host what somebody had, or one range, or, where they had several, these and what lies before or behind one
-    of them. Ranges begin and end at the ends of blocks of units (`MOST_BLOCKS`). None where there are no such ranges,
-    where none was found, or where a model of so many stages makes too large a program.
+    Workers host the units that a worker had, one range, or their own ranges with one of them extended. Ranges end at
+    the ends of blocks of units (`MOST_BLOCKS`). None if no such ranges were found, or if the program is too large.
 
     Args:
-        had: of each live worker, as before.
-        speeds: of each live worker, the factor on its compute times.
-        load: seconds of the busiest worker that are wanted, with micro-batches divided as finely as need be.
-        hosts: of each unit, how many workers are to host it at least.
+        had: previous units of each live worker.
+        speeds: factor on the compute times of each live worker.
+        load: wanted seconds of the busiest worker, with micro-batches divisible.
+        hosts: minimum number of hosts of each unit.
     """
     if len(units.whole) > MOST_BLOCKS:
         return None
@@ -160,7 +154,6 @@ def _widest_back(units: Units, end: int) -> int:
 
 
 def _widened(units: Units, parts: Parts) -> Iterator[Parts]:
-    """A worker's units with as many before or behind one of their ranges as it can hold beside them."""
     room = units.most_static - units.static_of(parts)
     for begin, end in parts:
         behind = int(np.searchsorted(np.cumsum(units.static[end:]), room, "right"))
@@ -170,12 +163,11 @@ def _widened(units: Units, parts: Parts) -> Iterator[Parts]:
 
 
 def _copied(window: Parts, had: Sequence[Parts]) -> float:
-    """Units that are new to whoever takes the window."""
     return count_of(window) - max(common(window, parts) for parts in set(had)) + 0.01
 
 
 class _Program(LinearProgram):
-    """A program over the micro-batches of each unit that the workers of each window run: units that they host."""
+    """Program over the micro-batches of each unit that the workers of each window run."""
 
     def __init__(self, units: int, windows: Sequence[Parts], micro_batches: int) -> None:
         super().__init__()
@@ -186,11 +178,11 @@ class _Program(LinearProgram):
             self.row(mine, float(micro_batches), float(micro_batches))
 
     def share(self, row: int, unit: int) -> int:
-        """The variable of how many micro-batches of the unit the workers of a window run together."""
+        """Return the variable of the micro-batches of a unit that a window's workers run together."""
         return self._shares[row][unit]
 
     def hand_overs(self, cost: float) -> None:
-        """What it costs when a micro-batch comes to a window's workers behind the first unit of a range."""
+        """Add the cost of micro-batches that reach a window's workers after the first unit of a range."""
         for row, window in enumerate(self.windows):
             for begin, end in window:
                 for u in range(begin + 1, end):

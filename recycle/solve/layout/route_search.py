@@ -1,8 +1,8 @@
-"""The order in which workers run the legs of routes: list scheduling under a few policies, the best by its period.
+"""Order the legs of routes: list scheduling under a few policies, the best by its period.
 
-The period is an estimate from above: each worker starts as late as its own end allows, a stage is reduced once all its
-hosts have come to it, first stage first, and then its hosts may begin the next iteration. With the barrier it is when
-the last stage has been reduced and stepped, from idle.
+The period is an upper estimate. Each worker starts as late as its own end allows. A stage is reduced when all its hosts
+have reached it, first stage first; then its hosts may begin the next iteration. With the barrier the period is the end
+of the last reduce and step, from an empty pipeline.
 """
 
 from __future__ import annotations
@@ -23,17 +23,15 @@ from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays
 from recycle.solve.search.event_loop import Rule, by_worker, list_schedule, plain_rule, queues_of
 
 WORTH_LOADING, COMPILING_SECONDS = 1_000_000, 60.0
-"""Operations in all orders from which the compiled loops pay, and seconds that must be left where they have not been
-compiled yet."""
+"""Operations in all orders from which compiled loops pay; seconds that must remain to compile them."""
 
 
 @dataclass(frozen=True, eq=False)
 class RouteOrder:
-    """An order of the operations of legs.
+    """An order of the operations of legs, and an upper estimate of its period.
 
     Attributes:
         programs: operations of each worker, in order: `kind * legs + leg`, with F, I (or B) and W as kinds 0, 1 and 2.
-        period: an estimate from above.
     """
 
     programs: list[Operations]
@@ -42,12 +40,11 @@ class RouteOrder:
 
 @dataclass(frozen=True, eq=False)
 class _Legs:
-    """Legs as the event loop takes them: each leg is a stage with one micro-batch, and each worker is a rank.
+    """Legs as input of the event loop: each leg is a stage with one micro-batch, and each worker is a rank.
 
     Attributes:
-        arrays: where the update takes no time.
-        hop: [operations], seconds from its worker to that of what it wakes.
-        size: [legs], of its activation.
+        hop: [operations], seconds from an operation's worker to the worker of its dependent operation.
+        size: [legs], size of its activation.
     """
 
     routes: Routes
@@ -68,15 +65,13 @@ def best_order(
     in_bytes: bool = False,
     staggered: bool = True,
 ) -> RouteOrder | None:
-    """The order with the least period of a few policies; None where none of them comes to an end.
+    """Return the order with the least period of a few policies; None if all deadlock.
 
     Args:
-        shape: of the job, in which links are priced.
-        caps: what each worker of `routes` may hold of activations, in those of a fault-free stage or in bytes.
-        deadline: no further policy is tried after it.
-        split: whether the backward pass is cut into I and W.
-        in_bytes: whether `caps` are bytes.
-        staggered: each stage steps on its own time; else all together.
+        shape: the job's shape, in which links are priced.
+        caps: activation limit of each worker, in activations of a fault-free stage, or in bytes with `in_bytes`.
+        split: the backward pass is split into I and W.
+        staggered: each stage runs its optimizer step on its own; False for the barrier.
     """
     legs = _legs_of(routes, units, prices, shape, caps, split=split, in_bytes=in_bytes, staggered=staggered)
     best: RouteOrder | None = None
@@ -147,11 +142,6 @@ def _legs_of(
 
 
 def _policies(legs: _Legs) -> Iterator[Rule]:
-    """A few ways to choose, generally good ones first.
-
-    A worker whose micro-batches have d legs to go, its own included, needs d of them between F and I before the first
-    comes back; that and a few more is what it may have.
-    """
     routes, workers, split = legs.routes, len(legs.routes.workers), legs.arrays.split
     after, depth = routes.after, np.zeros(len(routes), dtype=np.int64)
     for leg in range(len(routes) - 1, -1, -1):
@@ -177,7 +167,6 @@ def _policies(legs: _Legs) -> Iterator[Rule]:
 
 
 def _scheduled(legs: _Legs, units: Units, rule: Rule) -> RouteOrder | None:
-    """Each worker has one queue of forwards and one of backwards. A hand-over takes its time and waits for nothing."""
     arrays, host, workers = legs.arrays, legs.routes.host, len(legs.routes.workers)
     n, operations = len(host), (3 if arrays.split else 2) * len(host)
     queues = queues_of(host, host, 1, rule.priority, 3 * n, workers=workers, size=legs.size, hop=legs.hop)
@@ -194,12 +183,6 @@ def _scheduled(legs: _Legs, units: Units, rule: Rule) -> RouteOrder | None:
 
 
 def _latest_first_starts(legs: _Legs, begun: list[int], end: Floats) -> Floats:
-    """When each worker has to begin at the latest, so that it ends when it does.
-
-    Args:
-        begun: operations in an order in which none needs a later one.
-        end: [workers].
-    """
     host, seconds = legs.routes.host.tolist(), legs.arrays.times.tolist()
     wakes, hop = legs.arrays.wakes.tolist(), legs.hop.tolist()
     following, late = end.tolist(), [0.0] * len(wakes)
@@ -213,7 +196,6 @@ def _latest_first_starts(legs: _Legs, begun: list[int], end: Floats) -> Floats:
 
 
 def _ready(routes: Routes, units: Units, end: Floats) -> Floats:
-    """When each worker has reduced and stepped all its units, first unit first, each with all its hosts."""
     ready = end.copy()
     cuts = [0, *np.cumsum(routes.common_cut()).tolist()]
     updates = np.concatenate([[0.0], np.cumsum(units.update_seconds)])

@@ -1,13 +1,13 @@
-"""Routes: which worker runs which units of each micro-batch, as legs.
+"""Routes: the worker of each unit of each micro-batch, as legs.
 
-A leg is what one worker runs of one micro-batch without handing it over: a run of neighbouring units. How many
-micro-batches of each unit each worker runs is given; at every boundary between two units as few micro-batches as that
-allows change workers, those that leave a worker are spread evenly over its others, and they stay in a pipeline where
-they can. So a worker whose units are also hosted by others gets an even stream of micro-batches from all of them.
+A leg is a run of neighboring units that one worker runs of one micro-batch. The number of micro-batches per unit and
+worker is given. At every boundary between units the fewest possible micro-batches change workers. Micro-batches that
+leave a worker are spread evenly over the next hosts and stay in their pipeline if possible. So a worker with shared
+units gets an even stream of micro-batches.
 
-All legs make one schedule, whose stages lie between the ends of any. A worker hosts several such stages, those of a
-range in a row, and runs a leg's forwards, or backwards, one behind the other. So only the ends of legs are sent, and
-every unit is in one stage, whose gradients are summed over all its hosts.
+All legs form one schedule, whose stages are delimited by the ends of all legs. A worker hosts several such stages and
+runs a leg's forwards, or backwards, in sequence. So only the ends of legs are sent. Every unit is in one stage, whose
+gradients are summed over all its hosts.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from recycle.solve.problem_arrays import FORWARD, Operations
 
 @dataclass(frozen=True, eq=False)
 class Routes:
-    """The legs of all micro-batches of an iteration: by micro-batch, then unit.
+    """Legs of all micro-batches of an iteration, by micro-batch, then unit.
 
     Attributes:
-        workers: those that run something.
-        host: [legs], of each its worker's place in `workers`.
-        begin, end: [legs], its first unit, and that behind its last.
-        micro_batch: [legs], in the order in which they are to go through the model.
+        workers: workers that run legs.
+        host: [legs], index in `workers`.
+        begin, end: [legs], first unit, and end (exclusive).
+        micro_batch: [legs], number in the order through the model.
         parts: the units that each worker hosts.
     """
 
@@ -53,18 +53,18 @@ class Routes:
 
     @property
     def after(self) -> Operations:
-        """[legs], the next leg of the same micro-batch, -1 behind the last."""
+        """[legs], the next leg of the same micro-batch, or -1."""
         following = np.arange(1, len(self) + 1)
         following[-1] = -1
         following[:-1][np.diff(self.micro_batch) != 0] = -1
         return following
 
     def common_cut(self) -> tuple[int, ...]:
-        """Units of each stage that lies between neighbouring ends of any legs."""
+        """Return the units of each stage between neighboring ends of legs."""
         return tuple(np.diff(np.unique(np.concatenate([self.begin, self.end]))).tolist())
 
     def names(self, shape: Shape) -> list[MicroBatch]:
-        """The micro-batch that goes each route: of the pipeline of its first worker where there is one left."""
+        """Return the micro-batch of each route, from the pipeline of its first worker if possible."""
         first = np.flatnonzero(np.diff(self.micro_batch, prepend=-1))
         free = {k: list(range(shape.micro_batches))[::-1] for k in range(shape.pipelines)}
         names: list[MicroBatch | None] = []
@@ -76,12 +76,12 @@ class Routes:
 
 
 def routes_of(workers: Sequence[Worker], quotas: Operations, groups: Sequence[int], parts: Sequence[Parts]) -> Routes:
-    """Routes in which each worker runs so many micro-batches of each unit.
+    """Return routes in which each worker runs the given number of micro-batches of each unit.
 
     Args:
-        quotas: [workers, units]; of each unit they add up to all micro-batches.
-        groups: of each worker, its pipeline or chain, in which micro-batches stay where they can.
-        parts: of each worker, the units that it hosts, the first and the last of each range with a micro-batch.
+        quotas: [workers, units]; each unit's column sums to all micro-batches.
+        groups: pipeline or chain of each worker, in which micro-batches stay if possible.
+        parts: units that each worker hosts; the first and last unit of each range have a micro-batch.
     """
     count = int(quotas[:, 0].sum())
     here = np.array(_evenly_mixed(dict(enumerate(quotas[:, 0].tolist()))), dtype=np.int64)
@@ -115,7 +115,6 @@ def routes_of(workers: Sequence[Worker], quotas: Operations, groups: Sequence[in
 
 
 def _flows(groups: Sequence[int], change: Operations) -> dict[int, dict[int, int]]:
-    """How many micro-batches each worker hands over to each other between two units: in its group first."""
     left = {w: -c for w, c in enumerate(change.tolist()) if c < 0}
     wanted = {w: c for w, c in enumerate(change.tolist()) if c > 0}
     flows: dict[int, dict[int, int]] = {w: {} for w in left}
@@ -130,7 +129,6 @@ def _flows(groups: Sequence[int], change: Operations) -> dict[int, dict[int, int
 
 
 def _evenly_mixed(counts: dict[int, int]) -> list[int]:
-    """Each key as often as it counts, as evenly mixed as can be."""
     places = sorted(((i + 0.5) / count, key) for key, count in counts.items() for i in range(count))
     return [key for _, key in places]
 
@@ -146,21 +144,18 @@ def joint_schedule(
     split: bool,
     tied: bool = False,
 ) -> Schedule:
-    """One schedule of all legs, without transfers.
+    """Return one schedule of all legs, without transfers.
 
-    Each worker reduces its first stage first: then no worker waits for one that is further down the model and so ends
-    later. From the last stage on, workers that share stages with different neighbours would wait for each other in a
-    row from the end of the model to its beginning, and all stages would step together. With the barrier a stage steps
-    once all are reduced, so that steps follow all reduces.
+    Each worker reduces its first stage first, so no worker waits for one further down the model, which ends later. In
+    the reverse order, workers that share stages with different neighbors would form a chain of waits through the model.
+    With the barrier, steps follow all reduces.
 
     Args:
-        shape: of the job.
         programs: operations of each worker of `routes`, `kind * legs + leg`, with F, I (or B) and W as 0 to 2.
-        names: the micro-batch that goes each route.
-        failed: dead workers. Live ones that run nothing host nothing.
-        split: whether the backward pass is cut into I and W.
-        tied: the first and the last stage share a weight and so reduce together; all workers do that last, or workers
-            that host one of the two and others in between would wait for each other.
+        names: micro-batch of each route.
+        split: the backward pass is split into I and W.
+        tied: the first and last stage share a weight and reduce together. All workers do this last; otherwise hosts of
+            one of the two and of stages between would deadlock.
     """
     cut = routes.common_cut()
     shape = Shape(shape.pipelines, shape.ranks, shape.micro_batches, shape.chunks, cut)
@@ -197,7 +192,6 @@ def joint_schedule(
 
 
 def _updates(stages: Sequence[int], shared: Collection[int], *, together: bool) -> list[tuple[int, int]]:
-    """(kind, stage) of the reduces and steps that end a worker's program."""
     groups = [[one for one in stages if one not in shared], [one for one in stages if one in shared]]
     groups = [[*groups[0], *groups[1]]] if together else [*([one] for one in groups[0]), groups[1]]
     return [(kind, stage) for group in groups for kind in (ReduceGradients.kind, OptimizerStep.kind) for stage in group]

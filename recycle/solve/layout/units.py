@@ -1,4 +1,4 @@
-"""Units: what the smallest parts of the model that can move cost, and how many of them a worker may hold."""
+"""Units: costs of the smallest movable parts of the model, and how many a worker may hold."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from recycle.solve.problem import TOLERANCE
 from recycle.solve.problem_arrays import Floats
 
 Parts = tuple[UnitRange, ...]
-"""The units of a worker: ranges in order, with units between them."""
+"""Units of a worker: disjoint ranges in order."""
 
 
 def ranges_of(cut: Sequence[int]) -> list[UnitRange]:
-    """The units of each part, given how many each has."""
+    """Return the range of each part, given the number of units per part."""
     return list(pairwise([0, *accumulate(cut)]))
 
 
 def count_of(parts: Parts) -> int:
-    """How many units they are."""
+    """Return the number of units."""
     return sum(end - begin for begin, end in parts)
 
 
 def common(some: Parts, others: Parts) -> int:
-    """How many units are in both."""
+    """Return the number of units in both."""
     return sum(max(0, min(b, d) - max(a, c)) for a, b in some for c, d in others)
 
 
@@ -44,11 +44,11 @@ class Units:
 
     Attributes:
         whole: units of each fault-free stage.
-        prices: [units] each, what a unit costs alone, by the names of `Profile`; what is left out is 0.
-        has_bytes: whether "static" is bytes of parameters, gradients and optimizer state; else 1 for each unit.
-        most_static: what a worker may hold of it: `[memory] state_limit` times what the heaviest fault-free one holds.
-        chunks: fault-free stages of each worker: rank r has the stages r, r + P, ...
-        held: what workers have by now, of those that may have something else than fault-free ones.
+        prices: [units] each, costs of a unit by the names of `Profile`; missing names cost 0.
+        has_bytes: "static" is bytes of parameters, gradients and optimizer state; otherwise 1 for each unit.
+        most_static: limit of `static` per worker: `[memory] state_limit` times that of the largest fault-free worker.
+        chunks: fault-free stages of each worker.
+        held: present units of workers that may differ from the fault-free layout.
     """
 
     whole: tuple[int, ...]
@@ -60,11 +60,7 @@ class Units:
 
     @classmethod
     def of(cls, job: PricedJob, within: Schedule | None = None) -> Units:
-        """Of a job. Raises JobError where layers do not divide.
-
-        Args:
-            within: its live workers have what they host by it, where it cuts the model (`Shape.cut`).
-        """
+        """Create the units of a job in a layout (`Shape.cut`). Raises JobError if the layers do not divide."""
         shape, whole = job.shape, units_of(job)
         held = {worker: within.unit_runs(worker) for worker in within.live} if within and within.shape.cut else {}
         count = sum(whole)
@@ -81,20 +77,20 @@ class Units:
 
     @cached_property
     def given(self) -> tuple[Parts, ...]:
-        """The units of each rank's fault-free workers."""
+        """Units of each rank in the fault-free layout."""
         ranges, ranks = ranges_of(self.whole), len(self.whole) // self.chunks
         return tuple(joined(ranges[rank::ranks]) for rank in range(ranks))
 
     def held_before(self, worker: Worker) -> Parts:
-        """The units that a worker has before anything is copied."""
+        """Return the units that a worker has before any copies."""
         return self.held.get(worker, self.given[worker.rank])
 
     def static_of(self, parts: Parts) -> float:
-        """`static` of all of a worker's units."""
+        """Return the sum of `static` over a worker's units."""
         return float(sum(self.static[begin:end].sum() for begin, end in parts))
 
     def price(self, name: str) -> Floats:
-        """[units], what each costs alone."""
+        """Return [units], a cost of each unit."""
         return self.prices.get(name, np.zeros(len(self)))
 
     @cached_property
@@ -109,16 +105,13 @@ class Units:
 
     @property
     def static(self) -> Floats:
-        """[units], bytes of parameters, gradients and optimizer state; 1 each where the profile knows none."""
+        """[units], bytes of parameters, gradients and optimizer state; 1 each if the profile has no bytes."""
         return self.prices["static"]
 
     def in_blocks(self, most: int, others: Iterable[int] = ()) -> tuple[Units, list[int]]:
-        """(the model in blocks of neighbouring units, where each block begins and the last ends).
+        """Return (the model in at most `most` blocks of neighboring units, offset of each block and of the end).
 
-        Every fault-free stage has as many blocks as keep their number within `most`, at least one, as even as can be.
-
-        Args:
-            others: further units before which a block ends.
+        Fault-free stages have equally many blocks, at least one. Blocks also end before the units in `others`.
         """
         each, found = max(1, most // len(self.whole)), {0, *others}
         for begin, end in ranges_of(self.whole):
@@ -130,15 +123,10 @@ class Units:
         return replace(self, whole=whole, prices=prices, held={}), ends
 
     def bound(self, micro_batches: int, speeds: list[float]) -> float:
-        """A period that no layout of live workers can fall below.
+        """Return a lower bound on the period of any layout of live workers with these speed factors.
 
-        The larger of all work and updates spread evenly over all of them, and the way of one micro-batch: its F and I
-        through all units on the fastest worker, and the W and update of the first unit. Where all units take the same
-        on all workers, whole micro-batches of whole units are assigned to them.
-
-        Args:
-            micro_batches: of an iteration.
-            speeds: factor on compute times of each live worker.
+        This is the larger of two terms: all work and updates spread evenly over all workers, and the path of one
+        micro-batch. The path has F and I of all units on the fastest worker, and W and update of the first unit.
         """
         if not speeds:
             return 0.0

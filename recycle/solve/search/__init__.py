@@ -1,1 +1,1 @@
-"""Searches for orders of short periods, and the kernels that they spend their time in."""
+"""Searches for orders with short periods, and their compiled kernels. Begin with `local_search`."""

@@ -1,15 +1,18 @@
-"""Simulated annealing of an order, operation by operation, in rounds that ask "is there an order with this period?".
+"""Simulated annealing of an order, in rounds that each look for an order with a given period.
 
-`improve` asks for smaller and smaller periods. The result depends on the start, the seed and the number of steps only,
-unless the deadline cuts the search short.
+`improve` lowers the period from round to round. The result depends only on the start, the seed and the number of steps,
+unless the deadline ends the search.
 
-Moves: one operation, or in a single pipeline a run of them, to another place of its program (the worker's memory
-depends on that program alone, so it is tested first); two micro-batches of a stage exchange places, on one worker or,
-if both are mobile, between hosts; a mobile one goes to another live host, which runs it at about the same time; a due
-time shifts. A micro-batch is mobile at a stage where its home is dead, or slower than some other host, or has a slower
-link than one; in a wide round all others of such a stage are too. With the barrier every due time is the target, and
-none shifts. Many of the operations and micro-batches that are tried lie on the critical path of a worker that is late,
-since no other change makes it end earlier. What a state costs is said in `order_kernels`.
+Moves:
+
+    move       an operation, or a run of them in a single pipeline, to another place of its program
+    exchange   two micro-batches of a stage, on one worker or between hosts if both are mobile
+    re-host    a mobile micro-batch on another live host, at about the same time
+    shift      a due time; with the barrier every due time equals the target and none shifts
+
+A micro-batch is mobile at a stage if its home is dead, slower than another host, or has a slower link. In a wide round
+the other micro-batches of such a stage are mobile too. Many moves start on the critical path of a late worker, because
+only these can make the worker end earlier. `order_kernels` defines the cost of a state.
 """
 
 from __future__ import annotations
@@ -30,27 +33,26 @@ from recycle.solve.search.kernels import are_loaded, load_if_worth_it
 from recycle.solve.search.order_kernels import Annealing, anneal_order, time_order, timed_order
 
 HEATS = ((0.15, 0.03), (0.1, 0.02))
-"""First and last temperature of successive rounds, in typical operation times: no single pair wins on every row."""
+"""First and last temperature of successive rounds, in typical operation times. No single pair wins on every problem."""
 LONGEST, LONGEST_WORK = 600_000, 240_000_000
-"""Moves of a round at most, and moves times operations, so that it takes about a second; shorter ones gain less."""
+"""Limits of a round: moves, and moves times operations (about a second). Shorter rounds gain less."""
 ROUNDS = 6
-"""Rounds into which the moves that are left are divided at most, unless the longest round ends before."""
+"""Maximum number of rounds for the remaining moves, unless the limits of a round ask for more."""
 PLAIN_WORK = 2_000_000
-"""Moves times operations that plain Python makes in a second at least; what a short search has to expect."""
+"""Least number of moves times operations per second in plain Python, to size a short search."""
 PARTS, LEAST_PART = 8, 2_000
-"""Parts of a round at most, and the moves of each at least."""
+"""Maximum number of parts of a round, and minimum number of moves of a part."""
 PATIENCE = 6
-"""Rounds without success after which to stop; more on larger problems, whose rounds reach less of them."""
+"""Rounds without success before the search stops; more on larger problems, where a round covers less."""
 
 
 @dataclass(frozen=True)
 class Annealed:
-    """The result of one round.
+    """Result of one round.
 
     Attributes:
-        order: the order that the round ends with.
-        due: the due time of each rank that goes with it.
-        met: whether the order reaches the target.
+        due: due time of each rank, in seconds.
+        met: whether the order reaches the target period.
         steps: moves tried.
     """
 
@@ -72,15 +74,14 @@ def anneal(
     hot: float = 1.0,
     cold: float = 0.1,
 ) -> Annealed:
-    """One round of simulated annealing; ends at once when the target is met.
+    """Run one round of simulated annealing; stop when the target is met.
 
     Args:
-        order: where to start; must be able to finish.
-        due: due time of each rank; only their differences matter, and with the barrier not even these.
-        target: the period to reach.
-        steps: moves to try.
-        wide: whether a micro-batch may leave a home that is as fast as any, where others of its stage have to.
-        hot, cold: first and last temperature, in the problem's typical operation time.
+        order: initial order; must be able to finish.
+        due: due time of each rank. Only differences matter; ignored with the barrier.
+        target: period to reach, in seconds.
+        wide: also move micro-batches away from the fastest homes, at stages with mobile micro-batches.
+        hot, cold: first and last temperature, in typical operation times of the problem.
     """
     is_mobile = _is_mobile(problem, wide)
     annealing = Annealing(
@@ -98,7 +99,7 @@ def anneal(
         places=np.zeros(2 * problem.micro_batches + 3, dtype=np.int64),
     )
     start = by_turn(problem, order) if problem.shape.pipelines == 1 else order
-    # a round is one of many, so that whether compiling pays is decided by the search that they belong to
+    # the search as a whole decides whether compiling pays, not a single round
     (met, tried), _, changed, annealing = run(anneal_order, 0, problem.arrays, timed_order(problem, start), annealing)
     sequence = np.asarray(changed.sequence).tolist()
     programs = [sequence[first:end] for first, end in pairwise(changed.offsets)]
@@ -106,7 +107,7 @@ def anneal(
 
 
 def by_turn(problem: Problem, order: Order) -> Order:
-    """The order of a single pipeline with each worker's operations of one kind and stage named by their turns."""
+    """Rename micro-batches of a single pipeline so that each worker runs each kind and stage in index order."""
     programs = []
     for program in order:
         operations = np.array(program, dtype=np.int64)
@@ -117,12 +118,10 @@ def by_turn(problem: Problem, order: Order) -> Order:
 
 
 def _live(problem: Problem) -> Operations:
-    """1 for each live worker."""
     return np.array([worker not in problem.dead for worker in problem.shape.workers()], dtype=np.int64)
 
 
 def _is_mobile(problem: Problem, wide: bool) -> Flags:
-    """Whether another host may suit each (stage, micro-batch), flat; none without re-routing."""
     stages, ranks = problem.shape.stages, problem.shape.ranks
     live, speed = _live(problem).reshape(-1, ranks), np.array(problem.speed).reshape(-1, ranks)
     fastest = np.array(problem.fastest[:ranks])
@@ -133,7 +132,6 @@ def _is_mobile(problem: Problem, wide: bool) -> Flags:
 
 
 def _has_slow_link(problem: Problem) -> Flags:
-    """[pipelines, ranks], whether a link of each worker is slower than the fastest of all."""
     shape = problem.shape
     slow: Flags = np.zeros((shape.pipelines, shape.ranks), dtype=np.bool_)
     if problem.hops:
@@ -143,11 +141,7 @@ def _has_slow_link(problem: Problem) -> Flags:
 
 
 def improve(problem: Problem, start: Incumbent, effort: Effort) -> Incumbent:
-    """Anneal the order in rounds, each for a period a little below the best, until the bound is met.
-
-    Args:
-        start: where to begin; the result is never worse.
-    """
+    """Anneal in rounds, each for a slightly shorter period, until the bound is met; never worse than `start`."""
     deadline, patience = effort.deadline, max(PATIENCE, problem.size // 100)
     longest = max(3_000, min(LONGEST, LONGEST_WORK // problem.size))
     length, idle, turn = min(2_000, longest), 0, 0
@@ -173,7 +167,7 @@ def improve(problem: Problem, start: Incumbent, effort: Effort) -> Incumbent:
                 due = order_due = timing.due
         else:
             idle += length >= longest
-            # a round that is cut short has not cooled down, so the next has to fit into the time that is left
+            # a round that is cut short has not cooled down, so the next one must fit into the remaining time
             moves_per_second = result.steps / max(time.monotonic() - begun, 1e-6)
             moves_left = min(max(0.0, deadline.left) * moves_per_second, effort.left)
             length = int(min(max(2 * length, moves_left / ROUNDS), longest, moves_left))
@@ -193,7 +187,6 @@ def _round(
     turn: int,
     deadline: Deadline,
 ) -> Annealed:
-    """One round, from hot to cold, in parts, between which the deadline can end it; wide every other time."""
     hot, cold = HEATS[turn % len(HEATS)]
     wide = turn // len(HEATS) % 2 == 1
     parts = min(PARTS, 1 + steps // LEAST_PART)
@@ -222,5 +215,4 @@ def _round(
 
 
 def _target(problem: Problem, period: float, bound: float) -> float:
-    """The period to look for next: a good part of the gap less, an eighth of an operation at least."""
     return max(bound, period - max(problem.grain, problem.unit / 8, (period - bound) / 8))

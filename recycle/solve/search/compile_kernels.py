@@ -1,9 +1,9 @@
-"""Compiles the kernels of the search, and those that time schedules, into numba's cache.
+"""Compile the kernels of the search, and those that time schedules, into numba's cache.
 
     python -m recycle.solve.search.compile_kernels MARK
 
-It takes tens of seconds of one core, at low priority. Each kernel is called once on the smallest of problems, whose
-arguments are of the same types as any problem's.
+Takes tens of seconds of one core, at low priority. Calls each kernel once on a minimal problem; argument types are the
+same for all problems.
 """
 
 from __future__ import annotations

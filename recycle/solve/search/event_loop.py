@@ -1,16 +1,13 @@
-"""The event loop of list scheduling: whenever a worker falls idle, a rule chooses what it runs next.
+"""Event loop of list scheduling: a rule chooses the next operation of each idle worker.
 
-The loop keeps the clock, what has arrived at each worker, and how many activations each worker holds. Two rules choose:
+    by policy     F, I or W by preferences of each stage (`list_scheduling.Policy`); each queue by priority
+    by priority   the ready operation with the lowest priority; a worker may stay idle for a more urgent one that
+                  arrives soon (a parallel schedule generation scheme by latest start times)
 
-    by policy     F, I or W by fixed preferences of each stage (`list_scheduling.Policy`), each queue by priority
-    by priority   the ready operation of the lowest priority; a worker may wait idle for a more urgent one that is
-                  known to arrive soon (a parallel schedule generation scheme by latest start times)
-
-Assumptions: a transfer takes as long as `hops` says of its lane, else `link` seconds, and a lane, which is a directed
-pair of workers, carries one at a time, in the order of the sender's program; a worker's W run in the order of their
-backward passes. When memory is tested for a forward, one slot is set aside for each deeper chunk of the worker, without
-which a forward could wait for ever; what is held for micro-batches that have been through the last stage counts as free
-there, as nothing keeps them from ending.
+A lane is a directed pair of workers. A lane carries one transfer at a time, in the order of the sender's program. A
+transfer takes the lane's time in `hops`, or `link` seconds. A worker runs its W in the order of their I. The memory
+test of a forward reserves one slot for each deeper chunk of the worker; otherwise forwards can deadlock. Activations of
+micro-batches that have passed the last stage count as free there, because they are certain to end.
 """
 
 from __future__ import annotations
@@ -27,20 +24,20 @@ from recycle.solve.problem import Order, Problem
 from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT, Floats, Operations, ProblemArrays
 
 SAME_INSTANT = 1e-12
-"""Seconds within which events count as one instant."""
+"""Events within this many seconds count as simultaneous."""
 UNLIMITED = 1 << 30
 
 
 class Rule(NamedTuple):
-    """How an idle worker chooses.
+    """Rule by which an idle worker chooses its next operation.
 
     Attributes:
-        priority: of each operation, the lowest first. By policy it orders each queue; by priority it decides alone.
+        priority: [operations], lowest first. Orders each queue by policy; decides alone by priority.
         by_priority: 1 for the rule by priority, 0 for the rule by policy.
         hold, weights, forward_first, weight_first: [stages]; see `list_scheduling.Policy`.
-        patience, weight_patience: seconds that an F or I, and a W, stands back for a more urgent operation that is on
-            its way; by priority only.
-        starts, release: [micro-batches], where each enters the model, and before when it does not.
+        patience, weight_patience: seconds that an F or I, and a W, waits for a more urgent operation; by priority only.
+        starts: [micro-batches], (stage, micro-batch) at which each micro-batch enters the model.
+        release: [micro-batches], earliest entry, in seconds.
     """
 
     priority: Floats
@@ -56,7 +53,7 @@ class Rule(NamedTuple):
 
 
 def plain_rule(priority: Floats, stages: int, starts: Operations) -> Rule:
-    """The rule by priority alone, without limits or patience, and with nothing released late."""
+    """Return the rule by priority without limits, patience or release times."""
     no = np.zeros(stages, dtype=np.int64)
     return Rule(
         priority=priority,
@@ -73,31 +70,31 @@ def plain_rule(priority: Floats, stages: int, starts: Operations) -> Rule:
 
 
 class Queues(NamedTuple):
-    """What every worker can run, holds and runs, while the loop is at work.
+    """State of the loop: runnable, held and running operations of every worker.
 
-    Each stage of each worker has a queue of F and a queue of backward passes; there are Q of either.
+    Each stage of each worker has a queue of F and a queue of backward passes, Q of each kind.
 
     Attributes:
-        host, size: [stages * micro-batches], worker of each (stage, micro-batch), and what it takes of the cap.
-        hop: [operations], time of the transfer of what each makes; empty where that depends on the workers alone.
-        begins: [Q + 1], where the (stage, micro-batch) of each queue begin.
-        line: [2 * stages * micro-batches], the F of all queues, then the backward passes, of each queue by priority.
-        place: the inverse of `line`.
+        host: [stages * micro-batches], worker of each (stage, micro-batch).
+        size: [stages * micro-batches], share of the memory cap that each (stage, micro-batch) takes.
+        hop: [operations], seconds to transfer each result; empty if the transfer depends on the workers alone.
+        begins: [Q + 1], offset of each queue's (stage, micro-batch).
+        line: [2 * stages * micro-batches], the F of all queues, then the backward passes, each queue by priority.
+        place: inverse of `line`.
         ready: [2 * stages * micro-batches], 1 at the place of each operation that has arrived and not begun.
         head, tail: [2 * Q], bounds on the ready places of each queue.
-        waiting: [stages * micro-batches], the W that each worker may run, from its first queue's begin on.
-        waiting_head, waiting_tail: [workers], how many of these it has begun, and how many there are.
+        waiting: [stages * micro-batches], W that each worker may run, starting at the offset of its first queue.
+        waiting_head, waiting_tail: [workers], number of these W that have begun, and their number.
         held: [workers], activations in memory.
-        outward: [workers], those of them whose micro-batch has not been through the last stage, with several chunks.
+        outward: [workers], activations of micro-batches that have not passed the last stage; with several chunks only.
         in_flight: [workers], activations between F and backward.
-        running: [workers], the operation at work, -1 if none.
-        arrives: [workers], when the result of that operation has arrived where it goes, if that is another worker.
-        lane_free: [lanes], when the last transfer of each lane ends, that of the operation at work included.
-        expected, urgency: [2 * workers], when the most urgent F, and backward, that has been announced arrives at each
-            worker, and its priority.
-        woken, is_woken: [workers], the workers to ask at this instant, and 1 for each of them.
-        begun: [operations], in the order in which they begin: the result.
-        start: [operations], when each begins.
+        running: [workers], the running operation, or -1.
+        arrives: [workers], arrival time of the running operation's result at another worker.
+        lane_free: [lanes], end of the last transfer of each lane, the running operation's included.
+        expected, urgency: [2 * workers], arrival time and priority of the most urgent announced F, and backward.
+        woken, is_woken: [workers], workers to ask at this instant, and 1 for each of them.
+        begun: [operations], operations in the order of their starts; the result.
+        start: [operations], start times.
     """
 
     host: Operations
@@ -127,15 +124,14 @@ class Queues(NamedTuple):
 
 
 def scheduled(problem: Problem, arrays: ProblemArrays, host: Operations, rule: Rule) -> Order:
-    """The order that the event loop makes; complete and within the caps.
+    """Run the event loop and return its order, complete and within the memory caps.
 
     Args:
-        arrays: the problem's, perhaps with other times.
+        arrays: the problem's arrays, possibly with other times.
         host: worker of each (stage, micro-batch), flat.
 
     Raises:
-        PlanError: the loop comes to a halt, since no activation fits that could go on. It never does where chunk c of
-            rank r is on stage c * P + r.
+        PlanError: no further activation fits. Impossible if chunk c of rank r is on stage c * P + r.
     """
     queue = host * problem.shape.chunks + problem.stage_of // problem.shape.ranks
     queues = queues_of(
@@ -150,7 +146,7 @@ def scheduled(problem: Problem, arrays: ProblemArrays, host: Operations, rule: R
 
 
 def by_worker(begun: Operations, host: Operations, workers: int) -> tuple[Operations, Operations]:
-    """(the operations of one worker after the other, in the order in which they begin; where those of each end)."""
+    """Return the operations grouped by worker, in the order of their starts, and the end offset of each group."""
     worker = host[begun % len(host)]
     return begun[np.argsort(worker, kind="stable")], np.cumsum(np.bincount(worker, minlength=workers))
 
@@ -167,12 +163,7 @@ def queues_of(
     hop: Floats | None = None,
     lanes: int = 0,
 ) -> Queues:
-    """The state before the first event.
-
-    Args:
-        queue: of each (stage, micro-batch): the worker's number times `chunks`, and the chunk.
-        lanes: as of `Problem`.
-    """
+    """Return the state before the first event; `queue` is worker * `chunks` + chunk of each (stage, micro-batch)."""
     plane, count = len(host), workers * chunks
     begins = np.concatenate([[0], np.cumsum(np.bincount(queue, minlength=count))])
     line = np.lexsort((priority[: 2 * plane], np.concatenate([queue, queue + count])))
@@ -211,11 +202,11 @@ def queues_of(
 
 
 def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
-    """The kernel: runs the clock until nothing is left to happen; returns how many operations have begun.
+    """Kernel: run until no event is left, and return the number of operations that have begun.
 
-    An event is (time, code): operation `code` arrives at its worker, or, below 0, worker -code - 1 falls idle.
+    An event is (time, code): operation `code` arrives, or worker -code - 1 becomes idle.
     """
-    # fields are bound to names here and not read in the loop, where each reading would count references
+    # local names avoid counting references at each field access in the loop
     n, ranks, stash, split, link = problem.micro_batches, problem.ranks, problem.stash, problem.split, problem.link
     hops, size, hop_of = problem.hops, queues.size, queues.hop
     times, speed, cap, wakes = problem.times, problem.speed, problem.cap, problem.wakes
@@ -239,7 +230,7 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
     while len(events) > 0:
         now = events[0][0]
         count = 0
-        # --- what happens at this instant
+        # --- events of this instant
         while len(events) > 0 and events[0][0] <= now + SAME_INSTANT:
             code = heapq.heappop(events)[1]
             if code < 0:
@@ -286,7 +277,7 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
             is_woken[w] = 0
             if running[w] >= 0:
                 continue
-            # --- the first forward that memory admits, the first backward, and the oldest W
+            # --- the first forward that fits into memory, the first backward, and the oldest W
             s = w % ranks
             forward = -1
             backward = -1
@@ -319,7 +310,7 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
                     k = kind * workers + w
                     is_soon = now + 1e-9 < expected[k] <= until
                     if is_soon and urgency[k] < priority[x] and (kind == INPUT or held[w] + 1.0 <= cap[w] + 1e-9):
-                        x = -1  # it stands back for what is on its way
+                        x = -1  # wait for the more urgent operation
                         break
             else:
                 has_room = pending < weights[s] or pending == 0
@@ -334,7 +325,7 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
                     x = forward
             if x < 0:
                 continue
-            # --- it begins
+            # --- start the operation
             kind = x // plane
             if kind == WEIGHT:
                 waiting_head[w] += 1
@@ -354,7 +345,7 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
             after = wakes[x]
             if after >= 0 and host[after % plane] != w:
                 v = host[after % plane]
-                # from three ranks on, activations and gradients go to different ranks
+                # with three ranks or more, activations and gradients go to different ranks
                 lane = (w + (workers if kind == INPUT and ranks > 2 else 0)) * (workers // ranks) + v // ranks
                 hop = hop_of[x] if len(hop_of) > 0 else hops[lane] if len(hops) > 0 else link
                 if link > 0.0 and len(lane_free) == 0:
@@ -374,7 +365,6 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
 
 @called_by_kernels
 def _first_ready(ready: Operations, head: Operations, tail: Operations, queue: int) -> int:
-    """The place of the first ready operation of a queue, -1 if there is none."""
     k = head[queue]
     while k <= tail[queue] and ready[k] == 0:
         k += 1

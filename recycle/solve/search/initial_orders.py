@@ -1,18 +1,13 @@
-"""Where a search begins: the best orders of the policy portfolio, templates, insertion and the schedule families.
+"""Initial orders of a search: policies, templates, insertion and schedule families.
 
-Templates differ in how many pipelines run a micro-batch in each slot: as many as the poorest stage has live workers, or
-as many as a richer one has, which pays where memory and not work limits the iteration.
+Templates differ in the number of pipelines that run a micro-batch in each slot. More than the live workers of the
+poorest stage pay if memory limits the iteration. A slow worker may hold up its peers more than it helps. So the search
+also starts without all workers slower than the median of their peers, and without each of these, and continues with the
+best.
 
-A worker that holds up its peers more than it helps them is best left without work. Leaving it out as if it were dead
-makes the others alike, so that slots and the template apply, and every order of what is left is one of the whole
-problem, with the same period. Which workers are best left out is not known beforehand: all that are slower than the
-median of their peers, and each of them alone, are begun beside the whole problem. What has the best order is searched.
-
-A schedule family fits a problem where all workers are alive and chunk c of rank r is on stage c * P + r, where its
-memory is admitted, and where it does not split the backward pass although the problem keeps it whole. Where the problem
-splits it, a whole B is an I that its W follows at once; its gradient leaves earlier then, so that nothing gets later.
-Greedy 1F1B is made by the list scheduler, so it fits any dead workers and any assignment. A search that begins with
-these orders never ends with a worse one.
+A schedule family fits a problem if all workers are alive, chunk c of rank r is on stage c * P + r, and memory suffices.
+The family may split the backward pass only if the problem does. In a split problem a whole B is an I directly followed
+by its W. Greedy 1F1B comes from the list scheduler, so it fits any dead workers and any assignment.
 """
 
 from __future__ import annotations
@@ -45,40 +40,34 @@ from recycle.solve.search.order_kernels import timed
 from recycle.solve.template import one_pipeline, unfold
 
 TEMPLATE_SHARE, PORTFOLIO_SHARE = 0.15, 0.2
-"""Of the time that is left, what each may take at most."""
+"""Maximum shares of the remaining time for templates and for the policies."""
 SIMPLE_SHARE = 0.25
-"""Of the time that is left, what greedy 1F1B, insertion and the families may take where workers host several chunks: a
-search of waves gains more then."""
+"""Maximum share of the remaining time for greedy 1F1B, insertion and families with several chunks per worker."""
 MOST_TEMPLATES = 4
-"""Templates that are begun at most."""
+"""Maximum number of templates."""
 ALL_POLICIES = 1 << 30
 BESIDE_TEMPLATE, BESIDE_OPERATIONS = 60, 600_000
-"""Policies tried on the whole problem where all of them have been tried on its template, and operations that these may
-schedule together where the problem is so small that more policies fit."""
+"""Policies tried on the whole problem after its template; operations they may schedule on small problems."""
 OPERATION_SECONDS, TOO_LATE = 1e-5, 4.0
-"""What a policy takes on the whole problem per operation; it is left out where that is so many times the time left and
-a template's order is there."""
+"""Seconds per operation of a policy on the whole problem; skip it beyond `TOO_LATE` times the remaining time."""
 INSERTION_UP_TO = 200_000
-"""Operations up to which orders are made by insertion."""
+"""Maximum number of operations for insertion."""
 OF_EACH_DEAL = 4
-"""Policies tried with each assignment before the rest is tried with the best of them."""
+"""Policies tried with each assignment; the rest is tried with the best assignment."""
 
 BEGINNING_SHARE, NO_SLOW_SHARE, LESS_SHARE = 0.25, 0.3, 0.1
-"""Of the time that is left, what beginning with the whole problem, without all slow workers, and without each may take.
-"""
+"""Maximum shares of the remaining time: the whole problem, without all slow workers, without each slow worker."""
 MOST_LEFT_OUT = 4
-"""Slow workers that are left out alone, the slowest first."""
+"""Maximum number of slow workers that are left out alone, slowest first."""
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where the search for an order of a problem begins.
+    """Start of a search: a problem and its best order.
 
     Attributes:
-        problem: the one to be searched.
-        best: the best order.
-        policy: the one that did best on this problem.
-        inserted: the best order by insertion and its manner; None where none was made.
+        policy: the best policy on this problem.
+        inserted: the best order by insertion and its parameters; None without insertion.
     """
 
     problem: Problem
@@ -88,11 +77,7 @@ class Beginning:
 
 
 def begin_all(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> Beginning:
-    """The best beginning with the problem and with it less slow workers.
-
-    Args:
-        most: policies to try with each.
-    """
+    """Return the best start among the problem and the problem without slow workers, with `most` policies each."""
     smaller = _without_slow(problem)
     best = initial_orders(problem, effort.part(BEGINNING_SHARE if smaller else 1.0), most)
     pace = Pace(effort.deadline)
@@ -105,7 +90,6 @@ def begin_all(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> Beg
 
 
 def _without_slow(problem: Problem) -> list[Problem]:
-    """The problem without all slow workers, then without each; empty where none is slow or nothing is re-routed."""
     if problem.peers_are_alike or not problem.reroute:
         return []
     ranks = problem.hosts[: problem.shape.ranks]
@@ -116,11 +100,7 @@ def _without_slow(problem: Problem) -> list[Problem]:
 
 
 def initial_orders(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> Beginning:
-    """The best of a few orders, one at least, and the policy that did best on the whole problem.
-
-    Args:
-        most: policies to try.
-    """
+    """Return the best initial order of a problem, and the best of `most` policies on the whole problem."""
     deadline = effort.deadline
     assignments = possible_assignments(problem)
     found: list[Incumbent] = []
@@ -152,7 +132,6 @@ def initial_orders(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -
 
 
 def _best_template(problem: Problem, effort: Effort, most: int) -> tuple[Incumbent, Policy]:
-    """(the best order that a template gives, the policy that did best on that template)."""
     best: tuple[Incumbent, Policy] | None = None
     for running in _running(problem)[:most]:
         part = effort.part(TEMPLATE_SHARE, bound=0.0, progress=None)
@@ -170,7 +149,6 @@ def _best_template(problem: Problem, effort: Effort, most: int) -> tuple[Incumbe
 
 
 def _running(problem: Problem) -> list[int]:
-    """The numbers of live workers that stages have, the least first; not all of them where they are many."""
     counts = sorted({len(hosts) for hosts in problem.hosts})
     step = max(1.0, (len(counts) - 1) / (MOST_TEMPLATES - 1))
     return [counts[round(place * step)] for place in range(min(len(counts), MOST_TEMPLATES))]
@@ -179,7 +157,6 @@ def _running(problem: Problem) -> list[int]:
 def _best_of_portfolio(
     problem: Problem, effort: Effort, most: int, assignments: Sequence[Assignment], first: Sequence[Policy]
 ) -> tuple[Incumbent, Policy]:
-    """The best of the policies in `first` and the portfolio: a few with each assignment, all others with the best."""
     best: Incumbent | None = None
     chosen: Policy | None = None
     portfolios = [portfolio(problem, assignment) for assignment in assignments]
@@ -204,9 +181,9 @@ def _best_of_portfolio(
 
 
 def family_orders(problem: Problem) -> Iterator[Order]:
-    """The orders of all families of the package that fit; none where workers are dead."""
+    """Yield the orders of all schedule families that fit; none if a worker is dead."""
     for name in BUILT_IN:
-        if problem.dead or name in TWO_CHUNKS:  # those are on the V
+        if problem.dead or name in TWO_CHUNKS:  # these place their chunks on a V
             continue
         try:
             order = order_of(problem, FAMILIES[name](problem.shape))
@@ -217,7 +194,7 @@ def family_orders(problem: Problem) -> Iterator[Order]:
 
 
 def order_of(problem: Problem, schedule: Schedule) -> Order | None:
-    """A compute-only schedule of the problem's shape and placement as an order; None where only that one is split."""
+    """Convert a compute-only schedule into an order; None if only the schedule splits the backward pass."""
     c = schedule.columns
     operation = c.stage * problem.micro_batches + c.pipeline * problem.shape.micro_batches + c.index
     operation = operation.astype(np.int64)
@@ -241,8 +218,10 @@ def order_of(problem: Problem, schedule: Schedule) -> Order | None:
 
 
 def greedy_1f1b(problem: Problem, assignment: Assignment) -> Order:
-    """Greedy 1F1B on the live workers: a backward pass whenever one is there, its W at once, and no more micro-batches
-    in flight than 1F1B (with chunks: interleaved 1F1B) has before its first backward."""
+    """Return greedy 1F1B on the live workers.
+
+    A worker prefers a ready backward pass, and runs its W at once. Micro-batches in flight are limited to the warm-up.
+    """
     n, m, stages = problem.micro_batches, problem.shape.micro_batches, problem.shape.stages
     turn = np.tile(np.arange(n) % m * problem.shape.pipelines + np.arange(n) // m, stages)
     priority = np.concatenate([turn + 2 * n, turn + n, turn][: problem.kinds])

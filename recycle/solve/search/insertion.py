@@ -1,21 +1,15 @@
-"""Insertion: one micro-batch after another takes its whole way through the model, each operation in the first gap.
+"""Insertion: schedule one complete micro-batch after another, each operation in the first gap of its worker.
 
-The list scheduler goes by the clock: a worker that falls idle takes whatever is ready, so that newer micro-batches fill
-gaps and slots of memory that older ones, held on many workers already, need a moment later. Here nothing newer ever
-delays what is older, and a micro-batch is held no longer than its way takes. With tight memory, slow links and several
-chunks per worker the period follows from how long that is. Serial schedule generation of project scheduling
-(Kolisch, 1996), with micro-batches for activities.
+A list scheduler can give a newer micro-batch a gap or memory slot that an older one needs a moment later. Insertion
+never delays an older micro-batch, so each is held for a shorter time. That time determines the period with tight
+memory, slow links and several chunks per worker. This is serial schedule generation (Kolisch, 1996) with micro-batches
+as activities.
 
-A forward begins when its worker has a gap, and a slot then and at all times after it. A W waits until more than
-`waiting` of them wait on its worker, or until a forward finds no slot before. The assignment says how many micro-
-batches of others a worker runs at each stage; which of them is decided here: whoever could end the forward first takes
-it. A free manner takes the assignment for how many micro-batches a worker runs at all, and moves those of live workers
-as well: with tight memory the period follows from how long a micro-batch is held, and one that finds its own worker
-busy on its way is held shorter on a peer. Of hosts that end at the same time its home is the first choice. It may have
-some to spare, too: where memory and not work limits the iteration, workers need not have the same number at each stage,
-and the slots of one are filled without gaps by more of the first chunk, those of another by more of the second.
+A forward needs a gap, and a free slot from then on. A W waits until more than `waiting` of them wait on its worker, or
+until a forward finds no slot. The assignment gives the number of micro-batches per host and stage, or with `is_free`
+per worker; insertion selects them by earliest end of the forward, with the home first among equals.
 
-Limits: that transfers queue is left out here and counted when the order is timed.
+Limits: ignores queueing of transfers, which the timing of the order counts.
 """
 
 from __future__ import annotations
@@ -39,28 +33,28 @@ from recycle.solve.search.order_kernels import timed
 
 NEVER = 1e300
 SAME = 1e-9
-"""Difference up to which two times are the same instant."""
+"""Times closer than this are equal."""
 PREFERENCE = 1e-3
-"""Seconds, in typical operation times, by which a host may be later for each micro-batch more that it has to take."""
+"""Lateness allowed to a host for each further micro-batch that it has to take, in typical operation times."""
 WAITING = (0, UNLIMITED, 2, 5, 1, 3)
-"""W that may wait on a worker, one number for all ranks, in the order in which they are tried."""
+"""Values of `waiting` for all ranks, in the order of trials."""
 SPARE, SPARES = 0.2, (0.0, 0.1, 0.2, 0.5, 1.0)
-"""What a host may have beyond the assignment to begin with, where memory is limited, and what a search tries."""
+"""Initial `spare` with limited memory, and the values that a search tries."""
 DELAYS = 8
-"""A search stands an operation back by up to half so many typical operations' times."""
+"""A search draws delays from 0 to half of this number, in units of half a typical operation time."""
 
 
 @dataclass(frozen=True, eq=False)
 class Manner:
-    """What may be varied.
+    """Parameters of insertion.
 
     Attributes:
-        assignment: says how many micro-batches each host has at each stage, and which stay at home.
-        waiting: per rank, W that may wait before the oldest takes the first gap.
-        delay: per kind (F, backward) and stage, seconds by which an operation stands back from its earliest time.
-        sequence: the micro-batches, those first that go first.
-        is_free: any host may take any micro-batch, up to the number that the assignment gives it.
-        spare: by how much a host may exceed this number then, as a share of it, and by one more unless it is 0.
+        assignment: number of micro-batches of each host at each stage, and the micro-batches that stay at home.
+        waiting: per rank, number of W that may wait before the oldest takes the first gap.
+        delay: per kind (F, backward) and stage, seconds after the earliest start.
+        sequence: the micro-batches in the order of insertion.
+        is_free: any host may take any micro-batch, up to its number in the assignment.
+        spare: share by which a host may then exceed its number; one more micro-batch is allowed unless 0.
     """
 
     assignment: Assignment
@@ -72,25 +66,24 @@ class Manner:
 
 
 class Insertion(NamedTuple):
-    """The state of the kernel. A unit is a (stage, micro-batch); w has the places units[w] to units[w + 1] for its own.
+    """State of the kernel. A unit is a (stage, micro-batch); worker w owns the places units[w] to units[w + 1].
 
     Attributes:
-        host: [units], where a unit stays, or -1; the kernel fills in who takes it.
-        home: [units], where it would run if all were alive.
-        quota: [stages * workers], units that each worker has to take, of those that stay nowhere.
-        waiting, delay, sequence: as in `Manner`.
-        preference: seconds by which a host may be later for each micro-batch more that it has to take, and for being
-            the home.
+        host: [units], fixed host of a unit, or -1; the kernel fills in the chosen host.
+        home: [units], host of a unit in the fault-free layout.
+        quota: [stages * workers], units without a fixed host that each worker has to take.
+        waiting, delay, sequence: see `Manner`.
+        preference: seconds by which a host may be later for each unit it still has to take, and for being the home.
         units: [workers + 1].
-        start: [operations], the result.
-        low, high: [places of operations], begins and ends of the operations of each worker, in their order.
-        busy: [workers], how many of these there are.
-        taken, halved, freed: [places], from when a unit holds a slot, from when the stashed share of one, until when;
-            by worker, the latest `freed` last.
-        holder: [places], which unit that is.
-        held: [workers], how many of these there are.
-        pending: [places], the units whose W wait, by worker.
-        first, last: [workers], those that wait still.
+        start: [operations], start times; the result.
+        low, high: [places of operations], start and end of each worker's operations, in their order.
+        busy: [workers], number of these operations.
+        taken, halved, freed: [places], when a unit takes a slot, halves it to the stashed share, and frees it; by
+            worker, latest `freed` last.
+        holder: [places], unit of each slot.
+        held: [workers], number of these slots.
+        pending: [places], units whose W wait, by worker.
+        first, last: [workers], range of the W that still wait.
     """
 
     host: Operations
@@ -116,7 +109,7 @@ class Insertion(NamedTuple):
 
 
 def plain(problem: Problem, assignment: Assignment, waiting: int, is_free: bool = False, spare: float = 0.0) -> Manner:
-    """Nothing stands back, and micro-batches go by their index, then pipeline."""
+    """Return parameters without delays; micro-batches are inserted by index, then pipeline."""
     m = problem.shape.micro_batches
     g = np.arange(problem.micro_batches)
     sequence = tuple(np.lexsort((g // m, g % m)).tolist())
@@ -126,7 +119,7 @@ def plain(problem: Problem, assignment: Assignment, waiting: int, is_free: bool 
 
 
 def insertion_orders(problem: Problem, assignments: list[Assignment]) -> Iterator[tuple[Order, Manner]]:
-    """The orders of plain manners, with each assignment; those that do not fit the memory are left out."""
+    """Yield the orders of plain parameters with each assignment; orders that exceed the memory are skipped."""
     ways = [(False, 0.0)]
     if problem.reroute and problem.shape.pipelines > 1:
         ways += [(True, 0.0)] + [(True, SPARE)] * (min(problem.cap) < inf)
@@ -138,13 +131,12 @@ def insertion_orders(problem: Problem, assignments: list[Assignment]) -> Iterato
 
 
 def inserted(problem: Problem, manner: Manner) -> Order | None:
-    """The order that insertion makes; None where rounding puts it beyond a cap."""
+    """Return the order that insertion makes; None if rounding exceeds a memory cap."""
     order = _made(problem, manner)
     return order if problem.is_within_caps(order) else None
 
 
 def _made(problem: Problem, manner: Manner) -> Order:
-    """The order that insertion makes, within the caps but for rounding."""
     state = _state(problem, manner)
     *_, state = run(insert, problem.size, problem.arrays, state)
     plane = problem.shape.stages * problem.micro_batches
@@ -156,11 +148,7 @@ def _made(problem: Problem, manner: Manner) -> Order:
 
 
 def vary_insertion(problem: Problem, start: Incumbent, manner: Manner, effort: Effort) -> Incumbent:
-    """Local search over manners: change a few things at random, keep what is not worse.
-
-    Args:
-        start: the order of `manner`, or a better one.
-    """
+    """Change insertion parameters at random and keep those that are not worse; never worse than `start`."""
     random = Random(effort.seed)
     best, current, candidate, current_period = start, manner, manner, inf
     while effort.goes_on(problem, best.period):
@@ -174,7 +162,7 @@ def vary_insertion(problem: Problem, start: Incumbent, manner: Manner, effort: E
 
 
 def vary_manner(problem: Problem, manner: Manner, random: Random) -> Manner:
-    """The manner with one or two things changed."""
+    """Return the parameters with one or two random changes."""
     waiting, delay, sequence = list(manner.waiting), list(manner.delay), list(manner.sequence)
     for _ in range(random.choice((1, 1, 2))):
         how = random.random()
@@ -234,7 +222,7 @@ def _state(problem: Problem, manner: Manner) -> Insertion:
 
 
 def insert(problem: ProblemArrays, state: Insertion) -> None:
-    """The kernel: fills `start` and `host`."""
+    """Kernel: fill `start` and `host`."""
     stages, n, ranks = problem.stages, problem.micro_batches, problem.ranks
     times, speed, plane = problem.times, problem.speed, problem.stages * problem.micro_batches
     host, home, quota, start, delay = state.host, state.home, state.quota, state.start, state.delay
@@ -303,7 +291,6 @@ def insert(problem: ProblemArrays, state: Insertion) -> None:
 
 @called_by_kernels
 def _hop(problem: ProblemArrays, before: int, w: int, goes_back: bool) -> float:
-    """Seconds until what worker `before` has made is at worker w; -1 for what nobody makes."""
     if before < 0 or before == w:
         return 0.0
     if len(problem.hops) == 0:
@@ -316,7 +303,6 @@ def _hop(problem: ProblemArrays, before: int, w: int, goes_back: bool) -> float:
 
 @called_by_kernels
 def _weight(problem: ProblemArrays, state: Insertion, w: int) -> None:
-    """The W of worker w that waits longest takes its first gap."""
     plane, n = problem.stages * problem.micro_batches, problem.micro_batches
     x = state.pending[state.units[w] + state.first[w]]
     state.first[w] += 1
@@ -330,7 +316,6 @@ def _weight(problem: ProblemArrays, state: Insertion, w: int) -> None:
 
 @called_by_kernels
 def _free(state: Insertion, w: int, x: int, halved: float, freed: float) -> None:
-    """Unit x of worker w holds its slot no longer; the slots stay in the order in which they are freed."""
     i = state.units[w] + state.held[w] - 1
     while state.holder[i] != x:
         i -= 1
@@ -349,7 +334,6 @@ def _free(state: Insertion, w: int, x: int, halved: float, freed: float) -> None
 
 @called_by_kernels
 def _forward_gap(problem: ProblemArrays, state: Insertion, w: int, ready: float, time: float) -> float:
-    """When worker w may begin a forward; W that wait are placed as long as there is no slot at any time."""
     at = _slot(problem, state, w, ready)
     while at >= NEVER and state.first[w] < state.last[w]:
         _weight(problem, state, w)
@@ -359,13 +343,12 @@ def _forward_gap(problem: ProblemArrays, state: Insertion, w: int, ready: float,
 
 @called_by_kernels
 def _slot(problem: ProblemArrays, state: Insertion, w: int, ready: float) -> float:
-    """The first time from `ready` on at which worker w has a free slot, and has one ever after; NEVER if none."""
     end = state.units[w] + state.held[w]
     cap = problem.cap[w] + SAME
     if state.held[w] + 1 <= cap:
         return ready
     if problem.stash == 1.0:
-        # so many are freed last as there are slots; until the first of them is, all slots are taken
+        # the units that are freed last occupy all slots until the first of them is freed
         first = end - int(cap)
         until: float = state.freed[first]
         if until <= ready + SAME or until >= NEVER:
@@ -407,7 +390,6 @@ def _slot(problem: ProblemArrays, state: Insertion, w: int, ready: float) -> flo
 
 @called_by_kernels
 def _gap(problem: ProblemArrays, state: Insertion, w: int, ready: float, time: float) -> float:
-    """The first time from `ready` on at which worker w is idle for so long."""
     kinds = 3 if problem.split else 2
     begin = kinds * state.units[w]
     low = begin
@@ -427,7 +409,6 @@ def _gap(problem: ProblemArrays, state: Insertion, w: int, ready: float, time: f
 
 @called_by_kernels
 def _occupy(problem: ProblemArrays, state: Insertion, w: int, at: float, until: float) -> None:
-    """Worker w is busy from `at` to `until`."""
     kinds = 3 if problem.split else 2
     begin = kinds * state.units[w]
     i = begin + state.busy[w]

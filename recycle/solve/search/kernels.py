@@ -1,7 +1,7 @@
-"""When a search loads the compiled kernels, and what compiles them where no compiled code is there yet.
+"""Load the compiled kernels, or start the process that compiles them.
 
-Compiling takes much longer than most searches, so that a search against the clock does not wait for it: it goes on in
-plain Python, a process beside it compiles, and a search that comes to its next part, or comes later, loads the result.
+Compiling takes longer than most searches. A search with a deadline continues in plain Python while a separate process
+compiles, and loads the result at its next part.
 """
 
 from __future__ import annotations
@@ -20,19 +20,14 @@ from recycle.solve.search.insertion import insert
 from recycle.solve.search.order_kernels import anneal_order, time_from_idle
 
 WORTH_LOADING, WORTH_COMPILING, WORTH_COMPILING_FOR = 2.0, 100.0, 200_000
-"""Seconds that must be left for loading what has been compiled to pay, and for waiting until it is; and operations
-times orders made for either."""
+"""Seconds left for loading, or for waiting for compilation, to pay; operations times orders for either."""
 STALE_SECONDS = 300.0
-"""After so long a process that was to compile is taken to have failed, and another one is started."""
+"""Seconds after which a compile process counts as failed and another one is started."""
 KERNELS = (list_schedule, time_from_idle, anneal_order, insert)
 
 
 def load_if_worth_it(problem: Problem, orders: float, deadline: Deadline, *, is_search: bool = True) -> None:
-    """Load the compiled kernels if so many orders may be made and timed until the deadline that this pays.
-
-    Args:
-        is_search: where the kernels have not been compiled and the deadline is near, start a process that does.
-    """
+    """Load the compiled kernels if making so many orders pays for it; a search may start the compilation."""
     if are_loaded() or deadline.left <= WORTH_LOADING or problem.size * orders <= WORTH_COMPILING_FOR:
         return
     if deadline.left > WORTH_COMPILING or is_cached(*KERNELS):
@@ -42,15 +37,14 @@ def load_if_worth_it(problem: Problem, orders: float, deadline: Deadline, *, is_
 
 
 def are_loaded() -> bool:
-    """Whether the search runs compiled."""
+    """Return whether the search runs compiled."""
     return is_loaded(*KERNELS)
 
 
 def compile_beside() -> None:
-    """Start the process that compiles, once for all that share the place of the compiled code; where that cannot be
-    written to there is none.
+    """Start the compile process, once for all processes that share the cache; do nothing if the cache is read-only.
 
-    It begins in the folder of this copy of the package, so that it imports this one, wherever the caller found it.
+    The process starts in the folder of this package, so that it imports this copy.
     """
     mark = cache_folder(insert) / "compiling"
     try:

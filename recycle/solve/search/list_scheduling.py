@@ -1,26 +1,20 @@
-"""The list scheduler: an order for any shape, caps, times and dead workers, in time linear in its instructions.
+"""List scheduler: an order for any shape, caps, times and dead workers, in time linear in the operations.
 
-Whenever a worker is idle it takes the first that applies:
+An idle worker takes the first choice that applies:
 
-    F   if the policy puts forwards first, memory allows and fewer than `hold` micro-batches are between F and I;
-        a W instead while as many as `weights` wait
-    W   if the policy puts weights first, one waits, and only memory keeps an F from running
+    F   the policy puts forwards first, memory allows and fewer than `hold` micro-batches are between F and I;
+        a W instead if `weights` of them wait
+    W   the policy puts weights first, one waits, and only memory prevents an F
     I   (or the whole B)
-    F   if memory allows, fewer than `hold` are between F and I and fewer than `weights` W wait
+    F   memory allows, fewer than `hold` micro-batches are between F and I and fewer than `weights` W wait
     W
-    F   if memory allows and fewer than `hold` are between F and I
+    F   memory allows and fewer than `hold` micro-batches are between F and I
 
-Forwards first with a hold of P - s is ZB-H1's rotation of I, W and F, which keeps the pipeline's pace even; backwards
-first drains what is in flight, which suits ample memory. Ready forwards and backwards are taken by micro-batch index,
-then pipeline; with chunks the deepest forward first, or both by groups of micro-batches. Who runs what is the policy's
-assignment. A `Policy` holds what may be varied; `portfolio` lists a few of which one does well nearly always.
-
-It cannot deadlock: a backward frees memory whenever one is ready, the last stage can always run one after its
-forward, and with several chunks per worker each chunk leaves a free slot for every deeper one.
-
-`schedule_by_priority` makes a new order from the times of one that is there: an operation that may start late can wait.
-Gaps that a template or a policy leaves open are closed so, while what was urgent keeps its place; forward-backward
-improvement of project scheduling is made of such steps.
+Forwards first with a hold of P - s is ZB-H1's rotation of I, W and F; backwards first suits ample memory. Ready
+operations are taken by micro-batch index, then pipeline; with chunks the deepest forward first, or both by groups. The
+scheduler cannot deadlock: a ready backward frees memory, and the last stage can run one after its forward. Each chunk
+leaves a free slot for every deeper chunk of its worker. `schedule_by_priority` improves an existing order, like
+forward-backward improvement in project scheduling.
 """
 
 from __future__ import annotations
@@ -39,19 +33,19 @@ from recycle.solve.search.event_loop import UNLIMITED, plain_rule, scheduled
 
 @dataclass(frozen=True)
 class Policy:
-    """The preferences of the list scheduler; per-stage lists have one entry per stage.
+    """Preferences of the list scheduler; lists have one entry per stage.
 
     Attributes:
-        assignment: the host of each micro-batch at each stage.
-        hold: micro-batches between F and I that a host may have, below its memory cap; at least the number of chunks.
-        weights: W that may wait before a forward has to stand back.
-        forward_first: a forward that may run goes before a ready I.
-        weight_first: a W goes before a ready I when a forward waits for memory.
-        evenness: how far the clock by which the scheduler decides is from the true times (0) to one where F, I and W
-            take the same and links nothing (1). A true clock fills each wait with a W that then holds up the next F or
-            I; an even one keeps the rotation, and what it decides is timed truly afterwards.
-        group: with chunks, micro-batches that a worker takes through one before the next, as interleaved 1F1B does;
-            0: the deepest chunk's forward first, and backwards by micro-batch.
+        assignment: host of each micro-batch at each stage.
+        hold: maximum micro-batches between F and I on a host, within its memory cap; at least the number of chunks.
+        weights: number of waiting W from which a forward has to wait.
+        forward_first: a runnable forward precedes a ready I.
+        weight_first: a W precedes a ready I if a forward waits for memory.
+        evenness: interpolates the scheduler's clock between the true times (0) and equal F, I and W without links (1).
+            True times fill each wait with a W that delays the next F or I; an even clock keeps the rotation. The order
+            is timed with the true times afterwards.
+        group: with chunks, micro-batches per chunk before the next chunk, as in interleaved 1F1B; 0 takes the deepest
+            chunk's forward first, and backwards by micro-batch.
     """
 
     assignment: Assignment
@@ -64,13 +58,13 @@ class Policy:
 
 
 def default_policy(problem: Problem, assignment: Assignment | None = None) -> Policy:
-    """Backwards, then forwards, and W when nothing else can run; by the generally best assignment if it is left out."""
+    """Return the policy with backwards first and W last; by default with the generally best assignment."""
     anything, no = (UNLIMITED,) * problem.shape.stages, (False,) * problem.shape.stages
     return Policy(assignment or possible_assignments(problem)[0], anything, anything, no, no)
 
 
 def portfolio(problem: Problem, assignment: Assignment | None = None) -> Iterator[Policy]:
-    """A few policies, the generally best first; of the generally best assignment when it is left out."""
+    """Yield a few policies, the generally best first; by default with the generally best assignment."""
     plain = default_policy(problem, assignment)
     for group in groups(problem):
         for policy in _portfolio(problem, plain):
@@ -78,7 +72,7 @@ def portfolio(problem: Problem, assignment: Assignment | None = None) -> Iterato
 
 
 def groups(problem: Problem) -> tuple[int, ...]:
-    """Sizes of groups worth a try: P micro-batches as in interleaved 1F1B, and half of that for tight memory."""
+    """Return group sizes to try: P micro-batches as in interleaved 1F1B, and P / 2 for tight memory."""
     ranks = problem.shape.ranks
     return tuple(dict.fromkeys((0, ranks, max(2, ranks // 2)))) if problem.shape.chunks > 1 else (0,)
 
@@ -108,7 +102,7 @@ def _portfolio(problem: Problem, plain: Policy) -> Iterator[Policy]:
 
 
 def warm_up(problem: Problem, more: int = 0) -> tuple[int, ...]:
-    """Per stage: the forwards before the first backward in 1F1B (with chunks: in interleaved 1F1B), and `more`."""
+    """Return, per stage, the warm-up forwards of 1F1B (with chunks: of interleaved 1F1B) plus `more`."""
     stages, ranks, chunks = problem.shape.stages, problem.shape.ranks, problem.shape.chunks
     if chunks == 1:
         return tuple(ranks - s + more for s in range(stages))
@@ -116,7 +110,7 @@ def warm_up(problem: Problem, more: int = 0) -> tuple[int, ...]:
 
 
 def schedule_by_policy(problem: Problem, policy: Policy | None = None) -> Order:
-    """The order that the list scheduler makes under `policy`; always complete and within the caps."""
+    """Return the list scheduler's order for `policy`, complete and within the memory caps."""
     policy = policy or default_policy(problem)
     rule = plain_rule(_priority(problem, policy), problem.shape.stages, np.arange(problem.micro_batches))._replace(
         by_priority=0,
@@ -134,7 +128,6 @@ def schedule_by_policy(problem: Problem, policy: Policy | None = None) -> Order:
 
 
 def _priority(problem: Problem, policy: Policy) -> Floats:
-    """Of the F, then of the backward of each (stage, micro-batch): a worker takes the lowest that is ready."""
     shape, n = problem.shape, problem.micro_batches
     m, pipelines, chunks = shape.micro_batches, shape.pipelines, shape.chunks
     g, chunk = np.tile(np.arange(n), shape.stages), problem.stage_of // shape.ranks
@@ -147,7 +140,7 @@ def _priority(problem: Problem, policy: Policy) -> Floats:
 
 
 def hosts_in(problem: Problem, order: Order) -> Operations:
-    """Worker of each (stage, micro-batch) in an order, flat."""
+    """Return the worker of each (stage, micro-batch) in an order, flat."""
     operations, offsets = flat(order)
     host = np.empty(problem.shape.stages * problem.micro_batches, dtype=np.int64)
     host[operations % len(host)] = np.repeat(np.arange(len(order)), np.diff(offsets))
@@ -164,13 +157,13 @@ def schedule_by_priority(
     hold: Sequence[int] | None = None,
     release: Floats | None = None,
 ) -> Order:
-    """The order that these priorities give, complete and within the caps.
+    """Return the order for these priorities, complete and within the memory caps.
 
     Args:
         host: worker of each (stage, micro-batch), flat.
-        priority: of each operation, the smallest first.
-        patience, weight_patience: how long an F or I, and a W, stands back for what is more urgent and on its way.
-        hold: per stage, micro-batches between F and I that a host may have; as many as memory allows when left out.
+        priority: of each operation, lowest first.
+        patience, weight_patience: seconds that an F or I, and a W, waits for a more urgent operation.
+        hold: per stage, maximum micro-batches between F and I on a host; None for as many as memory allows.
 
     Raises:
         PlanError: see `event_loop.scheduled`.

@@ -1,8 +1,7 @@
-"""Search from a beginning: waves and insertion where they do well, then walks of several seeds beside each other.
+"""Local search from initial orders: waves and insertion if they are promising, then parallel walks of several seeds.
 
-A walk varies the policy, then anneals single operations. Walks differ in their seed alone, so how many run at once
-changes nothing but the time they take: with steps in place of a wall limit the result depends on the seed and the steps
-only.
+A walk varies the policy, then anneals single operations. Walks differ only in their seed, so the number of parallel
+walks affects only the duration. With a limit of steps the result depends only on the seed and the steps.
 """
 
 from __future__ import annotations
@@ -22,31 +21,29 @@ from recycle.solve.search.policy_search import vary_policy
 from recycle.solve.search.waves import best_wave
 
 LARGE = 10_000
-"""Operations from which annealing gains less than other orders to begin with."""
+"""Number of operations from which annealing gains less than other initial orders."""
 WAVE_SHARE, WAVE_SECONDS = 0.35, 1e-5
-"""Of the time, or of the steps, what waves get where workers host several chunks; and the seconds per operation that
-must be left for waves of all pipelines to be tried: some orders' worth."""
+"""Share of the time or steps for waves with several chunks; seconds per operation that waves need."""
 INSERTION_SHARE, ALONE_SHARE, CLOSE = 0.3, 0.08, 1.15
-"""Of the time, or of the steps, what manners of insertion may take at most; the same of a single pipeline with one
-chunk per worker, where annealing gains more; and of the best period, what the one to begin with may have for this to
-pay."""
+"""Maximum shares of the time or steps for insertion, generally and in a single pipeline with one chunk; ratio to the
+
+best period up to which insertion pays.
+"""
 WALKS = 2
 SINGLE_UP_TO = 100_000
-"""Operations from which moving single ones is too slow to gain anything."""
+"""Number of operations from which moving single operations is too slow."""
 POLICY_SHARE, LARGE_POLICY_SHARE = 0.3, 0.1
-"""Of the time that is left, what policies get; and where annealing gains most: of larger problems, of a single pipeline
-and with several chunks. The rest is for annealing."""
+"""Shares of the remaining time for policies, generally and where annealing gains most; annealing gets the rest."""
 POLICIES = 4_000
-"""Policies that a walk tries at most; fewer on small problems."""
+"""Maximum number of policies of a walk; fewer on small problems."""
 ONE_WALK_FROM, ONE_WALK_UP_TO = 1_000, 30_000
-"""Operations from which on a second walk against the clock in the same process gains less
-than a longer first one; and up to which that was seen."""
+"""Range of operations in which one long walk beats two in the same process; measured up to the second."""
 WORTH_PROCESSES = 4.0
 """Seconds of search from which starting processes for the walks pays."""
 
 
 def search_from(beginning: Beginning, effort: Effort) -> Incumbent:
-    """The best order found, never worse than the best of the beginning."""
+    """Return the best order, never worse than the best of the beginning."""
     problem, best, shape = beginning.problem, beginning.best, beginning.problem.shape
     is_time_left = effort.deadline.left > WAVE_SECONDS * problem.size
     if shape.chunks > 1 and is_time_left and not effort.is_met(problem, best.period):
@@ -61,7 +58,6 @@ def search_from(beginning: Beginning, effort: Effort) -> Incumbent:
 
 
 def _walks(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -> Incumbent:
-    """The best order of all walks, in processes only where they take long enough to pay for starting them."""
     if effort.is_met(problem, start.period) or effort.deadline.is_over:
         return start
     if effort.processes > 1 and effort.deadline.left > WORTH_PROCESSES:
@@ -78,7 +74,6 @@ def _walks(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -
 
 
 def _walk(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -> Incumbent:
-    """One walk; never worse than its start."""
     is_plain = problem.shape.chunks == 1 < problem.shape.pipelines
     share = POLICY_SHARE if is_plain and problem.size < LARGE else LARGE_POLICY_SHARE
     if problem.size >= SINGLE_UP_TO:
@@ -90,7 +85,6 @@ def _walk(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) ->
 
 
 def _in_processes(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -> list[Incumbent]:
-    """What each walk finds, in the order of the seeds; against the clock, one that meets the bound ends the others."""
     over, deadline, processes = multiprocessing.get_context("spawn").Event(), effort.deadline, effort.processes
     seconds = None if effort.steps is not None else deadline.left / -(-WALKS // processes)
     steps = None if effort.steps is None else effort.steps // WALKS
@@ -120,6 +114,5 @@ def _walk_in_child(
     seconds: float | None,
     seed: int,
 ) -> tuple[Incumbent, int]:
-    """(what a walk finds, its steps)."""
     effort = Effort(bound, Deadline(seconds, over), steps, seed)
     return _walk(problem, start, policy, effort), effort.spent

@@ -1,31 +1,23 @@
-"""The loops over an order: the forward pass that times it, its right-shift, and the annealing that changes it.
+"""Kernels over an order: the forward pass that times it, its right-shift, and the annealing moves.
 
-The forward pass starts every operation as early as its worker, the order and its dependency allow; operations are
-visited worker by worker, and a worker that has to wait is taken up again when what it waits for has ended. After a
-change of the order only what began at or after the earliest changed operation is timed again, beside the times that
-stand. A lane, which is a directed pair of workers, carries one transfer at a time, for what `hops` says of it or `link`
-seconds each, in the order of the sender's program: so a transfer begins when its operation and the lane's transfer
-before it have ended.
+The forward pass starts every operation as early as its worker, the order and its dependency allow. A lane is a directed
+pair of workers, which carries one transfer at a time in the order of the sender's program. After a change only
+operations that began at or after the earliest changed one are timed again.
 
-Timing takes two linear passes. Every rank's last end E_r (reduces and steps of its stages included) is kept from the
-first pass (with the barrier: the makespan is), and every operation and transfer is put as late as these ends and its
-successors allow. With S_w the latest first start of worker w, and with lanes that begin their first transfer as late
-and end their last one as early as that permits,
+The first pass gives the last end E_r of every rank r, reduces and optimizer steps included (with the barrier: the
+makespan). A second pass shifts every operation and transfer as late as these ends and its successors allow. Let S_w be
+the latest first start of worker w. Lanes begin their first transfer as late, and end their last one as early, as these
+starts permit. Then
 
     period = max(max over w of (E_r(w) - S_w), time of the longest lane)    staggered optimizer
     period = max over r of E_r                                              barrier.
 
-That is an upper estimate of the staggered period, nearly always exact (`simulate` is).
+The staggered period is an upper estimate, nearly always exact; `simulate` is exact.
 
-Annealing asks whether an order has a period T. The state is one sequence of operations per worker and a due time D_r
-for each rank r. A worker of rank r may begin at D_r - T and should be done, reduce and step included, by D_r; the cost
-is the sum of what the workers are late. The order reaches T with these due times when that is 0 and no lane takes
-longer than T either (above).
-
-In a single pipeline all micro-batches are alike. Exchange their names on each worker so that those of one kind and
-stage run in turn, and nothing gets later: what was there for the k-th of them is there still. So only orders in turn
-are looked at there, and where a moved operation passes others of its kind and stage, these shift by one place each.
-Some moves take a whole run of micro-batches along, as a steady state gains little from one that differs.
+Annealing decides whether an order has a period T. The state is a sequence of operations per worker and a due time D_r
+per rank r. A worker of rank r may begin at D_r - T and should end by D_r, reduce and step included. The cost is the sum
+of the workers' delays. The order reaches T if the cost is 0 and no lane takes longer than T. Micro-batches of a single
+pipeline are interchangeable: relabelling them in index order per worker never delays an operation.
 """
 
 from __future__ import annotations
@@ -42,38 +34,38 @@ from recycle.solve.problem import Order, Problem, flat
 from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays, draw, draw_below
 
 MOVED, EXCHANGED, SHIFTED, REHOSTED = 1, 2, 3, 4
-"""What a step tried: an operation moved, two micro-batches exchanged, a due time shifted, a micro-batch re-hosted."""
+"""Kinds of steps: move an operation, exchange two micro-batches, shift a due time, re-host a micro-batch."""
 PER_THOUSAND_MOVED, PER_THOUSAND_MOVED_FAR, PER_THOUSAND_NOT_SHIFTED = 860, 100, 985
-"""Of 1,000 steps: those that move an operation, those of them that move it far, and those that shift no due time."""
+"""Thresholds in 1,000 steps: operations moved, operations moved far, due times not shifted."""
 PER_THOUSAND_MOVED_OR_REHOSTED = 890
-"""Of 1,000 steps: those that move an operation or, where micro-batches are mobile, give one another host."""
+"""Threshold in 1,000 steps: an operation moved or a mobile micro-batch re-hosted."""
 PER_THOUSAND_RUNS = 150
-"""Of 1,000 moves in a single pipeline: those of several micro-batches' operations of one kind and stage alike."""
+"""Of 1,000 moves in a single pipeline: moves of a run of micro-batches' operations of one kind and stage."""
 PER_THOUSAND_CRITICAL = 400
-"""Of 1,000 steps: those that look for an operation on the critical path of a worker that is late, not anywhere."""
+"""Of 1,000 steps: steps that choose an operation on the critical path of a late worker."""
 NEVER = 1e300
 
 
 class TimedOrder(NamedTuple):
-    """An order, its times, and the working space of the passes. W is the number of workers.
+    """An order, its times, and the workspace of the passes. W is the number of workers.
 
     Attributes:
-        sequence: [operations], the programs one after the other.
-        offsets: [W + 1], where each program begins and the last ends.
+        sequence: [operations], the concatenated programs.
+        offsets: [W + 1], begin of each program, and end of the last.
         host: [operations], worker of each operation.
-        place: [operations], of each operation in `sequence`.
-        release: [W], the time from which a worker may begin.
-        begin, end: [operations], the times that stand.
-        arrival: [operations], when what each operation sends to another worker has arrived; unset where it sends none.
-        arrived: [operations], when all that the worker has sent up to here has arrived.
+        place: [operations], index of each operation in `sequence`.
+        release: [W], earliest start of each worker.
+        begin, end: [operations], the valid times.
+        arrival: [operations], arrival of each result at another worker; unset without a transfer.
+        arrived: [operations], time when all of the worker's transfers up to this operation have arrived.
         new_begin, new_end, new_arrival, new_arrived: [operations], the times of the latest pass.
-        timed_in: [operations], number of the latest pass that timed each operation; below 0 if none has.
-        visited: [operations], those of the latest pass, each after all that it waits for.
-        stack: [operations + W + 1], workers to take up.
-        next, first: [W], place of the operation to time next, and of the first one that the pass times.
-        free: [W], when each worker has ended what is timed.
-        lane_first, lane_free: [lanes], when the first transfer of each lane begins at the latest, and when its last one
-            ends then. Numbered by `_lane`; empty where transfers never queue.
+        timed_in: [operations], number of the latest pass that timed each operation; negative if none has.
+        visited: [operations], operations of the latest pass in topological order.
+        stack: [operations + W + 1], workers to resume.
+        next, first: [W], index of the next operation to time, and of the first one of the pass.
+        free: [W], end of each worker's last timed operation.
+        lane_first, lane_free: [lanes], latest begin of the first transfer, and the corresponding end of the last one.
+            Indexed by `_lane`; empty if transfers never queue.
     """
 
     sequence: Operations
@@ -103,17 +95,16 @@ class Annealing(NamedTuple):
     """One round of annealing. P is the number of ranks.
 
     Attributes:
-        due: [P], due time of each rank; changed by the round.
-        target: the period to reach.
+        due: [P], due time of each rank; modified by the round.
+        target: period to reach.
         quantum: seconds by which a due time shifts.
-        mobile: the (stage, micro-batch) that another host may suit better, flat.
-        is_mobile: [stages * micro-batches], 1 for each of them.
+        mobile: flat (stage, micro-batch) that may change their hosts.
+        is_mobile: [stages * micro-batches], 1 for each entry of `mobile`.
         live: [W], 1 for each live worker.
         hot, cold: first and last temperature, in seconds.
-        steps: moves to try.
         random: [1], state of the random generator.
-        latest: [operations], working space for right-shifted starts.
-        places: [2 * micro-batches + 3], working space for where operations came from and went.
+        latest: [operations], workspace for right-shifted starts.
+        places: [2 * micro-batches + 3], workspace for old and new places of operations.
     """
 
     due: Floats
@@ -131,7 +122,7 @@ class Annealing(NamedTuple):
 
 
 def timed_order(problem: Problem, order: Order) -> TimedOrder:
-    """The state of `order` before its first pass, with every worker released at 0."""
+    """Return the state of `order` before its first pass, with every worker released at 0."""
     sequence, offsets = flat(order)
     workers, size = len(order), problem.size
     host, place = np.full(size, -1, dtype=np.int64), np.full(size, -1, dtype=np.int64)
@@ -167,13 +158,13 @@ def timed_order(problem: Problem, order: Order) -> TimedOrder:
 
 @called_by_kernels
 def forward_pass(problem: ProblemArrays, order: TimedOrder, since: float, number: int) -> int:
-    """Time again what began at `since` or later; the count of `visited`, -1 if the order comes to a halt.
+    """Time operations that began at `since` or later, and return their number, or -1 if the order deadlocks.
 
     Args:
-        since: no operation that begins earlier is affected by what has changed; -NEVER to time everything.
-        number: of this pass, another one for each.
+        since: earliest start that a change affects; -NEVER to time everything.
+        number: unique number of this pass.
     """
-    # fields are bound to names here and not read in the loops, where each reading would count references
+    # local names avoid counting references at each field access in the loops
     sequence, offsets, host, place = order.sequence, order.offsets, order.host, order.place
     begin, end, arrival, arrived = order.begin, order.end, order.arrival, order.arrived
     new_begin, new_end, new_arrival, new_arrived = order.new_begin, order.new_end, order.new_arrival, order.new_arrived
@@ -229,7 +220,7 @@ def forward_pass(problem: ProblemArrays, order: TimedOrder, since: float, number
             after = feeds[x]
             v = host[after] if after >= 0 else w
             if link > 0.0:
-                # --- its transfer begins after the lane's latest, looked for among what is under way still
+                # --- the transfer begins after the lane's latest one, among those still under way
                 sent = ready
                 last = ready
                 i = k - 1 if queues else -1
@@ -264,21 +255,15 @@ def forward_pass(problem: ProblemArrays, order: TimedOrder, since: float, number
 
 @called_by_kernels
 def _lane(goes_back: bool, w: int, v: int, workers: int, ranks: int) -> int:
-    """Number of the lane from worker w to worker v.
-
-    Args:
-        goes_back: gradients are sent over it and go to another rank than activations, as from three ranks on.
-    """
     return (w + (workers if goes_back else 0)) * (workers // ranks) + v // ranks
 
 
 def time_from_idle(problem: ProblemArrays, order: TimedOrder, due: Floats, latest: Floats) -> tuple[float, float]:
-    """The kernel of `time_order`: (period, makespan), infinite for an order that comes to a halt.
+    """Kernel of `time_order`: return (period, makespan), infinite if the order deadlocks.
 
     Args:
-        due: [P], is filled with when the workers of each rank are done, reduce and step included; with the barrier they
-            all are at the makespan.
-        latest: [operations], is filled with right-shifted starts.
+        due: [P], output: end of each rank, reduce and step included; with the barrier the makespan for all.
+        latest: [operations], output: right-shifted starts.
     """
     count = forward_pass(problem, order, -NEVER, 0)
     if count < 0:
@@ -298,13 +283,6 @@ def time_from_idle(problem: ProblemArrays, order: TimedOrder, due: Floats, lates
 
 @called_by_kernels
 def _right_shift(problem: ProblemArrays, order: TimedOrder, count: int, due: Floats, latest: Floats) -> float:
-    """The period with every operation as late as due times and its successors allow, if each stage steps on its own.
-
-    Args:
-        count: of `visited`, which are all operations.
-        due: [P], as in `time_from_idle`.
-        latest: [operations], is filled with the starts.
-    """
     offsets, sequence, host, link = order.offsets, order.sequence, order.host, problem.link
     place, visited, lane_first = order.place, order.visited, order.lane_first
     feeds, times, speed, update_seconds = problem.feeds, problem.times, problem.speed, problem.update_seconds
@@ -347,7 +325,6 @@ def _right_shift(problem: ProblemArrays, order: TimedOrder, count: int, due: Flo
 
 @called_by_kernels
 def _longest_lane(problem: ProblemArrays, order: TimedOrder, latest: Floats) -> float:
-    """The time that a lane takes, if its first transfer begins at the latest and all others as early as they can."""
     sequence, host, feeds, link = order.sequence, order.host, problem.feeds, problem.link
     lane_first, lane_free, times, speed = order.lane_first, order.lane_free, problem.times, problem.speed
     hops = problem.hops
@@ -369,7 +346,7 @@ def _longest_lane(problem: ProblemArrays, order: TimedOrder, latest: Floats) -> 
 
 
 def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing) -> tuple[bool, int]:
-    """The kernel of `annealing`: (whether the target is met, moves tried); `order` and `due` change in place."""
+    """Kernel of `annealing`: modify `order` and `due`, and return (whether the target is met, moves tried)."""
     sequence, offsets, host, place = order.sequence, order.offsets, order.host, order.place
     begin, end, arrival, arrived = order.begin, order.end, order.arrival, order.arrived
     new_begin, new_end, new_arrival, new_arrived = order.new_begin, order.new_end, order.new_arrival, order.new_arrived
@@ -413,7 +390,7 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
                 many = 1
                 if is_alone and draw_below(random, 1000) < PER_THOUSAND_RUNS:
                     many = 2 + draw_below(random, n)
-                    j = i + (j - i) // 2 if abs(j - i) > 3 else j  # the farther, the rarer all of them fit
+                    j = i + (j - i) // 2 if abs(j - i) > 3 else j  # long runs rarely fit as a whole
                 shifted = j - i
                 since = NEVER
                 moved = 0
@@ -525,11 +502,6 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
 
 @called_by_kernels
 def _critical_place(problem: ProblemArrays, order: TimedOrder, annealing: Annealing, otherwise: int) -> int:
-    """A place on the critical path of a late worker, both at random; `otherwise` if no worker is late.
-
-    The path leads from the worker's last operation back to what each one waited for: the operation before it on the
-    worker, or what it needs.
-    """
     sequence, offsets, host, place = order.sequence, order.offsets, order.host, order.place
     begin, end, release, needs = order.begin, order.end, order.release, problem.needs
     due, update_seconds, ranks, random = annealing.due, problem.update_seconds, problem.ranks, annealing.random
@@ -547,7 +519,7 @@ def _critical_place(problem: ProblemArrays, order: TimedOrder, annealing: Anneal
         return otherwise
     length = 0
     left = -1
-    while True:  # once along the path to its end, to count, and then to the chosen operation
+    while True:  # the first pass counts the path, the second finds the chosen operation
         x = last
         while x >= 0 and left != 0:
             k = place[x]
@@ -567,14 +539,12 @@ def _critical_place(problem: ProblemArrays, order: TimedOrder, annealing: Anneal
 
 @called_by_kernels
 def _fits(problem: ProblemArrays, order: TimedOrder, annealing: Annealing, number: int) -> bool:
-    """Whether the lanes too start over after the target period, where all workers are on time."""
     count = forward_pass(problem, order, -NEVER, number)
     return _right_shift(problem, order, count, annealing.due, annealing.latest) <= annealing.target + 1e-9
 
 
 @called_by_kernels
 def _sent_to(problem: ProblemArrays, order: TimedOrder, a: int) -> float:
-    """When the first operation begins whose result goes to (stage, micro-batch) a; NEVER if there is none."""
     since = NEVER
     plane = problem.stages * problem.micro_batches
     for x in (a, a + plane):
@@ -585,7 +555,6 @@ def _sent_to(problem: ProblemArrays, order: TimedOrder, a: int) -> float:
 
 @called_by_kernels
 def _move(order: TimedOrder, i: int, j: int) -> None:
-    """Put the operation at place i of the sequence at place j; those between move up."""
     x = order.sequence[i]
     step = 1 if i < j else -1
     for k in range(i, j, step):
@@ -598,11 +567,6 @@ def _move(order: TimedOrder, i: int, j: int) -> None:
 
 @called_by_kernels
 def _named_by_turn(order: TimedOrder, i: int, j: int, n: int, plane: int, kinds: int) -> bool:
-    """Name the operations of one kind and stage by their turns again after a move from place i to j.
-
-    Returns:
-        Whether the F, I and W of each micro-batch are still in this order.
-    """
     sequence, place = order.sequence, order.place
     row = sequence[j] // n
     step = 1 if i > j else -1
@@ -628,7 +592,6 @@ def _named_by_turn(order: TimedOrder, i: int, j: int, n: int, plane: int, kinds:
 
 @called_by_kernels
 def _rehost(order: TimedOrder, x: int, v: int, j: int) -> None:
-    """Take operation x out of its program into worker v's, to place j of the sequence."""
     w = order.host[x]
     _move(order, order.place[x], j)
     for u in range(w + 1, v + 1):
@@ -640,7 +603,6 @@ def _rehost(order: TimedOrder, x: int, v: int, j: int) -> None:
 
 @called_by_kernels
 def _place_by_time(order: TimedOrder, x: int, v: int) -> int:
-    """The place of the sequence that operation x of another worker has to go to if v is to begin it when it began."""
     low = order.offsets[v]
     high = order.offsets[v + 1]
     while low < high:
@@ -654,7 +616,6 @@ def _place_by_time(order: TimedOrder, x: int, v: int) -> int:
 
 @called_by_kernels
 def _exchange(order: TimedOrder, a: int, b: int, kinds: int, plane: int) -> None:
-    """Exchange the places and hosts of two micro-batches a and b of one stage, in all their kinds of operation."""
     for kind in range(kinds):
         p = a + kind * plane
         q = b + kind * plane
@@ -670,7 +631,6 @@ def _exchange(order: TimedOrder, a: int, b: int, kinds: int, plane: int) -> None
 
 @called_by_kernels
 def _is_beyond_cap(problem: ProblemArrays, order: TimedOrder, w: int) -> bool:
-    """Whether worker w ever holds more activations than it may."""
     plane = problem.stages * problem.micro_batches
     held = 0.0
     for k in range(order.offsets[w], order.offsets[w + 1]):
@@ -688,13 +648,13 @@ def _is_beyond_cap(problem: ProblemArrays, order: TimedOrder, w: int) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Timing:
-    """When an order's operations and ranks end.
+    """Times of an order, in seconds.
 
     Attributes:
-        period: by right-shift; infinite when the order can never finish.
-        makespan: end of its last stage, step included, when started from idle.
-        due: E_r of each rank; with the barrier each is the makespan.
-        latest_starts: [operations], right-shifted start of each operation.
+        period: by right-shift; infinite if the order deadlocks.
+        makespan: end of the last stage, step included, from an empty pipeline.
+        due: E_r of each rank; with the barrier the makespan for all.
+        latest_starts: [operations], right-shifted starts.
     """
 
     period: float
@@ -711,5 +671,5 @@ def time_order(problem: Problem, order: Order) -> Timing:
 
 
 def timed(problem: Problem, order: Order) -> Incumbent:
-    """An order with its period."""
+    """Return an order with its period."""
     return Incumbent(order, time_order(problem, order).period)

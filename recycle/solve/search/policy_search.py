@@ -1,7 +1,7 @@
-"""Policy search: change the list scheduler's policy a little, again and again, and keep what is not worse.
+"""Policy search: make small random changes to a list scheduling policy and keep those that are not worse.
 
-What changes: caps on what is in flight, W that may wait, and preferences of runs of stages. Depends on nothing but the
-seed and the number of steps, unless the deadline cuts the search short.
+Changes caps on micro-batches in flight, the number of waiting W, and preferences, for runs of stages. The result
+depends only on the seed and the number of steps, unless the deadline ends the search.
 """
 
 from __future__ import annotations
@@ -18,16 +18,13 @@ from recycle.solve.search.list_scheduling import Policy, groups, schedule_by_pol
 from recycle.solve.search.order_kernels import timed
 
 NEAR = 1.12
-"""Up to how many times the best period that of the policy may be for a search to pay."""
+"""Maximum ratio of the policy's period to the best period for a search to pay."""
 _PER_STAGE = ("hold", "hold", "weights", "forward_first", "weight_first")
-"""What a policy says per stage; the hold matters most."""
+"""Fields per stage, weighted by repetition; the hold matters most."""
 
 
 def vary_policy(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -> Incumbent:
-    """Local search over policies: change a few things at random, keep what is not worse.
-
-    Where the policy alone is far behind `start`, there is none.
-    """
+    """Search locally over policies; return `start` if the policy's own order is much worse."""
     random = Random(effort.seed)
     load_if_worth_it(problem, effort.orders, effort.deadline)
     own = timed(problem, schedule_by_policy(problem, policy)).period
@@ -46,10 +43,6 @@ def vary_policy(problem: Problem, start: Incumbent, policy: Policy, effort: Effo
 
 
 def _neighbour(problem: Problem, policy: Policy, random: Random) -> Policy:
-    """The policy with one to three things changed, each for one stage, a run of stages or all of them.
-
-    Neighbouring stages want like values: what one lets through, the next has to take.
-    """
     lists: dict[str, list[Any]] = {name: list(getattr(policy, name)) for name in _PER_STAGE}
     for _ in range(random.choice((1, 1, 2, 3))):
         name = random.choice(_PER_STAGE)
@@ -76,7 +69,6 @@ def _some_stages(stages: int, random: Random) -> range:
 
 
 def _change(entries: list[int], span: range, stages: int, rising: bool, random: Random) -> None:
-    """New limits for a run of stages: none, a little more or less, or a line that rises or falls with the stage."""
     how = random.randrange(4)
     step, more, slope = random.choice((-2, -1, 1, 2)), random.randint(0, 6), random.choice((1, 1, 1, 1.25, 1.5, 2))
     for s in span:

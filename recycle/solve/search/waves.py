@@ -1,14 +1,12 @@
-"""Waves: micro-batches enter a pipeline in groups, and operations are due when those would come by unhindered.
+"""Waves: micro-batches enter a pipeline in groups, with due times as if each group ran unhindered.
 
-With little memory a worker holds few micro-batches, and most of the time these are away on other ranks. At equal
-distances forwards meet backward passes at every rank, and each time one of them waits and holds its
-memory meanwhile. A wave of some micro-batches close behind each other meets the wave that comes back as a whole, so
-that less waits; and the first waves fill the memory at once. A wave follows the one before after the time that
-work and memory of its micro-batches take, more or less.
+With little memory a worker holds few micro-batches. Evenly spaced forwards meet a backward pass at every rank; one of
+the two waits and holds its memory. A wave of close micro-batches meets a returning wave as a whole, so less waits, and
+the first waves fill the memory at once. The distance of waves follows from the work and memory of their micro-batches.
 
-The due times become an order by list scheduling. A few numbers say how (`Wave`); they are first tried on a grid, then
-changed, some at a time, where that makes the period no longer. Waves of a single pipeline are a template; those of
-several, all at once or one pipeline after another, let each micro-batch find its hosts at a time of their own.
+List scheduling turns due times into an order. The parameters (`Wave`) are tried on a grid, then changed at random; a
+change is kept if the period is not longer. Waves of a single pipeline are a template. Waves of several pipelines,
+simultaneous or staggered, let each micro-batch find its hosts at different times.
 """
 
 from __future__ import annotations
@@ -30,29 +28,28 @@ from recycle.solve.search.list_scheduling import schedule_by_priority
 from recycle.solve.search.order_kernels import timed
 
 SIZES, DISTANCES, SPACINGS = (0.0, 0.3, 0.5, 0.7, 1.0), (0.9, 1.05), (1.0, 0.0)
-"""Of the grid: micro-batches of a wave, as a share of those whose forwards fill the memory; time from one wave to the
-next, in shortest intervals of its micro-batches; `spacing`."""
+"""Grid values: wave size as a share of the forwards that fill the memory; interval in shortest intervals; `spacing`."""
 CLIMBS = 4
-"""The best of the grid from which the numbers are changed, in turn."""
+"""Number of the best grid points from which the search continues, in turn."""
 CHANGES = (1, 1, 2, 3)
-"""How many numbers are changed at a time; one of these."""
+"""Numbers of parameters changed at a time, chosen at random."""
 
 
 @dataclass(frozen=True)
 class Wave:
-    """How the micro-batches of each pipeline come in waves. Times are in typical operations' times, except `interval`.
+    """Parameters of waves. Times are in typical operation times, except `interval`.
 
     Attributes:
-        size: micro-batches of a wave.
-        interval: seconds from one wave to the next.
-        spacing: from one micro-batch of a wave to the next, in longest forwards.
-        patience, weight_patience: how long an F or I, and a W, stands back for what is more urgent and on its way.
-        weight_delay: how long after its I a W is due.
-        stretch: how much longer than unhindered the way of a micro-batch is taken to be.
-        release: share of its due time before which no micro-batch begins.
-        chunk_delay: how much later the forwards of each deeper chunk are due.
-        phase: share of an interval over which the waves of all pipelines are spread, one pipeline after another.
-        assignment: which of the choices of hosts is taken, counted around.
+        size: micro-batches per wave.
+        interval: seconds between waves.
+        spacing: between micro-batches of a wave, in longest forwards.
+        patience, weight_patience: time that an F or I, and a W, waits for a more urgent operation that is on its way.
+        weight_delay: due time of a W after its I.
+        stretch: factor on the unhindered duration of a micro-batch.
+        release: share of the due time before which no micro-batch begins.
+        chunk_delay: additional due time of forwards for each deeper chunk.
+        phase: share of an interval over which the pipelines' waves are staggered.
+        assignment: index of the choice of hosts, modulo their number.
     """
 
     size: int
@@ -69,12 +66,7 @@ class Wave:
 
 
 def wave_orders(problem: Problem, hosts: Sequence[Operations], seed: int = 0) -> Iterator[Incumbent]:
-    """Orders and their periods, without end: those of the grid, then of changed waves, each no worse than the one it
-    was changed from or given up.
-
-    Args:
-        hosts: some choices of the worker of each (stage, micro-batch), flat.
-    """
+    """Yield orders and their periods without end: first the grid, then changed waves, on choices of hosts."""
     way = _unhindered(problem)
 
     def made(wave: Wave) -> Incumbent:
@@ -97,9 +89,9 @@ def wave_orders(problem: Problem, hosts: Sequence[Operations], seed: int = 0) ->
 
 
 def best_wave(problem: Problem, effort: Effort) -> Incumbent:
-    """The best order of waves; one is made at least."""
+    """Return the best order of waves; at least one is made."""
     waves = wave_orders(problem, [assignment.host for assignment in possible_assignments(problem)], effort.seed)
-    effort.goes_on(problem, inf, STEPS_OF_ORDER)  # the first is made whatever is left
+    effort.goes_on(problem, inf, STEPS_OF_ORDER)  # make the first order regardless of the remaining time
     best = next(waves)
     while effort.goes_on(problem, best.period, STEPS_OF_ORDER):
         best = by_period([best, next(waves)])[0]
@@ -107,7 +99,6 @@ def best_wave(problem: Problem, effort: Effort) -> Incumbent:
 
 
 def _grid(problem: Problem) -> Iterator[Wave]:
-    """Sizes up to that whose forwards alone fill the memory."""
     interval, chunks, m = _shortest_interval(problem), problem.shape.chunks, problem.shape.micro_batches
     most = min(max(problem.cap), m * chunks) / chunks
     for size in sorted({min(m, max(1, round(share * most))) for share in SIZES}):
@@ -116,8 +107,6 @@ def _grid(problem: Problem) -> Iterator[Wave]:
 
 
 def _shortest_interval(problem: Problem) -> float:
-    """The shortest interval that load and memory could admit, if operations could overlap, from one micro-batch of
-    every pipeline to the next."""
     shape, longest = problem.shape, 0.0
     times = problem.times.reshape(3, shape.stages)
     for rank, hosts in enumerate(problem.hosts[: shape.ranks]):
@@ -131,7 +120,6 @@ def _shortest_interval(problem: Problem) -> float:
 
 
 def _unhindered(problem: Problem) -> Floats:
-    """[kinds, stages], when each operation of a lone micro-batch starts on the fastest hosts; a W right after its I."""
     stages = problem.shape.stages
     starts, now = np.zeros((problem.kinds, stages)), 0.0
     times = problem.times.reshape(3, stages) * np.array(problem.fastest)
@@ -180,7 +168,6 @@ def _changed(problem: Problem, wave: Wave, draw: Random) -> Wave:
 
 
 def _one_of(*usual: float, most: float) -> Callable[[Random, float], float]:
-    """A usual value, or sometimes any up to the most."""
     return lambda draw, _: draw.choice((*usual, draw.uniform(0.0, most)))
 
 
@@ -195,5 +182,5 @@ _DRAWN: dict[str, Callable[[Random, float], float]] = {
     "chunk_delay": lambda draw, _: draw.uniform(-8.0, 8.0),
     "phase": _one_of(0.0, 1.0, most=1.0),
 }
-"""How each number but `size` is drawn anew, given what it is."""
+"""How each parameter except `size` is drawn, given its value."""
 _NAMES = tuple(field.name for field in fields(Wave))

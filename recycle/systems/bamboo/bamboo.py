@@ -1,27 +1,26 @@
-"""Bamboo as a system: take over at a failure, arrange anew at a step boundary, restart when two neighbours are gone.
+"""Bamboo as a system: take over at a failure, rearrange at a step boundary, restart after the loss of two neighbors.
 
-Source: Thorpe et al., NSDI 2023, and uclasystem/bamboo @ 8080929; the constants are those of its simulator. Redundancy
-level 1: every worker holds parameters and optimizer state of its own stage and of the next, and runs the next one's
-forwards too ("eager"). The depth is the preferred one, and more where memory asks for it; pipelines = floor(n / depth),
-the rest waits.
+Source: Thorpe et al., NSDI 2023, and uclasystem/bamboo @ 8080929; constants from its simulator. Redundancy level 1:
+every worker holds parameters and optimizer state of its stage and the next, and also runs the next stage's forwards
+("eager"). The depth is the preferred one, or more if memory requires it. floor(n / depth) pipelines run; other workers
+wait.
 
-    a worker dies            its predecessor runs both stages, and the iteration goes on. Pause: detection, new groups,
-                             the stash from the host, and for each micro-batch in flight the backward that was lost.
+    a worker dies            its predecessor runs both stages, and the iteration continues. Pause: detection, new
+    groups,
+                             the stash from the host, and the lost backward of each micro-batch in flight.
                              Booked as `copy`.
-    its neighbour dies too   fatal, as is the death of one that runs two stages: from the last checkpoint on
-    step boundary            arranged anew if as many wait as are overloaded, if 2 * overloaded / active > 5 %, or if
+    its neighbor dies too    fatal, like the death of a worker with two stages: restart from the last checkpoint
+    step boundary            rearranged if as many workers wait as are overloaded, if 2 * overloaded / active > 5 %, or
+    if
                              one more pipeline is possible. Pause: a rendezvous (booked as `plan`) and missing state
 
-Every worker has room for two stages' state, optimizer included, and for activations. Bamboo numbers its buffers by
-micro-batch, so that there are M of them for each stage whatever the order (GPipe's memory); what 1F1B needs is S - s of
-them for stage s. What redundant forwards leave is parked on the host; a worker that has taken over runs both stages on
-the device.
+Every worker has room for two stages' state, and for activations. Each stage has M buffers (GPipe's memory), whereas
+1F1B needs S - s for stage s. Redundant forwards store their results on the host; a worker with two stages runs both on
+the device. The optimizer's state is never sharded, because a take-over needs all of a stage's state at once.
 
-Where the job shards its optimizer's state Bamboo does not: who takes over needs all of a stage's at once.
-
-Limits: nobody is arranged in the middle of an iteration; whoever is fatal restarts all pipelines, although others hold
-the stage; the last stage's copy of the first stage has no redundant forwards; up to depth - 1 workers wait; redundant
-forwards cost up to F / c of the iteration, failures or not.
+Limits: no rearrangement within an iteration. A fatal death restarts all pipelines, although others hold the stage. The
+last stage's copy of the first stage has no redundant forwards. Up to depth - 1 workers wait. Redundant forwards cost up
+to F / c of the iteration even without failures.
 """
 
 from __future__ import annotations
@@ -39,19 +38,21 @@ from recycle.systems.setting import Setting
 from recycle.systems.system import Change, DoesNotFit, Nodes, Running, State, Stopped, Timed
 
 OVERLOADED_SHARE = 0.05
-"""2 * overloaded / active above which Bamboo arranges its pipelines anew."""
+"""Threshold of 2 * overloaded / active above which Bamboo rearranges its pipelines."""
 RENDEZVOUS = 20.0
-"""Seconds of a local rendezvous, 5 to 20 in Bamboo's simulator; Oobleck's evaluation took 76 to 450."""
+"""Seconds of a local rendezvous, 5 to 20 in Bamboo's simulator; Oobleck's evaluation measured 76 to 450."""
 PCIE = 25e9
 """Bytes per second between device and host."""
 BURST, BURST_PAIRS = 0.05, 6
-"""Share of failures that take several nodes at once, and the pairs among them (of four). Each pair may be neighbours:
-with how often neighbours die one after the other, this sets how often a checkpoint is written, and nothing else."""
+"""Share of failures that take several nodes, and the pairs among them (of four).
+
+Each pair may be neighbors. Together with successive deaths of neighbors, this sets only the checkpoint interval.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BambooRunning(Running):
-    """Pipelines of one depth; live slots in none of them wait."""
+    """Pipelines of one depth; live slots outside them wait."""
 
     pipelines: tuple[Pipeline, ...]
 
@@ -60,11 +61,7 @@ class Bamboo(CheckpointedSystem[BambooRunning]):
     """Implements `recycle.systems.system.System`.
 
     Args:
-        buffer_per_micro_batch: M activation buffers, as Bamboo has; else what 1F1B holds.
-
-    Attributes:
-        depth: stages of every pipeline.
-        pcie: bytes per second between device and host.
+        buffer_per_micro_batch: M activation buffers, as in Bamboo; otherwise 1F1B's number.
     """
 
     name = "bamboo"
@@ -98,14 +95,12 @@ class Bamboo(CheckpointedSystem[BambooRunning]):
             return self._rearranged(new)
         return Change(state=new, event="wait")
 
-    # ---- what runs
+    # ---- configurations
 
     def _schedules(self, hosts: Sequence[StageRanks], shares: Sequence[int]) -> list[Timed]:
-        """The schedule of pipelines with these hosts and shares, and what prices it."""
         return [(iteration(hosts, shares), self._profile(self.depth, len(hosts)))]
 
     def _fitting(self) -> tuple[int, DoesNotFit | None]:
-        """The depth from the preferred one on that fits with all slots; else the leanest, and what it needs."""
         slots, layers = len(self.setting.node_of), len(self.setting.layers)
         preferred = min(self.setting.shape.ranks, layers)
         misfits = {}
@@ -117,7 +112,6 @@ class Bamboo(CheckpointedSystem[BambooRunning]):
         return min(misfits.items(), key=lambda item: item[1].needed / item[1].cap)
 
     def _priced(self, depth: int, pipelines: int) -> Profile:
-        """Prices of the stages: every stage is reduced over its workers and their copies."""
         profile = self.setting.profile(self.setting.cut(depth), 2 * pipelines if depth > 1 else pipelines)
         forward, activation, weight, inputs = (
             profile.per_stage(name, depth) for name in ("forward", "activation", "backward_weight", "backward_input")
@@ -129,7 +123,6 @@ class Bamboo(CheckpointedSystem[BambooRunning]):
         return replace(profile, redundant_forward=seen, redundant_stash=0.0)
 
     def _does_not_fit(self, depth: int, pipelines: int) -> DoesNotFit | None:
-        """The fullest worker of so many pipelines, unless all fit: healthy, and once any has taken over."""
         profile = self._profile(depth, pipelines)
         activation = profile.per_stage("activation", depth)
         most = ceil(self.setting.micro_batches / pipelines)
@@ -151,7 +144,6 @@ class Bamboo(CheckpointedSystem[BambooRunning]):
         return computed(iteration([hosts], [micro_batches]), self._profile(len(hosts), 1))
 
     def _synchronised(self, pipelines: tuple[tuple[StageRanks, int], ...]) -> float:
-        """Seconds per iteration of pipelines of (hosts, micro-batches)."""
         depth = len(pipelines[0][0])
         workers = [worker for hosts, share in pipelines for worker in self._computed(hosts, share)]
         return synchronised(workers, self._profile(depth, len(pipelines)), [1.0] * depth)
@@ -174,7 +166,6 @@ class Bamboo(CheckpointedSystem[BambooRunning]):
         )
 
     def _fatal_share(self, pipelines: int) -> float:
-        """Share of failures that are fatal: bursts with neighbours, and second ones before pipelines are re-made."""
         setting = self.setting
         shares = even_shares(setting.micro_batches, pipelines)
         period = self._period(tuple((healthy(self.depth), share) for share in shares))
@@ -196,7 +187,6 @@ class Bamboo(CheckpointedSystem[BambooRunning]):
         return waiting >= overloaded > 0 or 2 * overloaded / active > OVERLOADED_SHARE or possible > len(pipelines)
 
     def _arranged(self, live: Nodes, before: Sequence[Pipeline]) -> State:
-        """Healthy pipelines of all live slots."""
         slots = self.setting.slots(live)
         count = self._count(len(slots))
         if not count:
@@ -207,7 +197,6 @@ class Bamboo(CheckpointedSystem[BambooRunning]):
         return self._running(live, tuple(arrange(slots, self.setting.node_of, self.depth, count, before)))
 
     def _rearranged(self, state: BambooRunning) -> Change:
-        """At a step boundary: healthy pipelines again, each worker with the state of its two stages."""
         new = self._arranged(state.live, state.pipelines)
         assert isinstance(new, BambooRunning)
         held: dict[int, set[int]] = {}
@@ -223,9 +212,6 @@ class Bamboo(CheckpointedSystem[BambooRunning]):
         return Change(state=new, pause=pause, bytes=sum(missing), event="rearrange")
 
     def _catch_up(self, before: Sequence[Pipeline], after: Sequence[Pipeline]) -> float:
-        """Seconds until the survivors have what the dead had: of each micro-batch in flight at a lost stage its stash
-        from the host and its backward, or its forward and backward where there is no stash. The pipelines catch up
-        side by side."""
         depth, most = self.depth, ceil(self.setting.micro_batches / len(before))
         profile = self._profile(depth, len(before))
         forward, activation, inputs, weight = (

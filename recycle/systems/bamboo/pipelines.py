@@ -1,16 +1,12 @@
-"""Bamboo's pipelines: who runs which stage, where the workers sit, and their iteration as a schedule.
+"""Bamboo's pipelines: hosts of stages, placement of workers, and the iteration as a schedule.
 
-A slot is a place for one worker. Neighbours of a pipeline sit on different nodes where that can be, as a node that
-takes two of them along is fatal.
+A slot is a place for one worker. Neighbors in a pipeline are on different nodes if possible, because the loss of two
+neighbors is fatal. Every worker hosts its stage and a copy of the next, so both reduce and step on both workers.
 
-The iteration is 1F1B with redundant forwards, and with workers that run two stages. Its order is DeepSpeed's, in which
-forward m of stage s belongs to step 2 m + s and its backward to step 2 m + 2 S - 1 - s. A worker that runs one stage so
-has the 1F1B program; one that has taken over its successor's merges the two lists step by step, as Bamboo does, the
-backward first where a step has one of each. Redundant forward m stands right before the worker's own backward m, whose
-gradient it would otherwise wait for. The last stage waits for no gradient and has none; its copy of stage 0 has to run
-the forward again when it is wanted.
-
-Every worker hosts its stage and the next one's copy, so both reduce and step on both workers.
+The iteration is 1F1B in DeepSpeed's order. Forward m of stage s belongs to step 2 m + s, its backward to step 2 m + 2 S
+- 1 - s. A worker with two stages merges both lists by step, backward first, as Bamboo does. Redundant forward m
+directly precedes the worker's own backward m. The last stage has no redundant forward; its copy of stage 0 runs the
+forward again when needed.
 """
 
 from __future__ import annotations
@@ -24,19 +20,18 @@ from recycle.job.shape import MicroBatch, Worker
 from recycle.systems.joint_iteration import joint_schedule, micro_batches_of, shape_for
 
 StageRanks = tuple[int, ...]
-"""The rank that runs each stage of a pipeline: its own, or the one before."""
+"""Rank that runs each stage of a pipeline: its own, or the one before."""
 
 
 def healthy(stages: int) -> StageRanks:
-    """Every stage on its own rank."""
+    """Return hosts with every stage on its own rank."""
     return tuple(range(stages))
 
 
 def after_losing(hosts: StageRanks, rank: int) -> StageRanks | None:
-    """Who runs what once the worker of a rank is dead too; None where that is fatal.
+    """Return the hosts after the worker of a rank has died; None if that is fatal.
 
-    A stage has a copy as long as the rank before is alive, and somebody to use it as long as that one runs no other
-    than its own: the neighbours of a dead worker, and whoever runs two stages, must not be lost.
+    The rank before must be alive and run only its own stage.
     """
     stages = len(hosts)
     before = (rank - 1) % stages
@@ -47,7 +42,7 @@ def after_losing(hosts: StageRanks, rank: int) -> StageRanks | None:
 
 
 def copies(rank: int, stages: int) -> tuple[int, ...]:
-    """The stages whose state the worker of a rank has: its own and the next one's."""
+    """Return the stages whose state the worker of a rank has: its own and the next."""
     return tuple(dict.fromkeys((rank, (rank + 1) % stages)))
 
 
@@ -56,7 +51,7 @@ class Pipeline:
     """One pipeline.
 
     Attributes:
-        slots: of the worker of each rank, dead ones too.
+        slots: slot of each rank's worker, including dead ones.
         hosts: the rank that runs each stage.
     """
 
@@ -65,16 +60,16 @@ class Pipeline:
 
     @property
     def live(self) -> list[int]:
-        """Slots of the ranks that run something."""
+        """Slots of the ranks that run a stage."""
         return [self.slots[rank] for rank in sorted(set(self.hosts))]
 
     @property
     def overloaded(self) -> int:
-        """Workers that run two stages."""
+        """Number of workers that run two stages."""
         return len(self.hosts) - len(set(self.hosts))
 
     def without(self, dead: Collection[int]) -> Pipeline | None:
-        """The pipeline once these slots are dead, all at once; None where that is fatal."""
+        """Return the pipeline after the simultaneous death of these slots; None if that is fatal."""
         hosts: StageRanks | None = self.hosts
         for rank in sorted(set(self.hosts)):
             if hosts is not None and self.slots[rank] in dead:
@@ -82,18 +77,14 @@ class Pipeline:
         return None if hosts is None else Pipeline(self.slots, hosts)
 
     def holds(self) -> dict[int, set[int]]:
-        """Live slot -> the stages whose state it has: its own and the next one's."""
+        """Return the stages whose state each live slot has: its own and the next."""
         return {self.slots[rank]: set(copies(rank, len(self.hosts))) for rank in sorted(set(self.hosts))}
 
 
 def arrange(
     slots: Iterable[int], node_of: Sequence[int], depth: int, pipelines: int, before: Iterable[Pipeline] = ()
 ) -> list[Pipeline]:
-    """Healthy pipelines of these slots.
-
-    Whoever is at its own rank in one of the pipelines `before` keeps it as far as it is wanted there; so its state need
-    not be copied.
-    """
+    """Return healthy pipelines of these slots, in which workers keep their rank of `before` if needed."""
     free = dict.fromkeys(_node_by_node(slots, node_of))
     chosen: list[list[int | None]] = [[None] * depth for _ in range(pipelines)]
     old = [pipeline for pipeline in before if len(pipeline.hosts) == depth]
@@ -115,13 +106,11 @@ def arrange(
 def _best(
     free: Iterable[int], mine: Sequence[int | None], rank: int, home: dict[int, int], node_of: Sequence[int]
 ) -> int:
-    """The first free slot, rather on another node than its neighbours, rather one that was at this rank."""
     beside = {node_of[s] for s in (mine[rank - 1], mine[(rank + 1) % len(mine)]) if s is not None}
     return min(free, key=lambda slot: (node_of[slot] in beside, home.get(slot) != rank))
 
 
 def _node_by_node(slots: Iterable[int], node_of: Sequence[int]) -> list[int]:
-    """One slot of every node, then the second of every node, and so on."""
     count: dict[int, int] = {}
     places = []
     for slot in sorted(slots):
@@ -131,12 +120,7 @@ def _node_by_node(slots: Iterable[int], node_of: Sequence[int]) -> list[int]:
 
 
 def iteration(pipelines: Sequence[StageRanks], shares: Sequence[int]) -> Schedule:
-    """One iteration without its transfers, with the barrier.
-
-    Args:
-        pipelines: who runs which stage, all of the same depth.
-        shares: micro-batches that each of them runs.
-    """
+    """Return one iteration with the barrier, without transfers, of pipelines with these hosts and shares."""
     stages = len(pipelines[0])
     shape = shape_for(len(pipelines), stages, sum(shares))
     programs = {

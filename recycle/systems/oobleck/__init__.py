@@ -1,1 +1,1 @@
-"""Oobleck (Jang et al., SOSP 2023): pipelines of different depths, from templates that are made once."""
+"""Oobleck (Jang et al., SOSP 2023): pipelines of different depths from precomputed templates."""

@@ -1,22 +1,19 @@
-"""Oobleck as a system: pipelines from templates, re-made from what a failure leaves.
+"""Oobleck as a system: pipelines from templates, reconfigured after a failure.
 
-Source: Jang et al., SOSP 2023, and SymbioticLab/Oobleck @ 7966556. For f failures and n0, the fewest nodes whose
-template fits into memory, there are templates for n0 .. N - f n0 nodes; n nodes become the multiset of them with the
-shortest iteration, at least f + 1 pipelines, and nobody idles.
+Source: Jang et al., SOSP 2023, and SymbioticLab/Oobleck @ 7966556. With f tolerated failures, and n0 the fewest nodes
+whose template fits into memory, there are templates for n0 .. N - f n0 nodes. n nodes form the multiset of at least f +
+1 templates with the shortest iteration, without idle nodes.
 
-    nodes die     smaller templates, else nodes borrowed from larger pipelines, else pipelines merged; the batch is
-                  divided anew. The iteration is repeated. Pause: the common one, and the layers that a worker lacks
-    nodes join    all is instantiated anew at the next boundary (the artifact does not: this is fairer to it)
+    nodes die     smaller templates, else borrowed nodes, else merged pipelines; the batch is redistributed and the
+                  iteration repeated. Pause: the common one, and copies of missing layers
+    nodes join    all pipelines are instantiated again at the next boundary (unlike the artifact, in Oobleck's favor)
     below (f + 1) n0 nodes, or a layer without a replica: stop, or restart from a checkpoint
 
-The period is simulated: 1F1B of every pipeline with its own micro-batches, then the sync of each layer over all
-pipelines. T of the template only chooses. A stage holds its static bytes and the activations of 1F1B.
+The period is simulated: 1F1B of every pipeline, then the sync of each layer over all pipelines.
 
-Limits: smaller pipelines run slower stages and fewer micro-batches; every layer is synchronised over pipelines that cut
-the model differently. A stage is on one worker (one GPU, or one tensor-parallel group), where Oobleck can also spread
-it over those of a node; nodes with another number of workers than most have are not used; a frozen node is not seen,
-and the master is a single point. Pipelines that cut the model differently share no optimizer's state: where the job
-shards it, Oobleck has all of it on every host.
+Limits: smaller pipelines run slower stages and fewer micro-batches. A stage is on one worker, whereas Oobleck can
+spread it over a node. Nodes with an unusual number of workers are unused. A frozen node is not detected, and the master
+is a single point of failure. With different cuts the optimizer state cannot be sharded, so every host has all of it.
 """
 
 from __future__ import annotations
@@ -50,8 +47,8 @@ class OobleckRunning(Running):
     """A configuration of Oobleck.
 
     Attributes:
-        pipelines: nodes of each, in the order of its stages.
-        shares: micro-batches of each.
+        pipelines: nodes of each pipeline, in the order of its stages.
+        shares: micro-batches of each pipeline.
     """
 
     pipelines: tuple[PipelineNodes, ...]
@@ -63,7 +60,7 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
 
     name = "oobleck"
     failures = 1
-    """f, to be tolerated at once."""
+    """f, the number of simultaneous failures to tolerate."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -74,7 +71,7 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
     # ---- the protocol
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
-        """All live nodes in new pipelines; no node holds state yet."""
+        """Put all live nodes into new pipelines; no node holds state yet."""
         if self._does_not_fit:
             return self._does_not_fit
         reason = self._too_few(live)
@@ -107,11 +104,11 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
         ]
         return self._changed(state, live, pipelines, held, Loss.ITERATION, event)
 
-    # ---- what runs
+    # ---- configurations
 
     @cached_property
     def templates(self) -> dict[int, PipelineTemplate]:
-        """Nodes -> template, for n0 .. N - f n0 nodes as far as they fit."""
+        """Template for each number of nodes from n0 to N - f n0, if it fits."""
         fitting = self._fitting
         if not fitting:
             return {}
@@ -119,7 +116,6 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
         return {nodes: template for nodes, template in fitting.items() if nodes <= most}
 
     def _schedules(self, sizes: Sequence[int], shares: Sequence[int]) -> list[Timed]:
-        """The schedule of pipelines of so many nodes with these shares, and what prices it."""
         schedule, common = iteration([self.templates[size].split for size in sizes], shares)
         return [(schedule, self.setting.profile(common, len(sizes)))]
 
@@ -129,7 +125,7 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
 
     @cached_property
     def workers_per_node(self) -> int:
-        """Of most nodes."""
+        """Workers of most nodes."""
         return max(Counter(self._workers_on.values()).items(), key=lambda item: (item[1], item[0]))[0]
 
     @cached_property
@@ -149,7 +145,6 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
 
     @cached_property
     def _does_not_fit(self) -> DoesNotFit | None:
-        """Whether memory is why f + 1 pipelines cannot be there with all nodes."""
         nodes = self.setting.nodes
         if self._fitting and (self.failures + 1) * min(self._fitting) <= nodes:
             return None
@@ -165,13 +160,11 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
         )
 
     def _simulated(self, size: int, share: int) -> list[float]:
-        """When each worker of a pipeline has computed its share."""
         split = self.templates[size].split
         profile = replace(self.setting.profile(split, 1), reduce=0.0, step=0.0)
         return [end for end, _ in computed(one_f_one_b(Shape(1, len(split), share)), profile)]
 
     def _synchronised(self, pipelines: tuple[tuple[int, int], ...]) -> float:
-        """Seconds per iteration of pipelines of (nodes, micro-batches)."""
         splits = [self.templates[size].split for size, _ in pipelines]
         common, _ = common_cut(splits)
         workers = [
@@ -207,7 +200,6 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
         return len(self.setting.slots(live)) - sum(map(len, pipelines)) * self.workers_per_node
 
     def _too_few(self, live: Nodes) -> str | None:
-        """Why there cannot be f + 1 pipelines of these nodes; None where there can."""
         pipelines, nodes = self.failures + 1, len(self._usable(live))
         if not self._fitting:
             return (
@@ -219,7 +211,6 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
         return f"{nodes} node(s), {pipelines} pipelines need {least}" if nodes < least else None
 
     def _sizes_of(self, nodes: int) -> tuple[int, ...]:
-        """Nodes of each pipeline, of as many of `nodes` as templates add up to."""
         weights = {size: template.per_micro_batch for size, template in self.templates.items()}
         for count in range(nodes, 0, -1):
             found = instantiate(weights, count, self.failures + 1, self.setting.micro_batches, self._sync)
@@ -228,12 +219,10 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
         raise ValueError(f"{nodes} node(s) are too few for {self.failures + 1} pipelines")
 
     def _sync(self, sizes: Sequence[int]) -> float:
-        """Seconds in which the worker with most gradients reduces them."""
         return ring_seconds(max(self._gradients[size] for size in set(sizes)), len(sizes), self.setting.bandwidth)
 
     @cached_property
     def _gradients(self) -> dict[int, float]:
-        """Nodes of a template -> bytes of its stage with most gradients."""
         stages = {size: self.setting.stages(template.split) for size, template in self.templates.items()}
         return {size: max(sum(layer.gradients for layer in stage) for stage in of) for size, of in stages.items()}
 
@@ -241,7 +230,6 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
         return places(self.templates[size].split, self.workers_per_node)
 
     def _held(self, pipelines: Sequence[PipelineNodes]) -> dict[int, LayerRange]:
-        """The layers of each node."""
         return {
             node: layers
             for members in pipelines
@@ -250,15 +238,12 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
 
     @cached_property
     def _weights(self) -> list[float]:
-        """Bytes of each layer's state; all alike where nothing is known."""
         state = [layer.state for layer in self.setting.layers]
         return state if any(state) else [1.0] * len(state)
 
     def _assigned(
         self, live: Nodes, held: Mapping[int, LayerRange], intact: Sequence[PipelineNodes]
     ) -> list[PipelineNodes]:
-        """All live nodes in pipelines anew. Those of `intact` whose size is wanted stay; the other nodes sit where
-        most of what they hold is wanted."""
         usable = self._usable(live)
         sizes = Counter(self._sizes(len(usable)))
         kept = []
@@ -283,7 +268,6 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
         loss: Loss,
         event: str,
     ) -> Change:
-        """To these pipelines, each worker with the layers that it needs."""
         after = self._running(live, pipelines)
         if after.pipelines == before.pipelines:
             return Change(state=after, event="wait")

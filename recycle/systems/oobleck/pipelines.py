@@ -1,22 +1,13 @@
-"""Oobleck's pipelines: what a change makes of them, where nodes sit, what is copied, and their iteration as a schedule.
+"""Oobleck's pipelines: reconfiguration after a change, placement of nodes, copies, and the iteration as a schedule.
 
-Of the nodes that a failure leaves Oobleck makes smaller templates, with nodes borrowed, or merged pipelines. (1) A
-pipeline that still has n0 nodes takes the template of as many as it has. (2) Else it borrows nodes of pipelines that
-have more than n0. (3) Else it is merged with another. Of a burst the fullest of the damaged is seen to first.
+(1) A damaged pipeline with at least n0 nodes takes the template for its number of nodes. (2) Otherwise it borrows nodes
+of pipelines with more than n0. (3) Otherwise it is merged with another pipeline. Of several damaged pipelines the
+fullest comes first. Nodes are placed to copy few layers.
 
-A node's place in a pipeline is a range of layers; what it holds of an earlier configuration is one too. Nodes sit so
-that few layers have to be copied.
-
-The iteration is a schedule: pipelines of different depth in one shape, each 1F1B.
-
-The IR needs nothing new for it. A stage of the schedule is what lies between two neighbouring cuts of any pipeline; a
-worker of a shallow pipeline hosts several of them in a row, and runs their forwards, or backwards, one behind the
-other. So a micro-batch goes through its own pipeline's stages as it should: only their ends are sent, and the time is
-the same. And the sync is right by itself: every layer is in one stage of the schedule, whose gradients are summed over
-all its hosts, however the pipelines are cut.
-
-The shape has as many ranks as the deepest pipeline, where its P * V stages allow that (further cuts are made until
-they do), else one rank per stage. Positions that shallower pipelines leave empty count as failed.
+The iteration is one schedule of pipelines with different depths, each 1F1B. A stage of the schedule lies between two
+neighboring cuts of any pipeline. A worker of a shallow pipeline hosts several such stages and runs them in sequence.
+The shape has as many ranks as the deepest pipeline if its P * V stages allow that, after further cuts. Otherwise it has
+one rank per stage. Positions that shallower pipelines leave empty count as failed.
 """
 
 from __future__ import annotations
@@ -41,13 +32,11 @@ _EVENTS = ("shrink", "borrow", "merge")
 def reconfigure(
     pipelines: Sequence[PipelineNodes], dead: Collection[int], sizes: Collection[int]
 ) -> tuple[list[PipelineNodes], str] | None:
-    """The pipelines without the dead nodes, and the last of "shrink", "borrow", "merge" that it took.
+    """Return the pipelines without the dead nodes, and the last action of "shrink", "borrow", "merge".
 
-    None where their templates do not lead there (a merged pipeline would be too large for any), so that all nodes have
-    to be put into pipelines again.
+    None if a merged pipeline would be too large; all pipelines are then instantiated again.
 
     Args:
-        pipelines: as they were.
         sizes: nodes of each template; the least is n0.
     """
     event = "shrink"
@@ -71,19 +60,17 @@ def reconfigure(
 
 
 def _giver(left: Sequence[Sequence[int]], taker: int, sizes: Collection[int]) -> int | None:
-    """The largest pipeline that can spare a node."""
     able = [p for p, members in enumerate(left) if p != taker and len(members) in sizes and len(members) - 1 in sizes]
     return max(able, key=lambda p: len(left[p]), default=None)
 
 
 def _partner(left: Sequence[Sequence[int]], place: int, sizes: Collection[int]) -> int | None:
-    """The smallest pipeline to merge with."""
     able = [p for p, members in enumerate(left) if p != place and members and len(members) + len(left[place]) in sizes]
     return min(able, key=lambda p: len(left[p]), default=None)
 
 
 def places(split: Split, workers_per_node: int) -> list[LayerRange]:
-    """The layers of each node of a pipeline."""
+    """Return the layers of each node of a pipeline."""
     ends = [0, *accumulate(split)]
     return list(pairwise(ends[::workers_per_node]))
 
@@ -91,13 +78,12 @@ def places(split: Split, workers_per_node: int) -> list[LayerRange]:
 def assign_nodes(
     wanted: Sequence[LayerRange], nodes: Sequence[int], held: Mapping[int, LayerRange], weights: Sequence[float]
 ) -> list[int]:
-    """The node of each place, as many as there are places; the pair with most in common first.
+    """Return the node of each place, matching pairs with most common layers first.
 
     Args:
         wanted: layers of each place.
-        nodes: to choose from; the first ones where they hold nothing that is wanted.
-        held: node -> layers that it has.
-        weights: of each layer.
+        held: node -> layers that it holds.
+        weights: weight of each layer.
     """
     ends = np.array([0.0, *accumulate(weights)])
     has = np.array([held.get(node, (0, 0)) for node in nodes], dtype=np.int64)
@@ -123,13 +109,13 @@ def copied(
     state: Sequence[float],
     workers_per_node: int,
 ) -> tuple[float, float]:
-    """Bytes that move between nodes: of the worker that sends or receives most, and in all.
+    """Return bytes copied between nodes: of the busiest worker, and in all.
 
-    It is what the workers lack, sent by all that have it alike.
+    Workers receive the layers that they lack, in equal parts from all holders.
 
     Args:
         splits, pipelines: layers of each stage, and nodes, of each pipeline.
-        held: node -> layers that it has; every layer is held by one at least, or none by anyone.
+        held: node -> layers that it holds; every layer has at least one holder, or none has any.
         state: bytes of each layer.
     """
     lacking, holders = np.zeros(len(state)), np.zeros(len(state))
@@ -149,11 +135,7 @@ def copied(
 
 
 def common_cut(splits: Sequence[Split]) -> tuple[Split, int]:
-    """(layers of each of the schedule's stages, ranks).
-
-    Args:
-        splits: layers of each stage of each pipeline, which add up to the same.
-    """
+    """Return (layers of each of the schedule's stages, ranks), given the layers of each pipeline's stages."""
     layers, deepest = sum(splits[0]), max(map(len, splits))
     cuts = {cut for split in splits for cut in accumulate(split)}
     ranks = next((r for r in range(deepest, len(cuts) + 1) if -(-len(cuts) // r) * r <= layers), len(cuts))
@@ -164,12 +146,7 @@ def common_cut(splits: Sequence[Split]) -> tuple[Split, int]:
 
 
 def iteration(splits: Sequence[Split], shares: Sequence[int]) -> tuple[Schedule, Split]:
-    """(one iteration without its transfers, with the barrier; layers of each of its stages).
-
-    Args:
-        splits: layers of each stage of each pipeline.
-        shares: micro-batches that each pipeline runs.
-    """
+    """Return (one iteration with the barrier and without transfers, layers of each of its stages)."""
     common, ranks = common_cut(splits)
     shape = shape_for(len(splits), ranks, sum(shares), len(common) // ranks)
     programs: dict[Worker, Iterator[Instruction]] = {}

@@ -4,28 +4,20 @@ With c_i = F_i + B_i of stage i and k* the slowest stage (stages count from 0), 
 
     T = T1 + T2 + T3,  T1 = sum of c_i,  T2 = (N_b - S + k* - 1) c_k*,  T3 = sum of c_i over i >= k*
 
-for N_b = 4 S micro-batches, a planning constant. A range of layers in one stage takes c, 2 c and c. A range in several
-is divided in all ways into two ranges and their stages, the best of each being looked up: Oobleck keeps the least T of
-every (stages, range), which need not be a part of the least T of the whole. Jang et al., SOSP 2023, section 4.1;
-SymbioticLab/Oobleck @ 7966556.
-
-T is what 1F1B takes on equal stages, and less than it takes on others: it counts the work of k* and the ways to it
-and back, but not that other stages also wait, and with light stages behind k* it is less than N_b c_k*, which nothing
-can be. So what runs is always simulated.
+for N_b = 4 S micro-batches, a planning constant. Oobleck keeps the least T of every (stages, range of layers), which
+need not be a part of the least T of the whole. T is exact for 1F1B on equal stages and too low otherwise, so
+configurations are simulated. Source: Jang et al., SOSP 2023, section 4.1; SymbioticLab/Oobleck @ 7966556.
 
 Limits: a stage is on one worker (one GPU, or one tensor-parallel group), so a template of n workers has n stages.
 
-Instantiation: a number of nodes is made into the multiset of templates with the shortest iteration. Oobleck enumerates
-every multiset of templates whose sizes add up to n, f + 1 pipelines at least, and takes the one with the least max over
-i of w_i b_i plus what is seen of the all-reduce over the pipelines (to Oobleck, that of the first layer: the others'
-run beside the backward; here all of it, as the iterations that are simulated do not overlap them). Here dynamic
-programming finds, for each number of pipelines, the multiset with most micro-batches per second, sum of 1 / w_i, and
-the best of these is taken: on the paper's jobs never less goodput than enumeration gives, up to 1 % more, and it takes
-hundreds of nodes.
+Instantiation maps n nodes to at least f + 1 templates. Oobleck enumerates every multiset and minimizes the maximum of
+w_i b_i plus the first layer's all-reduce; the other layers' overlap the backward pass. Here all of the all-reduce
+counts, because the simulated iterations do not overlap it. For each number of pipelines, dynamic programming finds the
+multiset with the largest sum of 1 / w_i, and the best of these is used. On the paper's jobs the goodput is up to 1 %
+above enumeration and never less; hundreds of nodes are feasible.
 
-A template's micro-batch costs w_i = T_i / N_b of it. The batch is divided so that the largest w_i b_i with sum b_i = B
-is as small as can be, as later versions do; the paper's artifact minimises the variance. Pipelines of one template get
-the same number from Oobleck, which not every B allows.
+A template's micro-batch costs w_i = T_i / N_b. The batch is divided to minimize the largest w_i b_i with sum b_i = B,
+as in later versions; the paper's artifact minimizes the variance, with equal numbers for pipelines of one template.
 """
 
 from __future__ import annotations
@@ -59,16 +51,12 @@ class PipelineTemplate:
 
     @property
     def per_micro_batch(self) -> float:
-        """T / N_b: what Oobleck takes one more micro-batch to cost."""
+        """T / N_b, Oobleck's cost of one more micro-batch."""
         return self.seconds / (4 * self.stages)
 
 
 def templates(layer_seconds: Sequence[float], most: int) -> list[PipelineTemplate]:
-    """The template of each number of stages from 1 to `most`, at most the number of layers.
-
-    Args:
-        layer_seconds: F + B of each layer.
-    """
+    """Return the template of each number of stages from 1 to `most`, given F + B of each layer."""
     count = len(layer_seconds)
     most = min(most, count)
     ends = np.array([0.0, *accumulate(layer_seconds)])
@@ -92,8 +80,6 @@ def templates(layer_seconds: Sequence[float], most: int) -> list[PipelineTemplat
 
 
 def _divide(ends: Any, most: int, total: Any, slowest: Any, rest: Any, where: Any, cut: Any, left: Any) -> None:
-    """Fill the tables by (stages, first layer, layer behind the last): T, c_k*, T3, k*, and where the best is divided
-    and how many stages come before that."""
     count = len(ends) - 1
     for first in range(count):
         for last in range(first + 1, count + 1):
@@ -135,13 +121,13 @@ def instantiate(
     micro_batches: int,
     sync: Callable[[list[int]], float],
 ) -> list[int] | None:
-    """Nodes of each pipeline, most first; None where no multiset adds up to `nodes`.
+    """Return the nodes of each pipeline, largest first; None if no multiset has `nodes` nodes.
 
     Args:
         weights: nodes of a template -> seconds of a micro-batch.
-        least: pipelines at least, f + 1.
-        micro_batches: of the batch; pipelines at most.
-        sync: seconds of the all-reduce over pipelines of so many nodes.
+        least: minimum number of pipelines, f + 1.
+        micro_batches: of the batch; maximum number of pipelines.
+        sync: seconds of the all-reduce over pipelines with these numbers of nodes.
     """
     sizes = sorted(weights)
     rates = [np.full(nodes + 1, -np.inf)]
@@ -172,11 +158,7 @@ def instantiate(
 
 
 def distribute(weights: Sequence[float], micro_batches: int) -> list[int]:
-    """Micro-batches of each pipeline, at least one, with the least largest w_i b_i: those of one template may differ by
-    one.
-
-    Args:
-        weights: seconds of one micro-batch in each pipeline.
+    """Return the micro-batches of each pipeline, at least one, that minimize the largest w_i b_i.
 
     Raises:
         ValueError: there are fewer micro-batches than pipelines.
