@@ -213,10 +213,10 @@ def repeats(carried_source: Rows, carried_target: Rows, chains: Sequence[tuple[R
 def period_of(graph: Ranked, edges: Repeats, seconds: Floats, start: Floats, last: Rows) -> float:
     """Compute the largest cycle mean of the repeated schedule, in seconds.
 
-    Starting from a lower bound, iterations are released one period apart. If the releases settle, the bound is the period.
-    Otherwise some cycle takes longer: the critical path to a growing release runs around the cycle, and its mean is the
-    next bound. The loop ends because there are finitely many cycle means. The first bound is the load of the busiest
-    worker or lane.
+    Starting from a lower bound, iterations are released one period apart. If the releases settle, the bound is the
+    period. Otherwise some cycle takes longer: the critical path to a growing release runs around the cycle, and its
+    mean is the next bound. The loop ends because there are finitely many cycle means. The first bound is the load of
+    the busiest worker or lane.
 
     Args:
         seconds: duration of each node.

@@ -244,7 +244,7 @@ def executed_schedule(ran: Trace) -> tuple[Schedule, Rows]:
 
 
 def _placement_of(shape: Shape, columns: Columns) -> Placement:
-    """Return the stages of each worker; a worker without instructions gets those of its first live peer."""
+    """Return the stages of each worker; a worker without instructions gets the stages of its first live peer."""
     usual, found = loop_placement(shape), dict[int, tuple[int, ...]]()
     for w, (first, end) in enumerate(pairwise(columns.offsets.tolist())):
         if first < end:
