@@ -259,7 +259,7 @@ def buckets_of(columns: Columns) -> int:
 
 
 def with_barrier(schedule: Schedule) -> Schedule:
-    """Lower a schedule and move every STEP after the reduces of its program, and every GATHER_PARAMS after the steps."""
+    """Lower a schedule and move every STEP after the reduces of its program, and GATHER_PARAMS after the steps."""
     schedule = lower(schedule)
     c = schedule.columns
     last = (c.kind == OptimizerStep.kind) + 2 * (c.kind == GatherParameters.kind)

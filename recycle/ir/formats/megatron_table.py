@@ -1,23 +1,20 @@
-"""Megatron's interleaved schedule as data: its schedule table, and the order of chunks that each rank runs.
+"""Megatron's interleaved schedule as data: its schedule table, and the chunk order of each rank.
 
     {"format": "megatron-schedule-table", "version": 1, "ranks": 2, "chunks": 2, "micro_batches": 2,
      "table": [[0, 0], [1, 0], [0, 1], [1, 1]],
      "orders": [[1, 1, 2, 2, -2, -2, -1, -1], [1, 1, 2, -2, 2, -2, -1, -1]]}
 
-`table` is what megatron-core's `get_schedule_table(micro_batches, chunks, group_size)` returns: micro-batch and chunk
-of each forward, in the order of every rank. `orders` is, rank by rank, what its `convert_schedule_table_to_order`
-returns and logs: a forward of chunk c is c + 1, a backward -(c + 1); the n-th of either is micro-batch n (megatron-core
-0.16.1, pipeline_parallel/schedules.py and transformer/cuda_graphs.py). Reading needs `ranks` and one of the two; all
-else is compared with what follows from it.
+`table` is the result of megatron-core's `get_schedule_table(micro_batches, chunks, group_size)`: micro-batch and chunk
+of each forward, in the order of every rank. `orders` is the result of `convert_schedule_table_to_order` per rank: a
+forward of chunk c is c + 1, a backward -(c + 1); the n-th of either is micro-batch n (megatron-core 0.16.1,
+pipeline_parallel/schedules.py and transformer/cuda_graphs.py). Reading needs `ranks` and one of the two; other fields
+are checked for consistency.
 
-Backwards run in the order of the table with the chunks mirrored. A rank r of P begins with 2 (P - 1 - r) + (V - 1) N
-forwards, N being the micro-batches that the table takes through a chunk before the next, and all if there are fewer;
-then a forward and a backward alternate. With one chunk Megatron runs 1F1B instead, P - 1 - r forwards. These are the
-families `interleaved` and `1f1b`, D = 1. Megatron refuses tables with groups of fewer than P micro-batches and
-interleaving on one rank; so does this module, both ways, and any order but these, naming where it deviates.
-
-Transfers, reduces and steps are Megatron's own affair: writing leaves them out, and metadata,
-`optimizer` and `buckets`, logged.
+Backwards follow the order of the table with the chunks mirrored. Rank r of P begins with 2 (P - 1 - r) + (V - 1) N
+forwards (at most all), N being the group size; then forwards and backwards alternate. With one chunk Megatron runs 1F1B
+with P - 1 - r forwards. These are the families `interleaved` and `1f1b` with D = 1. Groups of fewer than P
+micro-batches, interleaving on one rank, and all other orders are refused with the place of the deviation, as Megatron
+does. Transfers, reduces, steps, metadata, `optimizer` and `buckets` are not written; omissions are logged.
 """
 
 from __future__ import annotations
@@ -61,7 +58,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def recognises(content: bytes) -> bool:
-    """Whether a file that begins so names this format, or is a table alone, which `loads` says how to complete."""
+    """Return whether a file with this beginning names this format or is a bare table, which `loads` refuses."""
     return f'"{FORMAT}"'.encode() in content[:4096] or _is_table_alone(content)
 
 
@@ -70,10 +67,10 @@ def _is_table_alone(content: bytes) -> bool:
 
 
 def loads(content: bytes, name: str = "table", most: int | None = None) -> Schedule:
-    """The compute-only schedule that Megatron runs by the table or the orders; `name` begins every error message.
+    """Parse the table or orders as a compute-only schedule; `name` begins every error message.
 
     Raises:
-        ScheduleError: the file is no whole table, or Megatron runs no such order; names the entry.
+        ScheduleError: the table is incomplete, or Megatron would not run this order; names the entry.
     """
     if _is_table_alone(content):
         raise ScheduleError(
@@ -81,7 +78,7 @@ def loads(content: bytes, name: str = "table", most: int | None = None) -> Sched
             f' "version": {VERSION}, "ranks": P, "table": [[micro_batch, chunk], ...]}}'
         )
     with errors_as(ScheduleError, name):
-        require_few(content.count(b",") // 2, "", most)  # of a table alone half of them lie between two entries
+        require_few(content.count(b",") // 2, "", most)  # half of a table's commas separate entries
         return _read(decoded(content, _File, ScheduleError), most)
 
 
@@ -126,10 +123,10 @@ def _require_same(name: str, found: Sequence[object], wanted: Sequence[object], 
 
 
 def dumps(schedule: Schedule) -> str:
-    """The file's text, with both table and orders. Logs what it leaves out.
+    """Return the text of the file, with table and orders. Logs omissions.
 
     Raises:
-        ScheduleError: Megatron runs no such order; names the first instruction that deviates.
+        ScheduleError: Megatron would not run this order; names the first deviating instruction.
     """
     shape = schedule.shape
     _FORMAT.require_one_pipeline(schedule)
