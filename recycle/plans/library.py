@@ -284,7 +284,7 @@ class PlanLibrary:
         return self._entries
 
     def _now(self) -> tuple[int, ...]:
-        """Return a stamp that changes with the manifest, or with the directory if there is no manifest."""
+        """Return a stamp that changes with the manifest, or with the directory while the manifest does not exist."""
         for path in (self.directory / MANIFEST, self.directory):
             with contextlib.suppress(OSError):
                 status = path.stat()

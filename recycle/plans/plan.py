@@ -170,7 +170,7 @@ class Plan:
         """Draw the lanes as a picture for notebooks; its `.page()` supports zoom and search.
 
         Args:
-            profile: durations to draw, usually those of planning; 1 for each of F, I and W if None.
+            profile: durations to draw, usually the planning profile; 1 for each of F, I and W if None.
         """
         gap = f"gap {100 * self.gap:.3g} %" if self.gap > 0 else "optimal"
         dead = ", ".join(map(str, sorted(self.schedule.failed)))

@@ -6,10 +6,8 @@ built on it; ScheduleGPipe and Schedule1F1B have no such labels). Each rank writ
 
 Actions of a rank are ordered by start. A repeated instruction starts a new iteration; the schedule is the last
 iteration with the most actions, and across ranks the iterations that started closest to each other. `torch_csv` turns
-actions into a schedule.
-
-Times are those of the labels, on the clock of the machines (`baseTimeNanoseconds`). For a rank with a GPU, the labels
-of the GPU count, since labels of the CPU state when work was launched.
+actions into a schedule. Times are taken from the labels, on the clock of the machines (`baseTimeNanoseconds`), and on
+ranks with a GPU from the labels of the GPU, since CPU labels state when work was launched.
 """
 
 from __future__ import annotations
@@ -57,8 +55,8 @@ def loads(content: bytes, name: str, most: int | None = None) -> ScheduleInput:
     """Parse one file, whose ranks are its processes; `name` begins every error message.
 
     Raises:
-        ScheduleError: there are no labels or more than `most`, a labelled event is incomplete (names it), or the ranks
-            are not one pipeline.
+        ScheduleError: there are no labels or more than `most`, a labelled event is incomplete (named in the message),
+            or the ranks are not one pipeline.
     """
     actions = _actions(content, name, most)
     if not actions:

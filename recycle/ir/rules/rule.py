@@ -79,7 +79,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Place:
-    """One entry of a `Defect`: index, conflicting instructions, and number of entries represented (see `Defect.per`)."""
+    """One entry of a `Defect`: index, conflicting instructions, and number of entries merged (see `Defect.per`)."""
 
     index: int
     others: tuple[ProgramPosition, ...]
