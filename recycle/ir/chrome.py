@@ -43,12 +43,7 @@ Duration = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
 
 def document(other: Mapping[str, Any], events: Iterable[Event]) -> Iterator[str]:
-    """Yield the text of a file in parts of a few thousand events.
-
-    Args:
-        other: `otherData`, JSON values.
-        events: events, consumed lazily.
-    """
+    """Yield the text of a file in parts of a few thousand events; `other` is `otherData`, JSON values."""
     encode = msgspec.json.Encoder().encode
     yield f'{{"displayTimeUnit":"ms","otherData":{encode(other).decode()},"traceEvents":[\n'
     rest = iter(events)
@@ -125,11 +120,8 @@ def process_head(
 ) -> tuple[list[int], list[Event]]:
     """Return (thread of each slice of one process, events that name and sort the process and its threads).
 
-    Viewers reserve pid 0 for the idle process. Viewers drop slices that overlap without nesting, so overlapping slices
-    of one track get separate threads.
-
-    Args:
-        track: index into `TRACKS` of each slice.
+    Viewers reserve pid 0 for the idle process, and drop slices that overlap without nesting, so these get separate
+    threads. `track` is the index into `TRACKS` of each slice.
     """
     places = np.zeros(len(track), dtype=np.int64)
     for lane in range(len(TRACKS)):

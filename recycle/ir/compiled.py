@@ -47,10 +47,7 @@ def load(*kernels: Callable[..., Any]) -> None:
 
 
 def _forget_unreadable(kernel: Callable[..., Any]) -> None:
-    """Remove cache indices that cannot be unpickled, for example after a named tuple was renamed.
-
-    numba reads an index before it checks the source for changes, and fails with AttributeError.
-    """
+    """Remove cache indices that cannot be unpickled, on which numba fails before it checks the source for changes."""
     for index in _indices(kernel):
         try:
             with index.open("rb") as file:
@@ -67,10 +64,7 @@ def is_loaded(*kernels: Callable[..., Any]) -> bool:
 
 
 def is_cached(*kernels: Callable[..., Any]) -> bool:
-    """Return whether compiled code of all these kernels is on disk, so that loading takes about a second.
-
-    Compares file times without importing numba. A source that was only touched counts as changed until `touch_cache`.
-    """
+    """Return whether up-to-date compiled code of all these kernels is on disk, by file times, without importing numba."""
     for kernel in kernels:
         changed = Path(kernel.__code__.co_filename).stat().st_mtime
         if not any(index.stat().st_mtime >= changed for index in _indices(kernel)):
@@ -100,11 +94,7 @@ def _indices(kernel: Callable[..., Any]) -> Iterator[Path]:
 
 
 def run(kernel: Callable[..., Any], operations: int, *arguments: Any) -> tuple[Any, ...]:
-    """Run a kernel, compiled if it is loaded or the input is large.
-
-    Args:
-        operations: approximate number of steps of the kernel, for this decision.
-        arguments: arrays, numbers, and named tuples of these.
+    """Run a kernel of about `operations` steps, compiled if it is loaded or the input is large.
 
     Returns:
         (result of the kernel, its arguments after the run): outputs are lists after a plain Python run.

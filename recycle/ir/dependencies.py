@@ -107,8 +107,7 @@ class Unmet:
     """All unmet needs, as columns, because a broken file may have millions.
 
     Attributes:
-        row: row with the need.
-        why: reason, a `Why`.
+        row, why: row with the need, and its `Why`.
         value: `ValueKind` of the missing value, -1 for NO_PREDECESSOR.
         stage, micro_batch: stage and global micro-batch id of the missing value.
     """
@@ -176,10 +175,8 @@ class Dependencies:
     (all gradients of the bucket are ready), and one per stage with a GATHER_PARAMS (all hosts stepped).
 
     Attributes:
-        rows: number of schedule rows.
-        nodes: number of rows and joins.
-        source, target: edges within one iteration.
-        cause: `Cause` of each edge.
+        rows, nodes: number of schedule rows, and of rows and joins.
+        source, target, cause: edges within one iteration, with their `Cause`.
         carried_source, carried_target: edges from one iteration into the next.
         missing: unmet needs, sorted by row, then reason.
         sends: row of the matching send of each receive, -1 for other rows.
@@ -309,7 +306,6 @@ class _Builder:
         self._miss(pieces[received < 0], Why.NOT_RECEIVED, value, offset)
 
     def _receivers(self, send: type[Send], receive: type[Receive], value: ValueKind) -> None:
-        """Pair the n-th receive of a value from a peer with the n-th send of the value by the peer."""
         row, worker, offset = self.work.row, self.work.worker, receive.row.needs[0].offset
         sends, receives = self.of(send), self.of(receive)
         peer = self.columns.peer.astype(np.int64)
@@ -362,10 +358,6 @@ class _Builder:
             self.carried.append(_matched(steps, host[steps], begins, host[begins])[:2])
 
     def _buckets(self, host: Rows, gradients: Rows, reduces: Rows) -> None:
-        """Add the edges of REDUCE_BUCKET and of the REDUCE_GRAD that ends the sums.
-
-        The last whole backward of a stage on each worker stands for all of them, because program order precedes it.
-        """
         row, buckets, sums = self.work.row, self.schedule.buckets, self.of(ReduceBucket)
         if not len(sums):
             return
@@ -377,12 +369,12 @@ class _Builder:
         added = self.work.stage[last, None] * buckets + np.arange(buckets)
         adds, keys = np.append(parts, np.repeat(last, buckets)), np.append(key[parts], added)
         self._join(adds, keys, sums, key[sums], Cause.REDUCE)
-        # Several reduces of one stage on one worker are an error; the first ends the sums.
+        # Several reduces of one stage on one worker are an error; the first one ends the sums.
         ends, begun, _ = _matched(reduces, host[reduces], sums, host[sums])
         self._edge(begun, ends, Cause.REDUCE)
 
     def _join(self, sources: Rows, source_keys: Rows, targets: Rows, target_keys: Rows, cause: Cause) -> None:
-        """Let each target wait for all sources with its key, through one join per key of targets."""
+        """Let each target wait for all sources with its key, through one join per key."""
         keys, place = np.unique(target_keys, return_inverse=True)
         self._edge(self.nodes + place, targets, cause)
         join = find(keys, source_keys)
@@ -390,10 +382,7 @@ class _Builder:
         self.nodes += len(keys)
 
     def _reduced_apart(self, groups: Rows, hosts: Rows) -> Rows:
-        """Return the stages for which some worker also reduces another tied stage; `hosts` is worker * S + stage.
-
-        For every other stage, arriving at its reduce is arriving at the reduce of its group.
-        """
+        """Return the stages for which some worker also reduces another tied stage; `hosts` is worker * S + stage."""
         worker, stage = np.divmod(hosts, self.shape.stages)
         _, place, count = np.unique(
             worker * (int(groups.max()) + 1) + groups[stage], return_inverse=True, return_counts=True

@@ -83,16 +83,12 @@ def topological_order(source: Rows, target: Rows, nodes: int) -> Rows:
 
 
 def earliest(order: Rows, offsets: Rows, sources: Rows, seconds: Floats, release: Floats) -> tuple[Floats, Rows]:
-    """Compute the earliest start of each node and the predecessor that decides it.
+    """Return (earliest start of each node in seconds, predecessor that decides it or -1).
 
     Args:
         order: topological order of the nodes.
         offsets, sources: CSR of predecessors.
-        seconds: duration of each node.
-        release: earliest allowed start of each node, in seconds.
-
-    Returns:
-        (start, last): `last` is -1 where the release decides.
+        seconds, release: duration and earliest allowed start of each node.
     """
     graph = ranked(order, offsets, sources)
     return graph.by_node(*earliest_ranked(graph, seconds[order], release[order]), release)
@@ -102,8 +98,7 @@ class Ranked(NamedTuple):
     """A graph with nodes numbered by their place in a topological order.
 
     Attributes:
-        order: node at each place.
-        place: place of each node.
+        order, place: node at each place, and place of each node.
         offsets, sources: CSR of predecessors, all by place, int32.
     """
 
@@ -214,13 +209,9 @@ def period_of(graph: Ranked, edges: Repeats, seconds: Floats, start: Floats, las
     """Compute the largest cycle mean of the repeated schedule, in seconds.
 
     Starting from a lower bound, iterations are released one period apart. If the releases settle, the bound is the
-    period. Otherwise some cycle takes longer: the critical path to a growing release runs around the cycle, and its
-    mean is the next bound. The loop ends because there are finitely many cycle means. The first bound is the load of
-    the busiest worker or lane.
-
-    Args:
-        seconds: duration of each node.
-        start, last: result of `earliest_ranked` for one iteration from idle.
+    period. Otherwise the critical path to a growing release runs around a longer cycle, whose mean is the next bound.
+    The loop ends because there are finitely many cycle means. The first bound is the load of the busiest worker or
+    lane. `start` and `last` are the result of `earliest_ranked` for one iteration from idle.
     """
     released = np.zeros(len(seconds))
     tolerance = float((start + seconds).max(initial=0.0)) * TOLERANCE
@@ -329,9 +320,7 @@ def event_edges(
 ) -> tuple[Rows, Rows, npt.NDArray[np.uint8]]:
     """Return (source, target, `Cause`) of all edges: dependencies, program order and lane order.
 
-    Args:
-        graph: dependencies of the schedule.
-        serialised: each worker carries one transfer at a time, unbuffered and in program order (one NCCL stream).
+    If `serialised`, each worker carries one transfer at a time, unbuffered and in program order (one NCCL stream).
     """
     before = rows_before(columns, ~is_kind(columns.kind, Beside))
     extra = [
@@ -358,12 +347,7 @@ def event_edges(
 
 
 def event_graph(schedule: Schedule, serialised: bool = False, graph: Dependencies | None = None) -> EventGraph:
-    """Build the event graph of a lowered schedule.
-
-    Args:
-        serialised: as in `event_edges`.
-        graph: dependencies of the schedule; computed if None.
-    """
+    """Build the event graph of a lowered schedule, from its dependencies `graph` if known; `serialised` as in `event_edges`."""
     graph = graph or dependencies(schedule)
     source, target, _ = event_edges(schedule.columns, graph, serialised)
     offsets, sources = group_edges(source, target, graph.nodes)
@@ -372,10 +356,9 @@ def event_graph(schedule: Schedule, serialised: bool = False, graph: Dependencie
 
 
 def _arrivals(graph: Dependencies, columns: Columns, row_before: Rows) -> tuple[Rows, Rows]:
-    """Return edges from the row before each reduce to the join of the reduce.
+    """Return edges from the row before each reduce to its join, since a reduce begins when the last host arrives.
 
-    A reduce is collective and begins when the last host arrives. Tied stages reduce together: a worker with several
-    tied stages arrives with its first reduce of the group, even if no row precedes that reduce.
+    A worker with several tied stages arrives with its first reduce of the group, even if no row precedes that reduce.
     """
     out = graph.out_of_joins
     out = out[is_kind(columns.kind[graph.target[out]], (ReduceGradients, ReduceBucket))]
@@ -423,14 +406,11 @@ def durations(schedule: Schedule, profile: Profile) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Times:
-    """Start and end times of the rows of a lowered schedule.
+    """Start and end times of the rows of a lowered schedule, simulated with `profile`.
 
     Attributes:
-        schedule: the lowered schedule.
-        profile: durations used.
         start, end: seconds per row of `schedule.columns`; for a send, the span of its transfer.
         last: predecessor that decided the start of each row, then of each join; -1 without one.
-        dependencies: dependencies of the schedule.
     """
 
     schedule: Schedule

@@ -123,9 +123,8 @@ def find_gaps(times: Times, limits: Sequence[float] | None = None, byte_limit: f
     """Find the gaps of a timeline, O(n log n) in the number of instructions.
 
     Args:
-        limits: activations (in chunks) that the worker of each rank may hold, one number per rank.
-        byte_limit: bytes that any worker may hold, including the static bytes of its stages. Without both limits,
-            memory is unlimited.
+        limits: activations (in chunks) that the worker of each rank may hold; None for no limit.
+        byte_limit: bytes that any worker may hold, including the static bytes of its stages; None for no limit.
 
     Raises:
         JobError: as `memory.require_limits`.
@@ -187,10 +186,7 @@ def _nothing_left(times: Times) -> tuple[npt.NDArray[np.int64] | Floats, ...]:
 
 
 def _needed(times: Times, row: Rows, end: Floats) -> tuple[Floats, Rows, Rows]:
-    """Return (time computed, producer row, carrier row) of the last dependency of each gap's row.
-
-    Dependencies without a transfer (reduces, steps, local values) count as computed at the end of the gap.
-    """
+    """Return (time computed, producer row, carrier row) of each gap row's last dependency; local ones end with the gap."""
     graph = times.dependencies
     node = times.last[row]
     node = np.where(node >= graph.rows, times.last[node], node)  # through the join of a reduce or of the commit
@@ -248,10 +244,7 @@ def _memories(times: Times, limits: Sequence[float] | None, byte_limit: float | 
 
 
 def _could_run(c: Columns, row: Rows, ready: Floats, memories: list[_Memory]) -> tuple[Rows, Rows]:
-    """Return, per gap, the compute of the rest of the program that is ready first and fits, and first and does not fit.
-
-    -1 without one. `row` itself is ready only at the end of the gap.
-    """
+    """Return, per gap, the later compute that is ready first among those that fit, and those that do not; -1 for none."""
     by_time = np.argsort(ready, kind="stable")
     rank = np.empty(len(ready), dtype=np.int64)
     rank[by_time] = np.arange(len(ready))
@@ -283,7 +276,7 @@ def _alike(c: Columns, rows: Rows) -> list[Rows]:
 def _fits_from(c: Columns, memories: list[_Memory], w: int, member: int, row: Rows) -> Rows:
     """Return the last row from which an instruction like `member` fits if moved into the gap before each `row`.
 
-    It must fit there, and what it keeps must fit in addition to every instruction that it is moved past.
+    What it keeps must also fit in addition to every instruction that it is moved past.
     """
     first, end = int(c.offsets[w]), int(c.offsets[w + 1])
     last = np.full(len(row), end, dtype=np.int64)

@@ -108,8 +108,7 @@ class Instruction:
 
     Attributes:
         kind: index of the kind in `KIND_CLASSES`.
-        row: row of the kind.
-        token: token of the row.
+        row, token: row of the kind, and its token.
         operands: names of the fields, in order.
     """
 
@@ -288,10 +287,7 @@ def per_kind(of: Callable[[type[Instruction]], Any], dtype: npt.DTypeLike = np.f
 
 
 def is_kind(column: npt.NDArray[np.uint8], classes: type | Iterable[type]) -> npt.NDArray[np.bool_]:
-    """Return which entries of a column of kinds are of one of the classes or their subclasses.
-
-    A table look-up, several times faster than `np.isin`.
-    """
+    """Return which entries of a column of kinds are of one of the classes or subclasses; faster than `np.isin`."""
     found: npt.NDArray[np.bool_] = _flags((classes,) if isinstance(classes, type) else tuple(classes))[column]
     return found
 

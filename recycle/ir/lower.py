@@ -77,12 +77,7 @@ def lower_with_origin(schedule: Schedule) -> tuple[Schedule, Rows]:
 
 
 def lowered_graph(schedule: Schedule, serialised: bool = False) -> EventGraph:
-    """Build the event graph of the lowered schedule, for callers that both simulate and check.
-
-    Args:
-        schedule: lowered or compute-only.
-        serialised: as in `event_edges`.
-    """
+    """Build the event graph of the lowered schedule, for callers that both simulate and check."""
     lowered, origin = lower_with_origin(schedule)
     return replace(event_graph(lowered, serialised), origin=origin)
 
@@ -123,10 +118,7 @@ def add_transfers(schedule: Schedule) -> tuple[Schedule, Rows]:
 
 
 def _global_rank(columns: Columns, graph: Dependencies) -> Rows:
-    """Return the position of each compute row in one order that respects dependencies and programs.
-
-    Rows on a dependency cycle, or after one, come last, in file order, so invalid schedules can be lowered too.
-    """
+    """Return the position of each compute row in one order that respects dependencies and programs; cycles come last."""
     before, after = compute_order(columns)
     source, target = np.concatenate([graph.source, before]), np.concatenate([graph.target, after])
     order = topological_order(source, target, graph.nodes)
@@ -141,8 +133,7 @@ def _global_rank(columns: Columns, graph: Dependencies) -> Rows:
 def _no_later_than_the_next(place: Rows, is_send: Flags) -> Rows:
     """Move each receive before the ends that follow it, given ends sorted by worker and global order.
 
-    A producer stays next to its send. Rows of later workers have larger numbers, so one reverse running minimum serves
-    all workers.
+    One reverse running minimum serves all workers, since rows of later workers have larger numbers.
     """
     bound = np.minimum.accumulate((place - is_send)[::-1])[::-1]
     return np.where(is_send, place, bound)
@@ -183,8 +174,7 @@ def _at_the_ends(schedule: Schedule, classes: Sequence[type[Instruction]]) -> tu
 def insert(schedule: Schedule, worker: Rows, place: Rows, added: dict[str, Rows]) -> tuple[Schedule, Rows]:
     """Insert rows into the programs, each before row `place`; also return each row's original row, -1 for new rows.
 
-    Args:
-        added: columns of the new rows, sorted by worker; rows with the same place keep their order.
+    `added` has the columns of the new rows, sorted by worker; rows with the same place keep their order.
     """
     c = schedule.columns
     given = 2 * (np.arange(len(c)) + c.worker) + 1  # keeps the end of a program apart from the start of the next
@@ -231,9 +221,8 @@ def _last_gradients(schedule: Schedule) -> Rows:
 def _bucket_starts(schedule: Schedule) -> tuple[Rows, Rows, Rows, Rows]:
     """Return (worker, next row, stage, bucket) of each REDUCE_BUCKET, sorted by worker and place.
 
-    A sum begins after the last row that adds to the bucket, or at the end of the program if the worker computes nothing
-    for the stage. All workers begin their sums in one order, last stage first, so no two workers wait for each other in
-    different sums.
+    A sum begins after the last row that adds to the bucket, else at the end of the program. All workers begin their
+    sums in one order, last stage first, so no two workers wait for each other in different sums.
     """
     shape, count, stages = schedule.shape, schedule.buckets - 1, schedule.shape.stages
     live = [w for w, worker in enumerate(shape.workers()) if worker not in schedule.failed]

@@ -81,11 +81,7 @@ def _words_by_worker(shape: Shape, columns: Columns) -> Iterator[list[str]]:
 
 
 def parse(shape: Shape, programs: Mapping[Worker, str]) -> Columns:
-    """Parse programs into columns; omitted workers have none.
-
-    Raises:
-        ScheduleError: an instruction cannot be parsed, or its peer lies outside the shape; names worker and position.
-    """
+    """Parse programs into columns. Raises ScheduleError with worker and position of an invalid instruction or peer."""
     texts = [programs.get(worker, "") for worker in shape.workers()]
     canonical = _canonical()
     if all(canonical.fullmatch(text) for text in texts):
@@ -149,8 +145,7 @@ def _notation() -> tuple[dict[bytes, int], Ints]:
 def _parse_canonical(shape: Shape, texts: list[str]) -> Columns | None:
     """Parse programs that match `_canonical`; None if a peer lies outside the shape.
 
-    Without numbers, the text is a list of tokens. With other characters blanked, the text is one list of numbers, which
-    each kind consumes by its operands.
+    Without numbers, the text is a list of tokens; without tokens, a list of numbers that each kind's operands consume.
     """
     kinds, places = _notation()
     programs = [text.encode("ascii") for text in texts]

@@ -31,9 +31,8 @@ class Work:
 
     Attributes:
         row: row of the operation.
-        kind, stage, worker: as in the columns.
+        kind, stage, worker, bucket: as in the columns.
         micro_batch: global id `pipeline * m + index`.
-        bucket: as in the columns.
         valid: whether stage, micro-batch and bucket exist in the schedule; others are not part of the graph.
     """
 
@@ -103,11 +102,7 @@ def parts_of_weight(pieces: Work, shape: Shape, buckets: int) -> tuple[Rows, Row
 
 
 def counts_of(pieces: Work, shape: Shape, weights: Rows) -> dict[type[Instruction], Rows]:
-    """Count F, B, I and W of each cell.
-
-    Args:
-        weights: number of W's of each cell in parts, which are added to the count.
-    """
+    """Count F, B, I and W of each cell, including `weights`, the number of W's in parts."""
     cell = pieces.stage * shape.global_micro_batches + pieces.micro_batch
     counts: dict[type[Instruction], Rows] = {
         cls: np.bincount(cell[pieces.of(cls)], minlength=len(weights))
@@ -120,7 +115,7 @@ def counts_of(pieces: Work, shape: Shape, weights: Rows) -> dict[type[Instructio
 def is_whole(schedule: Schedule, forward: Flags, backward: Flags, gradient: Flags, weight: Flags) -> Flags:
     """Return whether each (stage, micro-batch) is complete, given which of F, B, I and W exist.
 
-    Complete is F in a forward-only schedule, otherwise F and either B or both I and W. No other code decides this.
+    Complete is F in a forward-only schedule, otherwise F and either B or both I and W.
     """
     return forward if schedule.forward_only else forward & (backward | (gradient & weight))
 

@@ -58,11 +58,7 @@ def load_plugins(modules: Sequence[str] = ()) -> None:
 
 
 def entry_points(group: str, taken: Collection[str] = ()) -> list[metadata.EntryPoint]:
-    """Return the entry points of a group, sorted by name, without importing them.
-
-    Raises:
-        JobError: an entry point has a name in `taken`.
-    """
+    """Return the entry points of a group, sorted by name, not imported. Raises JobError if a name is in `taken`."""
     entries = sorted(metadata.entry_points(group=group), key=lambda entry: (entry.name, entry.value))
     for entry in entries:
         if entry.name in taken:

@@ -234,12 +234,8 @@ def _without_transfers(schedule: Schedule) -> Schedule:
 def _that_fit(whole: Schedule, of_rows: Rows, turns: Turns, profile: Profile) -> Flags:
     """Return which turns stay when replays that lengthen the period are dropped.
 
-    A stage's turns of one round stay together. Stages are tried from last to first, because hosts of late stages wait
-    longest for their first input. A round that is still too long drops its lowest stages.
-
-    Args:
-        whole: lowered schedule with the replays of all turns.
-        of_rows: index of the only turn that needs each row, -1 for rows that always run.
+    Stages are tried from last to first, because hosts of late stages wait longest for their first input. A round that
+    is still too long drops its lowest stages. `of_rows` is the only turn that needs each row of `whole`, -1 for none.
     """
     stage, number = turns.stage, turns.round
     rounds = np.unique(number[number != ALWAYS]).tolist()
@@ -278,10 +274,7 @@ def _who_ran(schedule: Schedule) -> Rows:
 
 
 def _assigned_to_peers(schedule: Schedule, ran: Rows, every: int | Literal["gaps"]) -> tuple[Turns, int]:
-    """Return (the replays of each worker, the number of rounds).
-
-    The peers of a host alternate over its micro-batches; a worker replays one micro-batch of each peer first.
-    """
+    """Return (the replays of each worker, the number of rounds); the peers of a host alternate over its micro-batches."""
     stage, micro_batch = np.nonzero(ran >= 0)
     host = ran[stage, micro_batch]
     place, peer = occurrences(stage * schedule.shape.worker_count + host), np.full(len(host), -1, dtype=np.int64)
@@ -329,7 +322,6 @@ def _times_without(schedule: Schedule, profile: Profile) -> tuple[Floats, Floats
 
 
 def _places(schedule: Schedule, profile: Profile, turns: Turns) -> Rows:
-    """Return the row before which each replay is inserted."""
     shape, c = schedule.shape, schedule.columns
     starts, ends, order = _times_without(schedule, profile)
     beside, reduces = is_kind(c.kind, Beside), c.kind == ReduceGradients.kind

@@ -201,11 +201,7 @@ class Schedule:
         return {}
 
     def program(self, worker: Worker) -> tuple[Instruction, ...]:
-        """Return the instructions of `worker`, in order; built from the columns on first use.
-
-        Raises:
-            ScheduleError: the worker lies outside the shape.
-        """
+        """Return the instructions of `worker`, in order. Raises ScheduleError for a worker outside the shape."""
         if worker not in self._programs:
             worker = _worker(self.shape, worker, "program")
             w = self.shape.worker_index(worker)

@@ -214,11 +214,7 @@ def timeline_of(schedule: Schedule, profile: Profile | None = None, *, serialise
 
 
 def time_graph(graph: EventGraph, profile: Profile) -> Timeline:
-    """Simulate an event graph; one graph serves any number of profiles.
-
-    Raises:
-        JobError, ScheduleError: as `timeline_of`.
-    """
+    """Simulate an event graph; one graph serves any number of profiles. Raises as `timeline_of`."""
     profile = profile_of_cut(profile, graph.schedule.shape)
     if not graph.is_acyclic:
         stuck = np.setdiff1d(np.arange(graph.dependencies.rows), graph.order)

@@ -194,12 +194,7 @@ class TraceBuilder:
         end: float,
         batch: int | None = None,
     ) -> None:
-        """Add one executed instruction, with its batch if it belongs to an evaluation.
-
-        Raises:
-            ScheduleError: `text` is not an instruction.
-            JobError: the instruction names a peer outside the shape.
-        """
+        """Add one executed instruction, with its batch if it belongs to an evaluation. Raises ScheduleError, JobError."""
         code = self.codes.get(text)
         if code is None:
             instruction = parse_instruction(text, self.shape.pipelines == 1)
@@ -266,11 +261,8 @@ _NAMES = {
 def executed_timeline(ran: Trace, profile: Profile) -> Timeline:
     """Convert one generation of one step (`Trace.window`) to a timeline, in role names and seconds.
 
-    Args:
-        profile: supplies bytes and the share of an activation kept between I and W; its times are not used.
-
-    Returns:
-        A timeline whose `period` is its makespan, since one iteration does not determine the next.
+    `profile` supplies bytes and the share of an activation kept between I and W; its times are not used. The period is
+    the makespan, since one iteration does not determine the next.
     """
     schedule, rows = executed_schedule(ran)
     origin = float(ran.start.min()) if len(ran) else 0.0
@@ -315,13 +307,7 @@ def _awaited(graph: Dependencies, source: Rows, target: Rows, end: Floats) -> Ro
 
 
 class Impossible(NamedTuple):
-    """A consumer that began before its input was sent, so the two clocks disagree.
-
-    Attributes:
-        producer: row of the send.
-        consumer: row of the instruction that uses the value.
-        seconds: minimum disagreement of the clocks.
-    """
+    """A consumer (row) that began at least `seconds` before its producer's send (row): the two clocks disagree."""
 
     producer: int
     consumer: int
@@ -387,17 +373,10 @@ def stage_times(times: WorkerTimes, stage: int, profile: Profile, stages: int) -
 
 
 def executed_profile(ran: Trace, step: int, name: str) -> Profile:
-    """Measure a profile in seconds: medians over all iterations, links from one iteration.
+    """Measure a profile in seconds: medians over all iterations, links from the iteration `step`.
 
     Durations include waits inside instructions. A transfer lasts from the later start of its ends to the later end. A
-    trace has no bytes, so transfers count as latency.
-
-    Args:
-        step: the iteration that links are measured in.
-        name: name of the trace in error messages.
-
-    Raises:
-        ScheduleError: a stage lacks its forward or its backward.
+    trace has no bytes, so transfers count as latency. Raises ScheduleError if a stage lacks its forward or backward.
     """
     stages, times = ran.shape.stages, worker_times(ran, ran.shape.stages)
     found: dict[str, list[float]] = {key: [] for key in ("forward", "backward_input", "backward_weight", "step")}

@@ -93,21 +93,13 @@ def stage_units(layers: Sequence[int]) -> list[UnitRange]:
 
 
 def layers_in(units: UnitRange, count: int) -> tuple[int, int]:
-    """Convert a range of units to a range of layers (first, end).
-
-    Args:
-        count: number of units of the model.
-    """
+    """Convert a range of units, of `count` in the model, to a range of layers (first, end)."""
     begin, end = units
     return max(begin, 1) - 1, max(min(end, count - 1), 1) - 1
 
 
 def unit_name(unit: int, count: int) -> str:
-    """Return the name of a unit, such as "layer 3".
-
-    Args:
-        count: number of units of the model.
-    """
+    """Return the name of a unit, of `count` in the model, such as "layer 3"."""
     return {0: "the embedding", count - 1: "the head"}.get(unit, f"layer {unit - 1}")
 
 

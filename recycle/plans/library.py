@@ -105,11 +105,7 @@ def is_true(plan: Plan, job: PricedJob) -> bool:
 
 
 def errors(schedule: Schedule, job: PricedJob | None, graph: EventGraph | None = None) -> list[str]:
-    """Return the error messages of `check` under the job's limits, if any job is given.
-
-    Args:
-        graph: as in `check`.
-    """
+    """Return the error messages of `check` under the job's limits, if any job is given; `graph` as in `check`."""
     profile, limits = (None, None) if job is None else (job.prices, job.limits)
     found = check(schedule, profile=profile, limits=limits, graph=graph)
     return [finding.message for finding in found if finding.severity == "error"]
@@ -227,11 +223,7 @@ class PlanLibrary:
         return None if self.job is None else job_key(self.job)
 
     def prepare(self) -> None:
-        """Create the directory and adopt plan files that the manifest does not list.
-
-        Raises:
-            PlanError: the directory cannot be created or written.
-        """
+        """Create the directory and adopt unlisted plan files. Raises PlanError if it cannot be created or written."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -247,7 +239,7 @@ class PlanLibrary:
             self._write({**entries, **new})
 
     def add(self, plan: Plan) -> Entry:
-        """Store a plan that passes `check`, replacing the plan of the same vector.
+        """Store a plan in place of its vector's previous plan.
 
         Raises:
             PlanError: the plan is invalid or has moves, or the directory is not writable.
@@ -331,10 +323,7 @@ class PlanLibrary:
         return self._loaded[entry.digest]
 
     def proven(self, entry: Entry | None) -> Plan | None:
-        """Read a plan for a caller that does not check it: check and simulate it and compare the figures.
-
-        None if anything differs.
-        """
+        """Read a plan, check and simulate it, and compare the figures; None if anything differs."""
         plan = None if entry is None else self.read(entry)
         if entry is None or plan is None or self.job is None or not is_true(plan, self.job):
             return None

@@ -40,12 +40,7 @@ VERSION = 1
 
 
 class RaisedLimit(msgspec.Struct, frozen=True):
-    """A memory limit of a job, and the smallest value that lets layers move.
-
-    Attributes:
-        key: key in the job file, such as "memory.state_limit".
-        value, needed: current and required value, in the notation of the job file.
-    """
+    """A memory limit of a job, and the smallest value that lets layers move, in the notation of the job file."""
 
     key: str
     value: int | float | list[int] | str
@@ -167,11 +162,7 @@ class Plan:
         return replace(self.schedule, metadata=metadata).dumps()
 
     def show(self, profile: Profile | None = None) -> Any:
-        """Draw the lanes as a picture for notebooks; its `.page()` supports zoom and search.
-
-        Args:
-            profile: durations to draw, usually the planning profile; 1 for each of F, I and W if None.
-        """
+        """Draw the lanes as a picture for notebooks, with the times of `profile`; its `.page()` supports zoom and search."""
         gap = f"gap {100 * self.gap:.3g} %" if self.gap > 0 else "optimal"
         dead = ", ".join(map(str, sorted(self.schedule.failed)))
         title = f"{f'without {dead}' if dead else 'all workers'}: period {self.period:.6g}, {gap}"

@@ -52,8 +52,7 @@ def require_hosts(shape: Shape, vector: Sequence[int]) -> None:
 def likely_vectors(shape: Shape, failures: int) -> Iterator[Vector]:
     """Yield all failure vectors with up to `failures` dead that leave each stage a live host, likeliest first.
 
-    Fewer failures are likelier. Vectors with equally many are ordered by their number of worker sets, the product of
-    C(D, k_s).
+    Fewer failures are likelier; equal numbers are ordered by their worker sets, the product of C(D, k_s).
     """
     for total in range(failures + 1):
         found: set[Vector] = set()

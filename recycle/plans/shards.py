@@ -83,11 +83,7 @@ def _filled(
 
 @dataclass(frozen=True)
 class ShardHosts(Hosts):
-    """Hosts of shards: shard numbers take the role of units and stages.
-
-    Attributes:
-        shards: the shards that the numbers refer to.
-    """
+    """Hosts of `shards`: shard numbers take the role of units and stages."""
 
     shards: Shards = field(kw_only=True, compare=False, repr=False)
 
@@ -192,12 +188,9 @@ class Shards:
         return self.as_hosts(found)
 
     def acting(self, live: Collection[Worker], held: Callable[[Worker], Collection[int]]) -> ShardHosts:
-        """Return the shards that each live worker owns without further copies.
+        """Return the shards that each live worker owns without further copies, given the numbers that it holds.
 
         If all owners of a shard hold it, only they act as owners; otherwise all its holders do.
-
-        Args:
-            held: worker -> shard numbers that it holds.
         """
         holds, found = {worker: set(held(worker)) for worker in live}, {worker: list[int]() for worker in live}
         for part, owners in self._owners(live).items():
@@ -234,8 +227,7 @@ class Shards:
     def spare(self, live: Collection[Worker], held: Hosts | None = None) -> dict[int, int]:
         """Return stage of the job -> number of its hosts that may die without losing a shard.
 
-        Args:
-            held: shards that workers hold; None for the shards that they own.
+        `held` are the shards that workers hold; None for the shards that they own.
         """
         owners = self._in_order(live, held or self.owned(live))
         return {
@@ -256,14 +248,7 @@ def has_unit_shards(job: Sections) -> bool:
 
 
 def shards_of_schedule(job: Sections, schedule: Schedule, roles: Mapping[Worker, Worker] | None = None) -> Shards:
-    """Build the shards for a schedule.
-
-    Args:
-        roles: role of each live worker; None if every worker plays its own position.
-
-    Raises:
-        JobError: as `Shards`.
-    """
+    """Build the shards for a schedule; every worker plays its own position if `roles` is None. Raises JobError."""
     if not has_unit_shards(job):
         roles = {worker: worker for worker in schedule.shape.workers()}  # includes dead workers
     roles = roles or {worker: worker for worker in schedule.live}
@@ -292,7 +277,6 @@ def text_of(shards: Shards, workers: Collection[Worker], held: Hosts, plan: str 
 
     Args:
         workers: all workers of the run, including dead workers.
-        held: shards held by the live workers.
         plan: hash of the plan that determines the hosts; empty for the initial hosts.
     """
     live = [worker for worker in sorted(workers) if worker in held.units]

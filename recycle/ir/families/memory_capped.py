@@ -80,14 +80,7 @@ Score = tuple[float, float]
 def memory_capped(
     shape: Shape, family: str, starts: Sequence[Orders], cap: int, optimizer: Optimizer, times: Times
 ) -> Schedule:
-    """Build the compute-only schedule with the best order found from `starts` (see `best_under_cap`).
-
-    Args:
-        family: name for metadata and errors.
-
-    Raises:
-        ScheduleError: chunks is not 2, or `times` is not three finite numbers of at least 0.
-    """
+    """Build the compute-only schedule with the best order found from `starts`; errors as in `best_under_cap` and `vee_stages`."""
     stages = vee_stages(shape, family)
     orders = best_under_cap(starts, shape.micro_batches, cap, times)
     metadata: dict[str, Any] = {"family": family}
@@ -116,11 +109,7 @@ def building_block(ranks: int, steps: Sequence[int], waits: Sequence[int]) -> li
 
 
 def repeated(block: Sequence[Sequence[int]], micro_batches: int) -> Orders:
-    """Repeat a building block for every micro-batch, PERIOD slots apart, with W in the free slots.
-
-    Args:
-        block: result of `building_block`; the slots of a rank must differ modulo PERIOD.
-    """
+    """Repeat a building block, whose slots per rank differ modulo PERIOD, for every micro-batch; W takes free slots."""
     orders = []
     for slots in block:
         taken = sorted((slot + PERIOD * j, work) for work, slot in enumerate(slots) for j in range(micro_batches))
@@ -195,10 +184,7 @@ def _candidates(starts: Iterable[Orders], micro_batches: int, cap: int, times: T
 
 
 def _links(ranks: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Yield pairs of (rank, work), the second of which waits for the first for the same micro-batch.
-
-    A backward's own forward is omitted: the chain through the last stage implies it.
-    """
+    """Yield pairs of (rank, work), the second of which waits for the first; a backward's own forward is implied."""
     last = ranks - 1
     for r in range(1, ranks):
         yield (r - 1, F0), (r, F0)

@@ -90,15 +90,7 @@ def named_schedule(name: str, shape: Shape) -> Schedule:
 
 
 def load_unpacked(content: Unpacked, path: str, name: str | None = None) -> ScheduleInput:
-    """Parse the content of a schedule file.
-
-    Args:
-        path: file name, used for its suffix and in error messages only.
-        name: format; None to detect it from suffix and content.
-
-    Raises:
-        ScheduleError: no format fits, or the content is invalid; names the file and the place.
-    """
+    """Parse the content of a schedule file as `read_input`; `path` is used for its suffix and in error messages only."""
     entry = _named(name or _recognise(path.removesuffix(".gz"), content.text))
     held = entry.loads(content.text, path, content.most)
     return held if isinstance(held, ScheduleInput) else ScheduleInput(path, held)

@@ -232,11 +232,7 @@ def load_input(content: bytes, name: str, most: int | None = None) -> ScheduleIn
 
 
 def load_directory(path: Path) -> ScheduleInput:
-    """Read a directory with one trace, or with one trace of torch's profiler per rank.
-
-    Raises:
-        ScheduleError: as `load_input`, or the files are not the ranks of one pipeline.
-    """
+    """Read a directory with one trace, or with one trace of torch's profiler per rank; raises as `load_input`."""
     files = _traces_in(path)
     if not files:
         folders = [folder for folder in _folders_in(path) if _traces_in(folder)]

@@ -69,8 +69,7 @@ def _is_table_alone(content: bytes) -> bool:
 def loads(content: bytes, name: str = "table", most: int | None = None) -> Schedule:
     """Parse the table or orders as a compute-only schedule; `name` begins every error message.
 
-    Raises:
-        ScheduleError: the table is incomplete, or Megatron would not run this order; names the entry.
+    Raises ScheduleError for an incomplete table or an order that Megatron would not run, with the entry.
     """
     if _is_table_alone(content):
         raise ScheduleError(
@@ -125,8 +124,7 @@ def _require_same(name: str, found: Sequence[object], wanted: Sequence[object], 
 def dumps(schedule: Schedule) -> str:
     """Return the text of the file, with table and orders. Logs omissions.
 
-    Raises:
-        ScheduleError: Megatron would not run this order; names the first deviating instruction.
+    Raises ScheduleError for an order that Megatron would not run, with the first deviating instruction.
     """
     shape = schedule.shape
     _FORMAT.require_one_pipeline(schedule)
@@ -152,7 +150,7 @@ def dumps(schedule: Schedule) -> str:
 
 
 def _run_by_megatron(shape: Shape, size: int) -> Schedule:
-    """The family that Megatron runs on such ranks and chunks. Raises ScheduleError where it refuses to."""
+    """Build the family that Megatron runs for this shape. Raises ScheduleError if Megatron refuses the shape."""
     if shape.chunks == 1:
         return one_f_one_b(shape)
     if shape.ranks == 1:
@@ -163,12 +161,11 @@ def _run_by_megatron(shape: Shape, size: int) -> Schedule:
 
 
 def _group_size(table: Table) -> int:
-    """N: how many micro-batches come before the second chunk; at least 1."""
+    """Return N, the number of micro-batches before the second chunk; at least 1."""
     return max(1, next((place for place, (_, chunk) in enumerate(table) if chunk), len(table)))
 
 
 def _table_of(order: Sequence[int]) -> Table:
-    """The forwards of an order; the n-th of a chunk is micro-batch n."""
     count: Counter[int] = Counter()
     table = []
     for entry in order:
@@ -179,7 +176,7 @@ def _table_of(order: Sequence[int]) -> Table:
 
 
 def _orders(schedule: Schedule) -> list[list[int]]:
-    """Rank by rank: chunk + 1 of each forward, -(chunk + 1) of each backward."""
+    """Return the order of each rank: chunk + 1 of each forward, -(chunk + 1) of each backward."""
     c = schedule.columns
     entries = np.where(c.kind == Forward.kind, 1, -1) * (c.stage // schedule.shape.ranks + 1)
     computes = is_kind(c.kind, Compute) & ~is_kind(c.kind, WaitSend)

@@ -79,12 +79,7 @@ def loads(content: bytes, name: str, most: int | None = None) -> ScheduleInput:
 
 
 def load_ranks(traces: Iterable[tuple[str, bytes]], name: str, most: int | None = None) -> ScheduleInput:
-    """Parse several files, one per rank.
-
-    Args:
-        traces: (file name, content); held one at a time.
-        name: name of the whole in error messages.
-        most: maximum labels of all files together.
+    """Parse (file name, content) of one file per rank; at most `most` labels in all files together.
 
     Raises:
         ScheduleError: as `loads`, and if a file does not name its rank or two files name the same rank.
@@ -188,10 +183,7 @@ def _on_device(
     streams: Mapping[Any, list[tuple[str, float, float]]],
     base: float,
 ) -> list[_Action]:
-    """Replace the times of one rank's actions by their labels on a GPU, if every compute has one.
-
-    The n-th label of a name on the CPU matches the n-th on a stream; among streams the longest total duration counts.
-    """
+    """Replace the times of one rank's actions by their GPU labels, if every compute has one on the busiest stream."""
     longest: dict[str, list[tuple[float, float]]] = {}
     for labels in streams.values():
         by_name: dict[str, list[tuple[float, float]]] = {}
@@ -239,7 +231,7 @@ def _from_ranks(ranks: Mapping[str, list[_Action]], name: str, warnings: list[st
 
 
 def _iterations(actions: Iterable[_Action]) -> list[list[_Action]]:
-    """Split a rank's actions where an instruction repeats; directly preceding UNSHARDs belong to the next iteration."""
+    """Split a rank's actions where an instruction repeats; UNSHARDs before a split belong to the next iteration."""
     iterations: list[list[_Action]] = [[]]
     seen: set[Instruction] = set()
     for action in actions:
@@ -270,7 +262,6 @@ def _simultaneous(cut: Mapping[str, list[list[_Action]]]) -> dict[str, int]:
 
 
 def _trace(schedule: Schedule, ranks: Sequence[list[list[_Action]]], chosen: Sequence[int]) -> Trace | None:
-    """Return all iterations of all ranks with times; None if a label has no duration."""
     home, last, builder = homes(schedule.placement), max(chosen), TraceBuilder(schedule.shape)
     every = [
         (Worker(0, rank), number - kept + last, action, action.what)
@@ -290,7 +281,6 @@ def _trace(schedule: Schedule, ranks: Sequence[list[list[_Action]]], chosen: Seq
 
 
 def _require_one_pipeline(programs: Mapping[str, Actions], name: str) -> None:
-    """Refuse traces of several pipelines or with missing ranks."""
     home: dict[int, str] = {}
     mentioned: set[int] = set()
     for rank, program in programs.items():

@@ -34,11 +34,7 @@ Count = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
 
 def write_parts(parts: Iterable[Trace], shape: Shape, events: Iterable[Mapping[str, Any]], path: str | Path) -> None:
-    """Write Chrome trace JSON (see recycle.ir.chrome): `pid` is the worker's index + 1, `cat` the track.
-
-    Args:
-        parts: parts of the trace, held one at a time; in order for each process.
-    """
+    """Write parts of a trace, held one at a time, as Chrome trace JSON: `pid` is the worker's index + 1, `cat` the track."""
     other = {"format": FORMAT, "version": VERSION, "shape": shape.to_json(), "clock": "seconds since run start"}
     write_whole(path, chrome.document(other, chain(_slices(parts), map(_instant, events))))
 
@@ -107,11 +103,7 @@ class _Other(msgspec.Struct, frozen=True):
 
 
 def read_trace(path: str | Path) -> Trace:
-    """Read a file of `write_parts`; times are exact to the nanosecond.
-
-    Raises:
-        RecycleError: the file cannot be read, is not a trace of recycle, or contains an incomplete event.
-    """
+    """Read a file of `write_parts`, with times exact to the nanosecond. Raises RecycleError for unreadable files."""
     return parse_trace(read_whole(path, RecycleError, MOST_BYTES), str(path))
 
 
@@ -158,8 +150,7 @@ def _facts(args: msgspec.Raw, where: str) -> dict[str, Any]:
 def load_input(content: bytes, name: str) -> ScheduleInput:
     """Parse a trace and the schedule of its last complete step; `name` begins every error message.
 
-    Raises:
-        ScheduleError: the file is not such a trace, or has no complete step.
+    Raises ScheduleError if the file is not such a trace, or has no complete step.
     """
     executed = parse_trace(content, name)
     shape = executed.shape

@@ -56,12 +56,7 @@ _GZIP = b"\x1f\x8b"
 
 @dataclass(frozen=True)
 class Unpacked:
-    """The content of a file.
-
-    Attributes:
-        text: unzipped bytes.
-        most: maximum instructions for a file of this size.
-    """
+    """The unzipped bytes of a file, and the maximum number of instructions for a file of its size."""
 
     text: bytes
     most: int
@@ -73,11 +68,7 @@ def is_gzip(content: bytes) -> bool:
 
 
 def unpack(content: bytes, name: str) -> Unpacked:
-    """Unzip the content of a file if needed, without parsing it.
-
-    Raises:
-        ScheduleError: the content is truncated or too large for its size; begins with `name`.
-    """
+    """Unzip the content of a file if needed. Raises ScheduleError if it is truncated or too large for its size."""
     size = len(content)
     text = _unzipped(content, UNZIPPED.of_size(size), name) if is_gzip(content) else content
     for what, (mark, allowance) in VALUES.items():
@@ -182,12 +173,10 @@ class ScheduleInput:
 
     Attributes:
         name: file or folder name, for warnings.
-        schedule: the order.
         planned: profile of a planned timeline; None without one.
         trace: all iterations of a trace with complete times; None for other files.
         step, generation: the iteration of `trace` that `schedule` comes from.
-        warnings: warnings for users of the order only.
-        timed_warnings: warnings for users of the order and the times.
+        warnings, timed_warnings: warnings for users of the order only, and of order and times.
     """
 
     name: str

@@ -98,13 +98,8 @@ def looks_like_action(text: str) -> bool:
 def parse_action(text: str, worker: Worker, is_old: bool = False) -> Instruction | str:
     """Parse the action of `worker`: an instruction, or the name of an action without one.
 
-    A transfer gets `worker` itself as its peer, which `schedule_of` replaces.
-
-    Args:
-        is_old: whether the file uses BW, so that B is the input's half; see `from_old_notation`.
-
-    Raises:
-        ScheduleError: `text` is not a complete action; names the defect.
+    A transfer gets `worker` itself as its peer, which `schedule_of` replaces. `is_old` marks files with BW, for
+    `from_old_notation`. Raises ScheduleError with the defect if `text` is not a complete action.
     """
     if not text.startswith("("):
         action = _leaf(text, worker, text)
@@ -151,8 +146,7 @@ def _leaf(text: str, worker: Worker, whole: str) -> Instruction | str:
 def from_old_notation(actions: Actions) -> Actions:
     """Convert each I without a W to B, in a rank's actions of a file with BW.
 
-    torch then wrote FULL_BACKWARD as "BW" and BACKWARD as "B"; an option of the schedule decided whether B was the
-    whole backward or its half, followed by a W.
+    torch then wrote FULL_BACKWARD as "BW" and BACKWARD as "B", the whole backward or its half, followed by a W.
     """
     weights = {(one.stage, one.micro_batch) for one in actions if isinstance(one, BackwardWeight)}
     return [
@@ -166,8 +160,7 @@ def from_old_notation(actions: Actions) -> Actions:
 def schedule_of(ranks: Sequence[Actions]) -> tuple[Schedule, list[str]]:
     """Return (schedule, warnings) of the actions of all ranks, with shape, placement, peers and steps inferred.
 
-    Raises:
-        ScheduleError: the actions imply no shape.
+    Raises ScheduleError if the actions imply no shape.
     """
     programs = [[one for one in actions if not isinstance(one, str)] for actions in ranks]
     dropped = Counter(sorted(one for actions in ranks for one in actions if isinstance(one, str)))
@@ -270,8 +263,7 @@ def loads(text: str | bytes, name: str = "schedule", most: int | None = None) ->
 def dumps(schedule: Schedule) -> str:
     """Return the text of the file, compute-only or with communication, as the schedule is. Logs omissions.
 
-    Raises:
-        ScheduleError: the format cannot represent the schedule; names the cause.
+    Raises ScheduleError if the format cannot represent the schedule.
     """
     _refuse_other_pipelines(schedule)
     shape, placement = schedule.shape, tuple(tuple(sorted(set(stages))) for stages in schedule.placement)

@@ -193,9 +193,6 @@ def conflicting_reduces(inspection: Inspection) -> list[tuple[int, int]]:
 def reduce_conflicts(rows: Rows, workers: Rows, stages: Rows) -> list[tuple[int, int]]:
     """Find workers that reduce the same two stages, or buckets of stages, in different orders.
 
-    Args:
-        rows, workers, stages: row, worker and stage (or bucket) number of each reduce; the first counts if repeated.
-
     Returns:
         (reduce that comes first here, reduce that comes first on an earlier worker with both stages), one per worker.
     """

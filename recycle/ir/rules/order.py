@@ -43,7 +43,7 @@ def order(inspection: Inspection) -> Iterator[Defect]:
 
 
 def _local_disorder(inspection: Inspection) -> tuple[Rows, Rows]:
-    """Return edges between rows of one worker against program order, sorted by row."""
+    """Return edges between rows of one worker against program order."""
     graph, c = inspection.graph, inspection.lowered.columns
     edges = graph.between_rows
     edges = edges[graph.cause[edges] != Cause.TRANSFER]
@@ -143,7 +143,6 @@ def _on_or_between_cycles(source: Rows, target: Rows, nodes: int) -> Flags:
 
 
 def _walk(offsets: Rows, before: Rows, node: int) -> list[int]:
-    """Return a cycle reached from `node` by repeatedly taking the first predecessor."""
     place = np.full(len(offsets) - 1, -1, dtype=np.int64)
     path: list[int] = []
     while place[node] < 0:

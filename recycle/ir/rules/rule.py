@@ -62,9 +62,7 @@ class Finding:
         severity: "error" (the schedule must not run) or "warning".
         worker, position: place in the given program, from 0; None for findings about the whole schedule.
         instruction: text of the instruction, or None.
-        message, hint: the defect, and its remedy.
-        others: conflicting instructions: the other end of a transfer, a late instruction, or the rest of a cycle in
-            order.
+        others: conflicting instructions: the other end of a transfer, a late instruction, or the rest of a cycle.
     """
 
     rule: str
@@ -129,14 +127,11 @@ class Defect:
 
 @dataclass(frozen=True)
 class Rule:
-    """One row of the table of rules.
+    """One row of the table of rules: the code, texts and severity of its findings.
 
     Attributes:
-        code: code in findings and for `recycle check --explain`.
-        title: short description.
         documentation: paragraph for people.
         find: function that yields the defects.
-        severity: severity of all findings.
         presumes_valid: whether the rule is skipped for schedules with errors.
     """
 
@@ -189,7 +184,6 @@ class Inspection:
     """A schedule under inspection, and the limits to check.
 
     Attributes:
-        schedule: the given schedule.
         profile: bytes, and the share of an activation kept between I and W.
         limits: activations that the workers of each rank may hold, or None.
         byte_limit: bytes that any worker may hold, or None.
@@ -344,7 +338,6 @@ class Inspection:
 
     @cached_property
     def _starts(self) -> Floats:
-        """Start of each given row from idle, under the profile."""
         start = np.zeros(len(self.schedule.columns) + 1)  # the last entry absorbs added rows
         start[self.origin] = timeline_of(self.lowered, self.profile).start
         return start

@@ -198,7 +198,7 @@ class _TransferExamination:
         self._unused(np.sort(receives))
 
     def _fresh(self, values: Rows) -> Rows:
-        """Return the indices of values not reported yet, each value once, and mark the values as reported."""
+        """Return the indices of values not reported yet, each value once, and mark them as reported."""
         fresh = np.flatnonzero(~self._reported[values])
         self._reported[values[fresh]] = True
         return fresh[np.sort(firsts(values[fresh])[1])]
