@@ -64,7 +64,7 @@ def is_loaded(*kernels: Callable[..., Any]) -> bool:
 
 
 def is_cached(*kernels: Callable[..., Any]) -> bool:
-    """Return whether up-to-date compiled code of all these kernels is on disk, by file times, without importing numba."""
+    """Return whether current compiled code of all these kernels is on disk, by file times, without importing numba."""
     for kernel in kernels:
         changed = Path(kernel.__code__.co_filename).stat().st_mtime
         if not any(index.stat().st_mtime >= changed for index in _indices(kernel)):

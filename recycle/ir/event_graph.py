@@ -347,7 +347,7 @@ def event_edges(
 
 
 def event_graph(schedule: Schedule, serialised: bool = False, graph: Dependencies | None = None) -> EventGraph:
-    """Build the event graph of a lowered schedule, from its dependencies `graph` if known; `serialised` as in `event_edges`."""
+    """Build the event graph of a lowered schedule, from its dependencies `graph` if known. See `event_edges`."""
     graph = graph or dependencies(schedule)
     source, target, _ = event_edges(schedule.columns, graph, serialised)
     offsets, sources = group_edges(source, target, graph.nodes)

@@ -186,7 +186,7 @@ def _nothing_left(times: Times) -> tuple[npt.NDArray[np.int64] | Floats, ...]:
 
 
 def _needed(times: Times, row: Rows, end: Floats) -> tuple[Floats, Rows, Rows]:
-    """Return (time computed, producer row, carrier row) of each gap row's last dependency; local ones end with the gap."""
+    """Return (time computed, producer row, carrier row) of the last dependency of each gap's row."""
     graph = times.dependencies
     node = times.last[row]
     node = np.where(node >= graph.rows, times.last[node], node)  # through the join of a reduce or of the commit
@@ -244,7 +244,7 @@ def _memories(times: Times, limits: Sequence[float] | None, byte_limit: float | 
 
 
 def _could_run(c: Columns, row: Rows, ready: Floats, memories: list[_Memory]) -> tuple[Rows, Rows]:
-    """Return, per gap, the later compute that is ready first among those that fit, and those that do not; -1 for none."""
+    """Return, per gap, the later compute that is ready first among those that fit, and among the others; -1 for none."""
     by_time = np.argsort(ready, kind="stable")
     rank = np.empty(len(ready), dtype=np.int64)
     rank[by_time] = np.arange(len(ready))

@@ -118,7 +118,7 @@ def add_transfers(schedule: Schedule) -> tuple[Schedule, Rows]:
 
 
 def _global_rank(columns: Columns, graph: Dependencies) -> Rows:
-    """Return the position of each compute row in one order that respects dependencies and programs; cycles come last."""
+    """Return the position of each compute row in one order that respects dependencies and programs; cycles last."""
     before, after = compute_order(columns)
     source, target = np.concatenate([graph.source, before]), np.concatenate([graph.target, after])
     order = topological_order(source, target, graph.nodes)

@@ -274,7 +274,7 @@ def _who_ran(schedule: Schedule) -> Rows:
 
 
 def _assigned_to_peers(schedule: Schedule, ran: Rows, every: int | Literal["gaps"]) -> tuple[Turns, int]:
-    """Return (the replays of each worker, the number of rounds); the peers of a host alternate over its micro-batches."""
+    """Return (replays of each worker, number of rounds); the peers of a host alternate over its micro-batches."""
     stage, micro_batch = np.nonzero(ran >= 0)
     host = ran[stage, micro_batch]
     place, peer = occurrences(stage * schedule.shape.worker_count + host), np.full(len(host), -1, dtype=np.int64)

@@ -194,7 +194,7 @@ class TraceBuilder:
         end: float,
         batch: int | None = None,
     ) -> None:
-        """Add one executed instruction, with its batch if it belongs to an evaluation. Raises ScheduleError, JobError."""
+        """Add one executed instruction, with its batch if it belongs to an evaluation. Raises RecycleError."""
         code = self.codes.get(text)
         if code is None:
             instruction = parse_instruction(text, self.shape.pipelines == 1)

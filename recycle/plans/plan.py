@@ -162,7 +162,7 @@ class Plan:
         return replace(self.schedule, metadata=metadata).dumps()
 
     def show(self, profile: Profile | None = None) -> Any:
-        """Draw the lanes as a picture for notebooks, with the times of `profile`; its `.page()` supports zoom and search."""
+        """Draw the lanes as a picture for notebooks, timed by `profile`; its `.page()` supports zoom and search."""
         gap = f"gap {100 * self.gap:.3g} %" if self.gap > 0 else "optimal"
         dead = ", ".join(map(str, sorted(self.schedule.failed)))
         title = f"{f'without {dead}' if dead else 'all workers'}: period {self.period:.6g}, {gap}"

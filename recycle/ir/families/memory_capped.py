@@ -80,7 +80,7 @@ Score = tuple[float, float]
 def memory_capped(
     shape: Shape, family: str, starts: Sequence[Orders], cap: int, optimizer: Optimizer, times: Times
 ) -> Schedule:
-    """Build the compute-only schedule with the best order found from `starts`; errors as in `best_under_cap` and `vee_stages`."""
+    """Build the compute-only schedule with the best order found from `starts`. Errors as in `zb_v`."""
     stages = vee_stages(shape, family)
     orders = best_under_cap(starts, shape.micro_batches, cap, times)
     metadata: dict[str, Any] = {"family": family}

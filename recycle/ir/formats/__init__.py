@@ -90,7 +90,7 @@ def named_schedule(name: str, shape: Shape) -> Schedule:
 
 
 def load_unpacked(content: Unpacked, path: str, name: str | None = None) -> ScheduleInput:
-    """Parse the content of a schedule file as `read_input`; `path` is used for its suffix and in error messages only."""
+    """Parse the content of a file as `read_input`; `path` is used for its suffix and in error messages only."""
     entry = _named(name or _recognise(path.removesuffix(".gz"), content.text))
     held = entry.loads(content.text, path, content.most)
     return held if isinstance(held, ScheduleInput) else ScheduleInput(path, held)

@@ -34,7 +34,7 @@ Count = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
 
 def write_parts(parts: Iterable[Trace], shape: Shape, events: Iterable[Mapping[str, Any]], path: str | Path) -> None:
-    """Write parts of a trace, held one at a time, as Chrome trace JSON: `pid` is the worker's index + 1, `cat` the track."""
+    """Write parts of a trace, one held at a time, as Chrome trace JSON: `pid` is worker index + 1, `cat` the track."""
     other = {"format": FORMAT, "version": VERSION, "shape": shape.to_json(), "clock": "seconds since run start"}
     write_whole(path, chrome.document(other, chain(_slices(parts), map(_instant, events))))
 
