@@ -2,10 +2,9 @@
 
     {"displayTimeUnit": "ms", "otherData": {...}, "traceEvents": [event, ...]}
 
-`formats.chrome_trace` and `formats.run_trace` write planned and executed schedules: a process per worker, a thread per
-track (compute, send, recv), a slice per instruction. Events: M names and sorts processes and threads, X is a slice, C a
-counter, s and f the ends of a flow (an arrow), i an instant. Source: the Trace Event Format document of the Chromium
-project. Times are whole nanoseconds, written in microseconds, so rounding creates no overlaps.
+There is a process per worker, a thread per track (compute, send, recv) and a slice per instruction. Events: M names and
+sorts processes and threads, X is a slice, C a counter, s and f the ends of a flow (an arrow), i an instant. Source: the
+Trace Event Format document of the Chromium project. Times are whole nanoseconds, so rounding creates no overlaps.
 """
 
 from __future__ import annotations
@@ -120,8 +119,8 @@ def process_head(
 ) -> tuple[list[int], list[Event]]:
     """Return (thread of each slice of one process, events that name and sort the process and its threads).
 
-    Viewers reserve pid 0 for the idle process, and drop slices that overlap without nesting, so these get separate
-    threads. `track` is the index into `TRACKS` of each slice.
+    Overlapping slices get separate threads, since viewers drop slices that overlap without nesting. Viewers reserve pid
+    0.
     """
     places = np.zeros(len(track), dtype=np.int64)
     for lane in range(len(TRACKS)):

@@ -244,7 +244,7 @@ def _memories(times: Times, limits: Sequence[float] | None, byte_limit: float | 
 
 
 def _could_run(c: Columns, row: Rows, ready: Floats, memories: list[_Memory]) -> tuple[Rows, Rows]:
-    """Return, per gap, the later compute that is ready first among those that fit, and among the others; -1 for none."""
+    """Return, per gap, the later compute that is ready first among those that fit, and among others; -1 for none."""
     by_time = np.argsort(ready, kind="stable")
     rank = np.empty(len(ready), dtype=np.int64)
     rank[by_time] = np.arange(len(ready))

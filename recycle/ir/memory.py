@@ -26,7 +26,7 @@ def activation_changes(schedule: Schedule, profile: Profile, *, in_bytes: bool) 
 
     Kinds that hold an activation (F, R) add 1 (with a cut, the stage's share of a fault-free activation), or the bytes
     of their stage. Each row frees the share given by its kind's `frees`, and a part of a W its share of that. An
-    overlapped pair adds as its forward and frees as its backward. The instruction named by `released_by` frees the
+    overlapped pair adds as its forward and frees as its backward. The producer of the `released_by` value frees the
     rest. With recomputation, in bytes, the forward adds only the recomputation's input, and the backward the rest. In a
     forward-only schedule a forward holds its activation only while it runs.
     """

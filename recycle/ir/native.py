@@ -1,4 +1,4 @@
-"""Schedules as text: programs, and the native schedule file.
+"""Schedules as text: programs, and the native schedule file (docs/reference/file-format.md).
 
 The notation is defined in `recycle.ir.instruction`, with one blank between instructions. Canonical programs, as
 `render` writes them, are parsed in a few passes over the whole text. Other programs are parsed one instruction at a
@@ -8,11 +8,6 @@ The file is versioned JSON with one line of program text per worker.
 
     {"format": "recycle-schedule", "version": 1, "shape": {...}, "optimizer": "staggered", "failed": ["1.2"],
      "placement": null, "ties": [], "metadata": {...}, "programs": {"0.0": "0F0.0 0F0.1 ...", ...}}
-
-`placement` is null if chunk c of rank r is on stage c * P + r, otherwise worker -> stages. In `shape`, `cut` lists the
-units of each stage if they are not P * V equal stages. After `ties`, `"buckets": N` is present for several gradient
-buckets, `"gathers": true` if hosts gather parameters after their steps, and `"forward_only": true` if the schedule
-evaluates. `Schedule.dumps` and `Schedule.loads` convert between schedules and this module's `NativeFile`.
 """
 
 from __future__ import annotations

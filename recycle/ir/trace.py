@@ -1,16 +1,12 @@
 """Traces: the instructions that a run executed, with times, over all steps.
 
 Lanes are processes, named by the position they started in. `role` is the position in the plan that a process played;
-workers inside instructions (`@1.0`) are roles too. Times are seconds since the start of the run on
-`time.monotonic()` of one machine; traces of several machines are not aligned here.
+workers inside instructions (`@1.0`) are roles too. Times are seconds since the start of the run on one clock (see
+`first_impossible`). `executed_timeline` converts one executed iteration to a Timeline, `executed_profile` measured
+durations to a Profile.
 
-`executed_timeline` converts one executed iteration to a Timeline, `executed_profile` measured durations to a Profile.
 What an instruction waited for is derived: the dependency that ended last. An executor posts a receive and continues, so
-the recorded end of a receive is not its arrival. A receive counts as arrived at the end of its send, or at the start of
-its consumer if the consumer's worker was idle until then.
-
-Limits: all times must come from one clock (see `first_impossible`).
-`recycle.runs.logs` and `recycle.ir.formats.run_trace` read traces.
+a receive counts as arrived at the end of its send, or at the start of its consumer if the consumer's worker was idle.
 """
 
 from __future__ import annotations
@@ -194,7 +190,7 @@ class TraceBuilder:
         end: float,
         batch: int | None = None,
     ) -> None:
-        """Add one executed instruction, with its batch if it belongs to an evaluation. Raises RecycleError."""
+        """Add one executed instruction, of `batch` in an evaluation. Raises ScheduleError or JobError."""
         code = self.codes.get(text)
         if code is None:
             instruction = parse_instruction(text, self.shape.pipelines == 1)

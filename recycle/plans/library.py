@@ -1,16 +1,12 @@
-"""PlanLibrary: the plans of a job in a directory, with look-ups within milliseconds for any set of dead workers.
+"""PlanLibrary: the plans of a job in a directory, with fast look-ups for any set of dead workers; and the plan cache.
 
 A plan is one file named by the hash of its content; `manifest.json` lists the file and the figures of each failure
-vector. A plan must pass `check` before it is stored. A file is used only if its content has the hash in the manifest,
-so truncated, edited and foreign files count as absent. `prepare` adopts files that the manifest does not list, after a
-full check and a simulation. Limits: a look-up trusts the manifest; callers check a schedule again before they run it,
-or call `proven`.
+vector. A plan must pass `check` before it is stored, and a file counts as absent unless its content has the hash in the
+manifest. Limits: a look-up trusts the manifest; callers check a schedule before they run it, or call `proven`.
 
 A set of dead workers whose vector has no plan uses a plan for more dead workers. Surplus live workers stand idle or
-move to the stage that lacks them (`[planner] move`). The most-hit stage determines the period, so little is lost if the
-library has the vectors (k, ..., k).
-
-Plans also outlive a run in the user's cache: one file per plan, named by everything that the plan depends on.
+move to the stage that lacks them (`[planner] move`). The cache of the user has one file per plan, named by everything
+that the plan depends on.
 """
 
 from __future__ import annotations
@@ -346,12 +342,8 @@ class PlanLibrary:
         """Return (plan, role of each working process, moves) for a set of dead processes.
 
         Among the plans that the live workers can fill, choose the smallest period. Each move adds its copy time divided
-        by the iterations until the next change. Live processes without a role stand idle. Moves require `[planner]
-        move`.
-
-        Args:
-            failed: the dead processes.
-            shape: shape of the job; optional if the library has a job.
+        by the iterations until the next change. Live processes without a role stand idle. `shape` is optional if the
+        library has a job.
 
         Raises:
             PlanError: no usable plan can be filled, or workers differ in speed or links, so peers differ.

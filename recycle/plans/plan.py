@@ -2,12 +2,10 @@
 
 A plan names *roles*: the dead roles of a failure vector are fixed. Workers of one stage are interchangeable, so one
 plan serves every set of dead processes with its vector; `Plan.roles` assigns the roles, and survivors keep their
-positions where possible. A plan file is a native schedule file whose metadata holds the planner's results (period,
-bound, vector, ...), so `check`, `simulate` and the viewer read it unchanged.
+positions where possible. A plan file is a native schedule file whose metadata holds the planner's results.
 
 `rotation_of` adds the replays of `[integrity] every`. Finding the stages with room for replays takes one simulation per
-round. The planner stores the result in the plan (`with_room`), so no worker repeats the search after a failure. The
-result stays valid when peers are renamed; if peers differ, plans are made for individual workers.
+round, so the planner stores the result in the plan (`with_room`). The result stays valid when peers are renamed.
 """
 
 from __future__ import annotations

@@ -76,9 +76,7 @@ def count_vectors(shape: Shape, failures: int) -> list[int]:
 
 
 def dead_roles(shape: Shape, vector: Sequence[int]) -> frozenset[Worker]:
-    """Return the canonical dead roles of a vector: the last pipelines of each stage.
-
-    Dead roles of several stages then lie in the same pipelines, which is nearly always at least as good for the period.
+    """Return the canonical dead roles of a vector: the last pipelines of each stage, which share pipelines.
 
     Raises:
         PlanError: the vector has the wrong length, or leaves a stage without a live worker.

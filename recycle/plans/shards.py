@@ -1,20 +1,14 @@
-"""Shards: ownership of the parts of a sharded optimizer's state (docs/guides/sharded-optimizer.md).
+"""Shards: ownership of the parts of a sharded optimizer's state (docs/explanations/shards.md).
 
-The state of a stage is split into as many shards as the job has pipelines. Each shard has `copies` owners, which all
-step the shard; the first owner sends the parameters. In a healthy run host i of a stage owns shards i, i - 1, ..., so
-all hosts own equally many. When an owner dies, the remaining owners continue, and the live host with the fewest shards
-becomes an owner. So the owners are a function of the live workers, which every process evaluates itself. Owners of one
-shard share a node only if no other node has a live host.
+The state of a stage (of a unit, if layers may move) is split into as many shards as the job has pipelines. Each shard
+has `copies` owners, which all step the shard; the first owner sends the parameters. The owners are a function of the
+live workers and of the plan's hosts, which every process evaluates itself: host i of a healthy run owns shards i,
+i - 1, ..., and the live host with the fewest shards replaces a dead owner. Owners of one shard share a node only if no
+other node has a live host. Shard i of unit u has the same elements on every host.
 
-If layers may move, the state of each unit is split instead, and the owners also depend on the plan's hosts of the unit:
-first the owners of a healthy run that host the unit, then the host of the unit with the fewest of its shards. Shard i
-of unit u has the same elements on every host and in every stage, so a move copies whole shards. The ring of owners
-begins at a different host for each unit, so the shards of a dead worker spread over all its peers.
-
-The record of a generation states the held shards as one line (`text_of`, `held_by`). Between a death and the last copy
-that it causes, owners may lack shards and other workers may hold extra shards. `shards -1.1 ~2.1:5 +0.1:7` says that
-1.1 is dead, 2.1 lacks its shard 5, and 0.1 holds shard 7 without owning it. After layers moved, the text names the plan
-that determines the hosts: `shards @0123456789abcdef -1.1`.
+The record of a generation states the held shards as one line (`text_of`, `held_by`): `shards -1.1 ~2.1:5 +0.1:7` says
+that 1.1 is dead, 2.1 lacks its shard 5, and 0.1 holds shard 7 without owning it. After layers moved, the text names the
+plan that determines the hosts: `shards @0123456789abcdef -1.1`.
 """
 
 from __future__ import annotations

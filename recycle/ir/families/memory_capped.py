@@ -131,12 +131,8 @@ def repeated(block: Sequence[Sequence[int]], micro_batches: int) -> Orders:
 def best_under_cap(starts: Sequence[Orders], micro_batches: int, cap: int, times: Times) -> Orders:
     """Return the best order found from `starts`: least makespan, then least inner bubble, then first.
 
-    Args:
-        cap: activations, in chunks, that a rank may hold; `starts` must respect it.
-        times: durations to optimize for; the result is never longer than the order optimized for unit times.
-
-    Raises:
-        ScheduleError: `times` is not three finite numbers of at least 0.
+    A rank holds at most `cap` activations (in chunks), as in `starts`. The result for `times` is never longer than the
+    order for unit times. Raises ScheduleError unless `times` is three finite numbers of at least 0.
     """
     if len(times) != 3 or not all(0 <= seconds < math.inf for seconds in times):
         raise ScheduleError(f"times must be three finite numbers of at least 0 (F, I and W), got {times!r}")

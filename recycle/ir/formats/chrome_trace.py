@@ -1,20 +1,15 @@
-"""Chrome Trace Event JSON: schedules as timelines for Perfetto and chrome://tracing.
+"""Chrome Trace Event JSON: schedules as timelines for Perfetto and chrome://tracing (docs/reference/file-format.md).
 
 Written files (format "recycle-timeline" in `otherData`) contain the schedule, lowered and simulated; one unit of the
 profile is one second. There is a process per worker, sorted by pipeline, then stage, with threads for compute, sends
 and receives, and more threads for overlapping transfers. A send lasts as long as its transfer, a receive no time.
 
-- Slices: name = instruction, cat = kind, args = worker, stage, home pipeline and index of the micro-batch (for a pair:
-  of its forward), whether it is re-routed, and its position in the program; null for implied instructions.
-- Arrows: from each send to its receive, and from or to a re-routed F along the activation that changes pipelines.
-- Counters: activations held, from the start of F to the end of W (or B). In bytes if the profile weighs activations
-  (its `activation` is not 1 everywhere), else in chunks.
+Arrows lead from each send to its receive, and along activations that change pipelines at a re-routed F. Counters show
+the held activations, in bytes if the profile weighs activations (its `activation` is not 1 everywhere), else in chunks.
+`otherData` holds the other fields of the schedule and the profile, so that reading restores the schedule.
 
-`otherData` holds the other fields of the schedule and the profile, so that reading restores the schedule with metadata.
-
-Readable files are the above, for which name, worker and position of the slices count, each position exactly once;
-traces of `recycle train` ("recycle-trace", see `run_trace`); and traces of torch's profiler (see `profiler_trace`).
-`recycle.ir.chrome` defines the events.
+Readable are these files, by name, worker and position of the slices; traces of `recycle train` (see `run_trace`); and
+traces of torch's profiler (see `profiler_trace`).
 """
 
 from __future__ import annotations

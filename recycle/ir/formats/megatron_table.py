@@ -4,17 +4,14 @@
      "table": [[0, 0], [1, 0], [0, 1], [1, 1]],
      "orders": [[1, 1, 2, 2, -2, -2, -1, -1], [1, 1, 2, -2, 2, -2, -1, -1]]}
 
-`table` is the result of megatron-core's `get_schedule_table(micro_batches, chunks, group_size)`: micro-batch and chunk
-of each forward, in the order of every rank. `orders` is the result of `convert_schedule_table_to_order` per rank: a
-forward of chunk c is c + 1, a backward -(c + 1); the n-th of either is micro-batch n (megatron-core 0.16.1,
-pipeline_parallel/schedules.py and transformer/cuda_graphs.py). Reading needs `ranks` and one of the two; other fields
-are checked for consistency.
+`table` is the result of megatron-core's `get_schedule_table(micro_batches, chunks, group_size)`, `orders` of
+`convert_schedule_table_to_order` per rank: a forward of chunk c is c + 1, a backward -(c + 1); the n-th of either is
+micro-batch n (megatron-core 0.16.1, pipeline_parallel/schedules.py and transformer/cuda_graphs.py). Reading needs
+`ranks` and one of the two; other fields are checked for consistency.
 
-Backwards follow the order of the table with the chunks mirrored. Rank r of P begins with 2 (P - 1 - r) + (V - 1) N
-forwards (at most all), N being the group size; then forwards and backwards alternate. With one chunk Megatron runs 1F1B
-with P - 1 - r forwards. These are the families `interleaved` and `1f1b` with D = 1. Groups of fewer than P
-micro-batches, interleaving on one rank, and all other orders are refused with the place of the deviation, as Megatron
-does. Transfers, reduces, steps, metadata, `optimizer` and `buckets` are not written; omissions are logged.
+Only orders that Megatron runs are accepted: the families `interleaved` (groups of at least P micro-batches, several
+ranks) and `1f1b` (one chunk) with D = 1. Transfers, reduces, steps, metadata, `optimizer` and `buckets` are not
+written; omissions are logged.
 """
 
 from __future__ import annotations
