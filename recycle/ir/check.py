@@ -26,11 +26,7 @@ __all__ = ["Finding", "Findings", "check", "explain", "require_no_errors"]
 
 
 class Findings(list[Finding]):
-    """The findings of `check`: a list with at most the first `MOST_DESCRIBED` findings of each rule.
-
-    Attributes:
-        more: rule code -> number of further findings that are not in the list.
-    """
+    """At most the first `MOST_DESCRIBED` findings of each rule; `more` maps rule codes to the number of others."""
 
     def __init__(self, findings: Iterable[Finding] = (), more: Mapping[str, int] | None = None) -> None:
         super().__init__(findings)

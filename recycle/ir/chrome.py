@@ -144,7 +144,6 @@ def _named(what: str, pid: int, tid: int, name: str, sort_index: int) -> list[Ev
 
 
 def _separate(start: Nanoseconds, end: Nanoseconds) -> Rows:
-    """Return the lowest lane of each slice such that slices of one lane do not overlap."""
     places = np.zeros(len(start), dtype=np.int64)
     order = np.lexsort((end, start))
     if (start[order[1:]] >= end[order[:-1]]).all():

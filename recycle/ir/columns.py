@@ -162,7 +162,6 @@ def columns_of(shape: Shape, programs: Mapping[Worker, Iterable[Instruction]]) -
 
 
 def _row(shape: Shape, worker: Worker, instruction: Instruction) -> tuple[int, ...]:
-    """Return the columns of an instruction. Raises TypeError, ValueError or AttributeError if it is invalid."""
     kind = int(instruction.kind)
     if isinstance(instruction, OverlappedPair):
         forward, backward = instruction.forward, instruction.backward
@@ -179,7 +178,6 @@ def _row(shape: Shape, worker: Worker, instruction: Instruction) -> tuple[int, .
 
 
 def _repr(value: object) -> str:
-    """Return a description with all fields, since the text form of an invalid instruction may fail."""
     if not isinstance(value, Instruction):
         return repr(value)
     return f"{type(value).__name__}({', '.join(f'{one.name}={getattr(value, one.name)!r}' for one in fields(value))})"

@@ -151,11 +151,7 @@ class Cause(IntEnum):
 class Crossings:
     """Values that cross workers in a compute-only schedule, once per consuming worker.
 
-    Attributes:
-        value: `ValueKind`; only values with a producer.
-        stage, micro_batch: stage and global micro-batch id of the value.
-        producer: first row that produces the value.
-        consumer: first row of the worker that needs the value.
+    `producer` and `consumer` are the first rows that produce the value, and that need it on the consuming worker.
     """
 
     value: Rows
@@ -374,7 +370,6 @@ class _Builder:
         self._edge(begun, ends, Cause.REDUCE)
 
     def _join(self, sources: Rows, source_keys: Rows, targets: Rows, target_keys: Rows, cause: Cause) -> None:
-        """Let each target wait for all sources with its key, through one join per key."""
         keys, place = np.unique(target_keys, return_inverse=True)
         self._edge(self.nodes + place, targets, cause)
         join = find(keys, source_keys)

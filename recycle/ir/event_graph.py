@@ -97,9 +97,7 @@ def earliest(order: Rows, offsets: Rows, sources: Rows, seconds: Floats, release
 class Ranked(NamedTuple):
     """A graph with nodes numbered by their place in a topological order.
 
-    Attributes:
-        order, place: node at each place, and place of each node.
-        offsets, sources: CSR of predecessors, all by place, int32.
+    `order` and `place` convert between places and nodes; `offsets`, `sources` are CSR of predecessors, by place, int32.
     """
 
     order: Rows
@@ -252,7 +250,6 @@ def _busiest(edges: Repeats, seconds: Floats) -> float:
 
 
 def _cycle_mean(history: list[tuple[Rows, Rows]], seconds: Floats, node: int) -> float:
-    """Return seconds per iteration of the first cycle on the critical path to `node`; 0 without a cycle."""
     seen: dict[int, tuple[int, int]] = {}
     path: list[float] = []
     for iteration in range(len(history) - 1, -1, -1):

@@ -54,9 +54,7 @@ class Gap(NamedTuple):
     """One gap, or the part of a gap with one cause.
 
     Attributes:
-        worker: idle worker.
         start, end: seconds.
-        cause: reason.
         row: the instruction that ends the gap; -1 after the last instruction.
         waits_for: the instruction that `row` waits for at `start`: the producer on another worker, then the send; for a
             reduce or step, the last gradient, arrival or reduce. -1 after the last instruction.
@@ -74,13 +72,7 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Gaps:
-    """All gaps of live workers as columns, sorted by worker, then time. Iteration yields `Gap`s.
-
-    Attributes:
-        schedule: the lowered schedule that `row`, `waits_for` and `ready` refer to.
-        worker: worker index.
-        start, end, cause, row, waits_for, ready: as in `Gap`.
-    """
+    """All gaps of live workers as columns, sorted by worker, then time. Iteration yields `Gap`s."""
 
     schedule: Schedule
     worker: Rows
@@ -267,7 +259,6 @@ def _could_run(c: Columns, row: Rows, ready: Floats, memories: list[_Memory]) ->
 
 
 def _alike(c: Columns, rows: Rows) -> list[Rows]:
-    """Group rows by kind and stages, which determine their effect on memory."""
     stages = int(max(c.stage[rows].max(initial=0), c.stage2[rows].max(initial=0))) + 2
     key = (c.kind[rows].astype(np.int64) * stages + c.stage[rows]) * stages + c.stage2[rows] + 1
     return [rows[key == one] for one in np.unique(key)]

@@ -52,13 +52,7 @@ class Origin(IntEnum):
 
 
 class Need(NamedTuple):
-    """A value that a kind needs.
-
-    Attributes:
-        value: kind of the value.
-        offset: producing stage relative to the instruction's stage. Beyond the ends of the model the need is void.
-        origin: allowed origin.
-    """
+    """A value that a kind needs, from the stage at `offset` relative to its own; void beyond the ends of the model."""
 
     value: ValueKind
     offset: int
@@ -104,13 +98,7 @@ class InstructionKind:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Instruction:
-    """An entry of a worker's program.
-
-    Attributes:
-        kind: index of the kind in `KIND_CLASSES`.
-        row, token: row of the kind, and its token.
-        operands: names of the fields, in order.
-    """
+    """An entry of a worker's program; `kind` is the index in `KIND_CLASSES`, `operands` the names of the fields."""
 
     kind: ClassVar[int]
     row: ClassVar[InstructionKind]

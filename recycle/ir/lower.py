@@ -270,7 +270,6 @@ def forward_only(schedule: Schedule) -> Schedule:
 
 
 def _begins(schedule: Schedule, rows: Rows) -> Rows:
-    """Return the start of each forward in unit times; forwards without input, in a broken schedule, come last."""
     c = schedule.columns
     worker, stage = c.worker[rows].tolist(), c.stage[rows].tolist()
     micro_batch = list(zip(c.pipeline[rows].tolist(), c.index[rows].tolist(), strict=True))

@@ -96,7 +96,6 @@ def parse(shape: Shape, programs: Mapping[Worker, str]) -> Columns:
 
 @reads_kinds
 def _canonical() -> re.Pattern[str]:
-    """Return the pattern of a program as `render` writes it; possessive, so a mismatch does not backtrack."""
     number = rf"[0-9]{{1,{DIGITS}}}+"
     pair = rf"{number}\.{number}"
 

@@ -51,12 +51,9 @@ class Checked(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """Replays and their rounds, as columns, sorted by worker and round.
+    """Replays and their rounds, as columns, sorted by worker and round; `micro_batch` is the global id.
 
-    Attributes:
-        worker: index of the replaying worker.
-        stage, micro_batch: target of the replay, the micro-batch as global id.
-        round: the replay runs in iterations equal to `round` modulo the number of rounds; `ALWAYS` for every iteration.
+    A replay runs in iterations equal to `round` modulo the number of rounds; in every iteration for `ALWAYS`.
     """
 
     worker: Rows
@@ -76,10 +73,8 @@ NO_TURNS = Turns(*np.empty((4, 0), dtype=np.int64))
 class Rotation:
     """A schedule with replays that rotate over iterations.
 
-    Attributes:
-        whole: lowered schedule with the replays of all rounds; checked, and the source of the lanes.
-        rounds: iterations of a full rotation; 0 without rotating replays.
-        turns: all added replays.
+    `whole` is lowered and has the replays of all rounds, `turns`. A full rotation takes `rounds` iterations; 0 for
+    none.
     """
 
     whole: Schedule
@@ -266,7 +261,6 @@ def _that_fit(whole: Schedule, of_rows: Rows, turns: Turns, profile: Profile) ->
 
 
 def _who_ran(schedule: Schedule) -> Rows:
-    """Return the worker index that runs the forward of each [stage, micro-batch]; -1 without one."""
     pieces, shape = work(schedule), schedule.shape
     first = pieces.first(shape, pieces.of(Forward))
     return np.where(first >= 0, pieces.worker[first], -1).reshape(shape.stages, -1)
@@ -291,7 +285,6 @@ def _assigned_to_peers(schedule: Schedule, ran: Rows, every: int | Literal["gaps
 
 
 def _inserted(schedule: Schedule, profile: Profile, turns: Turns) -> Schedule:
-    """Insert a replay for each turn. Turns of one round share gaps; turns of different rounds are independent."""
     if not len(turns.worker):
         return schedule
     before = _places(schedule, profile_of_cut(profile, schedule.shape), turns)

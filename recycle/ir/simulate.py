@@ -50,11 +50,7 @@ DRAWN = 32
 
 @dataclass(frozen=True, eq=False)
 class Timeline(Times):
-    """The times of one iteration from idle, and the period of repeated iterations.
-
-    Attributes:
-        period: seconds between two iterations in steady state.
-    """
+    """The times of one iteration from idle, and the period in seconds between two iterations in steady state."""
 
     period: float
 

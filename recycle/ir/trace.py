@@ -291,7 +291,6 @@ def _consumed(graph: Dependencies) -> tuple[Rows, Rows]:
 
 
 def _awaited(graph: Dependencies, source: Rows, target: Rows, end: Floats) -> Rows:
-    """Return the predecessor of each node that ended last, -1 without predecessors."""
     ends = np.append(end, np.zeros(graph.nodes - graph.rows))
     into_join = target >= graph.rows  # joins wait for rows only
     np.maximum.at(ends, target[into_join], ends[source[into_join]])

@@ -45,7 +45,6 @@ class _Coloring:
         return [color for color in range(self._colors) if color not in self._at[vertex]]
 
     def _made_free(self, one: int, other: int, free_at_one: Sequence[int], free_at_other: Sequence[int]) -> int:
-        """Return a color that is free at both vertices, after a swap or as a new color."""
         for a in free_at_one:
             for b in free_at_other:
                 path, end = self._path(other, a, b)

@@ -24,13 +24,9 @@ UnitRange = tuple[int, int]
 
 @dataclass(frozen=True)
 class Hosts:
-    """The units and stages that each worker hosts.
+    """The units and stages that each worker hosts, units as the fewest ranges, in order.
 
-    Attributes:
-        count: number of units of the model.
-        units: of each worker, as the fewest ranges, in order.
-        stages: of each worker.
-        cut: layers of each stage, if the cut differs from the job's (`Shape.cut`).
+    `count` is the number of units of the model, `cut` the layers of each stage if they differ from the job's.
     """
 
     count: int

@@ -112,11 +112,9 @@ class Entry(msgspec.Struct, frozen=True):
 
     Attributes:
         vector: dead workers of each rank.
-        file: file name in the directory.
         digest: hash of the file content.
         hash: content hash of the schedule, its name in runs.
-        makespan, period, lower_bound, gap, seconds: as in `Plan`.
-        profile: digest of the profile used for planning.
+        makespan, period, lower_bound, gap, seconds, profile: as in `Plan`.
         job: hash of all that the plan must fit: shape, profile, limits and techniques.
         quick: whether no search was made yet, so a better plan may exist.
     """
@@ -200,12 +198,7 @@ def _digest(content: bytes) -> str:
 
 
 class PlanLibrary:
-    """The plans of one job in a directory.
-
-    Args:
-        directory: created by `prepare`, or when the first plan is added.
-        job: job that the plans must fit. None accepts any checked plan.
-    """
+    """The plans of one job in a directory, which is created on demand. A `job` of None accepts any checked plan."""
 
     def __init__(self, directory: Path, job: Job | None = None) -> None:
         self.directory, self.job = Path(directory), None if job is None else price(job)
@@ -369,7 +362,6 @@ class PlanLibrary:
         )
 
     def _nearest(self, shape: Shape, failed: frozenset[Worker], vector: Vector) -> Iterator[tuple[Entry, Arrangement]]:
-        """Yield the best few plans that can be filled, possibly by moves, best first."""
         entries = [entry for entry in self.usable() if len(entry.vector) == shape.ranks]
         vectors = np.array([entry.vector for entry in entries], dtype=np.int64).reshape(-1, shape.ranks)
         periods = [entry.period for entry in entries]
@@ -395,7 +387,6 @@ class PlanLibrary:
         return entry is not None and (self.key is None or entry.job == self.key)
 
     def _adopt(self, listed: set[str]) -> dict[Vector, Entry]:
-        """Return entries for unlisted plan files that are valid plans of the job."""
         found: dict[Vector, Entry] = {}
         for path in sorted(self.directory.glob("*.json")):
             if path.name == MANIFEST or path.name in listed:

@@ -195,7 +195,6 @@ class Arrangement(NamedTuple):
 
     Attributes:
         vacant: positions without a process, one set with the vector. Live workers among them moved or stand idle.
-        moves: the workers that take over dead positions.
         seconds: until all copies are done, serially per source, in the profile's unit of time.
     """
 

@@ -85,18 +85,8 @@ class ShardHosts(Hosts):
 class Shards:
     """The shards of a job's model, numbered consecutively: shard i of part p of D pipelines is p * D + i.
 
-    The parts are the model's units if layers may move, otherwise its stages.
-
-    Args:
-        job: `[train]` gives the number of copies, `[cluster]` the workers of each node.
-        hosting: hosts by the plan, including dead workers if shards belong to stages.
-
-    Attributes:
-        hosting: as given.
-        count: number of shards of a part.
-
-    Raises:
-        JobError: shards belong to stages, and a stage has not as many hosts as the job has pipelines.
+    The parts are the model's units if layers may move, otherwise its stages. `count` is D, `hosting` the hosts by the
+    plan, including dead workers if shards belong to stages. Raises JobError if a stage then has not D hosts.
     """
 
     def __init__(self, job: Sections, hosting: Hosts) -> None:

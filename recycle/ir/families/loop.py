@@ -1,7 +1,6 @@
 """Families with chunk c of rank r on stage c * P + r.
 
-Breadth-first schedules: all forwards of a chunk run before the next chunk, then all backwards from the last chunk
-down.
+Breadth-first schedules run all forwards of a chunk before the next chunk, then all backwards from the last chunk down.
 
 GPipe (Huang et al., 2019, arXiv 1811.06965) has one chunk per rank. Bubble per worker (P - 1)(F + B), peak m
 activations on every worker.
@@ -16,10 +15,9 @@ al., 2021, arXiv 2006.09503; Megatron-LM's non-interleaved schedule). Bubble per
 (m + P - 1)(F + B), peak min(P - r, m) activations on rank r. Limits: one chunk per rank.
 
 Interleaved 1F1B: each worker hosts V chunks and takes groups of micro-batches through them, so a warm-up step costs one
-chunk instead of one rank (Narayanan et al., 2021, arXiv 2104.04473, section 2.2; Megatron-LM's schedule table).
-
-The forwards of a rank form one list of units: N micro-batches through chunk 0, the same through chunk 1, up to chunk
-V - 1, then the next N; the last group takes the rest. Backward units are the same list with the chunks mirrored. After
+chunk instead of one rank (Narayanan et al., 2021, arXiv 2104.04473, section 2.2; Megatron-LM's schedule table). The
+forwards of a rank form one list of units: N micro-batches through chunk 0, the same through chunk 1, up to chunk V - 1,
+then the next N; the last group takes the rest. Backward units are the same list with the chunks mirrored. After
 min(m V, (V - 1) N + 2 (P - 1 - r)) forwards, a forward and a backward alternate. N = P unless given.
 
 Bubble per worker (P - 1)(F + B) in chunk times, a V-th of 1F1B's; inner bubble (P - 1 - r)(F + B); peak
@@ -33,16 +31,16 @@ runs I k, W k - lag and the next forward, as far as each exists, and the remaini
 activations. Limits: one chunk per rank.
 
 ZB-H1 keeps 1F1B's warm-up and memory and moves the weight gradients into the bubble. Rank r runs min(P - r, m) forwards
-first and delays each W by r micro-batches. Peak min(P, m) activations on every worker. Bubble per worker (P - 1)(F + I)
-- (min(m, P) - 1) min(F, I, W), for m >= P (P - 1) max(F, I, F + I - W); the paper's (P - 1)(F + I - W) is the case
-W <= F, W <= I. The largest inner bubble is the same with min(F, W) in place of min(F, I, W).
+first and delays each W by r micro-batches. Peak min(P, m) activations on every worker. The bubble per worker is
+(P - 1)(F + I) - (min(m, P) - 1) min(F, I, W); for m >= P this is (P - 1) max(F, I, F + I - W), and for W <= F, W <= I
+the paper's (P - 1)(F + I - W). The largest inner bubble is the same with min(F, W) instead of min(F, I, W).
 
 ZB-H2 removes the inner bubble at the memory of almost two 1F1B pipelines. Rank r runs min(2 (P - r) - 1, m) forwards
 first and delays each W by 2 r micro-batches. Peak min(2 P - 1, m) activations on every worker. For m >= 2 P - 1 the
-largest inner bubble is (P - 1) max(0, I - F, F + I - 2 W), none at F = I = W, and the bubble per worker is (P - 1)
-max(F, I - F, F + I - 2 W), of which (P - 1) F is the start of the last rank. The paper's (P - 1)(F + I - 2 W) is the
-case where that term is the largest. With fewer micro-batches the warm-up is shorter, and a closed form is known only
-for F = I = W: the largest inner bubble is (2 P - 1 - m) F.
+largest inner bubble is (P - 1) max(0, I - F, F + I - 2 W), none at F = I = W. The bubble per worker is then
+(P - 1) max(F, I - F, F + I - 2 W), of which (P - 1) F is the start of the last rank. The paper's
+(P - 1)(F + I - 2 W) is the case where that term is the largest. With fewer micro-batches the warm-up is shorter, and a
+closed form is known only for F = I = W: the largest inner bubble is (2 P - 1 - m) F.
 """
 
 from __future__ import annotations

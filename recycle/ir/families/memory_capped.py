@@ -258,7 +258,6 @@ def _squeeze(orders: Orders, micro_batches: int, cap: int, times: Times, rule: _
 def _next_work(
     left: list[int], come: list[list[int]], begun: list[int], held: int, cap: int, holds: list[int], rule: _Rule
 ) -> int:
-    """Return the index in `left` of the work that a free rank starts now, -1 for none."""
     ready = [begun[work] < there[0] and begun[work] < there[1] for work, there in enumerate(come)]
     if not rule.ahead:
         return 0 if ready[left[0]] else -1
@@ -318,7 +317,6 @@ def _repeated_half(shape: Shape) -> Orders:
 
 
 def _hand_made(ranks: int, micro_batches: int) -> Orders:
-    """Return ZB-V's order of the paper, for m >= 2 P - 1."""
     orders = []
     for rank in range(ranks):
         below = ranks - rank  # this rank and the ranks further down the V

@@ -160,7 +160,6 @@ def _title(schedule: Schedule, worker: Worker) -> str:
 
 
 def _transfers(sends: Rows) -> Rows:
-    """Return the number of the arrow that starts or ends at each row, from 1; 0 without one."""
     receives = np.flatnonzero(sends >= 0)
     arrow = np.zeros(len(sends), dtype=np.int64)
     arrow[receives] = arrow[sends[receives]] = np.arange(1, len(receives) + 1)
@@ -315,7 +314,6 @@ def _stated_profile(other: Mapping[str, msgspec.Raw], shape: Shape) -> Profile |
 
 
 def _placed(shape: Shape, counts: Any, content: bytes, name: str, most: int | None) -> dict[Worker, list[Instruction]]:
-    """Return the instructions of the slices by position; every position must occur exactly once."""
     events = chrome.decode(
         content, chrome.Events[_Slice | chrome.Title | _Counter | _FlowStart | _FlowEnd], name
     ).traceEvents

@@ -147,7 +147,6 @@ def dumps(schedule: Schedule) -> str:
 
 
 def _run_by_megatron(shape: Shape, size: int) -> Schedule:
-    """Build the family that Megatron runs for this shape. Raises ScheduleError if Megatron refuses the shape."""
     if shape.chunks == 1:
         return one_f_one_b(shape)
     if shape.ranks == 1:
@@ -158,7 +157,6 @@ def _run_by_megatron(shape: Shape, size: int) -> Schedule:
 
 
 def _group_size(table: Table) -> int:
-    """Return N, the number of micro-batches before the second chunk; at least 1."""
     return max(1, next((place for place, (_, chunk) in enumerate(table) if chunk), len(table)))
 
 

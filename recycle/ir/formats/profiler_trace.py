@@ -127,7 +127,6 @@ def _first_stage(actions: Iterable[_Action]) -> int:
 
 
 def _actions(content: bytes, name: str, most: int | None, base: float = 0.0) -> list[_Action]:
-    """Return the labelled actions in file order; `base` is added to their times."""
     require_few(content.count(_MARK) // 2, f"{name}: ", most)  # GPU traces contain each label twice
     is_old = _OLD_LABEL.search(content) is not None
     if content.lstrip().startswith(b"["):
@@ -231,7 +230,6 @@ def _from_ranks(ranks: Mapping[str, list[_Action]], name: str, warnings: list[st
 
 
 def _iterations(actions: Iterable[_Action]) -> list[list[_Action]]:
-    """Split a rank's actions where an instruction repeats; UNSHARDs before a split belong to the next iteration."""
     iterations: list[list[_Action]] = [[]]
     seen: set[Instruction] = set()
     for action in actions:

@@ -105,10 +105,7 @@ _log = logging.getLogger(__name__)
 class OrderOnly:
     """A format that contains only the order of one pipeline.
 
-    Attributes:
-        name: such as "a torch CSV".
-        ranks: element of the format that represents ranks.
-        alive: reason that no rank can have failed.
+    `ranks` names the element of the format that represents ranks, `alive` the reason that no rank can have failed.
     """
 
     name: str

@@ -1,16 +1,7 @@
 """The schedule CSV of torch.distributed.pipelining, and the text of its actions, which the profiler's labels share.
 
 Row r is the program of rank r, one action per cell. The actions of all ranks together determine the shape, the
-placement and the peers:
-
-- D = 1, and P is the number of ranks. m is the number of micro-batches that most stages forward (the larger if equal).
-- A stage counts if it forwards at least half of m micro-batches. V is the number of such stages over P.
-- A stage belongs to the rank with most of its compute. The peer of a transfer is the rank of the next or previous
-  stage; without one, or on the same rank, the peer is the worker itself, which `check` rejects.
-- torch leaves the optimizer step to its callers. If there is any REDUCE_GRAD, each rank gets a STEP for each of its
-  stages at the end, last stage first, as `lower` adds them.
-- UNSHARD and RESHARD gather and free sharded parameters; recycle workers hold whole parameters. They are dropped and
-  counted in the metadata, under "dropped".
+placement, the peers and the steps, by the rules in docs/reference/file-format.md (`inferred`, `schedule_of`).
 
     file   = row { newline row }          blank lines at the end are ignored; CRLF on output
     row    = cell { "," cell }            rows may differ in length
@@ -20,13 +11,8 @@ placement and the peers:
            | stage ( WAIT_SEND_F | WAIT_SEND_B ) micro_batch
            | stage ( REDUCE_GRAD | UNSHARD | RESHARD )        stage and micro_batch are digits
 
-Reading is stricter than torch's loader, which accepts trailing text in cells. Stages and micro-batches outside the
-inferred shape are kept for `check` to report. Dropped actions are logged. `BW` marks the notation of September and
-October 2024, where BW is the whole backward, and B the input's half if the file has its W.
-
-Writing refuses content that reading would not restore: other pipelines and re-routed micro-batches, failed workers,
-ties, a STEP elsewhere, a placement that the rows do not imply. Metadata, `optimizer` and `buckets` are omitted with a
-warning.
+A transfer without a peer on another rank gets its own worker as peer, which `check` rejects. Writing refuses content
+that reading would not restore, and omits metadata, `optimizer` and `buckets`.
 """
 
 from __future__ import annotations

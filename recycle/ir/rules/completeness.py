@@ -152,13 +152,11 @@ def weight_parts(inspection: Inspection) -> Iterator[Defect]:
 
 
 def _first_rows(inspection: Inspection, cells: Flags, *classes: type[Instruction]) -> Rows:
-    """Return the first row of these classes in each of these cells; every cell must have one."""
     at = _by_cell(inspection, cells, *classes)
     return inspection.pieces.row[at[firsts(inspection.cell[at])[1]]]
 
 
 def _by_cell(inspection: Inspection, cells: Flags, *classes: type[Instruction]) -> Rows:
-    """Return the operations of these classes in these cells, sorted by cell, then row."""
     pieces, at = inspection.pieces, inspection.computes
     at = at[cells[inspection.cell[at]] & is_kind(pieces.kind[at], classes)]
     return at[np.lexsort((pieces.row[at], inspection.cell[at]))]

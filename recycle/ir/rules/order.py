@@ -1,7 +1,7 @@
 """Rules for the order: dependencies precede their users, and no instructions wait for each other in a cycle.
 
 Late dependencies on the same worker are found edge by edge. Cycles over several workers are found in the event graph
-without those edges, and without edges that the optimizer rules report.
+without these edges and those that the optimizer rules report.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ def order(inspection: Inspection) -> Iterator[Defect]:
 
 
 def _local_disorder(inspection: Inspection) -> tuple[Rows, Rows]:
-    """Return edges between rows of one worker against program order."""
     graph, c = inspection.graph, inspection.lowered.columns
     edges = graph.between_rows
     edges = edges[graph.cause[edges] != Cause.TRANSFER]
@@ -153,7 +152,6 @@ def _walk(offsets: Rows, before: Rows, node: int) -> list[int]:
 
 
 def _shortest(cycle: list[int], offsets: Rows, before: Rows) -> list[int]:
-    """Return a shortest cycle through the first node of `cycle`, by breadth-first search."""
     start, came_from = cycle[0], dict[int, int]()
     queue = deque([start])
     while start not in came_from:

@@ -259,6 +259,5 @@ def _runs_itself(inspection: Inspection, key: Rows, at: Rows) -> Flags:
 
 
 def _first_of(*cases: Flags) -> list[Flags]:
-    """Restrict each case to entries where no earlier case holds."""
     number = np.select(cases, range(len(cases)), -1)
     return [number == place for place in range(len(cases))]

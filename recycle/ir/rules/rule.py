@@ -127,13 +127,7 @@ class Defect:
 
 @dataclass(frozen=True)
 class Rule:
-    """One row of the table of rules: the code, texts and severity of its findings.
-
-    Attributes:
-        documentation: paragraph for people.
-        find: function that yields the defects.
-        presumes_valid: whether the rule is skipped for schedules with errors.
-    """
+    """One row of the table of rules; `presumes_valid` rules are skipped for schedules with errors."""
 
     code: str
     title: str
@@ -185,8 +179,7 @@ class Inspection:
 
     Attributes:
         profile: bytes, and the share of an activation kept between I and W.
-        limits: activations that the workers of each rank may hold, or None.
-        byte_limit: bytes that any worker may hold, or None.
+        limits, byte_limit: activations that workers of each rank may hold, and bytes of any worker; None for no limit.
         about_to_run: whether workers execute the program as it is, so that nothing is implied.
         events: event graph of the lowered schedule.
         shared: results shared by several rules, by the function that computes them.

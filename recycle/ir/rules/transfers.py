@@ -124,13 +124,9 @@ for _end in chain.from_iterable(CARRIERS.values()):
 
 
 class _TransferExamination:
-    """Finds defects of transfers, nearest causes first, and reports each value once.
+    """Finds defects of transfers by rule code, nearest causes first, and reports each value once.
 
-    A value is an index into a table of (value kind, producing stage, micro-batch), with an extra stage at both ends of
-    the model.
-
-    Attributes:
-        found: code of the reporting rule -> defects.
+    A value is an index into a table of (value kind, producing stage, micro-batch), with an extra stage at both ends.
     """
 
     def __init__(self, inspection: Inspection) -> None:
