@@ -25,7 +25,7 @@ from recycle.job.shape import MicroBatch, Shape
 
 
 def dualpipe_v(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
-    """Build the compute-only DualPipeV schedule of `shape`. Raises ScheduleError if chunks is not 2, or m < 2 P."""
+    """The compute-only DualPipeV schedule of `shape`. Raises ScheduleError if chunks is not 2, or m < 2 P."""
     stages = vee_stages(shape, "dualpipe-v")
     if shape.micro_batches < 2 * shape.ranks:
         raise ScheduleError(

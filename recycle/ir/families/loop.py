@@ -58,14 +58,14 @@ from recycle.job.shape import MicroBatch, Shape
 
 
 def gpipe(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
-    """Build the compute-only GPipe schedule of `shape`. Raises ScheduleError if chunks > 1."""
+    """The compute-only GPipe schedule of `shape`. Raises ScheduleError if chunks > 1."""
     if shape.chunks != 1:
         raise ScheduleError(f"gpipe: needs chunks = 1, got {shape.chunks}")
     return _breadth_first(shape, "gpipe", optimizer, range(shape.micro_batches))
 
 
 def looped_bfs(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
-    """Build the compute-only looped breadth-first schedule of `shape`."""
+    """The compute-only looped breadth-first schedule of `shape`."""
     return _breadth_first(shape, "looped-bfs", optimizer, range(shape.micro_batches)[::-1])
 
 
@@ -80,7 +80,7 @@ def _breadth_first(shape: Shape, family: str, optimizer: Optimizer, backwards: r
 
 
 def one_f_one_b(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
-    """Build the compute-only 1F1B schedule of `shape`. Raises ScheduleError if chunks > 1."""
+    """The compute-only 1F1B schedule of `shape`. Raises ScheduleError if chunks > 1."""
     if shape.chunks != 1:
         raise ScheduleError(f"1f1b: needs chunks = 1, got {shape.chunks}")
     warm_up = shape.ranks - 1 - np.arange(shape.ranks)
@@ -88,7 +88,7 @@ def one_f_one_b(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
 
 
 def interleaved(shape: Shape, optimizer: Optimizer = "staggered", group_size: int | None = None) -> Schedule:
-    """Build the compute-only interleaved 1F1B schedule of `shape`.
+    """The compute-only interleaved 1F1B schedule of `shape`.
 
     Args:
         group_size: N, micro-batches that a rank takes through one chunk before the next; None for P.
@@ -138,13 +138,13 @@ def units(micro_batches: int, chunks: int, size: int) -> list[tuple[int, int]]:
 
 
 def zb_h1(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
-    """Build the compute-only ZB-H1 schedule of `shape`. Raises ScheduleError if chunks > 1."""
+    """The compute-only ZB-H1 schedule of `shape`. Raises ScheduleError if chunks > 1."""
     rank = np.arange(shape.ranks)
     return _delayed_weights(shape, "zb-h1", optimizer, shape.ranks - rank, rank)
 
 
 def zb_h2(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
-    """Build the compute-only ZB-H2 schedule of `shape`. Raises ScheduleError if chunks > 1."""
+    """The compute-only ZB-H2 schedule of `shape`. Raises ScheduleError if chunks > 1."""
     rank = np.arange(shape.ranks)
     return _delayed_weights(shape, "zb-h2", optimizer, 2 * (shape.ranks - rank) - 1, 2 * rank)
 

@@ -283,7 +283,7 @@ def _next_work(
 
 
 def zb_v(shape: Shape, optimizer: Optimizer = "staggered", times: Times = UNIT_TIMES) -> Schedule:
-    """Build the compute-only ZB-V schedule of `shape`.
+    """The compute-only ZB-V schedule of `shape`.
 
     Args:
         times: F, I and W of one chunk, which the order is optimized for.
@@ -298,13 +298,13 @@ def zb_v(shape: Shape, optimizer: Optimizer = "staggered", times: Times = UNIT_T
 
 
 def v_half(shape: Shape, optimizer: Optimizer = "staggered", times: Times = UNIT_TIMES) -> Schedule:
-    """Build the compute-only V-half schedule of `shape`. Arguments and errors as in `zb_v`."""
+    """The compute-only V-half schedule of `shape`. Arguments and errors as in `zb_v`."""
     cap = 2 * (shape.ranks // 2) + 2
     return memory_capped(shape, "v-half", [_repeated_half(shape)], cap, optimizer, times)
 
 
 def v_min(shape: Shape, optimizer: Optimizer = "staggered", times: Times = UNIT_TIMES) -> Schedule:
-    """Build the compute-only V-min schedule of `shape`. Arguments and errors as in `zb_v`."""
+    """The compute-only V-min schedule of `shape`. Arguments and errors as in `zb_v`."""
     block = building_block(shape.ranks, (1, 1, 1, 1), (0, 0 if shape.ranks % 3 else 2, 0))
     cap = 2 * ((shape.ranks + 1) // 3 + 1)
     return memory_capped(shape, "v-min", [repeated(block, shape.micro_batches)], cap, optimizer, times)

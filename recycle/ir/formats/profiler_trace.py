@@ -55,7 +55,7 @@ def loads(content: bytes, name: str, most: int | None = None) -> ScheduleInput:
     """Parse one file, whose ranks are its processes; `name` begins every error message.
 
     Raises:
-        ScheduleError: there are no labels or more than `most`, a labelled event is incomplete (named in the message),
+        ScheduleError: the labels are absent or more than `most`, a labelled event is incomplete (named in the message),
             or the ranks are not one pipeline.
     """
     actions = _actions(content, name, most)
