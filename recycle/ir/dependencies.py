@@ -165,10 +165,13 @@ class Crossings:
 class Dependencies:
     """The dependency graph over the rows of a schedule.
 
-    Nodes 0 to rows-1 are the rows. The nodes after them are joins without duration, in this order: one per reduced
-    group of tied stages (all gradients are ready), the commit (all reduces are done), all steps done, one per tied
-    stage that some worker reduces apart from its group (all hosts arrived), one per REDUCE_BUCKET bucket of a stage
-    (all gradients of the bucket are ready), and one per stage with a GATHER_PARAMS (all hosts stepped).
+    Nodes 0 to rows-1 are the rows. The nodes after them are joins without duration, in this order:
+
+    - all gradients are ready, per reduced group of tied stages
+    - all reduces are done (the commit); all steps are done
+    - all hosts arrived, per tied stage that some worker reduces apart from its group
+    - all gradients of the bucket are ready, per stage and bucket of REDUCE_BUCKET
+    - all hosts stepped, per stage with a GATHER_PARAMS
 
     Attributes:
         rows, nodes: number of schedule rows, and of rows and joins.

@@ -7,7 +7,7 @@ notation extends the notation of `torch.distributed.pipelining`:
     micro_batch = pipeline "." index      input may omit "pipeline." if there is one pipeline
 
 The gradients of a stage may be reduced in buckets (`Schedule.buckets`). Then the last W's of the stage on a worker are
-split into parts per bucket, REDUCE_BUCKET begins the sum of a complete bucket, and REDUCE_GRAD sums the last bucket and
+split into parts per bucket. REDUCE_BUCKET begins the sum of a complete bucket. REDUCE_GRAD sums the last bucket and
 waits for the others.
 """
 

@@ -4,8 +4,8 @@ Lowering is a sequence of pure passes; a pass is skipped if its instructions are
 RECV precedes its consumer such that all transfers follow one global order. A worker with unbuffered, serial transfers
 then never deadlocks, and both ends of a lane have the same order.
 
-With gradient buckets, the last W's of a stage on a worker are split into parts per bucket, run bucket by bucket, so
-earlier buckets are summed while later parts run. Only those last W's are split after which the worker runs no other
+With gradient buckets, the last W's of a stage on a worker are split into parts per bucket, run bucket by bucket.
+Earlier buckets are summed while later parts run. Only those last W's are split after which the worker runs no other
 work for the stage, and between which it runs no other work at all. A final B is split into its I and W first. Each
 weight is still accumulated in micro-batch order, so the gradients are bitwise equal. Limits: if an overlapped pair is
 last, nothing is split, and the sums begin after the pair.

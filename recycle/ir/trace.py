@@ -5,8 +5,8 @@ workers inside instructions (`@1.0`) are roles too. Times are seconds since the 
 `first_impossible`). `executed_timeline` converts one executed iteration to a Timeline, `executed_profile` measured
 durations to a Profile.
 
-What an instruction waited for is derived: the dependency that ended last. An executor posts a receive and continues, so
-a receive counts as arrived at the end of its send, or at the start of its consumer if the consumer's worker was idle.
+What an instruction waited for is derived: the dependency that ended last. An executor posts a receive and continues.
+So a receive counts as arrived at the end of its send, or at the start of its consumer if that worker was idle.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 A plan depends only on the number of dead workers of each rank. Plans name roles; live processes take roles within their
 own stage.
 
-The failure vector determines the load of a schedule, and the most-hit stage its period. A live worker may move from a
-stage that can spare it to another stage, after copying that stage's parameters and optimizer state (`Profile.static`
-bytes) from a live peer there. This module computes how to reach a vector; `solve/normalize.py` chooses the vector.
+The failure vector determines the load of a schedule, and the most-hit stage its period. A live worker may move to
+another stage. It first copies that stage's parameters and optimizer state (`Profile.static` bytes) from a live peer
+there. This module computes how to reach a vector; `solve/normalize.py` chooses the vector.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def moves_needed(failed: Sequence[int], vector: Sequence[int]) -> int:
 def arrange(shape: Shape, failed: Iterable[Worker], vector: Sequence[int], profile: Profile) -> Arrangement:
     """Bring a set of dead workers to `vector` with the fewest moves.
 
-    Dead positions are taken over in the pipelines with the fewest dead and given up in those with the most, so that
+    Dead positions are taken over in the pipelines with the fewest dead and given up in those with the most. So
     dead roles lie in the same pipelines. A stage keeps at least the live hosts that `vector` leaves it. Each mover
     copies from the live peer that can finish first.
 

@@ -6,8 +6,8 @@ built on it; ScheduleGPipe and Schedule1F1B have no such labels). Each rank writ
 
 Actions of a rank are ordered by start. A repeated instruction starts a new iteration; the schedule is the last
 iteration with the most actions, and across ranks the iterations that started closest to each other. `torch_csv` turns
-actions into a schedule. Times are taken from the labels, on the clock of the machines (`baseTimeNanoseconds`), and on
-ranks with a GPU from the labels of the GPU, since CPU labels state when work was launched.
+actions into a schedule. The labels give the times, on the clock of the machines (`baseTimeNanoseconds`). For ranks
+with a GPU the labels of the GPU count, since CPU labels state when work was launched.
 """
 
 from __future__ import annotations
