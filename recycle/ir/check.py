@@ -1,8 +1,8 @@
-"""The checker: rules -> findings. `check` returns what is wrong with a schedule; the schedule never makes it raise.
+"""The checker: apply the rules of `recycle.ir.rules` to a schedule and collect findings.
 
-The rules stand in `recycle.ir.rules`, one function each, and ask `dependencies` and the event graph; none knows by
-itself what needs what. A defect is reported once, by the rule nearest its cause. What a schedule leaves out altogether
-(transfers, or reduces and steps) is implied as `lower` writes it, unless it is about to run.
+Rules use `dependencies` and the event graph, which alone define what an instruction needs. A defect is reported once,
+by the rule nearest to its cause. Omitted transfers, reduces and steps are implied, as `lower` adds them, unless the
+schedule is about to run.
 """
 
 from __future__ import annotations
@@ -26,18 +26,14 @@ __all__ = ["Finding", "Findings", "check", "explain", "require_no_errors"]
 
 
 class Findings(list[Finding]):
-    """What `check` found: a list of findings, of each rule at most the first `MOST_DESCRIBED`.
-
-    Attributes:
-        more: code of a rule -> how many more findings it has than are in the list, for those that have more.
-    """
+    """At most the first `MOST_DESCRIBED` findings of each rule; `more` maps rule codes to the number of others."""
 
     def __init__(self, findings: Iterable[Finding] = (), more: Mapping[str, int] | None = None) -> None:
         super().__init__(findings)
         self.more = dict(more or {})
 
     def number(self, severity: Severity) -> int:
-        """How many findings there are of a severity, those that are not in the list included."""
+        """Count the findings of a severity, including those not in the list."""
         severities = {finding.rule: finding.severity for finding in self}
         listed = sum(finding.severity == severity for finding in self)
         return listed + sum(count for rule, count in self.more.items() if severities[rule] == severity)
@@ -52,21 +48,21 @@ def check(
     about_to_run: bool = False,
     graph: EventGraph | None = None,
 ) -> Findings:
-    """The findings, errors first, by worker and position; an empty list means that the schedule is valid.
+    """Check a schedule. Findings are sorted: errors first, then by worker and position. An empty list means valid.
 
-    Of each rule at most the first 1,000 are listed; `Findings.more` says how many more it has.
+    At most the first 1,000 findings of each rule are listed; `Findings.more` counts the others.
 
     Args:
-        schedule: lowered, partly lowered or compute-only. Positions in findings are those of this schedule.
-        profile: gives `weight_stash` for the limits, and bytes for `byte_limit`; unit times and weights if left out.
+        schedule: lowered, partly lowered or compute-only. Positions in findings refer to this schedule.
+        profile: supplies `weight_stash` for `limits`, and bytes for `byte_limit`; unit times and weights if None.
         limits: activations (in chunks) that the worker of each rank may hold, one number per rank.
-        byte_limit: bytes that any worker may hold, static bytes of its stages included.
-        about_to_run: workers execute the schedule as it is, so that nothing is implied.
-        graph: what `recycle.ir.lower.lowered_graph` gives for this schedule, if that is known already.
+        byte_limit: bytes that any worker may hold, including the static bytes of its stages.
+        about_to_run: whether workers execute the schedule as it is, so that nothing is implied.
+        graph: result of `recycle.ir.lower.lowered_graph` for this schedule, if known.
 
     Raises:
-        JobError: `limits` has not one number per rank, a limit is negative or no number, or a list of `profile` has not
-            one entry per stage.
+        JobError: `limits` has not one number per rank, a limit is negative or not a number, or a per-stage list of
+            `profile` has the wrong length.
     """
     shape, profile = schedule.shape, profile_of_cut(profile or Profile.uniform(), schedule.shape)
     if limits is not None:
@@ -91,7 +87,7 @@ def check(
 
 
 def require_no_errors(findings: Findings) -> None:
-    """Raise ScheduleError with the first error among what `check` found."""
+    """Raise ScheduleError for the first error among the findings."""
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
         first = errors[0]
@@ -101,5 +97,5 @@ def require_no_errors(findings: Findings) -> None:
 
 
 def explain(code: str) -> Rule | None:
-    """The rule with this code, None when there is none; its `documentation` is a paragraph for people."""
+    """Return the rule with this code, None without one; its `documentation` explains the rule."""
     return next((rule for rule in all_rules() if rule.code == code), None)

@@ -1,11 +1,10 @@
-"""Chrome's Trace Event JSON, which Perfetto and chrome://tracing open: the one place that knows how it is written.
+"""Reading and writing of Chrome's Trace Event JSON, the format of Perfetto and chrome://tracing.
 
     {"displayTimeUnit": "ms", "otherData": {...}, "traceEvents": [event, ...]}
 
-Plans (`formats.chrome_trace`) and executed runs (`trace`) both write it: a process per worker, in it a thread per track
-(compute, send, recv), a slice per instruction. Events used: M names and sorts processes and threads, X is a slice, C a
-counter, s and f the ends of a flow (an arrow), i an instant. Source: the Trace Event Format document of the Chromium
-project. Times are whole nanoseconds, written in microseconds, so that slices that touch do not overlap by rounding.
+There is a process per worker, a thread per track (compute, send, recv) and a slice per instruction. Events: M names and
+sorts processes and threads, X is a slice, C a counter, s and f the ends of a flow (an arrow), i an instant. Source: the
+Trace Event Format document of the Chromium project. Times are whole nanoseconds, so rounding creates no overlaps.
 """
 
 from __future__ import annotations
@@ -28,27 +27,22 @@ Event = dict[str, Any]
 T = TypeVar("T")
 
 TRACKS = ("compute", "send", "recv")
-"""The threads of one process."""
+"""Threads of each process."""
 MOST_BYTES_BESIDE = 2**25
-"""Bytes of what a file says beside its events. In memory each small value takes many times its text."""
+"""Maximum bytes of everything but the events. In memory, small values take many times their text."""
 MOST_SECONDS = 2.0**53 / 1e9
-"""Beyond this (104 days) a double no longer counts every nanosecond."""
+"""Largest time (104 days) for which a double counts every nanosecond."""
 
 Moment = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
 Duration = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
-"""A `ts` and a `dur` as read: microseconds."""
+"""`ts` and `dur` as read, in microseconds."""
 
 
 # Writing
 
 
 def document(other: Mapping[str, Any], events: Iterable[Event]) -> Iterator[str]:
-    """The text of a file, in parts of some thousand events, so that none need be held whole.
-
-    Args:
-        other: `otherData`, JSON values.
-        events: any iterable of events; consumed as the parts are.
-    """
+    """Yield the text of a file in parts of a few thousand events; `other` is `otherData`, JSON values."""
     encode = msgspec.json.Encoder().encode
     yield f'{{"displayTimeUnit":"ms","otherData":{encode(other).decode()},"traceEvents":[\n'
     rest = iter(events)
@@ -60,19 +54,19 @@ def document(other: Mapping[str, Any], events: Iterable[Event]) -> Iterator[str]
 
 
 def nanoseconds(seconds: Floats) -> Nanoseconds:
-    """Rounded to whole nanoseconds."""
+    """Round to whole nanoseconds."""
     return np.rint(seconds * 1e9).astype(np.int64)
 
 
 def microseconds(nanoseconds: int) -> int | float:
-    """What `ts` and `dur` hold."""
+    """Convert to the microseconds of `ts` and `dur`."""
     return nanoseconds / 1000 if nanoseconds % 1000 else nanoseconds // 1000
 
 
 def slice_event(
     name: str, category: str, pid: int, tid: int, start: int, end: int, arguments: Mapping[str, Any]
 ) -> Event:
-    """An instruction from `start` to `end`, in nanoseconds."""
+    """Return a slice from `start` to `end`, in nanoseconds."""
     return {
         "ph": "X",
         "name": name,
@@ -86,9 +80,9 @@ def slice_event(
 
 
 def flow_event(phase: str, flow: int, name: str, category: str, pid: int, tid: int, start: int) -> Event:
-    """One end of an arrow, "s" or "f": it holds on to the slice of that thread that lies at `start`, in nanoseconds.
+    """Return one end of an arrow, "s" or "f", attached to the slice of the thread at `start` (nanoseconds).
 
-    Viewers take the innermost slice of that moment, so the event must come right behind its slice in the file.
+    Viewers attach it to the innermost slice, so the event must directly follow its slice in the file.
     """
     ends: Event = {"bp": "e"} if phase == "f" else {}
     where = {"pid": pid, "tid": tid, "ts": microseconds(start)}
@@ -96,12 +90,12 @@ def flow_event(phase: str, flow: int, name: str, category: str, pid: int, tid: i
 
 
 def counter_event(name: str, pid: int, moment: int, series: str, value: float) -> Event:
-    """A step of a process's counter, at a moment in nanoseconds."""
+    """Return a new value of a process's counter, at a time in nanoseconds."""
     return {"ph": "C", "name": name, "pid": pid, "ts": microseconds(moment), "args": {series: value}}
 
 
 def instant_event(name: str, category: str, moment: int, arguments: Mapping[str, Any]) -> Event:
-    """A moment of the whole run, in nanoseconds."""
+    """Return an instant of the whole run, at a time in nanoseconds."""
     return {
         "ph": "i",
         "s": "g",
@@ -115,7 +109,7 @@ def instant_event(name: str, category: str, moment: int, arguments: Mapping[str,
 
 
 def track_of(columns: Columns) -> Rows:
-    """Index into TRACKS of each row."""
+    """Return the index into TRACKS of each row."""
     kind = columns.kind
     return np.where(is_kind(kind, Send), 1, np.where(is_kind(kind, Receive), 2, 0))
 
@@ -123,13 +117,10 @@ def track_of(columns: Columns) -> Rows:
 def process_head(
     pid: int, name: str, sort_index: int, track: Rows, start: Nanoseconds, end: Nanoseconds
 ) -> tuple[list[int], list[Event]]:
-    """(thread of each slice of one process, the events that name and sort the process and its threads).
+    """Return (thread of each slice of one process, events that name and sort the process and its threads).
 
-    Viewers take pid 0 for the idle process. Slices of one track that overlap get threads of their own: viewers drop
-    those that overlap without nesting.
-
-    Args:
-        track: index into `TRACKS` of each slice.
+    Overlapping slices get separate threads, since viewers drop slices that overlap without nesting. Viewers reserve pid
+    0.
     """
     places = np.zeros(len(track), dtype=np.int64)
     for lane in range(len(TRACKS)):
@@ -153,7 +144,6 @@ def _named(what: str, pid: int, tid: int, name: str, sort_index: int) -> list[Ev
 
 
 def _separate(start: Nanoseconds, end: Nanoseconds) -> Rows:
-    """The lowest place for each slice such that no two slices of a place overlap."""
     places = np.zeros(len(start), dtype=np.int64)
     order = np.lexsort((end, start))
     if (start[order[1:]] >= end[order[:-1]]).all():
@@ -173,7 +163,7 @@ def _separate(start: Nanoseconds, end: Nanoseconds) -> Rows:
 
 
 class Title(msgspec.Struct, frozen=True, tag_field="ph", tag="M"):
-    """An event that names or sorts a process or thread; nothing is read of it."""
+    """An event that names or sorts a process or thread; its content is ignored."""
 
 
 class Events(msgspec.Struct, Generic[T], frozen=True):
@@ -183,7 +173,7 @@ class Events(msgspec.Struct, Generic[T], frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What a file says of itself beside its events."""
+    """Everything in a file except the events."""
 
     traceEvents: msgspec.Raw
     otherData: dict[str, msgspec.Raw] = {}
@@ -197,7 +187,7 @@ class _Unread(msgspec.Struct, frozen=True):
 
 
 def head(content: bytes, name: str) -> Head:
-    """What the file says beside its events. Raises ScheduleError that begins with `name`, also when it is too much."""
+    """Decode everything but the events. Raises ScheduleError that begins with `name`, also for oversized content."""
     for key, value in msgspec.structs.asdict(decode(content, _Unread, name)).items():
         if (size := len(memoryview(value))) > MOST_BYTES_BESIDE:
             raise ScheduleError(f"{name}: {key}: {size:,} bytes, at most {MOST_BYTES_BESIDE:,}")
@@ -205,6 +195,6 @@ def head(content: bytes, name: str) -> Head:
 
 
 def decode(content: bytes, kind: type[T], name: str) -> T:
-    """The file as `kind`, a msgspec type. Raises ScheduleError that begins with `name` and names the event."""
+    """Decode the file as `kind`, a msgspec type. Raises ScheduleError that begins with `name` and names the event."""
     with errors_as(ScheduleError, name):
         return decoded(content, kind, ScheduleError)

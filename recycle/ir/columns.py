@@ -1,7 +1,6 @@
-"""Columns: the programs of a schedule as numpy arrays, a row per instruction, which is what every hot path works on.
+"""Columns: the programs of a schedule as numpy arrays with one row per instruction, used by every hot path.
 
-Beside them the rows that follow each other without a value between them: on a worker, on a lane, where transfers are
-serial.
+Also the orders between rows without a data dependency: program order, lane order and serial transfers.
 """
 
 from __future__ import annotations
@@ -28,11 +27,10 @@ from recycle.ir.instruction import (
 from recycle.job.shape import Shape, Worker
 
 MOST_INSTRUCTIONS = 2**22
-"""Instructions of a schedule that is read from a file: checking as many takes 3 GB. The largest jobs of today have a
-few hundred thousand."""
+"""Maximum instructions of a schedule file: checking that many takes 3 GB. Large jobs have a few hundred thousand."""
 Ints = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.int64]
-"""Rows of columns, nodes of graphs, or offsets into them."""
+"""Rows of columns, nodes of graphs, or offsets."""
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
@@ -42,15 +40,15 @@ class Columns:
     """One row per instruction, grouped by worker index in program order.
 
     Attributes:
-        kind: number of the row's kind, its place in `KIND_CLASSES`, uint8.
-        stage: stage that runs it.
-        pipeline, index: the micro-batch `pipeline.index`; -1 where the kind has none.
+        kind: index of the kind in `KIND_CLASSES`, uint8.
+        stage: stage of the instruction.
+        pipeline, index: the micro-batch `pipeline.index`; -1 for kinds without one.
         peer: worker index at the other end of a transfer, else -1.
-        stage2, pipeline2, index2: the backward of an overlapped pair (the forward is in the first three), else -1.
-        bucket: of the stage's gradients that it concerns, else -1.
+        stage2, pipeline2, index2: the backward of an overlapped pair (the first three hold the forward), else -1.
+        bucket: gradient bucket, else -1.
         offsets: rows of worker w are `offsets[w]` to `offsets[w + 1]`, int64.
 
-    A column that is -1 in every row takes no memory: it is one number, read-only, seen as an array.
+    A column that is -1 in every row takes no memory: it is a read-only broadcast of one number.
     """
 
     kind: npt.NDArray[np.uint8]
@@ -77,7 +75,7 @@ class Columns:
 
     @classmethod
     def from_arrays(cls, offsets: npt.NDArray[np.int64], **columns: npt.NDArray[Any]) -> Columns:
-        """Columns from arrays; those left out are filled with -1."""
+        """Build columns from arrays; omitted columns are -1."""
         rows = int(offsets[-1])
         full: dict[str, Any] = {"kind": np.asarray(columns["kind"], np.uint8)}
         for name in cls.FIELDS[1:]:
@@ -86,14 +84,14 @@ class Columns:
         return cls(offsets=np.asarray(offsets, dtype=np.int64), **full)
 
     def __eq__(self, other: object) -> bool:
-        """The same instructions of the same workers in the same order."""
+        """Return whether the programs are equal."""
         if not isinstance(other, Columns):
             return NotImplemented
         names = (*self.FIELDS, "offsets")
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
 
     def take(self, rows: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64] | None = None) -> Columns:
-        """The given rows in the given order, grouped by `offsets`; of the same workers, in their order, if left out."""
+        """Return the given rows in the given order, grouped by `offsets`; if None, grouped by worker."""
         if offsets is None:
             offsets = offsets_of(self.worker[rows], len(self.offsets) - 1)
         taken = {name: getattr(self, name) for name in self.FIELDS}
@@ -101,18 +99,16 @@ class Columns:
 
 
 def is_nothing(column: Ints) -> bool:
-    """Whether a column is -1 in every row; at once where it takes no memory, or begins with something else."""
+    """Return whether a column is -1 in every row; usually O(1)."""
     return len(column) > 0 and bool(column[0] == -1) and (column.strides == (0,) or bool((column == -1).all()))
 
 
 def _nothing(rows: int) -> Ints:
-    """A column of -1 that takes no memory."""
     return np.broadcast_to(np.int32(-1), rows)
 
 
 def require_few(instructions: int, where: str = "", most: int | None = None) -> None:
-    """Raise ScheduleError, its message after `where`, when a file holds more than `most` (`MOST_INSTRUCTIONS` if None)
-    instructions."""
+    """Raise ScheduleError, prefixed by `where`, for more than `most` instructions (`MOST_INSTRUCTIONS` if None)."""
     most = MOST_INSTRUCTIONS if most is None else most
     if instructions > most:
         raise ScheduleError(
@@ -122,12 +118,12 @@ def require_few(instructions: int, where: str = "", most: int | None = None) -> 
 
 
 def offsets_of(groups: npt.NDArray[Any], count: int) -> Rows:
-    """Where each of `count` groups begins, and where the last ends; `groups` is the group of each row."""
+    """Return the offsets of `count` groups, given the sorted group of each row."""
     return np.concatenate([[0], np.cumsum(np.bincount(groups, minlength=count))])
 
 
 def occurrences(keys: npt.NDArray[Any]) -> Rows:
-    """Of each entry how often its key is there before it."""
+    """Return how often the key of each entry occurs before the entry."""
     order = np.argsort(keys, kind="stable")
     ordered, numbers = keys[order], np.arange(len(keys))
     found = np.empty(len(keys), dtype=np.int64)
@@ -136,11 +132,11 @@ def occurrences(keys: npt.NDArray[Any]) -> Rows:
 
 
 def columns_of(shape: Shape, programs: Mapping[Worker, Iterable[Instruction]]) -> Columns:
-    """Columns of instruction objects.
+    """Convert instruction objects to columns.
 
     Raises:
-        ScheduleError: a program is no list, or holds what is not an instruction, or not a whole one (a stage that is no
-            whole number, say); a peer lies outside the shape; a number is beyond 32 bits.
+        ScheduleError: a program is not a list of valid instructions, a peer lies outside the shape, or a number exceeds
+            32 bits.
     """
     rows: list[tuple[int, ...]] = []
     offsets = [0]
@@ -166,7 +162,6 @@ def columns_of(shape: Shape, programs: Mapping[Worker, Iterable[Instruction]]) -
 
 
 def _row(shape: Shape, worker: Worker, instruction: Instruction) -> tuple[int, ...]:
-    """The columns of an instruction; raises TypeError, ValueError or AttributeError where it is not a whole one."""
     kind = int(instruction.kind)
     if isinstance(instruction, OverlappedPair):
         forward, backward = instruction.forward, instruction.backward
@@ -183,52 +178,51 @@ def _row(shape: Shape, worker: Worker, instruction: Instruction) -> tuple[int, .
 
 
 def _repr(value: object) -> str:
-    """What a program holds, with its fields where it is a broken instruction, whose text form cannot be trusted."""
     if not isinstance(value, Instruction):
         return repr(value)
     return f"{type(value).__name__}({', '.join(f'{one.name}={getattr(value, one.name)!r}' for one in fields(value))})"
 
 
 def consecutive(chains: tuple[Rows, Rows]) -> tuple[Rows, Rows]:
-    """Edges from each row of a chain to the next; `chains` is (chain, row) of all rows, chain by chain in order."""
+    """Return edges from each row of a chain to the next; `chains` is (chain, row), sorted by chain, then order."""
     chain, rows = chains
     same = chain[1:] == chain[:-1]
     return rows[:-1][same], rows[1:][same]
 
 
 def chain_ends(chains: tuple[Rows, Rows]) -> tuple[Rows, Rows]:
-    """(first row, last row) of each chain; `chains` as in `consecutive`."""
+    """Return (first row, last row) of each chain; `chains` as in `consecutive`."""
     chain, rows = chains
     return rows[np.diff(chain, prepend=-1) != 0], rows[np.diff(chain, append=-1) != 0]
 
 
 def compute_chains(columns: Columns) -> tuple[Rows, Rows]:
-    """(worker, row) of each compute, reduce and step: a worker runs them one after the other, in program order."""
+    """Return (worker, row) of each compute, reduce and step, which a worker runs serially in program order."""
     rows = np.flatnonzero(~is_kind(columns.kind, Beside))
     return columns.worker[rows].astype(np.int64), rows
 
 
 def rows_before(columns: Columns, among: Flags) -> Rows:
-    """For each row the last of `among` that is before it in its program, -1 where there is none."""
+    """Return the last row of `among` before each row in its program, -1 without one."""
     at = np.where(among, np.arange(len(columns)), -1)
     before = np.append(-1, np.maximum.accumulate(at)[:-1]) if len(at) else at
     return np.where(before >= columns.offsets[columns.worker], before, -1)
 
 
 def in_order(columns: Columns, among: Flags) -> tuple[Rows, Rows]:
-    """Edges of program order: from each row of `among` to the next one of its worker."""
+    """Return edges from each row of `among` to the next such row of its worker."""
     before = rows_before(columns, among)
     rows = np.flatnonzero(among & (before >= 0))
     return before[rows], rows
 
 
 def compute_order(columns: Columns) -> tuple[Rows, Rows]:
-    """Edges of program order: each compute, reduce or step row to the next such row of its worker."""
+    """Return edges from each compute, reduce or step to the next one of its worker."""
     return in_order(columns, ~is_kind(columns.kind, Beside))
 
 
 def lane_chains(columns: Columns) -> tuple[Rows, Rows]:
-    """(lane, row) of each send: those of one directed pair of workers follow each other."""
+    """Return (lane, row) of each send; the sends of a directed worker pair are serial."""
     rows = np.flatnonzero(is_kind(columns.kind, Send))
     lane = columns.worker[rows].astype(np.int64) << 32 | columns.peer[rows]
     order = np.argsort(lane, kind="stable")
@@ -236,9 +230,9 @@ def lane_chains(columns: Columns) -> tuple[Rows, Rows]:
 
 
 def serial_chains(columns: Columns, sends: Rows) -> tuple[Rows, Rows]:
-    """(worker, send) of each transfer end where a worker carries one transfer at a time, in program order, unbuffered.
+    """Return (worker, send) of each transfer end, for workers with one unbuffered transfer at a time in program order.
 
-    A transfer, sent or received, is named by its send; receives without a send are passed over.
+    A transfer is identified by its send; receives without a send are skipped.
     """
     rows = np.flatnonzero(is_kind(columns.kind, Transfer))
     transfer = np.where(is_kind(columns.kind[rows], Receive), sends[rows], rows)

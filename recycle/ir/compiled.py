@@ -1,10 +1,9 @@
-"""Loops that run as they are on small inputs, and compiled by numba on large ones.
+"""Kernels: loops that run as plain Python on small inputs and compiled by numba on large inputs, bitwise equal.
 
-A kernel is a function over arrays, numbers and named tuples of these. Importing numba and loading a compiled kernel
-takes about a second, so a small input runs in plain Python, over lists, which plain Python indexes several times
-faster than arrays. Both give the same result to the last bit. numba keeps compiled code on disk beside the source and
-looks at the kernel's own file alone to see whether it has changed: a kernel and the functions that it calls stand in
-one file, and after a change of a named tuple that a kernel takes, the kernel's file has to be saved again as well.
+A kernel is a function of arrays, numbers and named tuples of these. Loading numba takes about a second, so small inputs
+run in plain Python on lists. numba caches compiled code next to the source and checks only the kernel's own file for
+changes. So a kernel and the functions that it calls must be in one file. After a change of a named tuple in another
+file, the kernel's file must be saved again.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 COMPILE_FROM, UNCACHED_TIMES = 50_000, 10
-"""Operations from which loading a compiled kernel costs less than running it in plain Python; and how many times more
-where it would have to be compiled first."""
+"""Number of operations from which loading a compiled kernel pays off, and the factor if it must be compiled first."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _helpers: list[Callable[..., Any]] = []
@@ -35,7 +33,7 @@ def called_by_kernels(function: Function) -> Function:
 
 
 def load(*kernels: Callable[..., Any]) -> None:
-    """Compile these kernels, for a caller who is about to run them very often; `run` uses the compiled ones then."""
+    """Compile these kernels now, for a caller that runs them often; `run` then uses the compiled versions."""
     import numba
     from numba.extending import register_jitable
 
@@ -48,10 +46,7 @@ def load(*kernels: Callable[..., Any]) -> None:
 
 
 def _forget_unreadable(kernel: Callable[..., Any]) -> None:
-    """Remove an index that names what is no longer there, such as a named tuple that has another name now.
-
-    numba reads an index before it compares the times of the source, and ends with AttributeError.
-    """
+    """Remove cache indices that cannot be unpickled, on which numba fails before it checks the source for changes."""
     for index in _indices(kernel):
         try:
             with index.open("rb") as file:
@@ -63,16 +58,12 @@ def _forget_unreadable(kernel: Callable[..., Any]) -> None:
 
 
 def is_loaded(*kernels: Callable[..., Any]) -> bool:
-    """Whether `run` runs all these kernels compiled."""
+    """Return whether `run` uses compiled versions of all these kernels."""
     return all(kernel in _compiled for kernel in kernels)
 
 
 def is_cached(*kernels: Callable[..., Any]) -> bool:
-    """Whether compiled code of all these kernels lies beside their sources, so that loading it takes about a second.
-
-    It is told by the time of numba's index, without importing numba, so a source that was only touched counts as
-    changed until `touch_cache`.
-    """
+    """Return whether current compiled code of all these kernels is on disk, by file times, without importing numba."""
     for kernel in kernels:
         changed = Path(kernel.__code__.co_filename).stat().st_mtime
         if not any(index.stat().st_mtime >= changed for index in _indices(kernel)):
@@ -81,14 +72,14 @@ def is_cached(*kernels: Callable[..., Any]) -> bool:
 
 
 def touch_cache(*kernels: Callable[..., Any]) -> None:
-    """Say that the code beside the sources of these kernels, all loaded and called, is that of the sources."""
+    """Mark the cached code of these kernels, all loaded and called, as up to date with the sources."""
     for kernel in kernels:
         for index in _indices(kernel):
             index.touch()
 
 
 def cache_folder(kernel: Callable[..., Any]) -> Path:
-    """Where numba keeps compiled code of a kernel: beside its source, or in a folder of NUMBA_CACHE_DIR."""
+    """Return numba's cache folder of a kernel: next to its source, or in NUMBA_CACHE_DIR."""
     beside = Path(kernel.__code__.co_filename).absolute().parent
     given = os.environ.get("NUMBA_CACHE_DIR")
     if not given:
@@ -102,14 +93,10 @@ def _indices(kernel: Callable[..., Any]) -> Iterator[Path]:
 
 
 def run(kernel: Callable[..., Any], operations: int, *arguments: Any) -> tuple[Any, ...]:
-    """Run a kernel, compiled if it is loaded or the input is large.
-
-    Args:
-        operations: about how many steps the kernel will take, for this decision.
-        arguments: of the kernel; arrays, numbers, and named tuples of these.
+    """Run a kernel of about `operations` steps, compiled if it is loaded or the input is large.
 
     Returns:
-        (what the kernel returned, its arguments after the run): outputs are lists where it ran in plain Python.
+        (result of the kernel, its arguments after the run): outputs are lists after a plain Python run.
     """
     if (
         kernel not in _compiled

@@ -1,17 +1,18 @@
-"""The one rule of what an instruction needs: checker, simulator, lowering, planner, interpreter and viewer ask here.
+"""The dependency rule of instructions, used by checker, simulator, lowering, planner, interpreter and viewer.
 
-What a kind needs and produces (an activation, an input gradient, a weight gradient of some stage and micro-batch) is in
-its row of the table of kinds. `needs`, `inputs` and `produced` read the row of one instruction; `dependencies` reads
-the table for a whole schedule at once and gives a graph over its rows, and the needs that nothing meets.
+The table of kinds states what each kind needs and produces. `needs`, `inputs` and `produced` answer for one
+instruction; `dependencies` builds the graph of a whole schedule and lists unmet needs.
 
-A value that crosses a stage boundary between two workers goes by SEND and RECV: the send needs the producer, the
-receive its send, the consumer the receive. In a compute-only schedule the consumer needs the producer directly. Beyond
-data: REDUCE_GRAD needs every weight gradient of its stage (and of the stages tied to it) on all hosts; STEP needs its
-REDUCE_GRAD, and with the barrier the commit, which is all of them; GATHER_PARAMS needs its stage's STEPs on all hosts;
-any other kind needs the end of the one that it follows (a WAIT_SEND its SEND's). REDUCE_BUCKET needs every weight
-gradient of its bucket, on all hosts, and REDUCE_GRAD the buckets that were begun before it. Carried into the next
-iteration: what begins a micro-batch's work at a stage (F, R) needs the stage's STEP and GATHER_PARAMS on that worker
-(barrier: all STEPs), and the next STEP needs the commit.
+- A value from another worker passes through SEND and RECV: producer, send, receive, consumer. In a compute-only
+  schedule the consumer depends on the producer directly.
+- REDUCE_GRAD needs every weight gradient of its stage and of tied stages, on all hosts, and the buckets begun before.
+- REDUCE_BUCKET needs every weight gradient of its bucket, on all hosts.
+- STEP needs the REDUCE_GRAD of its stage; with the barrier optimizer, all REDUCE_GRADs (the commit).
+- GATHER_PARAMS needs the STEPs of its stage on all hosts.
+- Any other kind needs the instruction that it follows; WAIT_SEND needs the end of its SEND.
+
+Carried into the next iteration: the first instruction of a micro-batch at a stage (F, R) needs the STEP and
+GATHER_PARAMS of the stage on that worker (barrier: all STEPs), and the next STEP needs the commit.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from recycle.job.shape import MicroBatch
 
 
 class Value(NamedTuple):
-    """One value: the `kind` that `stage` makes of `micro_batch`."""
+    """One value: the `kind` that `stage` computes for `micro_batch`."""
 
     kind: ValueKind
     stage: int
@@ -55,7 +56,7 @@ class Value(NamedTuple):
 
 
 def needs(instruction: Instruction, stages: int) -> tuple[Value, ...]:
-    """The values that one instruction waits for, in a model of `stages` stages."""
+    """Return the values that one instruction waits for, in a model of `stages` stages."""
     if isinstance(instruction, OverlappedPair):
         return needs(instruction.forward, stages) + needs(instruction.backward, stages)
     if not isinstance(instruction, Compute | Transfer):
@@ -68,7 +69,7 @@ def needs(instruction: Instruction, stages: int) -> tuple[Value, ...]:
 
 
 def inputs(instruction: Compute | Transfer, stages: int) -> tuple[Value | None, ...]:
-    """The values that one instruction is handed, in the order of its row; None where the model has no such stage."""
+    """Return the values passed to one instruction, in the order of its row; None beyond the ends of the model."""
     stage = instruction.stage
     return tuple(
         Value(need.value, stage + need.offset, instruction.micro_batch) if 0 <= stage + need.offset < stages else None
@@ -78,7 +79,7 @@ def inputs(instruction: Compute | Transfer, stages: int) -> tuple[Value | None, 
 
 
 def produced(instruction: Instruction) -> tuple[Value, ...]:
-    """The values that one instruction makes."""
+    """Return the values that one instruction produces."""
     if isinstance(instruction, OverlappedPair):
         return produced(instruction.forward) + produced(instruction.backward)
     if not isinstance(instruction, Compute):
@@ -87,28 +88,28 @@ def produced(instruction: Instruction) -> tuple[Value, ...]:
 
 
 class Why(IntEnum):
-    """What is wrong with a need that nothing meets."""
+    """Why a need is unmet."""
 
     NO_PRODUCER = 0
-    """no instruction makes the value"""
+    """no instruction produces the value"""
     NOT_LOCAL = 1
-    """the value is made on another worker, but a send, W or B needs it on its own"""
+    """the value is produced on another worker, but a send, W or B needs it on its own worker"""
     NOT_RECEIVED = 2
-    """the value is made on another worker and never received on this one"""
+    """the value is produced on another worker and never received on this worker"""
     NO_SEND = 3
-    """a receive whose peer never sends this value here"""
+    """a receive whose peer never sends the value to this worker"""
     NO_PREDECESSOR = 4
-    """a step without a reduce of its stage on the same worker, or another kind without the one that it follows"""
+    """a step without a reduce of its stage on the same worker, or another kind without its predecessor"""
 
 
 @dataclass(frozen=True, eq=False)
 class Unmet:
-    """All needs that nothing meets, as columns, because a broken file may have millions.
+    """All unmet needs, as columns, because a broken file may have millions.
 
     Attributes:
-        row: which needs something; why: what is wrong, a `Why`.
-        value: `ValueKind` of what is missing, -1 for NO_PREDECESSOR.
-        stage, micro_batch: who would make it; the micro-batch as global id.
+        row, why: row with the need, and its `Why`.
+        value: `ValueKind` of the missing value, -1 for NO_PREDECESSOR.
+        stage, micro_batch: stage and global micro-batch id of the missing value.
     """
 
     row: Rows
@@ -121,11 +122,11 @@ class Unmet:
         return len(self.row)
 
     def take(self, places: Rows | Flags) -> Unmet:
-        """The entries in these places."""
+        """Return the entries at these indices."""
         return Unmet(*(column[places] for column in (self.row, self.why, self.value, self.stage, self.micro_batch)))
 
     def with_reason(self, why: Why) -> Unmet:
-        """The entries with this reason."""
+        """Return the entries with this reason."""
         return self.take(self.why == why)
 
 
@@ -133,7 +134,7 @@ class Cause(IntEnum):
     """Why one row waits for another."""
 
     DATA = 0
-    """a value made or received on the same worker (in a compute-only schedule: on any worker)"""
+    """a value produced or received on the same worker (in a compute-only schedule: on any worker)"""
     TRANSFER = 1
     """a receive waits for its send"""
     REDUCE = 2
@@ -143,19 +144,14 @@ class Cause(IntEnum):
     ORDER = 4
     """the worker's own program order"""
     LANE = 5
-    """one transfer at a time per directed pair of workers"""
+    """one transfer at a time per directed worker pair"""
 
 
 @dataclass(frozen=True)
 class Crossings:
-    """What one worker makes and another needs, in a compute-only schedule; each value once per worker that needs it.
-    Values that nobody makes are left out.
+    """Values that cross workers in a compute-only schedule, once per consuming worker.
 
-    Attributes:
-        value: `ValueKind`.
-        stage, micro_batch: what is handed over; the micro-batch as global id.
-        producer: row that makes it; where several do, the first.
-        consumer: row that needs it; where several of a worker do, the first.
+    `producer` and `consumer` are the first rows that produce the value, and that need it on the consuming worker.
     """
 
     value: Rows
@@ -167,23 +163,23 @@ class Crossings:
 
 @dataclass(frozen=True)
 class Dependencies:
-    """A graph over the rows of a schedule.
+    """The dependency graph over the rows of a schedule.
 
-    Nodes 0 to rows-1 are the rows; the nodes after them are joins without duration: one per group of tied stages that
-    is reduced ("all gradients of the group are there"), then the commit ("all reduces are done"), then "all steps are
-    done", then one per tied stage that some worker reduces beside another of its group ("all hosts have come to its
-    reduce"), then one per bucket of a stage that REDUCE_BUCKET sums ("all gradients of the bucket are there"), then one
-    per stage with a GATHER_PARAMS ("all hosts have stepped").
+    Nodes 0 to rows-1 are the rows. The nodes after them are joins without duration, in this order:
+
+    - all gradients are ready, per reduced group of tied stages
+    - all reduces are done (the commit); all steps are done
+    - all hosts arrived, per tied stage that some worker reduces apart from its group
+    - all gradients of the bucket are ready, per stage and bucket of REDUCE_BUCKET
+    - all hosts stepped, per stage with a GATHER_PARAMS
 
     Attributes:
-        rows: number of schedule rows.
-        nodes: rows plus joins.
-        source, target: edges of one iteration.
-        cause: `Cause` of each edge.
+        rows, nodes: number of schedule rows, and of rows and joins.
+        source, target, cause: edges within one iteration, with their `Cause`.
         carried_source, carried_target: edges from one iteration into the next.
-        missing: needs that nothing meets, by row, then reason.
-        sends: row of the send that each row receives from, -1 for other rows.
-        crossings: what has to be transferred where nothing is.
+        missing: unmet needs, sorted by row, then reason.
+        sends: row of the matching send of each receive, -1 for other rows.
+        crossings: transfers that lowering must add; empty for lowered schedules.
     """
 
     rows: int
@@ -199,28 +195,27 @@ class Dependencies:
 
     @property
     def between_rows(self) -> Rows:
-        """The edges of one iteration that lead from row to row."""
+        """Indices of the edges from rows to rows."""
         return np.flatnonzero((self.source < self.rows) & (self.target < self.rows))
 
     @cached_property
     def into_joins(self) -> Rows:
-        """The edges from rows to joins."""
+        """Indices of the edges from rows to joins."""
         return np.flatnonzero((self.source < self.rows) & (self.target >= self.rows))
 
     @cached_property
     def out_of_joins(self) -> Rows:
-        """The edges from joins to rows."""
+        """Indices of the edges from joins to rows."""
         return np.flatnonzero((self.source >= self.rows) & (self.target < self.rows))
 
 
 def dependencies(schedule: Schedule) -> Dependencies:
-    """The dependency graph of a schedule, lowered or compute-only. Never raises: what does not fit is in `missing`."""
+    """Build the dependency graph of a lowered or compute-only schedule. Never raises: unmet needs are in `missing`."""
     return _Builder(schedule).build()
 
 
 class _Builder:
-    """Collects edges kind by kind, between pieces of work and joins; each method reads the table above for all pieces
-    of one kind. Joins are numbered behind the pieces until all edges are there."""
+    """Collects edges by kind, between compute operations and joins. Joins are numbered after the operations."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule, self.shape, self.columns = schedule, schedule.shape, schedule.columns
@@ -282,7 +277,6 @@ class _Builder:
         return (worker * (self.shape.stages + 2) + stage + 1) * self.micro_batches + self.work.micro_batch[pieces]
 
     def _consumers(self, consumer: type[Compute | Send], need: Need) -> None:
-        """A need of a compute or send: met by the local producer, the local receive, or (compute-only) any producer."""
         worker, (value, offset, origin) = self.work.worker, need
         pieces = self.of(consumer)
         stage = self.work.stage[pieces] + offset
@@ -311,7 +305,6 @@ class _Builder:
         self._miss(pieces[received < 0], Why.NOT_RECEIVED, value, offset)
 
     def _receivers(self, send: type[Send], receive: type[Receive], value: ValueKind) -> None:
-        """The n-th receive of a value from a peer pairs with the peer's n-th send of that value to here."""
         row, worker, offset = self.work.row, self.work.worker, receive.row.needs[0].offset
         sends, receives = self.of(send), self.of(receive)
         peer = self.columns.peer.astype(np.int64)
@@ -327,7 +320,6 @@ class _Builder:
         self._miss(lone, Why.NO_SEND, value, offset)
 
     def _stage_wide(self) -> None:
-        """REDUCE_GRAD, STEP, their joins, and what is carried into the next iteration."""
         stage, shape = self.work.stage, self.shape
         group, host = tie_groups(shape.stages, self.schedule.ties), self.work.worker * shape.stages + stage
         gradients = self.of(*makers_of(ValueKind.WEIGHT_GRADIENT))
@@ -338,7 +330,7 @@ class _Builder:
         self.nodes += 2
         self._edge(reduces, np.full(len(reduces), commit), Cause.REDUCE)
         apart = reduces[np.isin(stage[reduces], self._reduced_apart(group, np.unique(host[reduces])))]
-        self._join(apart[:0], stage[:0], apart, stage[apart], Cause.REDUCE)  # waits for their arrivals alone
+        self._join(apart[:0], stage[:0], apart, stage[apart], Cause.REDUCE)  # the join waits for arrivals only
         for follower in KIND_CLASSES:
             if follower.row.follows is None:
                 continue
@@ -354,7 +346,7 @@ class _Builder:
         self._buckets(host, gradients, reduces)
         gathers = self.of(GatherParameters)
         self._join(steps, stage[steps], gathers, stage[gathers], Cause.STEP)
-        # What begins in the next iteration waits for the first of these of its stage on its worker.
+        # The next iteration's first work at a stage waits for the first GATHER_PARAMS of the stage on its worker.
         self.carried.append(_matched(gathers, host[gathers], begins, host[begins])[:2])
         self._edge(steps, np.full(len(steps), all_steps), Cause.STEP)
         if self.schedule.optimizer == "barrier":
@@ -365,10 +357,6 @@ class _Builder:
             self.carried.append(_matched(steps, host[steps], begins, host[begins])[:2])
 
     def _buckets(self, host: Rows, gradients: Rows, reduces: Rows) -> None:
-        """REDUCE_BUCKET, and the REDUCE_GRAD that ends the sums.
-
-        Of what adds to all buckets of a stage, each worker's last one stands for all: they are in its program's order.
-        """
         row, buckets, sums = self.work.row, self.schedule.buckets, self.of(ReduceBucket)
         if not len(sums):
             return
@@ -380,12 +368,11 @@ class _Builder:
         added = self.work.stage[last, None] * buckets + np.arange(buckets)
         adds, keys = np.append(parts, np.repeat(last, buckets)), np.append(key[parts], added)
         self._join(adds, keys, sums, key[sums], Cause.REDUCE)
-        # Of several reduces of a stage on one worker, which is an error, the first one ends the sums.
+        # Several reduces of one stage on one worker are an error; the first one ends the sums.
         ends, begun, _ = _matched(reduces, host[reduces], sums, host[sums])
         self._edge(begun, ends, Cause.REDUCE)
 
     def _join(self, sources: Rows, source_keys: Rows, targets: Rows, target_keys: Rows, cause: Cause) -> None:
-        """Each target waits for all sources of its key, through one join per key of targets."""
         keys, place = np.unique(target_keys, return_inverse=True)
         self._edge(self.nodes + place, targets, cause)
         join = find(keys, source_keys)
@@ -393,10 +380,7 @@ class _Builder:
         self.nodes += len(keys)
 
     def _reduced_apart(self, groups: Rows, hosts: Rows) -> Rows:
-        """The stages of which some worker reduces another tied stage too, ascending; `hosts` as worker * S + stage.
-
-        Everywhere else a worker comes to the reduce of a stage when it comes to its group's.
-        """
+        """Return the stages for which some worker also reduces another tied stage; `hosts` is worker * S + stage."""
         worker, stage = np.divmod(hosts, self.shape.stages)
         _, place, count = np.unique(
             worker * (int(groups.max()) + 1) + groups[stage], return_inverse=True, return_counts=True
@@ -405,12 +389,11 @@ class _Builder:
 
 
 def _begins_work(cls: type[Instruction]) -> bool:
-    """Whether a kind is the first of a micro-batch at its stage: it needs nothing that the stage made before."""
     return all(need.origin != Origin.STAGE for need in cls.row.needs)
 
 
 def tie_groups(stages: int, ties: tuple[tuple[int, ...], ...]) -> Rows:
-    """Group number of each stage, dense from 0; tied stages share one."""
+    """Return the group number of each stage, dense from 0. Tied stages share a group."""
     leader = list(range(stages))
 
     def first(stage: int) -> int:
@@ -428,7 +411,7 @@ def tie_groups(stages: int, ties: tuple[tuple[int, ...], ...]) -> Rows:
 
 
 def find(keys: Rows, wanted: Rows) -> Rows:
-    """For each wanted key its (first) place in `keys`, -1 where it is not there."""
+    """Return the first index in `keys` of each wanted key, -1 if absent."""
     if not len(keys):
         return np.full(len(wanted), -1, dtype=np.int64)
     order = np.argsort(keys, kind="stable")
@@ -437,7 +420,7 @@ def find(keys: Rows, wanted: Rows) -> Rows:
 
 
 def _matched(first: Rows, first_keys: Rows, then: Rows, then_keys: Rows) -> tuple[Rows, Rows, Rows]:
-    """(of `first` the one with the same key as each of `then` that has one, these of `then`, the others of `then`)."""
+    """Return (matching `first` of each `then` with a match, the matched `then`, the unmatched `then`)."""
     found = find(first_keys, then_keys)
     there = found >= 0
     return first[found[there]], then[there], then[~there]

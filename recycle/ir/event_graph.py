@@ -1,19 +1,15 @@
-"""A lowered schedule as a graph ready to be timed, and its times.
+"""The event graph of a lowered schedule: nodes, edges, durations, earliest times and the steady-state period.
 
-Compute rows occupy their worker in program order, sends occupy the lane of their directed pair, receives take no time.
-Where a stage's gradients are reduced in N buckets, each takes the latency of a reduce and an N-th of its rest, and each
-part of a W an N-th of the W; the sums of a worker follow each other, beside its computing but for REDUCE_GRAD.
+Compute rows occupy their worker in program order. A send occupies the lane of its directed worker pair; a receive takes
+no time. With N buckets, each sum takes the latency of a reduce and an N-th of the rest, and each W part an N-th of the
+W. The sums of one worker follow each other and overlap its compute, except REDUCE_GRAD.
 
-Longest paths over it give end times as early as possible, and the period. Large graphs run the loops here compiled,
-small ones in plain Python (`compiled`). Who goes through one graph several times numbers its nodes in topological order
-first (`ranked`): a pass then reads memory from front to back, and takes a tenth of the time.
+The period is the time between two iterations in steady state: the largest mean of a cycle through the edges into the
+next iteration (carried dependencies, program order and lane order). This is the eigenvalue of the max-plus matrix of
+the repeated schedule. See `period_of`.
 
-The period is the distance of two iterations in steady state when a schedule is repeated for ever: the largest mean of a
-cycle through the edges that lead from one iteration into the next (carried dependencies, each worker's program starting
-over, each lane's next transfer), in other words the eigenvalue of the max-plus matrix of the repeated schedule. It is
-found by repeating the iteration and reading longer and longer cycles off the critical path, and proven by a fixed
-point: with that period no start time has to move. Its nodes are given by their place in a topological order, as in
-`Ranked`.
+Large graphs run compiled loops, small graphs plain Python (`recycle.ir.compiled`). `ranked` numbers nodes in
+topological order, which makes a pass over the graph about ten times faster.
 """
 
 from __future__ import annotations
@@ -63,7 +59,7 @@ from recycle.job.profile import Profile
 
 
 def group_edges(values: Rows, keys: Rows, nodes: int) -> tuple[Rows, Rows]:
-    """CSR grouping: (offsets, values sorted by key, those of one key in the order given)."""
+    """Group values by key as CSR: (offsets, values sorted by key). The sort is stable."""
     offsets = offsets_of(keys, nodes)
     if len(values) < COMPILE_FROM:
         return offsets, values[np.argsort(keys, kind="stable")]
@@ -72,7 +68,6 @@ def group_edges(values: Rows, keys: Rows, nodes: int) -> tuple[Rows, Rows]:
 
 
 def _place(values: Any, keys: Any, free: Any, grouped: Any) -> None:
-    """Counting sort; `free` is where the next value of each key goes."""
     for i in range(len(values)):
         key = keys[i]
         grouped[free[key]] = values[i]
@@ -80,7 +75,7 @@ def _place(values: Any, keys: Any, free: Any, grouped: Any) -> None:
 
 
 def topological_order(source: Rows, target: Rows, nodes: int) -> Rows:
-    """Nodes in an order in which each target comes after its sources; nodes on or behind a cycle are left out."""
+    """Return the nodes in topological order. Nodes on a cycle, or reachable from a cycle, are left out."""
     offsets, targets = group_edges(target, source, nodes)
     waiting, order = np.bincount(target, minlength=nodes), np.empty(nodes, dtype=np.int64)
     done, *_, order = run(_topological_order, nodes, offsets, targets, waiting, order)
@@ -88,28 +83,21 @@ def topological_order(source: Rows, target: Rows, nodes: int) -> Rows:
 
 
 def earliest(order: Rows, offsets: Rows, sources: Rows, seconds: Floats, release: Floats) -> tuple[Floats, Rows]:
-    """Start of each node when it begins as soon as all it waits for has ended, and which predecessor was last.
+    """Return (earliest start of each node in seconds, predecessor that decides it or -1).
 
     Args:
         order: topological order of the nodes.
         offsets, sources: CSR of predecessors.
-        seconds: duration of each node.
-        release: no node starts before its release.
-
-    Returns:
-        (start, last): `last` is -1 where the release decided.
+        seconds, release: duration and earliest allowed start of each node.
     """
     graph = ranked(order, offsets, sources)
     return graph.by_node(*earliest_ranked(graph, seconds[order], release[order]), release)
 
 
 class Ranked(NamedTuple):
-    """A graph with its nodes numbered by their place in a topological order.
+    """A graph with nodes numbered by their place in a topological order.
 
-    Attributes:
-        order: node at each place.
-        place: place of each node.
-        offsets, sources: CSR of predecessors, all by place, int32.
+    `order` and `place` convert between places and nodes; `offsets`, `sources` are CSR of predecessors, by place, int32.
     """
 
     order: Rows
@@ -118,14 +106,14 @@ class Ranked(NamedTuple):
     sources: npt.NDArray[np.int32]
 
     def by_node(self, start: Floats, last: Rows, release: Floats) -> tuple[Floats, Rows]:
-        """What `earliest_ranked` gives, by node; nodes without a place start at their release."""
+        """Convert the result of `earliest_ranked` to node numbers. Nodes without a place start at their release."""
         starts, lasts = release.copy(), np.full(len(release), -1, dtype=np.int64)
         starts[self.order], lasts[self.order] = start, np.where(last >= 0, self.order[last], -1)
         return starts, lasts
 
 
 def ranked(order: Rows, offsets: Rows, sources: Rows) -> Ranked:
-    """The graph with its nodes numbered by `order`; arguments as of `earliest`."""
+    """Renumber a graph by `order`. The arguments are as in `earliest`."""
     place = np.empty(len(offsets) - 1, dtype=np.int64)
     place[order] = np.arange(len(order))
     count = np.diff(offsets)[order]
@@ -135,7 +123,7 @@ def ranked(order: Rows, offsets: Rows, sources: Rows) -> Ranked:
 
 
 def earliest_ranked(graph: Ranked, seconds: Floats, release: Floats) -> tuple[Floats, Rows]:
-    """What `earliest` gives, everything by place."""
+    """Compute `earliest` with all arrays indexed by place."""
     start, last = release.copy(), np.full(len(release), -1, dtype=np.int64)
     *_, start, last = run(_earliest_ranked, len(release), graph.offsets, graph.sources, seconds, start, last)
     return np.asarray(start, dtype=np.float64), np.asarray(last, dtype=np.int64)
@@ -173,12 +161,12 @@ def _earliest_ranked(offsets: Any, sources: Any, seconds: Any, start: Any, last:
 
 
 def load_compiled() -> None:
-    """Load the compiled loops, for a caller who is about to time hundreds of small graphs."""
+    """Load the compiled loops, before a caller times hundreds of small graphs."""
     load(_topological_order, _earliest_ranked, _place)
 
 
 def compile_all() -> None:
-    """Compile each of them, by a call with arguments of the types that all calls have."""
+    """Compile all loops by calls with the argument types in use."""
     load_compiled()
     source, target, seconds = np.array([0]), np.array([1]), np.zeros(2)
     order = topological_order(source, target, 2)
@@ -188,13 +176,13 @@ def compile_all() -> None:
 
 
 class Repeats(NamedTuple):
-    """Edges from one iteration into the next, and the chains of which each node follows the one before it.
+    """Edges from one iteration into the next, and the chains of workers and lanes.
 
     Attributes:
-        source, target: the edges, by target.
+        source, target: the edges, sorted by target.
         targets: each target once.
-        first: the first edge to each of them.
-        chains: (chain, node) of workers, and of lanes, chain by chain in order.
+        first: index of the first edge to each entry of `targets`.
+        chains: (chain, node) of workers and lanes, sorted by chain, then order.
     """
 
     source: Rows
@@ -205,7 +193,7 @@ class Repeats(NamedTuple):
 
 
 def repeats(carried_source: Rows, carried_target: Rows, chains: Sequence[tuple[Rows, Rows]]) -> Repeats:
-    """The carried dependencies, and each of the chains starting over."""
+    """Collect the carried dependencies and an edge from the last to the first node of each chain."""
     firsts, lasts = zip(*(chain_ends(one) for one in chains), strict=True)
     source = np.concatenate([carried_source, *lasts])
     target = np.concatenate([carried_target, *firsts])
@@ -216,16 +204,12 @@ def repeats(carried_source: Rows, carried_target: Rows, chains: Sequence[tuple[R
 
 
 def period_of(graph: Ranked, edges: Repeats, seconds: Floats, start: Floats, last: Rows) -> float:
-    """Largest mean of a cycle through the repeated schedule.
+    """Compute the largest cycle mean of the repeated schedule, in seconds.
 
-    From a lower bound on, iterations are released one period after another. Either the releases settle, and the bound
-    is the period; or some cycle takes longer, and the critical path to a release that still grows comes to run around
-    it: its mean is the next bound. Ends because there are finitely many means. The first bound is what the busiest
-    worker or lane takes, which is the period of most schedules that are any good.
-
-    Args:
-        seconds: duration of each node.
-        start, last: of one iteration from idle, as of `earliest_ranked`.
+    Starting from a lower bound, iterations are released one period apart. If the releases settle, the bound is the
+    period. Otherwise the critical path to a growing release runs around a longer cycle, whose mean is the next bound.
+    The loop ends because there are finitely many cycle means. The first bound is the load of the busiest worker or
+    lane. `start` and `last` are the result of `earliest_ranked` for one iteration from idle.
     """
     released = np.zeros(len(seconds))
     tolerance = float((start + seconds).max(initial=0.0)) * TOLERANCE
@@ -255,7 +239,6 @@ def period_of(graph: Ranked, edges: Repeats, seconds: Floats, start: Floats, las
 
 
 def _busiest(edges: Repeats, seconds: Floats) -> float:
-    """Seconds that the busiest worker or lane takes for an iteration: no period is shorter."""
     longest = 0.0
     for chain, nodes in edges.chains:
         if len(nodes):
@@ -267,7 +250,6 @@ def _busiest(edges: Repeats, seconds: Floats) -> float:
 
 
 def _cycle_mean(history: list[tuple[Rows, Rows]], seconds: Floats, node: int) -> float:
-    """Seconds per iteration of the first cycle on the critical path to the release of `node`; 0 when there is none."""
     seen: dict[int, tuple[int, int]] = {}
     path: list[float] = []
     for iteration in range(len(history) - 1, -1, -1):
@@ -288,15 +270,13 @@ def _cycle_mean(history: list[tuple[Rows, Rows]], seconds: Floats, node: int) ->
 
 @dataclass(frozen=True)
 class EventGraph:
-    """A lowered schedule as a graph ready to be timed: dependencies, program order and lane order together.
+    """A lowered schedule with its dependencies, program order and lane order as one graph.
 
     Attributes:
-        schedule: the lowered schedule.
-        dependencies: its dependency graph.
         offsets, sources: CSR of predecessors of each node.
-        order: topological order; shorter than the number of nodes when there is a cycle.
-        serialised: each worker carries one transfer at a time.
-        origin: for each row the row it had before lowering, -1 where lowering added it; None where that is not known.
+        order: topological order; shorter than the number of nodes if the graph has a cycle.
+        serialised: whether each worker carries one transfer at a time.
+        origin: row before lowering of each row, -1 for rows that lowering added; None if unknown.
     """
 
     schedule: Schedule
@@ -313,17 +293,17 @@ class EventGraph:
 
     @property
     def edges(self) -> tuple[Rows, Rows]:
-        """(source, target) of all edges, by target."""
+        """(source, target) of all edges, sorted by target."""
         return self.sources, np.repeat(np.arange(self.dependencies.nodes), np.diff(self.offsets))
 
     @cached_property
     def ranked(self) -> Ranked:
-        """The graph by the place of its nodes in `order`; of an acyclic one."""
+        """The graph indexed by place in `order`. Requires an acyclic graph."""
         return ranked(self.order, self.offsets, self.sources)
 
     @cached_property
     def repeats(self) -> Repeats:
-        """What leads from one iteration into the next, by place as in `ranked`."""
+        """The edges into the next iteration, indexed by place as in `ranked`."""
         columns, within, place = self.schedule.columns, self.dependencies, self.ranked.place
         chains = [compute_chains(columns), lane_chains(columns)]
         if self.serialised:
@@ -335,11 +315,9 @@ class EventGraph:
 def event_edges(
     columns: Columns, graph: Dependencies, serialised: bool = False
 ) -> tuple[Rows, Rows, npt.NDArray[np.uint8]]:
-    """(source, target, `Cause`) of all that a lowered schedule waits for: dependencies, program order, lane order.
+    """Return (source, target, `Cause`) of all edges: dependencies, program order and lane order.
 
-    Args:
-        graph: the schedule's dependencies.
-        serialised: each worker carries one transfer at a time, unbuffered, in program order (one NCCL stream).
+    If `serialised`, each worker carries one transfer at a time, unbuffered and in program order (one NCCL stream).
     """
     before = rows_before(columns, ~is_kind(columns.kind, Beside))
     extra = [
@@ -349,7 +327,7 @@ def event_edges(
     ]
     begins = np.flatnonzero(columns.kind == ReduceBucket.kind)
     if len(begins):
-        sums = is_kind(columns.kind, (ReduceBucket, ReduceGradients))  # a worker begins them one after the other
+        sums = is_kind(columns.kind, (ReduceBucket, ReduceGradients))  # the sums of one worker are serial
         begins = begins[before[begins] >= 0]
         extra += [
             ((before[begins], begins), Cause.ORDER),
@@ -366,12 +344,7 @@ def event_edges(
 
 
 def event_graph(schedule: Schedule, serialised: bool = False, graph: Dependencies | None = None) -> EventGraph:
-    """The event graph of a lowered schedule.
-
-    Args:
-        serialised: as in `event_edges`.
-        graph: the schedule's dependencies where they are known already.
-    """
+    """Build the event graph of a lowered schedule, from its dependencies `graph` if known. See `event_edges`."""
     graph = graph or dependencies(schedule)
     source, target, _ = event_edges(schedule.columns, graph, serialised)
     offsets, sources = group_edges(source, target, graph.nodes)
@@ -380,13 +353,9 @@ def event_graph(schedule: Schedule, serialised: bool = False, graph: Dependencie
 
 
 def _arrivals(graph: Dependencies, columns: Columns, row_before: Rows) -> tuple[Rows, Rows]:
-    """A reduce is collective: it begins when the last host arrives at it, so its joins wait for what is before it.
+    """Return edges from the row before each reduce to its join, since a reduce begins when the last host arrives.
 
-    Tied stages reduce as one: a worker that hosts several of them arrives at the group's join with the first of its
-    reduces, also where nothing stands before that one.
-
-    Args:
-        row_before: for each row the one before it on its worker, -1 for none.
+    A worker with several tied stages arrives with its first reduce of the group, even if no row precedes that reduce.
     """
     out = graph.out_of_joins
     out = out[is_kind(columns.kind[graph.target[out]], (ReduceGradients, ReduceBucket))]
@@ -398,12 +367,12 @@ def _arrivals(graph: Dependencies, columns: Columns, row_before: Rows) -> tuple[
     return source[source >= 0], target[source >= 0]
 
 
-@np.errstate(over="ignore")  # who adds the times up refuses what is beyond all bounds
+@np.errstate(over="ignore")  # callers reject infinite sums of times
 def durations(schedule: Schedule, profile: Profile) -> Floats:
-    """Seconds of each row of a schedule; a receive takes none, its send takes the whole transfer.
+    """Compute the duration of each row in seconds. A receive takes none; its send takes the whole transfer.
 
     Raises:
-        JobError: a list of the profile has not one entry per stage, or a link lies outside the schedule's shape.
+        JobError: a per-stage list of the profile has the wrong length, or a link lies outside the shape.
     """
     c, stages = schedule.columns, schedule.shape.stages
     cost = np.zeros((len(KIND_CLASSES), stages))
@@ -427,21 +396,18 @@ def durations(schedule: Schedule, profile: Profile) -> Floats:
         compute = is_kind(c.kind, (Compute, OverlappedPair))
         seconds = np.where(compute, seconds * speed[c.worker], seconds)
     sends = np.flatnonzero(is_kind(c.kind, Send))
-    boundary = stage[sends] - (c.kind[sends] == SendGradient.kind)  # a gradient goes back over the boundary before
+    boundary = stage[sends] - (c.kind[sends] == SendGradient.kind)  # gradients cross the boundary before the stage
     seconds[sends] = profile.transfer_seconds(schedule.shape, c.worker[sends], c.peer[sends], boundary)
     return seconds
 
 
 @dataclass(frozen=True, eq=False)
 class Times:
-    """When the rows of a lowered schedule run.
+    """Start and end times of the rows of a lowered schedule, simulated with `profile`.
 
     Attributes:
-        schedule: the lowered schedule that was timed.
-        profile: what it was timed with.
-        start, end: seconds per row of `schedule.columns`; of a send: when its transfer is under way.
-        last: for each row, then each join, the node it waited for last, -1 if none.
-        dependencies: what each row needs.
+        start, end: seconds per row of `schedule.columns`; for a send, the span of its transfer.
+        last: predecessor that decided the start of each row, then of each join; -1 without one.
     """
 
     schedule: Schedule
@@ -453,5 +419,5 @@ class Times:
 
     @cached_property
     def makespan(self) -> float:
-        """Last end minus first start of one iteration from idle."""
+        """Seconds from the first start to the last end of one iteration from idle."""
         return float(self.end.max() - self.start.min()) if len(self.end) else 0.0

@@ -1,20 +1,17 @@
-"""Gaps: what every worker waits for whenever it does nothing.
+"""Gaps: idle times of workers and their causes.
 
-A gap lies before the instruction that ends it. It is cut where its cause changes, so that each moment has one; of the
-causes that hold at a moment, the first of these counts:
+A gap ends at an instruction and is split where its cause changes. If several causes hold, the first in this list
+counts:
 
-- ORDER: a compute that stands later in the worker's program has all it needs and could run here: moved to this place,
-  with the rest of the order as it is, it would keep to the memory limit.
-- MEMORY: a forward (or overlapped pair) that stands later has all it needs, and moved here would exceed the limit.
-- REDUCE: the gap ends with a reduce or a step, which waits for other workers: for their gradients, for their arrival
-  at the reduce, or with the barrier for their reduces.
-- TRANSFER: the value needed (or sent, where its arrival is awaited) is made; its transfer queues for its lane or is
-  under way.
-- INPUT: the value needed is not made yet.
+- ORDER: a later compute of the worker is ready and could run here, within the memory limit, with the rest of the order
+  unchanged.
+- MEMORY: a later forward (or overlapped pair) is ready, and would exceed the memory limit here.
+- REDUCE: the gap ends with a reduce or step that waits for gradients, arrivals or (barrier) reduces of other workers.
+- TRANSFER: the needed value (or the sent value, for a wait) is computed, but queued for its lane or in transit.
+- INPUT: the needed value is not computed yet.
 
-After a worker's last instruction NOTHING_LEFT is the cause. The gaps and the instructions of a worker cover the
-makespan without overlap, each beginning exactly where the one before ends. What needs what is asked of
-`dependencies`. Limits: ORDER says that an instruction could have run, not that the iteration would end sooner.
+After the last instruction of a worker the cause is NOTHING_LEFT. Gaps and instructions of a worker cover the makespan
+without overlap. Limits: ORDER means that an instruction could run, not that the iteration would end sooner.
 """
 
 from __future__ import annotations
@@ -37,33 +34,31 @@ from recycle.job.shape import Worker
 
 
 class GapCause(IntEnum):
-    """Why a worker does nothing."""
+    """Why a worker is idle."""
 
     INPUT = 0
-    """an activation or gradient that another worker has not made yet"""
+    """another worker has not computed an activation or gradient yet"""
     TRANSFER = 1
-    """it is made, and not here yet"""
+    """the value is computed but has not arrived"""
     REDUCE = 2
     """a reduce or a step waits for other workers"""
     MEMORY = 3
-    """a forward could run but for the memory limit"""
+    """a forward could run except for the memory limit"""
     ORDER = 4
-    """an instruction could run but for the program's order"""
+    """an instruction could run except for the program order"""
     NOTHING_LEFT = 5
     """the program has ended"""
 
 
 class Gap(NamedTuple):
-    """One gap, or the part of one that has one cause.
+    """One gap, or the part of a gap with one cause.
 
     Attributes:
-        worker: who waits.
         start, end: seconds.
-        cause: why.
-        row: the instruction that ends the gap; -1 after the last one.
-        waits_for: the instruction that `row` waits for at `start`: on another worker the one that makes the value,
-            then the send that brings it; the last gradient, arrival or reduce of a reduce or step. -1 after the last.
-        ready: for ORDER and MEMORY the instruction that could run, the one that could first; else -1.
+        row: the instruction that ends the gap; -1 after the last instruction.
+        waits_for: the instruction that `row` waits for at `start`: the producer on another worker, then the send; for a
+            reduce or step, the last gradient, arrival or reduce. -1 after the last instruction.
+        ready: for ORDER and MEMORY, the instruction that is ready first; else -1.
     """
 
     worker: Worker
@@ -77,13 +72,7 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Gaps:
-    """All gaps as columns, by worker, then time; failed workers have none. Iterating gives `Gap`s.
-
-    Attributes:
-        schedule: the lowered schedule whose rows `row`, `waits_for` and `ready` are.
-        worker: worker index.
-        start, end, cause, row, waits_for, ready: as in `Gap`.
-    """
+    """All gaps of live workers as columns, sorted by worker, then time. Iteration yields `Gap`s."""
 
     schedule: Schedule
     worker: Rows
@@ -113,22 +102,21 @@ class Gaps:
         return lost
 
     def longest(self, cause: GapCause | None, most: int) -> list[Gap]:
-        """The `most` longest gaps with this cause, or of all but NOTHING_LEFT; longest first."""
+        """Return the `most` longest gaps with this cause, longest first; None for all causes except NOTHING_LEFT."""
         chosen = np.flatnonzero(self.cause != GapCause.NOTHING_LEFT if cause is None else self.cause == cause)
         return self.at(chosen[np.argsort((self.start - self.end)[chosen], kind="stable")[:most]])
 
     def at(self, places: Rows) -> list[Gap]:
-        """The gaps at these places of the columns."""
+        """Return the gaps at these indices of the columns."""
         return list(Gaps(self.schedule, *(getattr(self, name)[places] for name in self.COLUMNS)))
 
 
 def find_gaps(times: Times, limits: Sequence[float] | None = None, byte_limit: float | None = None) -> Gaps:
-    """The gaps of a timeline, O(n log n) in its instructions.
+    """Find the gaps of a timeline, O(n log n) in the number of instructions.
 
     Args:
-        limits: activations (in chunks) that the worker of each rank may hold, one number per rank.
-        byte_limit: bytes that any worker may hold, static bytes of its stages included.
-            Without either, memory holds nothing back.
+        limits: activations (in chunks) that the worker of each rank may hold; None for no limit.
+        byte_limit: bytes that any worker may hold, including the static bytes of its stages; None for no limit.
 
     Raises:
         JobError: as `memory.require_limits`.
@@ -168,7 +156,7 @@ def _is_live(schedule: Schedule) -> Flags:
 
 
 def _gaps_before_rows(times: Times) -> tuple[Rows, Floats]:
-    """(row, when its worker became idle) of each row that its idle worker has to wait for."""
+    """Return (row, idle since) of each row that its idle worker waits for."""
     c = times.schedule.columns
     rows = np.flatnonzero(~is_kind(c.kind, Beside) & _is_live(times.schedule)[c.worker])
     idle = np.zeros(len(rows))
@@ -179,7 +167,6 @@ def _gaps_before_rows(times: Times) -> tuple[Rows, Floats]:
 
 
 def _nothing_left(times: Times) -> tuple[npt.NDArray[np.int64] | Floats, ...]:
-    """The gap of each live worker after its last instruction, as columns of `Gaps`."""
     schedule, c = times.schedule, times.schedule.columns
     rows = np.flatnonzero(~is_kind(c.kind, Beside))
     idle = np.zeros(schedule.shape.worker_count)
@@ -191,15 +178,12 @@ def _nothing_left(times: Times) -> tuple[npt.NDArray[np.int64] | Floats, ...]:
 
 
 def _needed(times: Times, row: Rows, end: Floats) -> tuple[Floats, Rows, Rows]:
-    """(when made, row that makes it, row that brings it) of what each gap's row waited for last.
-
-    What needs no bringing (a reduce, a step, a value without a transfer) is made when the gap ends.
-    """
+    """Return (time computed, producer row, carrier row) of the last dependency of each gap's row."""
     graph = times.dependencies
     node = times.last[row]
     node = np.where(node >= graph.rows, times.last[node], node)  # through the join of a reduce or of the commit
     producer_of = np.full(graph.nodes, -1, dtype=np.int64)
-    producer_of[graph.target] = graph.source  # of a send, the only thing it needs
+    producer_of[graph.target] = graph.source  # exact for sends, which have one dependency
     send = np.where(is_kind(times.schedule.columns.kind[node], Send), node, graph.sends[node])
     producer = np.where(send >= 0, producer_of[send], -1)
     brought = producer >= 0
@@ -208,7 +192,7 @@ def _needed(times: Times, row: Rows, end: Floats) -> tuple[Floats, Rows, Rows]:
 
 
 def _ready(times: Times) -> Floats:
-    """When all that a compute needs is there; infinite for rows that are no compute."""
+    """Return when all inputs of each compute are ready; infinite for other rows."""
     graph = times.dependencies
     computes = is_kind(times.schedule.columns.kind, (Compute, OverlappedPair))
     ready = np.where(computes, 0.0, np.inf)
@@ -219,15 +203,14 @@ def _ready(times: Times) -> Floats:
 
 
 def _cut(moment: Floats, low: Floats, high: Floats, tolerance: float) -> Floats:
-    """`moment` within [low, high], and on the bound that it nearly touches."""
+    """Clip `moment` to [low, high], snapping to a bound within the tolerance."""
     cut = np.clip(moment, low, high)
     is_high = high - cut < tolerance
     return np.where(is_high, high, np.where(cut - low < tolerance, low, cut))
 
 
 class _Memory(NamedTuple):
-    """One measure of memory: per row what it adds at its start, keeps at its end, and what its worker holds while it
-    runs; per worker the limit."""
+    """One measure of memory: added at start, kept at end and held during each row, and the limit of each worker."""
 
     added: Floats
     kept: Floats
@@ -253,8 +236,7 @@ def _memories(times: Times, limits: Sequence[float] | None, byte_limit: float | 
 
 
 def _could_run(c: Columns, row: Rows, ready: Floats, memories: list[_Memory]) -> tuple[Rows, Rows]:
-    """For the gap before each `row`, of the computes from there on: the one that is ready first of those that fit the
-    memory, and of those that would exceed it; -1 where there is none. (`row` itself is ready at the gap's end only.)"""
+    """Return, per gap, the later compute that is ready first among those that fit, and among others; -1 for none."""
     by_time = np.argsort(ready, kind="stable")
     rank = np.empty(len(ready), dtype=np.int64)
     rank[by_time] = np.arange(len(ready))
@@ -277,16 +259,15 @@ def _could_run(c: Columns, row: Rows, ready: Floats, memories: list[_Memory]) ->
 
 
 def _alike(c: Columns, rows: Rows) -> list[Rows]:
-    """The rows grouped by kind and stages, which decide what an instruction adds to memory and keeps there."""
     stages = int(max(c.stage[rows].max(initial=0), c.stage2[rows].max(initial=0))) + 2
     key = (c.kind[rows].astype(np.int64) * stages + c.stage[rows]) * stages + c.stage2[rows] + 1
     return [rows[key == one] for one in np.unique(key)]
 
 
 def _fits_from(c: Columns, memories: list[_Memory], w: int, member: int, row: Rows) -> Rows:
-    """The last row from which an instruction like `member` fits when moved into the gap before each `row`.
+    """Return the last row from which an instruction like `member` fits if moved into the gap before each `row`.
 
-    It must fit there, and what it keeps must fit beside every instruction that it is moved past.
+    What it keeps must also fit in addition to every instruction that it is moved past.
     """
     first, end = int(c.offsets[w]), int(c.offsets[w + 1])
     last = np.full(len(row), end, dtype=np.int64)
@@ -301,7 +282,7 @@ def _fits_from(c: Columns, memories: list[_Memory], w: int, member: int, row: Ro
 
 
 def _range_min(values: Rows, begin: Rows, end: Rows, empty: int) -> Rows:
-    """Least of `values[begin:end]` for each pair, `empty` where that is empty; doubles its windows log2(n) times."""
+    """Return the minimum of `values[begin:end]` for each pair, `empty` for empty ranges, in log2(n) doublings."""
     least = np.full(len(begin), empty, dtype=np.int64)
     length, span, table = end - begin, 1, values
     while True:

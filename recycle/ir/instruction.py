@@ -1,14 +1,14 @@
-"""The instructions: frozen, fully identified, without time. Each class with its row of the table (`recycle.ir.kinds`).
+"""The built-in instructions: frozen, fully identified, without times. Each class has a row in `recycle.ir.kinds`.
 
-An instruction's text form is the repr, the file syntax and what errors print; `parse_instruction` reads one. The
-notation extends that of `torch.distributed.pipelining`:
+The text form of an instruction is its repr, the file syntax and the form in errors; `parse_instruction` reads it. The
+notation extends the notation of `torch.distributed.pipelining`:
 
     instruction = stage kind [ micro_batch ] [ "/" bucket ] [ "@" worker ] | "(" F-or-B ";" F-or-B ")"
-    micro_batch = pipeline "." index      input may leave "pipeline." out when there is one pipeline
+    micro_batch = pipeline "." index      input may omit "pipeline." if there is one pipeline
 
-A stage's gradients may be reduced in buckets (`Schedule.buckets`). Then the last W's of the stage on a worker are
-written as the parts that they have for each bucket, REDUCE_BUCKET begins the sum of a bucket as soon as it is whole,
-and REDUCE_GRAD sums the last bucket and waits for the others.
+The gradients of a stage may be reduced in buckets (`Schedule.buckets`). Then the last W's of the stage on a worker are
+split into parts per bucket. REDUCE_BUCKET begins the sum of a complete bucket. REDUCE_GRAD sums the last bucket and
+waits for the others.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Forward(Compute):
     )
 )
 class Backward(Compute):
-    """`2B1.5`: input and weight gradients in one go."""
+    """`2B1.5`: input and weight gradients in one instruction."""
 
     __slots__ = ()
 
@@ -85,7 +85,7 @@ class Backward(Compute):
     )
 )
 class BackwardInput(Compute):
-    """`2I1.5`: the gradient for the stage's input; the stage before waits for nothing else."""
+    """`2I1.5`: the gradient of the stage's input, the only gradient that the previous stage waits for."""
 
     __slots__ = ()
 
@@ -102,7 +102,7 @@ class BackwardInput(Compute):
     )
 )
 class BackwardWeight(Compute):
-    """`2W1.5`: the gradient for the stage's weights; may wait until the stage's reduce."""
+    """`2W1.5`: the gradient of the stage's weights; may run any time before the stage's reduce."""
 
     __slots__ = ()
 
@@ -118,9 +118,10 @@ class BackwardWeight(Compute):
 )
 @dataclass(frozen=True, slots=True, repr=False)
 class OverlappedPair(Instruction):
-    """`(2F1.5;2B1.3)`: one forward and one whole backward at the same time (DualPipe). Prints the forward first.
+    """`(2F1.5;2B1.3)`: one forward and one whole backward at the same time (DualPipe), printed with the forward first.
 
-    What it needs, makes and frees is what its two halves do; it takes the profile's `overlapped_pair`, else their sum.
+    Needs, products and freed memory are the sum of both halves. The duration is the profile's `overlapped_pair`, or the
+    sum of the halves if the profile has none.
     """
 
     forward: Forward
@@ -136,28 +137,28 @@ def _transfer(token: str, title: str, need: Need) -> InstructionKind:
 
 @register(_transfer("SEND_F", "activation sent", Need(_ACTIVATION, 0, Origin.SAME_WORKER)))
 class SendActivation(Send):
-    """`2SEND_F1.5@0.3`: stage 2's output of micro-batch 1.5, to worker 0.3."""
+    """`2SEND_F1.5@0.3`: send stage 2's output of micro-batch 1.5 to worker 0.3."""
 
     __slots__ = ()
 
 
 @register(_transfer("RECV_F", "activation awaited", Need(_ACTIVATION, -1)))
 class RecvActivation(Receive):
-    """`3RECV_F1.5@1.2`: stage 3's input of micro-batch 1.5, from worker 1.2."""
+    """`3RECV_F1.5@1.2`: receive stage 3's input of micro-batch 1.5 from worker 1.2."""
 
     __slots__ = ()
 
 
 @register(_transfer("SEND_B", "gradient sent", Need(_INPUT_GRADIENT, 0, Origin.SAME_WORKER)))
 class SendGradient(Send):
-    """`3SEND_B1.5@1.2`: stage 3's input gradient of micro-batch 1.5, to worker 1.2."""
+    """`3SEND_B1.5@1.2`: send stage 3's input gradient of micro-batch 1.5 to worker 1.2."""
 
     __slots__ = ()
 
 
 @register(_transfer("RECV_B", "gradient awaited", Need(_INPUT_GRADIENT, +1)))
 class RecvGradient(Receive):
-    """`2RECV_B1.5@0.3`: stage 2's output gradient of micro-batch 1.5, from worker 0.3."""
+    """`2RECV_B1.5@0.3`: receive stage 2's output gradient of micro-batch 1.5 from worker 0.3."""
 
     __slots__ = ()
 
@@ -172,8 +173,10 @@ class RecvGradient(Receive):
     )
 )
 class ReduceGradients(StageWide):
-    """`2REDUCE_GRAD`: the sum of stage 2's gradients over all its live hosts; of its last bucket where there are
-    several, and the end of the sums that REDUCE_BUCKET began."""
+    """`2REDUCE_GRAD`: the sum of stage 2's gradients over all its live hosts.
+
+    With several buckets: the sum of the last bucket, and the end of the sums that REDUCE_BUCKET began.
+    """
 
     __slots__ = ()
 
@@ -191,7 +194,7 @@ class ReduceGradients(StageWide):
     )
 )
 class WeightPart(ComputePart):
-    """`2W_PART1.5/0`: the gradient for those weights of the stage that are in bucket 0."""
+    """`2W_PART1.5/0`: the gradient of the stage's weights in bucket 0."""
 
     __slots__ = ()
 
@@ -205,7 +208,7 @@ class WeightPart(ComputePart):
     )
 )
 class ReduceBucket(StagePart, Beside):
-    """`2REDUCE_BUCKET/0`: begins the sum of bucket 0 of stage 2's gradients over all its live hosts."""
+    """`2REDUCE_BUCKET/0`: begin the sum of bucket 0 of stage 2's gradients over all its live hosts."""
 
     __slots__ = ()
 
@@ -221,7 +224,7 @@ class ReduceBucket(StagePart, Beside):
     )
 )
 class OptimizerStep(StageWide):
-    """`2STEP`: stage 2's own optimizer step."""
+    """`2STEP`: the optimizer step of stage 2."""
 
     __slots__ = ()
 
@@ -236,7 +239,7 @@ class OptimizerStep(StageWide):
     )
 )
 class GatherParameters(StageWide):
-    """`2GATHER_PARAMS`: with a sharded optimizer, stage 2's stepped parameters, each from a host that stepped them."""
+    """`2GATHER_PARAMS`: with a sharded optimizer, gather stage 2's parameters from the hosts that stepped them."""
 
     __slots__ = ()
 
@@ -253,11 +256,11 @@ class GatherParameters(StageWide):
     )
 )
 class RedundantForward(Compute):
-    """`2R1.5`: stage 2's forward of micro-batch 5 of pipeline 1 again, by the worker of stage 1, which holds a copy of
-    the stage (Bamboo).
+    """`2R1.5`: rerun stage 2's forward of micro-batch 1.5 on the worker of stage 1, which holds a copy of stage 2.
 
-    What it makes is kept for the backward that would be wanted if the stage's own worker died, until the backward of
-    the stage before of the same micro-batch shows that it lives. Nobody else uses it, and no transfer brings its input.
+    The result is kept for the backward that the copy would run if the worker of stage 2 died (Bamboo). Stage 1's
+    backward of the same micro-batch proves that the worker of stage 2 is alive, and frees the result. No transfer
+    supplies the input, and no other instruction uses the result.
     """
 
     __slots__ = ()
@@ -275,12 +278,11 @@ class RedundantForward(Compute):
     )
 )
 class Replay(Compute):
-    """`2REPLAY1.5`: stage 2's forward and backward of micro-batch 5 of pipeline 1 again, by a peer of its host.
+    """`2REPLAY1.5`: rerun stage 2's forward and backward of micro-batch 1.5 on a peer of the host.
 
-    What goes in, the stage's input and the gradient by its output, comes from those who made it, as it came to the
-    peer. What comes out (output, gradient by the input, what the micro-batch adds to the gradients of the weights) is
-    compared with the peer's by checksums and then dropped: nobody uses it, and the state does not change. Limits: what
-    goes in wrongly is not seen here, but where it was made.
+    The inputs (the stage's input and output gradient) come from their producers, as for the host. The results (output,
+    input gradient, contribution to the weight gradients) are compared with the host's by checksums and dropped; the
+    state does not change. Limits: a replay does not detect wrong inputs; the replay of their producer does.
     """
 
     __slots__ = ()
@@ -292,14 +294,14 @@ def _wait(token: str, title: str, value: ValueKind, send: type[Send]) -> Instruc
 
 @register(_wait("WAIT_SEND_F", "arrival of a sent activation awaited", _ACTIVATION, SendActivation))
 class WaitSendActivation(WaitSend):
-    """`2WAIT_SEND_F1.5`: until stage 2's output of micro-batch 5 of pipeline 1 has arrived where it was sent to."""
+    """`2WAIT_SEND_F1.5`: wait until stage 2's output of micro-batch 1.5 has arrived at its receivers."""
 
     __slots__ = ()
 
 
 @register(_wait("WAIT_SEND_B", "arrival of a sent gradient awaited", _INPUT_GRADIENT, SendGradient))
 class WaitSendGradient(WaitSend):
-    """`2WAIT_SEND_B1.5`: until stage 2's input gradient of that micro-batch has arrived where it was sent to."""
+    """`2WAIT_SEND_B1.5`: wait until stage 2's input gradient of micro-batch 1.5 has arrived at its receivers."""
 
     __slots__ = ()
 
@@ -308,30 +310,29 @@ CARRIERS: dict[ValueKind, tuple[type[Send], type[Receive]]] = {
     _ACTIVATION: (SendActivation, RecvActivation),
     _INPUT_GRADIENT: (SendGradient, RecvGradient),
 }
-"""The send and the receive that carry a value to another worker."""
+"""The send and the receive that carry each value to another worker."""
 
 
 @reads_kinds
 def _plain() -> re.Pattern[str]:
-    """The pattern of an instruction that is no pair."""
     tokens = "|".join(sorted((cls.token for cls in KIND_CLASSES if cls is not OverlappedPair), key=len, reverse=True))
     return re.compile(rf"([0-9]+)({tokens})(?:(?:([0-9]+)\.)?([0-9]+))?(?:/([0-9]+))?(?:@([0-9]+)\.([0-9]+))?")
 
 
 _PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)")
 DIGITS = 9
-"""Digits that a number in the text may have."""
+"""Maximum digits of a number in the text."""
 
 
 def parse_instruction(text: str, one_pipeline: bool = False) -> Instruction:
-    """The instruction that `text` writes.
+    """Parse one instruction.
 
     Args:
         text: for example `2F1.5`, `3RECV_F1.5@1.2`, `2STEP`, `(2F1.5;2B1.3)`.
-        one_pipeline: there is one pipeline only, so `2F5` means `2F0.5`.
+        one_pipeline: whether there is one pipeline only, so that `2F5` means `2F0.5`.
 
     Raises:
-        ScheduleError: the text is no instruction; the message says what is wrong with it.
+        ScheduleError: the text is not an instruction; the message names the defect.
     """
     match = _plain().fullmatch(text)
     if match is None:

@@ -1,14 +1,13 @@
-"""The table of instruction kinds: what a kind is stands in one row, which every layer reads.
+"""The table of instruction kinds: one class and one row per kind, read by every layer.
 
-A kind is a class of instructions and a row: `@register(InstructionKind(...))` on the class enters it. What the class
-derives from says its operands: `Compute` a stage and a micro-batch, `Transfer` the other worker too, `StageWide` the
-stage alone; `ComputePart` and `StagePart` a bucket besides. The row says the rest: how it is written, what it needs and
-makes, what it costs and holds. The built-in kinds are entered in `recycle.ir.instruction`; a kind of one's own is
-entered the same way, from any file that is imported (see docs/guides/add-an-instruction.md). What others add to a
-kind stands in maps of theirs: `recycle.exec.worker.kinds`, `recycle.ir.rules` and `viz.kinds`.
+`@register(InstructionKind(...))` adds a class of instructions to the table. The base class determines the operands:
+`Compute` a stage and a micro-batch, `Transfer` also the peer worker, `StageWide` the stage only, `ComputePart` and
+`StagePart` also a bucket. The row states syntax, needs, products, cost and memory. `recycle.ir.instruction` registers
+the built-in kinds; any imported file may register others (see docs/guides/add-an-instruction.md). Other layers keep
+their own maps by kind: `recycle.exec.worker.kinds`, `recycle.ir.rules` and `viz.kinds`.
 
-Columns hold the number of a kind, its place in the table. Hot code looks rows up by that number: `is_kind` asks for
-classes, `per_kind` makes an array of a property of all rows.
+Columns store the number of a kind, its index in the table. `is_kind` tests numbers against classes; `per_kind` makes an
+array of one property of all rows.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from recycle.job.profile import Profile
 from recycle.job.shape import MicroBatch, Worker
 
 MOST_KINDS = 256
-"""How many kinds a column of 8 bits tells apart."""
+"""Number of kinds that an 8-bit column can distinguish."""
 _TOKEN = re.compile("[A-Z][A-Z_]*|;")
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound="type[Instruction]")
 
 
 class ValueKind(IntEnum):
-    """What instructions hand to each other."""
+    """The kinds of values that instructions exchange."""
 
     ACTIVATION = 0
     INPUT_GRADIENT = 1
@@ -42,24 +41,18 @@ class ValueKind(IntEnum):
 
 
 class Origin(IntEnum):
-    """Where an instruction may have a value from."""
+    """Where an instruction may obtain a value."""
 
     ANY_WORKER = 0
-    """whoever makes it: a transfer brings it from another worker"""
+    """any worker that produces the value; a transfer carries the value between workers"""
     SAME_WORKER = 1
-    """an earlier instruction of the same worker hands it over; no transfer brings it"""
+    """an earlier instruction of the same worker passes the value on, without a transfer"""
     STAGE = 2
-    """the stage itself, which keeps it since an earlier instruction of the same worker; nothing is handed over"""
+    """the stage itself, which keeps the value from an earlier instruction on the same worker"""
 
 
 class Need(NamedTuple):
-    """A value that a kind needs.
-
-    Attributes:
-        value: what it is.
-        offset: the stage that makes it, relative to the instruction's own. Beyond the model's ends there is none.
-        origin: where it may come from.
-    """
+    """A value that a kind needs, from the stage at `offset` relative to its own; void beyond the ends of the model."""
 
     value: ValueKind
     offset: int
@@ -71,21 +64,21 @@ class InstructionKind:
     """A row of the table.
 
     Attributes:
-        token: what is written between stage and micro-batch: capitals and underscores, no other kind's.
-        title: what people read for it, such as "forward".
-        needs: the values that it needs, for its own micro-batch.
-        produces: the values that it makes. A SEND carries the first of them to other stages.
-        follows: the kind that must come before it on the same worker, for the same stage and micro-batch, and whose end
-            it waits for.
-        required: whether every micro-batch needs its share of it at every stage, exactly once.
-        implied: whether `lower` writes it, once per hosted stage, when a schedule has no such kind at all.
-        seconds: the attributes of `Profile` that add up to what it takes on its stage; none: no time.
-        holds: whether it holds an activation of its stage from its start on.
-        remakes: whether it begins by running the forward of its micro-batch again, where the stage recomputes.
-        frees: profile -> share of an activation that is let go at its end.
-        released_by: (value, stage relative to its own) whose making, on the same worker and for the same micro-batch,
-            lets go of the rest of what it holds. None: instructions of its own stage and micro-batch do, by `frees`.
-        letter: how its label begins in drawings; the token when None, no label when empty.
+        token: text between stage and micro-batch: capitals and underscores, unique among kinds.
+        title: name for people, such as "forward".
+        needs: values needed, for the instruction's micro-batch.
+        produces: values produced. A SEND carries the first one to other stages.
+        follows: kind that must precede the instruction on the same worker, for the same stage and micro-batch, and
+            whose end the instruction waits for.
+        required: whether every micro-batch needs the kind's share of work at every stage, exactly once.
+        implied: whether `lower` adds the kind, once per hosted stage, to a schedule without any implied kind.
+        seconds: attributes of `Profile` that add up to the duration on a stage; empty for no duration.
+        holds: whether an activation of the stage is held from the start of the instruction.
+        remakes: whether the instruction first reruns the forward, for stages that recompute.
+        frees: profile -> share of an activation freed at the end.
+        released_by: (value, relative stage) whose production, on the same worker and for the same micro-batch, frees
+            the rest of the held activation. None: instructions of the same stage and micro-batch free it by `frees`.
+        letter: first letter of the label in drawings; None for the token, empty for no label.
     """
 
     token: str
@@ -105,14 +98,7 @@ class InstructionKind:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Instruction:
-    """Anything a worker's program may hold.
-
-    Attributes:
-        kind: number of its kind, its place in `KIND_CLASSES`.
-        row: its kind's row.
-        token: the row's.
-        operands: names of its fields, in order.
-    """
+    """An entry of a worker's program; `kind` is the index in `KIND_CLASSES`, `operands` the names of the fields."""
 
     kind: ClassVar[int]
     row: ClassVar[InstructionKind]
@@ -135,26 +121,26 @@ class Compute(Instruction):
 
 
 class WaitSend(Compute):
-    """Waits until what its worker has sent of the stage and the micro-batch has arrived; takes no time of its own."""
+    """Waits until the worker's sends of the stage and micro-batch have arrived; has no duration."""
 
     __slots__ = ()
 
 
 class Beside(Instruction):
-    """What runs beside the computing of its worker, which begins it and goes on."""
+    """Base of instructions that overlap the compute of their worker."""
 
     __slots__ = ()
 
 
 class Part(Instruction):
-    """What concerns one bucket of a stage's gradients: `bucket` says which, from 0."""
+    """Base of instructions for one bucket of a stage's gradients; `bucket` is its number, from 0."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Transfer(Beside):
-    """One end of a transfer; `stage` is the one that runs the instruction, `peer` the worker at the other end."""
+    """One end of a transfer; `stage` runs the instruction, `peer` is the worker at the other end."""
 
     stage: int
     micro_batch: MicroBatch
@@ -165,20 +151,20 @@ class Transfer(Beside):
 
 
 class Send(Transfer):
-    """The end that has the value: the one that it needs."""
+    """The sending end of a transfer."""
 
     __slots__ = ()
 
 
 class Receive(Transfer):
-    """The end that gets the value: the one that it needs."""
+    """The receiving end of a transfer."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StageWide(Instruction):
-    """Something a host does for its whole stage once per iteration."""
+    """Work that a host does once per iteration for its whole stage."""
 
     stage: int
 
@@ -188,7 +174,7 @@ class StageWide(Instruction):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ComputePart(Compute, Part):
-    """The share of a computation that is for one bucket."""
+    """The share of a computation for one bucket."""
 
     bucket: int
 
@@ -198,7 +184,7 @@ class ComputePart(Compute, Part):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StagePart(StageWide, Part):
-    """Something a host does for one bucket of its stage once per iteration."""
+    """Work that a host does once per iteration for one bucket of its stage."""
 
     bucket: int
 
@@ -207,22 +193,22 @@ class StagePart(StageWide, Part):
 
 
 def made(cls: type[Instruction], **operands: Any) -> Instruction:
-    """The instruction of a kind; of the operands those count that the kind has."""
+    """Create an instruction, ignoring operands that its kind does not have."""
     return cls(*[operands[name] for name in cls.operands])
 
 
 KIND_CLASSES: list[type[Instruction]] = []
-"""The table: class of each kind, by number. It grows when a kind is registered, so look it up when it is needed."""
+"""The class of each kind, by number. Registration extends the list, so read it at the time of use."""
 _READ: list[Any] = []
 
 
 def register(row: InstructionKind) -> Callable[[C], C]:
-    """Enter the decorated class of instructions as a kind, under the next number.
+    """Register the decorated class as a kind, under the next number.
 
     Raises:
-        TypeError: the class derives from none of those that say the operands.
-        ValueError: the token is no token, or another kind's; `seconds` names what a profile has not; or there are too
-            many kinds.
+        TypeError: the class derives from none of the base classes that determine the operands.
+        ValueError: the token is malformed or taken, `seconds` names an unknown attribute of `Profile`, or the table is
+            full.
     """
 
     def enter(cls: C) -> C:
@@ -248,7 +234,7 @@ def register(row: InstructionKind) -> Callable[[C], C]:
 
 
 def unregister(cls: type[Instruction]) -> None:
-    """Take the kind that was registered last out again, for tests and notebooks. Raises ValueError at another one."""
+    """Remove the last registered kind, for tests and notebooks. Raises ValueError for any other kind."""
     if KIND_CLASSES[-1] is not cls:
         raise ValueError(f"{cls.__name__} is not the kind that was registered last")
     KIND_CLASSES.pop()
@@ -261,8 +247,7 @@ def _table_changed() -> None:
 
 
 def reads_kinds(function: F) -> F:
-    """Decorator of a function whose result depends on its arguments and the table alone: keeps results until a kind is
-    registered."""
+    """Decorator that caches a function of its arguments and the table until a kind is registered."""
     kept: Any = cache(function)
     _READ.append(kept)
     return kept  # type: ignore[no-any-return]
@@ -270,30 +255,27 @@ def reads_kinds(function: F) -> F:
 
 @reads_kinds
 def kind_of_token(token: str) -> type[Instruction]:
-    """The kind that is written so. Raises KeyError when there is none."""
+    """Return the kind with this token. Raises KeyError if there is none."""
     return {cls.token: cls for cls in KIND_CLASSES}[token]
 
 
 def kinds_where(holds: Callable[[InstructionKind], bool]) -> tuple[type[Instruction], ...]:
-    """The kinds of whose row `holds` is true."""
+    """Return the kinds for whose row `holds` is true."""
     return tuple(cls for cls in KIND_CLASSES if holds(cls.row))
 
 
 def makers_of(value: ValueKind) -> tuple[type[Instruction], ...]:
-    """The kinds that make such a value."""
+    """Return the kinds that produce `value`."""
     return kinds_where(lambda row: value in row.produces)
 
 
 def per_kind(of: Callable[[type[Instruction]], Any], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
-    """A number of each kind, as an array to be indexed by a column of kinds."""
+    """Evaluate `of` for each kind, as an array indexed by a column of kinds."""
     return np.array([of(cls) for cls in KIND_CLASSES], dtype=dtype)
 
 
 def is_kind(column: npt.NDArray[np.uint8], classes: type | Iterable[type]) -> npt.NDArray[np.bool_]:
-    """Which entries of a column of kinds are of one of the classes or of classes derived from them.
-
-    A look-up, several times faster than `np.isin`.
-    """
+    """Return which entries of a column of kinds are of one of the classes or subclasses; faster than `np.isin`."""
     found: npt.NDArray[np.bool_] = _flags((classes,) if isinstance(classes, type) else tuple(classes))[column]
     return found
 

@@ -1,23 +1,19 @@
-"""Lowering: a compute-only order -> the same order with sends, receives, reduces and steps.
+"""Lowering: add transfers, reduces and steps to a compute-only order.
 
-Small passes, each of which does nothing where its instructions are there already. All are pure functions of the order.
-SEND goes right after its producer and RECV before its consumer, such that all transfers follow one global order; a
-worker that carries its transfers one at a time, unbuffered, then never deadlocks, and no lane is ever out of step
-between its two ends.
+Lowering is a sequence of pure passes; a pass is skipped if its instructions are present. SEND follows its producer and
+RECV precedes its consumer such that all transfers follow one global order. A worker with unbuffered, serial transfers
+then never deadlocks, and both ends of a lane have the same order.
 
-Where a stage's gradients are reduced in buckets, a bucket is whole when the last W of the stage has computed its
-weights. So of the last instructions of a stage on a worker, those W's behind which the worker computes nothing else for
-the stage and nothing between them, each is cut into its parts for the buckets, and these run bucket by bucket, all
-parts for bucket 0 first. While the later parts run, the earlier buckets are summed. A B at the end is taken for its I
-and W. The gradients are the same bits: each weight is still added to in the order of the
-micro-batches. Limits: where an overlapped pair comes last nothing is cut, and the buckets begin behind it.
+With gradient buckets, the last W's of a stage on a worker are split into parts per bucket, run bucket by bucket.
+Earlier buckets are summed while later parts run. Only those last W's are split after which the worker runs no other
+work for the stage, and between which it runs no other work at all. A final B is split into its I and W first. Each
+weight is still accumulated in micro-batch order, so the gradients are bitwise equal. Limits: if an overlapped pair is
+last, nothing is split, and the sums begin after the pair.
 
-`forward_only` keeps the forwards alone, which evaluate the model with the workers and stages of a training schedule.
-Every forward stays on the worker that runs it in training. So micro-batches of a dead worker are re-routed as in
-training, and every activation goes over a lane that training has too. The order is made anew, since that of training
-makes room for backwards: each worker runs what has come to it, the deepest stage first, as if every forward took one
-unit of time (list scheduling; Graham 1969). What is under way between workers stays few, and nothing is held.
-Limits: the order does not know what forwards really take.
+`forward_only` keeps the forwards, to evaluate the model with the workers and stages of a training schedule. Every
+forward stays on its worker, so micro-batches of dead workers are re-routed and activations use the lanes of training.
+The order is computed again by list scheduling (Graham 1969) with unit times, deepest stage first, because the order of
+training leaves room for backwards. Limits: the order ignores the real durations of forwards.
 """
 
 from __future__ import annotations
@@ -52,19 +48,19 @@ from recycle.ir.pieces import work
 from recycle.ir.schedule import Schedule
 
 _OFFSET = np.array([receive.row.needs[0].offset for _, receive in CARRIERS.values()], dtype=np.int64)
-"""`ValueKind` -> stage of its producer, relative to the consumer's."""
+"""`ValueKind` -> producing stage relative to the consumer's stage."""
 
 
 def lower(schedule: Schedule) -> Schedule:
-    """The schedule with its transfers, reduces, steps and gathers written out; a forward-only one has transfers alone.
+    """Add transfers, reduces, steps and gathers to a schedule; only transfers to a forward-only schedule.
 
-    Never raises; what is broken stays broken.
+    Never raises; an invalid schedule stays invalid.
     """
     return lower_with_origin(schedule)[0]
 
 
 def lower_with_origin(schedule: Schedule) -> tuple[Schedule, Rows]:
-    """`lower`, and for each row of the result the row it came from, -1 for rows that lowering added."""
+    """Lower a schedule; also return the original row of each row, -1 for added rows."""
     origin = np.arange(len(schedule.columns), dtype=np.int64)
     is_cut = schedule.buckets > 1 and not schedule.forward_only
     if is_cut and not is_kind(schedule.columns.kind, (*implied_kinds(), Part)).any():
@@ -81,26 +77,21 @@ def lower_with_origin(schedule: Schedule) -> tuple[Schedule, Rows]:
 
 
 def lowered_graph(schedule: Schedule, serialised: bool = False) -> EventGraph:
-    """The event graph of a schedule as `lower` writes it out, for who simulates and checks the same schedule.
-
-    Args:
-        schedule: lowered or compute-only.
-        serialised: as in `event_edges`.
-    """
+    """Build the event graph of the lowered schedule, for callers that both simulate and check."""
     lowered, origin = lower_with_origin(schedule)
     return replace(event_graph(lowered, serialised), origin=origin)
 
 
 def implied_kinds() -> tuple[type[Instruction], ...]:
-    """What a schedule without any of them gets at the end of each program: REDUCE_GRAD, STEP."""
+    """Return the kinds added at the end of each program if a schedule has none of them: REDUCE_GRAD, STEP."""
     return kinds_where(lambda row: row.implied)
 
 
 def add_transfers(schedule: Schedule) -> tuple[Schedule, Rows]:
-    """Write a SEND and a RECV for each value that crosses to another worker.
+    """Add a SEND and a RECV for each value that crosses to another worker.
 
-    On each worker the ends keep the global order of transfers. A RECV goes as late as that allows: right before its
-    consumer, or before the next end in the order.
+    On each worker the ends keep the global order of transfers. Within this order a RECV is as late as possible: right
+    before its consumer, or before the next end.
     """
     graph = dependencies(schedule)
     found, rank = graph.crossings, _global_rank(schedule.columns, graph)
@@ -117,7 +108,7 @@ def add_transfers(schedule: Schedule) -> tuple[Schedule, Rows]:
         "index": np.tile(index, 2),
         "peer": np.concatenate([receiver, sender]),
     }
-    # All ends, the sends first: where each would stand by itself, as the row that it comes before.
+    # All ends, sends first: the row before which each is inserted, before the global order is enforced.
     is_send = np.repeat([True, False], len(value))
     worker = np.concatenate([sender, receiver])
     place = np.concatenate([producer + 1, consumer])
@@ -127,10 +118,7 @@ def add_transfers(schedule: Schedule) -> tuple[Schedule, Rows]:
 
 
 def _global_rank(columns: Columns, graph: Dependencies) -> Rows:
-    """Position of each compute row in one global order that respects dependencies and every program.
-
-    Rows on or behind a dependency cycle come last, by place in the file, so that broken orders can be lowered too.
-    """
+    """Return the position of each compute row in one order that respects dependencies and programs; cycles last."""
     before, after = compute_order(columns)
     source, target = np.concatenate([graph.source, before]), np.concatenate([graph.target, after])
     order = topological_order(source, target, graph.nodes)
@@ -143,10 +131,9 @@ def _global_rank(columns: Columns, graph: Dependencies) -> Rows:
 
 
 def _no_later_than_the_next(place: Rows, is_send: Flags) -> Rows:
-    """Places of ends, by worker and global order, such that no receive is behind an end that follows it.
+    """Move each receive before the ends that follow it, given ends sorted by worker and global order.
 
-    Nothing comes between a producer and its send either. The rows of later workers have larger numbers, so one
-    running minimum from the back serves all workers.
+    One reverse running minimum serves all workers, since rows of later workers have larger numbers.
     """
     bound = np.minimum.accumulate((place - is_send)[::-1])[::-1]
     return np.where(is_send, place, bound)
@@ -155,8 +142,8 @@ def _no_later_than_the_next(place: Rows, is_send: Flags) -> Rows:
 def add_reduce_and_step(schedule: Schedule) -> tuple[Schedule, Rows]:
     """End each live worker's program with a REDUCE_GRAD, then a STEP, for each stage it hosts, last stage first.
 
-    All reduces come before all steps, so that peers reduce in one order and a barrier between them cannot deadlock.
-    Where a stage has several buckets, the sums of all but the last begin as soon as they are whole.
+    All reduces precede all steps, so peers reduce in one order and a barrier between them cannot deadlock. With several
+    buckets, the sums of all but the last begin as soon as the bucket is complete.
     """
     came_from = np.arange(len(schedule.columns), dtype=np.int64)
     if schedule.buckets > 1 and not (schedule.columns.kind == ReduceBucket.kind).any():
@@ -185,13 +172,12 @@ def _at_the_ends(schedule: Schedule, classes: Sequence[type[Instruction]]) -> tu
 
 
 def insert(schedule: Schedule, worker: Rows, place: Rows, added: dict[str, Rows]) -> tuple[Schedule, Rows]:
-    """The schedule with rows added, each to the program of `worker` before row `place`, and where all rows came from.
+    """Insert rows into the programs, each before row `place`; also return each row's original row, -1 for new rows.
 
-    Args:
-        added: columns of the rows, by worker, and in the order that they keep where several come before one row.
+    `added` has the columns of the new rows, sorted by worker; rows with the same place keep their order.
     """
     c = schedule.columns
-    given = 2 * (np.arange(len(c)) + c.worker) + 1  # the end of one program is no place in the next
+    given = 2 * (np.arange(len(c)) + c.worker) + 1  # keeps the end of a program apart from the start of the next
     order = np.argsort(np.concatenate([given, 2 * (place + worker)]), kind="stable")
     none = np.full(len(place), -1, dtype=np.int32)
     named = [name for name in Columns.FIELDS if name in added or not is_nothing(getattr(c, name))]
@@ -201,11 +187,11 @@ def insert(schedule: Schedule, worker: Rows, place: Rows, added: dict[str, Rows]
 
 
 def _cut_last_weights(schedule: Schedule) -> tuple[Schedule, Rows]:
-    """The schedule with the last W's of each stage in parts, and for each of its rows the one that it came from."""
+    """Split the last W's of each stage into parts; also return the original row of each row."""
     c, buckets = schedule.columns, schedule.buckets
     chain = compute_chains(c)[1]
     begins = np.any([np.diff(column[chain], prepend=-2) != 0 for column in (c.worker, c.stage, c.kind)], axis=0)
-    first = np.full(len(c), -1, dtype=np.int64)  # row -> the first of its kind and stage that lead to it in one go
+    first = np.full(len(c), -1, dtype=np.int64)  # row -> first row of its run of the same kind and stage
     first[chain] = chain[begins][np.cumsum(begins) - 1]
     last = _last_gradients(schedule)
     whole = last[c.kind[last] == Backward.kind]
@@ -224,7 +210,6 @@ def _cut_last_weights(schedule: Schedule) -> tuple[Schedule, Rows]:
 
 
 def _last_gradients(schedule: Schedule) -> Rows:
-    """The last row of each worker and stage that adds to the stage's gradients."""
     pieces = work(schedule)
     at = pieces.of(*makers_of(ValueKind.WEIGHT_GRADIENT))
     host = pieces.worker[at] * schedule.shape.stages + pieces.stage[at]
@@ -234,11 +219,10 @@ def _last_gradients(schedule: Schedule) -> Rows:
 
 
 def _bucket_starts(schedule: Schedule) -> tuple[Rows, Rows, Rows, Rows]:
-    """(worker, row that it comes before, stage, bucket) of each REDUCE_BUCKET, by worker, then by its place there.
+    """Return (worker, next row, stage, bucket) of each REDUCE_BUCKET, sorted by worker and place.
 
-    A worker begins the sum of a bucket right behind what adds to it last, or at its program's end where it computes
-    nothing for the stage. All workers begin their sums in one order, the last stage first, as each must, so that none
-    waits in one sum for a peer who waits in another.
+    A sum begins after the last row that adds to the bucket, else at the end of the program. All workers begin their
+    sums in one order, last stage first, so no two workers wait for each other in different sums.
     """
     shape, count, stages = schedule.shape, schedule.buckets - 1, schedule.shape.stages
     live = [w for w, worker in enumerate(shape.workers()) if worker not in schedule.failed]
@@ -254,18 +238,17 @@ def _bucket_starts(schedule: Schedule) -> tuple[Rows, Rows, Rows, Rows]:
     np.maximum.at(behind, host[~is_part], pieces.row[at[~is_part], None] + 1)
     place = np.where(behind > 0, behind, offsets[worker + 1, None])[:, :count].ravel()
     worker = np.repeat(worker, count)
-    # Rows of later workers have larger numbers, so one running maximum serves all.
+    # Rows of later workers have larger numbers, so one running maximum serves all workers.
     return worker, np.maximum.accumulate(place), np.repeat(stage, count), np.tile(np.arange(count), len(stage))
 
 
 def buckets_of(columns: Columns) -> int:
-    """In how many buckets each stage is reduced, as written in lowered programs."""
+    """Return the number of gradient buckets in lowered programs."""
     return int((columns.bucket + 1 + (columns.kind == ReduceBucket.kind)).max(initial=1))
 
 
 def with_barrier(schedule: Schedule) -> Schedule:
-    """The lowered schedule run with the barrier: every STEP moves to the end of its program, behind all reduces, and
-    every GATHER_PARAMS behind the steps."""
+    """Lower a schedule and move every STEP after the reduces of its program, and GATHER_PARAMS after the steps."""
     schedule = lower(schedule)
     c = schedule.columns
     last = (c.kind == OptimizerStep.kind) + 2 * (c.kind == GatherParameters.kind)
@@ -274,7 +257,7 @@ def with_barrier(schedule: Schedule) -> Schedule:
 
 
 def forward_only(schedule: Schedule) -> Schedule:
-    """The compute-only schedule of the forwards of `schedule`, those in overlapped pairs too."""
+    """Return the compute-only schedule of the forwards of `schedule`, including those in overlapped pairs."""
     c = schedule.columns
     rows = np.flatnonzero(is_kind(c.kind, (Forward, OverlappedPair)))
     rows = rows[np.lexsort((rows, _begins(schedule, rows), c.worker[rows]))]
@@ -287,7 +270,6 @@ def forward_only(schedule: Schedule) -> Schedule:
 
 
 def _begins(schedule: Schedule, rows: Rows) -> Rows:
-    """When each of these forwards begins; one that nothing leads to, in a broken schedule, behind all others."""
     c = schedule.columns
     worker, stage = c.worker[rows].tolist(), c.stage[rows].tolist()
     micro_batch = list(zip(c.pipeline[rows].tolist(), c.index[rows].tolist(), strict=True))

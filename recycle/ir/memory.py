@@ -1,5 +1,6 @@
-"""What workers hold in memory: activations from the start of their F to the end of their W, and what their stages need
-whatever the order. Both follow from the order and the placement alone; no times are needed.
+"""Memory of workers: activations from the start of F to the end of W, and the static bytes of stages.
+
+Both follow from order and placement alone, without times.
 """
 
 from __future__ import annotations
@@ -21,14 +22,13 @@ TOLERANCE = 1e-9
 
 
 def activation_changes(schedule: Schedule, profile: Profile, *, in_bytes: bool) -> tuple[Floats, Floats]:
-    """(added at its start, freed at its end) of each row, in activations or in bytes.
+    """Return (added at the start, freed at the end) of each row, in activations or in bytes.
 
-    What holds an activation (F, R) adds 1 (in a cut of the model its stage's share of a fault-free one), or what its
-    stage's weighs. Each row frees the share that its kind's `frees`
-    says, a part of a W its share of that; an overlapped pair adds what its forward and frees what its backward does.
-    What is left of a kind with `released_by` goes with the instruction that makes that value. In bytes, a forward that
-    is run again adds only what that needs, and the backward that runs it again the rest. In a forward-only schedule a
-    forward holds an activation while it runs, and no longer.
+    Kinds that hold an activation (F, R) add 1 (with a cut, the stage's share of a fault-free activation), or the bytes
+    of their stage. Each row frees the share given by its kind's `frees`, and a part of a W its share of that. An
+    overlapped pair adds as its forward and frees as its backward. The producer of the `released_by` value frees the
+    rest. With recomputation, in bytes, the forward adds only the recomputation's input, and the backward the rest. In a
+    forward-only schedule a forward holds its activation only while it runs.
     """
     c, shape = schedule.columns, schedule.shape
     stage = np.clip(c.stage, 0, shape.stages - 1)
@@ -58,7 +58,7 @@ def activation_changes(schedule: Schedule, profile: Profile, *, in_bytes: bool) 
 
 
 def _released(schedule: Schedule, cls: type[Instruction]) -> tuple[Rows, Rows]:
-    """(row of a kind with `released_by`, row that makes the value that releases it, on the same worker)."""
+    """Return (holding row, row that produces the releasing value on the same worker) for a kind with `released_by`."""
     assert cls.row.released_by is not None
     value, offset = cls.row.released_by
     pieces, micro_batches = work(schedule), schedule.shape.global_micro_batches
@@ -70,7 +70,7 @@ def _released(schedule: Schedule, cls: type[Instruction]) -> tuple[Rows, Rows]:
 
 
 def held_before(schedule: Schedule, profile: Profile, *, in_bytes: bool) -> tuple[Floats, Floats, Floats]:
-    """(added at its start, freed at its end, held by its worker before it) of each row (see `activation_changes`)."""
+    """Return (added at start, freed at end, held by its worker before) of each row (see `activation_changes`)."""
     c = schedule.columns
     added, freed = activation_changes(schedule, profile, in_bytes=in_bytes)
     total = np.append(0.0, np.cumsum(added - freed))
@@ -78,7 +78,7 @@ def held_before(schedule: Schedule, profile: Profile, *, in_bytes: bool) -> tupl
 
 
 def held_activations(schedule: Schedule, profile: Profile, *, in_bytes: bool) -> tuple[list[float], list[int]]:
-    """(most held, row that sets it first) per worker, read off the order alone (see `activation_changes`)."""
+    """Return (peak, first row that reaches it) per worker, from the order alone (see `activation_changes`)."""
     c, shape = schedule.columns, schedule.shape
     added, _, before = held_before(schedule, profile, in_bytes=in_bytes)
     during = before + added
@@ -93,13 +93,13 @@ def held_activations(schedule: Schedule, profile: Profile, *, in_bytes: bool) ->
 
 
 def static_bytes(schedule: Schedule, profile: Profile) -> list[float]:
-    """Bytes that each worker needs beside activations whatever the order: `Profile.fixed_bytes` of its stages."""
+    """Return the bytes of each worker in addition to activations: `Profile.fixed_bytes` of its stages."""
     count = schedule.shape.stages
     return [profile.fixed_bytes([s for s in hosted if 0 <= s < count], count) for hosted in schedule.placement]
 
 
 def require_limits(limits: Sequence[float], ranks: int) -> None:
-    """Raise JobError when `limits` has not one number per rank, or a limit is negative or no number."""
+    """Raise JobError unless `limits` has one number of at least 0 per rank."""
     if not isinstance(limits, Sequence | np.ndarray):
         raise JobError(f"limits: write one number of activations per rank, for example [{limits}] * {ranks}")
     if len(limits) != ranks:

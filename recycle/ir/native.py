@@ -1,21 +1,13 @@
-"""Schedules as text: whole programs, all workers at once, and the native schedule file.
+"""Schedules as text: programs, and the native schedule file (docs/reference/file-format.md).
 
-The notation is that of `recycle.ir.instruction`, one blank between instructions. Reading takes programs that are
-written as `render` writes them in a few passes over the whole text; anything else goes instruction by instruction,
-which also accepts what the notation leaves free (other white space, no pipeline where there is one) and finds the
-place of an error.
+The notation is defined in `recycle.ir.instruction`, with one blank between instructions. Canonical programs, as
+`render` writes them, are parsed in a few passes over the whole text. Other programs are parsed one instruction at a
+time, which accepts the full notation and locates errors.
 
-The file is versioned JSON with the programs as text, one line per worker, readable and diffable.
+The file is versioned JSON with one line of program text per worker.
 
     {"format": "recycle-schedule", "version": 1, "shape": {...}, "optimizer": "staggered", "failed": ["1.2"],
      "placement": null, "ties": [], "metadata": {...}, "programs": {"0.0": "0F0.0 0F0.1 ...", ...}}
-
-`placement` is null when chunk c of rank r is on stage c * P + r, else worker -> stages. In `shape`, `cut` lists the
-units of each stage where these are not P * V stages alike, and is left out else. `"buckets": N` stands behind
-`ties` where the gradients of each stage are reduced in N buckets, and is left out where they are in one;
-`"gathers": true` stands there where hosts gather parameters after their steps, and `"forward_only": true` in a schedule
-that evaluates; in no other. This module knows the file's text and
-what it must hold; `Schedule.dumps` and `Schedule.loads` turn a schedule into it and back.
 """
 
 from __future__ import annotations
@@ -52,12 +44,12 @@ from recycle.job.shape import Shape, Worker
 
 
 def render(shape: Shape, columns: Columns) -> Iterator[str]:
-    """The program of each worker, by worker index; one is held at a time."""
+    """Yield the program text of each worker, by worker index."""
     return map(" ".join, _words_by_worker(shape, columns))
 
 
 def words(shape: Shape, columns: Columns) -> list[str]:
-    """The text of the instruction in each row."""
+    """Return the text of the instruction in each row."""
     return list(chain.from_iterable(_words_by_worker(shape, columns)))
 
 
@@ -84,11 +76,7 @@ def _words_by_worker(shape: Shape, columns: Columns) -> Iterator[list[str]]:
 
 
 def parse(shape: Shape, programs: Mapping[Worker, str]) -> Columns:
-    """Columns of programs; workers left out have none.
-
-    Raises:
-        ScheduleError: an instruction cannot be parsed, or its peer lies outside the shape; names worker and position.
-    """
+    """Parse programs into columns. Raises ScheduleError with worker and position of an invalid instruction or peer."""
     texts = [programs.get(worker, "") for worker in shape.workers()]
     canonical = _canonical()
     if all(canonical.fullmatch(text) for text in texts):
@@ -108,7 +96,6 @@ def parse(shape: Shape, programs: Mapping[Worker, str]) -> Columns:
 
 @reads_kinds
 def _canonical() -> re.Pattern[str]:
-    """A program as `render` writes it. Possessive, so that a mismatch costs no second look."""
     number = rf"[0-9]{{1,{DIGITS}}}+"
     pair = rf"{number}\.{number}"
 
@@ -116,7 +103,7 @@ def _canonical() -> re.Pattern[str]:
         found = (
             cls for cls in KIND_CLASSES if issubclass(cls, base) and issubclass(cls, Part) == issubclass(base, Part)
         )
-        # The longest first: a possessive pattern does not come back to try another one.
+        # Longest token first: a possessive pattern does not backtrack.
         return "|".join(sorted((cls.token for cls in found), key=len, reverse=True))
 
     parts = f"(?:{any_of(ComputePart)}){pair}/{number}|(?:{any_of(StagePart)})/{number}"
@@ -134,14 +121,14 @@ _OPERANDS: tuple[tuple[type[Instruction], tuple[str, ...]], ...] = (
     (StageWide, ("stage",)),
     (OverlappedPair, (*_OF_MICRO_BATCH, "stage2", "pipeline2", "index2")),
 )
-"""The numbers of an instruction in the order in which they are written, by the first class that it derives from."""
+"""The numbers of an instruction in written order, by the first matching base class."""
 _BESIDE_TOKENS = b"0123456789.@()/"
 _ONLY_NUMBERS = bytes(byte if chr(byte) in "0123456789" else ord(" ") for byte in range(256))
 
 
 @reads_kinds
 def _notation() -> tuple[dict[bytes, int], Ints]:
-    """The kinds by what is left of an instruction without its numbers, and the place of each kind in `_OPERANDS`."""
+    """Return (kind by instruction text without numbers, index in `_OPERANDS` of each kind)."""
     kinds = {cls.token.encode(): number for number, cls in enumerate(KIND_CLASSES)}
     kinds[f"{Forward.token};{Backward.token}".encode()] = OverlappedPair.kind
     bases = [base for base, _ in _OPERANDS]
@@ -150,10 +137,9 @@ def _notation() -> tuple[dict[bytes, int], Ints]:
 
 
 def _parse_canonical(shape: Shape, texts: list[str]) -> Columns | None:
-    """Columns of programs that match `_canonical`; None when one of them names a peer outside the shape.
+    """Parse programs that match `_canonical`; None if a peer lies outside the shape.
 
-    Without its numbers the text is a list of tokens; with a blank in place of all else it is one long list of numbers,
-    of which each kind has as many as it has operands.
+    Without numbers, the text is a list of tokens; without tokens, a list of numbers that each kind's operands consume.
     """
     kinds, places = _notation()
     programs = [text.encode("ascii") for text in texts]
@@ -183,14 +169,13 @@ def _parse_canonical(shape: Shape, texts: list[str]) -> Columns | None:
 
 FORMAT, VERSION = "recycle-schedule", 1
 _SHORTEST = len("0F0 ")
-"""Characters of an instruction at least, with the blank behind it."""
+"""Minimum characters of an instruction, including the following blank."""
 _MOST_BYTES_BESIDE = 2**25
-"""Bytes of all but the programs: more than the placement of a million workers. In memory, small values take many times
-their text."""
+"""Maximum bytes of everything but the programs. In memory, small values take many times their text."""
 
 
 class NativeFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a file holds, in its own words: `shape` by the names of `Shape`, workers as text."""
+    """The content of a file: `shape` with the fields of `Shape`, workers as text."""
 
     format: str = FORMAT
     version: int = VERSION
@@ -207,14 +192,14 @@ class NativeFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def encode(file: NativeFile, programs: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """The file's text in parts, with these programs in place of its own: (worker, text), so that one is held at a time.
+    """Yield the text of the file in parts, with these (worker, text) programs instead of the file's own.
 
     Raises:
-        ScheduleError: the metadata holds what JSON cannot.
+        ScheduleError: the metadata is not JSON.
     """
     head = {key: value for key, value in msgspec.structs.asdict(file).items() if key != "programs"}
     if file.buckets == 1:
-        del head["buckets"]  # who knows no buckets reads the file too
+        del head["buckets"]  # keeps the file readable for versions without buckets
     for flag in ("gathers", "forward_only"):
         if not head[flag]:
             del head[flag]
@@ -231,7 +216,7 @@ def encode(file: NativeFile, programs: Iterable[tuple[str, str]]) -> Iterator[st
 
 
 def decode(text: str | bytes, most: int | None = None) -> NativeFile:
-    """What `text` holds; the programs in it are unread. Raises ScheduleError, also for over `most` instructions."""
+    """Decode a file without parsing its programs. Raises ScheduleError, also for more than `most` instructions."""
     try:
         head = entries(text, ScheduleError)
         version = _value(head, "version")
@@ -257,7 +242,6 @@ def decode(text: str | bytes, most: int | None = None) -> NativeFile:
 
 
 def _words(text: str) -> int:
-    """How many words there are, without making them."""
     return sum(1 for _ in re.finditer(r"\S+", text))
 
 
@@ -269,7 +253,6 @@ def _value(head: dict[str, msgspec.Raw], name: str) -> Any:
 
 
 def _refuse_ambiguous_or_bloated(head: dict[str, msgspec.Raw]) -> None:
-    """Raise ScheduleError when an object has a key twice, or when all but the programs is larger than any job's."""
     beside = {name: len(memoryview(value)) for name, value in head.items() if name != "programs"}
     if sum(beside.values()) > _MOST_BYTES_BESIDE:
         largest = max(beside, key=beside.__getitem__)
@@ -282,5 +265,5 @@ def _refuse_ambiguous_or_bloated(head: dict[str, msgspec.Raw]) -> None:
 
 
 def recognises(content: bytes) -> bool:
-    """Whether a file that begins so is a native schedule file."""
+    """Return whether a file with this beginning is a native schedule file."""
     return f'"{FORMAT}"'.encode() in content[:4096]

@@ -1,4 +1,4 @@
-"""The rows of a schedule as single pieces of work, with every overlapped pair taken apart."""
+"""The rows of a schedule as single operations, with overlapped pairs split into F and B."""
 
 from __future__ import annotations
 
@@ -27,15 +27,13 @@ from recycle.job.shape import Shape
 
 @dataclass(frozen=True)
 class Work:
-    """The rows as single pieces of work: an overlapped pair counts as its F and its B.
+    """Single operations, in columns; an overlapped pair counts as its F and its B.
 
     Attributes:
-        row: the row a piece belongs to.
-        kind, stage, worker: as in the columns.
+        row: row of the operation.
+        kind, stage, worker, bucket: as in the columns.
         micro_batch: global id `pipeline * m + index`.
-        bucket: as in the columns.
-        valid: stage and micro-batch lie inside the shape, and the bucket is one of the schedule's; other pieces have no
-            part in the graph.
+        valid: whether stage, micro-batch and bucket exist in the schedule; others are not part of the graph.
     """
 
     row: Rows
@@ -47,18 +45,18 @@ class Work:
     valid: npt.NDArray[np.bool_]
 
     def of(self, *classes: type[Instruction]) -> Rows:
-        """The valid pieces of these kinds, or of classes derived from these."""
+        """Return the valid operations of these kinds or their subclasses."""
         return np.flatnonzero(is_kind(self.kind, classes) & self.valid)
 
     def first(self, shape: Shape, pieces: Rows) -> Rows:
-        """For each cell (stage * D * m + micro-batch) the first of some valid pieces that is of it, -1 for none."""
+        """Return the first of `pieces` for each cell (stage * D * m + micro-batch), -1 without one."""
         found = np.full(shape.stages * shape.global_micro_batches, -1, dtype=np.int64)
         found[self.stage[pieces[::-1]] * shape.global_micro_batches + self.micro_batch[pieces[::-1]]] = pieces[::-1]
         return found
 
 
 def work(schedule: Schedule) -> Work:
-    """The schedule's rows with every overlapped pair taken apart."""
+    """Split the rows of a schedule into single operations."""
     c, shape = schedule.columns, schedule.shape
     is_pair = c.kind == OverlappedPair.kind
     pair = np.flatnonzero(is_pair)
@@ -78,16 +76,16 @@ def work(schedule: Schedule) -> Work:
 
 
 def outside_buckets(pieces: Work, buckets: int) -> npt.NDArray[np.bool_]:
-    """The pieces whose bucket is none of `buckets`; REDUCE_BUCKET cannot sum the last one, which REDUCE_GRAD does."""
+    """Return the operations with an invalid bucket. REDUCE_GRAD, not REDUCE_BUCKET, sums the last bucket."""
     outside: npt.NDArray[np.bool_] = pieces.bucket >= buckets - (pieces.kind == ReduceBucket.kind)
     outside |= is_kind(pieces.kind, Part) & (pieces.bucket < 0)
     return outside
 
 
 def parts_of_weight(pieces: Work, shape: Shape, buckets: int) -> tuple[Rows, Rows]:
-    """(fewest, most) parts of W that there are of any bucket, per cell (stage * D * m + micro-batch).
+    """Return (fewest, most) parts of W over the buckets, per cell (stage * D * m + micro-batch).
 
-    Where there are none, both are views of a single 0, which take no memory however many cells the shape has.
+    Without any parts, both are broadcasts of a single 0, which take no memory.
     """
     at = pieces.of(WeightPart)
     if not len(at):
@@ -104,11 +102,7 @@ def parts_of_weight(pieces: Work, shape: Shape, buckets: int) -> tuple[Rows, Row
 
 
 def counts_of(pieces: Work, shape: Shape, weights: Rows) -> dict[type[Instruction], Rows]:
-    """For F, B, I and W: how often each cell has it.
-
-    Args:
-        weights: W's of each cell that are there in parts, to be counted with the others.
-    """
+    """Count F, B, I and W of each cell, including `weights`, the number of W's in parts."""
     cell = pieces.stage * shape.global_micro_batches + pieces.micro_batch
     counts: dict[type[Instruction], Rows] = {
         cls: np.bincount(cell[pieces.of(cls)], minlength=len(weights))
@@ -119,15 +113,15 @@ def counts_of(pieces: Work, shape: Shape, weights: Rows) -> dict[type[Instructio
 
 
 def is_whole(schedule: Schedule, forward: Flags, backward: Flags, gradient: Flags, weight: Flags) -> Flags:
-    """Of each pair of stage and micro-batch, given whether its F, B, I and W are there: whether all that it needs is.
+    """Return whether each (stage, micro-batch) is complete, given which of F, B, I and W exist.
 
-    The one place that says so: F alone where the schedule is forward-only, else F, and B or both halves of it.
+    Complete is F in a forward-only schedule, otherwise F and either B or both I and W.
     """
     return forward if schedule.forward_only else forward & (backward | (gradient & weight))
 
 
 def incomplete_count(schedule: Schedule) -> int:
-    """How many pairs of stage and micro-batch lack something that they need (see `is_whole`)."""
+    """Count the pairs of stage and micro-batch that are incomplete (see `is_whole`)."""
     pieces, shape = work(schedule), schedule.shape
     parts = parts_of_weight(pieces, shape, schedule.buckets)[0]
     whole = is_whole(schedule, *(count > 0 for count in counts_of(pieces, shape, parts).values()))

@@ -1,8 +1,8 @@
-"""What is defined outside the package: entry points of installed packages, and modules that are named.
+"""Plugins: entry points of installed packages, and modules named by the user.
 
-A package states entry points in the groups of `GROUPS`. A module that `recycle COMMAND --import MODULE` or the
-environment variable `RECYCLE_IMPORT` names registers what it defines when it is imported. Commands call `load_plugins`
-before they read their arguments, and so do the processes that commands start, which inherit the variable.
+Packages declare entry points in the groups of `GROUPS`. Modules named by `recycle COMMAND --import MODULE` or the
+environment variable `RECYCLE_IMPORT` register their definitions on import. Commands call `load_plugins` before they
+parse their arguments. Processes started by commands inherit the variable and do the same.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _loaded: set[metadata.EntryPoint] = set()
 
 
 def load_plugins(modules: Sequence[str] = ()) -> None:
-    """Import `modules` and those of the environment variable; register all families and kinds of installed packages.
+    """Import `modules` and the modules of the environment variable, and register installed families and kinds.
 
-    Modules are looked for in the current directory, then on Python's path. Whatever is loaded already is left alone.
+    Modules are searched in the current directory, then on Python's path. Loaded modules are not loaded again.
 
     Raises:
-        JobError: a module or an entry point cannot be imported, or is not what its group is for.
+        JobError: a module or an entry point cannot be imported, or has the wrong type for its group.
     """
     named = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
     named += [name for name in modules if name not in named]
@@ -58,11 +58,7 @@ def load_plugins(modules: Sequence[str] = ()) -> None:
 
 
 def entry_points(group: str, taken: Collection[str] = ()) -> list[metadata.EntryPoint]:
-    """The entry points of a group by name, in the same order in every process; nothing is imported.
-
-    Raises:
-        JobError: one has a name in `taken`.
-    """
+    """Return the entry points of a group, sorted by name, not imported. Raises JobError if a name is in `taken`."""
     entries = sorted(metadata.entry_points(group=group), key=lambda entry: (entry.name, entry.value))
     for entry in entries:
         if entry.name in taken:
@@ -71,7 +67,7 @@ def entry_points(group: str, taken: Collection[str] = ()) -> list[metadata.Entry
 
 
 def load_entry_point(entry: metadata.EntryPoint) -> Any:
-    """What an entry point names. Raises JobError when it cannot be imported."""
+    """Import the object of an entry point. Raises JobError if the import fails."""
     try:
         return entry.load()
     except (Exception, SystemExit) as error:
@@ -96,14 +92,14 @@ def _register_family(entry: metadata.EntryPoint) -> None:
 
 
 def refusal_of(entry: metadata.EntryPoint, reason: str) -> str:
-    """The message that an entry point cannot be used."""
+    """Return the message for an entry point that cannot be used."""
     package = f" of the package {entry.dist.name}" if entry.dist is not None else ""
     remedy = "repair or uninstall that package" if entry.dist is not None else "repair it"
     return f"entry point {entry.group}: {entry.name}{package}: {reason}; {remedy}"
 
 
 def import_failure(error: BaseException, module: str) -> str:
-    """Why the import of a module failed, with the place in it."""
+    """Return the message for a failed import, with the place of the error."""
     if isinstance(error, ModuleNotFoundError) and error.name is not None and f"{module}.".startswith(f"{error.name}."):
         return f'there is no module "{error.name}" in {os.getcwd()} or on Python\'s path'
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,18 +1,14 @@
-"""Where replays go: into the gaps of a schedule, spread over several iterations until each micro-batch had its turn.
+"""Placement of replays: into the gaps of a schedule, spread over several iterations.
 
-Every micro-batch of every stage is replayed once in `rounds` iterations, by another live host of the stage than the one
-that ran it; the peers of a host take turns with what it ran. All workers do theirs in the same iterations,
-because an iteration takes as long as its slowest worker.
+In `rounds` iterations every micro-batch of every stage is replayed once, by another live host of the stage than the
+host that ran it; the peers of a host alternate. All workers replay in the same iterations, because an iteration takes
+as long as its slowest worker.
 
-A replay goes into the first gap that holds it. Where there is none it goes behind the worker's
-computing, before the stage is reduced, where it lengthens the iteration by what no later gap takes up. Either way all
-that it needs comes before it in one order that respects every dependency, and nobody waits for it but its own worker.
-So replays can be added to a valid schedule, and taken out again, in any number: one lowered schedule holds those of all
-iterations, and what runs in one of them is that schedule without the others. Both ends of a transfer leave together, so
-lanes keep their order.
-
-A gap begins behind all that the replay needs and has room for an activation, in the timeline of the schedule without
-any replay. So all that it needs comes before it in one order that respects every dependency.
+A replay goes into the first gap that starts after its inputs are ready and has room for an activation. Without such a
+gap it goes after the worker's compute, before the reduce of the stage. One topological order then places all inputs of
+a replay before the replay, and only its own worker waits for it. So replays can be added to and removed from a valid
+schedule: one lowered schedule holds the replays of all iterations, and an iteration runs that schedule without the
+others. Both ends of a transfer are removed together, so lanes keep their order.
 """
 
 from __future__ import annotations
@@ -40,26 +36,24 @@ from recycle.job.profile import Profile
 from recycle.job.shape import MicroBatch, Worker
 
 ALWAYS = -1
-"""The round of what runs in every iteration."""
+"""Round of replays that run in every iteration."""
 _FEW_EVENTS = 5 * COMPILE_FROM
-"""Rows that are timed in all, up to which plain Python is faster than loading compiled loops."""
+"""Number of timed rows up to which plain Python is faster than loading compiled loops."""
 MOST_ROUNDS = 1_000_000
-"""Iterations in which all have their turn, at most."""
+"""Maximum number of rounds."""
 
 
 class Checked(NamedTuple):
-    """What a replay checks: a stage's work on a micro-batch."""
+    """The target of a replay: the work of a stage on a micro-batch."""
 
     stage: int
     micro_batch: MicroBatch
 
 
 class Turns(NamedTuple):
-    """Replays and when they have their turn, as columns, by worker and round.
+    """Replays and their rounds, as columns, sorted by worker and round; `micro_batch` is the global id.
 
-    Attributes:
-        worker: index of the one that replays. stage, micro_batch: what; the micro-batch as global id.
-        round: it runs in the iterations whose number leaves this when divided by the rounds, or `ALWAYS`.
+    A replay runs in iterations equal to `round` modulo the number of rounds; in every iteration for `ALWAYS`.
     """
 
     worker: Rows
@@ -68,7 +62,7 @@ class Turns(NamedTuple):
     round: Rows
 
     def take(self, places: Rows | Flags) -> Turns:
-        """Those in these places."""
+        """Return the entries at these indices."""
         return Turns(*(column[places] for column in self))
 
 
@@ -77,12 +71,10 @@ NO_TURNS = Turns(*np.empty((4, 0), dtype=np.int64))
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """A schedule with replays that take turns.
+    """A schedule with replays that rotate over iterations.
 
-    Attributes:
-        whole: lowered, with the replays of all rounds: what is checked, and whose lanes are formed.
-        rounds: iterations until all had their turn; 0 where nothing is replayed in turn.
-        turns: all replays that were added.
+    `whole` is lowered and has the replays of all rounds, `turns`. A full rotation takes `rounds` iterations; 0 for
+    none.
     """
 
     whole: Schedule
@@ -92,7 +84,7 @@ class Rotation:
     _checked: dict[int, frozenset[Checked]] = field(default_factory=dict, repr=False)
 
     def round_of(self, iteration: int) -> int:
-        """The round of an iteration; `ALWAYS` of all in which nothing has its turn."""
+        """Return the round of an iteration; `ALWAYS` if the iteration has no rotating replays."""
         number = iteration % self.rounds if self.rounds else ALWAYS
         return number if number in self._used else ALWAYS
 
@@ -102,12 +94,11 @@ class Rotation:
 
     @cached_property
     def _rounds_of_rows(self) -> Rows:
-        """Row of `whole` -> the only round in which it runs, or `ALWAYS`."""
         return np.append(self.turns.round, ALWAYS)[self.turn_of_rows]
 
     @cached_property
     def turn_of_rows(self) -> Rows:
-        """Row of `whole` -> the place in `turns` of the only one that it is there for, -1 for what runs in any case."""
+        """The index in `turns` of the only replay that needs each row of `whole`; -1 for rows that always run."""
         c, shape = self.whole.columns, self.whole.shape
         found = np.full(len(c), -1, dtype=np.int64)
         worker, stage, micro_batch, _ = self.turns
@@ -121,7 +112,7 @@ class Rotation:
         at = np.flatnonzero(c.kind == Replay.kind)
         of_rows = c.pipeline.astype(np.int64) * shape.micro_batches + c.index
         found[at] = find(key(worker, 0, stage, micro_batch), key(c.worker[at], 0, c.stage[at], of_rows[at]))
-        # A transfer is there for a turn alone if nothing that runs in any case needs the value there.
+        # A transfer belongs to one turn if no row that always runs on the receiver needs the value.
         kept = np.flatnonzero(~is_kind(c.kind, (Transfer, StageWide)) & (found < 0))
         base = replace(self.whole, columns=c.take(kept))
         needed = dependencies(base).crossings
@@ -139,11 +130,7 @@ class Rotation:
         return found
 
     def keeping(self, stays: Flags) -> Rotation:
-        """The rotation without some of its turns.
-
-        Args:
-            stays: of each turn whether it does.
-        """
+        """Return the rotation with only the turns flagged in `stays`."""
         kept = np.flatnonzero(np.append(stays, True)[self.turn_of_rows])
         c = self.whole.columns
         return Rotation(
@@ -151,26 +138,25 @@ class Rotation:
         )
 
     def room(self) -> list[list[int]]:
-        """Of each round the stages that have replays."""
+        """Return the stages that have replays, for each round."""
         return [np.unique(self.turns.stage[self.turns.round == number]).tolist() for number in range(self.rounds)]
 
     def _runs(self, iteration: int) -> Flags:
-        """Of each row of `whole` whether it runs in an iteration."""
         return np.isin(self._rounds_of_rows, (ALWAYS, self.round_of(iteration)))
 
     def schedule(self, iteration: int) -> Schedule:
-        """The lowered schedule of an iteration."""
+        """Return the lowered schedule of an iteration."""
         return replace(self.whole, columns=self.whole.columns.take(np.flatnonzero(self._runs(iteration))))
 
     def program(self, worker: Worker, iteration: int) -> tuple[Instruction, ...]:
-        """What `worker` runs in an iteration: the same object in all of a round, and in all without replays in turn."""
+        """Return the program of `worker` in an iteration; the same object for all iterations of a round."""
         key = worker, self.round_of(iteration)
         if key not in self._programs:
             self._programs[key] = self.schedule(iteration).program(worker)
         return self._programs[key]
 
     def checked(self, iteration: int) -> frozenset[Checked]:
-        """What is replayed in an iteration."""
+        """Return the replay targets of an iteration."""
         number = self.round_of(iteration)
         if number not in self._checked:
             c = self.whole.columns
@@ -189,16 +175,16 @@ def with_replays(
     disputed: Collection[Checked] = (),
     room: Sequence[Collection[int]] | None = None,
 ) -> Rotation:
-    """A schedule with replays of everything, in turn.
+    """Add rotating replays of all work to a schedule.
 
     Args:
-        schedule: valid; compute-only, or lowered, whose transfers are then written anew.
-        every: iterations until everything was replayed; 0 for nothing. "gaps": one of each worker in an iteration, and
-            only what leaves the period as it is; a stage that has no room is not replayed at all.
-        profile: prices the schedule, to find its gaps; one slot each when left out.
-        disputed: what all other hosts replay besides, in every iteration.
-        room: of each round the stages whose replays leave the period as it is, for "gaps", empty for none at all;
-            worked out when left out, or when there are not as many rounds.
+        schedule: a valid schedule; transfers of a lowered schedule are regenerated.
+        every: iterations of a full rotation; 0 for no replays. "gaps": one replay per worker and iteration, and only
+            replays that do not lengthen the period; stages without room are not replayed.
+        profile: durations that determine the gaps; uniform if None.
+        disputed: targets that all other hosts also replay in every iteration.
+        room: for "gaps", the stages of each round whose replays do not lengthen the period; empty for no replays.
+            Computed if None or if its length is not the number of rounds.
     """
     profile = profile or Profile.uniform()
     base = _without_transfers(schedule)
@@ -240,14 +226,10 @@ def _without_transfers(schedule: Schedule) -> Schedule:
 
 
 def _that_fit(whole: Schedule, of_rows: Rows, turns: Turns, profile: Profile) -> Flags:
-    """Of each turn whether it stays where those that lengthen the period are left out; all of a round together.
+    """Return which turns stay when replays that lengthen the period are dropped.
 
-    Stages are tried from the last one, whose hosts wait longest for their first input, by their first round; a round
-    that turns out longer does without the first of them.
-
-    Args:
-        whole: lowered, with the replays of all turns.
-        of_rows: of each of its rows the number of the only turn that it is there for, -1 for what always runs.
+    Stages are tried from last to first, because hosts of late stages wait longest for their first input. A round that
+    is still too long drops its lowest stages. `of_rows` is the only turn that needs each row of `whole`, -1 for none.
     """
     stage, number = turns.stage, turns.round
     rounds = np.unique(number[number != ALWAYS]).tolist()
@@ -279,21 +261,13 @@ def _that_fit(whole: Schedule, of_rows: Rows, turns: Turns, profile: Profile) ->
 
 
 def _who_ran(schedule: Schedule) -> Rows:
-    """Worker index of who runs the forward of each [stage, micro-batch]; -1 for nobody."""
     pieces, shape = work(schedule), schedule.shape
     first = pieces.first(shape, pieces.of(Forward))
     return np.where(first >= 0, pieces.worker[first], -1).reshape(shape.stages, -1)
 
 
 def _assigned_to_peers(schedule: Schedule, ran: Rows, every: int | Literal["gaps"]) -> tuple[Turns, int]:
-    """(what each worker replays of what its peers ran, over how many iterations it is spread).
-
-    The peers of a host take turns with what it ran; of what a worker replays, one of each peer comes first.
-
-    Args:
-        ran: as of `_who_ran`.
-        every: as of `with_replays`.
-    """
+    """Return (replays of each worker, number of rounds); the peers of a host alternate over its micro-batches."""
     stage, micro_batch = np.nonzero(ran >= 0)
     host = ran[stage, micro_batch]
     place, peer = occurrences(stage * schedule.shape.worker_count + host), np.full(len(host), -1, dtype=np.int64)
@@ -311,12 +285,6 @@ def _assigned_to_peers(schedule: Schedule, ran: Rows, every: int | Literal["gaps
 
 
 def _inserted(schedule: Schedule, profile: Profile, turns: Turns) -> Schedule:
-    """The schedule with a replay for each turn.
-
-    Args:
-        schedule: compute-only.
-        turns: those of one round share gaps, others do not see each other.
-    """
     if not len(turns.worker):
         return schedule
     before = _places(schedule, profile_of_cut(profile, schedule.shape), turns)
@@ -328,7 +296,7 @@ def _inserted(schedule: Schedule, profile: Profile, turns: Turns) -> Schedule:
 
 
 def _times_without(schedule: Schedule, profile: Profile) -> tuple[Floats, Floats, Rows]:
-    """(start, end, place in one order of all that respects every dependency) of each row, without replays."""
+    """Return (start, end, place in a topological order) of each row, without replays."""
     lowered, origin = lower_with_origin(schedule)
     graph = event_graph(lowered)
     timeline = time_graph(graph, profile)
@@ -346,12 +314,11 @@ def _times_without(schedule: Schedule, profile: Profile) -> tuple[Floats, Floats
 
 
 def _places(schedule: Schedule, profile: Profile, turns: Turns) -> Rows:
-    """The row that each replay comes before."""
     shape, c = schedule.shape, schedule.columns
     starts, ends, order = _times_without(schedule, profile)
     beside, reduces = is_kind(c.kind, Beside), c.kind == ReduceGradients.kind
     busy_until = np.where(beside, 0.0, ends)
-    # Activations, and bytes of activations: of a stage, what a worker holds before each row, and its most ever.
+    # Count activations, and their bytes: per stage, held before each row, and the peak of each worker.
     weights = np.array([shape.stage_sizes, profile.per_stage("activation", shape.stages)])
     measures = [held_before(schedule, profile, in_bytes=in_bytes) for in_bytes in (False, True)]
     held, peak = np.array([before for _, _, before in measures]), np.zeros((len(measures), shape.worker_count))
@@ -360,8 +327,7 @@ def _places(schedule: Schedule, profile: Profile, turns: Turns) -> Rows:
 
     @cache
     def candidates(w: int, stage: int) -> tuple[Rows, Floats, int]:
-        """(rows of a worker that replays of a stage may come before, when it is idle before each, the row behind all
-        computing, before which a replay comes that no gap holds)."""
+        """Return (rows before which a replay may go, idle time before each, fallback row after all compute)."""
         mine = slice(*c.offsets[w : w + 2].tolist())
         holds = held[:, mine].T + weights[:, stage] <= peak[:, w] * (1 + TOLERANCE)
         until = np.append(np.flatnonzero(reduces[mine] & (c.stage[mine] == stage)), mine.stop - mine.start)[0]
@@ -391,7 +357,7 @@ def _places(schedule: Schedule, profile: Profile, turns: Turns) -> Rows:
 
 
 def _ready(schedule: Schedule, profile: Profile, turns: Turns, ends: Floats, order: Rows) -> tuple[Floats, Rows]:
-    """(when all that each replay needs is there, the last place in the order that has some of it made)."""
+    """Return (when all inputs of each replay are ready, place in the order of the last producer)."""
     pieces, shape = work(schedule), schedule.shape
     ready, behind = np.zeros(len(turns.worker)), np.full(len(turns.worker), -1, dtype=np.int64)
     for need in Replay.row.needs:

@@ -1,7 +1,7 @@
-"""Schedule: an order of instructions per worker. Times are always derived, never stored.
+"""Schedules: an order of instructions per worker. Times are always derived, never stored.
 
-A schedule is immutable. It is kept as `Columns`, numpy arrays with a row per instruction grouped by worker, which is
-what every hot path works on; instruction objects are made on demand for people and for the interpreter.
+A schedule is immutable. Hot paths use `Columns`, numpy arrays with one row per instruction, grouped by worker.
+Instruction objects are created on demand, for people and for the interpreter.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Placement = tuple[tuple[int, ...], ...]
 
 
 def loop_placement(shape: Shape) -> Placement:
-    """Chunk c of rank r on stage c * P + r: one stage per rank when V = 1. Nothing where the shape has a cut."""
+    """Place chunk c of rank r on stage c * P + r; place nothing if the shape has a cut."""
     if shape.cut:
         return ((),) * shape.worker_count
     stages = [tuple(range(r, shape.stages, shape.ranks)) for r in range(shape.ranks)]
@@ -49,7 +49,7 @@ def loop_placement(shape: Shape) -> Placement:
 
 
 class _Options(TypedDict, total=False):
-    """What `Schedule.from_columns` takes by name."""
+    """Keyword arguments of `Schedule.from_columns`."""
 
     placement: Placement | Mapping[Worker | str, Sequence[int]] | None
     failed: Iterable[Worker | str]
@@ -63,21 +63,21 @@ class _Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Schedule:
-    """An order of typed instructions for every live worker of a job. Metadata does not count when two are compared.
+    """An order of typed instructions for every live worker of a job. Comparison ignores the metadata.
 
     Attributes:
         shape: size of the job.
-        columns: the programs, as columns.
+        columns: the programs.
         placement: stages hosted by each worker.
-        failed: workers that are dead; they have no program.
-        optimizer: "staggered" (each stage steps on its own time) or "barrier" (all stages step together).
-        ties: groups of stages that share a weight and so reduce together.
-        buckets: how many each stage's gradients are reduced in, one after the other.
-        gathers: each host steps a part of its stages, and gets the stepped parameters of the rest from the others.
-        forward_only: it evaluates: every micro-batch needs its forwards alone, and nothing is reduced or stepped.
+        failed: dead workers; they have no program.
+        optimizer: "staggered" (each stage steps when it is ready) or "barrier" (all stages step together).
+        ties: groups of stages that share a weight and therefore reduce together.
+        buckets: number of buckets in which the gradients of each stage are reduced.
+        gathers: whether each host steps a part of its stages and gathers the other parameters from its peers.
+        forward_only: whether the schedule evaluates: forwards only, no reduce and no step.
         metadata: family or planner, parameters, parent; JSON values only.
-        drawn_by: what draws a schedule; set by the public API, since the viewer stands above the IR.
-        read_by: what reads a file; set by the public API, since the formats stand above schedules.
+        drawn_by: function that draws a schedule; set by the public API, since the IR may not import the viewer.
+        read_by: function that reads a file; set by the public API, since this module may not import the formats.
     """
 
     drawn_by: ClassVar[Callable[[Schedule, Profile | None, str], Any]]
@@ -101,16 +101,16 @@ class Schedule:
         programs: Mapping[Worker, Iterable[Instruction]] | Mapping[str, Iterable[Instruction]],
         **options: Unpack[_Options],
     ) -> Schedule:
-        """A schedule from instruction objects.
+        """Build a schedule from instruction objects.
 
         Args:
-            programs: the instructions of each worker, in order, by the worker or its text ("0.1"); workers left out
-                get an empty program.
-            options: those of `from_columns`.
+            programs: the instructions of each worker, in order, by worker or its text ("0.1"); omitted workers get an
+                empty program.
+            options: keyword arguments of `from_columns`.
 
         Raises:
-            ScheduleError: a program, placement, peer or failed worker lies outside the shape, or a program holds what
-                is not an instruction.
+            ScheduleError: a program, placement, peer or failed worker lies outside the shape, or a program contains
+                something other than instructions.
         """
         return cls.from_columns(shape, columns_of(shape, _by_worker(shape, programs, "programs")), **options)
 
@@ -129,16 +129,16 @@ class Schedule:
         forward_only: bool = False,
         metadata: Mapping[str, Any] | None = None,
     ) -> Schedule:
-        """A schedule from columns.
+        """Build a schedule from columns.
 
         Args:
-            placement: stages per worker when not chunk c of rank r on stage c * P + r. A mapping may leave workers out.
-            failed: dead workers (kept even when they have a program, for `check` to find).
-            optimizer, ties, buckets, gathers, forward_only, metadata: the schedule's attributes.
+            placement: stages per worker; None for chunk c of rank r on stage c * P + r. A mapping may omit workers.
+            failed: dead workers; their programs are kept for `check` to report.
+            optimizer, ties, buckets, gathers, forward_only, metadata: the attributes of the schedule.
 
         Raises:
             ScheduleError: the placement or a failed worker lies outside the shape, the optimizer is unknown, or an
-                option is not of its type.
+                option has the wrong type.
         """
         if isinstance(failed, str | Worker) or not isinstance(failed, Iterable):
             raise ScheduleError(f"failed workers: {failed!r} is not a list of workers: write for example ['0.1']")
@@ -175,11 +175,11 @@ class Schedule:
         programs: Mapping[str, str],
         **options: Unpack[_Options],
     ) -> Schedule:
-        """A schedule from the text form: worker -> instructions separated by blanks.
+        """Build a schedule from text: worker -> instructions separated by blanks.
 
         Raises:
             ScheduleError: an instruction cannot be parsed, or a worker lies outside the shape; the message names
-                worker and position. Everything else is for `check` to find.
+                worker and position. `check` reports all other defects.
         """
         texts = _by_worker(shape, programs, "programs")
         for worker, text in texts.items():
@@ -188,7 +188,7 @@ class Schedule:
         return cls.from_columns(shape, parse(shape, texts), **options)
 
     def text(self) -> dict[str, str]:
-        """The programs of the live workers as text; `from_text` reads it back."""
+        """Return the programs of the live workers as text, for `from_text`."""
         return dict(self._texts())
 
     def _texts(self) -> Iterator[tuple[str, str]]:
@@ -201,11 +201,7 @@ class Schedule:
         return {}
 
     def program(self, worker: Worker) -> tuple[Instruction, ...]:
-        """The instructions of `worker`, in order. Made from the columns on first use.
-
-        Raises:
-            ScheduleError: the worker lies outside the shape.
-        """
+        """Return the instructions of `worker`, in order. Raises ScheduleError for a worker outside the shape."""
         if worker not in self._programs:
             worker = _worker(self.shape, worker, "program")
             w = self.shape.worker_index(worker)
@@ -214,7 +210,7 @@ class Schedule:
         return self._programs[worker]
 
     def instruction(self, row: int) -> Instruction:
-        """The instruction in row `row` of the columns."""
+        """Return the instruction in row `row` of the columns."""
         c = self.columns
         cls = KIND_CLASSES[int(c.kind[row])]
         stage, micro_batch = int(c.stage[row]), MicroBatch(int(c.pipeline[row]), int(c.index[row]))
@@ -225,25 +221,24 @@ class Schedule:
         return made(cls, stage=stage, micro_batch=micro_batch, peer=peer, bucket=int(c.bucket[row]))
 
     def words(self) -> list[str]:
-        """The text of every row's instruction, straight from the columns."""
+        """Return the text of each row's instruction, without building instruction objects."""
         return words(self.shape, self.columns)
 
     def position(self, row: int) -> tuple[Worker, int]:
-        """Worker and place in its program of row `row`."""
+        """Return the worker of row `row` and the position in its program."""
         w = int(np.searchsorted(self.columns.offsets, row, side="right")) - 1
         return self.shape.worker_at(w), int(row - self.columns.offsets[w])
 
     @property
     def live(self) -> list[Worker]:
-        """Workers that are not failed, by pipeline, then rank."""
+        """Workers that have not failed, by pipeline, then rank."""
         return [worker for worker in self.shape.workers() if worker not in self.failed]
 
     def stages_of(self, worker: Worker) -> tuple[int, ...]:
         return self.placement[self.shape.worker_index(worker)]
 
     def unit_runs(self, worker: Worker) -> tuple[tuple[int, int], ...]:
-        """The units that a worker hosts where the shape has a cut, as few runs of neighbours as can be: each from its
-        first up to but without its last. Nothing without a cut."""
+        """Return the units of the model that a worker hosts, as the fewest (first, end) ranges; empty without a cut."""
         cut, runs = self.shape.cut, list[tuple[int, int]]()
         for stage in sorted(self.stages_of(worker)) if cut else ():
             begin = sum(cut[:stage])
@@ -252,31 +247,31 @@ class Schedule:
         return tuple(runs)
 
     def hosts(self, stage: int) -> list[Worker]:
-        """The live workers that host `stage`."""
+        """Return the live workers that host `stage`."""
         return [worker for worker in self.live if stage in self.stages_of(worker)]
 
     @property
     def is_lowered(self) -> bool:
-        """Whether the programs hold anything beside compute: transfers, reduces or steps."""
+        """Whether the programs contain transfers, reduces or steps."""
         return bool((~is_kind(self.columns.kind, (Compute, OverlappedPair))).any())
 
     def failure_vector(self) -> tuple[int, ...]:
-        """Dead workers of each rank."""
+        """Return the number of dead workers of each rank."""
         dead = [0] * self.shape.ranks
         for worker in self.failed:
             dead[worker.rank] += 1
         return tuple(dead)
 
     def with_metadata(self, **metadata: Any) -> Schedule:
-        """The same schedule with these metadata entries added or replaced."""
+        """Return the schedule with these metadata entries added or replaced."""
         return replace(self, metadata={**self.metadata, **metadata})
 
     def dumps(self) -> str:
-        """The text of the native file (see recycle.ir.native). Raises ScheduleError when `metadata` is not JSON."""
+        """Return the text of the native file (see recycle.ir.native). Raises ScheduleError for non-JSON metadata."""
         return "".join(native.encode(self.native_head(), self._texts()))
 
     def native_head(self) -> native.NativeFile:
-        """The native file without its programs."""
+        """Return the native file without its programs."""
         usual = self.placement == loop_placement(self.shape)
         placement = {str(w): list(stages) for w, stages in zip(self.shape.workers(), self.placement, strict=True)}
         return native.NativeFile(
@@ -294,10 +289,10 @@ class Schedule:
 
     @classmethod
     def loads(cls, text: str | bytes, name: str = "schedule", most: int | None = None) -> Schedule:
-        """The schedule in the text of a native file; `name` begins every error message.
+        """Parse the text of a native file; `name` begins every error message.
 
         Raises:
-            ScheduleError: the text is not a schedule, or holds more than `most` instructions, or would when lowered.
+            ScheduleError: the text is not a schedule, or has more than `most` instructions, before or after lowering.
         """
         with errors_as(ScheduleError, name):
             file = native.decode(text, most)
@@ -308,7 +303,7 @@ class Schedule:
             return schedule
 
     def require_small(self, most: int) -> None:
-        """Raise ScheduleError when a few bytes of text stand for more than a file of `most` instructions may hold."""
+        """Raise ScheduleError if the schedule describes more than a file of `most` instructions may contain."""
         chunks = max(self.shape.stages * self.shape.pipelines, sum(map(len, self.placement)))
         if chunks > most:
             raise ScheduleError(
@@ -318,7 +313,7 @@ class Schedule:
             require_few(len(self.columns) + self.buckets * chunks, f"buckets: {self.buckets} for each chunk: ", most)
 
     def save(self, path: str | Path) -> None:
-        """Write the native file. Replaces the file whole or not at all."""
+        """Write the native file atomically."""
         write_whole(path, native.encode(self.native_head(), self._texts()))
 
     @classmethod
@@ -327,7 +322,7 @@ class Schedule:
         return cls.read_by(path)
 
     def show(self, profile: Profile | None = None, title: str = "") -> Any:
-        """The lanes as a picture that notebooks draw (see `viz.notebook.Picture`), timed by `profile`."""
+        """Draw the lanes as a picture for notebooks (see `viz.notebook.Picture`), timed by `profile`."""
         return self.drawn_by(profile, title)
 
     def __repr__(self) -> str:
@@ -337,13 +332,11 @@ class Schedule:
 
 
 def _worker(shape: Shape, worker: Worker | str, where: str) -> Worker:
-    """A worker of the shape, by itself or as text. Raises ScheduleError that begins with `where`."""
     with errors_as(ScheduleError):
         return shape.require(Worker.parse(worker) if isinstance(worker, str) else worker, where)
 
 
 def _by_worker(shape: Shape, given: Mapping[Any, Value], where: str) -> dict[Worker, Value]:
-    """What is given per worker, or per its text. Raises ScheduleError at one outside the shape or named twice."""
     if not isinstance(given, Mapping):
         raise ScheduleError(f"{where}: {given!r} is not a mapping from workers: write {{'0.0': ...}}")
     found: dict[Worker, Value] = {}

@@ -1,14 +1,11 @@
-"""The simulator: order + profile -> Timeline.
+"""The simulator: a schedule and a profile give a Timeline.
 
-Every instruction starts as soon as what it needs is there and its worker (a transfer: its lane) is free (see
-`recycle.ir.event_graph`).
+Every instruction starts as soon as its dependencies are met and its worker (for a transfer: its lane) is free; see
+`recycle.ir.event_graph`, which also defines the period.
 
-The period is the distance of two iterations in steady state when the schedule is repeated for ever (`graph.period_of`).
-
-`slack` says how much later each instruction could start without the iteration taking longer. The longest chain behind
-an instruction is found by the walk that found the earliest starts, on the graph turned round. What has no slack lies on
-a critical path, of which there may be many; `Timeline.critical_path` is one of them. Limits: nothing else moves along,
-and the period is not looked at.
+`slack` is the delay that each instruction tolerates without a longer iteration, from the longest path on the reversed
+graph. Instructions without slack lie on a critical path; there may be several, and `Timeline.critical_path` is one of
+them. Limits: slack assumes that only one instruction is delayed, and ignores the period.
 """
 
 from __future__ import annotations
@@ -46,18 +43,14 @@ from recycle.job.profile import Profile
 
 T = TypeVar("T")
 _MOST_SECONDS = 1e100
-"""All times of a schedule together; sums of more may be infinite."""
+"""Maximum sum of all times of a schedule; larger sums may overflow."""
 DRAWN = 32
-"""Workers up to which commands draw a grid."""
+"""Maximum number of workers for which commands draw a grid."""
 
 
 @dataclass(frozen=True, eq=False)
 class Timeline(Times):
-    """When everything happens in one iteration from idle, and how often iterations can follow each other.
-
-    Attributes:
-        period: seconds between two iterations in steady state.
-    """
+    """The times of one iteration from idle, and the period in seconds between two iterations in steady state."""
 
     period: float
 
@@ -72,20 +65,20 @@ class Timeline(Times):
         rows = np.flatnonzero(~is_kind(c.kind, Beside))
         worker, seconds = c.worker[rows], self.end[rows] - self.start[rows]
         is_work = ~is_kind(c.kind[rows], StageWide)
-        # What a worker does for the whole stage counts only where it does nothing else.
+        # Stage-wide rows count only for workers without other work.
         spans = is_work | (np.bincount(worker[is_work], minlength=workers) == 0)[worker]
         first, last = np.full(workers, np.inf), np.zeros(workers)
         np.minimum.at(first, worker[spans], self.start[rows[spans]])
         np.maximum.at(last, worker[spans], self.end[rows[spans]])
         first[np.isinf(first)] = 0.0
-        # Row by row of each worker, as a sum over its own rows is.
+        # Sum per worker, so the rounding does not depend on other workers.
         begin = np.searchsorted(worker, np.arange(workers + 1))
         busy = [float(seconds[begin[w] : begin[w + 1]].sum()) for w in range(workers)]
         return list(zip(busy, first.tolist(), last.tolist(), strict=True))
 
     @cached_property
     def busy(self) -> list[float | None]:
-        """Seconds of work per worker (None for a failed one)."""
+        """Seconds of work per worker; None for failed workers."""
         return self._per_worker([busy for busy, _, _ in self._occupied])
 
     @cached_property
@@ -100,13 +93,13 @@ class Timeline(Times):
 
     @cached_property
     def bubble_ratio(self) -> float:
-        """Share of the live workers' time in the makespan that is bubble."""
+        """Share of the live workers' time within the makespan that is bubble."""
         live = [b for b in self.bubble if b is not None]
         return sum(live) / (self.makespan * len(live)) if live and self.makespan else 0.0
 
     @cached_property
     def peak_activations(self) -> list[float | None]:
-        """Most activations (in chunks) held at once, per worker: from the start of F to the end of W (or B)."""
+        """Peak number of activations (in chunks) per worker, held from the start of F to the end of W (or B)."""
         return self._per_worker(held_activations(self.schedule, self.profile, in_bytes=False)[0])
 
     @cached_property
@@ -115,13 +108,13 @@ class Timeline(Times):
 
     @cached_property
     def peak_bytes(self) -> list[float | None]:
-        """Most bytes held at once, per worker: activations and what its stages need whatever the order."""
+        """Peak bytes per worker: activations and the static bytes of its stages."""
         fixed = static_bytes(self.schedule, self.profile)
         return self._per_worker([peak + own for peak, own in zip(self._held_bytes[0], fixed, strict=True)])
 
     @cached_property
     def peak_row(self) -> list[int | None]:
-        """The row at whose start `peak_bytes` is first reached, per worker; None where nothing is ever held."""
+        """The first row at whose start `peak_bytes` is reached, per worker; None if the worker holds no activations."""
         return self._per_worker([row if peak else None for peak, row in zip(*self._held_bytes, strict=True)])
 
     @cached_property
@@ -131,7 +124,7 @@ class Timeline(Times):
         node = int(self.end.argmax()) if nodes else -1
         path: list[int] = []
         seen: set[int] = set()
-        while node >= 0 and node not in seen:  # recorded times of an impossible order lead back to where they began
+        while node >= 0 and node not in seen:  # inconsistent recorded times may form a cycle
             seen.add(node)
             if node < nodes:
                 path.append(node)
@@ -140,7 +133,7 @@ class Timeline(Times):
 
     @cached_property
     def critical_causes(self) -> list[Cause | None]:
-        """Why each row of the critical path waited for what comes before it; None for the first."""
+        """Why each row of the critical path waited for the previous row; None for the first."""
         graph, kind = self.dependencies, self.schedule.columns.kind
         rows = np.array(self.critical_path, dtype=np.int64)
         before = self.last[rows]
@@ -154,21 +147,20 @@ class Timeline(Times):
         ]
 
     def gaps(self, limits: Sequence[float] | None = None, byte_limit: float | None = None) -> Gaps:
-        """What every worker waits for whenever it does nothing; arguments and errors as of `gaps.find_gaps`."""
+        """Find the idle times of every worker; arguments and errors as in `gaps.find_gaps`."""
         return find_gaps(self, limits, byte_limit)
 
     def text(self, width: int = 120) -> str:
-        """The timeline drawn as text, a lane of at most `width` characters per worker (see `text_grid`)."""
+        """Draw the timeline as text, at most `width` characters per worker (see `text_grid`)."""
         return text_grid(self.schedule, self.start, self.end, width)
 
     def show(self, width: int = 120) -> str:
-        """Print the timeline as text, a lane per worker, and return it; a notebook does not print it a second time."""
+        """Print the timeline as text and return the text; notebooks do not print it again."""
         text = _Printed(self.text(width))
         print(text)
         return text
 
     def _repr_svg_(self) -> str | None:
-        """The lanes, for notebooks; None where there are too many operations for a picture."""
         drawn: str | None = self.schedule.show(self.profile)._repr_svg_()
         return drawn
 
@@ -177,20 +169,18 @@ class Timeline(Times):
 
 
 class _Printed(str):
-    """Text that has been printed, so that a notebook which ends with it shows nothing more."""
+    """Text that was already printed, so notebooks do not display it again."""
 
     def _ipython_display_(self) -> None:
         return None
 
 
 def simulate(schedule: Schedule, profile: Profile | None = None, *, serialised: bool = False) -> Timeline:
-    """Time a schedule. Warns with a `ScheduleWarning` where some forward or backward is missing: the figures then are
-    those of the rest.
+    """Simulate a schedule. Warns with `ScheduleWarning` if a forward or backward is missing.
 
     Args:
-        schedule: lowered or compute-only; transfers, reduces and steps that are missing are implied, as `lower` writes
-            them.
-        profile: seconds and bytes; one unit for each of F, I and W when left out.
+        schedule: lowered or compute-only; missing transfers, reduces and steps are implied, as `lower` adds them.
+        profile: seconds and bytes; one unit for each of F, I and W if None.
         serialised: each worker carries one transfer at a time, unbuffered, in program order.
 
     Raises:
@@ -210,21 +200,17 @@ def simulate(schedule: Schedule, profile: Profile | None = None, *, serialised: 
 
 
 def timeline_of(schedule: Schedule, profile: Profile | None = None, *, serialised: bool = False) -> Timeline:
-    """What `simulate` gives, without its warning: for callers who tell what is missing in their own way.
+    """Simulate a schedule without warnings, for callers that report missing work themselves.
 
     Raises:
-        JobError: the times add up to what no number holds, or do not fit the schedule (see `durations`).
+        JobError: the times overflow, or do not fit the schedule (see `durations`).
         ScheduleError: the order has a cycle and could never finish (`check` shows where).
     """
     return time_graph(lowered_graph(schedule, serialised), profile or Profile.uniform())
 
 
 def time_graph(graph: EventGraph, profile: Profile) -> Timeline:
-    """The timeline of an event graph; one graph serves any number of profiles.
-
-    Raises:
-        JobError, ScheduleError: as `timeline_of`.
-    """
+    """Simulate an event graph; one graph serves any number of profiles. Raises as `timeline_of`."""
     profile = profile_of_cut(profile, graph.schedule.shape)
     if not graph.is_acyclic:
         stuck = np.setdiff1d(np.arange(graph.dependencies.rows), graph.order)
@@ -247,11 +233,11 @@ def time_graph(graph: EventGraph, profile: Profile) -> Timeline:
 
 
 def text_grid(schedule: Schedule, start: Floats, end: Floats, width: int = 120) -> str:
-    """A schedule drawn with at most `width` characters per lane; `start` and `end` are the seconds of its rows.
+    """Draw a schedule as text with at most `width` characters per lane; `start` and `end` are seconds per row.
 
-    Each instruction begins with its letter (F, B, I, W, R, X for an overlapped pair) and its micro-batch index, as far
-    as its length allows; a letter is small in any stage but the first that the worker hosts. `·` is idle time, `x` a
-    failed worker. A re-routed instruction carries a `'`.
+    Each instruction begins with its letter (F, B, I, W, R, X for an overlapped pair) and micro-batch index, as far as
+    its length allows. Letters are lower case for stages other than the worker's first. `·` is idle time, `x` a failed
+    worker, `'` marks re-routed instructions.
     """
     makespan = float(end.max() - start.min()) if len(end) else 0.0
     c = schedule.columns
@@ -278,9 +264,9 @@ def text_grid(schedule: Schedule, start: Floats, end: Floats, width: int = 120) 
 
 
 def slack(timeline: Timeline) -> Floats:
-    """Seconds that each row of `timeline.schedule` may start later; at least 0, O(n log n).
+    """Compute the seconds by which each row of `timeline.schedule` may start later; at least 0, O(n log n).
 
-    Of a simulated timeline without serialised transports: its order and dependencies decide.
+    Requires a simulated timeline without serialised transports.
     """
     graph = timeline.dependencies
     rows, nodes = graph.rows, graph.nodes

@@ -1,18 +1,12 @@
-"""Trace: what really ran, and when. The executed counterpart of a Timeline, over all steps of a run.
+"""Traces: the instructions that a run executed, with times, over all steps.
 
-Lanes are processes, named by the position they started in; `role` is the position in the plan that a process played,
-and the workers inside instructions (`@1.0`) are roles as well. Times are seconds since the start of the run on one
-machine's `time.monotonic()`: traces of several machines are not aligned here. `recycle.runs.logs` reads the trace of a
-run directory, `recycle.ir.formats.run_trace` the file that keeps it.
+Lanes are processes, named by the position they started in. `role` is the position in the plan that a process played;
+workers inside instructions (`@1.0`) are roles too. Times are seconds since the start of the run on one clock (see
+`first_impossible`). `executed_timeline` converts one executed iteration to a Timeline, `executed_profile` measured
+durations to a Profile.
 
-An executed iteration as a Timeline: the same questions (gaps, inputs, memory) for what ran as for what was planned;
-and what instructions took, as a profile.
-
-What each instruction waited for follows from the dependency rule and the recorded times: of all that it needs, what
-ended last. An executor announces a receive and goes on, so a recorded receive says nothing of the arrival; it counts
-as arrived when its send ended, or, where its consumer's worker sat idle until the consumer began, then. What an
-executor does between arrival and start is part of that wait.
-Times count from the first start. Limits: the times must be of one clock (see `first_impossible`).
+What an instruction waited for is derived: the dependency that ended last. An executor posts a receive and continues.
+So a receive counts as arrived at the end of its send, or at the start of its consumer if that worker was idle.
 """
 
 from __future__ import annotations
@@ -57,14 +51,14 @@ class Trace:
 
     Attributes:
         shape: size of the job.
-        columns: the instructions, a row each, grouped by process in the order of execution, over all steps.
+        columns: one row per instruction, grouped by process in execution order, over all steps.
         role: worker index in the plan that the process played, per row.
-        generation, step: membership and iteration that the row belongs to. A repeated iteration has several
-            generations; the last one is what counted.
+        generation, step: membership generation and iteration of each row. A repeated iteration has several generations;
+            the last one counts.
         start, end: seconds since the start of the run, float64.
         events: the lines of `events.jsonl` (fault, detected, generation, recovered, rejoined, ...), in order.
-        batch: of an evaluation, per row; -1 in iterations.
-        evaluations: what was executed of the evaluations that follow steps, `step` saying which; None for none.
+        batch: batch of an evaluation, per row; -1 in iterations.
+        evaluations: rows of the evaluations, `step` being the step before each; None without evaluations.
     """
 
     shape: Shape
@@ -83,22 +77,22 @@ class Trace:
 
     @property
     def process(self) -> Ints:
-        """Worker index of the process, by the position it started in, per row."""
+        """Worker index of the process, by its starting position, per row."""
         return self.columns.worker
 
     @cached_property
     def processes(self) -> list[Worker]:
-        """The processes that executed anything, by pipeline, then rank."""
+        """The processes that executed instructions, by pipeline, then rank."""
         return [self.shape.worker_at(int(index)) for index in np.flatnonzero(np.diff(self.columns.offsets))]
 
     @cached_property
     def steps(self) -> list[int]:
-        """The steps of which anything was executed, ascending."""
+        """The steps with executed instructions, ascending."""
         return [int(step) for step in np.unique(self.step)]
 
     @cached_property
     def rerouted(self) -> npt.NDArray[np.bool_]:
-        """Whether each row works on a micro-batch whose home is another pipeline than its role's."""
+        """Whether each row works on a micro-batch of another pipeline than the pipeline of its role."""
         return away_from(self.columns, self.role // self.shape.ranks)
 
     @cached_property
@@ -106,11 +100,11 @@ class Trace:
         return Schedule(self.shape, self.columns, loop_placement(self.shape))
 
     def instruction(self, row: int) -> Instruction:
-        """The instruction of row `row`."""
+        """Return the instruction of row `row`."""
         return self._executed.instruction(row)
 
     def generations_of(self, step: int) -> list[int]:
-        """The generations that executed anything of `step`, ascending; the last is the one that counted."""
+        """Return the generations that executed instructions of `step`, ascending; the last one counts."""
         return self._generations.get(step, [])
 
     @cached_property
@@ -122,10 +116,10 @@ class Trace:
         return found
 
     def period(self, first: int, last: int) -> float | None:
-        """Median seconds from one of the steps `first` to `last` to the next, in the generations that counted.
+        """Return the median seconds between consecutive steps from `first` to `last`, in the generations that count.
 
-        Between the first starts of a worker, over all workers: neighbouring stages may be in different steps. Of one
-        step alone: from its first start to its last end. None when nothing of these steps was executed.
+        Measured between the first starts of each worker, over all workers, because neighboring stages may be in
+        different steps. For a single step: from its first start to its last end. None if the steps have no rows.
         """
         steps = np.array([step for step in self.steps if first <= step <= last], dtype=np.int64)
         counted = np.array([self.generations_of(step)[-1] for step in steps.tolist()], dtype=np.int64)
@@ -143,14 +137,14 @@ class Trace:
         return float(np.median(begins[:, 1:][both] - begins[:, :-1][both])) if both.any() else None
 
     def window(self, first: int, last: int, generation: int | None = None) -> Trace:
-        """The rows of the steps `first` to `last` inclusive, of one generation only if it is given; no evaluations."""
+        """Return the rows of steps `first` to `last` inclusive, optionally of one generation, without evaluations."""
         keep = (self.step >= first) & (self.step <= last)
         if generation is not None:
             keep &= self.generation == generation
         return self._kept(keep)
 
     def without(self, generations: Iterable[int]) -> Trace:
-        """The rows of all other generations; no evaluations."""
+        """Return the rows of all other generations, without evaluations."""
         return self._kept(~np.isin(self.generation, list(generations)))
 
     def _kept(self, keep: npt.NDArray[np.bool_]) -> Trace:
@@ -160,7 +154,7 @@ class Trace:
         return replace(self, columns=columns, evaluations=None, **kept)
 
     def evaluation(self, step: int) -> Trace | None:
-        """What was executed of the evaluation after `step`, in the generation that counted; None when nothing was."""
+        """Return the rows of the evaluation after `step`, in the generation that counts; None without any."""
         if self.evaluations is None or step not in self.evaluations.steps:
             return None
         return self.evaluations.window(step, step, self.evaluations.generations_of(step)[-1])
@@ -170,13 +164,13 @@ _PER_ROW = ("role", "generation", "step", "start", "end", "batch")
 
 
 def away_from(columns: Columns, pipeline: Ints) -> npt.NDArray[np.bool_]:
-    """Whether each row works on a micro-batch (of a pair: either) whose home is not the `pipeline` of that row."""
+    """Return whether each row works on a micro-batch (for a pair: either) of another pipeline than `pipeline`."""
     homes = (columns.pipeline, columns.pipeline2)
     return np.asarray(sum(((home >= 0) & (home != pipeline) for home in homes), np.zeros(len(columns), np.bool_)))
 
 
 class TraceBuilder:
-    """Collects executed instructions in any order of processes, and builds the Trace that holds them all."""
+    """Collects executed instructions in any order of processes and builds a Trace."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -196,12 +190,7 @@ class TraceBuilder:
         end: float,
         batch: int | None = None,
     ) -> None:
-        """Add one executed instruction, of a batch of an evaluation if one is given.
-
-        Raises:
-            ScheduleError: `text` is no instruction.
-            JobError: the instruction names a peer outside the shape.
-        """
+        """Add one executed instruction, of `batch` in an evaluation. Raises ScheduleError or JobError."""
         code = self.codes.get(text)
         if code is None:
             instruction = parse_instruction(text, self.shape.pipelines == 1)
@@ -214,8 +203,8 @@ class TraceBuilder:
         self.times.append((start, end))
 
     def build(self, events: Iterable[Mapping[str, Any]]) -> Trace:
-        """The trace of all that was added, with the lines of `events.jsonl`."""
-        # Each text is parsed once; the rows then are copies of the rows of one program that holds every text once.
+        """Build the trace of all added instructions, with the lines of `events.jsonl`."""
+        # Parse each text once, into one program; rows are copied from its columns.
         parsed = Schedule.build(self.shape, {Worker(0, 0): self.vocabulary}).columns
         rows = np.array(self.rows, dtype=np.int64).reshape(-1, 6)
         times = np.array(self.times, dtype=np.float64).reshape(-1, 2)
@@ -235,7 +224,7 @@ class TraceBuilder:
 
 
 def executed_schedule(ran: Trace) -> tuple[Schedule, Rows]:
-    """(the programs that ran, in role names; the row of `ran` of each of their rows), of one generation of one step."""
+    """Return (programs executed in role names, row of `ran` of each of their rows), for one generation of one step."""
     shape = ran.shape
     rows = np.argsort(ran.role, kind="stable")
     columns = ran.columns.take(rows, offsets_of(ran.role, shape.worker_count))
@@ -246,7 +235,7 @@ def executed_schedule(ran: Trace) -> tuple[Schedule, Rows]:
 
 
 def _placement_of(shape: Shape, columns: Columns) -> Placement:
-    """The stages that each worker worked for; of one without instructions those of its first live peer."""
+    """Return the stages of each worker; a worker without instructions gets the stages of its first live peer."""
     usual, found = loop_placement(shape), dict[int, tuple[int, ...]]()
     for w, (first, end) in enumerate(pairwise(columns.offsets.tolist())):
         if first < end:
@@ -266,13 +255,10 @@ _NAMES = {
 
 
 def executed_timeline(ran: Trace, profile: Profile) -> Timeline:
-    """The timeline of one generation of one step (`Trace.window`), in role names and seconds.
+    """Convert one generation of one step (`Trace.window`) to a timeline, in role names and seconds.
 
-    Args:
-        profile: gives bytes and the share of an activation that is kept between I and W; its times are not used.
-
-    Returns:
-        A timeline whose `period` is its makespan: one iteration says nothing of the next.
+    `profile` supplies bytes and the share of an activation kept between I and W; its times are not used. The period is
+    the makespan, since one iteration does not determine the next.
     """
     schedule, rows = executed_schedule(ran)
     origin = float(ran.start.min()) if len(ran) else 0.0
@@ -285,7 +271,7 @@ def executed_timeline(ran: Trace, profile: Profile) -> Timeline:
 
 
 def _with_arrivals(columns: Columns, graph: Dependencies, start: Floats, end: Floats) -> Floats:
-    """`end`, that of each receive moved to the end of its send, and to the start of a consumer that sat waiting."""
+    """Return `end` with each receive moved to the end of its send and to the start of a consumer that waited."""
     receives = np.flatnonzero(graph.sends >= 0)
     arrived = end.copy()
     arrived[receives] = np.maximum(end[receives], end[graph.sends[receives]])
@@ -299,14 +285,12 @@ def _with_arrivals(columns: Columns, graph: Dependencies, start: Floats, end: Fl
 
 
 def _consumed(graph: Dependencies) -> tuple[Rows, Rows]:
-    """(receive, consumer) of each use of a transferred value."""
     edges = graph.between_rows
     edges = edges[graph.sends[graph.source[edges]] >= 0]
     return graph.source[edges], graph.target[edges]
 
 
 def _awaited(graph: Dependencies, source: Rows, target: Rows, end: Floats) -> Rows:
-    """For each node the one of its predecessors that ended last, -1 where it has none."""
     ends = np.append(end, np.zeros(graph.nodes - graph.rows))
     into_join = target >= graph.rows  # joins wait for rows only
     np.maximum.at(ends, target[into_join], ends[source[into_join]])
@@ -318,12 +302,7 @@ def _awaited(graph: Dependencies, source: Rows, target: Rows, end: Floats) -> Ro
 
 
 class Impossible(NamedTuple):
-    """A consumer that began before what it uses was sent: the two clocks do not agree.
-
-    Attributes:
-        producer, consumer: rows of the send and of who uses what it carries.
-        seconds: by how much at least the clocks disagree.
-    """
+    """A consumer (row) that began at least `seconds` before its producer's send (row): the two clocks disagree."""
 
     producer: int
     consumer: int
@@ -331,10 +310,9 @@ class Impossible(NamedTuple):
 
 
 def first_impossible(timeline: Timeline) -> Impossible | None:
-    """The worst violation of cause and effect in an executed timeline, None when there is none.
+    """Return the worst violation of causality in an executed timeline, None without any.
 
-    A value can be used only after its send has begun. Traces of several machines whose clocks were not aligned break
-    that, and every picture of them together would look plausible and be wrong.
+    A value can be used only after its send began. Traces of several machines with unaligned clocks violate this rule.
     """
     sends, consumers = _transfers(timeline)
     if not len(sends):
@@ -345,7 +323,7 @@ def first_impossible(timeline: Timeline) -> Impossible | None:
 
 
 def transfer_leads(timeline: Timeline) -> Floats:
-    """Seconds from the start of each send to the start of who uses what it carries."""
+    """Return the seconds from the start of each send to the start of the consumer of its value."""
     sends, consumers = _transfers(timeline)
     return timeline.start[consumers] - timeline.start[sends]
 
@@ -360,7 +338,7 @@ WorkerTimes = Mapping[tuple[str, int, int], float]
 
 
 def worker_times(ran: Trace, stages: int) -> WorkerTimes:
-    """What each worker took for the instructions of each stage; a W that ran in parts counts as their sum."""
+    """Return the median duration of the instructions of each stage on each worker. W parts count as their sum."""
     c, seconds, buckets = ran.columns, ran.end - ran.start, buckets_of(ran.columns)
     found: dict[tuple[str, int, int], float] = {}
     for stage, kind in product(range(stages), (*_NAMES, WeightPart.kind)):
@@ -375,7 +353,7 @@ def worker_times(ran: Trace, stages: int) -> WorkerTimes:
 
 
 def stage_times(times: WorkerTimes, stage: int, profile: Profile, stages: int) -> dict[str, float]:
-    """What a stage takes by name: of its hosts the lower median. A B that ran whole is split as `profile` says."""
+    """Return the lower median over hosts of each duration of a stage. A whole B is split in the ratio of `profile`."""
     usual = {
         name: median_low(seconds)
         for name in _NAMES.values()
@@ -383,24 +361,17 @@ def stage_times(times: WorkerTimes, stage: int, profile: Profile, stages: int) -
     }
     if "backward_input" not in usual and "backward" in usual:
         halves = [profile.per_stage(name, stages)[stage] for name in ("backward_input", "backward_weight")]
-        share = halves[0] / sum(halves) if sum(halves) else 0.5  # without a known unit, parts are taken to be alike
+        share = halves[0] / sum(halves) if sum(halves) else 0.5  # without known durations, assume equal halves
         usual["backward_input"] = usual["backward"] * share
         usual["backward_weight"] = usual["backward"] - usual["backward_input"]
     return usual
 
 
 def executed_profile(ran: Trace, step: int, name: str) -> Profile:
-    """What the instructions of a trace took, in seconds: medians over all its iterations, links over one.
+    """Measure a profile in seconds: medians over all iterations, links from the iteration `step`.
 
-    Times are those that the trace states, waits inside them included. A transfer lasts from when both of its ends have
-    begun until both have ended; its bytes are not in a trace, so that it is all latency.
-
-    Args:
-        step: the iteration that tells the links.
-        name: of the trace, for error messages.
-
-    Raises:
-        ScheduleError: a stage lacks its forward or its backward.
+    Durations include waits inside instructions. A transfer lasts from the later start of its ends to the later end. A
+    trace has no bytes, so transfers count as latency. Raises ScheduleError if a stage lacks its forward or backward.
     """
     stages, times = ran.shape.stages, worker_times(ran, ran.shape.stages)
     found: dict[str, list[float]] = {key: [] for key in ("forward", "backward_input", "backward_weight", "step")}
@@ -425,7 +396,6 @@ def executed_profile(ran: Trace, step: int, name: str) -> Profile:
 
 
 def _links(ran: Trace) -> dict[str, Link]:
-    """The median transfer of each directed pair of workers in one iteration."""
     schedule, rows = executed_schedule(ran)
     start, end, columns = ran.start[rows], ran.end[rows], schedule.columns
     sends = dependencies(schedule).sends[: len(columns)]

@@ -1,7 +1,7 @@
-"""Plans: schedules for failure vectors as files, who plays which role in them, and the library that finds them.
+"""Plans: schedules for failure vectors as files, the roles in them, and the library that finds them.
 
-`plan` is one file, `roles` says what it serves, how, and who may change stage, `library` keeps the plans of a job and
-those of all jobs. Written by `solve`, read by `exec` and the viewer.
+Begin with `plan` (one file), then `roles` (assignment of processes to a plan) and `library` (the plans of a job, and
+the cache of all jobs). Written by `solve`, read by `exec` and the viewer.
 """
 
 from recycle.plans.library import (

@@ -1,10 +1,9 @@
-"""Edge coloring: numbers for edges, so that no two edges at one vertex have the same, and few numbers.
+"""Edge coloring: few colors such that edges with a common vertex have different colors.
 
-At least as many are needed as the largest degree. Edges are taken one after the other. One that finds no color that is
-free at both its ends gets the free color a of one end, after a and b, the free color of the other end, are swapped
-along the path of a's and b's that begins at that other end (Koenig 1916). In a bipartite graph this path never comes
-back to the first end, so the largest degree suffices, parallel edges or not. Where it does come back for each pair of
-free colors, the edge gets a new color; that takes a cycle of odd length.
+Edges are colored one after the other. If no color is free at both ends, let a be free at one end and b at the other
+end; swapping a and b along the alternating path from the other end frees a at both ends (Koenig 1916). In a bipartite
+graph the path never reaches the first end, so the largest degree suffices, also with parallel edges. If every path
+reaches it, which requires an odd cycle, the edge gets a new color.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ Edge = tuple[int, int]
 
 
 def color_edges(edges: Sequence[Edge]) -> list[int]:
-    """A color of each edge, from 0; the same for the same edges in the same order. No edge is a loop."""
+    """Color the edges, from 0; deterministic. Edges must not be loops."""
     coloring = _Coloring(edges)
     for edge in range(len(edges)):
         coloring.add(edge)
@@ -26,7 +25,7 @@ class _Coloring:
     def __init__(self, edges: Sequence[Edge]) -> None:
         self._edges = edges
         self.color = [-1] * len(edges)
-        # vertex -> color -> the edge that has it there
+        # vertex -> color -> edge
         self._at: dict[int, dict[int, int]] = {vertex: {} for edge in edges for vertex in edge}
         degree = dict.fromkeys(self._at, 0)
         for one, other in edges:
@@ -35,7 +34,6 @@ class _Coloring:
         self._colors = max(degree.values(), default=0)
 
     def add(self, edge: int) -> None:
-        """Color one more edge."""
         one, other = self._edges[edge]
         free_at_one, free_at_other = self._free(one), self._free(other)
         color = next((color for color in free_at_one if color not in self._at[other]), None)
@@ -47,7 +45,6 @@ class _Coloring:
         return [color for color in range(self._colors) if color not in self._at[vertex]]
 
     def _made_free(self, one: int, other: int, free_at_one: Sequence[int], free_at_other: Sequence[int]) -> int:
-        """A color that is free at both vertices, after a swap or because it is new."""
         for a in free_at_one:
             for b in free_at_other:
                 path, end = self._path(other, a, b)
@@ -58,7 +55,7 @@ class _Coloring:
         return self._colors - 1
 
     def _path(self, vertex: int, a: int, b: int) -> tuple[list[int], int]:
-        """The edges with the colors a, b, a, ... from a vertex on, at which b is free, and where they end."""
+        """Return the edges colored a, b, a, ... from a vertex where b is free, and the last vertex."""
         path: list[int] = []
         while (edge := self._at[vertex].get(a)) is not None:
             path.append(edge)

@@ -1,10 +1,10 @@
-"""Hosting: which units of the model a stage is made of, and which units each worker of a schedule hosts.
+"""Hosting: the units of each stage of the model, and the units that each worker hosts.
 
-A unit is the smallest part of the model that can move: the embedding, a layer, the head. They are numbered along the
-model: 0 is the embedding, l + 1 is layer l, L + 1 the head. A stage is a range of them, so whoever knows a schedule
-knows what each of its workers needs to hold, however the schedule cuts the model; nobody derives it in another way.
+A unit is the smallest part of the model that can move: unit 0 is the embedding, unit l + 1 is layer l, unit L + 1 the
+head. A stage is a range of units, so a schedule determines the units of each worker. This module is the only place that
+derives them.
 
-Limits: the embedding goes with the first stage and the head with the last.
+Limits: the embedding belongs to the first stage and the head to the last.
 """
 
 from __future__ import annotations
@@ -19,18 +19,14 @@ from recycle.job.sections import Sections
 from recycle.job.shape import Worker
 
 UnitRange = tuple[int, int]
-"""Units from the first up to but without the last."""
+"""(first unit, end), end exclusive."""
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Who hosts what.
+    """The units and stages that each worker hosts, units as the fewest ranges, in order.
 
-    Attributes:
-        count: of the model's units.
-        units: of each worker, in as few ranges as can be, in order.
-        stages: of each worker.
-        cut: layers of each of these stages, where the model is not cut as the job says (`Shape.cut`).
+    `count` is the number of units of the model, `cut` the layers of each stage if they differ from the job's.
     """
 
     count: int
@@ -40,23 +36,23 @@ class Hosts:
 
     @classmethod
     def of(cls, job: Sections, stages: Mapping[Worker, tuple[int, ...]], cut: tuple[int, ...] = ()) -> Hosts:
-        """Of workers that host these stages of a job, or of a cut of its model. Raises JobError as `layers_of`."""
+        """Build from the stages of each worker, for a job or another cut of its model. Raises JobError."""
         ranges = stage_units(layers_of(job, cut))
         units = {worker: joined(ranges[stage] for stage in mine) for worker, mine in stages.items()}
         return cls(ranges[-1][1], units, stages, cut)
 
     @classmethod
     def of_schedule(cls, job: Sections, schedule: Schedule) -> Hosts:
-        """Of the live workers of a schedule."""
+        """Build for the live workers of a schedule."""
         stages = {worker: tuple(sorted(schedule.stages_of(worker))) for worker in schedule.live}
         return cls.of(job, stages, schedule.shape.cut)
 
     @classmethod
     def at_start(cls, job: Sections, schedule: Schedule | None) -> Hosts:
-        """Of the processes that begin a run: what its own schedule gives them, if there is one.
+        """Build for the processes at the start of a run, from the run's own schedule if it has one.
 
-        A worker that this leaves out hosts what its peers do where all workers of a rank host the same, and nothing
-        where they do not: it then copies what the plan of its first generation gives it.
+        A worker without stages hosts the stages of its peers if all workers of each rank host the same. Otherwise the
+        worker starts empty and copies what the plan of its first generation assigns.
         """
         shape = job.shape
         if schedule is None:
@@ -67,7 +63,7 @@ class Hosts:
         return cls.of(job, stages, schedule.shape.cut)
 
     def hosts_of_stages(self) -> dict[int, list[Worker]]:
-        """Of each stage who hosts it, in order."""
+        """Return the hosts of each stage, sorted."""
         found: dict[int, list[Worker]] = {}
         for worker in sorted(self.stages):
             for stage in self.stages[worker]:
@@ -76,43 +72,35 @@ class Hosts:
 
 
 def is_same(hosts: Hosts, first: Hosts) -> bool:
-    """Whether each worker of `hosts` hosts what it does by `first`, in the same stages."""
+    """Return whether each worker of `hosts` hosts the same stages of the same cut as in `first`."""
     return hosts.cut == first.cut and all(first.stages.get(worker) == of for worker, of in hosts.stages.items())
 
 
 def layers_of(job: Sections, cut: Sequence[int] = ()) -> list[int]:
-    """Layers of each stage of a job, or of the stages of a cut. Raises JobError as `units_of`."""
+    """Return the layers of each stage of a job, or of a cut. Raises JobError as `units_of`."""
     return list(cut or units_of(job))
 
 
 def stage_units(layers: Sequence[int]) -> list[UnitRange]:
-    """The units of each stage, given how many layers each has."""
+    """Return the units of each stage, given the number of layers of each."""
     ends = [0, *(end + 1 for end in accumulate(layers))]
     ends[-1] += 1
     return [(begin or 1, end) if stage else (0, end) for stage, (begin, end) in enumerate(pairwise(ends))]
 
 
 def layers_in(units: UnitRange, count: int) -> tuple[int, int]:
-    """The layers of a range of units, from the first up to but without the last.
-
-    Args:
-        count: of all units.
-    """
+    """Convert a range of units, of `count` in the model, to a range of layers (first, end)."""
     begin, end = units
     return max(begin, 1) - 1, max(min(end, count - 1), 1) - 1
 
 
 def unit_name(unit: int, count: int) -> str:
-    """A unit in words.
-
-    Args:
-        count: of all units.
-    """
+    """Return the name of a unit, of `count` in the model, such as "layer 3"."""
     return {0: "the embedding", count - 1: "the head"}.get(unit, f"layer {unit - 1}")
 
 
 def joined(ranges: Iterable[UnitRange]) -> tuple[UnitRange, ...]:
-    """The same units in as few ranges as can be, in order; empty ranges are left out."""
+    """Merge ranges into the fewest ranges, in order; drop empty ranges."""
     found: list[UnitRange] = []
     for begin, end in sorted(each for each in ranges if each[0] < each[1]):
         if found and begin <= found[-1][1]:
@@ -123,7 +111,7 @@ def joined(ranges: Iterable[UnitRange]) -> tuple[UnitRange, ...]:
 
 
 def without(ranges: Sequence[UnitRange], others: Sequence[UnitRange]) -> tuple[UnitRange, ...]:
-    """The units of `ranges` that are in none of `others`, both in order."""
+    """Return the units of `ranges` that are in none of `others`; both must be sorted."""
     left: list[UnitRange] = []
     for begin, end in ranges:
         for first, last in others:
@@ -135,7 +123,7 @@ def without(ranges: Sequence[UnitRange], others: Sequence[UnitRange]) -> tuple[U
 
 
 def stages_by_rank(schedule: Schedule) -> dict[int, tuple[int, ...]] | None:
-    """Stages of each rank, whose live workers host the same; None where they do not, or the model is cut anew."""
+    """Return the stages of each rank; None if live workers of a rank differ or the model is repartitioned."""
     if schedule.shape.cut:
         return None
     found: dict[int, tuple[int, ...]] = {}

@@ -1,16 +1,12 @@
-"""PlanLibrary: the plans of a job in a directory, found within milliseconds for any set of dead workers.
+"""PlanLibrary: the plans of a job in a directory, with fast look-ups for any set of dead workers; and the plan cache.
 
-A plan is one file named by the hash of its content, and `manifest.json` says which file holds the plan of which
-failure vector, with its figures. A plan passes `check` before it is stored, and a file is read only while its content
-has the hash in the manifest: what was half-written, edited or swapped counts as absent. Files that the manifest does
-not name (it was lost; they were put there by hand) are adopted by `prepare`, after a full check and a simulation.
-Limits: a lookup believes the manifest; whatever runs a schedule checks it once more, and `proven` does so for others.
+A plan is one file named by the hash of its content; `manifest.json` lists the file and the figures of each failure
+vector. A plan must pass `check` before it is stored, and a file counts as absent unless its content has the hash in the
+manifest. Limits: a look-up trusts the manifest; callers check a schedule before they run it, or call `proven`.
 
-A set whose vector has no plan is served by a plan for more dead workers: the live ones beyond it stand idle, or move
-to the stage that lacks them (`[planner] move`). The most-hit stage rules the period, so little is lost by that where
-the library holds the vectors (k, ..., k).
-
-Beside libraries, plans outlive a run in the user's cache: one file per plan, named by everything that it depends on.
+A set of dead workers whose vector has no plan uses a plan for more dead workers. Surplus live workers stand idle or
+move to the stage that lacks them (`[planner] move`). The cache of the user has one file per plan, named by everything
+that the plan depends on.
 """
 
 from __future__ import annotations
@@ -43,17 +39,17 @@ from recycle.plans.roles import Arrangement, Move, Vector, arrange, failure_vect
 MANIFEST = "manifest.json"
 FORMAT = "recycle-plan-library"
 LOADED = 32
-"""Plans kept in memory once they are read."""
+"""Number of plans kept in memory after reading."""
 MOST = 4
-"""Plans that are tried without moves, and as many with moves, best period first."""
+"""Number of plans tried without moves, and as many with moves, best period first."""
 
 
 BESIDE = ("ahead", "move", "iterations_between_changes")
-"""Keys of `[planner]` that say which vectors to plan, not how: the plan of a vector does not depend on them."""
+"""Keys of `[planner]` that select vectors; the plan of a vector does not depend on them."""
 
 
 def plan_key(job: PricedJob, vector: Sequence[int]) -> str:
-    """Content hash of everything that a plan of `vector` depends on: the cache's file name."""
+    """Hash everything that a plan of `vector` depends on. The hash is the file name in the cache."""
     asked = {
         "version": VERSION,
         "shape": msgspec.to_builtins(job.grid),
@@ -72,7 +68,7 @@ def plan_key(job: PricedJob, vector: Sequence[int]) -> str:
 
 
 def cache_directory(environment: Mapping[str, str]) -> Path:
-    """Where plans outlive a run: $RECYCLE_CACHE/plans, else $XDG_CACHE_HOME/recycle/plans, else ~/.cache."""
+    """Return the plan cache: $RECYCLE_CACHE/plans, else $XDG_CACHE_HOME/recycle/plans, else ~/.cache/recycle/plans."""
     if environment.get("RECYCLE_CACHE"):
         return Path(environment["RECYCLE_CACHE"]) / "plans"
     home = environment.get("XDG_CACHE_HOME")
@@ -80,12 +76,12 @@ def cache_directory(environment: Mapping[str, str]) -> Path:
 
 
 def cache_path(directory: str | Path, job: PricedJob, vector: Sequence[int]) -> Path:
-    """File of the plan of `vector` in a cache directory."""
+    """Return the file of the plan of `vector` in a cache directory."""
     return Path(directory) / f"{plan_key(job, vector)}.json"
 
 
 def cached_plan(path: str | Path, job: PricedJob, vector: Sequence[int]) -> Plan | None:
-    """The plan in `path` if it is whole, of this job and vector, valid, and its figures are true; else None."""
+    """Read the plan in `path`; None unless it is intact, valid, for this job and vector, and its figures are true."""
     try:
         plan = Plan.load(path)
         fits = (plan.shape, plan.vector, _key_of_plan(plan)) == (job.shape, tuple(vector), job_key(job))
@@ -95,7 +91,7 @@ def cached_plan(path: str | Path, job: PricedJob, vector: Sequence[int]) -> Plan
 
 
 def is_true(plan: Plan, job: PricedJob) -> bool:
-    """Whether a plan of the job passes `check` under its limits, and takes as long as it says."""
+    """Return whether a plan passes `check` under the job's limits and has the stated period and makespan."""
     graph = lowered_graph(plan.schedule)
     if errors(plan.schedule, job, graph):
         return False
@@ -105,28 +101,22 @@ def is_true(plan: Plan, job: PricedJob) -> bool:
 
 
 def errors(schedule: Schedule, job: PricedJob | None, graph: EventGraph | None = None) -> list[str]:
-    """What `check` has against running the schedule, under the job's limits if there is one; empty when nothing.
-
-    Args:
-        graph: as of `check`.
-    """
+    """Return the error messages of `check` under the job's limits, if any job is given; `graph` as in `check`."""
     profile, limits = (None, None) if job is None else (job.prices, job.limits)
     found = check(schedule, profile=profile, limits=limits, graph=graph)
     return [finding.message for finding in found if finding.severity == "error"]
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One plan as the manifest lists it.
+    """One plan as listed in the manifest.
 
     Attributes:
         vector: dead workers of each rank.
-        file: its name in the directory.
-        digest: hash of the file's content.
-        hash: content hash of the schedule, by which runs name it.
-        makespan, period, lower_bound, gap, seconds: as in `Plan`.
-        profile: digest of the profile that it was planned with.
+        digest: hash of the file content.
+        hash: content hash of the schedule, its name in runs.
+        makespan, period, lower_bound, gap, seconds, profile: as in `Plan`.
         job: hash of all that the plan must fit: shape, profile, limits and techniques.
-        quick: no search has been made yet, and one might find a better plan.
+        quick: whether no search was made yet, so a better plan may exist.
     """
 
     vector: Vector
@@ -159,7 +149,7 @@ class Entry(msgspec.Struct, frozen=True):
         return sum(self.vector)
 
     def summary(self) -> dict[str, Any]:
-        """The figures as `recycle plan --json` prints them."""
+        """Return the figures as `recycle plan --json` prints them."""
         return {**figures(self), "moves": []}
 
 
@@ -170,7 +160,7 @@ class _Manifest(msgspec.Struct, frozen=True):
 
 
 def job_key(job: PricedJob) -> str:
-    """Hash of what a library's plans must fit; the effort spent on them and the seed do not count."""
+    """Hash what a library's plans must fit. Planning effort and seed do not count."""
     section, train = job.planner, job.train
     updates = job.ties, train.reduce_buckets, train.sharded_optimizer
     return _key(job.shape, job.prices.digest(), job.limits, section.decoupled, section.staggered, updates)
@@ -192,7 +182,6 @@ def _key(
     staggered: bool,
     updates: tuple[tuple[tuple[int, ...], ...], int, bool],
 ) -> str:
-    """Hash of these; `updates` are ties, buckets, and whether there are gathers."""
     sizes = [shape.pipelines, shape.ranks, shape.micro_batches, shape.chunks]
     ties, buckets, gathers = updates
     beside = [part for part in (ties, buckets) if part not in ((), 1)] + (["gathers"] if gathers else [])
@@ -209,12 +198,7 @@ def _digest(content: bytes) -> str:
 
 
 class PlanLibrary:
-    """Plans of one job in a directory.
-
-    Args:
-        directory: is made when the first plan is added, or by `prepare`.
-        job: what the plans must be for. None takes any checked plan, whatever job it was made for.
-    """
+    """The plans of one job in a directory, which is created on demand. A `job` of None accepts any checked plan."""
 
     def __init__(self, directory: Path, job: Job | None = None) -> None:
         self.directory, self.job = Path(directory), None if job is None else price(job)
@@ -228,11 +212,7 @@ class PlanLibrary:
         return None if self.job is None else job_key(self.job)
 
     def prepare(self) -> None:
-        """Make the directory and adopt the plan files that the manifest does not list.
-
-        Raises:
-            PlanError: it cannot be made or written; said before any time is spent.
-        """
+        """Create the directory and adopt unlisted plan files. Raises PlanError if it cannot be created or written."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -248,10 +228,10 @@ class PlanLibrary:
             self._write({**entries, **new})
 
     def add(self, plan: Plan) -> Entry:
-        """Store a plan that passes `check`, in place of the one that its vector had.
+        """Store a plan in place of its vector's previous plan.
 
         Raises:
-            PlanError: it does not pass, it has moves, or the directory is not writable.
+            PlanError: the plan is invalid or has moves, or the directory is not writable.
         """
         found = errors(plan.schedule, self.job)
         if found or plan.moves:
@@ -272,7 +252,7 @@ class PlanLibrary:
         return entry
 
     def entries(self) -> dict[Vector, Entry]:
-        """All that the manifest lists, for whatever job; read again when the file has changed."""
+        """Return all entries of the manifest, for any job; read again after the file changed."""
         stamp = self._now()
         if stamp != self._stamp:
             listed: list[Entry] | None = None
@@ -285,7 +265,7 @@ class PlanLibrary:
         return self._entries
 
     def _now(self) -> tuple[int, ...]:
-        """What changes when the manifest does; where there is none, when the directory does."""
+        """Return a stamp that changes with the manifest, or with the directory while the manifest does not exist."""
         for path in (self.directory / MANIFEST, self.directory):
             with contextlib.suppress(OSError):
                 status = path.stat()
@@ -293,29 +273,29 @@ class PlanLibrary:
         return ()
 
     def usable(self) -> list[Entry]:
-        """The plans for the library's job, fewest failures first."""
+        """Return the plans for the library's job, fewest failures first."""
         return sorted(filter(self._fits, self.entries().values()), key=_by_failures)
 
     def vectors(self) -> list[Vector]:
-        """Vectors that have a plan for the library's job, fewest failures first."""
+        """Return the vectors with a plan for the library's job, fewest failures first."""
         return [entry.vector for entry in self.usable()]
 
     def entry(self, vector: Sequence[int]) -> Entry | None:
-        """What the manifest says of a vector's plan; None when there is none for the library's job."""
+        """Return the entry of a vector; None without a plan for the library's job."""
         entry = self.entries().get(tuple(vector))
         return entry if self._fits(entry) else None
 
     def get(self, vector: Sequence[int]) -> Plan | None:
-        """The plan of a vector; None when there is none, or its file is half-written, foreign or edited."""
+        """Return the plan of a vector; None without one, or if its file is truncated, foreign or edited."""
         entry = self.entry(vector)
         return None if entry is None else self.read(entry)
 
     def plans(self) -> Iterator[Plan]:
-        """The usable plans, fewest failures first."""
+        """Return the usable plans, fewest failures first."""
         return filter(None, map(self.read, self.usable()))
 
     def read(self, entry: Entry) -> Plan | None:
-        """The plan of an entry, for whatever job; None when its file is not what was stored."""
+        """Read the plan of an entry, for any job; None if the file is not the stored content."""
         if entry.digest not in self._loaded:
             content = self._verified(self._file(entry), entry.digest)
             if content is None:
@@ -332,10 +312,7 @@ class PlanLibrary:
         return self._loaded[entry.digest]
 
     def proven(self, entry: Entry | None) -> Plan | None:
-        """`read` for who neither checks nor times the plan again: its rules and figures hold, and the manifest's too.
-
-        None when they do not; takes as long as a check and a simulation.
-        """
+        """Read a plan, check and simulate it, and compare the figures; None if anything differs."""
         plan = None if entry is None else self.read(entry)
         if entry is None or plan is None or self.job is None or not is_true(plan, self.job):
             return None
@@ -346,7 +323,6 @@ class PlanLibrary:
 
     @staticmethod
     def _verified(path: Path, digest: str) -> bytes | None:
-        """What a file holds, if it is what was stored."""
         try:
             content = read_whole(path, PlanError)
         except PlanError:
@@ -356,18 +332,14 @@ class PlanLibrary:
     def lookup(
         self, failed: Iterable[Worker], shape: Shape | None = None
     ) -> tuple[Plan, dict[Worker, Worker], list[Move]]:
-        """(plan, role of each process that works, moves) for a set of dead processes.
+        """Return (plan, role of each working process, moves) for a set of dead processes.
 
-        Of the plans that the live workers can fill, the one with the least period, where each move costs its copy over
-        the iterations until the next change. Live processes without a role stand idle. Moves are made only where the
-        job has `[planner] move`.
-
-        Args:
-            failed: the dead processes, whatever their number per stage.
-            shape: of the job; may be left out where the library knows its job.
+        Among the plans that the live workers can fill, choose the smallest period. Each move adds its copy time divided
+        by the iterations until the next change. Live processes without a role stand idle. `shape` is optional if the
+        library has a job.
 
         Raises:
-            PlanError: no usable plan can be filled, or workers differ in speed or links, so that peers are not alike.
+            PlanError: no usable plan can be filled, or workers differ in speed or links, so peers differ.
         """
         failed = frozenset(failed)
         if shape is None:
@@ -390,7 +362,6 @@ class PlanLibrary:
         )
 
     def _nearest(self, shape: Shape, failed: frozenset[Worker], vector: Vector) -> Iterator[tuple[Entry, Arrangement]]:
-        """The best few plans that can be filled, some of them by moves, and how; the best of all first."""
         entries = [entry for entry in self.usable() if len(entry.vector) == shape.ranks]
         vectors = np.array([entry.vector for entry in entries], dtype=np.int64).reshape(-1, shape.ranks)
         periods = [entry.period for entry in entries]
@@ -416,7 +387,6 @@ class PlanLibrary:
         return entry is not None and (self.key is None or entry.job == self.key)
 
     def _adopt(self, listed: set[str]) -> dict[Vector, Entry]:
-        """Entries for the plan files that are not listed, as far as they are valid plans of the job."""
         found: dict[Vector, Entry] = {}
         for path in sorted(self.directory.glob("*.json")):
             if path.name == MANIFEST or path.name in listed:

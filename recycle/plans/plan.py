@@ -1,15 +1,11 @@
-"""Plan: a schedule with what the planner knows about it, as a file.
+"""Plan: a schedule with the planner's results, as a file.
 
-A plan is a schedule in *role* names: the dead roles of a failure vector are chosen once. Workers of one stage are
-interchangeable, so any set of dead processes with that vector is served by the same plan; `Plan.roles` says who plays
-what, survivors keeping their own positions wherever they can. A plan file *is* a native schedule file whose metadata
-holds what the planner knows (period, bound, vector, ...), so `check`, `simulate` and the viewer read it as it is.
+A plan names *roles*: the dead roles of a failure vector are fixed. Workers of one stage are interchangeable, so one
+plan serves every set of dead processes with its vector; `Plan.roles` assigns the roles, and survivors keep their
+positions where possible. A plan file is a native schedule file whose metadata holds the planner's results.
 
-The replays of a plan: `[integrity] every` in the gaps of its schedule, the same for everybody who works them out.
-
-Which stages have room in which iterations is found by timing the schedule once per round. Who makes a plan does that
-and notes it in the plan (`with_room`), so that nobody has to when a worker has died. It holds for the plan with its
-peers renamed: where peers are not alike, plans are made for the workers themselves.
+`rotation_of` adds the replays of `[integrity] every`. Finding the stages with room for replays takes one simulation per
+round, so the planner stores the result in the plan (`with_room`). The result stays valid when peers are renamed.
 """
 
 from __future__ import annotations
@@ -38,16 +34,11 @@ from recycle.job.shape import Shape, Worker
 from recycle.plans.roles import Move, Vector, align, assign_roles, rename
 
 VERSION = 1
-"""Of the metadata of a plan file, and of the planner's results that the cache may hold."""
+"""Version of plan files and of cached planner results."""
 
 
 class RaisedLimit(msgspec.Struct, frozen=True):
-    """A memory limit of a job, and the smallest value with which layers can move.
-
-    Attributes:
-        key: in the job file, such as "memory.state_limit".
-        value, needed: as the job file states them: now, and raised.
-    """
+    """A memory limit of a job, and the smallest value that lets layers move, in the notation of the job file."""
 
     key: str
     value: int | float | list[int] | str
@@ -59,12 +50,11 @@ class LayoutLimit(msgspec.Struct, frozen=True):
 
     Attributes:
         cause: "limits": a faster layout needs all of `limits` raised. "bound": the period is within 1 % of the bound of
-            every layout. "none": no faster layout was found, whatever a worker may hold. "time": the search for one
-            ended before it had an answer.
-        limits: that have to be raised together; empty for another cause.
-        period: of the plan with these limits raised, at most; None for another cause.
-        layers: where "memory.state_limit" is one of them, (most layers that it allows on a worker, most layers on a
-            worker of the faster layout).
+            every layout. "none": no faster layout was found for any limit. "time": the search ended without a result.
+        limits: limits that must be raised together; empty for other causes.
+        period: upper bound of the period with the limits raised; None for other causes.
+        layers: if "memory.state_limit" is among the limits, (most layers allowed on a worker, most layers on a worker
+            of the faster layout).
     """
 
     cause: Literal["limits", "bound", "none", "time"]
@@ -100,22 +90,22 @@ def _value(value: int | float | list[int] | str) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule with what the planner knows about it.
+    """A schedule with the planner's results.
 
     Attributes:
         schedule: compute-only, in role names; its `failed` are the dead roles.
         makespan: of one iteration from idle, in the profile's unit of time.
-        period: between two iterations in steady state, as `simulate` gives it.
-        lower_bound: proven for this failure vector: no schedule on the same placement has a smaller period. On another
-            one, as that of zb-v, there may be one.
-        seconds: what planning took.
-        profile: digest of the profile that it was planned with.
-        limits: activations that the worker of each rank may hold; None when there is no limit.
-        planner: the `[planner]` section and what the search came to.
-        fixed_bound: the same for the given stages, where `lower_bound` holds for every layout; else None.
-        layout_limit: why no layer moves, where the job asks for an elastic layout and none does.
-        moves: workers that change stage before this schedule can run. It is then in the names of the *positions*: what
-            a mover leaves is among the failed workers, what it takes over is not. Plans in role names have none.
+        period: between two iterations in steady state, as computed by `simulate`.
+        lower_bound: proven for this failure vector and this placement. Another placement, such as zb-v's, may have a
+            smaller period.
+        seconds: planning time.
+        profile: digest of the profile used for planning.
+        limits: activations that the worker of each rank may hold; None for no limit.
+        planner: the `[planner]` section and the result of the search.
+        fixed_bound: lower bound for the job's own stages, if `lower_bound` covers every layout; else None.
+        layout_limit: why no layer moves, if the job asks for an elastic layout and no layer moves.
+        moves: workers that change stage before the schedule can run. The schedule then names *positions*: a position
+            that a mover leaves is failed, a position that it takes over is live. Plans in role names have no moves.
     """
 
     schedule: Schedule
@@ -145,17 +135,17 @@ class Plan:
         return self.gap_to(self.lower_bound)
 
     def gap_to(self, bound: float) -> float:
-        """(period - bound) / bound; 0 where they are the same."""
+        """Return (period - bound) / bound; 0 if equal within rounding."""
         excess = self.period - bound
         return 0.0 if excess <= 1e-9 * max(1.0, self.period) else excess / max(bound, 1e-300)
 
     @cached_property
     def hash(self) -> str:
-        """Content hash of what runs."""
+        """Content hash of the executed schedule."""
         return schedule_hash(self.schedule)
 
     def summary(self) -> dict[str, Any]:
-        """The figures as `recycle plan --json` prints them."""
+        """Return the figures as `recycle plan --json` prints them."""
         elastic: dict[str, Any] = {} if self.fixed_bound is None else {"fixed_bound": self.fixed_bound}
         if "layout" in self.schedule.metadata:
             elastic["layout"] = self.schedule.metadata["layout"]
@@ -164,29 +154,25 @@ class Plan:
         return {**figures(self), **elastic, "moves": [msgspec.to_builtins(move) for move in self.moves]}
 
     def text(self) -> str:
-        """The plan file's text: a native schedule file."""
+        """Return the text of the plan file, a native schedule file."""
         beside = {"profile": self.profile, "limits": self.limits and list(self.limits), "planner": dict(self.planner)}
         metadata = {**self.schedule.metadata, **self.summary(), **beside, "plan_version": VERSION}
         return replace(self.schedule, metadata=metadata).dumps()
 
     def show(self, profile: Profile | None = None) -> Any:
-        """The lanes as a picture that notebooks draw, named by its figures; `.page()` of it can be zoomed and searched.
-
-        Args:
-            profile: times to draw it with, those that it was planned with; 1 for each of F, I and W if left out.
-        """
+        """Draw the lanes as a picture for notebooks, timed by `profile`; its `.page()` supports zoom and search."""
         gap = f"gap {100 * self.gap:.3g} %" if self.gap > 0 else "optimal"
         dead = ", ".join(map(str, sorted(self.schedule.failed)))
         title = f"{f'without {dead}' if dead else 'all workers'}: period {self.period:.6g}, {gap}"
         return self.schedule.show(profile, title)
 
     def save(self, path: str | Path) -> None:
-        """Write the plan file; whole or not at all."""
+        """Write the plan file atomically."""
         write_whole(path, self.text())
 
     @classmethod
     def from_schedule(cls, schedule: Schedule, name: str = "plan") -> Plan:
-        """The plan that a schedule's metadata describes. Raises PlanError when they are not those of a plan."""
+        """Build the plan that the metadata of a schedule describes. Raises PlanError if they do not describe a plan."""
         try:
             stated = msgspec.structs.asdict(msgspec.convert(dict(schedule.metadata), type=_Metadata))
         except msgspec.ValidationError as error:
@@ -200,7 +186,7 @@ class Plan:
 
     @classmethod
     def from_text(cls, text: str | bytes, name: str = "plan") -> Plan:
-        """Read `text()` back. Raises ScheduleError or PlanError that begin with `name`."""
+        """Parse the result of `text`. Raises ScheduleError or PlanError with a message that begins with `name`."""
         return cls.from_schedule(Schedule.loads(text, name), name)
 
     @classmethod
@@ -209,14 +195,14 @@ class Plan:
         return cls.from_schedule(Schedule.load(path), str(path))
 
     def roles(self, failed: Iterable[Worker]) -> dict[Worker, Worker]:
-        """Role of each live process when `failed` are dead. Raises PlanError when the vector is another one."""
+        """Return the role of each live process. Raises PlanError if `failed` has another vector."""
         return assign_roles(self.shape, self.schedule.failed, failed)
 
     def for_processes(self, failed: Iterable[Worker]) -> Plan:
-        """The same plan written in the names of the processes: its failed workers are `failed`.
+        """Rewrite the plan in process names: its failed workers are `failed`.
 
-        Micro-batches are renamed along with whole pipelines where that leaves more workers in their positions, so
-        that the re-routed ones are those whose home is dead.
+        Whole pipelines of micro-batches are renamed too if more workers then keep their positions. The re-routed
+        micro-batches are then those with a dead home.
         """
         failed = frozenset(failed)
         homes = align(self.shape, self.schedule.failed, failed)
@@ -230,9 +216,9 @@ class Plan:
 
 
 def in_process_names(plan: Plan) -> Schedule:
-    """The schedule of a plan whose workers change stage, in the names of the workers themselves.
+    """Return the schedule of a plan with moves, in process names.
 
-    Whoever has moved runs the program of the position that it took over under its own name.
+    A moved worker runs the program of its new position.
     """
     roles = {worker: worker for worker in plan.shape.workers()}
     for move in plan.moves:
@@ -243,7 +229,7 @@ def in_process_names(plan: Plan) -> Schedule:
 
 
 def figures(plan: Any) -> dict[str, Any]:
-    """The figures of a plan, or of what stands for one in a library, by name; the vector as a list."""
+    """Return the figures of a plan or library entry by name, with the vector as a list."""
     names = ("makespan", "period", "lower_bound", "gap", "seconds")
     return {"vector": list(plan.vector), **{name: getattr(plan, name) for name in names}}
 
@@ -264,17 +250,16 @@ class _Metadata(msgspec.Struct):
 
 
 def schedule_hash(schedule: Schedule) -> str:
-    """Content hash of what runs: shape, programs, failed workers and optimizer; not of how it was found."""
+    """Hash the executed content: shape, programs, failed workers and optimizer, without metadata."""
     text = replace(schedule, metadata={}).dumps()
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def with_updates_of(schedule: Schedule, job: Job) -> Schedule:
-    """The schedule with the ties of the job's model, the gathers of its sharded optimizer, and reduced in the job's
-    buckets unless it says how by itself.
+    """Apply the job's ties, gathers and gradient buckets to the schedule, except buckets that it states itself.
 
     Raises:
-        ScheduleError: it states other ties, or gathers what the job does not shard.
+        ScheduleError: the schedule has other ties, or gathers parameters that the job does not shard.
     """
     gathers = schedule.gathers or bool((schedule.columns.kind == GatherParameters.kind).any())
     if gathers and not job.train.sharded_optimizer:
@@ -301,12 +286,12 @@ _ROOM = "room_for_replays"
 
 
 def rotation_of(schedule: Schedule, job: Job, disputed: Collection[Checked] = ()) -> Rotation | None:
-    """The schedule with the job's replays; None where nothing is ever replayed.
+    """Add the job's replays to the schedule; None if nothing is ever replayed.
 
-    A schedule of the user's own may hold replays itself, which run in every iteration.
+    A user's schedule may contain replays, which run in every iteration.
 
     Args:
-        disputed: what all other hosts replay besides, in every iteration.
+        disputed: targets that all other hosts also replay in every iteration.
     """
     every = job.integrity.every
     if every or disputed:
@@ -318,12 +303,12 @@ def rotation_of(schedule: Schedule, job: Job, disputed: Collection[Checked] = ()
 
 
 def programs_of(schedule: Schedule, job: Job, disputed: Collection[Checked] = ()) -> Rotation:
-    """What runs by a schedule: `rotation_of`, or the schedule itself in every iteration where nothing is replayed."""
+    """Return `rotation_of`, or the schedule in every iteration if nothing is replayed."""
     return rotation_of(schedule, job, disputed) or Rotation(lower(schedule), 0)
 
 
 def with_room(schedule: Schedule, job: Job) -> Schedule:
-    """The schedule with a note of which stages have room for replays, where the job asks for replays in gaps."""
+    """Store in the metadata which stages have room for replays, if the job asks for replays in gaps."""
     if job.integrity.every != "gaps" or _room_of(schedule) is not None:
         return schedule
     rotation = rotation_of(with_updates_of(schedule, job), job)
@@ -332,7 +317,6 @@ def with_room(schedule: Schedule, job: Job) -> Schedule:
 
 
 def _room_of(schedule: Schedule) -> list[list[int]] | None:
-    """What the schedule says of it; None where it says nothing that it could."""
     try:
         return msgspec.convert(schedule.metadata.get(_ROOM), list[list[int]])
     except msgspec.ValidationError:

@@ -1,10 +1,11 @@
-"""Failure vectors, roles and moves. How many workers of each rank are dead is all that a plan depends on; plans name
-roles, and the processes that are alive take them, each within its own stage.
+"""Failure vectors, roles and moves: mapping a set of dead workers to a plan.
 
-The load of a schedule follows from the failure vector alone, and its most-hit stage rules. A live worker of a stage
-that can spare it may become a worker of a stage that cannot, once it holds that stage's parameters and optimizer
-state: `Profile.static` bytes, copied from a live peer of the stage that it joins. Which vector is worth reaching is
-the planner's question (`solve/normalize.py`); here it is only *how* to reach one.
+A plan depends only on the number of dead workers of each rank. Plans name roles; live processes take roles within their
+own stage.
+
+The failure vector determines the load of a schedule, and the most-hit stage its period. A live worker may move to
+another stage. It first copies that stage's parameters and optimizer state (`Profile.static` bytes) from a live peer
+there. This module computes how to reach a vector; `solve/normalize.py` chooses the vector.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Vector = tuple[int, ...]
 
 
 def failure_vector(shape: Shape, failed: Iterable[Worker]) -> Vector:
-    """Dead workers of each rank. Raises PlanError for a worker outside the shape."""
+    """Count the dead workers of each rank. Raises PlanError for a worker outside the shape."""
     vector = [0] * shape.ranks
     with errors_as(PlanError):
         for worker in set(failed):
@@ -39,7 +40,7 @@ def failure_vector(shape: Shape, failed: Iterable[Worker]) -> Vector:
 
 
 def require_hosts(shape: Shape, vector: Sequence[int]) -> None:
-    """Raises PlanError that names the first stage of which every worker is dead: its parameters are lost."""
+    """Raise PlanError for the first stage without a live worker, whose parameters are lost."""
     for rank, dead in enumerate(vector):
         if dead >= shape.pipelines:
             raise PlanError(
@@ -49,9 +50,9 @@ def require_hosts(shape: Shape, vector: Sequence[int]) -> None:
 
 
 def likely_vectors(shape: Shape, failures: int) -> Iterator[Vector]:
-    """All failure vectors with up to `failures` dead that leave each stage a live host, likeliest first.
+    """Yield all failure vectors with up to `failures` dead that leave each stage a live host, likeliest first.
 
-    Fewer failures are likelier. Among equally many, those that more sets of workers have: product of C(D, k_s).
+    Fewer failures are likelier; equal numbers are ordered by their worker sets, the product of C(D, k_s).
     """
     for total in range(failures + 1):
         found: set[Vector] = set()
@@ -67,7 +68,7 @@ def _sets(shape: Shape, vector: Vector) -> int:
 
 
 def count_vectors(shape: Shape, failures: int) -> list[int]:
-    """How many vectors `likely_vectors` yields with 0, 1, ... dead: the coefficients of (1 + ... + x^(D-1))^P."""
+    """Count the vectors that `likely_vectors` yields with 0, 1, ... dead: the coefficients of (1 + ... + x^(D-1))^P."""
     counts = [1] + [0] * failures
     for _ in range(shape.ranks):
         counts = [sum(counts[max(0, total - shape.pipelines + 1) : total + 1]) for total in range(failures + 1)]
@@ -75,12 +76,10 @@ def count_vectors(shape: Shape, failures: int) -> list[int]:
 
 
 def dead_roles(shape: Shape, vector: Sequence[int]) -> frozenset[Worker]:
-    """The canonical dead roles of a vector: the last pipelines of each stage.
-
-    So dead roles of several stages lie in the same pipelines, which is nearly always as good or better for the period.
+    """Return the canonical dead roles of a vector: the last pipelines of each stage, which share pipelines.
 
     Raises:
-        PlanError: the vector has another length, or leaves a stage without a live worker.
+        PlanError: the vector has the wrong length, or leaves a stage without a live worker.
     """
     if len(vector) != shape.ranks:
         raise PlanError(f"failure vector {tuple(vector)}: needs {shape.ranks} entries, one per rank")
@@ -92,9 +91,9 @@ def dead_roles(shape: Shape, vector: Sequence[int]) -> frozenset[Worker]:
 
 
 def assign_roles(shape: Shape, dead: Iterable[Worker], failed: Iterable[Worker]) -> dict[Worker, Worker]:
-    """Role of each live process, where `dead` are the plan's dead roles and `failed` the dead processes.
+    """Assign a role to each live process, for dead roles `dead` and dead processes `failed`.
 
-    Whoever can keep the role of its own position does; the others take the roles of the dead of their stage, in order.
+    A process keeps its own position if it can; the others take the roles of the dead of their stage, in order.
 
     Raises:
         PlanError: the two sets have different vectors.
@@ -114,7 +113,7 @@ def assign_roles(shape: Shape, dead: Iterable[Worker], failed: Iterable[Worker])
 
 
 def align(shape: Shape, dead: frozenset[Worker], failed: frozenset[Worker]) -> list[int]:
-    """Pipeline permutation (role pipeline -> process pipeline) that brings dead roles onto dead processes, greedily."""
+    """Return a permutation of pipelines (role -> process) that matches dead roles to dead processes, greedily."""
     at = [{w.rank for w in dead if w.pipeline == k} for k in range(shape.pipelines)]
     to = [{w.rank for w in failed if w.pipeline == k} for k in range(shape.pipelines)]
     scored = sorted(
@@ -130,16 +129,16 @@ def align(shape: Shape, dead: frozenset[Worker], failed: frozenset[Worker]) -> l
 
 
 def rename(schedule: Schedule, roles: Mapping[Worker, Worker], homes: Sequence[int] | None = None) -> Schedule:
-    """The schedule in process names: each process gets the program of its role.
+    """Rewrite a schedule in process names: each process gets the program of its role.
 
-    Peers are interchangeable, so validity, makespan and period stay (as long as `Profile.are_peers_alike`).
+    Peers are interchangeable, so validity, makespan and period stay the same (if `Profile.are_peers_alike`).
 
     Args:
-        roles: process -> role. Workers left out are dead, and take the dead roles in order.
-        homes: pipeline -> new pipeline of its micro-batches; as they are when left out.
+        roles: process -> role. Omitted workers are dead, and take the dead roles in order.
+        homes: pipeline -> new pipeline of its micro-batches; unchanged if None.
 
     Raises:
-        PlanError: `roles` is no permutation within the stages.
+        PlanError: `roles` is not a permutation within the stages.
     """
     shape = schedule.shape
     full = dict(roles)
@@ -174,13 +173,13 @@ class Move(msgspec.Struct, frozen=True):
     """One worker that changes stage.
 
     Attributes:
-        worker: the process that moves, by the position that it held (`k.r`).
+        worker: the process that moves, by its previous position (`k.r`).
         role: the dead position that it takes over.
-        source: the live worker of that position's stage from which it copies.
-        bytes: what it copies: static bytes of all stages of that position; 0 when the profile does not know.
-        units: in an elastic layout, the units of the model that it copies: from the first up to but without the last.
-            `role` is then its own position. Else empty: all of the position's stages.
-        seconds: that the copy takes once its source has sent what it sends before.
+        source: live worker of the position's stage that it copies from.
+        bytes: bytes copied, the static bytes of all stages of the position; 0 if the profile does not state them.
+        units: in an elastic layout, the copied units as (first, end); `role` is then the worker's own position. Else
+            empty, meaning all stages of the position.
+        seconds: duration of the copy, after the earlier copies of its source.
     """
 
     worker: str
@@ -192,12 +191,11 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Arrangement(NamedTuple):
-    """How a set of dead workers is brought to a vector.
+    """How to bring a set of dead workers to a vector.
 
     Attributes:
-        vacant: positions that nobody plays, one set with that vector. Live workers in it have moved or stand idle.
-        moves: who plays what was dead.
-        seconds: until all copies are made, each source sending one after the other, in the profile's unit of time.
+        vacant: positions without a process, one set with the vector. Live workers among them moved or stand idle.
+        seconds: until all copies are done, serially per source, in the profile's unit of time.
     """
 
     vacant: frozenset[Worker]
@@ -206,19 +204,19 @@ class Arrangement(NamedTuple):
 
 
 def moves_needed(failed: Sequence[int], vector: Sequence[int]) -> int:
-    """Workers that must change stage on the way from one vector to another."""
+    """Return the number of workers that must change stage between two vectors."""
     return sum(max(0, here - there) for here, there in zip(failed, vector, strict=True))
 
 
 def arrange(shape: Shape, failed: Iterable[Worker], vector: Sequence[int], profile: Profile) -> Arrangement:
-    """Bring a set of dead workers to `vector`, with as few moves as that takes.
+    """Bring a set of dead workers to `vector` with the fewest moves.
 
-    Dead positions are taken over in the pipelines with fewest dead and given up in those with most, so that dead roles
-    lie in the same pipelines (nearly always as good or better for the period). A stage that gives a worker up keeps
-    the live hosts that `vector` leaves it. Each mover copies from the live peer that can have sent it soonest.
+    Dead positions are taken over in the pipelines with the fewest dead and given up in those with the most. So
+    dead roles lie in the same pipelines. A stage keeps at least the live hosts that `vector` leaves it. Each mover
+    copies from the live peer that can finish first.
 
     Raises:
-        PlanError: a stage has no live worker (its parameters are lost), or the live workers do not suffice.
+        PlanError: a stage has no live worker (its parameters are lost), or there are too few live workers.
     """
     failed = frozenset(failed)
     here = failure_vector(shape, failed)
@@ -228,7 +226,7 @@ def arrange(shape: Shape, failed: Iterable[Worker], vector: Sequence[int], profi
     dead_in = Counter(worker.pipeline for worker in failed)
 
     def chosen(is_dead: bool, wanted: Sequence[int]) -> list[Worker]:
-        """So many dead or live workers of each rank; by turns of whole ranks, as each changes `dead_in`."""
+        """Return `wanted` dead or live workers of each rank, updating `dead_in` after each rank."""
         sign, found = 1 if is_dead else -1, list[Worker]()
         for rank, count in enumerate(wanted):
             column = [w for w in (Worker(k, rank) for k in range(shape.pipelines)) if (w in failed) == is_dead]
@@ -251,7 +249,7 @@ def _copies(
     busy: Counter[Worker] = Counter()
     until = dict.fromkeys(shape.workers(), 0.0)
     moves = []
-    for role, mover in zip(taken, given, strict=False):  # givers beyond the takers stand idle
+    for role, mover in zip(taken, given, strict=False):  # surplus workers stand idle
         amount = sum(static[role.rank :: shape.ranks])
         peers = [w for w in (Worker(k, role.rank) for k in range(shape.pipelines)) if w not in failed]
         times = profile.copy_seconds(
@@ -267,11 +265,11 @@ def _copies(
 
 
 def roles_after(moves: Iterable[Move], roles: dict[Worker, Worker]) -> dict[Worker, Worker]:
-    """`roles` by position as roles by process: who moved plays the role of the position that it took over."""
+    """Convert roles by position to roles by process: a moved worker plays the role of its new position."""
     occupant = {Worker.parse(move.role): Worker.parse(move.worker) for move in moves}
     return {occupant.get(position, position): role for position, role in roles.items()}
 
 
 def touched(vector: Vector) -> int:
-    """Stages with a dead worker, each of which disturbs the schedule."""
+    """Return the number of stages with a dead worker."""
     return sum(dead > 0 for dead in vector)

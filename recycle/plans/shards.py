@@ -1,26 +1,14 @@
-"""Shards: who owns which part of the optimizer's state, where that is sharded (docs/guides/sharded-optimizer.md).
+"""Shards: ownership of the parts of a sharded optimizer's state (docs/explanations/shards.md).
 
-The state of a stage is cut into as many shards as the job has pipelines, each with `copies` owners, which all step it;
-the first of them sends the parameters. In a healthy run host i of a stage owns shards i, i - 1, …: each host as many as
-every other. Of a shard whose owner dies the others go on, and the live host that owns fewest comes to it. So the owners
-depend on who is alive and on nothing else, and every process derives them for itself. Two owners of one shard share a
-node only where no other node has a live host.
+The state of a stage (of a unit, if layers may move) is split into as many shards as the job has pipelines. Each shard
+has `copies` owners, which all step the shard; the first owner sends the parameters. The owners are a function of the
+live workers and of the plan's hosts, which every process evaluates itself: host i of a healthy run owns shards i,
+i - 1, ..., and the live host with the fewest shards replaces a dead owner. Owners of one shard share a node only if no
+other node has a live host. Shard i of unit u has the same elements on every host.
 
-Where layers may move it is the state of each unit that is cut like this, and the owners depend on who
-hosts the unit by the plan besides.
-
-Shard i of unit u has the same elements whoever hosts the unit, in whichever stage. So a move copies whole shards
-between workers, as a death does, and a record says who holds which in the same words. Its owners follow from who is
-alive and from who hosts the unit by the plan: of the hosts in the given stages those who own it in a healthy run, as
-far as they host the unit, and then whoever hosts it and owns fewest of its shards. The ring of owners begins with
-another host in each unit, so that what a dead worker owned comes to all its peers.
-
-The record of a generation says in one line of text who holds which shards (`text_of`, `held_by`).
-Who is to own a shard follows from who is alive, and in the end its owners hold it. Between a death and the
-last copy that it calls for some of them hold less, and somebody else may hold more. The text names who is dead, and of
-the others what differs: `shards -1.1 ~2.1:5 +0.1:7` says that 1.1 is dead, that 2.1 does not hold shard 5, which it is
-to own, and that 0.1 holds shard 7, which it is not to own. Where layers have moved it says by which plan the workers
-host them: `shards @0123456789abcdef -1.1`.
+The record of a generation states the held shards as one line (`text_of`, `held_by`): `shards -1.1 ~2.1:5 +0.1:7` says
+that 1.1 is dead, 2.1 lacks its shard 5, and 0.1 holds shard 7 without owning it. After layers moved, the text names the
+plan that determines the hosts: `shards @0123456789abcdef -1.1`.
 """
 
 from __future__ import annotations
@@ -36,7 +24,7 @@ from recycle.job.shape import Worker, node_of
 from recycle.plans.hosting import Hosts, joined, layers_of, stage_units, unit_name
 
 Owners = tuple[tuple[Worker, ...], ...]
-"""Of each shard of a stage, who owns it, the first first."""
+"""The owners of each shard of a stage, the first owner first."""
 
 
 def owners_of(
@@ -46,14 +34,14 @@ def owners_of(
     nodes: Mapping[Worker, int] | None = None,
     there: Sequence[Worker] | None = None,
 ) -> Owners:
-    """The owners of the shards of a stage, or of a unit of the model.
+    """Return the owners of the shards of a stage, or of a unit of the model.
 
     Args:
-        hosts: of it in a healthy run, dead ones too; as many shards as these.
-        live: workers that are alive.
-        copies: owners of each shard, as far as there are live hosts.
-        nodes: of the hosts; where left out each has its own.
-        there: who hosts it by the plan, where others may than `hosts`. Of these who owns a shard in a healthy run does.
+        hosts: hosts in a healthy run, including dead hosts; their number is the number of shards.
+        live: live workers.
+        copies: owners of each shard, limited by the number of live hosts.
+        nodes: node of each host; None for one node per host.
+        there: hosts by the plan, if they may differ from `hosts`; owners of a healthy run come first.
     """
     order = list(dict.fromkeys([*hosts, *(there or ())]))
     nodes = nodes or {host: place for place, host in enumerate(order)}
@@ -70,7 +58,6 @@ def _filled(
     copies: int,
     nodes: Mapping[Worker, int],
 ) -> Owners:
-    """The owners with live hosts added until each shard has `copies`, or all of them."""
     found = list(owned)
     load = {host: sum(host in mine for mine in found) for host in live}
     place_of = {host: place for place, host in enumerate(hosts)}
@@ -90,30 +77,16 @@ def _filled(
 
 @dataclass(frozen=True)
 class ShardHosts(Hosts):
-    """Who holds which shards, with shards in the place of units and of stages.
-
-    Attributes:
-        shards: that these are of.
-    """
+    """Hosts of `shards`: shard numbers take the role of units and stages."""
 
     shards: Shards = field(kw_only=True, compare=False, repr=False)
 
 
 class Shards:
-    """The shards of a job's parts of the model, numbered through: shard i of part p of D pipelines is p * D + i.
+    """The shards of a job's model, numbered consecutively: shard i of part p of D pipelines is p * D + i.
 
-    The parts are the model's units where layers may move, else its stages.
-
-    Args:
-        job: its `[train]` section says how many copies there are, `[cluster]` which workers share a node.
-        hosting: who hosts what by the plan; where shards are of stages, dead workers too.
-
-    Attributes:
-        hosting: as given.
-        count: of the shards of a part of the model.
-
-    Raises:
-        JobError: shards are of stages, of which one has not as many hosts as the job has pipelines.
+    The parts are the model's units if layers may move, otherwise its stages. `count` is D, `hosting` the hosts by the
+    plan, including dead workers if shards belong to stages. Raises JobError if a stage then has not D hosts.
     """
 
     def __init__(self, job: Sections, hosting: Hosts) -> None:
@@ -122,7 +95,7 @@ class Shards:
         shape, per_node = job.shape, job.cluster.workers_per_node
         self._nodes = node_of(shape, per_node) if per_node > 1 and shape.pipelines > 1 else None
         self._found: dict[frozenset[Worker], dict[int, Owners]] = {}
-        # Part -> its hosts, in a healthy run and by the plan; stage, by the plan and as the job gives it -> its parts.
+        # Part -> hosts (healthy run; by the plan). Stage -> parts (by the plan; by the job).
         if self._are_of_units:
             self._given, self._there = _hosts_of_units(Hosts.at_start(job, None)), _hosts_of_units(hosting)
             self._stages = _unit_ranges(layers_of(job, hosting.cut))
@@ -138,44 +111,43 @@ class Shards:
                 )
 
     def number(self, part: int, place: int) -> int:
-        """Of a shard, in the whole model."""
+        """Return the number of a shard in the whole model."""
         return part * self.count + place
 
     def place(self, number: int) -> tuple[int, int]:
-        """The part of the model that a shard is of, and which of the part's it is."""
+        """Return the part of a shard and the index of the shard in the part."""
         return divmod(number, self.count)
 
     def stage_of(self, number: int) -> int:
-        """The stage that a shard is of. Raises KeyError where no stage has it."""
+        """Return the stage of a shard. Raises KeyError if no stage has it."""
         part = number // self.count
         return next(stage for stage, parts in self._stages.items() if part in parts)
 
     def numbers(self, stage: int) -> range:
-        """Those of a stage's shards, in order."""
+        """Return the shard numbers of a stage, ascending."""
         parts = self._stages[stage]
         return range(self.number(parts.start, 0), self.number(parts.stop, 0))
 
     def of_stage(self, stage: int, numbers: Iterable[int]) -> list[int]:
-        """Those of some shards that are a stage's."""
+        """Return the shards in `numbers` that belong to `stage`."""
         mine = self.numbers(stage)
         return [number for number in numbers if number in mine]
 
     def named(self, number: int) -> str:
-        """A shard in words."""
+        """Return the name of a shard for messages."""
         part, place = self.place(number)
         return f"shard {place} of {unit_name(part, self.hosting.count) if self._are_of_units else f'stage {part}'}"
 
     def moves(self, then: Shards, live: Collection[Worker]) -> bool:
-        """Whether one of these workers hosts other parts of the model by the plan of `then` than by this one's."""
+        """Return whether a worker in `live` hosts other parts of the model in the plan of `then`."""
         here, there = self.hosting.units, then.hosting.units
         return self._are_of_units and any(there.get(worker) != here.get(worker) for worker in live)
 
     def owners(self, live: Collection[Worker]) -> dict[int, Owners]:
-        """Stage -> the owners of its shards, in order, when these workers are alive."""
+        """Return stage -> owners of its shards in order, given the live workers."""
         return self._by_stage(self._owners(live))
 
     def _owners(self, live: Collection[Worker]) -> dict[int, Owners]:
-        """Part -> the owners of its shards."""
         key = frozenset(live)
         if key not in self._found:
             found = self._found[key] = {}
@@ -191,7 +163,7 @@ class Shards:
         }
 
     def owned(self, live: Collection[Worker]) -> ShardHosts:
-        """What each live worker owns, with shards in the place of units and of stages."""
+        """Return the shards that each live worker owns."""
         found = {worker: list[int]() for worker in live}
         for part, owners in self._owners(live).items():
             for place, mine in enumerate(owners):
@@ -200,13 +172,9 @@ class Shards:
         return self.as_hosts(found)
 
     def acting(self, live: Collection[Worker], held: Callable[[Worker], Collection[int]]) -> ShardHosts:
-        """What each live worker is an owner of without copying anything.
+        """Return the shards that each live worker owns without further copies, given the numbers that it holds.
 
-        A shard that all its owners hold is theirs alone. One that some of them have yet to copy is theirs who hold it,
-        whoever they are.
-
-        Args:
-            held: numbers of the shards that a worker holds.
+        If all owners of a shard hold it, only they act as owners; otherwise all its holders do.
         """
         holds, found = {worker: set(held(worker)) for worker in live}, {worker: list[int]() for worker in live}
         for part, owners in self._owners(live).items():
@@ -218,7 +186,7 @@ class Shards:
         return self.as_hosts(found)
 
     def in_order(self, live: Collection[Worker], held: Hosts) -> dict[int, Owners]:
-        """Stage -> of each of its shards, who of the live workers holds it; first those who are to own it."""
+        """Return stage -> live holders of each shard, future owners first."""
         return self._by_stage(self._in_order(live, held))
 
     def _in_order(self, live: Collection[Worker], held: Hosts) -> dict[int, Owners]:
@@ -233,7 +201,7 @@ class Shards:
         return found
 
     def anything(self) -> ShardHosts:
-        """What processes own that begin: each any shard of its stages, since all can make the initial state."""
+        """Return the initial shards: all shards of all hosts, since any host can create the initial state."""
         everything: dict[Worker, list[int]] = {}
         for part in self._given:
             for host in self._there.get(part, []):
@@ -241,10 +209,9 @@ class Shards:
         return self.as_hosts(everything)
 
     def spare(self, live: Collection[Worker], held: Hosts | None = None) -> dict[int, int]:
-        """Stage, as the job gives it -> deaths of its hosts, whichever they are, that lose no shard.
+        """Return stage of the job -> number of its hosts that may die without losing a shard.
 
-        Args:
-            held: what workers hold; what they own when left out.
+        `held` are the shards that workers hold; None for the shards that they own.
         """
         owners = self._in_order(live, held or self.owned(live))
         return {
@@ -253,28 +220,21 @@ class Shards:
         }
 
     def as_hosts(self, shards: Mapping[Worker, Collection[int]]) -> ShardHosts:
-        """Workers with the numbers of shards that each has, with shards in the place of units and of stages."""
+        """Convert worker -> shard numbers to `ShardHosts`."""
         count = self.count * (max(self._given, default=-1) + 1)
         ranges = {worker: joined((number, number + 1) for number in mine) for worker, mine in shards.items()}
         return ShardHosts(count, ranges, {w: tuple(sorted(mine)) for w, mine in shards.items()}, shards=self)
 
 
 def has_unit_shards(job: Sections) -> bool:
-    """Whether the shards of a job are of units, else of stages."""
+    """Return whether the shards of a job belong to units rather than stages."""
     return job.train.sharded_optimizer and (job.planner.layout == "elastic" or job.planner.move)
 
 
 def shards_of_schedule(job: Sections, schedule: Schedule, roles: Mapping[Worker, Worker] | None = None) -> Shards:
-    """The shards of what runs by a schedule.
-
-    Args:
-        roles: of each live worker; itself when left out.
-
-    Raises:
-        JobError: as `Shards`.
-    """
+    """Build the shards for a schedule; every worker plays its own position if `roles` is None. Raises JobError."""
     if not has_unit_shards(job):
-        roles = {worker: worker for worker in schedule.shape.workers()}  # dead ones too, all by their own positions
+        roles = {worker: worker for worker in schedule.shape.workers()}  # includes dead workers
     roles = roles or {worker: worker for worker in schedule.live}
     stages = {worker: tuple(sorted(schedule.stages_of(role))) for worker, role in roles.items()}
     return Shards(job, Hosts.of(job, stages, schedule.shape.cut))
@@ -297,12 +257,11 @@ _PLAN, _DEAD, LACKS, _HAS_BESIDES = "@", "-", "~", "+"
 
 
 def text_of(shards: Shards, workers: Collection[Worker], held: Hosts, plan: str = "") -> str:
-    """The text of what live workers hold.
+    """Return the record text of the shards that live workers hold.
 
     Args:
-        workers: of the run, dead ones too.
-        held: by the live ones.
-        plan: hash of that by which the workers host what they do; empty for what processes start with.
+        workers: all workers of the run, including dead workers.
+        plan: hash of the plan that determines the hosts; empty for the initial hosts.
     """
     live = [worker for worker in sorted(workers) if worker in held.units]
     owned = shards.owned(live).stages
@@ -316,12 +275,12 @@ def text_of(shards: Shards, workers: Collection[Worker], held: Hosts, plan: str 
 
 
 def plan_of(text: str) -> str:
-    """Hash of the plan that a text names; empty where it names none."""
+    """Return the plan hash in a record text; empty without one."""
     return next((word[1:] for word in text.split(" ") if word[:1] == _PLAN), "")
 
 
 def held_by(shards: Shards, workers: Collection[Worker], text: str) -> ShardHosts:
-    """What live workers hold by a text, given the shards of its plan. Raises RunError where it is none."""
+    """Parse a record text, given the shards of its plan. Raises RunError if the text is not such a record."""
     name, *words = text.split(" ")
     if name != _NAME:
         raise RunError(f"the register says {text!r} of who holds which shard; it is of a run without them")

@@ -1,5 +1,4 @@
-"""Schedule families: pure functions Shape -> Schedule, registered here by their names. A file holds one, or a few that
-share their construction. `register` enters a family that is defined outside the package."""
+"""Schedule families: pure functions Shape -> Schedule, registered by name. `register` adds other packages' families."""
 
 from __future__ import annotations
 
@@ -34,22 +33,21 @@ FAMILIES: dict[str, Callable[..., Schedule]] = {
 }
 
 BUILT_IN = tuple(FAMILIES)
-"""The families of the package. Searches of the planner begin with these alone, so that plans do not depend on what is
-installed."""
+"""The families of the package. The planner's searches start from these only, so plans do not depend on plugins."""
 TWO_CHUNKS = frozenset({"zb-v", "v-half", "v-min", "dualpipe-v"})
-"""Families on the V, where each worker hosts two stages."""
+"""Families on the V, with two stages per worker."""
 
 F = TypeVar("F", bound=Callable[..., Schedule])
 
 
 def register(name: str) -> Callable[[F], F]:
-    """Decorator that enters a family under `name`; the decorated function itself is returned.
+    """Decorator that registers a family under `name` and returns the function unchanged.
 
-    What the family raises besides errors of recycle is raised as a ScheduleError that names the family.
+    Exceptions of the family other than recycle's are raised as a ScheduleError that names the family.
 
     Raises:
-        TypeError: it is not a function.
-        ValueError: there is another family of this name, or the name is not one word.
+        TypeError: the family is not a function.
+        ValueError: the name is taken, or is not one word.
     """
 
     def enter(family: F) -> F:

@@ -1,14 +1,15 @@
-"""DualPipeV: a V-shaped schedule whose steady state runs one chunk's forward and the other chunk's backward at the same
-time, so that the transfers of one hide behind the compute of the other (DeepSeek's DualPipe cut in half along its
-symmetry; the phases are those of the repository deepseek-ai/DualPipe).
+"""DualPipeV: a V-shaped schedule whose steady state overlaps the forward of one chunk with the backward of the other.
+
+The transfers of one chunk are hidden by the compute of the other (DeepSeek's DualPipe cut in half along its symmetry;
+phases as in the repository deepseek-ai/DualPipe).
 
 Rank r hosts stages r and 2 P - 1 - r. Eight phases: F of chunk 0; F of both chunks in turn; I, W and F of chunk 1; the
-steady state of overlapped pairs (F of chunk 0 with B of chunk 1, then the other way round); B of chunk 1, then a pair;
-B of both chunks, the second half of them split; W and I of chunk 0 in turn; the W that are left. The very first pair of
-the last rank is not overlapped, which shortens its bubble.
+steady state of overlapped pairs (F of chunk 0 with B of chunk 1, then the reverse); B of chunk 1, then a pair; B of
+both chunks, the second half of them split; W and I of chunk 0 in turn; the remaining W. The first pair of the last rank
+is not overlapped, which shortens its bubble.
 
-With FB <= F + B the time of a pair, F = I and W <= F, the bubble of the worst rank is (P - 1)(FB + B - 3 W); for other
-times there is no closed form. Peak 2 P + 1 chunks on every rank. Limits: two chunks per rank, m >= 2 P.
+With FB <= F + B the time of a pair, F = I and W <= F, the bubble of the worst rank is (P - 1)(FB + B - 3 W); no closed
+form is known for other times. Peak 2 P + 1 chunks on every rank. Limits: two chunks per rank, m >= 2 P.
 """
 
 from __future__ import annotations
@@ -24,11 +25,7 @@ from recycle.job.shape import MicroBatch, Shape
 
 
 def dualpipe_v(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
-    """The compute-only DualPipeV schedule of `shape`.
-
-    Raises:
-        ScheduleError: chunks is not 2, or m < 2 P.
-    """
+    """The compute-only DualPipeV schedule of `shape`. Raises ScheduleError if chunks is not 2, or m < 2 P."""
     stages = vee_stages(shape, "dualpipe-v")
     if shape.micro_batches < 2 * shape.ranks:
         raise ScheduleError(

@@ -1,6 +1,6 @@
-"""A fault-free family writes the programs of one pipeline; the others are copies, tiled as columns.
+"""Copying the programs of one pipeline to all pipelines, as columns.
 
-So building costs what one pipeline costs: D copies of numbers, no instruction objects.
+The cost is the programs of one pipeline and D copies of arrays, without instruction objects.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def every_pipeline(
     metadata: dict[str, Any],
     stages: Sequence[Sequence[int]] | None = None,
 ) -> Schedule:
-    """The schedule of `shape` in which every pipeline runs the same programs on micro-batches of its own.
+    """Build the schedule in which every pipeline runs the same programs on its own micro-batches.
 
     Args:
         programs: compute instructions of pipeline 0, one program per rank.
-        stages: the stages that each rank hosts, when not chunk c of rank r on stage c * P + r.
+        stages: stages of each rank; None for chunk c of rank r on stage c * P + r.
     """
     columns = columns_of(shape, {Worker(0, rank): program for rank, program in enumerate(programs)})
     return _tiled(shape, columns, optimizer, metadata, stages)
@@ -42,12 +42,12 @@ def in_turn(
     work: Sequence[tuple[type[Compute], Sequence[int]]],
     **options: Any,
 ) -> Schedule:
-    """The schedule of `shape` in which every rank takes the micro-batches of each kind of work in turn.
+    """Build the schedule in which every rank takes the micro-batches of each kind of work in order.
 
     Args:
-        orders: numbers of kinds of work, in the order of each rank's program.
-        work: of each number the class, and the stage on each rank.
-        options: optimizer, metadata and stages, as of `every_pipeline`.
+        orders: numbers of kinds of work, in the program order of each rank.
+        work: class and stage per rank of each number.
+        options: optimizer, metadata and stages, as in `every_pipeline`.
     """
     programs = [np.asarray(order, np.int64) for order in orders]
     number, rank = np.concatenate(programs), np.repeat(np.arange(shape.ranks), list(map(len, programs)))
@@ -62,7 +62,7 @@ def in_turn(
 
 
 def vee_stages(shape: Shape, family: str) -> list[tuple[int, int]]:
-    """On the V the stages of chunk 0 and of chunk 1 of each rank. Raises ScheduleError unless chunks = 2."""
+    """Return the stages of chunks 0 and 1 of each rank on the V. Raises ScheduleError unless chunks = 2."""
     if shape.chunks != 2:
         raise ScheduleError(f"{family}: needs chunks = 2 (rank r hosts stages r and 2 P - 1 - r), got {shape.chunks}")
     return [(rank, shape.stages - 1 - rank) for rank in range(shape.ranks)]
@@ -75,7 +75,6 @@ def _tiled(
     metadata: dict[str, Any],
     stages: Sequence[Sequence[int]] | None = None,
 ) -> Schedule:
-    """The schedule whose pipelines all run the programs of the first one, which `one` begins with."""
     copies, offsets = shape.pipelines, one.offsets[: shape.ranks + 1]
     rows = int(offsets[-1])
     home = np.repeat(np.arange(copies, dtype=np.int32), rows)

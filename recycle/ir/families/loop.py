@@ -1,55 +1,46 @@
-"""Families in which chunk c of rank r is stage c * P + r.
+"""Families with chunk c of rank r on stage c * P + r.
 
-Breadth-first schedules: a chunk runs all its forwards before the next begins, then from the last chunk down each
-runs all its backwards.
+Breadth-first schedules run all forwards of a chunk before the next chunk, then all backwards from the last chunk down.
 
 GPipe (Huang et al., 2019, arXiv 1811.06965) has one chunk per rank. Bubble per worker (P - 1)(F + B), peak m
 activations on every worker.
 
-Looped breadth-first (Lamy-Poirier, 2022, arXiv 2211.05953) is GPipe, if each worker hosted V chunks. Micro-batches
-descend in the backwards, as in `torch.distributed.pipelining`. Bubble per worker (P - 1)(F + B) in chunk times, a V-th
-of GPipe's; inner bubble (P - 1 - r)(F + B) on rank r; peak m V activations on every worker. With m < P both bubbles
-grow by (V - 1)(P - m)(F + B): the first micro-batch is not back at rank 0 in time for its next chunk.
+Looped breadth-first (Lamy-Poirier, 2022, arXiv 2211.05953) is GPipe with V chunks per worker. Micro-batches descend in
+the backwards, as in `torch.distributed.pipelining`. Bubble per worker (P - 1)(F + B) in chunk times, a V-th of GPipe's;
+inner bubble (P - 1 - r)(F + B) on rank r; peak m V activations on every worker. With m < P both bubbles grow by
+(V - 1)(P - m)(F + B): the first micro-batch is not back at rank 0 in time for its next chunk.
 
-1F1B and its interleaved form: after a warm-up of forwards, a forward and a backward alternate.
+1F1B: rank r warms up with P - 1 - r forwards, then a forward and a backward alternate (PipeDream-flush, Narayanan et
+al., 2021, arXiv 2006.09503; Megatron-LM's non-interleaved schedule). Bubble per worker (P - 1)(F + B), makespan
+(m + P - 1)(F + B), peak min(P - r, m) activations on rank r. Limits: one chunk per rank.
 
-1F1B: rank r warms up with P - 1 - r forwards (PipeDream-flush, Narayanan et al., 2021, arXiv 2006.09503; Megatron-LM's
-non-interleaved schedule). Bubble per worker (P - 1)(F + B), makespan (m + P - 1)(F + B), peak min(P - r, m) activations
-on rank r. Limits: one chunk per rank.
-
-Interleaved 1F1B: each worker hosts V chunks and walks through them in groups of micro-batches, so that a warm-up
-step costs one chunk instead of one whole rank (Narayanan et al., 2021, arXiv 2104.04473, section 2.2; Megatron-LM's
-schedule table).
-
-Chunk c of rank r is stage c * P + r. The forwards of a rank form one list of units: N micro-batches through chunk 0,
-the same through chunk 1, up to chunk V - 1, then the next N; the last group takes what is left. Backward units are
-the same list with the chunks mirrored. After min(m V, (V - 1) N + 2 (P - 1 - r)) forwards, a forward and a backward
-alternate. N = P unless given.
+Interleaved 1F1B: each worker hosts V chunks and takes groups of micro-batches through them, so a warm-up step costs one
+chunk instead of one rank (Narayanan et al., 2021, arXiv 2104.04473, section 2.2; Megatron-LM's schedule table). The
+forwards of a rank form one list of units: N micro-batches through chunk 0, the same through chunk 1, up to chunk V - 1,
+then the next N; the last group takes the rest. Backward units are the same list with the chunks mirrored. After
+min(m V, (V - 1) N + 2 (P - 1 - r)) forwards, a forward and a backward alternate. N = P unless given.
 
 Bubble per worker (P - 1)(F + B) in chunk times, a V-th of 1F1B's; inner bubble (P - 1 - r)(F + B); peak
-min(m V, (V - 1) N + 2 (P - 1 - r) + 1) activations on rank r. A group smaller than P, or a last group smaller than P,
-would make ranks wait for each other, in places for ever (P = 3, V = 2, m = 3, N = 1), so it is refused, as Megatron-LM
-does. The one exception is a single group, N = m: never stuck, but below P micro-batches its bubbles grow by
-(V - 1)(P - m)(F + B).
+min(m V, (V - 1) N + 2 (P - 1 - r) + 1) activations on rank r. Groups smaller than P would make ranks wait for each
+other, in some cases forever (P = 3, V = 2, m = 3, N = 1), so they are refused, as in Megatron-LM. The exception is a
+single group, N = m, which never deadlocks; below P micro-batches its bubbles grow by (V - 1)(P - m)(F + B).
 
-The hand-made zero-bubble schedules: 1F1B with the backward split, where each W comes a fixed number of micro-batches
-after its I (Qi et al., 2023, arXiv 2401.10241, section 2).
-
-A rank is given its warm-up forwards and its lag. For each micro-batch k it then runs I k, W k - lag and the next
-forward, each as far as it exists, and the W left over at the end. A lag of w holds w activations more. Limits: one
-chunk per rank.
+Zero-bubble schedules by hand: 1F1B with the backward split, each W a fixed number of micro-batches after its I (Qi et
+al., 2023, arXiv 2401.10241, section 2). A rank has a number of warm-up forwards and a lag. For each micro-batch k it
+runs I k, W k - lag and the next forward, as far as each exists, and the remaining W at the end. A lag of w holds w more
+activations. Limits: one chunk per rank.
 
 ZB-H1 keeps 1F1B's warm-up and memory and moves the weight gradients into the bubble. Rank r runs min(P - r, m) forwards
-first and lets each W wait r micro-batches. Peak min(P, m) activations on every worker. Bubble per worker (P - 1)(F + I)
-- (min(m, P) - 1) min(F, I, W), which for m >= P is (P - 1) max(F, I, F + I - W); the paper's (P - 1)(F + I - W) is the
-case W <= F, W <= I. The largest inner bubble is the same with min(F, W) in place of min(F, I, W).
+first and delays each W by r micro-batches. Peak min(P, m) activations on every worker. The bubble per worker is
+(P - 1)(F + I) - (min(m, P) - 1) min(F, I, W); for m >= P this is (P - 1) max(F, I, F + I - W), and for W <= F, W <= I
+the paper's (P - 1)(F + I - W). The largest inner bubble is the same with min(F, W) instead of min(F, I, W).
 
-ZB-H2 buys a schedule without inner bubble for the memory of almost two 1F1B pipelines. Rank r runs min(2 (P - r) - 1,
-m) forwards first and lets each W wait 2 r micro-batches. Peak min(2 P - 1, m) activations on every worker. For m >= 2 P
-- 1 the largest inner bubble is (P - 1) max(0, I - F, F + I - 2 W), none at F = I = W, and the bubble per worker (P - 1)
-max(F, I - F, F + I - 2 W), of which (P - 1) F is the start of the last rank. The paper's (P - 1)(F + I - 2 W) is the
-case where that term is the largest. With fewer micro-batches the warm-up is cut short, and a closed form is known at F
-= I = W only: the largest inner bubble is (2 P - 1 - m) F.
+ZB-H2 removes the inner bubble at the memory of almost two 1F1B pipelines. Rank r runs min(2 (P - r) - 1, m) forwards
+first and delays each W by 2 r micro-batches. Peak min(2 P - 1, m) activations on every worker. For m >= 2 P - 1 the
+largest inner bubble is (P - 1) max(0, I - F, F + I - 2 W), none at F = I = W. The bubble per worker is then
+(P - 1) max(F, I - F, F + I - 2 W), of which (P - 1) F is the start of the last rank. The paper's
+(P - 1)(F + I - 2 W) is the case where that term is the largest. With fewer micro-batches the warm-up is shorter, and a
+closed form is known only for F = I = W: the largest inner bubble is (2 P - 1 - m) F.
 """
 
 from __future__ import annotations
@@ -67,19 +58,18 @@ from recycle.job.shape import MicroBatch, Shape
 
 
 def gpipe(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
-    """The compute-only GPipe schedule of `shape`. Raises ScheduleError when chunks > 1."""
+    """The compute-only GPipe schedule of `shape`. Raises ScheduleError if chunks > 1."""
     if shape.chunks != 1:
         raise ScheduleError(f"gpipe: needs chunks = 1, got {shape.chunks}")
     return _breadth_first(shape, "gpipe", optimizer, range(shape.micro_batches))
 
 
 def looped_bfs(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
-    """The compute-only looped breadth-first schedule of `shape`. Every shape has one."""
+    """The compute-only looped breadth-first schedule of `shape`."""
     return _breadth_first(shape, "looped-bfs", optimizer, range(shape.micro_batches)[::-1])
 
 
 def _breadth_first(shape: Shape, family: str, optimizer: Optimizer, backwards: range) -> Schedule:
-    """The schedule with the micro-batches of the backwards in this order."""
     micro_batches = [MicroBatch(0, j) for j in range(shape.micro_batches)]
     programs = []
     for rank in range(shape.ranks):
@@ -90,7 +80,7 @@ def _breadth_first(shape: Shape, family: str, optimizer: Optimizer, backwards: r
 
 
 def one_f_one_b(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
-    """The compute-only 1F1B schedule of `shape`. Raises ScheduleError when chunks > 1."""
+    """The compute-only 1F1B schedule of `shape`. Raises ScheduleError if chunks > 1."""
     if shape.chunks != 1:
         raise ScheduleError(f"1f1b: needs chunks = 1, got {shape.chunks}")
     warm_up = shape.ranks - 1 - np.arange(shape.ranks)
@@ -101,11 +91,11 @@ def interleaved(shape: Shape, optimizer: Optimizer = "staggered", group_size: in
     """The compute-only interleaved 1F1B schedule of `shape`.
 
     Args:
-        group_size: N, micro-batches that a rank takes through one chunk before the next; P when left out.
+        group_size: N, micro-batches that a rank takes through one chunk before the next; None for P.
 
     Raises:
-        ScheduleError: P does not divide m and no group size is given; or some group would have fewer than P
-            micro-batches and is not the only one.
+        ScheduleError: P does not divide m and no group size is given; or one of several groups has fewer than P
+            micro-batches.
     """
     ranks, m, chunks = shape.ranks, shape.micro_batches, shape.chunks
     size = ranks if group_size is None else group_size
@@ -124,7 +114,6 @@ def interleaved(shape: Shape, optimizer: Optimizer = "staggered", group_size: in
 def _alternating(
     shape: Shape, forwards: list[tuple[int, int]], warm_up: Rows, optimizer: Optimizer, metadata: dict[str, Any]
 ) -> Schedule:
-    """The schedule with so many forwards before each rank's first backward; `forwards` as of `units`."""
     down = np.array([chunk for chunk, _ in forwards])
     up = 2 * shape.chunks - 1 - down  # with the chunks mirrored
     count = len(down)
@@ -139,7 +128,7 @@ def _alternating(
 
 
 def units(micro_batches: int, chunks: int, size: int) -> list[tuple[int, int]]:
-    """(chunk, micro-batch) of each forward unit, in order."""
+    """Return (chunk, micro-batch) of each forward unit, in order."""
     return [
         (chunk, j)
         for first in range(0, micro_batches, size)
@@ -149,20 +138,18 @@ def units(micro_batches: int, chunks: int, size: int) -> list[tuple[int, int]]:
 
 
 def zb_h1(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
-    """The compute-only ZB-H1 schedule of `shape`. Raises ScheduleError when chunks > 1."""
+    """The compute-only ZB-H1 schedule of `shape`. Raises ScheduleError if chunks > 1."""
     rank = np.arange(shape.ranks)
     return _delayed_weights(shape, "zb-h1", optimizer, shape.ranks - rank, rank)
 
 
 def zb_h2(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
-    """The compute-only ZB-H2 schedule of `shape`. Raises ScheduleError when chunks > 1."""
+    """The compute-only ZB-H2 schedule of `shape`. Raises ScheduleError if chunks > 1."""
     rank = np.arange(shape.ranks)
     return _delayed_weights(shape, "zb-h2", optimizer, 2 * (shape.ranks - rank) - 1, 2 * rank)
 
 
 def _delayed_weights(shape: Shape, family: str, optimizer: Optimizer, warm_up: Rows, lag: Rows) -> Schedule:
-    """The schedule in which each rank runs `warm_up` forwards, at most m, before its first I, and lets `lag` more
-    micro-batches come between an I and its W."""
     if shape.chunks != 1:
         raise ScheduleError(f"{family}: needs chunks = 1, got {shape.chunks}")
     m, orders = shape.micro_batches, []

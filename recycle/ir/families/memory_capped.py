@@ -1,51 +1,43 @@
-"""Orders on the V that keep a memory cap: a building block repeated for every micro-batch, then squeezed.
+"""V-shaped families under a memory cap: ZB-V, V-half and V-min.
 
-The V: rank r hosts stages r and 2 P - 1 - r. A micro-batch goes down the ranks with chunk 0, turns on the last one
-and comes back up with chunk 1; its gradients go the same way back.
-
-On each rank a micro-batch is six pieces of work, numbered in the order in which they can first run: F of chunk 0, F of
-chunk 1, I of chunk 1, I of chunk 0, and the two W. Every rank takes the micro-batches of one kind of work in turn. So a
-program is a list of these six numbers; which micro-batch is meant follows from counting.
+The V: rank r hosts stages r and 2 P - 1 - r. A micro-batch goes down the ranks with chunk 0, turns on the last rank and
+comes back with chunk 1; its gradients take the same path back. Per rank a micro-batch has six kinds of work, numbered
+in the order in which they can first run: F of chunk 0, F of chunk 1, I of chunk 1, I of chunk 0, and the two W. Every
+rank takes the micro-batches of one kind in order, so a program is a list of these numbers.
 
 A building block (Qi et al., 2024, arXiv 2405.15362) gives each rank four slots, for F and I of both chunks of one
-micro-batch; the next micro-batch follows six slots later, and W takes what stays free. How long the block holds its
-activations decides what the whole order holds. Repeated, it leaves bubbles at both ends, and squeezing closes them.
+micro-batch; the next micro-batch follows six slots later, and W takes free slots. The block determines the peak memory
+of the repeated order. Repetition leaves bubbles at both ends, which squeezing closes.
 
-Squeezing is list scheduling over the order it is given: whenever a rank is free it takes the first piece of work in
-its order that is ready. It may take a forward ahead of other work only if that work can still follow under the cap, so
-what is left of the order stays possible at any time: a squeezed order neither deadlocks nor exceeds the cap. A rank may
-spare W for when nothing else is ready. Squeezing from the end towards the start, where W takes an activation and F
-gives it back, and reading the result forwards finds what the first pass could not see. The best order is kept.
+Squeezing is list scheduling over a given order: a free rank takes the first ready work in its order. It runs a forward
+ahead of other work only if the skipped work still fits under the cap. So a squeezed order neither deadlocks nor exceeds
+the cap. A rank may keep W for times when nothing else is ready. A second pass squeezes from the end to the start, where
+W allocates and F frees. The search is deterministic, costs about seven passes, and keeps the best order, without proof
+of optimality.
 
-Nothing here is random; an order costs about seven passes over its instructions. It is the best of a few, without proof
-that no better one exists.
+Sources: Qi et al., 2023, arXiv 2401.10241, section 6, and 2024, arXiv 2405.15362. The start is the papers' building
+block or a hand-made order; the squeezing under a cap of C chunks, for every P and m, is our own. 1F1B's worst rank
+holds 2 P. No V takes less than 2 m (F + B) + (P - 1) F. Limits: two chunks per rank. "Published" refers to the orders
+of the authors' greedy reordering, timed here.
 
-Families on the V under a memory cap: ZB-V, V-half and V-min (Qi et al., 2023, arXiv 2401.10241, section 6, and 2024,
-arXiv 2405.15362). The papers' building block, or a hand-made order, is repeated and then squeezed
-by our own construction under a cap of C chunks, which is kept for every P and m. 1F1B's worst
-rank holds 2 P. No V takes less than 2 m (F + B) + (P - 1) F. Limits: two chunks per rank. "Published" are the orders of
-the authors' greedy reordering, timed here.
+ZB-V has no inner bubble at the memory of 1F1B, C = 2 P. For m >= 2 P - 1 it starts from the paper's hand-made order: a
+warm-up until the first gradient is back, then F, I and W of both chunks in turn; the remaining W fill the end. For
+fewer micro-batches it starts from V-half's block. Peak min(2 m, 2 P) on the worst rank. At F = I = W = 1 and m >= P the
+makespan is 6 m + P - 1, the least of any V; the largest inner bubble is 0 for m >= 2 P - 1. With m >= 2 P - 1 and
+I >= F, the bubble of every rank is (P - 1) max(I, 2 (I - W)) + E and the largest inner bubble (P - 1) max(I - F,
+2 (I - W)) + E, where E = max(0, P - 2) max(0, W - I). No closed form is known for F > I or m < P. `times` optimizes for
+other times: 107 instead of 108 for (2, 3, 1), 102 instead of 104 for (1, 2, 3), both P = 4, m = 8.
 
-ZB-V has no inner bubble at the memory of 1F1B, C = 2 P. For m >= 2 P - 1 the paper's hand-made order is the start: a
-warm-up until the first gradient is back, then F, I and W of both chunks in turn; the W left over by the last gradients
-fill the end. For fewer micro-batches it is V-half's building block. Peak min(2 m, 2 P) on the worst rank. At F = I = W
-= 1 and m >= P the makespan is 6 m + P - 1, the least of any V; the largest inner bubble is 0 for m >= 2 P - 1. With m
->= 2 P - 1 and any times with I >= F, the bubble of every rank is (P - 1) max(I, 2 (I - W)) + E and the largest inner
-bubble (P - 1) max(I - F, 2 (I - W)) + E, where E = max(0, P - 2) max(0, W - I). Where F > I, or m < P, there is no
-closed form. `times` makes an order for other times: 107 instead of 108 for (2, 3, 1), 102 instead of 104 for (1, 2, 3),
-both P = 4, m = 8.
+V-half holds half of 1F1B's activations, C = 2 floor(P / 2) + 2. Its block takes two slots per rank on the ways down,
+one on the ways up. V-min holds a third, C = 2 (floor((P + 1) / 3) + 1), with one slot per rank on every way. For both,
+at F = I = W = 1 and m >= P, the makespan is 6 m + max(P - 1, 3 (2 P - C) - 1): measured for P up to 64, not proven, and
+the least of any V only for P <= 2. No closed form is known for m < P or other times.
 
-V-half holds half of what 1F1B holds, C = 2 floor(P / 2) + 2. Its block takes two slots per rank on the ways down, one
-on the ways up. V-min holds a third, C = 2 (floor((P + 1) / 3) + 1), with one slot per rank on every way, so that a
-micro-batch is back as soon as can be. For both, at F = I = W = 1 and m >= P, the makespan is 6 m + max(P - 1, 3 (2 P -
-C) - 1): measured for P up to 64, not proven, and the least of any V for P <= 2 only. With fewer micro-batches than
-ranks, or other times, there is no closed form.
-
-Against the published orders V-half is equal for m >= 2 P and for m = P never longer, e.g. 29 instead of 34 (P = 4), 41
+Against the published orders V-half is equal for m >= 2 P and never longer for m = P, e.g. 29 instead of 34 (P = 4), 41
 for 44 (P = 5), 59 for 66 (P = 7). V-min takes 4 less for P = 5 and 8, e.g. 71 instead of 75 (P = 5, m = 10) and 119 for
-123 (P = 8, m = 16), and 2 less for P = 2; else equal, but for 23 instead of 26 at P = m = 3. Where F, I and W differ by
-much, give `times`: for (2, 3, 1) V-half then takes 118 instead of 124 (P = 4, m = 8) and 253 instead of 266 (P = 8, m =
-16), V-min 141 instead of 167 and 279 instead of 348.
+123 (P = 8, m = 16), and 2 less for P = 2; else equal, except 23 instead of 26 at P = m = 3. If F, I and W differ much,
+give `times`: for (2, 3, 1) V-half then takes 118 instead of 124 (P = 4, m = 8) and 253 instead of 266 (P = 8, m = 16),
+V-min 141 instead of 167 and 279 instead of 348.
 """
 
 from __future__ import annotations
@@ -64,7 +56,7 @@ from recycle.job.shape import Shape
 
 F0, F1, I1, I0, W1, W0 = range(6)
 Orders = list[list[int]]
-"""The six kinds of work, by rank, in program order."""
+"""Numbers of the six kinds of work, by rank, in program order."""
 
 _CLASS_AND_CHUNK: tuple[tuple[type[Compute], int], ...] = (
     (Forward, 0),
@@ -78,24 +70,17 @@ PERIOD = 6
 """Slots of one micro-batch on one rank: F, I and W of two chunks."""
 
 Times = tuple[float, float, float]
-"""Times of F, I and W of one chunk, in any unit."""
+"""Durations of F, I and W of one chunk, in any unit."""
 UNIT_TIMES: Times = (1, 1, 1)
 
 Score = tuple[float, float]
-"""Makespan and largest inner bubble; less is better, the makespan first."""
+"""(makespan, largest inner bubble); smaller is better."""
 
 
 def memory_capped(
     shape: Shape, family: str, starts: Sequence[Orders], cap: int, optimizer: Optimizer, times: Times
 ) -> Schedule:
-    """The compute-only schedule with the best order found from `starts` (see `best_under_cap`).
-
-    Args:
-        family: name for metadata and errors.
-
-    Raises:
-        ScheduleError: chunks is not 2, or `times` is not three finite numbers of at least 0.
-    """
+    """Build the compute-only schedule with the best order found from `starts`. Errors as in `zb_v`."""
     stages = vee_stages(shape, family)
     orders = best_under_cap(starts, shape.micro_batches, cap, times)
     metadata: dict[str, Any] = {"family": family}
@@ -106,7 +91,7 @@ def memory_capped(
 
 
 def building_block(ranks: int, steps: Sequence[int], waits: Sequence[int]) -> list[list[int]]:
-    """The slots of F0, F1, I1 and I0 on each rank, for the first micro-batch.
+    """Return the slots of F0, F1, I1 and I0 on each rank, for the first micro-batch.
 
     Args:
         steps: slots from one rank to the next on the way down (F0), up (F1), down again (I1) and up again (I0).
@@ -124,11 +109,7 @@ def building_block(ranks: int, steps: Sequence[int], waits: Sequence[int]) -> li
 
 
 def repeated(block: Sequence[Sequence[int]], micro_batches: int) -> Orders:
-    """The building block for every micro-batch, PERIOD slots apart, with W in the slots that stay free.
-
-    Args:
-        block: as `building_block` makes it; the slots of a rank must differ modulo PERIOD.
-    """
+    """Repeat a building block, whose slots per rank differ modulo PERIOD, for every micro-batch; W takes free slots."""
     orders = []
     for slots in block:
         taken = sorted((slot + PERIOD * j, work) for work, slot in enumerate(slots) for j in range(micro_batches))
@@ -148,14 +129,10 @@ def repeated(block: Sequence[Sequence[int]], micro_batches: int) -> Orders:
 
 
 def best_under_cap(starts: Sequence[Orders], micro_batches: int, cap: int, times: Times) -> Orders:
-    """The best order found from `starts`, which keep the cap: least makespan, then least inner bubble, then first.
+    """Return the best order found from `starts`: least makespan, then least inner bubble, then first.
 
-    Args:
-        cap: activations, in chunks, that a rank may hold.
-        times: what the order is made for; under them it is never longer than the order made for unit times.
-
-    Raises:
-        ScheduleError: `times` is not three finite numbers of at least 0.
+    A rank holds at most `cap` activations (in chunks), as in `starts`. The result for `times` is never longer than the
+    order for unit times. Raises ScheduleError unless `times` is three finite numbers of at least 0.
     """
     if len(times) != 3 or not all(0 <= seconds < math.inf for seconds in times):
         raise ScheduleError(f"times must be three finite numbers of at least 0 (F, I and W), got {times!r}")
@@ -174,12 +151,12 @@ def best_under_cap(starts: Sequence[Orders], micro_batches: int, cap: int, times
 
 @dataclass(frozen=True)
 class _Rule:
-    """How a pass goes over an order.
+    """How a pass traverses an order.
 
     Attributes:
-        ahead: work may be taken ahead of other work in the order.
-        spare_weights: W only when nothing else is ready.
-        backwards: from the end of time to its start.
+        ahead: work may run ahead of earlier work in the order.
+        spare_weights: W runs only if nothing else is ready.
+        backwards: from the end of time to the start.
     """
 
     ahead: bool = True
@@ -203,10 +180,7 @@ def _candidates(starts: Iterable[Orders], micro_batches: int, cap: int, times: T
 
 
 def _links(ranks: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """(rank, work) pairs, the first of which the second waits for, micro-batch by micro-batch.
-
-    A backward's own forward is left out: the chain through the last stage implies it.
-    """
+    """Yield pairs of (rank, work), the second of which waits for the first; a backward's own forward is implied."""
     last = ranks - 1
     for r in range(1, ranks):
         yield (r - 1, F0), (r, F0)
@@ -222,7 +196,7 @@ def _links(ranks: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
 
 
 def _squeeze(orders: Orders, micro_batches: int, cap: int, times: Times, rule: _Rule) -> tuple[Score, Orders]:
-    """One pass: the new orders, and their score (of a pass backwards: that of the mirrored times)."""
+    """Run one pass; return the score (for a backward pass, of the mirrored times) and the new orders."""
     ranks = len(orders)
     cost = [times[0], times[0], times[1], times[1], times[2], times[2]]
     holds = [1, 1, 0, 0, -1, -1]
@@ -232,7 +206,7 @@ def _squeeze(orders: Orders, micro_batches: int, cap: int, times: Times, rule: _
         holds = [-held for held in holds]
         links = [(after, before) for before, after in links]
     followers: list[list[list[tuple[int, int, int]]]] = [[[] for _ in cost] for _ in orders]
-    # Micro-batches that have come over each link into a kind of work; two links at most, and what has none is there.
+    # Micro-batches that arrived over each link into a kind of work; at most two links, a missing link never blocks.
     come = [[[micro_batches, micro_batches] for _ in cost] for _ in orders]
     entered = [[0] * len(cost) for _ in orders]
     for (rank, work), (next_rank, next_work) in links:
@@ -284,7 +258,6 @@ def _squeeze(orders: Orders, micro_batches: int, cap: int, times: Times, rule: _
 def _next_work(
     left: list[int], come: list[list[int]], begun: list[int], held: int, cap: int, holds: list[int], rule: _Rule
 ) -> int:
-    """Place in `left` of the work that a free rank takes now, -1 for none."""
     ready = [begun[work] < there[0] and begun[work] < there[1] for work, there in enumerate(come)]
     if not rule.ahead:
         return 0 if ready[left[0]] else -1
@@ -313,7 +286,7 @@ def zb_v(shape: Shape, optimizer: Optimizer = "staggered", times: Times = UNIT_T
     """The compute-only ZB-V schedule of `shape`.
 
     Args:
-        times: F, I and W of one chunk, for which the order is made.
+        times: F, I and W of one chunk, which the order is optimized for.
 
     Raises:
         ScheduleError: chunks is not 2, or `times` is not three finite numbers of at least 0.
@@ -325,29 +298,28 @@ def zb_v(shape: Shape, optimizer: Optimizer = "staggered", times: Times = UNIT_T
 
 
 def v_half(shape: Shape, optimizer: Optimizer = "staggered", times: Times = UNIT_TIMES) -> Schedule:
-    """The compute-only V-half schedule of `shape`. Arguments and errors are those of `zb_v`."""
+    """The compute-only V-half schedule of `shape`. Arguments and errors as in `zb_v`."""
     cap = 2 * (shape.ranks // 2) + 2
     return memory_capped(shape, "v-half", [_repeated_half(shape)], cap, optimizer, times)
 
 
 def v_min(shape: Shape, optimizer: Optimizer = "staggered", times: Times = UNIT_TIMES) -> Schedule:
-    """The compute-only V-min schedule of `shape`. Arguments and errors are those of `zb_v`."""
+    """The compute-only V-min schedule of `shape`. Arguments and errors as in `zb_v`."""
     block = building_block(shape.ranks, (1, 1, 1, 1), (0, 0 if shape.ranks % 3 else 2, 0))
     cap = 2 * ((shape.ranks + 1) // 3 + 1)
     return memory_capped(shape, "v-min", [repeated(block, shape.micro_batches)], cap, optimizer, times)
 
 
 def _repeated_half(shape: Shape) -> Orders:
-    """V-half's building block for every micro-batch, not squeezed. Holds at most 2 floor(P / 2) + 2 chunks."""
+    """Repeat V-half's building block, not squeezed. Holds at most 2 floor(P / 2) + 2 chunks."""
     block = building_block(shape.ranks, (2, 1, 2, 1), (0, 0 if shape.ranks % 2 else 3, 1))
     return repeated(block, shape.micro_batches)
 
 
 def _hand_made(ranks: int, micro_batches: int) -> Orders:
-    """ZB-V's order of the paper, for m >= 2 P - 1."""
     orders = []
     for rank in range(ranks):
-        below = ranks - rank  # this rank and those further down the V
+        below = ranks - rank  # this rank and the ranks further down the V
         warm_up = [F0] * (2 * below - 1) + [F1, F0] * rank + [F1, I1, W1] * below
         steady = [F0, I0, W0, F1, I1, W1] * (micro_batches - ranks - below + 1) + [I0, W0, F1, I1, W1] * (below - 1)
         cool_down = [I0, I1] * rank + [I0, W0] * below + [W1] * rank + [W0] * rank

@@ -1,6 +1,6 @@
-"""File formats of schedules: one module each with `loads` and `dumps`, registered here by its command-line name.
+"""File formats of schedules, registered by command-line name; each module has `loads` and `dumps`.
 
-A file's format is known by its suffix, and where several formats share one, or none has it, by the content.
+The suffix determines the format; the content decides between formats with the same suffix or without one.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Format:
     """One file format.
 
     Attributes:
-        suffixes: of its files, with the dots. Of the formats with a fitting suffix the one with the longest is what is
-            written by default; of several the first.
-        loads: (content, name that begins error messages, most instructions) -> schedule, or with the times where a
-            format has any. Raises ScheduleError.
-        dumps: schedule -> the file's text, whole or in parts; if `timed`, also takes the profile. Raises ScheduleError.
-        recognises: whether a file with this content looks like this format.
-        timed: whether what is written holds times, which a profile gives.
-        load_directory: directory -> what it holds, where a format may be spread over files. Raises ScheduleError.
+        suffixes: file suffixes, with dots. The format with the longest matching suffix, then the first, is the default
+            for writing.
+        loads: (content, name for error messages, maximum instructions) -> schedule, with times if the format has any.
+            Raises ScheduleError.
+        dumps: schedule (and profile if `timed`) -> the text, whole or in parts. Raises ScheduleError.
+        recognises: whether content looks like this format.
+        timed: whether written files contain times, which require a profile.
+        load_directory: reader of a directory, for formats spread over files. Raises ScheduleError.
     """
 
     suffixes: tuple[str, ...]
@@ -59,17 +59,15 @@ FORMATS: dict[str, Format] = {
 
 
 def read_input(path: str | Path, name: str | None = None) -> ScheduleInput:
-    """What a file of any format holds, zipped or not, or a directory of a format that is spread over several files.
-
-    Everything that takes a schedule reads it by this function.
+    """Read a schedule file of any format, zipped or not, or a directory of several files.
 
     Args:
         path: the file or directory.
-        name: its format; found from suffix and content when None.
+        name: format; None to detect it from suffix and content.
 
     Raises:
-        ScheduleError: the file cannot be read, its format is unknown, or it holds too much for its size; names the file
-            and the place.
+        ScheduleError: the file cannot be read, its format is unknown, or its content is too large for its size; names
+            the file and the place.
     """
     path = Path(path)
     if path.is_dir():
@@ -78,12 +76,12 @@ def read_input(path: str | Path, name: str | None = None) -> ScheduleInput:
 
 
 def read(path: str | Path, name: str | None = None) -> Schedule:
-    """The order in a file or directory, without its times. Logs what it leaves out. Arguments, errors: `read_input`."""
+    """Read the order in a file or directory, without times; logs omissions. Arguments and errors as in `read_input`."""
     return read_input(path, name).order()
 
 
 def named_schedule(name: str, shape: Shape) -> Schedule:
-    """The family `name` in `shape`, else what the file `name` holds. Raises JobError, ScheduleError."""
+    """Build the family `name` for `shape`, or read the file `name`. Raises JobError, ScheduleError."""
     if name in FAMILIES:
         return FAMILIES[name](shape)
     if not Path(name).exists():
@@ -92,15 +90,7 @@ def named_schedule(name: str, shape: Shape) -> Schedule:
 
 
 def load_unpacked(content: Unpacked, path: str, name: str | None = None) -> ScheduleInput:
-    """What a file's content holds.
-
-    Args:
-        path: the file's name, whose suffix counts and which begins every error message. Nothing is read there.
-        name: its format; found from suffix and content when None.
-
-    Raises:
-        ScheduleError: no format fits, or the content does not; names the file and the place.
-    """
+    """Parse the content of a file as `read_input`; `path` is used for its suffix and in error messages only."""
     entry = _named(name or _recognise(path.removesuffix(".gz"), content.text))
     held = entry.loads(content.text, path, content.most)
     return held if isinstance(held, ScheduleInput) else ScheduleInput(path, held)
@@ -115,7 +105,7 @@ def _read_directory(path: Path, name: str | None) -> ScheduleInput:
 
 
 def written_as(path: str | Path, name: str | None = None) -> str:
-    """The format in which `write` writes: `name`, or that of the suffix. Raises ScheduleError when it is unknown."""
+    """Return the format for `write`: `name`, or the format of the suffix. Raises ScheduleError if unknown."""
     if name is not None:
         _named(name)
         return name
@@ -126,13 +116,14 @@ def written_as(path: str | Path, name: str | None = None) -> str:
 
 
 def write(schedule: Schedule, path: str | Path, name: str | None = None, profile: Profile | None = None) -> None:
-    """Write a schedule in the format `name`, or in that of the suffix. The file is replaced whole or not at all.
+    """Write a schedule atomically in the format `name`, or the format of the suffix.
 
     Args:
-        profile: times of a format that holds times; unit times when left out.
+        profile: times for formats with times; unit times if None.
 
     Raises:
-        ScheduleError: the format is unknown, cannot hold this schedule, or holds no times and there is a profile.
+        ScheduleError: the format is unknown, cannot represent the schedule, or has no times although a profile is
+            given.
         RecycleError: the file cannot be written.
     """
     name = written_as(path, name)
@@ -145,7 +136,7 @@ def write(schedule: Schedule, path: str | Path, name: str | None = None, profile
 def _recognise(path: str, content: bytes) -> str:
     fitting = [name for name, entry in FORMATS.items() if _suffix(path, entry)]
     if native.recognises(content):
-        return "native"  # `save` writes it under any name
+        return "native"  # `save` accepts any file name
     if len(fitting) != 1:
         fitting = [name for name in fitting or FORMATS if FORMATS[name].recognises(content)] or fitting
     if not fitting:
@@ -156,7 +147,6 @@ def _recognise(path: str, content: bytes) -> str:
 
 
 def _suffix(path: str | Path, entry: Format) -> str:
-    """The longest suffix of the format that the file's name ends with, "" if none."""
     fitting = (suffix for suffix in entry.suffixes if Path(path).name.lower().endswith(suffix))
     return max(fitting, key=len, default="")
 

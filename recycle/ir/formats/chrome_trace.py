@@ -1,21 +1,15 @@
-"""Chrome Trace Event JSON: writes a schedule as the timeline that Perfetto and chrome://tracing show, and reads three
-kinds of such files. `recycle.ir.chrome` owns how events look.
+"""Chrome Trace Event JSON: schedules as timelines for Perfetto and chrome://tracing (docs/reference/file-format.md).
 
-Written (format "recycle-timeline" in `otherData`): the schedule, lowered and timed by the simulator. One unit of the
-profile is one second. A process per worker, sorted by pipeline, then stage; threads for compute, sends and receives,
-with further ones where the transfers of a worker overlap (a send lasts as long as its transfer, a receive no time).
+Written files (format "recycle-timeline" in `otherData`) contain the schedule, lowered and simulated; one unit of the
+profile is one second. There is a process per worker, sorted by pipeline, then stage, with threads for compute, sends
+and receives, and more threads for overlapping transfers. A send lasts as long as its transfer, a receive no time.
 
-- Slices: name = instruction, cat = kind, args = worker, stage, home pipeline and index of the micro-batch (of a pair:
-  its forward's), whether it is re-routed, and its position in the program; null where `lower` only implied it.
-- Arrows: from each send to its receive, and along each activation that leaves or re-enters its home pipeline because
-  its F is re-routed, from that F or to it.
-- Counters: activations held, from the start of F to the end of W (or B). In bytes when the profile weighs activations
-  (its `activation` is not 1 everywhere), else in chunks.
+Arrows lead from each send to its receive, and along activations that change pipelines at a re-routed F. Counters show
+the held activations, in bytes if the profile weighs activations (its `activation` is not 1 everywhere), else in chunks.
+`otherData` holds the other fields of the schedule and the profile, so that reading restores the schedule.
 
-`otherData` holds the rest of the schedule and the profile, so that reading gives back the schedule, metadata too.
-
-Read: what is written above, of which name, worker and position of the slices count, each position exactly once; what
-`recycle train` wrote ("recycle-trace", see `run_trace`); and traces of torch's profiler (see `profiler_trace`).
+Readable are these files, by name, worker and position of the slices; traces of `recycle train` (see `run_trace`); and
+traces of torch's profiler (see `profiler_trace`).
 """
 
 from __future__ import annotations
@@ -58,15 +52,15 @@ from recycle.job.shape import Shape, Worker
 
 FORMAT, VERSION = "recycle-timeline", 1
 _NAMED_FOLDERS, _MOST_FOLDERS = 3, 100
-"""Folders of traces in the hint for a folder above them: how many it names, and how many are looked into."""
+"""Folders of traces named in the hint for a parent folder, and folders examined for it."""
 _HEAD = ("shape", "optimizer", "failed", "placement", "ties", "metadata")
-"""Keys of the native file that `otherData` holds as they are."""
+"""Keys of the native file that `otherData` copies."""
 _WHERE_STATED = ("buckets", "gathers", "forward_only")
-"""Likewise, where the native file has them."""
+"""Keys copied if present."""
 
 
 def recognises(content: bytes) -> bool:
-    """Whether a file is such JSON: an object, or the list of events alone."""
+    """Return whether a file is such JSON: an object, or a bare list of events."""
     return b'"traceEvents"' in content or (content.lstrip().startswith(b"[") and b'"ph"' in content)
 
 
@@ -74,18 +68,17 @@ def recognises(content: bytes) -> bool:
 
 
 def dumps(schedule: Schedule, profile: Profile | None = None) -> Iterator[str]:
-    """The file's text, in parts.
+    """Yield the text of the file in parts.
 
     Args:
-        profile: what times and weighs the instructions; the unit profile when left out.
+        profile: durations and weights; the unit profile if None.
 
     Raises:
-        ScheduleError: the schedule deadlocks, so that it has no timeline; its metadata holds what JSON cannot; or a
-            time is too long to be written to the nanosecond.
+        ScheduleError: the schedule deadlocks, its metadata is not JSON, or a time is too long for nanoseconds.
     """
     profile = profile or Profile()
     if schedule.buckets > 1:
-        schedule = lower(schedule)  # else several slices, the parts of a W, would have one place
+        schedule = lower(schedule)  # otherwise the parts of a W would share one position
     lowered, origin = lower_with_origin(schedule)
     timeline = timeline_of(lowered, profile)
     if timeline.makespan > chrome.MOST_SECONDS:
@@ -148,11 +141,10 @@ _END = {
     for value, ends in CARRIERS.items()
     for phase, end in zip("sf", ends, strict=True)
 }
-"""Number of a transfer's kind -> phase and name of its end of the arrow."""
+"""Kind of a transfer -> phase and name of its end of the arrow."""
 
 
 def _places(schedule: Schedule) -> dict[int, int]:
-    """Worker index -> place among the processes: by pipeline, then by first stage."""
     shape = schedule.shape
 
     def key(w: int) -> tuple[int, int, int]:
@@ -168,7 +160,6 @@ def _title(schedule: Schedule, worker: Worker) -> str:
 
 
 def _transfers(sends: Rows) -> Rows:
-    """Number of the arrow that begins or ends at each row, from 1; 0 where there is none."""
     receives = np.flatnonzero(sends >= 0)
     arrow = np.zeros(len(sends), dtype=np.int64)
     arrow[receives] = arrow[sends[receives]] = np.arange(1, len(receives) + 1)
@@ -176,7 +167,7 @@ def _transfers(sends: Rows) -> Rows:
 
 
 def _detours(lowered: Schedule, rerouted: np.ndarray, last: int) -> dict[int, list[tuple[str, int]]]:
-    """Row -> (phase, number) of the arrows from an F to the next stage's F where either is re-routed; after `last`."""
+    """Return row -> (phase, number) of arrows between consecutive forwards, one re-routed; numbers follow `last`."""
     ends: dict[int, list[tuple[str, int]]] = {}
     if not rerouted.any():
         return ends
@@ -199,7 +190,7 @@ def _detours(lowered: Schedule, rerouted: np.ndarray, last: int) -> dict[int, li
 def _held(
     timeline: Timeline, start: chrome.Nanoseconds, end: chrome.Nanoseconds
 ) -> tuple[str, Callable[[slice], Iterator[tuple[int, float]]]]:
-    """(unit of the activations held; rows of one worker -> (moment, held from then on) whenever that changes)."""
+    """Return (unit of held activations; function from the rows of a worker to its (time, held) changes)."""
     weights = np.array(timeline.profile.per_stage("activation", timeline.schedule.shape.stages))
     added, freed = activation_changes(timeline.schedule, timeline.profile, in_bytes=True)
 
@@ -218,28 +209,24 @@ def _held(
 
 
 def loads(content: bytes, name: str = "trace") -> Schedule:
-    """The schedule in a file of any of the three kinds, zipped or not. Raises as `load_input`; logs what it drops."""
+    """Parse a schedule from any of the three kinds of files, zipped or not. Logs omissions; raises as `load_input`."""
     unpacked = unpack(content, name)
     return load_input(unpacked.text, name, unpacked.most).order()
 
 
 def load_input(content: bytes, name: str, most: int | None = None) -> ScheduleInput:
-    """What one file of any of the three kinds holds; `name` begins every error message.
+    """Parse one file of any of the three kinds; `name` begins every error message.
 
     Raises:
-        ScheduleError: the file is none of them, an event of it is not whole (names the event), or it holds more than
-            `most` instructions.
+        ScheduleError: the file is of another kind, an event is incomplete (names it), or there are more than `most`
+            instructions.
     """
     other = {} if content.lstrip().startswith(b"[") else chrome.head(content, name).otherData
     return _READERS.get(bytes(other.get("format", b"")), profiler_trace.loads)(content, name, most)
 
 
 def load_directory(path: Path) -> ScheduleInput:
-    """What a directory holds: its one trace, or one trace of torch's profiler per rank.
-
-    Raises:
-        ScheduleError: as `load_input`, or the files are not those of the ranks of one pipeline.
-    """
+    """Read a directory with one trace, or with one trace of torch's profiler per rank; raises as `load_input`."""
     files = _traces_in(path)
     if not files:
         folders = [folder for folder in _folders_in(path) if _traces_in(folder)]
@@ -266,7 +253,6 @@ def _is_trace(content: bytes) -> bool:
 
 
 def _folders_in(path: Path) -> list[Path]:
-    """The folders in a folder and in these, the first `_MOST_FOLDERS`."""
     below = (folder for pattern in ("*/", "*/*/") for folder in sorted(path.glob(pattern)) if not folder.is_symlink())
     return list(islice(below, _MOST_FOLDERS))
 
@@ -318,7 +304,7 @@ def _from_timeline(content: bytes, name: str, most: int | None = None) -> Schedu
 
 
 def _stated_profile(other: Mapping[str, msgspec.Raw], shape: Shape) -> Profile | None:
-    """The profile of a timeline; None where it is not a profile of such a shape, since the order is whole without."""
+    """Return the profile of a timeline; None if it does not fit the shape, since the order is complete without it."""
     try:
         profile = Profile.from_bytes(bytes(other.get("profile", b"null")), "profile")
         profile.require(shape)
@@ -328,7 +314,6 @@ def _stated_profile(other: Mapping[str, msgspec.Raw], shape: Shape) -> Profile |
 
 
 def _placed(shape: Shape, counts: Any, content: bytes, name: str, most: int | None) -> dict[Worker, list[Instruction]]:
-    """The instructions of the slices, each at its place; every place of every worker must be taken exactly once."""
     events = chrome.decode(
         content, chrome.Events[_Slice | chrome.Title | _Counter | _FlowStart | _FlowEnd], name
     ).traceEvents
@@ -369,4 +354,4 @@ _READERS = {
     f'"{FORMAT}"'.encode(): _from_timeline,
     f'"{run_trace.FORMAT}"'.encode(): lambda content, name, _: run_trace.load_input(content, name),
 }
-"""By `format` in `otherData`, as the file has it."""
+"""Readers by `format` in `otherData`, as JSON text."""

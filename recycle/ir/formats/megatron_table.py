@@ -1,23 +1,17 @@
-"""Megatron's interleaved schedule as data: its schedule table, and the order of chunks that each rank runs.
+"""Megatron's interleaved schedule as data: its schedule table, and the chunk order of each rank.
 
     {"format": "megatron-schedule-table", "version": 1, "ranks": 2, "chunks": 2, "micro_batches": 2,
      "table": [[0, 0], [1, 0], [0, 1], [1, 1]],
      "orders": [[1, 1, 2, 2, -2, -2, -1, -1], [1, 1, 2, -2, 2, -2, -1, -1]]}
 
-`table` is what megatron-core's `get_schedule_table(micro_batches, chunks, group_size)` returns: micro-batch and chunk
-of each forward, in the order of every rank. `orders` is, rank by rank, what its `convert_schedule_table_to_order`
-returns and logs: a forward of chunk c is c + 1, a backward -(c + 1); the n-th of either is micro-batch n (megatron-core
-0.16.1, pipeline_parallel/schedules.py and transformer/cuda_graphs.py). Reading needs `ranks` and one of the two; all
-else is compared with what follows from it.
+`table` is the result of megatron-core's `get_schedule_table(micro_batches, chunks, group_size)`, `orders` of
+`convert_schedule_table_to_order` per rank: a forward of chunk c is c + 1, a backward -(c + 1); the n-th of either is
+micro-batch n (megatron-core 0.16.1, pipeline_parallel/schedules.py and transformer/cuda_graphs.py). Reading needs
+`ranks` and one of the two; other fields are checked for consistency.
 
-Backwards run in the order of the table with the chunks mirrored. A rank r of P begins with 2 (P - 1 - r) + (V - 1) N
-forwards, N being the micro-batches that the table takes through a chunk before the next, and all if there are fewer;
-then a forward and a backward alternate. With one chunk Megatron runs 1F1B instead, P - 1 - r forwards. These are the
-families `interleaved` and `1f1b`, D = 1. Megatron refuses tables with groups of fewer than P micro-batches and
-interleaving on one rank; so does this module, both ways, and any order but these, naming where it deviates.
-
-Transfers, reduces and steps are Megatron's own affair: writing leaves them out, and metadata,
-`optimizer` and `buckets`, logged.
+Only orders that Megatron runs are accepted: the families `interleaved` (groups of at least P micro-batches, several
+ranks) and `1f1b` (one chunk) with D = 1. Transfers, reduces, steps, metadata, `optimizer` and `buckets` are not
+written; omissions are logged.
 """
 
 from __future__ import annotations
@@ -61,7 +55,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def recognises(content: bytes) -> bool:
-    """Whether a file that begins so names this format, or is a table alone, which `loads` says how to complete."""
+    """Return whether a file with this beginning names this format or is a bare table, which `loads` refuses."""
     return f'"{FORMAT}"'.encode() in content[:4096] or _is_table_alone(content)
 
 
@@ -70,10 +64,9 @@ def _is_table_alone(content: bytes) -> bool:
 
 
 def loads(content: bytes, name: str = "table", most: int | None = None) -> Schedule:
-    """The compute-only schedule that Megatron runs by the table or the orders; `name` begins every error message.
+    """Parse the table or orders as a compute-only schedule; `name` begins every error message.
 
-    Raises:
-        ScheduleError: the file is no whole table, or Megatron runs no such order; names the entry.
+    Raises ScheduleError for an incomplete table or an order that Megatron would not run, with the entry.
     """
     if _is_table_alone(content):
         raise ScheduleError(
@@ -81,7 +74,7 @@ def loads(content: bytes, name: str = "table", most: int | None = None) -> Sched
             f' "version": {VERSION}, "ranks": P, "table": [[micro_batch, chunk], ...]}}'
         )
     with errors_as(ScheduleError, name):
-        require_few(content.count(b",") // 2, "", most)  # of a table alone half of them lie between two entries
+        require_few(content.count(b",") // 2, "", most)  # half of a table's commas separate entries
         return _read(decoded(content, _File, ScheduleError), most)
 
 
@@ -126,10 +119,9 @@ def _require_same(name: str, found: Sequence[object], wanted: Sequence[object], 
 
 
 def dumps(schedule: Schedule) -> str:
-    """The file's text, with both table and orders. Logs what it leaves out.
+    """Return the text of the file, with table and orders. Logs omissions.
 
-    Raises:
-        ScheduleError: Megatron runs no such order; names the first instruction that deviates.
+    Raises ScheduleError for an order that Megatron would not run, with the first deviating instruction.
     """
     shape = schedule.shape
     _FORMAT.require_one_pipeline(schedule)
@@ -155,7 +147,6 @@ def dumps(schedule: Schedule) -> str:
 
 
 def _run_by_megatron(shape: Shape, size: int) -> Schedule:
-    """The family that Megatron runs on such ranks and chunks. Raises ScheduleError where it refuses to."""
     if shape.chunks == 1:
         return one_f_one_b(shape)
     if shape.ranks == 1:
@@ -166,12 +157,10 @@ def _run_by_megatron(shape: Shape, size: int) -> Schedule:
 
 
 def _group_size(table: Table) -> int:
-    """N: how many micro-batches come before the second chunk; at least 1."""
     return max(1, next((place for place, (_, chunk) in enumerate(table) if chunk), len(table)))
 
 
 def _table_of(order: Sequence[int]) -> Table:
-    """The forwards of an order; the n-th of a chunk is micro-batch n."""
     count: Counter[int] = Counter()
     table = []
     for entry in order:
@@ -182,7 +171,7 @@ def _table_of(order: Sequence[int]) -> Table:
 
 
 def _orders(schedule: Schedule) -> list[list[int]]:
-    """Rank by rank: chunk + 1 of each forward, -(chunk + 1) of each backward."""
+    """Return the order of each rank: chunk + 1 of each forward, -(chunk + 1) of each backward."""
     c = schedule.columns
     entries = np.where(c.kind == Forward.kind, 1, -1) * (c.stage // schedule.shape.ranks + 1)
     computes = is_kind(c.kind, Compute) & ~is_kind(c.kind, WaitSend)

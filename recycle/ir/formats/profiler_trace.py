@@ -1,16 +1,13 @@
-"""The schedule that torch ran, from traces of torch's profiler.
+"""The schedule that torch executed, from traces of torch's profiler.
 
-torch's pipeline runtime labels each action that it performs "PP:<action>" (torch 2.13: `_PipelineScheduleRuntime` and
-the schedules built on it; ScheduleGPipe and Schedule1F1B, which are not, label nothing of the kind). A rank writes its
-own file, with its number under `distributedInfo`; files of one pipeline are taken in the order of these numbers. In a
-merged file ranks are processes: in the order of their `pid` if these count from 0, else of their first stages.
+torch's pipeline runtime labels each action "PP:<action>" (torch 2.13: `_PipelineScheduleRuntime` and the schedules
+built on it; ScheduleGPipe and Schedule1F1B have no such labels). Each rank writes a file, with its number under
+`distributedInfo`. In a merged file ranks are processes: ordered by `pid` if these count from 0, else by first stage.
 
-A rank's actions are ordered by when they began. Where an instruction comes again a new iteration begins; the last of
-those with most actions is the schedule, of all ranks those that began closest to each other. `torch_actions` says what
-follows from the actions.
-
-Times are those of the labels, on one clock: that of the machines, as the files say with `baseTimeNanoseconds`. In the
-file of a rank that used a GPU, its labels there count, since those of the CPU say when work was launched.
+Actions of a rank are ordered by start. A repeated instruction starts a new iteration; the schedule is the last
+iteration with the most actions, and across ranks the iterations that started closest to each other. `torch_csv` turns
+actions into a schedule. The labels give the times, on the clock of the machines (`baseTimeNanoseconds`). For ranks
+with a GPU the labels of the GPU count, since CPU labels state when work was launched.
 """
 
 from __future__ import annotations
@@ -46,20 +43,20 @@ from recycle.job.shape import Worker
 
 _LABEL = "PP:"
 _MARK = f'"{_LABEL}'.encode()
-"""What an event with a label has in its text; the others, of any kind and by any tool, are left as they are."""
+"""Text of events with a label; other events are not parsed."""
 _OLD_LABEL = re.compile(rb'"PP:[0-9]{1,9}BW')
 _MOST_MICROSECONDS = 1e17
-"""Of a label: three thousand years."""
+"""Maximum time of a label: three thousand years."""
 _ON_DEVICE = "gpu_user_annotation"
-"""Category under which the profiler repeats labels on the streams of a GPU."""
+"""Category of the profiler's copies of labels on GPU streams."""
 
 
 def loads(content: bytes, name: str, most: int | None = None) -> ScheduleInput:
-    """What one file holds, whose ranks are its processes; `name` begins every error message.
+    """Parse one file, whose ranks are its processes; `name` begins every error message.
 
     Raises:
-        ScheduleError: there is no label, a labelled event is not whole (names it), the ranks make no pipeline, or there
-            are more than `most` labels.
+        ScheduleError: the labels are absent or more than `most`, a labelled event is incomplete (named in the message),
+            or the ranks are not one pipeline.
     """
     actions = _actions(content, name, most)
     if not actions:
@@ -82,15 +79,10 @@ def loads(content: bytes, name: str, most: int | None = None) -> ScheduleInput:
 
 
 def load_ranks(traces: Iterable[tuple[str, bytes]], name: str, most: int | None = None) -> ScheduleInput:
-    """What several files hold, one per rank.
-
-    Args:
-        traces: (file name, content); held one at a time.
-        name: of the whole, for error messages.
-        most: labels of all files together.
+    """Parse (file name, content) of one file per rank; at most `most` labels in all files together.
 
     Raises:
-        ScheduleError: as `loads`, and where a file does not name its rank or two name the same.
+        ScheduleError: as `loads`, and if a file does not name its rank or two files name the same rank.
     """
     ranks: dict[int, tuple[str, list[_Action]]] = {}
     for file, content in traces:
@@ -106,8 +98,6 @@ def load_ranks(traces: Iterable[tuple[str, bytes]], name: str, most: int | None 
 
 
 class _Event(msgspec.Struct, frozen=True):
-    """An event that may be a label."""
-
     ph: Any = None
     name: Any = None
     cat: Any = None
@@ -118,10 +108,10 @@ class _Event(msgspec.Struct, frozen=True):
 
 
 class _Action(NamedTuple):
-    """A label of torch's: when it begins (microseconds, then place in the file), in which process, and what it says.
+    """A label of torch: start (microseconds, then index in the file), process, and action.
 
-    `what` is an instruction, or the name of a sharding action. `start` and `end` are when it ran, on a GPU later than
-    `begin`; `end` is None where the label has no duration.
+    `what` is an instruction, or the name of a sharding action. `start` and `end` are the execution times, on a GPU
+    later than `begin`; `end` is None for labels without a duration.
     """
 
     begin: float
@@ -137,8 +127,7 @@ def _first_stage(actions: Iterable[_Action]) -> int:
 
 
 def _actions(content: bytes, name: str, most: int | None, base: float = 0.0) -> list[_Action]:
-    """The labelled actions of a trace of torch's profiler, in file order; `base` is added to their times."""
-    require_few(content.count(_MARK) // 2, f"{name}: ", most)  # on a GPU each label is there twice
+    require_few(content.count(_MARK) // 2, f"{name}: ", most)  # GPU traces contain each label twice
     is_old = _OLD_LABEL.search(content) is not None
     if content.lstrip().startswith(b"["):
         events = chrome.decode(content, list[msgspec.Raw], name)
@@ -193,11 +182,7 @@ def _on_device(
     streams: Mapping[Any, list[tuple[str, float, float]]],
     base: float,
 ) -> list[_Action]:
-    """The actions of one rank with the times of their labels on a GPU, where each action has one.
-
-    The n-th label of a name on the CPU is the n-th of that name on a stream; of several streams the one counts on which
-    the labels last longest. All actions stay as they are where they are of several ranks, or a compute lacks its label.
-    """
+    """Replace the times of one rank's actions by their GPU labels, if every compute has one on the busiest stream."""
     longest: dict[str, list[tuple[float, float]]] = {}
     for labels in streams.values():
         by_name: dict[str, list[tuple[float, float]]] = {}
@@ -222,7 +207,6 @@ def _on_device(
 
 
 def _from_ranks(ranks: Mapping[str, list[_Action]], name: str, warnings: list[str]) -> ScheduleInput:
-    """What labelled actions say, by rank in order; `warnings` is what to say before what is dropped."""
     cut: dict[str, list[list[_Action]]] = {}
     for rank, actions in ranks.items():
         if not actions:
@@ -246,7 +230,6 @@ def _from_ranks(ranks: Mapping[str, list[_Action]], name: str, warnings: list[st
 
 
 def _iterations(actions: Iterable[_Action]) -> list[list[_Action]]:
-    """A rank's actions, cut where an instruction comes again; UNSHARDs just before it go with what follows."""
     iterations: list[list[_Action]] = [[]]
     seen: set[Instruction] = set()
     for action in actions:
@@ -264,7 +247,7 @@ def _iterations(actions: Iterable[_Action]) -> list[list[_Action]]:
 
 
 def _simultaneous(cut: Mapping[str, list[list[_Action]]]) -> dict[str, int]:
-    """Rank -> which of its iterations counts: the last with most actions, and not one after those of other ranks."""
+    """Return rank -> index of the iteration used: complete, and closest in time to the other ranks."""
     longest = {rank: max(map(len, iterations)) for rank, iterations in cut.items()}
     whole = {
         rank: [place for place, iteration in enumerate(iterations) if len(iteration) == longest[rank]]
@@ -277,7 +260,6 @@ def _simultaneous(cut: Mapping[str, list[list[_Action]]]) -> dict[str, int]:
 
 
 def _trace(schedule: Schedule, ranks: Sequence[list[list[_Action]]], chosen: Sequence[int]) -> Trace | None:
-    """All iterations of all ranks with their times; None where a label has no duration."""
     home, last, builder = homes(schedule.placement), max(chosen), TraceBuilder(schedule.shape)
     every = [
         (Worker(0, rank), number - kept + last, action, action.what)
@@ -297,7 +279,6 @@ def _trace(schedule: Schedule, ranks: Sequence[list[list[_Action]]], chosen: Seq
 
 
 def _require_one_pipeline(programs: Mapping[str, Actions], name: str) -> None:
-    """Refuses traces of several pipelines, and those of one where ranks are missing."""
     home: dict[int, str] = {}
     mentioned: set[int] = set()
     for rank, program in programs.items():

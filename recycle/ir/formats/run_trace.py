@@ -1,9 +1,9 @@
-"""The file of an executed trace, `trace.json`: Chrome trace JSON, which Perfetto opens too; and the schedule in it.
+"""The trace file of a run, `trace.json` (Chrome trace JSON, readable by Perfetto), and the schedule that it implies.
 
-The schedule that a run executed is made of the programs of the last whole step. What a trace does not hold is lost:
-pairs ran as an F and then a B; workers without any instruction are failed; a worker hosts the stages it worked for, and
-one without instructions those of its first live peer; whether steps waited for a barrier is not recorded, "staggered"
-is assumed. Names are roles, those of the plan. What evaluations ran has `evaluation` among its arguments, the batch.
+The executed schedule consists of the programs of the last complete step, in role names. Information outside the trace
+is lost: pairs ran as F then B; workers without instructions count as failed; a worker hosts the stages it worked for,
+or the stages of its first live peer; the optimizer is assumed to be "staggered". Rows of evaluations have the batch
+number as argument `evaluation`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,14 @@ from recycle.job.shape import Shape, Worker
 
 FORMAT, VERSION = "recycle-trace", 1
 MOST_BYTES = 2**32
-"""Size of the largest trace or log that is read; a long run fills far more than a schedule."""
+"""Maximum size of a trace or log; larger than for schedules, because runs are long."""
 _MOST_FACTS = 2**20
-"""Bytes of what one event says."""
+"""Maximum bytes of one event."""
 Count = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
 
 def write_parts(parts: Iterable[Trace], shape: Shape, events: Iterable[Mapping[str, Any]], path: str | Path) -> None:
-    """Write Chrome trace JSON (see recycle.ir.chrome): `pid` is the worker's index + 1, `cat` the track.
-
-    Args:
-        parts: the trace, of which one part at a time is held; each process's in order.
-    """
+    """Write parts of a trace, one held at a time, as Chrome trace JSON: `pid` is worker index + 1, `cat` the track."""
     other = {"format": FORMAT, "version": VERSION, "shape": shape.to_json(), "clock": "seconds since run start"}
     write_whole(path, chrome.document(other, chain(_slices(parts), map(_instant, events))))
 
@@ -52,7 +48,7 @@ def _slices(parts: Iterable[Trace]) -> Iterator[chrome.Event]:
 
 
 def _slices_of(trace: Trace, named: set[tuple[int, int]]) -> Iterator[chrome.Event]:
-    """The slices of a trace, and the names of processes and threads that are not among `named`, where they are put."""
+    """Yield the slices, and the names of processes and threads that are not in `named`; adds them to `named`."""
     c, track = trace.columns, chrome.track_of(trace.columns)
     start, end = chrome.nanoseconds(trace.start), chrome.nanoseconds(trace.end)
     names, workers = words(trace.shape, c), list(map(str, trace.shape.workers()))
@@ -107,16 +103,12 @@ class _Other(msgspec.Struct, frozen=True):
 
 
 def read_trace(path: str | Path) -> Trace:
-    """Read what `write_parts` wrote: everything exactly, times to the nanosecond.
-
-    Raises:
-        RecycleError: the file cannot be read, is not a trace of recycle, or an event of it is not whole.
-    """
+    """Read a file of `write_parts`, with times exact to the nanosecond. Raises RecycleError for unreadable files."""
     return parse_trace(read_whole(path, RecycleError, MOST_BYTES), str(path))
 
 
 def parse_trace(content: bytes, name: str) -> Trace:
-    """The trace in a file's content, as `read_trace` says; `name` begins every error message. Raises ScheduleError."""
+    """Parse a trace as `read_trace`; `name` begins every error message. Raises ScheduleError."""
     try:
         other = msgspec.json.decode(msgspec.json.encode(chrome.head(content, name).otherData), type=_Other)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -148,7 +140,6 @@ def parse_trace(content: bytes, name: str) -> Trace:
 
 
 def _facts(args: msgspec.Raw, where: str) -> dict[str, Any]:
-    """A line of `events.jsonl`, which is short."""
     if (size := len(memoryview(args))) > _MOST_FACTS:
         raise ScheduleError(f"{where}: {size:,} bytes, at most {_MOST_FACTS:,}")
     with errors_as(ScheduleError, where):
@@ -157,10 +148,9 @@ def _facts(args: msgspec.Raw, where: str) -> dict[str, Any]:
 
 
 def load_input(content: bytes, name: str) -> ScheduleInput:
-    """The trace in a file's content and the schedule of its last whole step; `name` begins every error message.
+    """Parse a trace and the schedule of its last complete step; `name` begins every error message.
 
-    Raises:
-        ScheduleError: the file is no such trace, or no step of it ran completely.
+    Raises ScheduleError if the file is not such a trace, or has no complete step.
     """
     executed = parse_trace(content, name)
     shape = executed.shape
@@ -189,7 +179,6 @@ def load_input(content: bytes, name: str) -> ScheduleInput:
 
 
 def _is_whole(ran: Trace) -> bool:
-    """Whether every stage forwarded every micro-batch."""
     c, shape = ran.columns, ran.shape
     forwards = c.kind == Forward.kind
     found = np.unique(np.stack([c.stage[forwards], c.pipeline[forwards], c.index[forwards]]), axis=1)

@@ -1,9 +1,8 @@
-"""What a file says of a schedule: its order, and its times where it holds any, planned or executed; what it may cost
-before it is parsed; and what formats that hold the order of one pipeline alone refuse and leave out.
+"""The content of schedule files: size limits before parsing, and the order, times and warnings after parsing.
 
-Its cost are its bytes once unzipped, and the number of its values. A value of two or three bytes costs up to three
-hundred in memory, and gzip packs a thousand bytes of such text into one. A file up to `SMALL` bytes, zipped or not, is
-read and checked in less than 1 GB; what a larger one may hold grows with its size.
+Size is measured in unzipped bytes and number of values. A value of two or three bytes may need three hundred bytes in
+memory, and gzip compresses such text a thousandfold. Files up to `SMALL` bytes, zipped or not, are read and checked in
+less than 1 GB; the limits of larger files grow with their size.
 """
 
 from __future__ import annotations
@@ -31,54 +30,45 @@ SMALL = 2**20
 
 @dataclass(frozen=True)
 class Allowance:
-    """How much of something a file may hold: in a small file, per byte of a larger one, and at most."""
+    """A size limit: for a small file, per byte of a larger file, and absolute."""
 
     small: int
     per_byte: int
     most: int
 
     def of_size(self, size: int) -> int:
-        """How much a file of `size` bytes may hold."""
+        """Return the limit for a file of `size` bytes."""
         return self.small if size <= SMALL else min(self.most, self.per_byte * size)
 
 
 UNZIPPED = Allowance(2**26, 64, MOST_BYTES)
-"""Bytes. Schedules and traces have 4 to 30 in one of gzip."""
+"""Unzipped bytes. Schedules and traces have 4 to 30 per byte of gzip."""
 INSTRUCTIONS = Allowance(2**19, 1, 2**32)
-"""Schedules have less than half an instruction in a byte of gzip."""
+"""Schedules have less than half an instruction per byte of gzip."""
 VALUES = {
     "JSON objects": (b"{", Allowance(2**19, 2, 2**24)),
     "JSON arrays": (b"[", Allowance(2**20, 2, 2**24)),
     "values": (b",", Allowance(2**21, 4, 2**31)),
 }
-"""Name -> the character that there is one of for each. A timeline has 1.2 commas in a byte of gzip."""
+"""Name -> the character that counts the values. A timeline has 1.2 commas per byte of gzip."""
 _GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
 class Unpacked:
-    """The content of a file.
-
-    Attributes:
-        text: its bytes, unzipped.
-        most: instructions that a file of this size may hold.
-    """
+    """The unzipped bytes of a file, and the maximum number of instructions for a file of its size."""
 
     text: bytes
     most: int
 
 
 def is_gzip(content: bytes) -> bool:
-    """Whether a file that begins so is gzip."""
+    """Return whether a file with this beginning is gzip."""
     return content.startswith(_GZIP)
 
 
 def unpack(content: bytes, name: str) -> Unpacked:
-    """The content of a file, unzipped if it is gzip, not yet parsed.
-
-    Raises:
-        ScheduleError: it is not whole, or holds too much for its size; begins with `name`.
-    """
+    """Unzip the content of a file if needed. Raises ScheduleError if it is truncated or too large for its size."""
     size = len(content)
     text = _unzipped(content, UNZIPPED.of_size(size), name) if is_gzip(content) else content
     for what, (mark, allowance) in VALUES.items():
@@ -91,12 +81,11 @@ def unpack(content: bytes, name: str) -> Unpacked:
 
 
 def most_instructions(size: int) -> int:
-    """How many instructions files of `size` bytes in all may hold."""
+    """Return the maximum number of instructions for files of `size` bytes in total."""
     return min(columns.MOST_INSTRUCTIONS, INSTRUCTIONS.of_size(size))
 
 
 def _unzipped(content: bytes, most: int, name: str) -> bytes:
-    """The text of a gzip file, of all its members: what is appended to such a file is one more."""
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
             text = stream.read(most + 1)
@@ -114,12 +103,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OrderOnly:
-    """A format of this kind.
+    """A format that contains only the order of one pipeline.
 
-    Attributes:
-        name: such as "a torch CSV".
-        ranks: what of it stands for ranks.
-        alive: why no rank can have failed.
+    `ranks` names the element of the format that represents ranks, `alive` the reason that no rank can have failed.
     """
 
     name: str
@@ -127,11 +113,11 @@ class OrderOnly:
     alive: str
 
     def refusal(self, what: str, why: str) -> ScheduleError:
-        """The error that the format cannot hold `what`."""
+        """Return the error that the format cannot represent `what`."""
         return ScheduleError(f"{self.name} cannot hold {what}: {why}")
 
     def require_one_pipeline(self, schedule: Schedule) -> None:
-        """Raise ScheduleError at failed workers, several pipelines, and ties."""
+        """Raise ScheduleError for failed workers, several pipelines, and ties."""
         pipelines = schedule.shape.pipelines
         if schedule.failed:
             raise self.refusal(f"failed workers ({', '.join(map(str, sorted(schedule.failed)))})", self.alive)
@@ -143,7 +129,7 @@ class OrderOnly:
     def require_programs(
         self, schedule: Schedule, right: Schedule, whose: str, kinds: tuple[type[Instruction], ...] = (Instruction,)
     ) -> None:
-        """Raise ScheduleError at the first instruction of these kinds that is another one in `right`."""
+        """Raise ScheduleError for the first instruction of these kinds that differs from `right`."""
         for worker in schedule.shape.workers():
             program = schedule.program(worker)
             positions = [position for position, one in enumerate(program) if isinstance(one, kinds)]
@@ -154,7 +140,7 @@ class OrderOnly:
                 raise self.refusal(f"{one} on worker {worker} (position {position})", f"{whose} {wanted}")
 
     def warn(self, schedule: Schedule, *more: str) -> None:
-        """Log what is left out: what is not in the order, the shape or the placement, and `more`."""
+        """Log the omissions: everything except order, shape and placement, and `more`."""
         named = [f"metadata ({', '.join(schedule.metadata)})"] if schedule.metadata else []
         if schedule.optimizer != "staggered":
             named.append(f'optimizer = "{schedule.optimizer}"')
@@ -169,7 +155,7 @@ class OrderOnly:
 
 
 def first_difference(found: Sequence[object], wanted: Sequence[object]) -> tuple[int, object, object] | None:
-    """(place, what is found there, what is wanted there) of the first difference, None when there is none."""
+    """Return (index, found item, wanted item) of the first difference, None without one."""
     pairs = enumerate(zip_longest(found, wanted, fillvalue="the end"))
     return next(((place, one, other) for place, (one, other) in pairs if one != other), None)
 
@@ -183,13 +169,11 @@ class ScheduleInput:
     """The content of a schedule file or folder of traces.
 
     Attributes:
-        name: of the file or folder, for warnings.
-        schedule: its order.
-        planned: the profile that the times of a planned timeline follow from; None in a file without one.
-        trace: all iterations that a trace holds with whole times; None in any other file.
-        step, generation: the iteration of `trace` that `schedule` is made from.
-        warnings: what a reader should know who uses the order alone.
-        timed_warnings: what a reader should know who uses the times too.
+        name: file or folder name, for warnings.
+        planned: profile of a planned timeline; None without one.
+        trace: all iterations of a trace with complete times; None for other files.
+        step, generation: the iteration of `trace` that `schedule` comes from.
+        warnings, timed_warnings: warnings for users of the order only, and of order and times.
     """
 
     name: str
@@ -202,15 +186,15 @@ class ScheduleInput:
     timed_warnings: tuple[str, ...] = ()
 
     def order(self) -> Schedule:
-        """The schedule alone; logs what it leaves out."""
+        """Return the schedule without times; logs omissions."""
         for message in self.warnings:
             _log.warning("%s: %s", self.name, message)
         return self.schedule
 
     def executed(self) -> Timeline | None:
-        """The iteration that ran, in seconds; None where the file holds no executed times. Logs what it leaves out.
+        """Return the executed iteration, in seconds; None without executed times. Logs omissions.
 
-        Its period is the median distance of the iterations, of the last `_MOST_PERIODS` where the trace holds many.
+        The period is the median over the iterations, at most the last `_MOST_PERIODS`.
         """
         if self.trace is None or not _is_in_shape(self.trace):
             return None
@@ -222,7 +206,7 @@ class ScheduleInput:
         return ran if period is None else replace(ran, period=period)
 
     def profile(self) -> Profile | None:
-        """What the instructions take: as planned, else as medians of what ran; None where the file holds no times.
+        """Return the planned profile, or the medians of the executed times; None without times.
 
         Raises:
             ScheduleError: a stage lacks its forward or its backward.
@@ -233,7 +217,7 @@ class ScheduleInput:
 
 
 def _is_in_shape(ran: Trace) -> bool:
-    """Whether all stages and micro-batches of a trace are there in its shape: else `check` says what is wrong."""
+    """Return whether all stages and micro-batches exist in the shape; otherwise `check` reports the defect."""
     columns, shape = ran.columns, ran.shape
     limits = {"stage": shape.stages, "pipeline": shape.pipelines, "index": shape.micro_batches}
     return all(

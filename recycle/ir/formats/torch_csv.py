@@ -1,35 +1,18 @@
-"""What torch.distributed.pipelining writes of a schedule: the text of an action, and what all ranks together imply.
+"""The schedule CSV of torch.distributed.pipelining, and the text of its actions, which the profiler's labels share.
 
-The schedule CSV has one action per cell, the profiler one per label. The grammar is that of the CSV; a rank's
-actions alone say no shape, no placement and no peers, so these follow from all of them together:
-
-- D = 1, and P is the number of ranks. m is the number of micro-batches that most stages forward (the larger if even).
-- A stage counts when it forwards at least half of m micro-batches. V is the number of such stages over P.
-- A stage lives on the rank with most of its compute. The peer of a transfer is the home of the stage after or before;
-  where there is none, or it is the same rank, the transfer gets its own worker as peer, which no schedule may have.
-- torch leaves the optimizer to its caller, who steps when the rank's program is over. So where there is any
-  REDUCE_GRAD, each rank gets a STEP for each of its stages at the end, last stage first, as `lower` puts them.
-- UNSHARD and RESHARD gather and free sharded parameters; a recycle worker holds its own whole. They are dropped and
-  counted in the metadata, under "dropped".
-
-The schedule CSV of `torch.distributed.pipelining`: row r is the program of rank r, one action in each cell.
+Row r is the program of rank r, one action per cell. The actions of all ranks together determine the shape, the
+placement, the peers and the steps, by the rules in docs/reference/file-format.md (`inferred`, `schedule_of`).
 
     file   = row { newline row }          blank lines at the end are ignored; CRLF on output
     row    = cell { "," cell }            rows may differ in length
-    cell   = [ action ]                   empty (a pause) in compute-only files alone; blanks around it are ignored
+    cell   = [ action ]                   empty (a pause) in compute-only files only; surrounding blanks are ignored
     action = leaf | "(" leaf ";" leaf ")OVERLAP_F_B"          in a pair one leaf is an F, the other a B
     leaf   = stage ( F | I | W | B | BW | SEND_F | RECV_F | SEND_B | RECV_B ) micro_batch
            | stage ( WAIT_SEND_F | WAIT_SEND_B ) micro_batch
            | stage ( REDUCE_GRAD | UNSHARD | RESHARD )        stage and micro_batch are digits
 
-Reading is stricter than torch's loader, which takes any cell that begins well. What the file does not say (shape,
-placement, peers, steps) follows from what it says, by the rules above; numbers beyond that are read as
-they are, for `check` to find. What reading drops is logged. `BW` marks the notation of September and October 2024, in
-which it is the whole backward, and B the input's half where the file has its W.
-
-Writing undoes this and refuses by name what would not come back: other pipelines and re-routed micro-batches, failed
-workers, ties, a STEP elsewhere, a placement that the rows do not show. Metadata, `optimizer` and `buckets` are left
-out, logged.
+A transfer without a peer on another rank gets its own worker as peer, which `check` rejects. Writing refuses content
+that reading would not restore, and omits metadata, `optimizer` and `buckets`.
 """
 
 from __future__ import annotations
@@ -73,41 +56,36 @@ TORCH_KINDS: tuple[type[Instruction], ...] = (
     *(end for ends in CARRIERS.values() for end in ends),
     *(WaitSendActivation, WaitSendGradient),
 )
-"""The kinds that torch has under the same token."""
+"""Kinds with the same token in torch."""
 _CLASSES: dict[str, type[Instruction]] = {cls.token: cls for cls in TORCH_KINDS} | {"BW": Backward}
 _SHARDING = ("UNSHARD", "RESHARD")
 _TYPES = "|".join(sorted((*_CLASSES, *_SHARDING), key=len, reverse=True))
 _LEAF = re.compile(rf"([0-9]{{1,9}})({_TYPES})([0-9]{{0,9}})")
 _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
 OLD_NOTATION = "read BW as the whole backward, and B as the input's half of it where its W is there"
-"""What to warn of where `from_old_notation` was applied."""
+"""Warning for files read with `from_old_notation`."""
 OTHER_END: dict[type[Transfer], int] = {
     end: toward * receive.row.needs[0].offset
     for send, receive in CARRIERS.values()
     for end, toward in ((send, -1), (receive, 1))
 }
-"""Class of a transfer -> stage at its other end, relative to its own."""
+"""Class of a transfer -> stage at its other end, relative to its own stage."""
 
 Program = list[Instruction]
 Actions = Sequence[Instruction | str]
-"""A rank's actions as `parse_action` gives them: instructions, and names of actions for which none stands."""
+"""A rank's actions from `parse_action`: instructions, and names of actions without an instruction."""
 
 
 def looks_like_action(text: str) -> bool:
-    """Whether `text` has the form of an action."""
+    """Return whether `text` has the form of an action."""
     return bool(_LEAF.fullmatch(text) or _PAIR.fullmatch(text))
 
 
 def parse_action(text: str, worker: Worker, is_old: bool = False) -> Instruction | str:
-    """The instruction that `text` writes on `worker`, or the name of an action for which none stands.
+    """Parse the action of `worker`: an instruction, or the name of an action without one.
 
-    A transfer gets `worker` itself as its peer; `schedule_of` puts in the one that follows from all ranks.
-
-    Args:
-        is_old: in the notation with BW, of which B is the input's half; for `from_old_notation`.
-
-    Raises:
-        ScheduleError: `text` is not one whole action; says what is wrong with it.
+    A transfer gets `worker` itself as its peer, which `schedule_of` replaces. `is_old` marks files with BW, for
+    `from_old_notation`. Raises ScheduleError with the defect if `text` is not a complete action.
     """
     if not text.startswith("("):
         action = _leaf(text, worker, text)
@@ -129,7 +107,6 @@ def _shown(text: str) -> str:
 
 
 def _leaf(text: str, worker: Worker, whole: str) -> Instruction | str:
-    """What the leaf `text` of the action `whole` writes."""
     match = _LEAF.fullmatch(text)
     if match is None:
         raise ScheduleError(f"{_shown(whole)} is not an action: expected for example 2F1, 0SEND_F3 or 1REDUCE_GRAD")
@@ -153,10 +130,9 @@ def _leaf(text: str, worker: Worker, whole: str) -> Instruction | str:
 
 
 def from_old_notation(actions: Actions) -> Actions:
-    """A rank's actions of a file that has a BW, as `parse_action` read them, each I without a W as the B that it is.
+    """Convert each I without a W to B, in a rank's actions of a file with BW.
 
-    torch wrote FULL_BACKWARD as "BW" and BACKWARD as "B" then; an option of the schedule said whether B was the whole
-    backward or its half, which a W followed.
+    torch then wrote FULL_BACKWARD as "BW" and BACKWARD as "B", the whole backward or its half, followed by a W.
     """
     weights = {(one.stage, one.micro_batch) for one in actions if isinstance(one, BackwardWeight)}
     return [
@@ -168,12 +144,9 @@ def from_old_notation(actions: Actions) -> Actions:
 
 
 def schedule_of(ranks: Sequence[Actions]) -> tuple[Schedule, list[str]]:
-    """The schedule of what `parse_action` gave, rank by rank, and what to warn of.
+    """Return (schedule, warnings) of the actions of all ranks, with shape, placement, peers and steps inferred.
 
-    Shape, placement, peers and steps are filled in, and actions for which none stands left out, as the module says.
-
-    Raises:
-        ScheduleError: the actions imply no shape.
+    Raises ScheduleError if the actions imply no shape.
     """
     programs = [[one for one in actions if not isinstance(one, str)] for actions in ranks]
     dropped = Counter(sorted(one for actions in ranks for one in actions if isinstance(one, str)))
@@ -194,7 +167,7 @@ def schedule_of(ranks: Sequence[Actions]) -> tuple[Schedule, list[str]]:
 
 
 def computes(program: Iterable[Instruction | str]) -> Iterator[Compute]:
-    """The computes of a program, overlapped pairs taken apart."""
+    """Yield the computes of a program, with overlapped pairs split."""
     for one in program:
         if isinstance(one, OverlappedPair):
             yield from (one.forward, one.backward)
@@ -203,7 +176,7 @@ def computes(program: Iterable[Instruction | str]) -> Iterator[Compute]:
 
 
 def inferred(programs: Sequence[Program]) -> tuple[Shape, Placement]:
-    """Shape and placement that the programs imply, as the module says. Raises ScheduleError where they imply none."""
+    """Infer shape and placement from the programs (see the module). Raises ScheduleError without any forward."""
     forwards: dict[int, set[int]] = {}
     compute: dict[int, Counter[int]] = {}
     for rank, program in enumerate(programs):
@@ -231,12 +204,12 @@ def inferred(programs: Sequence[Program]) -> tuple[Shape, Placement]:
 
 
 def homes(placement: Placement) -> dict[int, Worker]:
-    """The worker that each stage lives on."""
+    """Return the worker of each stage."""
     return {stage: Worker(0, rank) for rank, stages in enumerate(placement) for stage in stages}
 
 
 def implied_peer(transfer: Transfer, worker: Worker, home: dict[int, Worker]) -> Worker:
-    """The worker at the other end of a transfer, itself where the placement has none."""
+    """Return the worker at the other end of a transfer; the worker itself if the placement has none."""
     return home.get(transfer.stage + OTHER_END[type(transfer)], worker)
 
 
@@ -248,18 +221,18 @@ _LEADING_ZERO = re.compile(r"(?<![0-9])0[0-9]")
 
 
 def recognises(content: bytes) -> bool:
-    """Whether the first cell of a file that begins so is an action."""
+    """Return whether the first cell of a file with this beginning is an action."""
     first = re.split(r"[,\r\n]", content[:4096].decode("utf-8", "replace").strip(" \t\r\n,"), maxsplit=1)[0].strip()
     return looks_like_action(first)
 
 
 def loads(text: str | bytes, name: str = "schedule", most: int | None = None) -> Schedule:
-    """The schedule that `text` holds, as the module says; `name` begins every error message.
+    """Parse a CSV (see the module); `name` begins every error message.
 
-    What is odd but clear (leading zeros, blank lines at the end, dropped actions) is logged as a warning.
+    Unusual but clear content (leading zeros, blank lines at the end, dropped actions) is logged as a warning.
 
     Raises:
-        ScheduleError: a cell is no action (names row and cell, both from 1), or the rows give no shape.
+        ScheduleError: a cell is not an action (names row and cell, both from 1), or the rows imply no shape.
     """
     warnings: list[str] = []
     try:
@@ -274,10 +247,9 @@ def loads(text: str | bytes, name: str = "schedule", most: int | None = None) ->
 
 
 def dumps(schedule: Schedule) -> str:
-    """The file's text: compute-only or with communication, as the schedule is. Logs what it leaves out.
+    """Return the text of the file, compute-only or with communication, as the schedule is. Logs omissions.
 
-    Raises:
-        ScheduleError: the file cannot hold the schedule; names what.
+    Raises ScheduleError if the format cannot represent the schedule.
     """
     _refuse_other_pipelines(schedule)
     shape, placement = schedule.shape, tuple(tuple(sorted(set(stages))) for stages in schedule.placement)
@@ -318,7 +290,7 @@ def _rows(text: str, most: int | None, warnings: list[str]) -> list[list[str]]:
         rows = [[cell.strip() for cell in row] for row in reader]
     except csv.Error as error:
         raise ScheduleError(f"line {reader.line_num}: {error}") from None
-    require_few(sum(1 for row in rows for cell in row if cell) - 1, "", most)  # as many as lie between two cells
+    require_few(sum(1 for row in rows for cell in row if cell) - 1, "", most)  # counts separators, as above
     blank = 0
     while rows and rows[-1] in ([], [""]):
         rows.pop()
@@ -331,7 +303,6 @@ def _rows(text: str, most: int | None, warnings: list[str]) -> list[list[str]]:
 
 
 def _parse(rows: list[list[str]], warnings: list[str], is_old: bool) -> list[Actions]:
-    """The actions of each row, the peers of transfers still to be found; `is_old`: in the notation with BW."""
     ranks: list[list[Instruction | str]] = []
     zeros: list[str] = []
     empty = communication = ""

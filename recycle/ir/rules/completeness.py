@@ -1,4 +1,4 @@
-"""Completeness: each micro-batch exactly once per stage, all its halves on the worker that ran its forward."""
+"""Rules for completeness: each micro-batch once per stage, with all its halves on the worker of its forward."""
 
 from __future__ import annotations
 
@@ -152,13 +152,11 @@ def weight_parts(inspection: Inspection) -> Iterator[Defect]:
 
 
 def _first_rows(inspection: Inspection, cells: Flags, *classes: type[Instruction]) -> Rows:
-    """In each of these cells, all of which have some, the first row of these classes."""
     at = _by_cell(inspection, cells, *classes)
     return inspection.pieces.row[at[firsts(inspection.cell[at])[1]]]
 
 
 def _by_cell(inspection: Inspection, cells: Flags, *classes: type[Instruction]) -> Rows:
-    """The pieces of these classes in these cells, cell by cell, then by row."""
     pieces, at = inspection.pieces, inspection.computes
     at = at[cells[inspection.cell[at]] & is_kind(pieces.kind[at], classes)]
     return at[np.lexsort((pieces.row[at], inspection.cell[at]))]
@@ -166,9 +164,10 @@ def _by_cell(inspection: Inspection, cells: Flags, *classes: type[Instruction]) 
 
 @rule("missing", "a forward or backward that is missing")
 def missing(inspection: Inspection) -> Iterator[Defect]:
-    """Every stage must run F and B, or F, I and W, of every micro-batch of all pipelines; peers run those of failed
-    workers. A forward-only schedule needs F alone. Micro-batches that a whole stage or the whole schedule lacks are
-    reported together. Add the instruction, or correct the shape."""
+    """Every stage must run F and B, or F, I and W, of every micro-batch of all pipelines; peers run the micro-batches
+    of failed workers. A forward-only schedule needs F alone. Micro-batches that a whole stage or the whole schedule
+    lacks are reported together. Add the instruction, or correct the shape.
+    """
     shape, (f, b, i, w) = inspection.schedule.shape, inspection.counts.values()
     if inspection.parts[1].any():
         w = w + inspection.parts[1]
@@ -185,7 +184,6 @@ def missing(inspection: Inspection) -> Iterator[Defect]:
 
 
 def _absent(inspection: Inspection, absent: Flags) -> Iterator[Defect]:
-    """Micro-batches that no stage runs, then those that single stages leave out."""
     needed = "forward" if inspection.schedule.forward_only else "forward and backward"
     hint = f"add its {needed}, on its home worker or on a peer; or correct the shape"
     nowhere = absent.all(axis=0)
@@ -201,7 +199,6 @@ def _absent(inspection: Inspection, absent: Flags) -> Iterator[Defect]:
 
 
 def _incomplete(inspection: Inspection, kind: type[Instruction], name: str, hole: Flags) -> Defect:
-    """Reported per worker and stage, at the first instruction whose other part is missing."""
     pieces, shape = inspection.pieces, inspection.schedule.shape
     at = inspection.computes[hole[inspection.cell[inspection.computes]]]
     key = pieces.worker[at] * shape.stages + pieces.stage[at]
@@ -233,7 +230,7 @@ def apart(inspection: Inspection) -> Iterator[Defect]:
     cells, rows = inspection.cells_of(inspection.apart), inspection.origin[inspection.apart.row]
     reported = (rows >= 0) & inspection.complete[cells] & ~inspection.misplaced[cells]
     cells, rows = cells[reported], rows[reported]
-    makers = at[is_kind(pieces.kind[at], (Forward, BackwardInput))]  # of a complete cell one or two
+    makers = at[is_kind(pieces.kind[at], (Forward, BackwardInput))]  # one or two in a complete cell
     first = extremes(np.minimum, inspection.cell[makers], pieces.row[makers], cells, len(worker))
     last = extremes(np.maximum, inspection.cell[makers], pieces.row[makers], cells, -1)
     others = np.select([worker[maker] != worker[rows] for maker in (first, last)], (first, last), -1)

@@ -1,7 +1,7 @@
-"""Optimizer: on each live host of a stage one reduce (and the sum of each bucket), after its last gradient, then one
-step and gather; peers reduce and gather in one order.
+"""Rules for the optimizer: on each live host of a stage one reduce (and bucket sums) after the last gradient, then one
+step and gather, in one order among peers.
 
-These rules apply once a schedule has any REDUCE_GRAD or STEP; until then `lower` implies them.
+The rules apply to schedules with any REDUCE_GRAD or STEP; otherwise `lower` adds both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from recycle.job.shape import MOST_BUCKETS
 
 
 def _hosted_rows(inspection: Inspection, cls: type[Instruction]) -> tuple[Rows, Rows]:
-    """(rows, worker * stages + stage) of the stage-wide kind that stand on a host of their stage."""
+    """Return (rows, worker * stages + stage) of the stage-wide kind on hosts of the stage."""
     pieces = inspection.pieces
     at = pieces.of(cls)
     at = at[inspection.hosts[pieces.worker[at], pieces.stage[at]]]
@@ -146,7 +146,7 @@ def early_step(inspection: Inspection) -> Iterator[Defect]:
 
 
 def _early(inspection: Inspection, cause: Cause, cls: type[Instruction], message: str, hint: str) -> Defect:
-    """Rows of `cls` that wait for a join, against the last row that the join waits for behind each, on one worker."""
+    """Return a defect for rows of `cls` whose join waits for a later row of the same worker."""
     graph, kind, worker = inspection.graph, inspection.lowered.columns.kind, inspection.lowered.columns.worker
     into, out = graph.into_joins, graph.out_of_joins
     out = out[(graph.cause[out] == cause) & (kind[graph.target[out]] == cls.kind)]
@@ -176,26 +176,22 @@ def reduce_order(inspection: Inspection) -> Iterator[Defect]:
 
 
 def conflicting_reduces(inspection: Inspection) -> list[tuple[int, int]]:
-    """The pairs of `reduce_conflicts` among the sums and gathers that stand on a host of their stage."""
+    """Return the pairs of `reduce_conflicts` among the sums and gathers on hosts of their stage."""
     buckets, numbers = inspection.schedule.buckets, inspection.schedule.columns.bucket
     found = [_hosted_rows(inspection, cls) for cls in (ReduceGradients, ReduceBucket, GatherParameters)]
     rows, hosts = (np.concatenate(column) for column in zip(*found, strict=True))
     order = np.argsort(rows)
     rows, (workers, stages) = rows[order], np.divmod(hosts[order], inspection.schedule.shape.stages)
-    # The last bucket, of which the columns say nothing, is summed by REDUCE_GRAD.
+    # REDUCE_GRAD has no bucket column and sums the last bucket.
     bucket = np.where(numbers[rows] >= 0, numbers[rows], buckets - 1)
     numbers = stages * (buckets + 1) + bucket
-    # A gather comes behind all buckets of its stage.
+    # A gather follows all buckets of its stage.
     gathers = inspection.schedule.columns.kind[rows] == GatherParameters.kind
     return reduce_conflicts(rows, workers, np.where(gathers, stages * (buckets + 1) + buckets, numbers))
 
 
 def reduce_conflicts(rows: Rows, workers: Rows, stages: Rows) -> list[tuple[int, int]]:
-    """Where workers reduce the same two stages, or buckets of stages, in unlike orders.
-
-    Args:
-        rows, workers, stages: of each reduce, with a number for the stage or bucket; of several reduces of one on one
-            worker the first counts.
+    """Find workers that reduce the same two stages, or buckets of stages, in different orders.
 
     Returns:
         (reduce that comes first here, reduce that comes first on an earlier worker with both stages), one per worker.
@@ -220,7 +216,7 @@ def reduce_conflicts(rows: Rows, workers: Rows, stages: Rows) -> list[tuple[int,
 
 
 def _first_swapped(sequence: tuple[int, ...], other: dict[int, int]) -> tuple[int, int] | None:
-    """Places of the first neighbours, of the stages of both, that `other` (stage -> row) has the other way round."""
+    """Return the indices of the first neighbors in `sequence` that `other` (stage -> row) has in reverse order."""
     both = [place for place, stage in enumerate(sequence) if stage in other]
     pairs = ((here, there) for here, there in pairwise(both) if other[sequence[there]] < other[sequence[here]])
     return next(pairs, None)

@@ -1,7 +1,7 @@
-"""Order: what an instruction needs comes before it, and no instructions wait for each other in a circle.
+"""Rules for the order: dependencies precede their users, and no instructions wait for each other in a cycle.
 
-Needs that the instruction's own worker meets too late are found edge by edge. Circles over several workers are found
-in the event graph, after those edges (and the optimizer's, which have rules of their own) are taken out of it.
+Late dependencies on the same worker are found edge by edge. Cycles over several workers are found in the event graph
+without these edges and those that the optimizer rules report.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from recycle.ir.rules.rule import Defect, Inspection, extremes, rule
 from recycle.ir.rules.transfers import are_reported
 
 _CYCLES = 5
-"""Independent cycles that are reported at most."""
+"""Maximum number of reported independent cycles."""
 _TOLD = 40
-"""Instructions of a cycle that a message names, half of them from its beginning, half from its end."""
+"""Instructions of a cycle that a message names, half from its beginning and half from its end."""
 
 
 @rule("order", "an instruction before what it needs on its own worker")
@@ -43,7 +43,6 @@ def order(inspection: Inspection) -> Iterator[Defect]:
 
 
 def _local_disorder(inspection: Inspection) -> tuple[Rows, Rows]:
-    """Edges between rows of one worker that point backwards in its program, by row."""
     graph, c = inspection.graph, inspection.lowered.columns
     edges = graph.between_rows
     edges = edges[graph.cause[edges] != Cause.TRANSFER]
@@ -70,7 +69,7 @@ def deadlock(inspection: Inspection) -> Iterator[Defect]:
         reported[inspection.origin[end]] = True
     for cycle in cycles(source[keep], target[keep], events.dependencies.nodes):
         if any(reported[given] for given in map(inspection.given, cycle) if given is not None):
-            continue  # a consequence of what is wrong with that instruction itself
+            continue  # a consequence of another finding
         hint = "change the order on one of these workers so that what the others wait for comes first"
         yield _circle(inspection, events, cycle, "a circle of waits", hint)
 
@@ -97,7 +96,7 @@ def serialised_transport(inspection: Inspection) -> Iterator[Defect]:
 
 
 def _explained(inspection: Inspection, source: Rows, target: Rows) -> Flags:
-    """Edges that other rules report: local disorder, early reduces and steps, reduce orders."""
+    """Return which edges other rules report: local disorder, early reduces and steps, reduce orders."""
     nodes, rows = inspection.graph.nodes, inspection.graph.rows
     late_source, late_target = _local_disorder(inspection)
     explained = np.isin(source * nodes + target, late_source * nodes + late_target)
@@ -105,7 +104,7 @@ def _explained(inspection: Inspection, source: Rows, target: Rows) -> Flags:
     lowered_of[inspection.origin] = np.arange(len(inspection.origin))
     conflicting = [int(lowered_of[row]) for pair in conflicting_reduces(inspection) for row in pair]
     explained |= np.isin(target, conflicting) & (source >= rows)
-    # A join that waits for its own waiter, or for a row behind it on its worker: early or duplicate updates.
+    # A join that waits for a row at or after its waiter on the same worker: an early or duplicate update.
     kind, worker = inspection.lowered.columns.kind, inspection.lowered.columns.worker
     out = np.flatnonzero((source >= rows) & (target < rows))
     out = out[is_kind(kind[target[out]], StageWide)]
@@ -118,7 +117,7 @@ def _explained(inspection: Inspection, source: Rows, target: Rows) -> Flags:
 
 
 def cycles(source: Rows, target: Rows, nodes: int) -> list[list[int]]:
-    """Up to `_CYCLES` cycles without a common node, each short, as nodes that wait for the next one around."""
+    """Return up to `_CYCLES` short cycles without common nodes; each node waits for the next one."""
     found: list[list[int]] = []
     while len(found) < _CYCLES:
         alive = _on_or_between_cycles(source, target, nodes)
@@ -135,7 +134,7 @@ def cycles(source: Rows, target: Rows, nodes: int) -> list[list[int]]:
 
 
 def _on_or_between_cycles(source: Rows, target: Rows, nodes: int) -> Flags:
-    """Nodes that neither run out of predecessors nor of successors."""
+    """Return the nodes on a cycle or on a path between two cycles."""
     alive = np.ones(nodes, dtype=np.bool_)
     for before, after in ((source, target), (target, source)):
         alive[topological_order(before, after, nodes)] = False
@@ -143,7 +142,6 @@ def _on_or_between_cycles(source: Rows, target: Rows, nodes: int) -> Flags:
 
 
 def _walk(offsets: Rows, before: Rows, node: int) -> list[int]:
-    """A cycle reached from `node` by going to the first predecessor again and again."""
     place = np.full(len(offsets) - 1, -1, dtype=np.int64)
     path: list[int] = []
     while place[node] < 0:
@@ -154,7 +152,6 @@ def _walk(offsets: Rows, before: Rows, node: int) -> list[int]:
 
 
 def _shortest(cycle: list[int], offsets: Rows, before: Rows) -> list[int]:
-    """A shortest cycle through the first node of `cycle`, by breadth-first search."""
     start, came_from = cycle[0], dict[int, int]()
     queue = deque([start])
     while start not in came_from:
@@ -170,8 +167,7 @@ def _shortest(cycle: list[int], offsets: Rows, before: Rows) -> list[int]:
 
 
 def _circle(inspection: Inspection, events: EventGraph, cycle: list[int], message: str, hint: str) -> Defect:
-    """The circle, told from the given row where it is entered, with the other given rows that the text names in its
-    order. Rows that lowering added are passed over, and steps along one worker's program are drawn together."""
+    """Return a defect for a cycle, from its first given row; added rows are omitted, steps of one program merged."""
     given = {node: row for node in cycle if (row := inspection.given(node)) is not None}
     if not given:
         return Defect(f"{message}: {len(cycle)} events that lowering added", hint)
@@ -179,7 +175,7 @@ def _circle(inspection: Inspection, events: EventGraph, cycle: list[int], messag
     shown = [*list(given)[turn:], *list(given)[:turn]]
     follows = _program_steps(events, np.array(shown[1:] + shown[:1]), np.array(shown)).tolist()
     begins = [place for place in range(len(shown)) if not (follows[place] and follows[place - 1])]
-    if begins[0]:  # the steps before it are drawn together with the last ones
+    if begins[0]:  # the first steps merge with the last steps
         begins = begins[-1:] + begins[:-1]
     rows = [given[shown[place]] for place in begins]
     name = inspection.schedule.instruction
@@ -198,7 +194,7 @@ def _circle(inspection: Inspection, events: EventGraph, cycle: list[int], messag
 
 
 def _program_steps(events: EventGraph, before: Rows, after: Rows) -> Flags:
-    """Which of these pairs of nodes follow each other on their worker, without a need between them."""
+    """Return which pairs of nodes follow each other on their worker without a dependency."""
     nodes = events.dependencies.nodes
 
     def among(source: Rows, target: Rows) -> Flags:

@@ -1,6 +1,4 @@
-"""Placement and memory: work stands on live workers that host its stage, and what these hold is within their limit;
-work that is done a second time, R and REPLAY, stands where it can be of use.
-"""
+"""Rules for placement and memory: live hosts, memory limits, and useful redundant work (R and REPLAY)."""
 
 from __future__ import annotations
 
@@ -261,6 +259,5 @@ def _runs_itself(inspection: Inspection, key: Rows, at: Rows) -> Flags:
 
 
 def _first_of(*cases: Flags) -> list[Flags]:
-    """Of these cases each only where none before it holds."""
     number = np.select(cases, range(len(cases)), -1)
     return [number == place for place in range(len(cases))]

@@ -1,8 +1,8 @@
-"""Every code that a command ends with or a finding carries, for docs/reference/codes.md.
+"""Writes docs/reference/codes.md: exit codes, error classes and the codes of findings.
 
     python -m recycle.ir.rules.reference docs/reference/codes.md
 
-writes the page. Rules come from `all_rules()`, which `recycle check --explain` prints too.
+Rules come from `all_rules()`, which `recycle check --explain` also prints.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ below.
 
 
 def reference_page() -> str:
-    """The page docs/reference/codes.md."""
+    """Return the text of docs/reference/codes.md."""
     rows = [
         f"| `{rule.code}` | {rule.severity} | {rule.title} | {' '.join(rule.documentation.split())} |"
         for rule in all_rules()

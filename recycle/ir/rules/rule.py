@@ -1,11 +1,9 @@
-"""What a rule is: a code, a severity, a paragraph, and a function that marks where a schedule breaks it.
+"""The framework of rules: a rule has a code, a severity, a documentation and a function that yields defects.
 
-The function gets an `Inspection` and yields a `Defect` for each way of breaking the rule: columns of the rows that do,
-with a message and a hint. Grouping, limits, counts and order are the frame's (`Rule.findings`, `check`).
-
-An `Inspection` holds one schedule together with everything that rules ask about it, each worked out at most once. What
-a schedule leaves out (transfers; reduces and steps) is implied as `lower` writes it, while rows and positions in
-defects are those of the program as it was given.
+The function receives an `Inspection` and yields a `Defect` for each kind of violation: columns of violating rows with a
+message and a hint. `Rule.findings` and `check` group, limit and sort them. An `Inspection` holds a schedule and lazily
+computed facts about it. Omitted transfers, reduces and steps are implied, as `lower` adds them; rows and positions in
+defects refer to the given program.
 """
 
 from __future__ import annotations
@@ -38,15 +36,14 @@ from recycle.job.shape import MicroBatch
 
 Severity = Literal["error", "warning"]
 SHOWN = 6
-"""Names that a message lists before it says how many more there are."""
+"""Names that a message lists before it counts the others."""
 MOST_DESCRIBED = 1000
-"""Findings of one rule that are described. Of the others only the number is told: a file of a few megabytes may have
-millions, each of which would take more memory than what it is about."""
+"""Findings listed per rule; others are only counted, since a broken file may have millions."""
 
 
 @dataclass(frozen=True)
 class ProgramPosition:
-    """An instruction of a schedule: its worker, its position there from 0, and its text."""
+    """An instruction of a schedule: worker, position in the program from 0, and text."""
 
     worker: str
     position: int
@@ -58,17 +55,14 @@ class ProgramPosition:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong.
+    """One violation of a rule.
 
     Attributes:
         rule: code of the rule.
         severity: "error" (the schedule must not run) or "warning".
-        worker, position: where; None when the finding is about the whole schedule. Positions count from 0 in the
-            program as it was given.
-        instruction: text of the instruction there, or None.
-        message, hint: what is wrong, and what to do.
-        others: the instructions that it is at odds with: the other end of a transfer, what comes too late, the rest of
-            a circle of waits in its order.
+        worker, position: place in the given program, from 0; None for findings about the whole schedule.
+        instruction: text of the instruction, or None.
+        others: conflicting instructions: the other end of a transfer, a late instruction, or the rest of a cycle.
     """
 
     rule: str
@@ -83,8 +77,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Place:
-    """One entry of a `Defect`: its index in the columns, the instructions that it is at odds with, and how many entries
-    it stands for (see `Defect.per`)."""
+    """One entry of a `Defect`: index, conflicting instructions, and number of entries merged (see `Defect.per`)."""
 
     index: int
     others: tuple[ProgramPosition, ...]
@@ -96,18 +89,18 @@ Tells = Mapping[str, npt.NDArray[Any] | Callable[[Place], object]]
 
 @dataclass(frozen=True, eq=False)
 class Defect:
-    """One way in which a schedule breaks a rule, as columns with an entry for each time that it does.
+    """One way in which a schedule breaks a rule, as columns with an entry per occurrence.
 
     Attributes:
-        message, hint: what is wrong and what to do, as formats in which these names stand for values of an entry:
-            `worker` that it is about, `other` the first instruction that it is at odds with, and the names of `tells`.
-        row: given row that an entry is about; None or -1 where it is about a worker or the whole schedule.
-        worker: index of the worker where no row is given.
-        others: row that the entry is at odds with, or several in a second dimension; -1 for none.
-        where: entries that count; all when left out.
-        per: of these, entries with the same number are reported once, at the first of them.
-        more: what the message calls the others of them, if it counts them: `(and 3 more ...)`.
-        tells: name -> its value in each entry.
+        message, hint: formats of the finding's texts, with the names `worker`, `other` (the first conflicting
+            instruction) and the names of `tells`.
+        row: given row of each entry; None or -1 for entries about a worker or the whole schedule.
+        worker: index of the worker, for entries without a row.
+        others: conflicting row of each entry, or several in a second dimension; -1 for none.
+        where: entries that count; None for all.
+        per: entries with the same number are reported once, at the first entry.
+        more: noun for the other entries in the message: `(and 3 more ...)`; empty to omit them.
+        tells: name -> value for each entry.
     """
 
     message: str
@@ -121,7 +114,7 @@ class Defect:
     tells: Tells = field(default_factory=dict)
 
     def told(self) -> tuple[Rows, Rows]:
-        """(entry, entries that it stands for) of each finding."""
+        """Return (entry, number of entries that it represents) of each finding."""
         columns = (column for column in (self.row, self.worker, self.per) if column is not None)
         entries = np.arange(next(map(np.size, columns), 1))
         if self.where is not None:
@@ -134,16 +127,7 @@ class Defect:
 
 @dataclass(frozen=True)
 class Rule:
-    """One row of the table of rules.
-
-    Attributes:
-        code: what findings carry and `recycle check --explain` takes.
-        title: the rule in a few words.
-        documentation: a paragraph for people.
-        find: yields the defects.
-        severity: of every finding of this rule.
-        presumes_valid: what it finds means nothing in a schedule with errors.
-    """
+    """One row of the table of rules; `presumes_valid` rules are skipped for schedules with errors."""
 
     code: str
     title: str
@@ -153,7 +137,7 @@ class Rule:
     presumes_valid: bool = False
 
     def findings(self, inspection: Inspection) -> tuple[list[Finding], int]:
-        """(at most the first `MOST_DESCRIBED` findings, how many more there are)."""
+        """Return (at most the first `MOST_DESCRIBED` findings, number of further findings)."""
         found: list[Finding] = []
         more = 0
         for defect in self.find(inspection):
@@ -185,22 +169,20 @@ class Rule:
 def rule(
     code: str, title: str, severity: Severity = "error", presumes_valid: bool = False
 ) -> Callable[[Callable[[Inspection], Iterable[Defect]]], Rule]:
-    """Make a rule of a function, whose docstring is the rule's documentation."""
+    """Decorator that turns a function into a rule, documented by the function's docstring."""
     return lambda find: Rule(code, title, inspect.cleandoc(find.__doc__ or ""), find, severity, presumes_valid)
 
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """One schedule under inspection, with what to hold it against.
+    """A schedule under inspection, and the limits to check.
 
     Attributes:
-        schedule: as given.
-        profile: bytes, and the share of an activation that is kept between I and W.
-        limits: activations that the workers of each rank may hold, or None.
-        byte_limit: bytes that any worker may hold, or None.
-        about_to_run: nothing is implied, because the workers execute the program as it is.
-        events: the event graph of the schedule as `lower` writes it out.
-        shared: what several rules go by, under the function that works it out.
+        profile: bytes, and the share of an activation kept between I and W.
+        limits, byte_limit: activations that workers of each rank may hold, and bytes of any worker; None for no limit.
+        about_to_run: whether workers execute the program as it is, so that nothing is implied.
+        events: event graph of the lowered schedule.
+        shared: results shared by several rules, by the function that computes them.
     """
 
     schedule: Schedule
@@ -217,7 +199,7 @@ class Inspection:
 
     @property
     def origin(self) -> Rows:
-        """Row of the given schedule that each lowered row came from, -1 where lowering added it."""
+        """Row in the given schedule of each lowered row, -1 for added rows."""
         assert self.events.origin is not None
         return self.events.origin
 
@@ -227,7 +209,7 @@ class Inspection:
 
     @cached_property
     def pieces(self) -> Work:
-        """The given rows with overlapped pairs taken apart."""
+        """The given rows with overlapped pairs split."""
         return work(self.schedule)
 
     @cached_property
@@ -250,7 +232,7 @@ class Inspection:
 
     @cached_property
     def hosted(self) -> Flags:
-        """(worker index, stage) -> the placement puts the stage there."""
+        """(worker index, stage) -> whether the placement assigns the stage."""
         shape = self.schedule.shape
         hosted = np.zeros((shape.worker_count, shape.stages), dtype=np.bool_)
         for w, stages in enumerate(self.schedule.placement):
@@ -259,44 +241,44 @@ class Inspection:
 
     @cached_property
     def hosts(self) -> Flags:
-        """(worker index, stage) -> the placement puts the stage there, and the worker is alive."""
+        """(worker index, stage) -> whether the placement assigns the stage to a live worker."""
         return self.hosted & ~self.dead[:, None]
 
     @cached_property
     def computes(self) -> Rows:
-        """Pieces of the given schedule that a micro-batch needs, inside the shape."""
+        """Valid operations that a micro-batch requires."""
         return self.pieces.of(*kinds_where(lambda row: row.required))
 
     @cached_property
     def cell(self) -> Rows:
-        """Stage and micro-batch of each piece as one number; only valid pieces have a meaningful one."""
+        """Stage and micro-batch of each operation as one number; meaningful for valid operations only."""
         return self.pieces.stage * self.schedule.shape.global_micro_batches + self.pieces.micro_batch
 
     @cached_property
     def cells(self) -> int:
-        """How many (stage, micro-batch) there are."""
+        """Number of (stage, micro-batch) cells."""
         return self.schedule.shape.stages * self.schedule.shape.global_micro_batches
 
     @cached_property
     def counts(self) -> dict[type[Instruction], Rows]:
-        """For F, B, I and W: how often each cell has it; parts of a W count as one when all are there."""
+        """Number of F, B, I and W in each cell; a full set of parts counts as one W."""
         return counts_of(self.pieces, self.schedule.shape, self.parts[0])
 
     @cached_property
     def parts(self) -> tuple[Rows, Rows]:
-        """(fewest, most) parts of W that each cell has for any bucket."""
+        """(fewest, most) parts of W over the buckets, per cell."""
         return parts_of_weight(self.pieces, self.schedule.shape, self.schedule.buckets)
 
     @cached_property
     def complete(self) -> Flags:
-        """Cells with one F and either one B or one I and one W; with one F where the schedule is forward-only."""
+        """Cells with one F and either one B or one I and one W; only one F in a forward-only schedule."""
         f, b, i, w = self.counts.values()
         whole, parted = (b == 1) & (i == 0) & (w == 0), (b == 0) & (self.parts[0] == self.parts[1])
         return is_whole(self.schedule, f == 1, whole, parted & (i == 1), parted & (w == 1))
 
     @cached_property
     def misplaced(self) -> Flags:
-        """Cells with a piece on a worker that is dead or does not host the stage."""
+        """Cells with work on a worker that is dead or does not host the stage."""
         pieces, at = self.pieces, self.computes
         wrong = ~self.hosts[pieces.worker[at], pieces.stage[at]]
         misplaced = np.zeros(self.cells, dtype=np.bool_)
@@ -305,27 +287,27 @@ class Inspection:
 
     @cached_property
     def apart(self) -> Unmet:
-        """Backwards that are not on the worker that holds what they need, once per cell; lowered rows."""
+        """Backwards on another worker than their inputs, once per cell; lowered rows."""
         far = self.graph.missing.with_reason(Why.NOT_LOCAL)
         far = far.take(is_kind(self.lowered.columns.kind[far.row], kinds_where(lambda row: row.required)))
         return far.take(np.sort(np.unique(self.cells_of(far), return_index=True)[1]))
 
     @cached_property
     def broken(self) -> Flags:
-        """Cells with a defect of their own; what else goes wrong around them is a consequence."""
+        """Cells with a defect; other findings about them are consequences."""
         broken = ~self.complete | self.misplaced
         broken[self.cells_of(self.apart)] = True
         return broken
 
     def rows_in(self, cells: Flags) -> Flags:
-        """The given rows that compute one of these cells."""
+        """Return the given rows that compute one of these cells."""
         rows = np.zeros(len(self.schedule.columns), dtype=np.bool_)
         rows[self.pieces.row[self.computes[cells[self.cell[self.computes]]]]] = True
         return rows
 
     @cached_property
     def stray_updates(self) -> Flags:
-        """The given reduces and steps on a worker that does not host the stage, and those that are there already."""
+        """The given reduces and steps that are duplicates or on a worker that does not host the stage."""
         pieces, stages = self.pieces, self.schedule.shape.stages
         at = pieces.of(StageWide)
         keys = (pieces.kind[at].astype(np.int64) * len(self.dead) + pieces.worker[at]) * stages + pieces.stage[at]
@@ -336,65 +318,66 @@ class Inspection:
         return stray
 
     def cells_of(self, unmet: Unmet) -> Rows:
-        """The cells of what is missing."""
+        """Return the cells of unmet needs."""
         return unmet.stage * self.schedule.shape.global_micro_batches + unmet.micro_batch
 
     def micro_batch(self, number: int) -> MicroBatch:
-        """The micro-batch with this global number."""
+        """Return the micro-batch with this global id."""
         return MicroBatch(*divmod(int(number), self.schedule.shape.micro_batches))
 
     def micro_batches(self, numbers: Rows) -> str:
-        """The micro-batches with these global numbers, as `listed` lists them."""
+        """Format the micro-batches with these global ids, as `listed`."""
         return listed([self.micro_batch(number) for number in numbers[:SHOWN].tolist()], len(numbers))
 
     @cached_property
     def _starts(self) -> Floats:
-        """Start of each given row from idle, under the profile."""
-        start = np.zeros(len(self.schedule.columns) + 1)  # the last entry takes what lowering added
+        start = np.zeros(len(self.schedule.columns) + 1)  # the last entry absorbs added rows
         start[self.origin] = timeline_of(self.lowered, self.profile).start
         return start
 
     def time_of(self, row: int) -> str:
-        """` at time 7` for a given row, nothing when the order cannot finish."""
+        """Return ` at time 7` for a given row; empty if the order deadlocks."""
         return f" at time {self._starts[row]:g}" if self.events.is_acyclic else ""
 
     def given(self, row: int) -> int | None:
-        """Given row of a lowered row or node; None for what lowering added and for joins."""
+        """Return the given row of a lowered row or node; None for added rows and joins."""
         return int(self.origin[row]) if row < len(self.origin) and self.origin[row] >= 0 else None
 
     def at(self, row: int) -> ProgramPosition:
-        """The instruction in a given row."""
+        """Return the instruction in a given row."""
         worker, position = self.schedule.position(row)
         return ProgramPosition(str(worker), position, str(self.schedule.instruction(row)))
 
     def workers(self, indices: Rows) -> str:
-        """Workers, by index, as `listed` lists them."""
+        """Format workers by index, as `listed`."""
         return listed([self.schedule.shape.worker_at(w) for w in indices[:SHOWN].tolist()], len(indices))
 
 
 def listed(names: Sequence[object], count: int | None = None) -> str:
-    """`a, b, c and 4 more`, of `count` names in all where the sequence is only their beginning."""
+    """Format `a, b, c and 4 more`; `count` is the total if `names` is only the beginning."""
     count = len(names) if count is None else count
     rest = f" and {count - SHOWN} more" if count > SHOWN else ""
     return ", ".join(map(str, names[:SHOWN])) + rest
 
 
 def repeats(keys: Rows) -> tuple[Rows, Rows]:
-    """(place of each entry whose key is there before it, place of the first entry with that key)."""
+    """Return (index of each repeated key, index of its first occurrence)."""
     _, first, back = np.unique(keys, return_index=True, return_inverse=True)
     again = np.flatnonzero(first[back] != np.arange(len(keys)))
     return again, first[back[again]]
 
 
 def firsts(keys: Rows | Ints) -> tuple[Rows, Rows, Rows]:
-    """(key, place of its first entry, how many entries it has) of each distinct key, ascending; as columns."""
+    """Return (key, index of the first entry, number of entries) of each distinct key, ascending."""
     key, place, entries = np.unique(keys, return_index=True, return_counts=True)
     return key.astype(np.int64), place, entries
 
 
 def extremes(take: np.ufunc, keys: Rows, values: Rows, wanted: Rows, missing: int) -> Rows:
-    """For each key in `wanted` the least (`np.minimum`) or greatest of the values that have it; `missing` where none
-    has, which no value may exceed in that direction."""
+    """Return the minimum (`np.minimum`) or maximum of the values with each wanted key; `missing` without any value.
+
+    `missing` must be at least as extreme as every value, in the opposite direction.
+    """
     known, place = np.unique(keys, return_inverse=True)
     found = np.full(len(known) + 1, missing, dtype=np.int64)
     take.at(found, place, values)

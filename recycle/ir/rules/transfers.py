@@ -1,7 +1,7 @@
-"""Transfers: each value that crosses to another worker is sent once and received once, in the same order at both ends.
+"""Rules for transfers: each value that crosses workers is sent once and received once, in the same order at both ends.
 
-The rules share one table of what is wrong with which value, so that one defect (a transfer whose peer was changed,
-say) is reported once, by its nearest cause, and not again for each of its ends.
+The rules share one table of defective values, so a defect is reported once, by its nearest cause, and not for both
+ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from recycle.job.shape import MicroBatch, Worker
 
 
 def are_reported(inspection: Inspection, rows: Rows) -> Flags:
-    """Whether a finding about the value of the transfer in each given row is there, so that no more need be said."""
+    """Return whether a finding about the transferred value of each given row exists already."""
     examination = _examined(inspection)
     return examination.are_reported(examination.values(rows))
 
@@ -118,19 +118,15 @@ def _examined(inspection: Inspection) -> _TransferExamination:
 
 
 _CARRIED, _MAKER = (np.zeros(MOST_KINDS, dtype=np.int64) for _ in range(2))
-"""Number of a transfer's kind -> what it carries; the stage that makes that, relative to the transfer's own."""
+"""Kind of a transfer -> value kind, and producing stage relative to the transfer's stage."""
 for _end in chain.from_iterable(CARRIERS.values()):
     _CARRIED[_end.kind], _MAKER[_end.kind] = _end.row.needs[0].value, _end.row.needs[0].offset
 
 
 class _TransferExamination:
-    """Looks for defects of transfers, from the nearest causes to the farthest, and reports each value once.
+    """Finds defects of transfers by rule code, nearest causes first, and reports each value once.
 
-    A value is a number: its place in a table of (what it is, the stage that makes it, micro-batch) that has a row more
-    at both ends of the model, where no stage is.
-
-    Attributes:
-        found: code of the rule that reports it -> defects.
+    A value is an index into a table of (value kind, producing stage, micro-batch), with an extra stage at both ends.
     """
 
     def __init__(self, inspection: Inspection) -> None:
@@ -141,14 +137,14 @@ class _TransferExamination:
         if inspection.has_transfers:
             pieces = inspection.pieces
             rows = [np.append(pieces.row, -1)[pieces.first(self.shape, pieces.of(*makers_of(v)))] for v in CARRIERS]
-            # Given row that makes each value, and that needs it: the first of several, -1 for none; and whether a
-            # defect of the value is reported, or one of its maker or its user, from which others follow.
+            # Row that produces each value and row that needs it: the first of several, -1 for none. Values count as
+            # reported if a defect of the value, its producer or its user is reported.
             self._maker, self._user = self._by_value(rows, -1)
             self._reported = np.logical_or(*self._by_value([inspection.broken] * len(CARRIERS), False))
             self._examine()
 
     def _by_value(self, cells: Sequence[npt.NDArray[Any]], nothing: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """What each kind of value has per cell, by the value that the cell makes, and by the one that it needs."""
+        """Return data per cell, indexed by the value that the cell produces, and by the value that it needs."""
         inner = np.reshape(cells, (len(CARRIERS), self.shape.stages, -1))
         made = np.pad(inner, ((0, 0), (1, 1), (0, 0)), constant_values=nothing)
         toward = (receive.row.needs[0].offset for _, receive in CARRIERS.values())
@@ -156,22 +152,21 @@ class _TransferExamination:
         return made.ravel(), np.ravel(needed)
 
     def values(self, rows: Rows) -> Rows:
-        """What the transfers in given rows carry."""
+        """Return the values that the transfers in given rows carry."""
         kind, pieces = self.columns.kind[rows], self.inspection.pieces
         return self._values(_CARRIED[kind], pieces.stage[rows] + _MAKER[kind], pieces.micro_batch[rows])
 
     def _values(self, kind: Rows | int, stage: Rows, micro_batch: Rows) -> Rows:
-        """Values, given what they are, the stages that make them, also -1 and P * V, and their global micro-batches."""
+        """Return values by kind, producing stage (also -1 and P * V) and global micro-batch."""
         _, stages, micro_batches = self._table
         return (kind * stages + stage + 1) * micro_batches + micro_batch
 
     def _read(self, value: int) -> tuple[ValueKind, int, MicroBatch]:
-        """(kind, the stage that makes it, micro-batch) of a value."""
         kind, stage, micro_batch = np.unravel_index(value, self._table)
         return ValueKind(int(kind)), int(stage) - 1, self.inspection.micro_batch(int(micro_batch))
 
     def are_reported(self, values: Rows) -> Flags:
-        """Whether no more need be said of each value."""
+        """Return whether each value is already reported."""
         reported: Flags = self._reported[values]
         return reported
 
@@ -189,7 +184,7 @@ class _TransferExamination:
         matched = np.flatnonzero(sends_of >= 0)
         receives = inspection.origin[matched]
         received[receives] = received[inspection.origin[sends_of[matched]]] = True
-        # Ends without a partner: two of one value belong together, one alone lacks the other.
+        # Ends without a partner: two ends of one value are mismatched, a single end lacks the other.
         loose = rows[~received[rows]]
         is_send = is_kind(c.kind[loose], Send)
         self._mismatched(loose[is_send], loose[~is_send])
@@ -199,7 +194,7 @@ class _TransferExamination:
         self._unused(np.sort(receives))
 
     def _fresh(self, values: Rows) -> Rows:
-        """The places of the values that are not reported already, each value once; they are reported then."""
+        """Return the indices of values not reported yet, each value once, and mark them as reported."""
         fresh = np.flatnonzero(~self._reported[values])
         self._reported[values[fresh]] = True
         return fresh[np.sort(firsts(values[fresh])[1])]
@@ -237,19 +232,16 @@ class _TransferExamination:
         self._report("not-made-here", Defect(message, hint, rows, others=first, tells={"maker": maker}))
 
     def _given(self, unmet: Unmet) -> tuple[Rows, Rows]:
-        """The given rows that miss a value which is not reported yet, and that value."""
         unmet = unmet.take(self.inspection.origin[unmet.row] >= 0)
         values = self._values(unmet.value, unmet.stage, unmet.micro_batch)
         fresh = self._fresh(values)
         return self.inspection.origin[unmet.row[fresh]], values[fresh]
 
     def _is_run_by(self, workers: Rows | Ints, rows: Rows) -> Flags:
-        """Whether each of these rows, if it is one, is on that worker."""
         found: Flags = (rows >= 0) & (self.columns.worker[rows] == workers)
         return found
 
     def _lacking(self, code: str, verb: str, rows: Rows) -> None:
-        """Report transfers whose other end is missing."""
         rows = rows[self._fresh(self.values(rows))]
         values, onward = self.values(rows), code == "unreceived"
         peers = self.columns.peer[rows]
@@ -274,7 +266,6 @@ class _TransferExamination:
         self._report(code, Defect(message, "{remedy}", rows, others=others, tells=tells))
 
     def _mismatched(self, sends: Rows, receives: Rows) -> None:
-        """Both ends of one value, which do not match."""
         c = self.columns
         _, first_send, first_receive = np.intersect1d(self.values(sends), self.values(receives), return_indices=True)
         sends, receives = sends[first_send], receives[first_receive]
