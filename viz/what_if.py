@@ -1,7 +1,7 @@
 """What-if: plans for chosen dead workers, from the library or from a planner passed in.
 
 The viewer imports no solver; `recycle view` passes a callable. Answers are cached, so undo and deep links are fast.
-Names are those of processes: the failed workers of an answer's schedule are the requested ones.
+Workers have the names of processes: the failed workers of an answer's schedule are the requested ones.
 """
 
 from __future__ import annotations
