@@ -72,11 +72,7 @@ class Child:
 
 
 def serve(parent: str) -> tuple[BinaryIO, BinaryIO]:
-    """Set up the child's side and return (requests, answers); call it first. Later prints go to standard error.
-
-    Args:
-        parent: process id of the parent, the first argument of this process.
-    """
+    """Set up the child's side and return (requests, answers); call it first. Later prints go to standard error."""
     die_with_parent(int(parent))
     for left in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(left, signal.SIG_IGN)

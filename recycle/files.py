@@ -184,9 +184,6 @@ class _Key:
 def entries(content: str | bytes | msgspec.Raw, refusal: type[RecycleError], where: str = "") -> dict[str, msgspec.Raw]:
     """Parse the JSON object in `content` into its entries; their values stay unparsed.
 
-    Args:
-        where: prefix of the messages of `refusal`.
-
     Raises:
         `refusal`: a key is duplicated, or there are more than `MOST_KEYS`.
         msgspec.MsgspecError, UnicodeDecodeError, RecursionError: the content is not a JSON object.

@@ -48,7 +48,6 @@ def build_app(
     Args:
         comparisons: comparisons of resilience systems, by name.
         is_example: whether the sources are examples; a first page then explains what can be shown.
-        run_folders: folders of runs to list.
         allowed_hosts: host names besides loopback, see `protect`.
     """
     workspace = Workspace.of(

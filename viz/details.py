@@ -135,12 +135,7 @@ def _worker(shown: CachedLanes, lane: int) -> int | None:
 
 
 class Figure(NamedTuple):
-    """A headline figure.
-
-    Attributes:
-        name, value: displayed text.
-        meaning: explanation of the name.
-    """
+    """A headline figure."""
 
     name: str
     value: str

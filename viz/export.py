@@ -103,11 +103,7 @@ def html(
 
 
 def import_map(addresses: Mapping[str, str]) -> str:
-    """Return the import map for the viewer's JavaScript modules, which import each other as `viz/NAME`.
-
-    Args:
-        addresses: file name of each module -> its address.
-    """
+    """Return the import map for the viewer's JavaScript modules, which import each other as `viz/NAME`."""
     return json.dumps({"imports": {f"viz/{name}": address for name, address in addresses.items()}})
 
 
@@ -127,8 +123,7 @@ _ATTRIBUTES = {"className": "class", "colSpan": "colspan", "n_clicks": "", "chil
 def static_html(content: Any) -> str:
     """Return the HTML of text, components of `dash.html`, figures (`dcc.Graph`), and lists of these.
 
-    Raises:
-        TypeError: a component that has no meaning without a server.
+    Raises TypeError for a component that has no meaning without a server.
     """
     return _html(content, count(1))
 

@@ -152,11 +152,7 @@ def backward_label(table: LaneTable, operation: int) -> str:
 
 
 def describe(table: LaneTable, operation: int, lane: int, unit: TimeUnit | None = None) -> list[str]:
-    """Describe an operation, one line each: instruction, kind, worker, times, home, marks.
-
-    Args:
-        unit: unit of the times; None: the table's.
-    """
+    """Describe an operation, one line each: instruction, kind, worker, times, home, marks."""
     kind = kinds()[table.kind[operation]]
     start, end = float(table.start[operation]), float(table.end[operation])
     time, flags = (unit or time_unit(table)).text, Flag(int(table.flags[operation]))

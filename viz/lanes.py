@@ -41,17 +41,13 @@ class LaneTable:
     """Operations by lane (CSR), sorted by start.
 
     Attributes:
-        shape: size of the job.
         workers: worker of each lane: the role in a plan, the process in a trace.
         labels: text of each lane; for a repartitioned model with the first and last unit of the worker.
-        failed: whether each lane's worker is dead.
         offsets: operations of lane i are `offsets[i]` to `offsets[i + 1]`.
         start, end: time from the origin, float64.
         kind: number of the kind of instruction, uint8.
         micro_batch: index in its home pipeline, uint32; NO_MICRO_BATCH for reduce and step.
-        stage: stage that runs it, uint16.
         pipeline: home of the micro-batch, uint16; NO_PIPELINE for reduce and step.
-        flags: `Flag` bits, uint8.
         instruction_id: row in the source schedule or trace, uint32.
         instruction_of: instruction id -> the instruction.
         origin: time 0 in seconds since the start of the run; 0 for a plan.

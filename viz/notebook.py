@@ -42,11 +42,7 @@ class Picture:
         return svg(self.source.panels()) if len(self.source.lanes) <= SVG_LIMIT else ""
 
     def page(self, height: int = 640) -> NotebookPage:
-        """Return the viewer's canvas in a frame of the notebook, to zoom, hover and search. Needs the `viz` extra.
-
-        Args:
-            height: of the frame, pixels.
-        """
+        """Return the viewer's canvas in a frame of the notebook, to zoom, hover and search. Needs the `viz` extra."""
         from viz.export import html
 
         return NotebookPage(html([self.source]), height)
@@ -76,10 +72,6 @@ def show_run(directory: str | Path, height: int = 800) -> NotebookPage:
     """Show a run in a frame of the notebook: loss, workers, plans, events, and lanes of notable steps.
 
     Needs the `viz` extra.
-
-    Args:
-        directory: run directory, `RunResult.directory`.
-        height: of the frame, pixels.
 
     Raises:
         RecycleError: the directory does not hold a run.

@@ -85,7 +85,6 @@ class Run:
     Attributes:
         job: the resolved job; None if it cannot be read.
         metrics: the committed steps, ascending, one entry per step.
-        events: events, in order.
         problems: a line per failed read.
         live: whether the run has not merged its trace yet.
     """

@@ -99,11 +99,7 @@ def read_executed(path: Path, shape: Shape, problems: list[str]) -> Trace | None
 
 
 def load_run(path: str | Path) -> Run:
-    """Read a run directory.
-
-    Raises:
-        RecycleError: the folder does not exist or holds nothing of a run.
-    """
+    """Read a run directory. Raises RecycleError if the folder does not exist or holds nothing of a run."""
     path = Path(path)
     if not is_run_directory(path):
         raise RecycleError(f"{path}: {what_it_is(path) if path.is_dir() else 'no such run directory'}")

@@ -38,7 +38,6 @@ class ScheduleFile:
 
     Attributes:
         timeline: None when the order deadlocks; `lanes` then shows it until the deadlock.
-        findings: findings of the checker.
         problem: reason for a missing timeline; "" otherwise.
         origin: row of `lanes` instructions -> row of `schedule`, -1 for instructions added by lowering; None if equal.
         chunk_time: time of each of F, I and W of a chunk, if no times are stated and the page's files differ in chunks
@@ -107,11 +106,7 @@ class ScheduleFile:
 def schedule_source(
     path: Path, schedule: Schedule, profile: Profile | None = None, left_out: Iterable[str] = ()
 ) -> ScheduleFile:
-    """Check and time a schedule as if read from `path`, and mark violations in its lanes.
-
-    Args:
-        profile: prices; None: 1 for each of F, I and W.
-    """
+    """Check and time a schedule as if read from `path`, and mark violations in its lanes."""
     profile = profile or Profile.uniform()
     findings = check(schedule, profile=profile)
     release_memory()
@@ -189,8 +184,7 @@ def _priced(read: Sequence[tuple[Path, Run | ScheduleInput]], prices: Prices | N
 def family_sources(shape: Shape, prices: Prices | None = None) -> list[Run | ScheduleFile]:
     """Build every family that fits, with two chunks per worker if supported; priced as in `load_sources`.
 
-    Raises:
-        ScheduleError: no family takes this shape.
+    Raises ScheduleError if no family takes this shape.
     """
     made: dict[Path, Schedule] = {}
     refused = ""
@@ -248,7 +242,6 @@ class RateChange(Struct, frozen=True):
 
     Attributes:
         time: seconds from the start of the trace.
-        event: the system's action, in a word or two.
         pause: seconds until training resumes, unless another change comes first.
         rate: samples per second afterwards.
     """

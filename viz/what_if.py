@@ -41,11 +41,8 @@ class Answer:
     """The plan for a set of dead workers.
 
     Attributes:
-        failed: the dead workers.
         plan: in the names of the processes; live workers that it leaves idle are among its failed workers.
-        timeline: timeline of the plan.
         source: "library", or "planned" for a new plan.
-        seconds: duration of the answer.
     """
 
     failed: frozenset[Worker]
@@ -132,8 +129,7 @@ class WhatIf:
     def with_slow(self, slow: Sequence[tuple[Worker, float]]) -> WhatIf:
         """Return the `WhatIf` for slow workers, given with their factors; it has no library.
 
-        Raises:
-            PlanError: no planner is available.
+        Raises PlanError if no planner is available.
         """
         if not slow:
             return self
@@ -159,8 +155,7 @@ class WhatIf:
     def searched(self, failed: Iterable[Worker]) -> tuple[Answer, Answer]:
         """Return (the answer before, the answer after a longer search); equal if the search did not shorten the period.
 
-        Raises:
-            PlanError: as in `answer`, or no planner is loaded.
+        Raises PlanError as in `answer`, or if no planner is loaded.
         """
         failed = frozenset(failed)
         if self.searcher is None:

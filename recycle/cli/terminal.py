@@ -33,7 +33,6 @@ class Result:
     Attributes:
         figures: the output of `--json`, or a function that returns it.
         shown: lines of text, of which empty ones are dropped, or a function that prints them.
-        status: exit status.
     """
 
     figures: Mapping[str, Any] | Callable[[], Mapping[str, Any]]
@@ -75,7 +74,6 @@ def print_table(
 
     Args:
         rows: None draws a line.
-        box: frame of the table.
         least: minimum width in characters, on any terminal.
     """
     table = Table(box=box, pad_edge=box is not None)

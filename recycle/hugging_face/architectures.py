@@ -26,9 +26,6 @@ class HubArchitecture:
     """A Hugging Face architecture and its family in recycle.
 
     Attributes:
-        name: in `architectures`.
-        model_type: in `config.json`.
-        kind: `[model] kind`.
         config: fields of `[model.config]` that distinguish it from others of the kind.
         defaults: values of keys that a `config.json` may leave out.
     """
@@ -135,9 +132,6 @@ def architecture_of(config: Mapping[str, Any], where: str) -> HubArchitecture:
 
 def model_of(config: Mapping[str, Any], where: str) -> ModelSection:
     """Return the `[model]` section that computes what `config.json` describes.
-
-    Args:
-        where: the file, as prefix of messages.
 
     Raises:
         JobError: a key is missing, has another type, or states something unsupported; names the key.

@@ -61,7 +61,6 @@ class ImportNote(msgspec.Struct):
 
     Attributes:
         dtype: the type of all tensors, as in `DTYPES`; "F32" for mixed types.
-        batched_experts: as in `blocks`.
     """
 
     dtype: str = "F32"
@@ -73,8 +72,6 @@ class ConvertedModel:
     """The outcome of a conversion.
 
     Attributes:
-        architecture: Hugging Face's name of it.
-        parameters: entries of all tensors.
         stored: types of the tensors read, or the type written, as in `DTYPES`.
         carried: names of the accompanying files.
     """
@@ -90,8 +87,6 @@ def import_model(source: Path, target: Path, progress: ByteProgress = lambda *_:
 
     Args:
         source: folder with `config.json` and safetensors files.
-        target: folder of the checkpoint; must not exist.
-        progress: called with the bytes written and the total.
 
     Raises:
         JobError: recycle does not support the model, or the files do not match it.
@@ -180,11 +175,8 @@ def export_model(
     """Make a folder that transformers can load from a checkpoint, imported or of a run.
 
     Args:
-        checkpoint: folder of a checkpoint, of any shape.
-        target: folder to write; must not exist.
         precision: type of the tensors; "auto" for the imported type, or fp32 for a run's model that was not imported.
         most_bytes: maximum size of a file with several tensors.
-        progress: called with the bytes written and the total.
 
     Raises:
         JobError: the checkpoint does not exist, or no architecture computes its model.

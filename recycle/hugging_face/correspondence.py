@@ -26,12 +26,8 @@ class TensorBlock:
     """Entries that exist on both sides.
 
     Attributes:
-        ours: name of recycle's tensor.
-        our_shape: shape of that tensor.
         our_view: shape that `our_index` refers to.
         our_index: index of the block in that view.
-        theirs: name of Hugging Face's tensor.
-        their_shape: shape of that tensor.
         their_index: index of the block in that tensor.
     """
 

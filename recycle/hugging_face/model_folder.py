@@ -55,8 +55,7 @@ def read_object(path: Path) -> dict[str, Any]:
 def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files with a model's weights.
 
-    Raises:
-        JobError: the folder has none, or one that the index names is missing.
+    Raises JobError if the folder has none, or one that the index names is missing.
     """
     if not (folder / INDEX).exists():
         if (folder / WEIGHTS).exists():

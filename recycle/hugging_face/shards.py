@@ -23,8 +23,6 @@ class Planned:
     """A tensor to write.
 
     Attributes:
-        entries: number of entries.
-        dtype: type of an entry.
         make: returns the tensor; called when its shard is written.
     """
 

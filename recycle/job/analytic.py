@@ -59,7 +59,6 @@ class Gpu:
     Attributes:
         flops: dense bf16 operations per second at peak.
         fp32_flops: fp32 operations per second at peak, without tensor cores, as in torch by default.
-        memory: bytes.
         memory_bandwidth: bytes per second of the GPU's memory.
         fast_link: bytes per second to the GPUs of the same node, each way.
         link: bytes per second of the GPU's share of the network between nodes.
@@ -90,11 +89,7 @@ _LOGITS = 4
 
 
 def layers(job: Sections, pieces: Pieces = ON_GPU) -> tuple[Layer, ...]:
-    """Return the layers of the job's `[model]`, priced for one micro-batch on a worker of T GPUs.
-
-    Args:
-        pieces: elements per piece on the device.
-    """
+    """Return the layers of the job's `[model]`, priced for one micro-batch on a worker of T GPUs."""
     model, how = job.model, job.analytic
     gpu, ways, weigh = GPUS[how.gpu], job.grid.tensor_parallel, parameter_bytes(job)
     b, s, h, v = job.data.micro_batch_size, model.sequence, model.hidden, model.vocabulary
@@ -232,7 +227,6 @@ def profile(job: Sections, stages: Sequence[int], pieces: Pieces = ON_GPU) -> Pr
 
     Args:
         stages: number of layers of each stage.
-        pieces: elements per piece on the device.
     """
     every, (latency, bandwidth) = layers(job, pieces), link(job)
     cut = [every[first:last] for first, last in pairwise([0, *accumulate(stages)])]

@@ -49,7 +49,6 @@ class Architecture:
         hidden: entries of a token's activation.
         query, key: entries of all queries of a token; of all its keys, and as many of its values.
         groups: groups of heads that share a key.
-        normed: whether queries and keys have norms.
         ffn: units of the feed-forward part, or of one expert.
         vocabulary: rows of the embedding and of the output layer.
         positions: rows of the table of learned positions; 0 with rotary positions.

@@ -12,12 +12,7 @@ _HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]
 
 
 class Endpoints(NamedTuple):
-    """The members of an etcd cluster; `str` returns the text that was parsed.
-
-    Attributes:
-        tls: whether to use TLS.
-        members: (host, port) of each member.
-    """
+    """The members of an etcd cluster; `str` returns the text that was parsed."""
 
     tls: bool
     members: tuple[tuple[str, int], ...]

@@ -63,7 +63,6 @@ class ParameterBytes:
     Attributes:
         state: the fp32 parameter, Adam's two moments and, in bf16, the rounded parameter. With a sharded optimizer: the
             live parameters of the whole stage, and the rest of k of D shards.
-        gradient: the gradient sum.
         undo: states kept on the device: the one before a step that may be undone, and two that hosts compare.
     """
 

@@ -163,11 +163,7 @@ def is_stated(path: str | Path, section: str, key: str) -> bool:
 
 
 class CutJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A job with its model cut into other stages; see `Job.with_cut`.
-
-    Attributes:
-        cut: layers of each stage.
-    """
+    """A job with its model cut into other stages; see `Job.with_cut`."""
 
     cut: tuple[int, ...]
 
@@ -184,11 +180,7 @@ class CutJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class PricedJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A job with the prices of its instructions; see `price`.
-
-    Attributes:
-        prices: seconds and bytes of the instructions.
-    """
+    """A job with the prices of its instructions; see `price`."""
 
     prices: Profile
 
@@ -206,8 +198,7 @@ class PricedJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
 def price(job: Job) -> PricedJob:
     """Return the job with its prices; a `PricedJob` is returned unchanged.
 
-    Raises:
-        JobError: the profile cannot be read.
+    Raises JobError if the profile cannot be read.
     """
     if isinstance(job, PricedJob):
         return job

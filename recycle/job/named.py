@@ -28,7 +28,6 @@ def function_named(text: str, key: str, folders: Sequence[str] = ()) -> Callable
     """Import the function that a job names.
 
     Args:
-        text: "package.module:function".
         key: the job's key, such as "[model] provider", for messages.
         folders: searched before Python's path, and added to it.
 

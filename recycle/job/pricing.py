@@ -34,8 +34,7 @@ _MOST_DIGITS = 30
 def profile_of(job: Sections) -> Profile:
     """Return the times and bytes to plan with, from the file or model in `[times] profile`, or from `[times]`.
 
-    Raises:
-        JobError: the profile file cannot be read, or layers do not divide over stages.
+    Raises JobError if the profile file cannot be read, or layers do not divide over stages.
     """
     times = job.times
     if times.profile == ANALYTIC:
@@ -119,8 +118,7 @@ def activation_limits(job: Sections, profile: Profile | None = None) -> list[flo
 def byte_limit(job: Sections, profile: Profile) -> float | None:
     """Return the bytes that each worker may hold; None if the job has no limit or one in activations.
 
-    Raises:
-        JobError: the limit is the device's memory, and the profile does not state it.
+    Raises JobError if the limit is the device's memory, and the profile does not state it.
     """
     limit = job.memory.limit
     if not isinstance(limit, str):

@@ -223,8 +223,7 @@ class Profile:
     def with_slow_link(self, shape: Shape, one: Worker, other: Worker, factor: float) -> Profile:
         """Return a profile in which transfers between two workers, in both directions, take `factor` times as long.
 
-        Raises:
-            JobError: a link names a worker outside `shape`, or the factor is not above 0 and finite.
+        Raises JobError if a link names a worker outside `shape`, or the factor is not above 0 and finite.
         """
         links = dict(self.links)
         for ends in ((one, other), (other, one)):

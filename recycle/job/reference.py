@@ -40,8 +40,6 @@ class Key:
     """A key of a job file.
 
     Attributes:
-        name: as in the file.
-        meaning: a sentence or more.
         unit: "" for values without one.
         values: description of the accepted values.
         default: as TOML; "required" or "not set" without one.

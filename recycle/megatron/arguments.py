@@ -110,11 +110,7 @@ def stated_arguments(common: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_arguments(model: ModelSection, config: TransformerConfig) -> dict[str, Any]:
-    """Return the arguments of a job's model under Megatron-LM's names.
-
-    Args:
-        config: megatron-core's config of the model.
-    """
+    """Return the arguments of a job's model under Megatron-LM's names."""
     activations = {function: name for name, function in ACTIVATIONS.items()}
     found: dict[str, Any] = {
         "num_attention_heads": config.num_attention_heads,
@@ -145,10 +141,6 @@ def require_arguments(
     where: Path, stated: Mapping[str, Any], model: ModelSection, config: TransformerConfig
 ) -> tuple[str, ...]:
     """Compare the arguments in a checkpoint with the arguments of a job's model.
-
-    Args:
-        where: the checkpoint, as prefix of messages.
-        stated: from `stated_arguments`.
 
     Returns:
         "key = value" of the job's model for arguments that neither the checkpoint nor its tensors determine.

@@ -56,10 +56,8 @@ class ModelChunk:
 
     Args:
         model: the chunk, in Megatron's DDP or bare.
-        stage: its stage, of `stages`.
         number: megatron-core's `vp_stage` of the chunk; None if each rank has one chunk.
         seen_rank: rank that the chunk was built for (see `recycle.megatron.placement`); None for this process's rank.
-        is_split: whether the schedule has I and W.
 
     Raises:
         RunError: the split backward does not support an operation of a layer.
@@ -90,11 +88,7 @@ class ModelChunk:
         self.call: Call
 
     def enter(self, stack: ExitStack, call: Call, data: Any) -> None:
-        """Start a call of the loop, which ends with the stack; the layers are split meanwhile.
-
-        Args:
-            data: the chunk's iterator over batches.
-        """
+        """Start a call of the loop, which ends with the stack; the layers are split meanwhile."""
         self.call, self.data = call, data
         if self._layers is not None and not call.forward_only:
             stack.enter_context(self._layers)

@@ -48,9 +48,7 @@ class ConvertedCheckpoint:
     """The outcome of a conversion.
 
     Attributes:
-        parameters: entries of all weights.
         iteration: iterations of training, as far as the checkpoint says.
-        moments: whether the optimizer's moments are included.
         left_out_rows: padding rows of the vocabulary that an import dropped.
         unstated: "key = value" of the job's model for what an imported checkpoint does not state.
     """
@@ -68,10 +66,6 @@ MOMENTS = ("exp_avg.", "exp_avg_sq.")
 
 def export_model(checkpoint: Path, target: Path) -> ConvertedCheckpoint:
     """Make a `torch_dist` checkpoint from the weights in a checkpoint of recycle.
-
-    Args:
-        checkpoint: folder of a checkpoint, imported or of a run of any shape.
-        target: folder to write; Megatron-LM's `--load` takes it.
 
     Raises:
         JobError: the checkpoint does not exist, or megatron-core cannot build its model.
@@ -100,11 +94,7 @@ def export_model(checkpoint: Path, target: Path) -> ConvertedCheckpoint:
 
 
 def _optimizer(manifest: Manifest, count: torch.Tensor) -> dict[str, Any]:
-    """Return the non-moment state of megatron-core's optimizer for fp32 parameters, for Adam as in the run.
-
-    Args:
-        count: number of optimizer steps.
-    """
+    """Return the non-moment state of megatron-core's optimizer for fp32 parameters, for Adam as in the run."""
     train = {key.removeprefix("[train] "): value for key, value in manifest.course.items()}
     group = {
         "lr_mult": 1.0,
@@ -127,7 +117,6 @@ def import_model(source: Path, model: ModelSection, target: Path, *, keeps_rows:
     Args:
         source: folder of an iteration, or its parent, of a script with any T, P and V.
         model: model of the weights; compared with everything that the checkpoint states about it.
-        target: folder of the checkpoint; must not exist.
         keeps_rows: take the vocabulary from the checkpoint's embedding instead of `model`.
 
     Raises:
@@ -151,7 +140,6 @@ def import_run(source: Path, job: Job, target: Path) -> ConvertedCheckpoint:
     Args:
         source: as in `import_model`, with the state of Adam.
         job: the job that will resume, with the model and batch of the training so far.
-        target: the run directory; must not exist.
 
     Raises:
         JobError: the source is not such a checkpoint, has another model, or lacks moments.

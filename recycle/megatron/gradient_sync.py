@@ -16,13 +16,7 @@ from recycle.ir.instruction import Compute
 
 
 class GradientSync:
-    """Synchronization of one iteration: off inside `off`, except inside `on_for`.
-
-    Args:
-        config: config of the model.
-        models: the model's chunks.
-        settled: see `recycle.megatron.order.RankOrder`.
-    """
+    """Synchronization of one iteration: off inside `off`, except inside `on_for`."""
 
     def __init__(self, config: Any, models: Sequence[Any], settled: Collection[Compute]) -> None:
         functions = config.no_sync_func
@@ -57,11 +51,7 @@ class GradientSync:
             self._hold()
 
     def start_rest(self, stages: Sequence[int]) -> None:
-        """Start the reductions that no instruction started; call it after the program.
-
-        Args:
-            stages: stage of each chunk.
-        """
+        """Start the reductions that no instruction started; call it after the program."""
         done = {one.stage for one in self._settled}
         for place, (stage, model) in enumerate(zip(stages, self._models, strict=True)):
             if self._starts is not None:

@@ -26,7 +26,6 @@ class PipelineLanes:
     Args:
         group: the pipeline-parallel group; rank r of the group is worker k.r.
         shape, dtype: of an activation that crosses a stage boundary.
-        device: device of the activations.
     """
 
     def __init__(

@@ -57,7 +57,6 @@ class RankOrder:
 
     Attributes:
         program: computes and transfers, in order.
-        stages: the stage of each model chunk.
         all_stages: S.
         ends_meet: whether first and last stage are chunks of one rank.
         settled: the computes that complete gradients of a chunk: its last I for gradients computed in I, its last W for
@@ -97,8 +96,7 @@ def training_order(given: Given, grid: MegatronGrid, micro_batches: int) -> Rank
 def evaluation_order(given: Given, grid: MegatronGrid, micro_batches: int) -> RankOrder:
     """Return the rank's order of forwards alone, from `recycle.ir.lower` on the schedule's placement.
 
-    Raises:
-        ScheduleError, JobError: as in `training_order`, but the number of micro-batches may differ.
+    Raises ScheduleError, JobError as in `training_order`, but the number of micro-batches may differ.
     """
     schedule = schedule_in(given, grid, micro_batches)
     _require_shape(schedule, grid)
@@ -124,8 +122,7 @@ def schedule_in(given: Given, grid: MegatronGrid, micro_batches: int) -> Schedul
 def stages_of_rank(schedule: Schedule, rank: int) -> tuple[int, ...]:
     """Return the stage of each model chunk of a rank, ascending.
 
-    Raises:
-        ScheduleError: the stage of a chunk c is not in c P to (c + 1) P - 1, the range of Megatron's chunks c.
+    Raises ScheduleError if the stage of a chunk c is not in c P to (c + 1) P - 1, the range of Megatron's chunks c.
     """
     stages = tuple(sorted(schedule.stages_of(Worker(0, rank))))
     ranks = schedule.shape.ranks

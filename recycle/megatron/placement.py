@@ -49,7 +49,6 @@ def as_stage(schedule: Given, vp_stage: int | None = None) -> Iterator[None]:
     no effect if the schedule places chunks as Megatron does.
 
     Args:
-        schedule: the argument of `forward_backward_func`.
         vp_stage: megatron-core's number of the chunk; None or 0 if each rank has one chunk.
 
     Raises:

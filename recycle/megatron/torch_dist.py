@@ -61,7 +61,6 @@ def write(
         folder: existing folder; gets `iter_NNNNNNN` and the file that names it.
         states: pairs (name prefix, megatron-core model on the CPU with all layers); the first is the model itself, with
             an empty prefix.
-        iteration: number of completed iterations.
         beside: further content of `common.pt`: the model's arguments, and as "optimizer" the optimizer state that is
             not a tensor of a parameter's shape, in the form of its `state_dict`.
 
@@ -107,8 +106,6 @@ class TorchDistCheckpoint:
         JobError: the folder holds another kind of checkpoint, a damaged one, or none.
 
     Attributes:
-        folder: folder of the iteration.
-        common: non-tensor content (`common_state`).
         arguments: arguments of the model (`stated_arguments`); empty if not stated.
     """
 
@@ -150,7 +147,6 @@ class TorchDistCheckpoint:
         Megatron-LM's padding rows of embedding and output layer are dropped.
 
         Args:
-            model: megatron-core model on the CPU, with all layers.
             prefix: prefix of the names: `OF_OPTIMIZER + "exp_avg."` reads the first moments instead of the weights.
 
         Raises:

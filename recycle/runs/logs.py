@@ -217,8 +217,7 @@ def _parts(logs: Iterable[Path], shape: Shape, every: int) -> Iterator[Trace]:
 def load_trace(run_dir: str | Path, shape: Shape) -> Trace:
     """Read the trace of a run: `trace.json`, or the logs so far if it does not exist.
 
-    Raises:
-        RecycleError: a file cannot be read, or is invalid.
+    Raises RecycleError if a file cannot be read, or is invalid.
     """
     merged = Path(run_dir) / TRACE
     return run_trace.read_trace(merged) if merged.exists() else read_logs(run_dir, shape)

@@ -22,8 +22,7 @@ _TOKEN = re.compile(r"\(?\d+([A-Z_]+)")
 def load_report(run_dir: str | Path) -> RunReport:
     """Return the report of a run directory.
 
-    Raises:
-        RecycleError: the directory does not hold a run, or a file is invalid.
+    Raises RecycleError if the directory does not hold a run, or a file is invalid.
     """
     path = Path(run_dir)
     if not (path / "job.toml").is_file() or not (path / "metrics.jsonl").exists():
@@ -51,8 +50,7 @@ def steps_of(lines: Any) -> list[dict[str, Any]]:
 def read_attempts(run_dir: str | Path, shape: Shape) -> dict[tuple[int, int], Activity]:
     """Return (generation, step) -> activity of the workers without evaluations; the logs are read line by line.
 
-    Raises:
-        RecycleError: a complete line is invalid.
+    Raises RecycleError if a complete line is invalid.
     """
     found: dict[tuple[int, int], Activity] = {}
     for iteration in read_iterations(run_dir, shape):

@@ -50,7 +50,6 @@ class Activity:
     """Logged activity of the workers in one attempt of an iteration.
 
     Attributes:
-        workers: number of workers that logged the attempt.
         busy, replayed: seconds over all workers, spent computing and stepping, and on work done twice on purpose.
         first, last: start of the first instruction, end of the last one.
     """
@@ -83,7 +82,6 @@ class GenerationChange:
     Attributes:
         time, step: when the generation ended; the first iteration of the next one.
         kind: "failure", "drain", "re-join", "repetition", "plan", "layout", "restart" or "formation".
-        what: description.
         costs: part -> seconds.
         slower: seconds that the following iterations took longer, by their plans, than with all workers; None if the
             unit of the plans' times is unknown.
@@ -107,9 +105,6 @@ class RunReport:
     """Breakdown of a run's time.
 
     Attributes:
-        spans: the whole wall clock, in order.
-        changes: changes of generation, in order.
-        steps: iterations that count.
         expected: seconds that these should take by their plans; None if the plans' unit is unknown.
         fault_free: seconds that these should take by the plan for all workers; None if the plans' unit is unknown.
     """
@@ -179,8 +174,6 @@ def report_of(
 
     Args:
         metrics: lines of `metrics.jsonl`, ascending.
-        events: lines of `events.jsonl`, in order.
-        attempts: logged activity of the workers.
         unit: seconds per unit of the plans' periods; None if unknown.
         is_over: whether the run has ended, so that the time after its last iteration counts.
     """

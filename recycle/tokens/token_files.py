@@ -39,9 +39,6 @@ class TokenFiles:
 
     Raises:
         RecycleError: the files cannot be written.
-
-    Attributes:
-        documents, tokens: written so far.
     """
 
     def __init__(self, prefix: Path, vocabulary: int) -> None:
@@ -84,8 +81,7 @@ class TokenFiles:
     def end_document(self, tokens: tuple[int, ...] = ()) -> None:
         """Append `tokens` and end the current document; an empty document is dropped, with `tokens`.
 
-        Raises:
-            RecycleError: the document is too long for the index, or the disk is full.
+        Raises RecycleError if the document is too long for the index, or the disk is full.
         """
         if not self._length:
             return

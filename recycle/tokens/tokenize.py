@@ -26,7 +26,6 @@ class Written:
     """The outcome of `tokenize`.
 
     Attributes:
-        documents, tokens: totals.
         vocabulary: number of tokens of the tokenizer; `[model] vocabulary` must be at least this.
         eod: token at the end of each document; None if none is written.
     """
@@ -51,10 +50,7 @@ def tokenize(
     Tokens that a tokenizer adds around a text (beginning of sentence) are omitted.
 
     Args:
-        sources: files, read as `documents` describes.
-        prefix: path of the output without suffix.
         tokenizer: a `tokenizer.json`, or the folder of a model with one.
-        key: key of the text in JSON lines.
         eod: the token that ends each document; "auto" for the tokenizer's own; None for none.
         progress: called with the current file and the bytes read so far, over all files.
 
@@ -152,7 +148,6 @@ class Piece(NamedTuple):
     """Part of a document.
 
     Attributes:
-        text: the text of the piece.
         ends: whether the document ends with it.
         read: bytes of the file, as stored, that are read so far.
     """
@@ -164,9 +159,6 @@ class Piece(NamedTuple):
 
 def documents(path: Path, key: str) -> Iterator[Piece]:
     """Iterate over the documents of a file, piece by piece.
-
-    Args:
-        key: key of the text in each line's object.
 
     Raises:
         JobError: the file cannot be read, or has other content; names the line or the byte.

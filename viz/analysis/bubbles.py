@@ -33,10 +33,7 @@ class Input(NamedTuple):
 
     Attributes:
         row: the producing instruction; for ORDER and LANE the previous one in the worker's program or on the lane.
-        cause: kind of dependency.
-        made: end of the producing instruction.
         carrier: the send that brought the input from another worker, else -1.
-        arrived: arrival on this worker.
         slack: seconds from the arrival to the start of the consumer.
     """
 
@@ -198,12 +195,9 @@ class RangeStatistics:
     """Activities of the live workers in a time range; work and bubbles add up to all of their time.
 
     Attributes:
-        begin, end: the range.
-        workers: number of live workers.
         operations: instructions, transfers excluded, that overlap the range.
         work: kind -> seconds.
         rerouted: seconds of `work` spent on micro-batches of other pipelines.
-        bubbles: cause -> seconds.
     """
 
     begin: float

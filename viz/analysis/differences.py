@@ -59,7 +59,6 @@ class Matches:
         time: start in the first schedule, seconds; for the weight gradient of a whole backward, the start of that part.
         delta: start in the second schedule minus `time`.
         moved: whether another worker runs the instruction.
-        only_first, only_second: rows without a partner.
     """
 
     first: Rows
@@ -211,8 +210,6 @@ class Divergence(NamedTuple):
     """A point from which two iterations differ.
 
     Attributes:
-        time: time in the first iteration.
-        text: description.
         first, second: the rows, -1 if an iteration has no instruction there.
     """
 

@@ -38,9 +38,7 @@ class Box:
     """A rectangle. Boxes of transfers are never `rerouted`: they are too thin for stripes and a border.
 
     Attributes:
-        operation: position in the LaneTable.
         lane: lane of the box; `top` and `bottom` are relative to the lane's middle.
-        start, end: time.
         label: text inside; on the first box of an operation and of a pair's backward only.
     """
 
@@ -60,11 +58,7 @@ BoxPart = tuple[Paint, float, float, float, float]
 
 
 def parts_of(kind: int, weight_share: float) -> tuple[BoxPart, ...]:
-    """Return the boxes of an operation of kind number `kind`.
-
-    Args:
-        weight_share: the weight half's share of a whole backward.
-    """
+    """Return the boxes of an operation of kind number `kind`."""
     cls = KIND_CLASSES[kind]
     if issubclass(cls, OverlappedPair):
         forward = _side_by_side(Forward, weight_share, WORK_TOP, _MIDDLE)
@@ -112,7 +106,6 @@ class LegendEntry(NamedTuple):
     """An entry of the legend: a color, border or band.
 
     Attributes:
-        text: description.
         key: CSS class on pages.
         fill, stroke: colors.
         hatch: key of the stripes.

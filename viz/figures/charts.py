@@ -187,12 +187,7 @@ def event_text(event: Mapping[str, Any]) -> str:
 
 
 def over_time_figure(report: RunReport, metrics: Sequence[Mapping[str, Any]], workers: int) -> go.Figure:
-    """Return three stacked plots over the seconds since the run's start.
-
-    Args:
-        metrics: lines of `metrics.jsonl`, each with its time.
-        workers: number of workers of the job.
-    """
+    """Return three stacked plots over the seconds since the run's start."""
     times = [line["time"] for line in metrics]
     steps = [line["step"] for line in metrics]
     taken = dict.fromkeys(steps, 0.0)

@@ -28,8 +28,6 @@ class Paint:
     """An entry of the legend.
 
     Attributes:
-        key: short name, also the class in SVG and CSS.
-        name: text of the legend.
         fill, ink: colors of the box and of its text.
         hatch: color of the stripes that mark re-routed work; it does not reduce the ink's contrast.
     """

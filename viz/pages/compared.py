@@ -137,8 +137,7 @@ class ComparedTimelines(NamedTuple):
 def on_one_axis(operands: Sequence[Operand]) -> tuple[list[Operand], list[str]]:
     """Return (the operands on one clock, a line for each operand that was scaled or checked).
 
-    Raises:
-        RecycleError: the clocks of an executed step contradict each other, or it ran another plan.
+    Raises RecycleError if the clocks of an executed step contradict each other, or it ran another plan.
     """
     ran = next((operand for operand in operands if operand.explainer.executed), None)
     if ran is None:

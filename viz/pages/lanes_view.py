@@ -52,12 +52,9 @@ def lanes_view(
         linked: timelines with the same non-empty word share their time axis.
         place: index in its `linked` block.
         span: length of the time axis, if longer than the table.
-        left: as in `parts.margins`.
         rows: number of rows; None: one per lane.
-        explainer: explains the operations of `table`.
         ghost: lanes of the same workers, drawn as outlines.
         more: attributes for the canvas, see `assets/modules/derived.js` and `layers.js`.
-        legend: legend of the colors, if they do not stand for kinds.
     """
     address = lanes_address(cache.put(table, explainer, span)) if cache else _inside(table)
     lanes: dict[str, Any] = {"--lanes": rows or table.lanes}  # the style sheet computes a height from it

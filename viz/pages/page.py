@@ -50,14 +50,8 @@ class Workspace:
     """Content of an application, shared by its pages.
 
     Attributes:
-        files: schedule files, in the order given.
         runs: run directories, read again while they are live.
         what_if: plans for any dead workers; None without a job or library.
-        comparisons: comparisons of resilience systems, by name.
-        is_example: whether the sources are examples.
-        run_folders: folders of runs to list.
-        cache: the lanes that the browser fetches.
-        pages: the opened pages.
     """
 
     files: Sequence[ScheduleFile] = ()
@@ -90,7 +84,6 @@ class Page(Protocol):
         has_lanes: whether the layout is a mode of the workbench.
         opened: panel of the workbench that is open when the page is first opened.
         named: panel that answers a click on a worker's name.
-        cache: the lanes that the browser fetches.
     """
 
     prefix: str

@@ -136,11 +136,7 @@ def workers(shown: CachedLanes, explainer: Explainer, _: Any = None) -> list[Any
 
 
 def hits(shown: CachedLanes, explainer: Explainer, found: Mapping[str, Any]) -> list[Any]:
-    """Build the browser's search results by time, each with the cause of its start.
-
-    Args:
-        found: result of `find` in `assets/modules/keys.js`.
-    """
+    """Build the browser's search results by time, each with the cause of its start."""
     table = shown.table
     chosen = [i for i in found["operations"][:HITS_SHOWN] if isinstance(i, int) and 0 <= i < len(table)]
     if not chosen:

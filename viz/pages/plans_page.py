@@ -173,8 +173,7 @@ class PlansPage(Page):
     def toggled(self, text: str, workers: Iterable[Worker]) -> str:
         """Return the text with these workers failed; if all of them are failed already, with them restored.
 
-        Raises:
-            PlanError: no plan exists for them.
+        Raises PlanError if no plan exists for them.
         """
         asked, chosen = parse(text, self.what_if.shape), frozenset(workers)
         return self.planned(asked.without(asked.failed - chosen if asked.failed >= chosen else asked.failed | chosen))
@@ -188,12 +187,7 @@ class PlansPage(Page):
     def changed(self, pressed: Any, value: Any, text: str, trail: Trail) -> tuple[str, Trail] | None:
         """Return (text, trail) after a press; None if nothing changes.
 
-        Args:
-            pressed: identifier of the component.
-            value: its new value.
-
-        Raises:
-            PlanError: no plan exists for the request.
+        Raises PlanError if no plan exists for the request.
         """
         if pressed == self.name("restore"):
             return "", trail

@@ -40,7 +40,6 @@ class Field(NamedTuple):
 
     Attributes:
         name: in the request, and in the page's address.
-        title: label.
         key: entry of the profile that it sets.
         is_per_stage: whether it accepts a number per stage.
     """
@@ -74,8 +73,7 @@ def values_of(explainer: Explainer) -> dict[str, str]:
 def by_fields(explainer: Explainer, wanted: Mapping[str, Any]) -> tuple[Profile, Limits]:
     """Apply the fields (name -> text) to a timeline's profile and limits; missing fields keep their values.
 
-    Raises:
-        JobError: a text does not have the required form.
+    Raises JobError if a text does not have the required form.
     """
     profile, shape = explainer.timeline.profile, explainer.timeline.schedule.shape
     changed: dict[str, Any] = {}
@@ -116,8 +114,7 @@ def by_file(explainer: Explainer, name: str, text: str) -> tuple[Profile, Limits
 def retimed(table: LaneTable, explainer: Explainer, profile: Profile, limits: Limits) -> tuple[LaneTable, Explainer]:
     """Return the lanes and explainer of a planned timeline under other times and limits; violations stay marked.
 
-    Raises:
-        JobError: the timeline was executed, or the times add up to too much.
+    Raises JobError if the timeline was executed, or the times add up to too much.
     """
     if explainer.executed:
         raise JobError("times: an executed step keeps its measured times; choose a plan")
@@ -162,7 +159,6 @@ class Condition(NamedTuple):
     """Dead workers, and slow workers with their factors.
 
     Attributes:
-        failed: the dead workers.
         slow: (worker, factor) of live workers, by worker.
     """
 

@@ -46,15 +46,7 @@ _MOST_LEFT_OUT = 1000
 
 
 def read_dropped(contents: str, name: str) -> ScheduleFile:
-    """Read, check and time a dropped file.
-
-    Args:
-        contents: `data:…;base64,…` from `dcc.Upload`.
-        name: file name, untrusted.
-
-    Raises:
-        RecycleError: the file is not a schedule, or is too large.
-    """
+    """Read, check and time a dropped file. Raises RecycleError if the file is not a schedule, or is too large."""
     return inspect(_content(contents, printable(name)), printable(name))
 
 
