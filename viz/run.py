@@ -298,7 +298,6 @@ class Run:
 
     @cached_property
     def evaluations(self) -> dict[int, float]:
-        """Step -> the loss of the evaluation after it."""
         found = ((line["step"], _number(line.get("eval_loss"))) for line in self.metrics)
         return {step: loss for step, loss in found if loss is not None}
 

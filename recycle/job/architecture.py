@@ -124,7 +124,6 @@ class Architecture:
 
     @property
     def layer(self) -> int:
-        """Parameters of a layer."""
         return self.attention_matrices + self.experts * self.expert_matrices + self.router + self.vectors
 
     @property

@@ -42,7 +42,6 @@ def digest(content: Any) -> str:
 
 
 def manifest_text(content: Any) -> str:
-    """Return the text of a manifest file."""
     return json.dumps({"sha256": digest(content), "manifest": content}, indent=1)
 
 

@@ -92,7 +92,6 @@ def explain_job(job: Job) -> str:
 
 
 def reference_page() -> str:
-    """Return the page docs/reference/job.md."""
     lines = [_INTRODUCTION]
     for section in msgspec.structs.fields(Sections):
         about = section_about(section.type)

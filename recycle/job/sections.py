@@ -550,7 +550,6 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
         return ((0, stages - 1),) if self.model.tied and stages > 1 else ()
 
     def recompute_of(self, stage: int) -> Recompute:
-        """Return what a stage recomputes in its backward."""
         recompute = self.model.recompute
         return recompute[stage] if isinstance(recompute, list) else recompute
 

@@ -94,7 +94,6 @@ def export_model(checkpoint: Path, target: Path) -> ConvertedCheckpoint:
 
 
 def _optimizer(manifest: Manifest, count: torch.Tensor) -> dict[str, Any]:
-    """Return the non-moment state of megatron-core's optimizer for fp32 parameters, for Adam as in the run."""
     train = {key.removeprefix("[train] "): value for key, value in manifest.course.items()}
     group = {
         "lr_mult": 1.0,

@@ -122,7 +122,6 @@ class RunReport:
 
     @property
     def parts(self) -> dict[TimePart, float]:
-        """Seconds of each part."""
         found = dict.fromkeys(TimePart, 0.0)
         for span in self.spans:
             found[span.part] += span.seconds
@@ -257,7 +256,6 @@ class _Cutter:
             self._now = end
 
     def cut(self, generation: _Generation, after: _Generation | None) -> None:
-        """Cut from the end of the previous generation to the end of this one."""
         self._gap(generation)
         limit = after.proposed if after is not None else float("inf")
         if generation.began is not None:
@@ -343,7 +341,6 @@ class _Cutter:
         self.changes.append(GenerationChange(self._ended, generation.step, name, what or "formed again", costs))
 
     def end(self, end: float) -> None:
-        """Finish at time `end`, after the last checkpoint."""
         written = [_seconds(event, "time") for event in _of(self._events, "checkpoint")]
         self._to(min(end, max(written, default=0.0)), TimePart.CHECKPOINTING)
         self._to(end, TimePart.ENDING)

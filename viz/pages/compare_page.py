@@ -193,7 +193,6 @@ class ComparePage(Page):
             return self._last[1]
 
     def register(self, app: Dash) -> None:
-        """Add the page's callbacks, and the route of the differences."""
         chosen, arrangement = self.name("chosen"), self.name("arrangement")
         for control in ("chosen", "colour", "arrangement", "ghost"):
             keep_in_address(app, self.name(control), State(self.name(control), "options"))

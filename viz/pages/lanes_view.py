@@ -110,7 +110,6 @@ def _inside(table: LaneTable) -> str:
 
 
 def lanes_address(digest: str) -> str:
-    """Return the address of the lanes with a hash."""
     return f"lanes/{digest}.bin"
 
 

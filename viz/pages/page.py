@@ -169,7 +169,6 @@ class PageOfRun(Page):
 
     @property
     def run(self) -> Run:
-        """The run as last read."""
         return self.live.run
 
     def refresh(self) -> None:

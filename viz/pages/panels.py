@@ -28,7 +28,6 @@ BUBBLES_LOOKED_AT = 400
 
 
 def critical_path(shown: CachedLanes, explainer: Explainer) -> html.Section:
-    """Build the composition of the critical path."""
     timeline, unit = explainer.timeline, shown.unit
     rows = np.array(timeline.critical_path, dtype=np.int64)
     kinds = timeline.schedule.columns.kind[rows]
@@ -84,7 +83,6 @@ def longest_bubbles(shown: CachedLanes, explainer: Explainer) -> html.Section:
 
 
 def explained(shown: CachedLanes, explainer: Explainer, _: Any = None) -> list[Any]:
-    """Build critical path and bubbles."""
     return [critical_path(shown, explainer), longest_bubbles(shown, explainer)]
 
 

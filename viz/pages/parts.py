@@ -67,17 +67,14 @@ def in_browser(app: Dash, function: str, *arguments: Any, prevent_initial_call: 
 
 
 def hint(text: str) -> html.P:
-    """Build a line that explains nearby content."""
     return html.P(text, className="hint")
 
 
 def chips(words: Iterable[str]) -> html.P:
-    """Build short texts side by side."""
     return html.P([html.Span(word) for word in words], className="chips")
 
 
 def card(title: str, *children: Any, caption: str = "") -> html.Section:
-    """Build a titled block of the page."""
     head = [html.H2(title), *([html.P(caption, className="caption")] if caption else [])]
     return html.Section([html.Header(head), *children], className="card")
 
@@ -151,7 +148,6 @@ def show(cell: Cell) -> str | Component:
 
 
 def legend(tables: Sequence[LaneTable]) -> html.Ul:
-    """Build the legend of the colors, stripes and bands in some tables."""
     return html.Ul([_entry(entry) for entry in entries_of(tables)], className="legend")
 
 
@@ -190,7 +186,6 @@ def gutter(*tables: LaneTable) -> int:
 
 
 def headline_figures(shown: CachedLanes) -> list[Any]:
-    """Build the headline of cached lanes."""
     return [html.Span([f"{one.name} ", html.Strong(one.value)], title=one.meaning) for one in headline(shown)]
 
 

@@ -77,7 +77,6 @@ class PlansPage(Page):
         return Mode([], {"Library": parts.awaited(self.name("library"))}, identifier=self.name("lanes"))
 
     def caption(self) -> str:
-        """Describe the source of the plans."""
         what_if = self.what_if
         count = len(what_if.entries())
         words = [f"{what_if.shape}."]
@@ -223,7 +222,6 @@ class PlansPage(Page):
         return True, f"A search of {short(after.seconds)} s took the period {periods}."
 
     def exported(self) -> list[Any]:
-        """Build the fault-free plan and the library."""
         heading, library = html.H2(self.title, className="source"), self.library(is_exported=True)
         whole = self._try("")
         if whole is None:

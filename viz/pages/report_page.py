@@ -37,7 +37,6 @@ class ReportPage(PageOfRun):
         return html.Div([html.Div(self.shown(), id=self.name("shown")), self.ticks()])
 
     def shown(self) -> list[Any]:
-        """Build figures and tables of the run's current state."""
         report = self.run.report
         if report is None or not report.spans:
             return [
@@ -61,7 +60,6 @@ class ReportPage(PageOfRun):
         return shown
 
     def exported(self) -> list[Any]:
-        """Build everything under the page's title."""
         return [html.H2(self.title, className="source"), *self.shown()]
 
     def register(self, app: Dash) -> None:
@@ -80,7 +78,6 @@ PARTS_HEAD = ("part", "seconds", "share")
 
 
 def facts(report: RunReport) -> list[str]:
-    """Return the report in a few words."""
     useful = percent(report.parts[TimePart.USEFUL] / report.wall)
     words = [f"{parts.counted(report.steps, 'step')} in {short(report.wall)} s", f"useful {useful}"]
     if report.expected is not None and report.fault_free is not None:

@@ -116,7 +116,6 @@ class RunPage(PageOfRun):
         return next((step for step in reversed(known) if step in traced), known[-1] if known else None)
 
     def notable_steps(self) -> list[Any]:
-        """Build a button for each notable step."""
         kind = self.name("moment")
         return [
             html.Button(f"{title}: step {step}", id={"type": kind, "step": step}, n_clicks=0)
@@ -141,18 +140,15 @@ class RunPage(PageOfRun):
         ]
 
     def exported(self) -> list[Any]:
-        """Build curves, plans, notable steps and events."""
         problems, *overview = self.overview()
         heading = html.H2(self.run.name, className="source")
         timelines = pictures(self.prefix, self.run.panels(), "No iteration ran yet.")
         return [problems, heading, *overview, timelines, parts.card("Events", self.events())]
 
     def events(self) -> Any:
-        """Build the table of events, or a note that there are none."""
         return parts.table(*events_table(self.run.events)) if self.run.events else parts.empty("Nothing happened yet.")
 
     def facts(self) -> list[str]:
-        """Return the run in a few words."""
         run = self.run
         words = [str(run.shape)] if run.shape else []
         if run.metrics:

@@ -42,7 +42,6 @@ class RunsPage(Page):
         return html.Div([self.listed(folder) for folder in self.workspace.run_folders])
 
     def listed(self, folder: Path) -> html.Section:
-        """Build the list of runs of a folder."""
         runs = runs_in(folder)
         opened = {live.run.path.resolve(): f"run{place}" for place, live in enumerate(self.workspace.runs)}
         rows = []
@@ -113,7 +112,6 @@ class StartPage(Page):
         return [cls(workspace)] if workspace.is_example else []
 
     def layout(self) -> html.Div:
-        """Build a button for each page with an invitation, and the commands."""
         links = [
             html.Button(
                 [html.Strong(page.title), html.Span(page.invitation)],

@@ -64,7 +64,6 @@ _LONGEST = 100_000
 
 
 def values_of(explainer: Explainer) -> dict[str, str]:
-    """Return the fields' values for a timeline."""
     profile = explainer.timeline.profile
     found = {field.name: _text(getattr(profile, field.key)) for field in FIELDS}
     return found | {LIMIT: _text(list(explainer.limits)) if explainer.limits else ""}
@@ -241,7 +240,6 @@ _LONGEST_NAME = 120
 
 
 def failed_field() -> list[Any]:
-    """Build the field of dead and slow workers."""
     field = dcc.Input(
         id=FAILED,
         type="text",

@@ -51,7 +51,6 @@ class SchedulePage(Page):
         return Mode([parts.problems(problems), *self.timelines()], own)
 
     def exported(self) -> list[Any]:
-        """Build name, problems, timeline and findings of each file, and the figures of all."""
         shown: list[Any] = []
         for place, file in enumerate(self.files):
             shown.append(html.H2(file.name, className="source"))
@@ -62,7 +61,6 @@ class SchedulePage(Page):
         return [*shown, *(self.findings(file) for file in self.files if file.findings)]
 
     def preloaded_lanes(self) -> list[str]:
-        """Return the addresses of the lanes of each file."""
         span = self.span
         return [lanes_address(self.cache.put(file.lanes, file.explainer, span)) for file in self.files]
 
@@ -148,7 +146,6 @@ class SchedulePage(Page):
         )
 
     def findings(self, file: ScheduleFile) -> html.Section:
-        """Build the checker's findings in a file."""
         return parts.findings(f"Findings in {file.name}", file.findings, FINDINGS_SHOWN)
 
 
