@@ -3,8 +3,8 @@
 The browser loads everything from this process: plotly.js from the installed plotly, styles from `assets/`. The viewer
 has no password and can plan and read schedules, so it keeps other web pages out. A foreign page could point its name at
 127.0.0.1 (DNS rebinding), post to this server, or embed it in a frame. Only requests that name this machine or an
-allowed host are answered, posts must come from the viewer's page, and a content security policy restricts browsers to
-this server's content.
+allowed host are answered, and only posts from the viewer's page. A content security policy restricts browsers to this
+server.
 """
 
 from __future__ import annotations

@@ -116,8 +116,8 @@ def train(
 ) -> None:
     """Train a job around failed workers; the losses stay equal to the run without failures.
 
-    SIGTERM, or SIGHUP as of a closed terminal, ends the run after the current iteration, with a checkpoint to resume
-    from (exit code 143), within [membership] grace seconds; a second SIGTERM ends it at once.
+    SIGTERM, or SIGHUP as of a closed terminal, ends the run after the current iteration, within [membership] grace
+    seconds. It leaves a checkpoint to resume from (exit code 143). A second SIGTERM ends the run at once.
 
     Example: **recycle train examples/tiny_gpt/job.toml --fault kill:1.1@10 --fault rejoin:1.1@20**
 

@@ -2,7 +2,7 @@
 
 megatron-core keeps queries, keys and values in one matrix, group by group: the rows of the group's query heads, then of
 its key, then of its value. Hugging Face keeps three matrices. Gate and up projections are separate tensors on both
-sides, except for experts in transformers 5, where one tensor holds both projections of all experts of a layer.
+sides. Experts in transformers 5 differ: one tensor holds both projections of all experts of a layer.
 
 Limits: rotary positions must rotate the first half of a head against the second, as in all of these architectures.
 """

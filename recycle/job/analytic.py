@@ -79,8 +79,10 @@ GPUS = {
     "A100-80GB": Gpu(312e12, 19.5e12, 80e9, 2.039e12, 300e9, 25e9, 25e9),
     "H100-80GB": Gpu(989e12, 67e12, 80e9, 3.35e12, 450e9, 50e9, 50e9),
 }
-"""From the vendor's data sheets. Host links: four fifths of PCIe 4.0 or 5.0 with 16 lanes. Network: one adapter of 200
-Gb/s (A100) or 400 Gb/s (H100) per GPU, as in DGX systems.
+"""GPU -> figures of the vendor's data sheets.
+
+Host links: four fifths of PCIe 4.0 or 5.0 with 16 lanes. Network: one adapter of 200 Gb/s (A100) or 400 Gb/s (H100) per
+GPU, as in DGX systems.
 """
 TRAFFIC = 30
 """Bytes of memory traffic per parameter in an optimizer step."""
@@ -162,12 +164,6 @@ def _kept(job: Sections) -> float:
 
 
 def _attention(built: Architecture, rotated: bool) -> int:
-    """Return the entries per token that attention keeps between F and I.
-
-    A GPT keeps the product that queries, keys and values are views of, and attention's output. Normed or rotated
-    queries and keys are separate tensors and count in addition. So do queries of which some, but not all, share a key,
-    because they are not contiguous in that product.
-    """
     copied = built.query if built.key < built.query and built.groups > 1 else 0
     changed = built.query + built.key if rotated or built.normed else copied
     return built.query + 2 * built.key + built.query + changed + (copied if built.normed else 0)

@@ -26,9 +26,10 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "qwen": {**_LLAMA, "layernorm_epsilon": 1e-6, "qk_layernorm": True},
     "mixtral": {**_LLAMA, "num_moe_experts": 8, "moe_router_topk": 2, "moe_aux_loss_coeff": 0.02},
 }
-"""`[model] kind` -> fields of TransformerConfig: GPT-2 (LayerNorm, GELU, biases, learned positions); Llama (RMSNorm,
-SwiGLU, rotary positions, no biases); Qwen 3 (Llama with norms of queries and keys); Mixtral (Llama with experts as
-feed-forward part, and the auxiliary loss of its paper, arXiv 2401.04088).
+"""`[model] kind` -> fields of TransformerConfig.
+
+GPT-2 has LayerNorm, GELU, biases and learned positions; Llama has RMSNorm, SwiGLU, rotary positions and no biases. Qwen
+3 adds norms of queries and keys to Llama; Mixtral adds experts and the auxiliary loss of its paper (arXiv 2401.04088).
 """
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from recycle.job.sections import Sections
 
 POSTED_AHEAD = 4
-"""Receives that a worker posts ahead of its program, over all lanes: two micro-batches from both neighbors. The number
-does not depend on how many peers a plan has for a worker.
+"""Receives that a worker posts ahead of its program, over all lanes.
+
+Enough for two micro-batches from both neighbors, however many peers a plan has for a worker.
 """
 MESSAGES_UNDER_WAY = POSTED_AHEAD + 1
 """Messages of a worker besides the one in use: received and waiting, plus one being sent."""
@@ -50,9 +51,10 @@ class Pieces:
 ON_CPU = Pieces(1 << 16, 1 << 19, 1 << 14, 8)
 """Small enough that several passes over a piece stay in the cache: half the time of whole matrices."""
 ON_GPU = Pieces(1 << 21, 1 << 22, 1 << 20, 0)
-"""An addend, its intermediate values and its part of an fp64 sum take 32 MiB. They fit into the second-level cache of
-an A100 or H100 (40 and 50 MB), so several passes read device memory once. The mean gradient of a piece is 16 MiB, large
-enough to make launch costs negligible. Kernels widen elements as they read them.
+"""Small enough for the second-level cache of an A100 or H100 (40 and 50 MB), so that device memory is read once.
+
+An addend, its intermediate values and its part of an fp64 sum take 32 MiB. The mean gradient of a piece takes 16 MiB,
+large enough to make launch costs negligible. Kernels widen elements as they read them.
 """
 
 

@@ -48,8 +48,7 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, model=msgspec.structs.replace(self.model, weights=None))
 
     def with_cut(self, cut: Sequence[int]) -> Job:
-        """Return the job with its model cut into stages of the given layers (`Shape.cut`); the job itself for an empty
-        cut.
+        """Return the job with its model cut into stages of the given layers (`Shape.cut`); itself for an empty cut.
 
         Raises:
             JobError: `[model] recompute` is a list over the job's stages.

@@ -76,8 +76,7 @@ def require_checkpoint(folder: Path) -> None:
 
 
 def carried_files(checkpoint: Path) -> Path | None:
-    """Return the folder of the files that came with a checkpoint's weights or its run's initial weights; None if
-    absent."""
+    """Return the folder of the files that came with a checkpoint's or its run's initial weights, or None."""
     return next((found for at in (checkpoint, checkpoint.parent) if (found := at / HUGGING_FACE).is_dir()), None)
 
 

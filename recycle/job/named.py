@@ -62,8 +62,7 @@ def function_named(text: str, key: str, folders: Sequence[str] = ()) -> Callable
 
 
 def name_of(function: Callable[..., Any], key: str) -> tuple[str, str]:
-    """Return ("package.module:function", the folder of its module) for a function, so that other processes can import
-    it.
+    """Return ("package.module:function", the folder of its module), by which other processes import a function.
 
     Raises:
         JobError: other processes cannot import it, because it is not defined at the top level of a module's file.

@@ -111,8 +111,7 @@ class Profile:
     measured: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        """Raise JobError for a quantity that is negative or not finite, and for a link or speed that names no
-        worker."""
+        """Raise JobError for a negative or non-finite quantity, and for a link or speed that names no worker."""
         for name in (*_PER_STAGE, "latency"):
             value = getattr(self, name)
             for entry in value if isinstance(value, list) else [0.0 if value is None else value]:
@@ -154,8 +153,9 @@ class Profile:
         return cls(forward, backward_input, backward_weight, step=step, latency=link, weight_stash=weight_stash)
 
     def per_stage(self, name: str, stages: int) -> list[float]:
-        """Return the attribute `name` as a list over stages; None falls back to F for R, and to `activation` for
-        `recomputed_from`.
+        """Return the attribute `name` as a list over stages.
+
+        None falls back to F for R, and to `activation` for `recomputed_from`.
 
         Raises:
             JobError: a list has another length.
@@ -207,8 +207,7 @@ class Profile:
     def copy_seconds(
         self, shape: Shape, sender: npt.ArrayLike, receiver: npt.ArrayLike, amount: npt.ArrayLike
     ) -> npt.NDArray[np.float64]:
-        """Return the seconds to copy `amount` bytes between workers, by index. Raises JobError as `transfer_seconds`
-        does."""
+        """Return the seconds to copy `amount` bytes between workers. Raises JobError as `transfer_seconds` does."""
         sender, receiver = np.asarray(sender, dtype=np.int64), np.asarray(receiver, dtype=np.int64)
         links, which = [Link(self.latency, self.bandwidth)], np.zeros(sender.shape, dtype=np.int64)
         if self.links:

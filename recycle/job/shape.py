@@ -18,9 +18,7 @@ MOST_BUCKETS = 64
 """Maximum number of gradient buckets per stage; with more of them latency dominates."""
 _PAIR = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
 _MOST_COPIES, _MOST_CELLS = 2**20, 2**24
-"""Limits against typing errors: tables over stages and micro-batches, or over workers and stages, would not fit into
-the memory of a workstation.
-"""
+"""Limits against typing errors; larger tables over stages, micro-batches and workers would not fit into memory."""
 
 
 class Worker(NamedTuple):
@@ -170,9 +168,9 @@ def place_workers(shape: Shape, workers_per_node: int) -> tuple[tuple[Worker, ..
     """Return the workers of each node: as few nodes as hold them, but at least two.
 
     Workers are placed pipeline by pipeline in blocks of nearly equal size, so that neighbors in a pipeline tend to
-    share a node. No block holds all peers of a stage: an even block of n >= 2 holds at most ceil(D P / 2) consecutive
-    workers, and the D peers of a stage span (D - 1) P + 1, which is more for every D >= 2. So the death of one node
-    leaves every stage a live host.
+    share a node. An even block of n >= 2 holds at most ceil(D P / 2) consecutive workers. The D peers of a stage span
+    (D - 1) P + 1, which is more for every D >= 2. So no node holds all peers of a stage, and every stage survives the
+    death of one node.
 
     Raises:
         JobError: a stage has no second host.

@@ -41,8 +41,7 @@ _JOB_KEYS = {
     "rotary_percent": None,
     "apply_layernorm_1p": None,
 }
-"""Argument -> key of a job; None if recycle's models have a fixed value. Other arguments are fields of
-`[model.config]`."""
+"""Argument -> key of a job; None for a fixed value. Other arguments are fields of `[model.config]`."""
 _RARE = (
     *(
         "rotary_interleaved",

@@ -1,7 +1,7 @@
 """Converts checkpoints between recycle and Megatron; the whole model passes through the memory of one process.
 
-Converted are the weights in fp32 (Megatron casts them to its parameter type) and, for a run's checkpoint, Adam's
-moments and step count, so that training can continue in either system.
+Weights are converted in fp32; Megatron casts them to its parameter type. A run's checkpoint also has Adam's moments and
+step count, so that training can continue in either system.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Builds Megatron's model chunks for stages that Megatron would place on another rank.
 
 Megatron's chunk c on rank r is stage c P + r. On a V (ZB-V, V-half, V-min, DualPipeV) the second chunk of rank r is
-stage 2 P - 1 - r, which Megatron would build on rank P - 1 - r. `as_stage` presents that rank to megatron-core while a
+stage 2 P - 1 - r. Megatron would build it on rank P - 1 - r. `as_stage` presents that rank to megatron-core while a
 chunk is built. Layer offsets, first and last stage, and the names in checkpoints then match the stage.
 """
 

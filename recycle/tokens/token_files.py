@@ -1,6 +1,6 @@
 """Megatron-LM's token files: tokens in `.bin`, and the index of sequences and documents in `.idx`.
 
-The index holds a header, the length of each sequence (int32), its first byte in the `.bin` (int64), and the first
+The index holds a header; per sequence the length (int32) and the first byte in the `.bin` (int64); and the first
 sequence of each document, end included (int64). Here every document is one sequence. The format follows
 `megatron.core.datasets.indexed_dataset`; this writer does not keep the lengths of a large corpus in Python lists.
 """

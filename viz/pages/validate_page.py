@@ -1,7 +1,7 @@
 """The page for dropped schedule files: errors, their places, and the drawable part.
 
-Files are untrusted: they are not executed, not stored, shown as text only, and refused unread if they are larger than
-any schedule that the page could show, or claim to be.
+Files are untrusted: they are neither executed nor stored, and shown as text only. A file larger than any schedule that
+the page could show, or claiming to be, is refused unread.
 
 A press on a finding zooms to its place and frames it with the conflicting instruction. A file stays in its browser's
 page; the server keeps only its lanes, as for every page.
