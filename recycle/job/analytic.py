@@ -184,7 +184,7 @@ def _workspace(job: Sections, pieces: Pieces, first: bool, last: bool) -> float:
         held = entries * (exact or bf16)
         return w * held + min(pieces.added, held) * temporary
 
-    # The feed-forward part's two products that I of a B made, without what B has freed.
+    # In a whole backward (B), W also holds what I made for both products of the feed-forward part, less what B freed.
     freed = built.ffn * (2 if built.inner == 2 else 1) + wide
     behind = made(matrix / built.inner) + w * tokens * (model.hidden + built.ffn)
     before = made(matrix) + w * tokens * max(model.hidden + wide - freed, -model.hidden - built.ffn)
