@@ -42,14 +42,12 @@ __all__ = [
 
 
 def _draw(schedule: Schedule, profile: Profile | None, title: str) -> Any:
-    """What `schedule.show()` returns; the viewer loads when it is first asked for a picture."""
     from viz.notebook import show
 
     return show(schedule, profile, title)
 
 
 def _read(path: str | Path) -> Schedule:
-    """What `Schedule.load(path)` returns; the formats load with the first file."""
     from recycle.ir.formats import read
 
     return read(path)

@@ -1,4 +1,4 @@
-"""`python -m recycle`: the `recycle` command, where its script is not on the path."""
+"""`python -m recycle`: the `recycle` command without its script on the path."""
 
 from recycle.cli import main
 

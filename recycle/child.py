@@ -1,9 +1,8 @@
-"""A Python process that answers: requests in on its standard input, answers out on its standard output, a line each.
+"""Child processes that answer requests: one JSON line per request on standard input, one per answer on standard output.
 
-The parent starts `python -m module` with a `Child`, the module calls `serve`. The child ends with its parent however
-that ends, leaves Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 to it, and keeps standard output for answers: whatever else is
-printed goes to standard error. A child that has ended is seen as the end of its answers; one that hangs is killed by
-`kill`.
+The parent starts `python -m module` with a `Child`; the module calls `serve`. The child ends with its parent in all
+cases, ignores Ctrl-C, SIGTERM, SIGHUP and SIGUSR1, and redirects other output to standard error. The answers of a child
+that ended reach end-of-file; `kill` ends a child that hangs.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Child:
-    """The parent's side of a child process, which is started at once.
+    """The parent's side of a child process, which the constructor starts.
 
     Args:
         module: run as `python -m module PARENT arguments...`; it calls `serve` with the first argument.
-        environment: variables beside those of this process.
-        errors: file for its standard error; that of this process when left out.
+        environment: variables added to the environment of this process.
+        errors: file for the child's standard error; that of this process when left out.
     """
 
     def __init__(
@@ -56,16 +55,16 @@ class Child:
             self.requests.flush()
 
     def lines(self) -> Iterator[bytes]:
-        """Its answers, a line each, until it ends."""
+        """Iterate over the answers, one line each, until the child ends."""
         return iter(self.answers)
 
     def kill(self) -> None:
-        """End the process, if it has not ended, and wait until it has."""
+        """End the process if it runs, and wait for its end."""
         self.process.kill()
         self.process.wait()
 
     def close(self) -> None:
-        """End the process and give its pipes back."""
+        """End the process and close its pipes."""
         self.kill()
         for pipe in (self.requests, self.answers):
             with contextlib.suppress(BrokenPipeError):
@@ -73,11 +72,7 @@ class Child:
 
 
 def serve(parent: str) -> tuple[BinaryIO, BinaryIO]:
-    """In the child, first of all: (requests, answers). Prints go to standard error from here on.
-
-    Args:
-        parent: process id of whoever started this process, its first argument.
-    """
+    """Set up the child's side and return (requests, answers); call it first. Later prints go to standard error."""
     die_with_parent(int(parent))
     for left in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(left, signal.SIG_IGN)
@@ -87,7 +82,7 @@ def serve(parent: str) -> tuple[BinaryIO, BinaryIO]:
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when `parent` ends; ends it at once if that has happened already."""
+    """Ask the kernel to kill this process when `parent` ends; exit at once if it has ended already."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the process that started this one has ended")

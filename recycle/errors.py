@@ -1,14 +1,14 @@
-"""The one exception family. A message says what, where (file, worker, position, key) and what to do.
+"""The exception family of recycle. A message says what, where (file, worker, position, key) and what to do.
 
-The command line prints the message on one line and exits with 2; a traceback is a bug of ours. A message may quote a
-file that means harm, so it is one printable line of bounded length whatever it quotes.
+The command line prints the message on one line and exits with 2; a traceback means a bug. Messages may quote hostile
+files, so they are reduced to one printable line of bounded length.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 LONGEST = 4000
-"""Characters of a message; of a longer one the middle is left out."""
+"""Characters of a message; the middle of a longer one is omitted."""
 
 
 class RecycleError(Exception):
@@ -27,11 +27,11 @@ class ScheduleError(RecycleError):
 
 
 class ScheduleWarning(UserWarning):
-    """A schedule whose figures are not those of a whole iteration."""
+    """A schedule whose figures do not describe a whole iteration."""
 
 
 class PlanError(RecycleError):
-    """No plan exists or can be made for the live set asked for."""
+    """The requested live set has no plan, and none can be made."""
 
 
 class TraceError(RecycleError):
@@ -39,12 +39,12 @@ class TraceError(RecycleError):
 
 
 class RunError(RecycleError):
-    """A training run that cannot start or cannot go on; names the worker or the stage."""
+    """A training run that cannot start or cannot continue; names the worker or the stage."""
 
 
 @contextmanager
 def errors_as(refusal: type[RecycleError], where: str = "") -> Iterator[None]:
-    """Raise every error of recycle in the body as `refusal`, its message behind `where`."""
+    """Raise every error of recycle in the body as `refusal`, its message prefixed with `where`."""
     try:
         yield
     except RecycleError as error:
@@ -52,9 +52,9 @@ def errors_as(refusal: type[RecycleError], where: str = "") -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The reason that an error of another library gives: one line, without the traceback that some of them quote.
+    """Return one line with the reason of another library's error, without quoted tracebacks.
 
-    Of an error that holds those of several processes (`torch.distributed.checkpoint`) it is that of the first.
+    For an error with several processes' failures (`torch.distributed.checkpoint`), return the first failure's reason.
     """
     failures = getattr(error, "failures", None)
     if isinstance(failures, dict) and failures:

@@ -1,6 +1,6 @@
-"""Files are written whole or not at all, and read whole or refused: never an endless, a waiting or a giant one.
+"""Atomic writes and bounded reads of files: no partial files, no pipes or devices, no giant files.
 
-JSON in them is read strictly: into a type, or an object key by key, where a key that is there twice is an error.
+JSON is read strictly: into a type, or an object key by key; duplicate keys are an error.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from recycle.errors import RecycleError
 
 T = TypeVar("T")
 MOST_BYTES = 2**29
-"""Size of the largest file that is read unless said otherwise. A million instructions are 15 MB, as a timeline 280."""
+"""Size limit of reads by default. A million instructions take 15 MB, or 280 MB as a timeline."""
 MOST_KEYS = 2**20
 """Keys of one object: as many as a job may have workers."""
 _POINTER = b"version https://git-lfs.github.com/spec/"
-"""What the small file begins with that a clone has in place of a large one."""
+"""Start of the pointer file that a clone without Git LFS has instead of a large file."""
 
 
 def read_whole(path: str | Path, refusal: type[RecycleError], most: int = MOST_BYTES) -> bytes:
-    """The content of a regular file of at most `most` bytes.
+    """Read a regular file of at most `most` bytes.
 
-    A directory, pipe or device is refused unread: it may have no end, or wait for ever for a writer.
+    Directories, pipes and devices are refused unread: they may be endless, or block until a writer opens them.
 
     Raises:
         `refusal`: the file cannot be read, is not a regular file or is too large.
@@ -53,7 +53,7 @@ def read_whole(path: str | Path, refusal: type[RecycleError], most: int = MOST_B
 
 
 def require_content(path: str | Path, refusal: type[RecycleError]) -> None:
-    """Raise `refusal` for a file that is a pointer of Git LFS to its content; OSError when it cannot be opened."""
+    """Raise `refusal` for a Git LFS pointer in place of the content; OSError when the file cannot be opened."""
     with open(path, "rb", opener=_open_without_waiting) as stream:
         _require_no_pointer(path, stream.read(len(_POINTER)), refusal)
 
@@ -68,13 +68,13 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 
 def write_whole(path: str | Path, text: str | bytes | Iterable[str]) -> None:
-    """Put `text` in `path` by way of a temporary file beside it: a reader sees the old file or the new one.
+    """Write a file atomically through a temporary file in the same folder: readers see the old file or the new one.
 
     Args:
-        text: the file's text, or parts of it one after another; or its bytes.
+        text: the file's text, its parts in order, or its bytes.
 
     Raises:
-        RecycleError: the file cannot be written, or is a folder, pipe or device; nothing is left behind.
+        RecycleError: the file cannot be written, or is a folder, pipe or device; no temporary file remains.
     """
     path = Path(path)
     try:
@@ -97,12 +97,12 @@ def write_whole(path: str | Path, text: str | bytes | Iterable[str]) -> None:
 
 
 def create_beside(path: Path) -> tuple[Path, int]:
-    """A new empty file in the folder of `path`: (its path, a descriptor to read and write it).
+    """Create an empty file in the folder of `path`; return (its path, a descriptor to read and write it).
 
-    Nobody else has a file or link of that name, and its mode is that of any new file: 0o666 without the umask's bits.
+    The name is new, and the mode is that of any new file: 0o666 without the umask's bits.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the file cannot be created.
     """
     fresh = path.parent / f".{path.name}.{secrets.token_hex(4)}"
     return fresh, os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -110,13 +110,13 @@ def create_beside(path: Path) -> tuple[Path, int]:
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A folder that is at `path` when the block has ended well, with all that it holds, and not before.
+    """Create a folder that appears at `path`, complete, when the block ends without an error.
 
-    The block gets a folder inside a new one that only this user can enter, beside `path`; both are gone when the block
-    fails. A process that is killed leaves them there, under a name that begins with a dot.
+    The block fills a folder inside a private temporary folder next to `path`; both are removed when the block fails. A
+    killed process leaves them behind, under a name that begins with a dot.
 
     Raises:
-        RecycleError: there is something at `path`, or it cannot be written.
+        RecycleError: `path` exists, or cannot be written.
     """
     require_absent(path)
     try:
@@ -124,26 +124,26 @@ def whole_folder(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
     try:
-        scratch = private / path.name  # `private` has no mode for others, this one has that of any new folder
+        scratch = private / path.name  # `private` admits only its owner; this folder gets the default mode
         scratch.mkdir()
         yield scratch
         os.rename(scratch, path)
         sync(path.parent)
     except OSError as error:
-        require_absent(path)  # made by someone else meanwhile
+        require_absent(path)  # created by another process meanwhile
         raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
     finally:
         shutil.rmtree(private, ignore_errors=True)
 
 
 def require_absent(path: Path) -> None:
-    """Raise RecycleError where there is something already; for use before long computations, too."""
+    """Raise RecycleError if `path` exists; also useful before long computations."""
     if path.exists() or path.is_symlink():
         raise RecycleError(f"{path}: exists already; remove it, or choose another name with -o")
 
 
 def sync(folder: Path) -> None:
-    """Make renames inside a folder outlast a power cut."""
+    """Flush the renames inside a folder to disk, so that they survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -152,7 +152,7 @@ def sync(folder: Path) -> None:
 
 
 def require_text(path: str | Path, refusal: type[RecycleError]) -> None:
-    """Raise `refusal` for a path that is not UTF-8, which no file and no other process can be told as text."""
+    """Raise `refusal` for a path that is not UTF-8, which neither files nor messages can hold."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -160,7 +160,7 @@ def require_text(path: str | Path, refusal: type[RecycleError]) -> None:
 
 
 def require_writable(path: Path) -> None:
-    """Raise RecycleError where `write_whole` could not write `path`; for use before long computations."""
+    """Raise RecycleError if `write_whole` could not write `path`; for use before long computations."""
     try:
         if not path.parent.is_dir():
             raise RecycleError(f"{path}: cannot be written (the folder {path.parent} does not exist)")
@@ -173,7 +173,7 @@ def require_writable(path: Path) -> None:
 
 
 class _Key:
-    """Equal to no other, so that the object keeps every key."""
+    """A key that equals no other key, so that the object keeps duplicates."""
 
     __slots__ = ("text",)
 
@@ -182,14 +182,11 @@ class _Key:
 
 
 def entries(content: str | bytes | msgspec.Raw, refusal: type[RecycleError], where: str = "") -> dict[str, msgspec.Raw]:
-    """The entries of the JSON object in `content`, their values unread.
-
-    Args:
-        where: begins the messages of `refusal`.
+    """Parse the JSON object in `content` into its entries; their values stay unparsed.
 
     Raises:
-        `refusal`: a key is there twice, or there are more than `MOST_KEYS`.
-        msgspec.MsgspecError, UnicodeDecodeError, RecursionError: the content is no JSON object.
+        `refusal`: a key is duplicated, or there are more than `MOST_KEYS`.
+        msgspec.MsgspecError, UnicodeDecodeError, RecursionError: the content is not a JSON object.
     """
     seen: set[str] = set()
 
@@ -206,7 +203,7 @@ def entries(content: str | bytes | msgspec.Raw, refusal: type[RecycleError], whe
 
 
 def decoded(content: str | bytes, kind: type[T], refusal: type[RecycleError]) -> T:
-    """The JSON in `content` as `kind`, a type that msgspec knows. Raises `refusal` where it is not."""
+    """Parse the JSON in `content` as `kind`, a type that msgspec supports. Raises `refusal` on other content."""
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:

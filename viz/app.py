@@ -1,10 +1,10 @@
 """The Dash application: pages as tabs, served on loopback only.
 
-Everything the browser loads comes from this process: plotly.js from the installed plotly, styles from `assets/`. The
-viewer has no password and can plan and read schedules, so other web pages are kept away: one elsewhere may make its own
-name lead to 127.0.0.1 (DNS rebinding), post to this server, or put it into a frame. Only requests that name this
-machine, or a name that was allowed, are answered; posts have to come from the page itself; and browsers are told to run
-and load nothing but what this server sends.
+The browser loads everything from this process: plotly.js from the installed plotly, styles from `assets/`. The viewer
+has no password and can plan and read schedules, so it keeps other web pages out. A foreign page could point its name at
+127.0.0.1 (DNS rebinding), post to this server, or embed it in a frame. Only requests that name this machine or an
+allowed host are answered, and only posts from the viewer's page. A content security policy restricts browsers to this
+server.
 """
 
 from __future__ import annotations
@@ -43,13 +43,12 @@ def build_app(
     allowed_hosts: Collection[str] = (),
     run_folders: Sequence[Path] = (),
 ) -> Dash:
-    """The application that shows `sources`, with plans for any dead workers if there is a `what_if`; pages are tabs.
+    """Build the application that shows `sources`; with `what_if` also plans for any dead workers.
 
     Args:
-        comparisons: of resilience systems, by name.
-        is_example: nobody asked for these sources; a first page says so, and what can be shown.
-        run_folders: folders of runs, to be listed.
-        allowed_hosts: names beside those of loopback under which the page may be opened, see `protect`.
+        comparisons: comparisons of resilience systems, by name.
+        is_example: whether the sources are examples; a first page then explains what can be shown.
+        allowed_hosts: host names besides loopback, see `protect`.
     """
     workspace = Workspace.of(
         sources, what_if=what_if, comparisons=comparisons or {}, is_example=is_example, run_folders=run_folders
@@ -64,13 +63,13 @@ def build_app(
         title=f"{pages[0].title} · recycle",
         update_title="",
         assets_folder=str(MODULES.parent),
-        assets_path_ignore=["modules"],  # which import each other
-        suppress_callback_exceptions=True,  # pages of tabs that are not open have no components yet
+        assets_path_ignore=["modules"],  # these import each other
+        suppress_callback_exceptions=True,  # pages of closed tabs have no components yet
     )
     protect(app, allowed_hosts, [import_map(modules)])
-    # Browsers may keep assets for ever: the address of each carries the time of its last change.
+    # Browsers cache assets forever: each address carries the time of the last change.
     app.server.config["SEND_FILE_MAX_AGE_DEFAULT"] = 31_536_000
-    # Dash calls a callable layout for every visit, so that a live run is shown as it is then.
+    # Dash calls a callable layout on every visit, so a live run appears in its current state.
     title = sources[0].name if len(sources) == 1 else ""
     app.layout = lambda: _layout(pages, title)
     lanes_view.register(app, workspace.cache)
@@ -83,23 +82,18 @@ def build_app(
 
 
 _EARLY = "_dash-component-suites/plotly/package_data/plotly.min.js", "_dash-component-suites/dash/dcc/async-graph.js"
-"""Scripts that Dash asks for only when it meets the first graph."""
+"""Scripts that Dash requests only for the first graph."""
 _ASKED = "_dash-layout", "_dash-dependencies"
-"""Addresses that Dash asks for when all scripts have run."""
+"""Addresses that Dash requests after all scripts ran."""
 
 
 def _index(page: Page, modules: Mapping[str, str]) -> str:
-    """The HTML around the pages, which makes the browser fetch what the first one needs before any script runs.
-
-    Args:
-        modules: file name of each module -> its address.
-    """
     fetched = [*page.preloaded_lanes(), *(f"/{answer}" for answer in _ASKED)]
     head = f'<script type="importmap">{import_map(modules)}</script>'
     head += "".join(f'<link rel="modulepreload" fetchpriority="low" href="{address}">' for address in modules.values())
     head += f'<script type="module" async fetchpriority="low" src="{modules["main.js"]}"></script>'
     head += "".join(f'<link rel="preload" as="fetch" crossorigin href="{address}">' for address in fetched)
-    early = _EARLY if page.begins_with_graph else ()  # browsers warn of a preloaded script that is not used
+    early = _EARLY if page.begins_with_graph else ()  # browsers warn about unused preloads
     head += "".join(f'<link rel="preload" as="script" fetchpriority="low" href="/{script}">' for script in early)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head>{%metas%}'
@@ -109,9 +103,8 @@ def _index(page: Page, modules: Mapping[str, str]) -> str:
 
 
 def _layout(pages: Sequence[Page], title: str) -> html.Div:
-    """All pages, the first with its components; others get theirs when opened, else all callbacks would run at once."""
     tabs = [dcc.Tab(label=page.title, value=page.prefix) for page in pages]
-    is_named = title and pages[0].title != title  # else the mode that comes first says it
+    is_named = title and pages[0].title != title  # otherwise the first mode has this title
     heading = [html.Span("recycle", className="mark"), html.H1(title)] if is_named else [html.H1("recycle")]
     content = [dcc.Tabs(tabs, value=pages[0].prefix, id=TABS), *bench.bench(pages, _fresh(pages[0]))]
     opened = dcc.Store(id=OPENED, data=[pages[0].prefix])
@@ -161,13 +154,15 @@ _POLICY = {
 
 
 def protect(app: Dash, allowed: Collection[str] = (), scripts: Collection[str] = ()) -> None:
-    """Refuse requests under other names and posts of other pages with 403, scripts that Dash does not have with 404 and
-    callbacks that the page does not have with 400; and send browsers what they may load.
+    """Restrict requests, and what browsers may load.
+
+    Requests under other host names, and posts from other pages, get 403. Unknown Dash scripts get 404, unknown
+    callbacks 400.
 
     Args:
-        allowed: names or addresses beside those of loopback under which the viewer is reached, without a port: a
-            tunnel or proxy may have another one.
-        scripts: texts of script elements that the page holds beside Dash's.
+        allowed: host names or addresses besides loopback, without port, because a tunnel or proxy may have another
+            port.
+        scripts: texts of script elements in the page besides Dash's.
     """
     hashes = [b64encode(sha256(script.encode()).digest()).decode() for script in scripts]
     names = LOOPBACK | {name.lower() for name in allowed}
@@ -195,7 +190,7 @@ def protect(app: Dash, allowed: Collection[str] = (), scripts: Collection[str] =
         response.headers["Referrer-Policy"] = "no-referrer"
         return response
 
-    # Without a handler Flask takes Dash's exception for a bug, and prints a traceback.
+    # Without a handler Flask reports Dash's exception as a bug with a traceback.
     def is_not_there(_: DependencyException) -> Response:
         return _refused("there is no such file", 404)
 
@@ -219,19 +214,17 @@ def serve(app: Dash, port: int = DEFAULT_PORT, on_ready: Callable[[str], None] =
     """Serve on loopback until Ctrl-C.
 
     Args:
-        port: 0 takes any free one.
-        on_ready: is called with the address once the page can be opened.
+        port: 0 takes any free port.
+        on_ready: called with the address once the page can be opened.
 
     Raises:
-        RecycleError: the port is in use or may not be used.
+        RecycleError: the port is in use or not permitted.
     """
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     for path in ("/", "/_dash-layout"):
-        app.server.test_client().get(
-            path
-        )  # Dash prepares these answers at the first visit, which nobody then waits for
+        app.server.test_client().get(path)  # Dash prepares these answers at the first request
     listener = _listen(port)
     server = make_server(HOST, listener.getsockname()[1], app.server, threaded=True, fd=listener.fileno())
     try:
@@ -245,7 +238,6 @@ def serve(app: Dash, port: int = DEFAULT_PORT, on_ready: Callable[[str], None] =
 
 
 def _listen(port: int) -> socket.socket:
-    """A listening socket; werkzeug's own would print several lines and exit when the port is taken."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

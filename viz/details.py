@@ -1,8 +1,7 @@
-"""What the page says of a selection: an operation with its inputs and what it waited for, a gap's cause, a worker; and
-the figures of a timeline that stand above it.
+"""Details of a selection (an operation, a gap or a worker), and the headline figures of a timeline.
 
-Slack and causes come from `viz.analysis`; here they meet the operations of a table, which the canvas draws
-arrows between. Of a table without a timeline only the operation itself is known.
+`viz.analysis` computes slack and causes; this file maps them to operations of a table, for the canvas to draw arrows. A
+table without a timeline has details of operations only.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from viz.numbers import PLAN_UNIT, TimeUnit, percent, short
 
 @dataclass(frozen=True)
 class Details:
-    """What is said of a selection.
+    """Details of a selection.
 
     Attributes:
-        title, lines: a heading and what stands below it.
-        needs: a row for each thing that an operation needed: its text, its worker, why, when it was there, its slack.
-        links: `inputs` and `outputs`, operations that the selection needed and that need it; `waited`, the one that
-            decided its start, -1 when none did.
+        title, lines: heading and text.
+        needs: a row per input of an operation: text, worker, cause, arrival, slack.
+        links: `inputs` and `outputs`, operations that the selection needs and that need it; `waited`, the operation
+            that determined its start, or -1.
     """
 
     title: str
@@ -49,7 +48,7 @@ class Details:
 
 
 def details(shown: CachedLanes, choice: dict[str, Any]) -> Details | None:
-    """The details of what the browser says was chosen; None when that is not in the table."""
+    """Return the details of a selection from the browser; None if it is not in the table."""
     table = shown.table
     operation, lane = choice.get("operation"), choice.get("lane")
     if isinstance(operation, int) and 0 <= operation < len(table):
@@ -63,7 +62,7 @@ def details(shown: CachedLanes, choice: dict[str, Any]) -> Details | None:
 
 
 def of_operation(shown: CachedLanes, operation: int) -> Details:
-    """An operation: what it is, what it needed with slack, and what needs it."""
+    """Return an operation's description, inputs with slack, and consumers."""
     lane = int(np.searchsorted(shown.table.offsets, operation, side="right")) - 1
     title, *lines = describe(shown.table, operation, lane, shown.unit)
     explainer = shown.explainer
@@ -89,7 +88,7 @@ def of_operation(shown: CachedLanes, operation: int) -> Details:
 
 
 def of_gap(shown: CachedLanes, lane: int, start: float, end: float) -> Details:
-    """A gap of a worker: why it is idle, a line for each part that has one cause."""
+    """Return the causes of a gap of a worker, one line per part with a single cause."""
     table = shown.table
     unit = shown.unit
     title = f"Worker {table.labels[lane]} is idle"
@@ -102,7 +101,7 @@ def of_gap(shown: CachedLanes, lane: int, start: float, end: float) -> Details:
 
 
 def of_worker(shown: CachedLanes, lane: int) -> Details:
-    """A worker: what it does in all."""
+    """Return the totals of a worker."""
     table = shown.table
     mine = slice(int(table.offsets[lane]), int(table.offsets[lane + 1]))
     work = ~is_kind(table.kind[mine], Beside)
@@ -125,7 +124,6 @@ def of_worker(shown: CachedLanes, lane: int) -> Details:
 
 
 def _worker(shown: CachedLanes, lane: int) -> int | None:
-    """Index of the lane's worker in the timeline: itself in a plan, the role that it played in what ran."""
     if shown.explainer is None:
         return None
     if shown.explainer.ids is None:
@@ -137,12 +135,7 @@ def _worker(shown: CachedLanes, lane: int) -> int | None:
 
 
 class Figure(NamedTuple):
-    """A figure of the headline.
-
-    Attributes:
-        name, value: what is shown.
-        meaning: a sentence for those who do not know the word.
-    """
+    """A headline figure."""
 
     name: str
     value: str
@@ -161,7 +154,7 @@ RATIO = "Period divided by that of 1F1B with all workers, for the same times per
 
 
 def headline(shown: CachedLanes) -> list[Figure]:
-    """The figures of cached lanes, without a makespan that is the period; of lanes that nothing explains, none."""
+    """Return the figures of cached lanes, without a makespan equal to the period; [] without a timeline."""
     found = figures(shown.explainer, shown.unit)
     return [one for one in found if one is found[0] or (one.name, one.value) != ("makespan", found[0].value)]
 
@@ -169,14 +162,14 @@ def headline(shown: CachedLanes) -> list[Figure]:
 def figures_beside(
     columns: Sequence[tuple[str, Explainer | None]], unit: TimeUnit = PLAN_UNIT
 ) -> tuple[list[str], list[list[Any]]]:
-    """Head and rows of a table with the figures of timelines, a column for each."""
+    """Return head and rows of a table with the figures of several timelines, one column each."""
     found = [{one.name: one.value for one in figures(explainer, unit)} for _, explainer in columns]
     names = dict.fromkeys(name for each in found for name in each)
     return ["", *(title for title, _ in columns)], [[name, *(each.get(name) for each in found)] for name in names]
 
 
 def figures(explainer: Explainer | None, unit: TimeUnit) -> list[Figure]:
-    """The figures of a timeline; none where there is no timeline."""
+    """Return the figures of a timeline; [] without a timeline."""
     if explainer is None:
         return []
     timeline, limits = explainer.timeline, explainer.limits
@@ -201,10 +194,9 @@ def figures(explainer: Explainer | None, unit: TimeUnit) -> list[Figure]:
 
 
 def usual_period(timeline: Timeline) -> float | None:
-    """The period of 1F1B with all workers in the times of `timeline`; None where nothing is alike: workers or links of
-    unlike speed, or layers cut anew.
+    """Return the period of fault-free 1F1B in the times of `timeline`; None for unequal workers, links or layers.
 
-    Its pipelines are alike and have no work in common, so one of them has the period of all.
+    The pipelines are equal and independent, so one of them has the period of all.
     """
     shape, profile = timeline.schedule.shape, timeline.profile
     hosted = _stages_per_rank(timeline.schedule)
@@ -223,7 +215,6 @@ def _usual(ranks: int, micro_batches: int) -> EventGraph:
 
 
 def _stages_per_rank(schedule: Schedule) -> list[tuple[int, ...]] | None:
-    """The stages that each rank hosts in a pipeline which has all of them; None where no pipeline does."""
     shape = schedule.shape
     for pipeline in range(shape.pipelines):
         hosted = [schedule.stages_of(Worker(pipeline, rank)) for rank in range(shape.ranks)]

@@ -1,7 +1,7 @@
-"""Pictures that need no server: one HTML file that holds everything it shows, or an SVG.
+"""Exports without a server: one self-contained HTML file, an SVG or a PNG.
 
-The HTML refers to no address and carries plotly.js where it has figures; SVG and PNG are written without a browser or
-plotly, SVG without Pillow too.
+The HTML refers to no address and includes plotly.js if it has figures. SVG and PNG need neither browser nor plotly; SVG
+does not need Pillow either.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Source = Run | ScheduleFile
 SUFFIXES = ".html", ".svg", ".png"
 SVG_LIMIT = 20_000
-"""Operations beyond which an SVG is refused: viewers choke on it, and the lines would be thinner than a pixel."""
+"""Maximum operations of an SVG: viewers cannot handle more, and lines would be thinner than a pixel."""
 
 
 def export(
@@ -39,14 +39,13 @@ def export(
     what_if: WhatIf | None = None,
     comparisons: Mapping[str, SystemComparison] | None = None,
 ) -> None:
-    """Write `sources` to `path`; its suffix, `.html`, `.svg` or `.png`, says how.
+    """Write `sources` to `path` in the format of its suffix: `.html`, `.svg` or `.png`.
 
-    An HTML page has 11 bytes an operation, and plotly.js of 5 MB where there are figures. Its timelines are those of
-    the viewer; what only its server knows, such as why an operation waited, is left out. A PNG takes any number of
-    operations.
+    An HTML page takes 11 bytes per operation, plus 5 MB of plotly.js for figures. Its timelines are the viewer's;
+    answers that need the server, such as causes of waits, are left out. A PNG takes any number of operations.
 
     Args:
-        what_if, comparisons: plans of a job and comparisons of systems, as of `viz.app.build_app`, for an HTML page.
+        what_if, comparisons: plans of a job and comparisons of systems, as in `viz.app.build_app`, for an HTML page.
 
     Raises:
         RecycleError: another suffix, nothing to draw, too much for an SVG, or the file cannot be written.
@@ -82,7 +81,7 @@ def html(
     what_if: WhatIf | None = None,
     comparisons: Mapping[str, SystemComparison] | None = None,
 ) -> str:
-    """The page that `export` writes."""
+    """Return the page that `export` writes."""
     from viz.pages import open_pages
     from viz.pages.page import Workspace
 
@@ -104,32 +103,27 @@ def html(
 
 
 def import_map(addresses: Mapping[str, str]) -> str:
-    """Where browsers find the modules of the viewer, which import each other as `viz/NAME`: the text of an import map.
-
-    Args:
-        addresses: file name of each module -> its address.
-    """
+    """Return the import map for the viewer's JavaScript modules, which import each other as `viz/NAME`."""
     return json.dumps({"imports": {f"viz/{name}": address for name, address in addresses.items()}})
 
 
 MODULES = Path(str(files("viz"))) / "assets" / "modules"
-"""The folder of the viewer's JavaScript."""
+"""Folder of the viewer's JavaScript."""
 _PLAIN = "".join(set(punctuation) - set("%#<")) + " "
-"""What may stand in an address that holds a module, beside letters and digits."""
+"""Characters besides letters and digits that a `data:` address of a module may contain."""
 _STYLE = "[data-action=memory], [data-action=held] { display: none; }"
 _SCRIPT = "window.dash_clientside = { set_props() {} };\n"
-"""There is no Dash that a selection could be told to."""
+"""Stub for Dash, which an exported page lacks."""
 
 
 _ATTRIBUTES = {"className": "class", "colSpan": "colspan", "n_clicks": "", "children": ""}
-"""Properties whose HTML attribute has another name; "" for those that are none."""
+"""Property -> its HTML attribute; "" for properties without one."""
 
 
 def static_html(content: Any) -> str:
-    """The HTML of text, components of `dash.html`, figures (`dcc.Graph`), and lists of these.
+    """Return the HTML of text, components of `dash.html`, figures (`dcc.Graph`), and lists of these.
 
-    Raises:
-        TypeError: a component that has no meaning without a server.
+    Raises TypeError for a component that has no meaning without a server.
     """
     return _html(content, count(1))
 

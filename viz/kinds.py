@@ -1,8 +1,8 @@
-"""How the viewer draws, finds, labels and describes each kind of instruction.
+"""Appearance of instruction kinds in the viewer: drawing, search, labels and descriptions.
 
-A kind of one's own enters a `Look` here, from the file that registers it (see docs/guides/add-an-instruction.md);
-without one it looks as reduces and steps do. Each text is a template that stands here alone: the browser gets all of
-them with the lanes (`viz.lane_cache`) and fills them in the same way.
+The file that registers a new kind adds its `Look` here (docs/guides/add-an-instruction.md); without a look it is drawn
+like reduces and steps. All text templates are here: the browser receives them with the lanes (`viz.lane_cache`) and
+fills them in the same way.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from viz.numbers import TimeUnit, time_unit
 
 @dataclass(frozen=True)
 class Look:
-    """What the viewer adds to a kind.
+    """Appearance of a kind.
 
     Attributes:
-        paints: names of paints (`viz.figures.palette`), side by side; with several, what the kind makes is drawn after
-            each other in the order of the row's `produces`.
-        words: what finds it in the search, beside its token.
+        paints: names of paints (`viz.figures.palette`), side by side; several paints follow the order of the row's
+            `produces`.
+        words: search words besides the token.
     """
 
     paints: tuple[str, ...] = ("optimizer",)
@@ -81,17 +81,17 @@ LOOKS: dict[type[Instruction], Look] = {
 
 
 def look_of(kind: type[Instruction]) -> Look:
-    """How a kind looks."""
+    """Return the look of a kind."""
     return LOOKS.get(kind, Look())
 
 
 @reads_kinds
 def kinds() -> tuple[dict[str, Any], ...]:
-    """How each kind is written and found, by number, for the browser too.
+    """Return notation and search words of each kind, by number; also for the browser.
 
-    `token` and `title` are the row's, `paints` and `words` the look's. `letter` is how a label begins, with the
-    micro-batch behind it when `numbered`. `homed` tells kinds with a micro-batch from stage-wide ones; `transfer` kinds
-    run beside computing; a `pair` is a forward and a backward at once.
+    `token` and `title` come from the row, `paints` and `words` from the look. A label begins with `letter`, followed by
+    the micro-batch if `numbered`. `homed` kinds have a micro-batch, others are stage-wide. `transfer` kinds overlap
+    compute; a `pair` is a simultaneous forward and backward.
     """
     return tuple(
         {
@@ -110,7 +110,7 @@ def kinds() -> tuple[dict[str, Any], ...]:
 
 
 LABEL, LABEL_AWAY = "{letter}{micro_batch}", "{letter}{home}"
-"""Of a kind with a micro-batch; where that runs on a peer, its home pipeline stands before it."""
+"""Labels of kinds with a micro-batch; a micro-batch on a peer is prefixed with its home pipeline."""
 LINES: tuple[tuple[str, str], ...] = (
     ("always", "{instruction}"),
     ("always", "{title}"),
@@ -122,13 +122,15 @@ LINES: tuple[tuple[str, str], ...] = (
     ("CRITICAL", "on the critical path"),
     ("VIOLATION", "breaks a rule"),
 )
-"""(when it holds, line) of a tooltip: always, of a micro-batch on its home pipeline or away from it, of a pair (whose
-second half only the server knows), or of a `Flag`."""
+"""(condition, line) of a tooltip; conditions are "always", the micro-batch's place, "pair", or a `Flag`.
+
+Only the server knows the second half of a pair.
+"""
 MARKS = {Flag.REROUTED: "re-routed", Flag.CRITICAL: "critical path", Flag.VIOLATION: "breaks a rule"}
 
 
 def label(table: LaneTable, operation: int) -> str:
-    """Letter and micro-batch: `F4`, with its home when it is re-routed: `F1.4`; letters only of stage-wide kinds."""
+    """Return letter and micro-batch: `F4`, with the home if re-routed: `F1.4`; only letters for stage-wide kinds."""
     kind = kinds()[table.kind[operation]]
     if not kind["numbered"]:
         return str(kind["letter"])
@@ -141,7 +143,7 @@ def label(table: LaneTable, operation: int) -> str:
 
 
 def backward_label(table: LaneTable, operation: int) -> str:
-    """The label of the backward of an overlapped pair, `B3`, or with its home; "" of anything else."""
+    """Return the label of an overlapped pair's backward, such as `B3`; "" for other operations."""
     if table.paired is None or not kinds()[table.kind[operation]]["pair"]:
         return ""
     home, index = (int(column[operation]) for column in table.paired)
@@ -150,11 +152,7 @@ def backward_label(table: LaneTable, operation: int) -> str:
 
 
 def describe(table: LaneTable, operation: int, lane: int, unit: TimeUnit | None = None) -> list[str]:
-    """What a person wants to know of an operation, a line each: instruction, kind, worker, times, home, marks.
-
-    Args:
-        unit: of its times, that of the table if left out.
-    """
+    """Describe an operation, one line each: instruction, kind, worker, times, home, marks."""
     kind = kinds()[table.kind[operation]]
     start, end = float(table.start[operation]), float(table.end[operation])
     time, flags = (unit or time_unit(table)).text, Flag(int(table.flags[operation]))
@@ -179,18 +177,17 @@ def describe(table: LaneTable, operation: int, lane: int, unit: TimeUnit | None 
 
 
 def listed(kind: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """Which of some kinds count as instructions wherever they are counted: what a schedule file lists as its work,
-    without transfers, reduces and steps."""
+    """Return whether kinds count as instructions: the work in a schedule file, without transfers, reduces and steps."""
     return ~is_kind(kind, (Beside, StageWide))
 
 
 def marks(table: LaneTable, operation: int) -> str:
-    """The marks of an operation in words, with commas between."""
+    """Return the marks of an operation in words, separated by commas."""
     return ", ".join(text for flag, text in MARKS.items() if table.flags[operation] & flag)
 
 
 def summary(table: LaneTable) -> str:
-    """The timeline in a sentence."""
+    """Summarize the timeline in a sentence."""
     dead = [label for label, failed in zip(table.labels, table.failed, strict=True) if failed]
     away = int((table.has(Flag.REROUTED) & listed(table.kind)).sum())
     text = f"{int(listed(table.kind).sum()):,} instructions on {table.lanes} workers"

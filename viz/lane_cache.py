@@ -1,14 +1,12 @@
-"""What the viewer keeps: the lanes that pages show, as the browser gets them, and what explains them; and freed memory
-given back to the system, as a viewer is open long after it has loaded.
+"""Cache of lanes as the browser fetches them, with their timelines; and release of freed memory to the system.
 
-`lanes.bin` is a LaneTable once per content. Little endian: magic `RLN2`, u32 lanes, u32 operations, u32 bytes of the
-description, f64 origin; u32 offsets (lanes + 1); the columns that the description lists, each in the narrowest type
-that holds it and beginning at a multiple of 4 bytes; then the description, JSON in UTF-8. That holds also the table of
-instruction kinds with how each is drawn (`figures.boxes`), the colours (`figures.palette`) and all texts (`labels`):
-the canvas has none of its own.
+`lanes.bin` is an encoded LaneTable, named by its content. Little endian: magic `RLN2`, u32 lanes, u32 operations, u32
+bytes of the description, f64 origin; u32 offsets (lanes + 1); the described columns, each in its narrowest type and
+aligned to 4 bytes; then the description as JSON in UTF-8. The description includes the kinds with their drawing
+(`figures.boxes`), the colors (`figures.palette`) and all texts (`kinds`).
 
-Times are float32 from the origin: with seconds since the run's start, a day would leave steps of 8 ms. An instruction's
-own id stays here: the browser names an operation by its place.
+Times are float32 from the origin: counted from the run's start, they would have a resolution of 8 ms after a day.
+Instruction ids stay on the server: the browser refers to operations by index.
 """
 
 from __future__ import annotations
@@ -56,13 +54,13 @@ from viz.numbers import TimeUnit, time_unit
 MAGIC = b"RLN2"
 COLUMNS = ("start", "end", "micro_batch", "stage", "pipeline", "kind", "flags")
 PAIRED = ("pipeline2", "micro_batch2")
-"""Of the backwards of overlapped pairs, in tables that have any."""
+"""Columns for the backwards of overlapped pairs, in tables with pairs."""
 _HEADER = struct.Struct("<4sIIId")
 _UNSIGNED = ("u1", "<u2", "<u4")
 
 
 def encode(table: LaneTable) -> bytes:
-    """The table as `lanes.bin`."""
+    """Encode a table as `lanes.bin`."""
     columns = {name: _narrow(getattr(table, name)) for name in COLUMNS}
     if table.paired is not None:
         home, index = table.paired
@@ -77,7 +75,6 @@ def encode(table: LaneTable) -> bytes:
 
 
 def _narrow(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Times as float32; whole numbers unsigned, as narrow as they fit, "none" (all ones) staying all ones."""
     if column.dtype.kind == "f":
         return column.astype("<f4")
     none = np.iinfo(column.dtype).max
@@ -92,7 +89,7 @@ def _padding(size: int) -> int:
 
 
 def describe_table(table: LaneTable) -> dict[str, Any]:
-    """What the canvas needs beside the columns: names of lanes, and how each kind and mark is drawn."""
+    """Return the canvas's data besides the columns: lane names, and the drawing of each kind and mark."""
     places = {paint.key: place for place, paint in enumerate(PAINTS)}
     return {
         "labels": table.labels,
@@ -122,14 +119,14 @@ def _paints(paints: Sequence[Paint]) -> list[dict[str, str]]:
 
 
 def release_memory() -> None:
-    """Return what was freed. glibc keeps freed blocks below 32 MB, which are most columns of a large schedule."""
+    """Return freed memory to the system: glibc keeps freed blocks below 32 MB, such as most columns of a schedule."""
     gc.collect()
     if not sys.platform.startswith("linux"):
         return
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except AttributeError:
-        return  # another C library, which has no such habit
+        return  # other C libraries return freed memory
 
 
 K = TypeVar("K", bound=Hashable)
@@ -137,13 +134,13 @@ V = TypeVar("V")
 
 
 class BoundedCache(Generic[K, V]):
-    """Values by key. Safe to use from several threads.
+    """A thread-safe cache that evicts the least recently used values.
 
     Args:
-        most: total weight that is kept.
+        most: maximum total weight.
         weigh: weight of a value.
-        at_least: values that stay however heavy they are.
-        at_most: values that are kept however light they are; None: any number.
+        at_least: number of values kept at any weight.
+        at_most: maximum number of values; None: unlimited.
     """
 
     def __init__(self, most: float, weigh: Callable[[V], float], at_least: int = 1, at_most: int | None = None) -> None:
@@ -152,7 +149,7 @@ class BoundedCache(Generic[K, V]):
         self._lock = threading.Lock()
 
     def put(self, key: K, value: V) -> V:
-        """Keep a value, at the cost of those not used for longest."""
+        """Add a value, and evict the least recently used ones."""
         with self._lock:
             self._kept[key] = value
             self._kept.move_to_end(key)
@@ -165,7 +162,7 @@ class BoundedCache(Generic[K, V]):
         return value
 
     def get(self, key: K) -> V | None:
-        """The value of a key; None when it was never there, or others took its place."""
+        """Return the value of a key; None if it was never added or was evicted."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -173,24 +170,24 @@ class BoundedCache(Generic[K, V]):
 
 
 MOST_BYTES = 400_000_000
-"""What a lane cache may hold; the tables used last stay, and at least four, as many as one page compares."""
+"""Maximum bytes of a lane cache; the last tables stay in any case, at least four, as many as one page compares."""
 TABLE_BYTES = 60
-"""Of a table and its timeline, per operation."""
+"""Bytes per operation of a table and its timeline."""
 
 
 Limits = tuple[float, ...] | None
-"""Activations (in chunks) that the worker of each rank may hold."""
+"""Activations (in chunks) that a worker of each rank may hold; None: unlimited."""
 
 
 @dataclass(frozen=True, eq=False)
 class Explainer:
-    """What knows why the operations of a table lie where they lie.
+    """The timeline behind a table, with limits and bounds, to explain operations.
 
     Attributes:
         timeline: planned, or executed.
-        ids: the instruction id in the table of each row of `timeline`; None where that is the row.
-        executed: whether the timeline is what ran, whose order follows no model of times.
-        bound: (proven lower bound of the period for these times and limits, gap), where a planner gave one.
+        ids: the table's instruction id of each row of `timeline`; None if they are equal.
+        executed: whether the timeline was executed; its order then follows no model of times.
+        bound: (proven lower bound of the period for these times and limits, gap) from a planner.
     """
 
     timeline: Timeline
@@ -208,12 +205,12 @@ class Explainer:
 
     @cached_property
     def slack(self) -> Any:
-        """Slack of each row of a plan, None of what was executed."""
+        """Slack of each row of a plan; None for an executed timeline."""
         return None if self.executed else slack(self.timeline)
 
     @cached_property
     def graph(self) -> EventGraph:
-        """What the timeline waits for, to time it anew."""
+        """Dependency graph of the timeline, for new times."""
         return event_graph(self.timeline.schedule, graph=self.timeline.dependencies)
 
     @cached_property
@@ -225,19 +222,21 @@ class Explainer:
         return Bubbles(self.timeline, self.limits)
 
     def row(self, table: LaneTable, operation: int) -> int:
-        """The row of the timeline of an operation."""
+        """Return the row of the timeline for an operation."""
         instruction = int(table.instruction_id[operation])
         return instruction if self.ids is None else int(np.flatnonzero(self.ids == instruction)[0])
 
     def operation(self, table: LaneTable, row: int) -> int:
-        """The operation of a row of the timeline, -1 where none is drawn of it."""
+        """Return the operation for a row of the timeline; -1 if it is not drawn."""
         instruction = row if self.ids is None else int(self.ids[row])
         found = np.flatnonzero(table.instruction_id == instruction)
         return int(found[0]) if len(found) else -1
 
     def lane(self, table: LaneTable, worker: Worker) -> int:
-        """The lane of a worker of the timeline: its own in a plan, that of the process which played it in what ran; -1
-        where nothing of it is drawn."""
+        """Return the lane of a worker of the timeline; -1 if it is not drawn.
+
+        For an executed timeline it is the lane of the process that had the worker's role.
+        """
         columns, w = self.timeline.schedule.columns, self.timeline.schedule.shape.worker_index(worker)
         if self.ids is None:
             return w
@@ -247,7 +246,7 @@ class Explainer:
 
 
 def stated_limits(schedule: Schedule) -> Limits:
-    """The limits in the metadata of a plan file, if that is what they are."""
+    """Return the limits in a plan's metadata, or None if absent or invalid."""
     stated = schedule.metadata.get("limits")
     if not isinstance(stated, list) or len(stated) != schedule.shape.ranks:
         return None
@@ -256,10 +255,10 @@ def stated_limits(schedule: Schedule) -> Limits:
 
 
 def stated_bound(timeline: Timeline) -> tuple[float, float] | None:
-    """(lower bound, gap) in the metadata of a plan, None where they are of other times than the timeline's.
+    """Return (lower bound, gap) from a plan's metadata; None if they apply to other times than the timeline's.
 
-    A plan says by a hash which profile it was made for; of one without, or whose stages are others than the profile's,
-    the period has to be the same.
+    The hash in the metadata must match the profile. Without a hash, or with a cut of other stages than the profile's,
+    the periods must be equal.
     """
     metadata = timeline.schedule.metadata
     bound, gap, period = (metadata.get(name) for name in ("lower_bound", "gap", "period"))
@@ -273,24 +272,24 @@ def stated_bound(timeline: Timeline) -> tuple[float, float] | None:
 
 
 def is_loosened(limits: Limits, stated: Limits) -> bool:
-    """Whether workers may hold more than a plan's limits say, for which its bound was proven."""
+    """Return whether the limits exceed a plan's stated limits, for which its bound was proven."""
     if stated is None:
         return False
     return limits is None or any(now > then for now, then in zip(limits, stated, strict=True))
 
 
 class Drawn(NamedTuple):
-    """Lanes, and what explains them if that is known."""
+    """Lanes, and their explainer if known."""
 
     lanes: LaneTable
     explainer: Explainer | None = None
 
 
 class Operand(NamedTuple):
-    """One timeline to compare: its lanes by the rows of what explains them.
+    """A timeline to compare: its lanes, by rows of its explainer's timeline.
 
     Attributes:
-        seconds_per_unit: of a plan's times, where the job knows it.
+        seconds_per_unit: seconds per unit of a plan's times, if known.
     """
 
     title: str
@@ -306,29 +305,29 @@ class Operand(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CachedLanes:
-    """A table in the cache, its `lanes.bin`, and where it comes from if that is known."""
+    """A table in the cache, its `lanes.bin`, and its explainer if known."""
 
     table: LaneTable
     content: bytes
     explainer: Explainer | None
     span: float | None = None
-    """Length of the time axis that it was drawn under last, where that is not its own."""
+    """Length of the time axis of the last drawing, if it differs from the table's span."""
 
     @property
     def unit(self) -> TimeUnit:
-        """The unit of that axis, in which everything is told of these lanes."""
+        """The unit of that axis, for all texts about these lanes."""
         return time_unit(self.table, self.span)
 
 
 class LaneCache:
-    """Tables by the hash of their `lanes.bin`. Safe to use from several threads."""
+    """Thread-safe cache of tables by the hash of their `lanes.bin`."""
 
     def __init__(self, most_bytes: int = MOST_BYTES, at_least: int = 4) -> None:
         self._kept: BoundedCache[str, CachedLanes] = BoundedCache(most_bytes, _bytes, at_least)
         self._digests: WeakKeyDictionary[LaneTable, str] = WeakKeyDictionary()
 
     def put(self, table: LaneTable, explainer: Explainer | None = None, span: float | None = None) -> str:
-        """Keep a table (lanes by pipeline, then rank), drawn under an axis of length `span`, and return its hash."""
+        """Add a table (lanes by pipeline, then rank), drawn under an axis of length `span`; return its hash."""
         known = self._digests.get(table)
         kept = None if known is None else self.get(known)
         if known is not None and kept is not None:
@@ -342,8 +341,7 @@ class LaneCache:
         return digest
 
     def get(self, digest: object) -> CachedLanes | None:
-        """The table of that hash, or behind the address with it, which browsers send; None when it was never there, or
-        others took its place."""
+        """Return the table of a hash, or of an address with the hash; None if it was never added or was evicted."""
         return self._kept.get(str(digest).removeprefix("lanes/").removesuffix(".bin"))
 
 
@@ -352,5 +350,5 @@ def _bytes(kept: CachedLanes) -> int:
 
 
 def content_hash(content: bytes) -> str:
-    """The name under which the browser fetches a content."""
+    """Return the name under which the browser fetches a content."""
     return hashlib.sha256(content).hexdigest()[:32]

@@ -1,8 +1,7 @@
-"""LaneTable: what every picture of a timeline is drawn from, planned or executed, as columns.
+"""LaneTable: a planned or executed timeline as columns, for all renderers.
 
-One lane per worker, the operations of a lane sorted by start. A table holds everything that all renderers need (the
-canvas, the SVG and the PNG), so that they cannot disagree. Times of a planned table are
-those of its timeline; times of an executed one count from its first start, the origin being kept beside them.
+One lane per worker, the operations of a lane sorted by start. Canvas, SVG and PNG draw the same table. A planned table
+has its timeline's times; an executed one counts from its first start, and keeps that origin.
 """
 
 from __future__ import annotations
@@ -42,25 +41,21 @@ class LaneTable:
     """Operations by lane (CSR), sorted by start.
 
     Attributes:
-        shape: size of the job.
-        workers: worker of each lane: of a plan the role, of a trace the process.
-        labels: text of each lane; where the model is cut anew with the first and the last unit that its worker hosts.
-        failed: whether each lane's worker is dead.
+        workers: worker of each lane: the role in a plan, the process in a trace.
+        labels: text of each lane; for a repartitioned model with the first and last unit of the worker.
         offsets: operations of lane i are `offsets[i]` to `offsets[i + 1]`.
         start, end: time from the origin, float64.
         kind: number of the kind of instruction, uint8.
         micro_batch: index in its home pipeline, uint32; NO_MICRO_BATCH for reduce and step.
-        stage: stage that runs it, uint16.
         pipeline: home of the micro-batch, uint16; NO_PIPELINE for reduce and step.
-        flags: `Flag` bits, uint8.
-        instruction_id: row in the schedule or trace that the table was made from, uint32.
+        instruction_id: row in the source schedule or trace, uint32.
         instruction_of: instruction id -> the instruction.
-        origin: what time 0 is, in seconds since the start of the run; 0 for a plan.
-        unit: "s" when times are seconds for certain, "" when they are what the profile says.
-        weight_share: share of a whole backward that its weight half takes, for drawing both halves.
+        origin: time 0 in seconds since the start of the run; 0 for a plan.
+        unit: "s" for times known to be seconds, "" for times in the profile's unit.
+        weight_share: the weight half's share of a whole backward, for drawing both halves.
         paired: (pipeline, micro-batch) of the backward of overlapped pairs, for each operation, zeros elsewhere; None
             in a table without pairs.
-        halt: when an order that cannot finish comes to rest; what starts from then on never runs. None where all runs.
+        halt: time at which a deadlocked order stops; operations from then on never run. None if everything runs.
     """
 
     shape: Shape
@@ -102,29 +97,29 @@ class LaneTable:
 
     @property
     def chunks(self) -> int:
-        """Chunks of the model per worker; 1 where layers are cut anew and a worker may host any number of stages."""
+        """Chunks of the model per worker; 1 for a repartitioned model, whose workers may host any number of stages."""
         return 1 if self.shape.cut else self.shape.chunks
 
     @property
     def chunk(self) -> npt.NDArray[np.uint16]:
-        """Which of its worker's chunks each operation is of: stage s is of chunk s // P, however chunks are placed."""
+        """Chunk of each operation: stage s is in chunk s // P, however chunks are placed."""
         return self.stage // np.uint16(self.shape.ranks) if self.chunks > 1 else np.zeros_like(self.stage)
 
     def instruction(self, operation: int) -> Instruction:
         return self.instruction_of(int(self.instruction_id[operation]))
 
     def has(self, flag: Flag) -> npt.NDArray[np.bool_]:
-        """Whether each operation carries `flag`."""
+        """Return whether each operation carries `flag`."""
         return np.asarray(self.flags & np.uint8(flag), dtype=np.bool_)
 
     @classmethod
     def from_timeline(
         cls, timeline: Timeline, *, players: Mapping[Worker, Worker] | None = None, violations: Iterable[int] = ()
     ) -> LaneTable:
-        """The lanes of a planned iteration.
+        """Build the lanes of a planned iteration.
 
         Args:
-            players: role -> process that plays it, where that is not the process of the same name.
+            players: role -> process with that role, where the names differ.
             violations: rows of `timeline.schedule` that break a rule.
         """
         schedule = timeline.schedule
@@ -134,8 +129,7 @@ class LaneTable:
 
     @classmethod
     def until_stuck(cls, schedule: Schedule, profile: Profile, violations: Iterable[int] = ()) -> LaneTable:
-        """The lanes of an order that cannot finish: timed as far as it runs, and from `halt` on what never runs, each
-        program back to back.
+        """Build the lanes of an order that deadlocks: timed until `halt`, then the rest of each program back to back.
 
         Args:
             violations: rows of the lowered schedule that break a rule.
@@ -193,7 +187,7 @@ class LaneTable:
 
     @classmethod
     def from_trace(cls, trace: Trace, *, failed: Iterable[Worker] = (), weight_share: float = 0.5) -> LaneTable:
-        """The lanes of executed iterations: all rows of `trace` (see `Trace.window`), a lane per process.
+        """Build the lanes of executed iterations: all rows of `trace` (see `Trace.window`), a lane per process.
 
         Args:
             failed: processes that are dead in these iterations, or die in them.
@@ -226,7 +220,7 @@ class LaneTable:
     def _build(
         cls, shape: Shape, columns: Columns, start: Floats, end: Floats, flags: npt.NDArray[Any], **rest: Any
     ) -> LaneTable:
-        # Receives, and sends over a link that costs nothing, take no time: there is nothing of them to draw.
+        # Receives, and sends over a free link, take no time and are not drawn.
         shown = np.flatnonzero(~_transfers(columns) | (end > start))
         rows = shown[np.lexsort((end[shown], start[shown], columns.worker[shown]))]
         counts = np.bincount(columns.worker[rows], minlength=shape.worker_count)
@@ -252,18 +246,18 @@ class LaneTable:
 
 
 def weight_share(profile: Profile, shape: Shape) -> float:
-    """Share of a whole backward that its weight half takes, over all stages; a half where backwards take no time."""
+    """Return the weight half's share of a whole backward over all stages; a half if backwards take no time."""
     halves = [sum(profile.per_stage(name, shape.stages)) for name in ("backward_input", "backward_weight")]
     return halves[1] / sum(halves) if sum(halves) else 0.5
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One timeline of a picture.
+    """A timeline of a picture.
 
     Attributes:
-        span: makes its time axis longer than the table, to compare panels.
-        period: time from its start to that of the next iteration in steady state, where pictures may bracket it.
+        span: length of the time axis, if longer than the table, to compare panels.
+        period: time from its start to the next iteration's in steady state, for a bracket.
     """
 
     title: str
@@ -273,7 +267,7 @@ class Panel:
 
 
 def on_one_axis(panels: Sequence[Panel]) -> list[Panel]:
-    """The panels with one length of time axis per unit, so that longer looks longer."""
+    """Give panels of the same unit a time axis of the same length."""
     longest: dict[str, float] = {}
     for panel in panels:
         longest[panel.table.unit] = max(longest.get(panel.table.unit, 0.0), panel.table.span)

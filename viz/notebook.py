@@ -1,5 +1,7 @@
-"""Schedules, plans and runs in a notebook: `schedule.show()` and `plan.show()` draw lanes as SVG, which needs neither
-dash nor plotly; `.page()` of them and `show_run` are the viewer's own pages in a frame.
+"""Schedules, plans and runs in a notebook.
+
+`schedule.show()` and `plan.show()` draw lanes as SVG, without dash and plotly; their `.page()` and `show_run` embed
+pages of the viewer in a frame.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from viz.sources import ScheduleFile, schedule_source
 
 
 class NotebookPage:
-    """An exported page in a frame that holds all that it shows: 0.1 MB, some bytes per operation, 5 MB for figures."""
+    """Self-contained exported page in a frame: 0.1 MB, some bytes per operation, 5 MB for figures."""
 
     def __init__(self, content: str, height: int) -> None:
         self.content, self.height = content, height
@@ -29,28 +31,24 @@ class NotebookPage:
 
 
 class Picture:
-    """The lanes of a schedule. Notebooks draw it; elsewhere it prints what it shows and where to see more."""
+    """The lanes of a schedule: an SVG in notebooks; elsewhere `repr` summarizes it."""
 
     def __init__(self, schedule: Schedule, profile: Profile | None = None, title: str = "") -> None:
         self.source: ScheduleFile = schedule_source(Path(title or "schedule"), schedule, profile)
 
     @property
     def svg(self) -> str:
-        """The picture as SVG, "" when there are too many operations for one."""
+        """Return the picture as SVG; "" if it has too many operations."""
         return svg(self.source.panels()) if len(self.source.lanes) <= SVG_LIMIT else ""
 
     def page(self, height: int = 640) -> NotebookPage:
-        """The same on the viewer's canvas in a frame of the notebook, to zoom, hover and search. Needs the `viz` extra.
-
-        Args:
-            height: of the frame, pixels.
-        """
+        """Return the viewer's canvas in a frame of the notebook, to zoom, hover and search. Needs the `viz` extra."""
         from viz.export import html
 
         return NotebookPage(html([self.source]), height)
 
     def save(self, path: str | Path) -> None:
-        """Write the picture to `path`, whole or not at all; its suffix, as of `viz.export.export`, says how."""
+        """Write the picture to `path` atomically; the suffix selects the format, as in `viz.export.export`."""
         export(path, [self.source])
 
     def _repr_svg_(self) -> str | None:
@@ -66,20 +64,17 @@ class Picture:
 
 
 def show(schedule: Schedule, profile: Profile | None = None, title: str = "") -> Picture:
-    """The lanes of a schedule, timed by `profile` (1 for each of F, I and W when left out)."""
+    """Draw the lanes of a schedule, timed by `profile` (None: 1 for each of F, I and W)."""
     return Picture(schedule, profile, title)
 
 
 def show_run(directory: str | Path, height: int = 800) -> NotebookPage:
-    """A run in a frame of the notebook: loss, live workers, plans, events, and the lanes of its notable steps, planned
-    and executed. Needs the `viz` extra.
+    """Show a run in a frame of the notebook: loss, workers, plans, events, and lanes of notable steps.
 
-    Args:
-        directory: of the run, `RunResult.directory`.
-        height: of the frame, pixels.
+    Needs the `viz` extra.
 
     Raises:
-        RecycleError: there is no run.
+        RecycleError: the directory does not hold a run.
     """
     from viz.export import html
     from viz.run_files import load_run

@@ -1,8 +1,7 @@
-"""A run directory as the viewer needs it: metrics, events, plans, trace, and its segments between changes of
-membership.
+"""Run: a run directory for the viewer, with metrics, events, plans, trace, and segments between membership changes.
 
-Reads what can be read. Whatever is missing or broken becomes a line in `problems`, and the rest is shown; only a
-folder that is no run directory at all is an error. A live run has no `trace.json` yet, its logs are merged instead.
+Missing or broken files become lines in `problems`, and the rest is shown; only a folder that is not a run directory is
+an error. For a live run, which has no `trace.json`, the logs are merged.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from viz.lanes import LaneTable, Panel, weight_share
 
 @dataclass(frozen=True)
 class RunSegment:
-    """Consecutive steps that ran in one generation with one plan."""
+    """Consecutive steps of one generation with one plan."""
 
     first: int
     last: int
@@ -59,7 +58,7 @@ class NotableStep(NamedTuple):
 
 @dataclass(frozen=True)
 class PlanFigures:
-    """What a plan promises: seconds (or units of the profile) per iteration, and how far that is from the bound."""
+    """Promised figures of a plan: seconds (or units of the profile) per iteration, and the gap to the bound."""
 
     period: float
     makespan: float
@@ -69,25 +68,24 @@ class PlanFigures:
 
 
 def settled(segment: RunSegment) -> int:
-    """A step of a segment that ran as the others of it: the first runs with the optimizer's barrier."""
+    """Return a typical step of a segment: the second one, because the first runs with the optimizer's barrier."""
     return min(segment.first + 1, segment.last)
 
 
 STEPS_OFFERED = 500
-"""Executed steps of a run that can be chosen to compare."""
+"""Maximum number of executed steps offered for comparison."""
 STILL = 60.0
-"""Seconds without a line after which a run that has not finished is said to stand still."""
+"""Seconds without a new line after which an unfinished run counts as stalled."""
 
 
 @dataclass(eq=False)
 class Run:
-    """One run directory, read once. Build with `viz.run_files.load_run`.
+    """A run directory, read once. Build with `viz.run_files.load_run`.
 
     Attributes:
-        job: as the run resolved it, None where it cannot be read.
+        job: the resolved job; None if it cannot be read.
         metrics: the committed steps, ascending, one entry per step.
-        events: what happened, in order.
-        problems: what could not be read, a line each.
+        problems: a line per failed read.
         live: whether the run has not merged its trace yet.
     """
 
@@ -109,12 +107,12 @@ class Run:
 
     @property
     def workers(self) -> int:
-        """Workers of a whole job; the most that were alive when its shape is not known."""
+        """Number of workers of the job; the largest number of live workers if the shape is unknown."""
         alive = [line["live_workers"] for line in self.metrics if isinstance(line.get("live_workers"), int)]
         return self.shape.worker_count if self.shape else max(alive, default=0)
 
     def plan(self, digest: str | None) -> Schedule | None:
-        """The plan of that content hash; None when there is none, and a problem when it cannot be read."""
+        """Return the plan of a content hash; None if absent, and a problem if unreadable."""
         if digest is None:
             return None
         if digest not in self._plans:
@@ -126,7 +124,6 @@ class Run:
         return self._plans[digest]
 
     def _timeline(self, digest: str | None) -> Timeline | None:
-        """The timeline of a plan; None when there is none, and a problem when the plan cannot be timed."""
         plan = self.plan(digest)
         if digest is not None and plan is not None and digest not in self._timelines:
             self._timelines[digest] = None
@@ -138,7 +135,7 @@ class Run:
 
     @cached_property
     def report(self) -> RunReport | None:
-        """Where the time went; None where that cannot be read."""
+        """Breakdown of the run's time; None if it cannot be read."""
         try:
             return load_report(self.path)
         except RecycleError as error:
@@ -156,8 +153,10 @@ class Run:
 
     @cached_property
     def further_deaths(self) -> list[int]:
-        """How many more hosts of each stage may die without loss of a part of its sharded optimizer state, as the last
-        generation said; empty where nothing is sharded."""
+        """Further failures that each stage can tolerate without losing optimizer state.
+
+        From the last generation's event; [] without a sharded optimizer.
+        """
         logged = (event.get("further_deaths") for event in reversed(self.events) if event.get("kind") == "shards")
         stages = next(logged, None)
         return stages if isinstance(stages, list) and all(type(each) is int for each in stages) else []
@@ -168,14 +167,14 @@ class Run:
 
     @property
     def is_written(self) -> bool:
-        """Whether its metrics or logs were written within the last STILL seconds."""
+        """Return whether metrics or logs were written within the last `STILL` seconds."""
         files = [self.path / "metrics.jsonl", self.path / "events.jsonl", *(self.path / "logs").glob("*")]
         times = [file.stat().st_mtime for file in files if file.exists()]
         return bool(times) and time.time() - max(times) < STILL
 
     @cached_property
     def steps(self) -> list[int]:
-        """All steps of which anything is known, ascending; of a run that goes on only those that are committed."""
+        """All known steps, ascending; for a live run only the committed ones."""
         traced = self.trace.steps if self.trace else ()
         if self.live and self._metrics_of:
             last = max(self._metrics_of)
@@ -183,7 +182,7 @@ class Run:
         return sorted({*self._metrics_of, *traced})
 
     def generations_of(self, step: int) -> list[int]:
-        """The generations in which `step` was tried, ascending; the last is the one that counted."""
+        """Return the generations that tried `step`, ascending; the last one counted."""
         tried = self.trace.generations_of(step) if self.trace else []
         counted = self._metrics_of.get(step, {}).get("generation")
         return sorted({*tried, *([counted] if isinstance(counted, int) else [])})
@@ -193,17 +192,17 @@ class Run:
         return tried[-1] if generation is None and tried else generation
 
     def plan_of(self, step: int, generation: int | None = None) -> str | None:
-        """Content hash of the plan that `step` ran by in `generation` (the last one when left out)."""
+        """Return the hash of the plan of `step` in `generation`; None: in its last generation."""
         generation = self._chosen(step, generation)
         event = self.generations.get(generation) if generation is not None else None
         line = self._metrics_of.get(step, {})
-        # The line of a step tells of its last generation only; an attempt before that is known by its event.
+        # A step's line describes its last generation; its event describes an earlier attempt.
         if line.get("plan") is not None and (event is None or line.get("generation") in (None, generation)):
             return str(line["plan"])
         return str(event["plan"]) if event and event.get("plan") is not None else None
 
     def failed_in(self, step: int, generation: int | None = None) -> tuple[Worker, ...]:
-        """The processes that are dead in that attempt of `step`, or died in it."""
+        """Return the processes that were dead in that attempt of `step`, or died in it."""
         if self.shape is None:
             return ()
         generation = self._chosen(step, generation)
@@ -222,7 +221,7 @@ class Run:
 
     @cached_property
     def segments(self) -> list[RunSegment]:
-        """The run as stretches of steps between changes of plan or generation."""
+        """The run as intervals of steps between changes of plan or generation."""
 
         def key(step: int) -> tuple[int, str]:
             tried = self.generations_of(step)
@@ -239,9 +238,9 @@ class Run:
 
     @cached_property
     def notable_steps(self) -> list[NotableStep]:
-        """Before, during and after the first failure; or one step of a run without failures.
+        """Steps before, during and after the first failure; one step for a run without failures.
 
-        The second step of a segment is taken where there is one: the first runs with the optimizer's barrier.
+        The second step of a segment is preferred: the first runs with the optimizer's barrier.
         """
         segments = self.segments
         broken = next((i for i, segment in enumerate(segments) if segment.failed), None)
@@ -255,7 +254,7 @@ class Run:
         return moments
 
     def figures(self, digest: str | None) -> PlanFigures | None:
-        """Period, bound and gap of a plan: as its planner wrote them, else simulated; None when it cannot be timed."""
+        """Return period, bound and gap of a plan, as planned or else simulated; None if it cannot be timed."""
         plan, timeline = self.plan(digest), self._timeline(digest)
         if plan is None or timeline is None:
             return None
@@ -264,11 +263,11 @@ class Run:
         return PlanFigures(period, timeline.makespan, stated["lower_bound"], stated["gap"], plan.optimizer)
 
     def measured(self, first: int, last: int) -> float | None:
-        """Median seconds from one step to the next among `first` to `last`, as executed; see `Trace.period`."""
+        """Return the median seconds between executed steps from `first` to `last`; see `Trace.period`."""
         return self.trace.period(first, last) if self.trace is not None else None
 
     def planned(self, step: int, generation: int | None = None) -> Drawn | None:
-        """The lanes of the plan that `step` ran by; of one that deadlocks, as far as it runs; None without a plan."""
+        """Return the lanes of the plan of `step`, until the deadlock if it has one; None without a plan."""
         chosen = self._chosen(step, generation)
         digest = self.plan_of(step, chosen)
         plan, timeline = self.plan(digest), self._timeline(digest)
@@ -281,7 +280,7 @@ class Run:
         return Drawn(lanes, Explainer(timeline, limits=stated_limits(timeline.schedule)))
 
     def executed(self, step: int, generation: int | None = None) -> Drawn | None:
-        """The lanes of what ran of `step`, in its last generation when none is given; None when nothing was traced."""
+        """Return the executed lanes of `step` in a generation (None: its last); None if nothing was traced."""
         window = self._ran(step, generation)
         if window is None:
             return None
@@ -289,7 +288,7 @@ class Run:
         return Drawn(self._lanes_of(window, step), explainer)
 
     def evaluated(self, step: int) -> Drawn | None:
-        """The lanes of the evaluation after `step`, all of its batches; None where nothing of it was traced."""
+        """Return the lanes of all batches of the evaluation after `step`; None if it was not traced."""
         window = self.trace.evaluation(step) if self.trace is not None else None
         return None if window is None else Drawn(self._lanes_of(window, step))
 
@@ -299,7 +298,6 @@ class Run:
 
     @cached_property
     def evaluations(self) -> dict[int, float]:
-        """Step -> the loss of the evaluation after it."""
         found = ((line["step"], _number(line.get("eval_loss"))) for line in self.metrics)
         return {step: loss for step, loss in found if loss is not None}
 
@@ -310,7 +308,7 @@ class Run:
         return self.trace.window(step, step, tried[-1] if generation is None else generation)
 
     def panels(self) -> list[Panel]:
-        """The steps worth looking at, planned and executed."""
+        """Return the notable steps, planned and executed."""
         shown = []
         for step in self.notable_steps:
             for what, drawn in (("planned", self.planned(step.step)), ("executed", self.executed(step.step))):
@@ -319,7 +317,7 @@ class Run:
         return shown
 
     def choices(self, place: int) -> dict[str, tuple[str, Callable[[str], Operand]]]:
-        """Its plans, then its last STEPS_OFFERED executed steps."""
+        """Return the plans, then the last `STEPS_OFFERED` executed steps, for comparison."""
         found: dict[str, tuple[str, Callable[[str], Operand]]] = {}
         for segment in self.segments:
             if segment.plan:
@@ -332,12 +330,12 @@ class Run:
 
     @property
     def step_to_show(self) -> int | None:
-        """The step to look at first: during the failure when there was one; None before any step."""
+        """The step to show first: during the failure, if any; None before any step."""
         steps = dict(self.notable_steps)
         return steps.get("during the failure", next(iter(steps.values()), None))
 
     def suggested(self, place: int) -> list[str]:
-        """A plan and an executed step of it: during the failure when there was one."""
+        """Return the keys of a plan and an executed step of it, during the failure if there was one."""
         step = self.step_to_show
         plan = self.plan_of(step) if step is not None else None
         was_traced = self.trace is not None and step in self.trace.steps
@@ -360,10 +358,9 @@ class Run:
 
     @cached_property
     def _limits(self) -> Limits:
-        """Activations that the worker of each rank may hold, where the job tells."""
         try:
             limits = self.job.activation_limits() if self.job else None
-        except RecycleError:  # in bytes, and the profile that weighs activations is gone
+        except RecycleError:  # the limit is in bytes, and the profile is gone
             return None
         return None if limits is None else tuple(limits)
 
@@ -378,7 +375,6 @@ def _number(value: Any) -> float | None:
 
 
 def _players(event: Mapping[str, Any]) -> dict[Worker, Worker]:
-    """role -> process, from the event of a generation; {} where it does not say so readably."""
     roles = event.get("roles")
     try:
         return {Worker.parse(role): Worker.parse(process) for process, role in roles.items()} if roles else {}

@@ -1,6 +1,6 @@
-"""Run directories as they are read: their files, those of a folder, and a run that is followed while it goes on.
+"""Reads run directories: their files, the runs of a folder, and live runs again and again.
 
-Whatever is missing or broken becomes a line in `problems`, which the readers are given.
+Missing or broken files become lines in the readers' argument `problems`.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from viz.run import Run
 
 T = TypeVar("T")
 _NAMED_RUNS = 5
-"""Of a folder of runs, in the line that asks for one of them."""
+"""Maximum number of runs that the message about a folder of runs names."""
 
 
 def is_run_directory(path: Path) -> bool:
-    """Whether a folder holds anything of a run."""
+    """Return whether a folder holds any part of a run."""
     return path.is_dir() and any((path / name).exists() for name in ("job.toml", "metrics.jsonl", "plans", "logs"))
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The run directories of a folder, the newest first; links, such as `latest`, are left out."""
+    """Return the run directories of a folder, newest first, without links such as `latest`."""
     runs = [path for path in folder.iterdir() if not path.is_symlink() and is_run_directory(path)]
     return sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def what_it_is(folder: Path) -> str:
-    """Says of a folder that it is not a run directory, and which it holds, the newest first."""
+    """Explain that a folder is not a run directory, and name the runs in it, newest first."""
     runs = runs_in(folder)
     if not runs:
         return "is a folder but not a run directory: it has no job.toml, metrics.jsonl, plans or logs"
@@ -49,7 +49,7 @@ def what_it_is(folder: Path) -> str:
 
 
 def read_or_complain(read: Callable[[], T], problems: list[str], otherwise: T, more: str = "") -> T:
-    """What can be read; `otherwise`, and a problem with `more` behind it, where that fails."""
+    """Return the result of `read`; if it fails, return `otherwise` and append the error, with `more`, to `problems`."""
     try:
         return read()
     except RecycleError as error:
@@ -58,7 +58,7 @@ def read_or_complain(read: Callable[[], T], problems: list[str], otherwise: T, m
 
 
 def read_job(path: Path, problems: list[str]) -> tuple[Job | None, Shape | None, Profile]:
-    """The job with its shape and profile; the shape of any plan when the job file does not say."""
+    """Read the job with its shape and profile; without a readable job, take the shape of any plan."""
     job = read_or_complain(lambda: Job.of_run(path), problems, None)
     if job is None:
         return None, _shape_of_plans(path / "plans"), Profile.uniform()
@@ -74,12 +74,12 @@ def _shape_of_plans(folder: Path) -> Shape | None:
 
 
 def read_objects(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    """The lines of a file; none, and a problem, where it cannot be read."""
+    """Read the lines of a file; [] and a problem if it cannot be read."""
     return read_or_complain(lambda: [line for _, line in read_lines(path)], problems, [])
 
 
 def read_metrics(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    """The lines that say their step; a step that was written twice counts as last written."""
+    """Read the lines with a step; of several lines of one step, the last counts."""
     by_step: dict[int, dict[str, Any]] = {}
     for line in read_objects(path / "metrics.jsonl", problems):
         if isinstance(line.get("step"), int):
@@ -90,20 +90,16 @@ def read_metrics(path: Path, problems: list[str]) -> list[dict[str, Any]]:
 
 
 def read_executed(path: Path, shape: Shape, problems: list[str]) -> Trace | None:
-    """What ran, from the merged trace or else from the workers' logs; None where nothing did."""
+    """Read the executed instructions from the merged trace or the workers' logs; None if there are none."""
     unread = len(problems)
     trace = read_or_complain(lambda: load_trace(path, shape), problems, None)
-    if len(problems) > unread and (path / TRACE).exists():  # the logs it was merged from may still be whole
+    if len(problems) > unread and (path / TRACE).exists():  # the logs behind a broken trace may still be whole
         trace = read_or_complain(lambda: read_logs(path, shape), problems, None)
     return trace if trace is not None and len(trace) else None
 
 
 def load_run(path: str | Path) -> Run:
-    """Read a run directory.
-
-    Raises:
-        RecycleError: the folder does not exist or holds nothing of a run.
-    """
+    """Read a run directory. Raises RecycleError if the folder does not exist or holds nothing of a run."""
     path = Path(path)
     if not is_run_directory(path):
         raise RecycleError(f"{path}: {what_it_is(path) if path.is_dir() else 'no such run directory'}")
@@ -116,11 +112,11 @@ def load_run(path: str | Path) -> Run:
 
 
 REFRESH_SECONDS = 4.0
-"""Between two readings of a run that goes on."""
+"""Seconds between two reads of a live run."""
 
 
 class LiveRun:
-    """A run directory that is read again while its run goes on; `run` is what was read last."""
+    """A run directory that is read again while the run is live; `run` is the last read."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -128,7 +124,7 @@ class LiveRun:
         self._lock = threading.Lock()
 
     def refresh(self) -> None:
-        """Read a live run again, however many browsers ask: once per REFRESH_SECONDS, and for a tenth of the time."""
+        """Read a live run again, at most every `REFRESH_SECONDS` and for a tenth of the time, for all browsers."""
         with self._lock:
             began = time.monotonic()
             if self.run.live and began >= self._read_again_at:

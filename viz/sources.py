@@ -1,5 +1,4 @@
-"""What a person asks to see, recognised by what is at the path: a run directory, schedule file or folder of traces, and
-comparisons of resilience systems as `recycle compare` writes them."""
+"""Sources of the viewer, recognized by their path: run directories, schedule files, folders of traces, comparisons."""
 
 from __future__ import annotations
 
@@ -30,22 +29,21 @@ from viz.run import Run
 from viz.run_files import is_run_directory, load_run, runs_in, what_it_is
 
 Place = tuple[int, float, float]
-"""Lane of a drawn table, start and end in the table's time."""
+"""(lane of a drawn table, start and end in the table's time)."""
 
 
 @dataclass(frozen=True, eq=False)
 class ScheduleFile:
-    """A schedule with its timeline, as far as it has one.
+    """A schedule, and its timeline if it has one.
 
     Attributes:
-        timeline: None when the order deadlocks; `lanes` then shows it as far as it runs.
-        findings: what the checker says of it.
-        problem: why there is no timeline, "" when there is one.
-        origin: row of `lanes` instructions -> row of `schedule`, -1 for what lowering added; None where they are alike.
-        chunk_time: of each of F, I and W of a chunk, where nobody said and files of one page have unlike numbers of
-            chunks per worker (see `equal_work`); else None.
-        executed: whether the timeline is what ran, in seconds.
-        left_out: what could not be read of it and is not in `schedule`, a line each.
+        timeline: None when the order deadlocks; `lanes` then shows it until the deadlock.
+        problem: reason for a missing timeline; "" otherwise.
+        origin: row of `lanes` instructions -> row of `schedule`, -1 for instructions added by lowering; None if equal.
+        chunk_time: time of each of F, I and W of a chunk, if no times are stated and the page's files differ in chunks
+            per worker (see `equal_work`); else None.
+        executed: whether the timeline was executed, in seconds.
+        left_out: a line per part of the file that could not be read and is not in `schedule`.
     """
 
     path: Path
@@ -65,13 +63,13 @@ class ScheduleFile:
 
     @property
     def explainer(self) -> Explainer | None:
-        """What knows why its instructions start when they do; None where there is no timeline."""
+        """Explainer of the instructions' times; None without a timeline."""
         if self.timeline is None:
             return None
         return Explainer(self.timeline, limits=stated_limits(self.schedule), executed=self.executed)
 
     def panels(self) -> list[Panel]:
-        """Its timeline; none where no instruction takes time."""
+        """Return the timeline as panels; [] if no instruction takes time."""
         period = self.timeline.period if self.timeline is not None else None
         title = f"{self.name}: does not run to its end, drawn as far as it does" if self.problem else self.name
         return [Panel(title, self.lanes, period=period)] if len(self.lanes) else []
@@ -86,8 +84,7 @@ class ScheduleFile:
         return list(self.choices(place))
 
     def places(self, finding: Finding) -> list[Place]:
-        """Where the instruction lies that a finding points at, then those that it is at odds with; none when it points
-        nowhere."""
+        """Return the places of a finding's instruction, then of conflicting instructions; [] without a place."""
         if finding.worker is None:
             return []
         others = [self._place(other.worker, other.position) for other in finding.others]
@@ -95,7 +92,7 @@ class ScheduleFile:
 
     def _place(self, worker: str, position: int | None) -> Place:
         w, lanes = self.schedule.shape.worker_index(Worker.parse(worker)), self.lanes
-        # A transfer that takes no time is not drawn: the first instruction after it is, or the last of this worker.
+        # Transfers without duration are not drawn; take the next instruction, or the worker's last.
         mine = np.arange(lanes.offsets[w], lanes.offsets[w + 1])
         if position is None or not len(mine):
             return w, 0.0, lanes.span
@@ -109,8 +106,7 @@ class ScheduleFile:
 def schedule_source(
     path: Path, schedule: Schedule, profile: Profile | None = None, left_out: Iterable[str] = ()
 ) -> ScheduleFile:
-    """A schedule as if it had been read from `path`, checked, and timed by `profile` (1 for each of F, I and W); what
-    breaks a rule is marked in its lanes."""
+    """Check and time a schedule as if read from `path`, and mark violations in its lanes."""
     profile = profile or Profile.uniform()
     findings = check(schedule, profile=profile)
     release_memory()
@@ -132,7 +128,7 @@ def schedule_source(
 
 
 def executed_source(path: Path, source: ScheduleInput) -> ScheduleFile | None:
-    """What a trace at `path` says that ran, checked; None where it holds no executed times."""
+    """Return the executed, checked schedule of a trace at `path`; None without executed times."""
     ran = source.executed()
     if ran is None:
         return None
@@ -141,28 +137,28 @@ def executed_source(path: Path, source: ScheduleInput) -> ScheduleFile | None:
 
 
 def load_source(path: str | Path) -> Run | ScheduleFile:
-    """The run directory or schedule file at `path`; a profile beside it, NAME.profile.json, says what work takes.
+    """Load the run directory or schedule file at `path`, with times of NAME.profile.json next to it if present.
 
     Raises:
-        RecycleError: says why it is neither.
+        RecycleError: the path is neither; says why.
     """
     (source,) = load_sources([path])
     return source
 
 
 Prices = Callable[[Path, Schedule], Profile | None]
-"""What the instructions of a schedule cost, given its file; None where nobody says."""
+"""(path, schedule) -> prices of its instructions; None if unknown."""
 
 
 def load_sources(paths: Sequence[str | Path], prices: Prices | None = None) -> list[Run | ScheduleFile]:
-    """The run directories and schedule files at `paths`, for one page.
+    """Load the run directories and schedule files at `paths`, for one page.
 
     Args:
-        prices: of schedule files. Where it is left out they are those of NAME.profile.json beside NAME.json. A trace or
-            timeline without has its own times; those of the other files are `equal_work`.
+        prices: prices of schedule files; None: NAME.profile.json next to NAME.json. Without either, traces and
+            timelines have their own times, and other files the times of `equal_work`.
 
     Raises:
-        RecycleError: says why one is neither.
+        RecycleError: a path is neither; says why.
     """
     return _priced([(Path(path), _run_or_schedule(Path(path))) for path in paths], prices or _beside)
 
@@ -186,10 +182,9 @@ def _priced(read: Sequence[tuple[Path, Run | ScheduleInput]], prices: Prices | N
 
 
 def family_sources(shape: Shape, prices: Prices | None = None) -> list[Run | ScheduleFile]:
-    """Every family that fits, with two chunks per worker where it takes them; priced as `load_sources` says.
+    """Build every family that fits, with two chunks per worker if supported; priced as in `load_sources`.
 
-    Raises:
-        ScheduleError: no family takes this shape.
+    Raises ScheduleError if no family takes this shape.
     """
     made: dict[Path, Schedule] = {}
     refused = ""
@@ -206,10 +201,10 @@ def family_sources(shape: Shape, prices: Prices | None = None) -> list[Run | Sch
 
 
 def equal_work(schedules: Sequence[Schedule]) -> list[float | None]:
-    """What each of F, I and W of a chunk takes in each schedule, such that a worker has the same work in all.
+    """Return the time of each of F, I and W of a chunk in each schedule, such that workers have equal work in all.
 
-    It is 1 for what a worker hosts of the model, so 1/V for each of V chunks; None for all where they have the same
-    number of chunks, and each chunk may take 1.
+    A worker's part of the model counts 1, so each of V chunks 1/V. None for all schedules if their numbers of chunks
+    are equal: each chunk may then take 1.
     """
     chunks = [1 if one.shape.cut else one.shape.chunks for one in schedules]
     return [1 / count if len(set(chunks)) > 1 else None for count in chunks]
@@ -243,13 +238,12 @@ _HEAD_BYTES = 80
 
 
 class RateChange(Struct, frozen=True):
-    """What a system went over to.
+    """A transition of a system.
 
     Attributes:
         time: seconds from the start of the trace.
-        event: what the system did, in a word or two.
-        pause: seconds until it trains again, unless another change comes first.
-        rate: samples per second then.
+        pause: seconds until training resumes, unless another change comes first.
+        rate: samples per second afterwards.
     """
 
     time: float
@@ -308,13 +302,13 @@ class SystemComparison(Struct, frozen=True):
     assumptions: list[str] = []
 
     def of(self, place: int) -> list[SystemResult]:
-        """The systems on the trace at that place: they stand trace by trace, all of one after all of another."""
+        """Return the systems on the trace with index `place`; results are ordered by trace."""
         each = len(self.systems) // len(self.traces) if self.traces else 0
         return self.systems[place * each : (place + 1) * each]
 
 
 def is_comparison(path: Path) -> bool:
-    """Whether a file says of itself that it is one; a pipe, which may never say anything, is not asked."""
+    """Return whether a file declares itself a comparison; pipes are not read, because they may block."""
     if not path.is_file():
         return False
     try:

@@ -1,7 +1,7 @@
-"""What if these workers were dead: their plan, from the library at once or by a planner that is handed in.
+"""What-if: plans for chosen dead workers, from the library or from a planner passed in.
 
-The viewer knows no solver; `recycle view` hands in a callable. Answers are kept, so that undo and deep links cost
-nothing. Names are those of processes: the failed workers of an answer's schedule are the ones that were asked for.
+The viewer imports no solver; `recycle view` passes a callable. Answers are cached, so undo and deep links are fast.
+Workers have the names of processes: the failed workers of an answer's schedule are the requested ones.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from viz.lane_cache import BoundedCache, Explainer
 from viz.lanes import LaneTable
 
 WhatIfPlanner = Callable[[frozenset[Worker]], Plan]
-"""Dead workers -> their plan, in the names of the processes. Raises PlanError where there is none."""
+"""Dead workers -> their plan, in the names of the processes. Raises PlanError if none exists."""
 Source = Literal["library", "planned"]
 _Maker = Callable[[frozenset[Worker]], tuple[Plan, Source]]
 KEPT, KEPT_ROWS = 16, 4_000_000
-"""Answers that are kept, and rows of their timelines together; the last two always."""
+"""Maximum number of cached answers, and of rows of their timelines; the last two always stay."""
 MOST_COUNTED = 2_000_000
-"""Instructions of all plans of a library together up to which their peaks are counted for the table."""
+"""Maximum instructions over all plans of a library for which the table shows peaks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +41,8 @@ class Answer:
     """The plan for a set of dead workers.
 
     Attributes:
-        failed: the set.
-        plan: in the names of the processes; live workers that it leaves idle are among its failed ones.
-        timeline: of the plan.
-        source: "library", or "planned" for one that was made now.
-        seconds: that the answer took.
+        plan: in the names of the processes; live workers that it leaves idle are among its failed workers.
+        source: "library", or "planned" for a new plan.
     """
 
     failed: frozenset[Worker]
@@ -60,7 +57,7 @@ class Answer:
 
     @property
     def idle(self) -> list[Worker]:
-        """Live workers that the plan has no use for."""
+        """Return the live workers that the plan leaves idle."""
         return sorted(self.plan.schedule.failed - self.failed)
 
     @cached_property
@@ -72,15 +69,15 @@ class WhatIf:
     """Plans of one job.
 
     Args:
-        job: prices and limits; None where only a library is known, whose plans are then timed in slots of 1.
-        library: asked first.
-        planner: asked where the library has no plan for the very failure vector.
-        rerouting: a planner that moves no layers, where `planner` may.
-        searcher: a planner that takes its time, for those who ask for a better plan.
-        of_job: makes the same of another job, for slow workers; nobody asks for these where it is left out.
+        job: prices and limits; None if only a library is given, whose plans are timed in slots of 1.
+        library: consulted first.
+        planner: used if the library has no plan for the exact failure vector.
+        rerouting: a planner that moves no layers, if `planner` may.
+        searcher: a slower planner for better plans.
+        of_job: returns the `WhatIf` of another job, for slow workers; None: slow workers are not supported.
 
     Raises:
-        RecycleError: there is neither a job nor a plan that states the shape.
+        RecycleError: neither a job nor a plan states the shape.
     """
 
     def __init__(
@@ -112,11 +109,11 @@ class WhatIf:
         return first.shape
 
     def entries(self) -> list[Entry]:
-        """What the library holds for this job, fewest failures first."""
+        """Return the library's plans for this job, fewest failures first."""
         return self.library.usable() if self.library else []
 
     def peaks(self, entries: Sequence[Entry]) -> list[float | None]:
-        """Most activations that any worker holds under each plan; None for those beyond MOST_COUNTED."""
+        """Return the largest activations on any worker under each plan; None beyond `MOST_COUNTED`."""
         each = 3 * self.shape.stages * self.shape.global_micro_batches
         found: list[float | None] = []
         for place, entry in enumerate(entries):
@@ -126,14 +123,13 @@ class WhatIf:
         return found
 
     def dead_of(self, vector: Sequence[int]) -> frozenset[Worker]:
-        """A set of dead workers with that vector."""
+        """Return a set of dead workers with the given failure vector."""
         return dead_roles(self.shape, vector)
 
     def with_slow(self, slow: Sequence[tuple[Worker, float]]) -> WhatIf:
-        """The same where these workers take so many times as long; no library holds plans for that.
+        """Return the `WhatIf` for slow workers, given with their factors; it has no library.
 
-        Raises:
-            PlanError: nobody plans here.
+        Raises PlanError if no planner is available.
         """
         if not slow:
             return self
@@ -148,19 +144,18 @@ class WhatIf:
             return self._slowed[1]
 
     def answer(self, failed: Iterable[Worker]) -> Answer:
-        """The plan without `failed`. One question is answered at a time.
+        """Return the plan without `failed`. Questions are answered one at a time.
 
         Raises:
-            PlanError: there is none: a stage is left without a worker, a memory limit is too small, or the library has
-                no plan and there is no planner.
+            PlanError: a stage has no live worker, a memory limit is too small, or the library lacks the plan and no
+                planner is loaded.
         """
         return self._answered(frozenset(failed), self._plan, moving=True)
 
     def searched(self, failed: Iterable[Worker]) -> tuple[Answer, Answer]:
-        """(the answer before, the one after a longer search): the same where that found nothing with a shorter period.
+        """Return (the answer before, the answer after a longer search); equal if the search did not shorten the period.
 
-        Raises:
-            PlanError: as `answer`, or no planner is loaded.
+        Raises PlanError as in `answer`, or if no planner is loaded.
         """
         failed = frozenset(failed)
         if self.searcher is None:
@@ -171,7 +166,7 @@ class WhatIf:
         return before, self._answers.put((failed, True), after)
 
     def without_moving(self, failed: Iterable[Worker]) -> Answer | None:
-        """The same where no layers may move; None where they never do. Raises PlanError as `answer`."""
+        """Return the answer without moving layers; None if layers never move. Raises PlanError as `answer` does."""
         return self._answered(frozenset(failed), _by(self.rerouting), moving=False) if self.rerouting else None
 
     def _answered(self, failed: frozenset[Worker], make: _Maker, *, moving: bool) -> Answer:

@@ -1,8 +1,8 @@
-"""The `recycle` command: parse, call, print; no logic here. `app` says which file a command is in.
+"""The `recycle` command: parses arguments, calls the library and prints. `app` maps commands to files.
 
-Exit codes: 0 done; 1 errors found by `check`, or a run that could not go on; 2 bad input; 130 Ctrl-C; 143 SIGTERM or
+Exit codes: 0 done; 1 errors found by `check`, or a run that could not continue; 2 bad input; 130 Ctrl-C; 143 SIGTERM or
 SIGHUP.
-An error is one line on standard error, never a traceback. What a terminal's encoding lacks is printed as an escape.
+Errors are one line on standard error, without a traceback. Characters missing in the terminal's encoding are escaped.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import warnings
 from recycle.errors import RecycleError, RunError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What a write may end with; files are written by `recycle.files`, which names them."""
+"""Errors of a write to standard output; `recycle.files` reports errors of files."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; always ends in SystemExit."""
     from recycle.cli.app import app
 
-    # Of a package that recycle does without they say that it is missing; our own lines would be lost among them.
+    # Packages warn about missing optional packages; the warnings would hide recycle's own lines.
     warnings.filterwarnings("ignore", module=r"(megatron|torch)\.")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     except OSError as error:
         where = error.filename or ("standard output" if error.errno in _FULL else "this machine")
         _end(f"{os.fsdecode(where)}: {error.strerror}", 1 if error.filename is None else 2)
-    except UnicodeEncodeError as error:  # a path of the file system that is not UTF-8 went where text is wanted
+    except UnicodeEncodeError as error:  # a file system path that is not UTF-8 was used as text
         _end(f"{ascii(error.object)[:200]} is not UTF-8 text; use another name", 2)
 
 
@@ -49,6 +49,6 @@ def _end(message: str, code: int) -> None:
         print(f"recycle: {' '.join(message.split())}", file=sys.stderr)
     try:
         sys.stdout.flush()
-    except OSError:  # or Python tries again at its end, and says so
+    except OSError:  # or Python would write again at exit, and report the error
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     raise SystemExit(code) from None

@@ -1,11 +1,11 @@
-"""The command line's group: a command is a function, named in `COMMANDS` with its file.
+"""The command group: each command is a function, listed in `COMMANDS` with its file.
 
-A hyphen in a command's name is an underscore in that of its function, which is imported when the command is called.
-`recycle --help` imports none of them: the line of help of each is read from its source.
+Hyphens in a command's name are underscores in its function's name. A call imports the function; `recycle --help`
+imports none and reads the help lines from the sources.
 
-The options of a command are its parameters, described in the docstring below "Args:" as `name (FLAGS METAVAR): help`.
-A parameter without a default and without flags is an argument. What else there is to say of one (limits, variables of
-the environment) is in its annotation, as typer has it.
+A command's options are its parameters, described below "Args:" of its docstring as `name (FLAGS METAVAR): help`. A
+parameter without default and flags is an argument. Annotations hold what else typer needs: limits, environment
+variables.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ ImportOption = Annotated[
 
 
 class LazyGroup(TyperGroup):
-    """Imports a command when it is called; until then it knows its name and its line of help."""
+    """Command group that imports a command when it is called, and knows only name and help line before."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{**settings, "commands": {name: TyperCommand(name) for name in COMMANDS}})
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A stand-in that carries the line of help; None for a name that is no command."""
+        """Return a stand-in with the help line; None for an unknown name."""
         return TyperCommand(cmd_name, help=_help_line(cmd_name)) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that `args` call, and what is left of them; only here its file is imported."""
+        """Return the command that `args` call, imported, and the remaining arguments."""
         name, _, left = super().resolve_command(ctx, args)
         return name, command_of(str(name)), left
 
 
 def command_of(name: str) -> Any:
-    """The command `name`, whose file this imports."""
+    """Import and return the command `name`."""
     single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
     function = getattr(import_module(f"recycle.cli.{COMMANDS[name]}"), name.replace("-", "_"))
     single.command(name, help=cleandoc(function.__doc__).partition("\n\nArgs:\n")[0])(_completed(function))
@@ -68,9 +68,9 @@ def command_of(name: str) -> Any:
 
 
 def _completed(command: Callable[..., Result | None]) -> Callable[..., None]:
-    """`command` with the option `--import`, and with `--json` where it returns a `Result`.
+    """Add the option `--import`, and `--json` if `command` returns a `Result`.
 
-    Its errors about a key of the job ("[section] key: ...") begin with the job file that it was given.
+    Errors about a key of the job ("[section] key: ...") are prefixed with the job file.
     """
     own = signature(command, eval_str=True)
     returns = own.return_annotation is Result
@@ -107,7 +107,6 @@ def _completed(command: Callable[..., Result | None]) -> Callable[..., None]:
 
 
 def _described(parameter: Parameter, hint: str, text: str) -> Parameter:
-    """The parameter with what the docstring says of it."""
     annotation, flags = parameter.annotation, re.findall(r"(?<!\S)-\S+", hint)
     kind, *given = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     is_option = bool(flags) or parameter.default is not Parameter.empty
@@ -143,7 +142,7 @@ app = typer.Typer(
 def options(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
-    """What `recycle` itself does, without a command."""
+    """Handle options of `recycle` without a command."""
     if version:
         print(f"recycle {metadata.version('recycle-pipeline')}")
         raise typer.Exit

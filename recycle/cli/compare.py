@@ -1,4 +1,4 @@
-"""`recycle compare`: every resilience system on one job and one failure trace."""
+"""`recycle compare`: all resilience systems on one job and one failure trace."""
 
 from __future__ import annotations
 
@@ -42,21 +42,22 @@ def compare(
 ) -> Result:
     """Run every resilience system over a failure trace: committed samples per second, and where time went.
 
-    All get the same nodes, layers, links, memory, batch and pauses. One that does not fit into memory says so.
+    All systems get the same nodes, layers, links, memory, batch and pauses. Systems that do not fit into memory are
+    marked.
 
     Example: **recycle compare benchmarks/paper/gpt3_6_7b.toml --days 90 --systems recycle,oobleck**
 
     Args:
         job: job file; its times count as seconds.
-        trace (FILE): failure trace; again for more. Generated if left out.
+        trace (FILE): failure trace; repeat for more. Generated if left out.
         systems (A,B): systems, and variants of them; all systems if left out.
         days: length of the generated trace.
         rate: failures per 1,000 node-days of the generated trace.
-        seed: of the generated trace, and of the nodes taken from a larger one.
-        population: nodes that the trace is about, those that never fail included.
-        pause (SECONDS): to detect, plan and rebuild groups, in place of [pauses].
-        save (DIR): write comparison.json, and what each system runs on the first trace.
-        after (N): with --save: after so many failures.
+        seed: seed of the generated trace, and of the nodes selected from a larger trace.
+        population: nodes that the trace covers, including nodes that never fail.
+        pause (SECONDS): time to detect, plan and rebuild groups, instead of [pauses].
+        save (DIR): write comparison.json, and the schedules of each system on the first trace.
+        after (N): with --save: number of failures before those schedules.
     """
 
     loaded = Job.load(job)
@@ -85,7 +86,6 @@ def compare(
 
 
 def _save(folder: Path, compared: Compared, failures: int) -> None:
-    """Schedule files, and the profile of each beside it, for `recycle view` and `recycle simulate`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -201,7 +201,6 @@ _table = partial(print_table, left=("system", "runs"), box=box.SIMPLE, least=100
 
 @contextmanager
 def _bar(runs: int) -> Iterator[comparison.SystemProgress]:
-    """Shows which system is at work, and how many runs are done."""
     with progress_bars(transient=True) as advance:
         done = 0
 

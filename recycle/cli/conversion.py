@@ -1,4 +1,4 @@
-"""Weights and text in and out: `recycle tokenize`, and checkpoints from and to Hugging Face and Megatron."""
+"""`recycle tokenize`, and conversion of checkpoints from and to Hugging Face and Megatron."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ def tokenize(
     eod: str | None = None,
     no_eod: bool = False,
 ) -> Result:
-    """Make Megatron-LM's token files of text, of any size.
+    """Tokenize text of any size into Megatron-LM's token files.
 
-    A file named .jsonl or .ndjson has an object per line, each with a document; any other file is one document of
-    text. A job reads the result with `[data] kind = "megatron"` and `path = "PREFIX"`. A text longer than 256
-    KiB is encoded in pieces that end where a line does; a tokenizer that does not split text into words may give other
-    tokens there.
+    A file named .jsonl or .ndjson holds one document per line, each in an object; any other file is one document of
+    text. A job reads the result with `[data] kind = "megatron"` and `path = "PREFIX"`. Texts over 256 KiB are encoded
+    in pieces that end at line ends; a tokenizer that does not split text into words may produce other tokens there.
 
     Example: **recycle tokenize corpus.jsonl -o corpus --tokenizer models/llama**
 
     Example: **recycle tokenize book.txt -o book --tokenizer tokenizer.json --eod '<|endoftext|>'**
 
     Args:
-        sources (FILE...): JSON lines, or text. Or .gz of these.
+        sources (FILE...): JSON lines or text, optionally compressed as .gz.
         output (-o PREFIX): writes PREFIX.bin and PREFIX.idx.
-        tokenizer (--tokenizer FILE|DIR): a tokenizer.json of Hugging Face, or a model's folder with one.
-        key (KEY): where the text is in each line's object.
-        eod (TOKEN): ends each document. Else what the tokenizer says.
+        tokenizer (--tokenizer FILE|DIR): tokenizer.json of Hugging Face, or the folder of a model with one.
+        key (KEY): key of the text in each line's object.
+        eod (TOKEN): token that ends each document; the tokenizer's own if left out.
         no_eod: let documents end without a token.
     """
     from recycle.tokens.tokenize import tokenize as write
@@ -76,16 +75,16 @@ def _size(source: Path) -> int:
 
 
 def import_hf(source: Path, output: Path) -> Result:
-    """Make a checkpoint of a Llama, Qwen 2, Qwen 3 or Mixtral of Hugging Face.
+    """Make a checkpoint from a Llama, Qwen 2, Qwen 3 or Mixtral of Hugging Face.
 
-    A job starts from it with `[model] weights = "CHECKPOINT"`. Weights are kept in fp32; bf16 and fp16 are converted
-    to the same numbers. The tokenizer's files are kept beside them, and `recycle export-hf` gives all of it back.
+    A job starts from it with `[model] weights = "CHECKPOINT"`. Weights are kept in fp32, which represents bf16 and fp16
+    exactly. The checkpoint includes the tokenizer's files, and `recycle export-hf` returns all of it.
 
     Example: **recycle import-hf models/Llama-3.1-8B -o llama**
 
     Args:
         source (DIR): folder of the model: config.json, safetensors, tokenizer.
-        output (-o CHECKPOINT): folder to write; a new one.
+        output (-o CHECKPOINT): folder to write; must not exist.
     """
     from recycle.hugging_face.conversion import DTYPES, import_model
 
@@ -110,10 +109,10 @@ def export_hf(
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto",
     shard_size: str = "2 GiB",
 ) -> Result:
-    """Make a folder of Hugging Face of a checkpoint of a Llama, Qwen 2, Qwen 3 or Mixtral.
+    """Make a Hugging Face folder from a checkpoint of a Llama, Qwen 2, Qwen 3 or Mixtral.
 
-    It has the weights as safetensors, `config.json`, and the tokenizer that came with the model if it was imported. The
-    shape that a run had does not matter.
+    The folder has the weights as safetensors, `config.json`, and the tokenizer of an imported model. The shape of the
+    run does not matter.
 
     Example: **recycle export-hf runs/mine/checkpoints/step-00000999 -o mine**
 
@@ -121,9 +120,9 @@ def export_hf(
 
     Args:
         checkpoint (CHECKPOINT): an imported checkpoint, or one of a run's checkpoints.
-        output (-o DIR): folder to write; a new one.
-        dtype: type of the weights; auto is the one that the model was imported in.
-        shard_size (SIZE): most bytes of a file.
+        output (-o DIR): folder to write; must not exist.
+        dtype: type of the weights; auto is the type that the model was imported in.
+        shard_size (SIZE): maximum size of a file.
     """
     from recycle.hugging_face.conversion import DTYPES, export_model
 
@@ -145,13 +144,14 @@ def export_hf(
 
 
 def import_megatron(source: Path, job: Path, output: Path, run: bool = False) -> Result:
-    """Make a checkpoint of the weights in one of Megatron's (torch_dist), of any parallel sizes.
+    """Make a checkpoint from the weights in a Megatron checkpoint (torch_dist) of any parallel sizes.
 
     A job starts from it with `[model] weights = "CHECKPOINT"`. With --run the optimizer's moments and step count are
-    imported too, and the job goes on from there. Megatron's index is a pickle: read only what you trust.
+    imported too, and the job resumes from there. Megatron's index is a pickle: read only trusted checkpoints.
 
-    The job's model is compared with the checkpoint's tensors and, where it has them, with Megatron-LM's arguments; what
-    it does not state is printed as taken on trust. A job that does not state `vocabulary` keeps every row.
+    The job's model is compared with the checkpoint's tensors and, if present, with Megatron-LM's arguments. Properties
+    that the checkpoint does not state are printed as taken on trust. A job that does not state `vocabulary` keeps every
+    row.
 
     Examples:
 
@@ -160,9 +160,9 @@ def import_megatron(source: Path, job: Path, output: Path, run: bool = False) ->
     **recycle import-megatron megatron/checkpoints --job job.toml --run -o runs/mine**
 
     Args:
-        source (DIR): checkpoint of Megatron's (torch_dist): an iteration, or its parent.
-        job (--job JOB): job whose [model] the weights are of.
-        output (-o CHECKPOINT): folder to write; a new one.
+        source (DIR): Megatron checkpoint (torch_dist): an iteration, or its parent.
+        job (--job JOB): job with the [model] of the weights.
+        output (-o CHECKPOINT): folder to write; must not exist.
         run: import the optimizer's moments too; the folder is a run directory to resume.
     """
     from recycle.megatron.conversion import import_model, import_run
@@ -196,7 +196,7 @@ def import_megatron(source: Path, job: Path, output: Path, run: bool = False) ->
 
 
 def export_megatron(checkpoint: Path, output: Path) -> Result:
-    """Make a checkpoint of Megatron's (torch_dist): weights and, of a run's checkpoint, Adam's moments and step count.
+    """Make a Megatron checkpoint (torch_dist): weights and, for a run's checkpoint, Adam's moments and step count.
 
     Megatron loads it at any tensor, pipeline and virtual pipeline size, whatever shape the run had.
 
@@ -204,7 +204,7 @@ def export_megatron(checkpoint: Path, output: Path) -> Result:
 
     Args:
         checkpoint (CHECKPOINT): an imported checkpoint, or one of a run's checkpoints.
-        output (-o DIR): folder to write; a new one.
+        output (-o DIR): folder to write; must not exist.
     """
     from recycle.megatron.conversion import export_model
 

@@ -1,4 +1,4 @@
-"""`recycle plan`: one schedule around dead workers, a library of them, or a library under a new profile."""
+"""`recycle plan`: one schedule around dead workers, a plan library, or a library under a new profile."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def plan(
 ) -> Result:
     """Plan the schedule of a job around its dead workers, with a proven lower bound and the gap to it.
 
-    Ctrl-C ends a search with the best plan so far. Without --failed it is the fault-free plan. With --failures N a
-    library for up to N dead workers is planned, likeliest first; one that was interrupted goes on where it stopped,
-    and with --again plans that do not meet their bound are searched once more with the job's present effort. With
-    --library and --profile the plans of a library are timed under the new profile, and those whose gap has grown are
+    Ctrl-C ends a search with the best plan so far. Without --failed the result is the fault-free plan. With --failures
+    N the result is a library for up to N dead workers, likeliest first. An interrupted library continues where it
+    stopped; --again repeats the search for plans that do not meet their bound, with the job's present effort. With
+    --library and --profile the library's plans are timed under the new profile, and plans whose gap has grown are
     planned again.
 
     Example: **recycle plan job.toml --failed 1.2 -o plan.json**
@@ -69,14 +69,14 @@ def plan(
         failures (N): plan for up to N dead workers: every failure vector if few enough.
         library (DIR): keep plans in DIR, a file each, and a manifest.
         output (-o): write the schedule to this file.
-        profile (FILE): profile to plan with; with --library, re-plan what it made stale.
+        profile (FILE): profile to plan with; with --library, re-plan stale plans.
         threshold (SHARE): growth of a plan's gap from which --profile re-plans it.
         within (SECONDS): time for all plans of --failures or --profile together.
-        processes (N): plans or searches at the same time; as many as there are CPUs if left out.
-        again: search once more for plans of --library that do not meet their bound.
+        processes (N): plans or searches at the same time; the number of CPUs if left out.
+        again: repeat the search for plans of --library that do not meet their bound.
         no_cache: neither read nor write the plans of other runs in the user's cache.
         move (--move/--no-move): whether live workers may change stage; else as in the job.
-        layout: whether the model may be cut anew for the live workers; else as in the job.
+        layout: whether the model may be repartitioned across the live workers; else as in the job.
     """
 
     if failed is not None and failures is not None:
@@ -122,7 +122,6 @@ def plan(
 
 
 def _require_bearable(shape: Shape, failures: int | None) -> None:
-    """Raises PlanError when so many dead always leave a stage without a host."""
     most = shape.ranks * (shape.pipelines - 1)
     if failures is not None and failures > most:
         raise PlanError(
@@ -161,7 +160,6 @@ def _print_plan(made: Plan, failed: list[Worker], output: Path | None) -> None:
 
 
 def _print_layout(made: Plan) -> None:
-    """Who hosts what in an elastic layout, and which worker copies what from whom."""
     by_pipeline = groupby(made.schedule.metadata.get("layout", {}).items(), lambda item: item[0].split(".")[0])
     for pipeline, hosts in by_pipeline:
         parts = [f"{worker}: {' and '.join(_ranges(ends))}" for worker, ends in hosts]
@@ -182,13 +180,11 @@ def _print_layout(made: Plan) -> None:
 
 
 def _ranges(ends: Sequence[int]) -> list[str]:
-    """Ranges of units, given where each begins and ends, one after the other."""
     return [f"{begin}-{end - 1}" for begin, end in zip(ends[::2], ends[1::2], strict=True)]
 
 
 @contextmanager
 def _ended_by_interrupt() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C sets, so that a search ends with the best so far; a second one gives up."""
     stop = threading.Event()
 
     def end(*_: object) -> None:
@@ -213,7 +209,6 @@ def _many(
     again: bool,
     cache: Path | None,
 ) -> Result:
-    """Plan a library, after bringing the one that is there to a new profile where a `threshold` says so."""
     drifts: list[PlanDrift] = []
     entries: list[Entry] = []
     complete = True
@@ -263,7 +258,6 @@ def _where(library: Path | None, cache: Path | None) -> str:
 
 
 def _rows(shape: Shape, entries: list[Entry]) -> list[dict[str, Any]]:
-    """Throughput of each plan against the fault-free one, and against the share of the workers that is alive."""
     whole = next((entry.period for entry in entries if entry.failures == 0), None)
     rows = []
     for entry in entries:
@@ -340,7 +334,6 @@ def _share(share: float | None) -> str:
 
 
 def _vector(vector: Sequence[int]) -> str:
-    """Dead workers of each rank; of many ranks as runs: 1×3 0×61."""
     if len(vector) <= 16:
         return " ".join(map(str, vector))
     return " ".join(f"{dead}×{len(list(run))}" for dead, run in groupby(vector))
@@ -351,7 +344,6 @@ _table = partial(print_table, left=("vector",))
 
 @contextmanager
 def _progress() -> Iterator[Progress | None]:
-    """A line on the terminal's standard error that says what is being done; nothing where that is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -366,7 +358,6 @@ def _progress() -> Iterator[Progress | None]:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[Filling], None]]:
-    """A bar for each phase of filling a library."""
     with progress_bars() as advance:
 
         def report(filling: Filling) -> None:

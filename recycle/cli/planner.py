@@ -1,4 +1,4 @@
-"""The planner that training runs are given: plans are kept in the user's cache directory."""
+"""The planner for training runs: keeps plans in the user's cache directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def require_plannable(job: Job) -> None:
-    """Raise PlanError or JobError for a job that no plan can be made for, before any process starts."""
+    """Raise PlanError or JobError, before any process starts, for a job that cannot be planned."""
     from recycle.solve.problem import Problem
 
     Problem.of(price(job))
@@ -30,7 +30,7 @@ def plan_for_training(
     moves: bool = False,
     within: str | None = None,
 ) -> str:
-    """`recycle.solve.planner.plan_for_training` with the cache directory that the environment names."""
+    """Call `recycle.solve.planner.plan_for_training` with the cache directory of the environment."""
     from recycle.plans import cache_directory
     from recycle.solve.planner import plan_for_training
 

@@ -1,4 +1,4 @@
-"""What prices a schedule: the options for times, overlap, transfers or a profile file; or a job, with memory limits."""
+"""Options that price a schedule: times, overlap, transfers, a profile file, or a job with memory limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LINK = re.compile(r"([0-9]{1,9}\.[0-9]{1,9}),([0-9]{1,9}\.[0-9]{1,9})=(.+)")
 
 
 def require_one(command: str, **options: object) -> None:
-    """Raise JobError unless at most one of the options, which exclude each other, is given."""
+    """Raise JobError if more than one of the mutually exclusive options is given."""
     if sum(given is not None for given in options.values()) > 1:
         names = " or ".join(f"--{name}" for name in options)
         raise JobError(f"{command}: give {names}, only one of them")
@@ -39,14 +39,13 @@ def priced(
     comm: str | None,
     stated: Callable[[], Profile | None] = lambda: None,
 ) -> Profile:
-    """The profile in `file`, else the times of --times, else those `stated` by the job or the schedule's own file, else
-    1,1,1.
+    """Return the profile in `file`, of --times, or `stated` by the job or schedule file, in this order; else 1,1,1.
 
-    --overlap and --comm change it; --comm counts for every pair of workers.
+    --overlap and --comm change it; --comm applies to every pair of workers.
 
     Raises:
-        JobError: an option is no number of the wanted form.
-        ScheduleError: as `stated`.
+        JobError: an option does not have the required form.
+        ScheduleError: as in `stated`.
     """
     if file is not None:
         profile = Profile.load(file)
@@ -62,13 +61,13 @@ def priced(
 
 
 def times_of(text: str) -> tuple[float, float, float]:
-    """F, I and W in the text of --times. Raises JobError."""
+    """Parse F, I and W in the text of --times. Raises JobError."""
     forward, backward_input, backward_weight = _numbers("--times", text, "F,I,W", 3)
     return forward, backward_input, backward_weight
 
 
 def with_slow_links(profile: Profile, shape: Shape, written: Sequence[str]) -> Profile:
-    """`profile` with the links of --link. Raises JobError for one that cannot be read or that `shape` does not have."""
+    """Apply the links of --link to a profile. Raises JobError for an invalid link, or one outside `shape`."""
     for text in written:
         match = _LINK.fullmatch(text)
         if match is None or match[1] == match[2]:
@@ -92,11 +91,12 @@ def _numbers(option: str, text: str, form: str, count: int) -> list[float]:
 
 
 def job_limits(schedule: Schedule, file: Path, job_file: Path) -> tuple[Profile, list[float] | None, float | None]:
-    """What `job_file` says of the schedule that was read from `file`.
+    """Return prices and limits of `job_file` for the schedule from `file`.
 
     Returns:
-        seconds and bytes of its instructions; activations (in chunks) that the worker of each rank may hold, or None;
-        bytes that any worker may hold, or None.
+        The profile; activations (in chunks) that a worker of each rank may hold, or None; bytes that each worker may
+            hold,
+        or None.
 
     Raises:
         JobError: their shapes differ.

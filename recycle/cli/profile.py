@@ -1,4 +1,4 @@
-"""`recycle profile`: measure what a job's instructions take and weigh, or take it from a run."""
+"""`recycle profile`: measures times and bytes of a job's instructions, or extracts them from a run."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def profile(
 ) -> Result:
     """Measure F, I, W, B, reduce, step, bytes and links of a job's real stages on this machine.
 
-    Stages are measured one after the other, with nothing else running. `[times] profile = "FILE"` in the job then
-    plans with the figures, and `[memory] limit = "20 GiB"` with the bytes. Of a run directory it is what the run
-    executed, beside what was planned.
+    Stages are measured one after the other, with nothing else running. `[times] profile = "FILE"` in the job then plans
+    with the times, and `[memory] limit = "20 GiB"` with the bytes. For a run directory the profile holds the executed
+    times; the table compares them with the plan.
 
     Example: **recycle profile job.toml -o measured.json**
 
@@ -46,7 +46,7 @@ def profile(
         target (JOB|RUN_DIR): job file, or the directory of a run.
         output (-o FILE): profile file to write.
         trace (--from TRACE): trace, or folder of traces: take the times from it.
-        repeats (N): times that each instruction is timed.
+        repeats (N): measurements of each instruction.
     """
 
     if repeats < 1:
@@ -126,7 +126,6 @@ def _print_executed(ran: ExecutedRun, output: Path) -> None:
 
 
 def _table(profile: Profile, stages: int, planned: Profile | None = None) -> None:
-    """A row per stage: median times with their spread or what was planned, and bytes."""
     gathers = ("gather",) if profile.gather and any(profile.per_stage("gather", stages)) else ()
     columns = (*TIMES, *gathers, *(() if planned is not None else BYTES))
     print(

@@ -1,4 +1,4 @@
-"""`recycle drain`, by which workers leave a run, and `recycle report`, which says where the time of a run went."""
+"""`recycle drain` removes workers from a live run; `recycle report` breaks down a run's time."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ COSTS = (TimePart.REDONE, TimePart.WAITING, TimePart.PLANNING, TimePart.FORMING,
 def drain(run: Path, worker: str, within: Annotated[float | None, typer.Option(min=0.0)] = None) -> None:
     """Let a worker, or all workers of a node, leave a run without repeated work; return when they have ended.
 
-    The plan without them is made while training goes on; they leave at the end of the iteration after that.
+    The run prepares the plan without them during training; they leave at the end of the iteration after that.
 
     Example: **recycle drain runs/tiny 1.1** (a worker)
 
     Example: **recycle drain runs/tiny 2 --in 60** (node 2)
 
     Args:
-        run: run directory of a run that goes on.
+        run: run directory of a live run.
         worker: position of the worker, such as 1.1, or the number of a node.
-        within (--in SECONDS): kill the worker when it has not left by then, and do the iteration again; else it has all
-            the time.
+        within (--in SECONDS): kill the worker if it has not left by then, and repeat the iteration; no limit if left
+            out.
     """
     from recycle.exec.launch import contact
 
@@ -39,12 +39,12 @@ def drain(run: Path, worker: str, within: Annotated[float | None, typer.Option(m
 def report(run: Path) -> Result:
     """Say where the time of a run went: useful, waiting, redone and so on, which add up to the wall clock.
 
-    Also what the plans had promised for it, and what each failure, departure and return cost.
+    Also print what the plans promised, and the cost of each failure, departure and return.
 
     Example: **recycle report runs/tiny**
 
     Args:
-        run: run directory; the run may still go on.
+        run: run directory; the run may be live.
     """
     found = load_report(run)
     return Result(to_json(found), partial(_print, found))
@@ -79,7 +79,7 @@ def _share(seconds: float, wall: float) -> str:
 
 
 def to_json(found: RunReport) -> dict[str, Any]:
-    """What `--json` prints; all times in seconds."""
+    """Return the output of `--json`; all times in seconds."""
     return {
         "steps": found.steps,
         "wall": round(found.wall, 6),

@@ -1,4 +1,4 @@
-"""`recycle schedule`, `check` and `convert`: schedule files are built, held against the rules, and converted."""
+"""`recycle schedule`, `check` and `convert`: build, check and convert schedule files."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from recycle.ir.simulate import DRAWN, simulate
 from recycle.job.shape import MOST_BUCKETS, Shape, Worker
 
 SHOWN = 30
-"""Findings printed for people; `--json` prints all, of each rule the first `MOST_DESCRIBED`."""
+"""Findings in the text output; `--json` has all, up to `MOST_DESCRIBED` of each rule."""
 AROUND = 4
-"""Instructions drawn before and after the one that a finding points at."""
+"""Instructions drawn before and after the instruction of a finding."""
 
 
 def schedule(
@@ -63,16 +63,16 @@ def schedule(
         micro_batches (-m --micro-batches): micro-batches per pipeline.
         pipelines (-D): data-parallel pipelines.
         chunks (-V): stages per worker; 2 for families on the V, else 1.
-        group_size (N): interleaved: micro-batches per turn of a chunk; P.
-        times (F,I,W): for zb-v, v-half, v-min: what to make the order for.
+        group_size (N): interleaved: micro-batches per turn of a chunk; default P.
+        times (F,I,W): zb-v, v-half, v-min: times to optimize the order for.
         output (-o): file to write; else print it.
         lower: write sends, receives, reduces and steps too.
         optimizer: each stage steps by itself, or all together.
         buckets (N): sum each stage's gradients in N buckets.
-        gather: gather parameters behind the steps of a sharded optimizer.
-        replays (N|gaps): replay all work on peers once in N iterations, or where gaps hold it: the first iteration,
-            lowered.
-        forward_only: its forwards alone, as an evaluation runs them.
+        gather: gather parameters after the steps of a sharded optimizer.
+        replays (N|gaps): replay all work on peers once in N iterations, or in the schedule's gaps; writes the first
+            iteration, lowered.
+        forward_only: only the forwards, as in an evaluation.
     """
     if family not in FAMILIES:
         raise ScheduleError(f"{family!r} is not a family: known are {', '.join(FAMILIES)}")
@@ -170,7 +170,6 @@ def check(
 
 
 def _finding_as_json(finding: Finding) -> dict[str, Any]:
-    """A finding as scripts get it; the other places it touches are in its message, and the viewer frames them."""
     return {key: value for key, value in asdict(finding).items() if key != "others"}
 
 
@@ -196,7 +195,6 @@ def _print_findings(file: Path, schedule: Schedule, findings: Findings) -> None:
 
 
 def _excerpt(schedule: Schedule, worker: str, position: int) -> str:
-    """The program around a position, with the instruction there between > and <."""
     w = schedule.shape.worker_index(Worker.parse(worker))
     first, last = schedule.columns.offsets[w : w + 2].tolist()
     row = first + position
@@ -219,8 +217,8 @@ def convert(
 ) -> Result:
     """Convert a schedule file. Formats not named are known by suffix, then by content.
 
-    Times are for a timeline (chrome-trace) alone; the other formats hold an order. Those that are not given are as in
-    IN where that is a timeline or trace: of what ran, the medians of each stage.
+    Only timelines (chrome-trace) hold times; the other formats hold an order. Times that are not given come from IN if
+    it is a timeline or trace: for executed times, the medians of each stage.
 
     Example: **recycle convert plan.json plan.trace.json --times 1,2,1**
 

@@ -20,7 +20,7 @@ from recycle.ir.trace import first_impossible
 from recycle.job.shape import Worker
 
 HINTS = 3
-"""Longest gaps shown in which another instruction could have run."""
+"""Number of the longest usable gaps to print."""
 
 
 def simulate(
@@ -35,8 +35,8 @@ def simulate(
 ) -> Result:
     """Time a schedule: makespan, period, bubbles, peaks per worker, critical path, what each worker waits for.
 
-    A trace of what ran is shown with its own times, in seconds, unless an option gives others. What the options leave
-    out is as in the timeline or trace.
+    A trace of executed instructions keeps its times, in seconds, unless options replace them. Values that the options
+    leave out come from the timeline or trace.
 
     Example: **recycle simulate 1f1b.json --times 1,1,1 --comm 0.5**
 
@@ -45,8 +45,7 @@ def simulate(
     Args:
         file: schedule file, or folder of traces.
         job: job file: its times, and its memory limits in the gaps.
-        link (WORKER,WORKER=FACTOR): transfers between the two workers take that many times as long, as in 1.0,1.1=4;
-            any number of times.
+        link (WORKER,WORKER=FACTOR): multiply the time of transfers between two workers, as in 1.0,1.1=4; repeatable.
         serialised: one transfer per worker at a time, unbuffered, in program order.
     """
     source = formats.read_input(file)
@@ -82,7 +81,7 @@ def _warn_of_clocks(ran: Timeline, file: Path) -> None:
 
 
 def figures(timeline: Timeline, gaps: Gaps) -> dict[str, Any]:
-    """What `--json` prints. Per-worker lists run over all workers by pipeline, then rank; None for a failed one."""
+    """Return the output of `--json`. Per-worker lists go by pipeline, then rank, with None for a failed worker."""
     schedule = timeline.schedule
     path = [
         {
@@ -146,7 +145,6 @@ def _print(timeline: Timeline, gaps: Gaps) -> None:
 
 
 def _load_columns(timeline: Timeline) -> dict[str, list[str]]:
-    """Title -> cell of each worker."""
     cells = {}
     for name in ("busy", "bubble", "inner_bubble", "peak_activations", "peak_bytes"):
         cells[name.replace("_", " ")] = ["" if v is None else f"{v:g}" for v in getattr(timeline, name)]

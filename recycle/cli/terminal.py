@@ -1,4 +1,4 @@
-"""What commands share: options, results as JSON or lines, tables, curves of one line, progress on standard error."""
+"""Shared output of commands: options, results as JSON or lines, tables, one-line curves, progress on standard error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDE = 60
 """Characters of a curve."""
 _LEVELS = " ▁▂▃▄▅▆▇█"
 Advance = Callable[[str, float | None, float, str], None]
-"""Takes a phase, how much of it is done (None: as much as before), of how much, and what to show for its name."""
+"""(phase, amount done or None if unchanged, total, text for the phase's name) -> None."""
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -28,12 +28,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 
 @dataclass(frozen=True)
 class Result:
-    """What a command has made; one that returns it has the option `--json`.
+    """Result of a command; commands that return it have the option `--json`.
 
     Attributes:
-        figures: what `--json` prints, or makes that.
-        shown: lines for people, of which empty ones are left out, or what prints them.
-        status: exit status.
+        figures: the output of `--json`, or a function that returns it.
+        shown: lines of text, of which empty ones are dropped, or a function that prints them.
     """
 
     figures: Mapping[str, Any] | Callable[[], Mapping[str, Any]]
@@ -41,7 +40,7 @@ class Result:
     status: int = 0
 
     def print(self, as_json: bool) -> None:
-        """Print it. Raises typer.Exit for a status other than 0."""
+        """Print the result. Raises typer.Exit for a status other than 0."""
         if as_json:
             print(json.dumps(self.figures() if callable(self.figures) else self.figures))
         elif callable(self.shown):
@@ -53,13 +52,13 @@ class Result:
 
 
 def spark(values: Sequence[float], most: float) -> str:
-    """A character per value, from blank for 0 to a full block for `most` and beyond."""
+    """Return a character per value, from blank for 0 to a full block for `most` and beyond."""
     top = len(_LEVELS) - 1
     return "".join(_LEVELS[min(top, max(0, round(top * value / most)))] for value in values)
 
 
 def width() -> int:
-    """Characters of a line of the terminal; 120 where there is none."""
+    """Return the width of the terminal in characters; 120 without a terminal."""
     return shutil.get_terminal_size((120, 24)).columns
 
 
@@ -71,12 +70,11 @@ def print_table(
     box: Box | None = None,
     least: int = 0,
 ) -> None:
-    """Print a table, its cells on the right but for the columns in `left`.
+    """Print a table, right-aligned except for the columns in `left`.
 
     Args:
         rows: None draws a line.
-        box: what it is framed with.
-        least: characters that a line may have however narrow the terminal is.
+        least: minimum width in characters, on any terminal.
     """
     table = Table(box=box, pad_edge=box is not None)
     for place, title in enumerate(titles):
@@ -91,11 +89,11 @@ def print_table(
 
 @contextmanager
 def progress_bars(otherwise: Advance = lambda *_: None, transient: bool = False) -> Iterator[Advance]:
-    """A bar on standard error for each phase of a work, with how much is done of how much.
+    """Show a progress bar on standard error for each phase of a task.
 
     Args:
-        otherwise: takes their place where that is no terminal.
-        transient: they go when the work is done.
+        otherwise: called instead if standard error is not a terminal.
+        transient: remove the bars at the end.
     """
     if not sys.stderr.isatty():
         yield otherwise
@@ -118,7 +116,7 @@ def progress_bars(otherwise: Advance = lambda *_: None, transient: bool = False)
 
 
 class TwentiethLines:
-    """Prints a line for each twentieth of a work, in place of a bar where there is no terminal."""
+    """Prints a line per twentieth of the work, instead of a bar, outside a terminal."""
 
     def __init__(self) -> None:
         self._told = 0.0
@@ -131,6 +129,6 @@ class TwentiethLines:
 
 @contextmanager
 def megabytes(phase: str) -> Iterator[Callable[[int, int], None]]:
-    """Takes how many bytes are done, of how many."""
+    """Yield a function for progress in bytes: (done, total)."""
     with progress_bars(otherwise=TwentiethLines()) as advance:
         yield lambda done, whole: advance(phase, done // 10**6, whole // 10**6, "MB")

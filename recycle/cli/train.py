@@ -1,4 +1,4 @@
-"""`recycle train` and `recycle agent`: training straight through failures, on one machine or on one node of several."""
+"""`recycle train` and `recycle agent`: training straight through failures, on one machine or on a node of a cluster."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from recycle.exec.launch.launcher import RunResult
 
 TERMINATED = 128 + signal.SIGTERM
-"""Exit code of a run that SIGTERM or SIGHUP has ended before its last iteration."""
+"""Exit code of a run that SIGTERM or SIGHUP ended before its last iteration."""
 CLOSING_SECONDS, CLOSING_SHARE = 10.0, 0.25
-"""Of the grace, in which processes are ended: seconds at most, and a share."""
+"""Part of the grace reserved for ending processes: at most these seconds, and this share."""
 FAULT_SYNTAX = "KIND[=ARGUMENT]:WORKER[,WORKER]@STEP[-STEP][.PHASE]"
 
 
@@ -77,14 +77,14 @@ PunishOption = Annotated[
 def resolve_request(
     job: Job, schedule: str | None, steps: int | None, fault: list[str] | None, punish: str | None
 ) -> tuple[Schedule | None, int, list[Fault]]:
-    """The run's own schedule if it has one, its steps, and the faults that `--fault` and `--punish` ask for; what is
-    drawn for `--punish` is printed.
+    """Return the run's schedule (or None), its steps, and the faults of `--fault` and `--punish`.
+
+    Prints the faults drawn for `--punish`.
 
     Raises:
-        JobError: a fault is not well written or can never strike, or both options are given; or the job cannot be
-            priced.
-        PlanError: no plan can be made.
-        ScheduleError: there is no such schedule.
+        JobError: a fault is invalid or can never strike, both options are given, or the job cannot be priced.
+        PlanError: the job cannot be planned.
+        ScheduleError: the schedule does not exist.
     """
     own = named_schedule(schedule, job.shape) if schedule is not None else None
     if own is None:
@@ -114,10 +114,10 @@ def train(
     resume: bool = False,
     explain: bool = False,
 ) -> None:
-    """Train a job; a worker that dies is worked around, and the losses stay those of the run without failures.
+    """Train a job around failed workers; the losses stay equal to the run without failures.
 
-    SIGTERM, or SIGHUP as of a closed terminal, ends the run after the current iteration, with a checkpoint to resume
-    from (exit code 143), within [membership] grace seconds; a second SIGTERM ends it at once.
+    SIGTERM, or SIGHUP as of a closed terminal, ends the run after the current iteration, within [membership] grace
+    seconds. It leaves a checkpoint to resume from (exit code 143). A second SIGTERM ends the run at once.
 
     Example: **recycle train examples/tiny_gpt/job.toml --fault kill:1.1@10 --fault rejoin:1.1@20**
 
@@ -128,9 +128,9 @@ def train(
     Args:
         job: job file (TOML).
         steps: iterations; else the job's own number.
-        run: run directory, fresh; else runs/JOB-TIME, to which runs/latest leads. With --resume the one to go on in;
-            else the newest.
-        resume: go on from the newest complete checkpoint, in this job's shape.
+        run: new run directory; default runs/JOB-TIME, with the link runs/latest. With --resume the directory to
+            continue in; default the newest.
+        resume: continue from the newest complete checkpoint, in this job's shape.
         explain: check the job, print every key with its meaning and stop.
     """
     described = Job.load(job)
@@ -197,10 +197,10 @@ def agent(
 ) -> None:
     """Run the agent of one node of a cluster; start one on every node, in any order.
 
-    Agents meet in an etcd, and start and watch the workers of their nodes (docs/guides/cluster.md). SIGTERM or SIGHUP
-    lets the workers of the node leave at the end of an iteration, then the agent ends with exit code 143, after
+    Agents meet in an etcd, and start and watch the workers of their nodes (docs/guides/cluster.md). After SIGTERM or
+    SIGHUP the node's workers leave at the end of an iteration. The agent then ends with exit code 143, after
     [membership] grace seconds at the latest; a second SIGTERM ends it at once. SIGTERM to all agents ends the run with
-    a checkpoint; started again they go on, with --resume also where the store has lost its data.
+    a checkpoint. Restarted agents continue it, with --resume even if the store has lost its data.
 
     Examples:
 
@@ -215,13 +215,12 @@ def agent(
         store (URL): where agents meet, etcd://HOST:PORT[,HOST:PORT...], or etcds:// for TLS; else [membership] store of
             the job.
         node: number of this node, from 0.
-        nodes: number of nodes that there are; checked against the job.
-        name (--id NAME): name of the run in the store, the same on all nodes and of no other run; else the job's
-            folder.
+        nodes: total number of nodes; checked against the job.
+        name (--id NAME): unique name of the run in the store, the same on all nodes; else the job's folder.
         run: run directory, on a file system that all nodes share; else runs/NAME.
-        address: address of this node for the other nodes' workers; else that by which it reaches the store.
+        address: address of this node for the other nodes' workers; else the address that reaches the store.
         steps: iterations; else the job's own number.
-        resume: go on from the newest complete checkpoint of the run directory where the store does not have the run;
+        resume: continue from the newest complete checkpoint of the run directory if the store does not have the run;
             the same on all nodes.
     """
     described = Job.load(job)
@@ -274,11 +273,11 @@ def agent(
 
 @contextmanager
 def end_at_termination(grace: float) -> Iterator[threading.Event]:
-    """An event that the first SIGTERM, SIGHUP or SIGUSR1 to this process sets; a second one interrupts it like Ctrl-C.
+    """Yield an event that the first SIGTERM, SIGHUP or SIGUSR1 sets; a second one interrupts like Ctrl-C.
 
-    A further SIGHUP does nothing: the shell and the kernel each send one when a terminal is closed. What has not ended
-    shortly before the grace is over is interrupted, and the process ended with it if need be: its workers die with it.
-    Where SIGHUP is ignored, as under nohup, it stays ignored.
+    Further SIGHUPs are ignored: the shell and the kernel each send one when a terminal is closed. Shortly before the
+    grace is over, work that has not ended is interrupted, then the process is ended; its workers die with it. An
+    ignored SIGHUP, as under nohup, stays ignored.
 
     Args:
         grace: seconds from the first signal.
@@ -313,7 +312,6 @@ def end_at_termination(grace: float) -> Iterator[threading.Event]:
 
 
 def _steps(result: RunResult) -> str:
-    """How many steps ran, how, and how many had to be taken back on the way."""
     count, modes = len(result.metrics), ", ".join(f"{n} {_MODES[mode]}" for mode, n in sorted(result.modes.items()))
     return f"{count} step{'s' * (count != 1)} ({modes}; {len(result.undone)} undone)"
 
@@ -322,18 +320,18 @@ _MODES = {"barrier": "with the barrier", "staggered": "staggered"}
 
 
 class ProgressLines(Observer):
-    """An observer that prints a line per step, and one per failure, recovery and re-join."""
+    """Observer that prints a line per step, failure, recovery and re-join."""
 
     def __init__(self, steps: int, shape: Shape) -> None:
         self._steps, self._shape = steps, shape
         self.last = -1
 
     def waiting(self, what: str) -> None:
-        """Say what the run waits for."""
+        """Print what the run waits for."""
         print_line(f"waiting for {what}")
 
     def committed(self, line: dict[str, Any]) -> None:
-        """One line per committed step."""
+        """Print a line per committed step."""
         self.last = line["step"]
         width = len(str(self._steps))
         evaluated = f"  evaluation loss {_loss(line['eval_loss'])}" if "eval_loss" in line else ""
@@ -344,15 +342,15 @@ class ProgressLines(Observer):
         )
 
     def event(self, event: dict[str, Any]) -> None:
-        """One line for what a person wants to know at once."""
+        """Print a line for an event that users need at once."""
         if (text := sentence(event)) is not None:
             print_line(f"  {event['time']:8.3f} s  {text}")
 
 
 def print_line(line: str) -> None:
-    """Print at once; a line that goes to a file on a full disk is no reason to stop training.
+    """Print at once; output to a full disk must not stop training.
 
-    A reader or a terminal that is gone ends the run as SIGHUP does.
+    A closed reader or terminal ends the run like SIGHUP.
     """
     try:
         print(line, flush=True)

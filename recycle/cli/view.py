@@ -30,11 +30,11 @@ from viz.what_if import WhatIf, WhatIfPlanner
 
 DEFAULT_PORT = 8050
 RUNS_OPENED = 4
-"""Of a folder of runs, the newest, as pages of their own."""
+"""Newest runs of a folder that get their own pages."""
 MOVING_SECONDS = 4.0
-"""For an answer where layers may move."""
+"""Search time of an answer in which layers may move."""
 _NEEDED: dict[str, tuple[str, ...]] = {".svg": (), ".png": ("PIL",)}
-"""Modules of the `viz` extra that an export needs, by its suffix; everything else needs all of them."""
+"""Export suffix -> required modules of the `viz` extra; other exports need all of them."""
 
 
 def view(
@@ -70,10 +70,10 @@ def view(
     Args:
         paths ([FILE | RUN_DIR | JOB | LIBRARY]...): schedule files, runs or folders of them, a job file (.toml), a plan
             library; examples if left out.
-        port: port on loopback; 0 takes any free one.
+        port: port on loopback; 0 takes any free port.
         open_browser (--open): open the page in the browser.
-        allow_host (NAME): answer under this name too, where a proxy brings the page elsewhere.
-        priced_by (--job JOB): job file whose times the schedule files get.
+        allow_host (NAME): further host name to answer under, for access through a proxy.
+        priced_by (--job JOB): job file with the times of the schedule files.
         families: show every family that fits -P and -m, side by side.
         ranks (-P): with --families: workers per pipeline.
         micro_batches (-m): with --families.
@@ -139,7 +139,6 @@ def _is_folder_of_runs(path: Path) -> bool:
 
 
 def _sorted(paths: list[Path]) -> tuple[PricedJob | None, PlanLibrary | None, list[Path]]:
-    """(job, library, whatever else was named). Raises RecycleError for a second job or library."""
     jobs = [path for path in paths if path.suffix.lower() == ".toml" and not path.is_dir()]
     libraries = [path for path in paths if (path / MANIFEST).is_file()]
     for found, what in ((jobs, "job file"), (libraries, "plan library")):
@@ -151,10 +150,9 @@ def _sorted(paths: list[Path]) -> tuple[PricedJob | None, PlanLibrary | None, li
 
 
 def _what_if(job: PricedJob | None, library: PlanLibrary | None, sources: list[Run | ScheduleFile]) -> WhatIf | None:
-    """What can answer for dead workers: a job, a library, or the job of the only run; None without any."""
     runs = [source for source in sources if isinstance(source, Run)]
     if job is None and library is None and len(runs) == 1:
-        with suppress(RecycleError):  # its job cannot be read or priced any more: the page of the run says why
+        with suppress(RecycleError):  # the job cannot be read or priced any more; the run's page says why
             job = price(Job.of_run(runs[0].path))
     if job is None and library is None:
         return None
@@ -163,13 +161,12 @@ def _what_if(job: PricedJob | None, library: PlanLibrary | None, sources: list[R
 
 def _what_if_of(job: PricedJob, library: PlanLibrary | None = None) -> WhatIf:
     moves = job.planner.layout == "elastic"
-    # Searched for as long as the job says, with as many processes, the plan is that of `recycle plan`.
+    # With the job's search time and as many processes the plan equals the plan of `recycle plan`.
     search = partial(plan, job, processes=len(os.sched_getaffinity(0)))
     return WhatIf(job, library, _planner(job), partial(plan, job, quick=True) if moves else None, search, _what_if_of)
 
 
 def _planner(job: PricedJob) -> WhatIfPlanner:
-    """The list scheduler for `job`, which answers within a second; where layers may move, a search of a few."""
     return (
         partial(plan, job, seconds=MOVING_SECONDS)
         if job.planner.layout == "elastic"
@@ -178,7 +175,7 @@ def _planner(job: PricedJob) -> WhatIfPlanner:
 
 
 def _warm_up(what_if: WhatIf) -> None:
-    """Plan with one worker dead while nobody asks yet: what a first plan loads and compiles is then there."""
+    """Plan with one worker dead in the background, so that the first answer finds everything loaded and compiled."""
 
     def ask() -> None:
         for failed in ([], [Worker(0, 0)]):
@@ -189,7 +186,6 @@ def _warm_up(what_if: WhatIf) -> None:
 
 
 def _examples() -> tuple[list[Run | ScheduleFile], WhatIf]:
-    """The published worked example of adaptive pipelining: fault-free 1F1B, and the plan without worker 1.2."""
     job = price(Job.from_toml("[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n[memory]\nlimit = 6\n", "example"))
     what_if = _what_if_of(job)
     adaptive = what_if.answer([Worker(1, 2)]).plan.schedule

@@ -1,1 +1,1 @@
-"""Models of Hugging Face in and out: their configuration, tensors and files."""
+"""Import and export of Hugging Face models: configuration, tensors and files."""

@@ -1,7 +1,7 @@
-"""`config.json` of Hugging Face and `[model]` of a job, each from the other.
+"""Translation between `config.json` of Hugging Face and `[model]` of a job.
 
-An architecture is a row of `ARCHITECTURES`. What the configuration of one states and recycle's models do not have is
-refused by its key; keys that change nothing about what is computed are left alone.
+Each architecture is a row of `ARCHITECTURES`. Configurations that recycle's models do not support are refused with
+their key; keys that do not affect the computation are ignored.
 """
 
 from __future__ import annotations
@@ -18,19 +18,16 @@ from recycle.job.architecture import CHOSEN_BY_JOBS, FAMILIES, config_of, is_rot
 from recycle.job.sections import ModelSection, Positive
 
 LLAMA_3_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""What megatron-core's scaling of rotary positions is fixed to; its factor can be chosen."""
+"""Constants of megatron-core's scaling of rotary positions; only its factor can be chosen."""
 
 
 @dataclass(frozen=True)
 class HubArchitecture:
-    """How an architecture of Hugging Face is one of recycle's families.
+    """A Hugging Face architecture and its family in recycle.
 
     Attributes:
-        name: in `architectures`.
-        model_type: in `config.json`.
-        kind: `[model] kind`.
-        config: fields of `[model.config]` that tell it from others of the kind.
-        defaults: of keys that a `config.json` may leave out.
+        config: fields of `[model.config]` that distinguish it from others of the kind.
+        defaults: values of keys that a `config.json` may leave out.
     """
 
     name: str
@@ -73,7 +70,7 @@ ARCHITECTURES = (
 
 
 class _Config(msgspec.Struct):
-    """The keys of `config.json` that say what is computed; defaults are those that all architectures share."""
+    """Keys of `config.json` that affect the computation; the defaults hold for all architectures."""
 
     vocab_size: Positive
     hidden_size: Positive
@@ -103,18 +100,18 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
     "auto_map": (None,),
 }
-"""Keys -> the values that recycle's models compute; the first of them where the key is left out."""
+"""Key -> values that recycle's models compute; the first one is the default."""
 _QUERIES_AND_KEYS = ("qk_layernorm", "add_qkv_bias")
 _WRITTEN = (*_QUERIES_AND_KEYS, "kv_channels", "num_query_groups", "layernorm_epsilon")
-"""Fields that `config.json` has keys for, or that the architecture's name says."""
+"""Fields with keys in `config.json`, or implied by the architecture's name."""
 _WRITTEN_OF_EXPERTS = ("num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size")
 
 
 def architecture_of(config: Mapping[str, Any], where: str) -> HubArchitecture:
-    """The architecture that `config.json` names, by `architectures` or, where that is null, by `model_type`.
+    """Return the architecture that `config.json` names, by `architectures` or, where that is null, by `model_type`.
 
     Raises:
-        JobError: it names another one, several, or two that contradict each other; begins with `where`.
+        JobError: another architecture, several, or two that contradict each other; begins with `where`.
     """
     known = {architecture.name: architecture for architecture in ARCHITECTURES}
     by_type = {architecture.model_type: architecture for architecture in ARCHITECTURES}
@@ -134,13 +131,10 @@ def architecture_of(config: Mapping[str, Any], where: str) -> HubArchitecture:
 
 
 def model_of(config: Mapping[str, Any], where: str) -> ModelSection:
-    """The `[model]` section that computes what `config.json` describes.
-
-    Args:
-        where: the file, with which messages begin.
+    """Return the `[model]` section that computes what `config.json` describes.
 
     Raises:
-        JobError: a key is missing or of another type, or states what recycle's models do not have; names the key.
+        JobError: a key is missing, has another type, or states something unsupported; names the key.
     """
     architecture = architecture_of(config, where)
     for key, values in _ONLY.items():
@@ -193,7 +187,6 @@ def _require_full_attention(config: Mapping[str, Any], architecture: HubArchitec
 
 
 def _rotary(config: _Config, architecture: HubArchitecture, where: str) -> tuple[float, float | None]:
-    """Base of the angles, and the factor of Llama 3.1's scaling if there is one."""
     key = "rope_parameters" if config.rope_parameters is not None else "rope_scaling"
     stated = config.rope_parameters or config.rope_scaling or {}
     kind = stated.get("rope_type", stated.get("type", "default"))
@@ -214,10 +207,10 @@ def _rotary(config: _Config, architecture: HubArchitecture, where: str) -> tuple
 
 
 def hub_architecture(model: ModelSection, where: str) -> HubArchitecture:
-    """The architecture of Hugging Face that computes what `[model]` does.
+    """Return the Hugging Face architecture that computes what `[model]` does.
 
     Raises:
-        JobError: there is none; it begins with `where` and names the key.
+        JobError: none does; begins with `where` and names the key.
     """
     if model.provider is not None:
         raise JobError(f"{where}: [model] provider: what {model.provider} builds is none of recycle's own models")
@@ -238,7 +231,7 @@ def hub_architecture(model: ModelSection, where: str) -> HubArchitecture:
 
 
 def config_json(model: ModelSection, architecture: HubArchitecture) -> dict[str, Any]:
-    """The `config.json` of a model, in the form that transformers 4 and 5 read, without the type of its weights."""
+    """Return the `config.json` of a model, as transformers 4 and 5 read it, without the type of its weights."""
     fields = config_of(model)
     ffn = model.ffn if model.ffn is not None else 4 * model.hidden
     scaling = None

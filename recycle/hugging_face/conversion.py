@@ -1,8 +1,8 @@
-"""A model of Hugging Face to a checkpoint of recycle, and back: tensor by tensor, so that the model is never in memory.
+"""Conversion between Hugging Face models and checkpoints of recycle, tensor by tensor in little memory.
 
-An imported checkpoint holds the weights in fp32, which takes every bf16 and fp16 as it is; no moments of the optimizer.
-Beside them lie the files that came with the model (`model_folder.CARRIED`), its `config.json` and a note of how its
-files were, so that an export gives back what was imported to the bit.
+An imported checkpoint holds the weights in fp32, which represents every bf16 and fp16 exactly, and no optimizer
+moments. It also holds the files that came with the model (`model_folder.CARRIED`), its `config.json` and a note about
+the original files. An export therefore returns the imported bits.
 """
 
 from __future__ import annotations
@@ -40,28 +40,27 @@ from recycle.job.manifest import HUGGING_FACE, carried_files, computed, model_of
 from recycle.job.sections import ModelSection, ShapeSection
 
 PART_BYTES = 1 << 27
-"""Of a file of an imported checkpoint."""
+"""Maximum bytes per file of an imported checkpoint."""
 SHARD_BYTES = 2 << 30
-"""Of a file that is exported."""
+"""Default maximum bytes per exported file."""
 NOTE = "import.json"
 DTYPES: Mapping[str, tuple[str, torch.dtype]] = {
     "F32": ("float32", torch.float32),
     "BF16": ("bfloat16", torch.bfloat16),
     "F16": ("float16", torch.float16),
 }
-"""Type in a safetensors file -> what `config.json` and torch call it."""
+"""Type in a safetensors file -> its names in `config.json` and torch."""
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 _STORED: Mapping[Precision, str] = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 _COPIES = ("rotary_emb.inv_freq",)
-"""Ends of names that old checkpoints have, of what follows from the configuration."""
+"""Name endings of redundant tensors in old checkpoints, which follow from the configuration."""
 
 
 class ImportNote(msgspec.Struct):
-    """How the files were that a checkpoint was made from.
+    """Form of the original files of an imported checkpoint.
 
     Attributes:
-        dtype: the type of all their tensors, as in `DTYPES`; "F32" where they had several.
-        batched_experts: as for `blocks`.
+        dtype: the type of all tensors, as in `DTYPES`; "F32" for mixed types.
     """
 
     dtype: str = "F32"
@@ -70,13 +69,11 @@ class ImportNote(msgspec.Struct):
 
 @dataclass(frozen=True)
 class ConvertedModel:
-    """What was written.
+    """The outcome of a conversion.
 
     Attributes:
-        architecture: name of Hugging Face's.
-        parameters: entries of all tensors.
-        stored: types of the tensors that were read, or the one that they were written in, as in `DTYPES`.
-        carried: names of the files that went along.
+        stored: types of the tensors read, or the type written, as in `DTYPES`.
+        carried: names of the accompanying files.
     """
 
     architecture: str
@@ -86,16 +83,14 @@ class ConvertedModel:
 
 
 def import_model(source: Path, target: Path, progress: ByteProgress = lambda *_: None) -> ConvertedModel:
-    """Make a checkpoint of a model of Hugging Face.
+    """Make a checkpoint from a Hugging Face model.
 
     Args:
         source: folder with `config.json` and safetensors files.
-        target: the checkpoint, a folder that is made.
-        progress: told how many bytes are written, of how many.
 
     Raises:
-        JobError: the model is not one of recycle's, or its files are not those of the model.
-        RecycleError: the checkpoint exists already or cannot be written; nothing is left of it.
+        JobError: recycle does not support the model, or the files do not match it.
+        RecycleError: the checkpoint exists already or cannot be written; no partial checkpoint remains.
     """
     if not source.is_dir():
         raise JobError(f"{source}: there is no such folder")
@@ -109,7 +104,7 @@ def import_model(source: Path, target: Path, progress: ByteProgress = lambda *_:
     note = ImportNote(batched_experts=any(name.endswith(".mlp.experts.gate_up_proj") for name in stored.places))
     by_ours: dict[str, list[TensorBlock]] = defaultdict(list)
     for block in blocks(model, note.batched_experts):
-        _require_block(source, stored, block)  # a config.json of a billion layers ends here
+        _require_block(source, stored, block)  # a config.json that claims a billion layers fails here
         by_ours[block.ours].append(block)
     expected = {block.theirs for of_one in by_ours.values() for block in of_one}
     _require_no_others(stored, expected, model)
@@ -133,7 +128,6 @@ def import_model(source: Path, target: Path, progress: ByteProgress = lambda *_:
 
 
 def _require_block(source: Path, stored: StoredTensors, block: TensorBlock) -> None:
-    """Raise JobError unless the files have the tensor that a block is in, as it should be."""
     name, place = block.theirs, stored.places.get(block.theirs)
     if place is None:
         raise JobError(f"{source}: has no tensor {name}, which a model of this {CONFIG} needs")
@@ -144,7 +138,6 @@ def _require_block(source: Path, stored: StoredTensors, block: TensorBlock) -> N
 
 
 def _require_no_others(stored: StoredTensors, expected: Collection[str], model: ModelSection) -> None:
-    """Raise JobError for a tensor that is there twice, or that the model does not have."""
     for name, path in stored.copies.items():
         raise JobError(f"{path}: has the tensor {name}, which {stored.places[name].path.name} has too")
     for name, place in stored.places.items():
@@ -179,17 +172,14 @@ def export_model(
     most_bytes: int = SHARD_BYTES,
     progress: ByteProgress = lambda *_: None,
 ) -> ConvertedModel:
-    """Make a folder that transformers loads of a checkpoint, imported or of a run.
+    """Make a folder that transformers can load from a checkpoint, imported or of a run.
 
     Args:
-        checkpoint: its folder, of any shape of the run that wrote it.
-        target: the folder that is made.
-        precision: of the tensors; "auto" for the one that the model was imported in, fp32 for any other.
-        most_bytes: of a file, unless a single tensor has more.
-        progress: told how many bytes are written, of how many.
+        precision: type of the tensors; "auto" for the imported type, or fp32 for a run's model that was not imported.
+        most_bytes: maximum size of a file with several tensors.
 
     Raises:
-        JobError: there is no such checkpoint, or no architecture computes its model.
+        JobError: the checkpoint does not exist, or no architecture computes its model.
         RecycleError: the checkpoint is damaged, or the folder exists already or cannot be written.
     """
     model = model_of_checkpoint(checkpoint)
@@ -247,11 +237,6 @@ def _note_in(beside: Path | None) -> ImportNote:
 
 
 def _config(model: ModelSection, architecture: HubArchitecture, imported: Path | None) -> dict[str, Any]:
-    """The `config.json` of a model: as it came, where it came with one, but for a longer sequence.
-
-    Raises:
-        JobError: the one that it came with is of another model.
-    """
     if imported is None or not imported.is_file():
         return config_json(model, architecture)
     config = read_object(imported)

@@ -1,10 +1,10 @@
-"""Which blocks of recycle's tensors are which blocks of a Hugging Face checkpoint's: one table for both directions.
+"""Correspondence between blocks of recycle's tensors and of Hugging Face's: one table for both directions.
 
 megatron-core keeps queries, keys and values in one matrix, group by group: the rows of the group's query heads, then of
-its key, then of its value. Hugging Face keeps three matrices. Gate and up projection are two tensors on both sides, but
-for the experts of a mixture as transformers 5 holds them: there one tensor has those of all experts of a layer.
+its key, then of its value. Hugging Face keeps three matrices. Gate and up projections are separate tensors on both
+sides. Experts in transformers 5 differ: one tensor holds both projections of all experts of a layer.
 
-Limits: rotary positions that turn the first half of a head against the second, as all of these architectures have them.
+Limits: rotary positions must rotate the first half of a head against the second, as in all of these architectures.
 """
 
 from __future__ import annotations
@@ -23,16 +23,12 @@ EVERYTHING: tuple[slice, ...] = ()
 
 @dataclass(frozen=True)
 class TensorBlock:
-    """Entries that both sides have.
+    """Entries that exist on both sides.
 
     Attributes:
-        ours: name of recycle's tensor.
-        our_shape: of that tensor.
-        our_view: the shape that `our_index` counts in.
-        our_index: of the block in that view.
-        theirs: name of Hugging Face's tensor.
-        their_shape: of that tensor.
-        their_index: of the block.
+        our_view: shape that `our_index` refers to.
+        our_index: index of the block in that view.
+        their_index: index of the block in that tensor.
     """
 
     ours: str
@@ -44,12 +40,12 @@ class TensorBlock:
     their_index: tuple[slice, ...]
 
     def copy_in(self, ours: torch.Tensor, block: torch.Tensor) -> None:
-        """Put what `their_index` has of their tensor into ours."""
+        """Copy a block of Hugging Face's tensor into recycle's."""
         target = ours.view(self.our_view)[self.our_index]
         target.copy_(block.reshape(target.shape))
 
     def copy_out(self, theirs: torch.Tensor, ours: torch.Tensor) -> None:
-        """Put the block of our tensor into theirs."""
+        """Copy the block of recycle's tensor into Hugging Face's."""
         target = theirs[self.their_index]
         target.copy_(ours.view(self.our_view)[self.our_index].reshape(target.shape))
 
@@ -59,11 +55,11 @@ def _same(ours: str, theirs: str, *shape: int) -> TensorBlock:
 
 
 def blocks(model: ModelSection, batched_experts: bool = False) -> Iterator[TensorBlock]:
-    """Every block of a model of an architecture in `architectures`; each entry of both sides is in one.
+    """Iterate over all blocks of a model; each entry of both sides is in exactly one.
 
     Args:
-        batched_experts: the experts of a layer lie in two tensors, as transformers 5 holds them in memory, and not in
-            three for each expert, as it writes them.
+        batched_experts: whether a layer's experts share two tensors, as transformers 5 holds them in memory. Otherwise
+            each expert has three, as in files.
     """
     sizes = Architecture.of(model)
     hidden, vocabulary = sizes.hidden, sizes.vocabulary

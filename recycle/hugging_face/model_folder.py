@@ -1,6 +1,6 @@
-"""The folder of a model of Hugging Face: its configuration, the files of its weights, and what lies beside them.
+"""Folders of Hugging Face models: configuration, weight files and accompanying files.
 
-Its tokenizer and generation settings are carried along in a checkpoint and given back with the weights.
+A checkpoint keeps the model's tokenizer and generation settings; an export returns them with the weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CARRIED = (
     *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json"),
     *("generation_config.json", "LICENSE", "LICENSE.txt", "USE_POLICY.md", "NOTICE"),
 )
-"""Files that come with weights and go with them."""
+"""Files that accompany weights."""
 
 
 class _Vocabulary(msgspec.Struct):
@@ -34,14 +34,14 @@ class _Token(msgspec.Struct):
 
 
 class _Tokenizer(msgspec.Struct):
-    """What a tokenizer.json says of its tokens."""
+    """The keys of a tokenizer.json that name tokens."""
 
     model: _Vocabulary
     added_tokens: list[_Token] | None = None
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises JobError when there is none."""
+    """Read the JSON object in a file. Raises JobError for other content."""
     content = read_whole(path, JobError)
     try:
         found = json.loads(content)
@@ -53,10 +53,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that hold a model's weights.
+    """Return the safetensors files with a model's weights.
 
-    Raises:
-        JobError: there are none, or one that the index names is missing.
+    Raises JobError if the folder has none, or one that the index names is missing.
     """
     if not (folder / INDEX).exists():
         if (folder / WEIGHTS).exists():
@@ -100,11 +99,11 @@ def require_tokenizer_within(folder: Path, vocabulary: int) -> None:
 
 
 def carry(source: Path, target: Path) -> list[str]:
-    """Copy what lies beside weights from one folder to another, which is made; returns the names.
+    """Copy the accompanying files from one folder to another, which is created; return their names.
 
     Raises:
         JobError: a file is a pointer of Git LFS.
-        OSError: one cannot be read or written.
+        OSError: a file cannot be read or written.
     """
     names = [name for name in CARRIED if (source / name).is_file()]
     target.mkdir(exist_ok=True)
@@ -115,5 +114,5 @@ def carry(source: Path, target: Path) -> list[str]:
 
 
 def write_object(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON object as Hugging Face does: two spaces, a line end. Raises RecycleError."""
+    """Write a JSON object in Hugging Face's format: two spaces, a line end. Raises RecycleError."""
     write_whole(path, json.dumps(content, indent=2, sort_keys=path.name == CONFIG) + "\n")

@@ -1,4 +1,4 @@
-"""Safetensors files written shard by shard: no more than one shard of the tensors lies in memory."""
+"""Writes safetensors files shard by shard, with at most one shard in memory."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from recycle.errors import RecycleError, first_line
 from recycle.exec.checkpoint.checkpoint import SUFFIX
 
 ByteProgress = Callable[[int, int], None]
-"""Told how many bytes are written, of how many."""
+"""Called with the bytes written and the total."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A tensor that shall be written.
+    """A tensor to write.
 
     Attributes:
-        entries: numbers that it holds.
-        dtype: of each.
-        make: gives it, when its shard's turn has come.
+        make: returns the tensor; called when its shard is written.
     """
 
     entries: int
@@ -43,10 +41,10 @@ def write_shards(
     """Write tensors to `STEM.safetensors`, or to `STEM-00001-of-0000N.safetensors` and so on, in their order.
 
     Args:
-        most_bytes: of a shard, unless a single tensor has more.
+        most_bytes: maximum size of a shard with several tensors.
 
     Returns:
-        name of a tensor -> name of its file.
+        Tensor name -> file name.
 
     Raises:
         RecycleError: the disk is full, or the folder cannot be written.
@@ -81,8 +79,8 @@ def _shards(tensors: Mapping[str, Planned], most_bytes: int) -> list[list[str]]:
 def _save(path: Path, made: Mapping[str, torch.Tensor]) -> None:
     try:
         save_file(dict(made), path, metadata={"format": "pt"})
-        os.chmod(path, path.parent.stat().st_mode & 0o666)  # safetensors makes files that only their owner can read
-        with path.open("rb") as stream:  # a rename of the folder must not outlive what is in it
+        os.chmod(path, path.parent.stat().st_mode & 0o666)  # safetensors makes files readable by their owner only
+        with path.open("rb") as stream:  # the file's content must reach the disk before the folder is renamed
             os.fsync(stream.fileno())
     except (SafetensorError, OSError) as error:
         raise RecycleError(f"{path}: cannot be written ({first_line(error)})") from None

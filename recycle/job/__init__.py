@@ -1,4 +1,4 @@
-"""All that a job file says, and what follows from it: shape, sections, rules, prices."""
+"""Job files: sections, shape, validation rules and prices."""
 
 from recycle.job.job import Job, PricedJob, is_stated, price
 

@@ -1,29 +1,28 @@
-"""An analytic model of a transformer on GPUs: seconds and bytes of each layer from its shape, nothing measured.
+"""Analytic model of a transformer on GPUs: seconds and bytes of each layer, computed from the layer's shape.
 
-FLOPs of a GPT's layer and micro-batch of b samples, s tokens, hidden size h, feed-forward size f: the linear parts take
-b s (8 h^2 + 4 h f) forward, the same again for input gradients and for weight gradients; attention's two products take
-4 b s^2 h forward and twice that for gradients, none of it for weights; the head 2 b s h V each. With f = 4 h the sum is
-that of Narayanan et al. 2021 (arXiv 2104.04473, section 5.1). Every kernel runs at the same achieved share of the GPU's
-peak. A tensor-parallel group reduces 2 b s h bytes twice per layer forward and twice in the input gradient.
+FLOPs of a GPT layer for a micro-batch of b samples, s tokens, hidden size h and feed-forward size f. Linear layers take
+4 b s (8 h^2 + 4 h f) forward, and as many each for input gradients and for weight gradients. Attention's two products
+take 4 b s^2 h forward and twice that for input gradients. The head takes 2 b s h V for each of the three. With f = 4 h
+the sum is that of Narayanan et al. 2021 (arXiv 2104.04473, section 5.1). All kernels reach the same share of the GPU's
+peak. A tensor-parallel group reduces 2 b s h bytes twice per layer forward and twice for the input gradient.
 
-Bytes of activations are those that the executor's layers keep, in the job's precision of w bytes: w b s (8 h + 2 f),
-with f = 4 h the 32 b s h of bf16 that Korthikanti et al. 2022 (arXiv 2205.05198, table 2) count without the two masks
-of dropout; over the T GPUs of a worker, with sequence parallelism, and with attention's products computed again
-("selective"); 2.5 w a b s^2 / T more where everything is kept; w b s h where a layer is computed again from its input
-("full"). With `[model] recompute` a stage as a whole is computed again from its input. The output layer keeps the
-softmax, in fp32. Bytes of a parameter are those of `footprint`, over T. The optimizer reads and writes 30 bytes of it;
-adding a micro-batch's gradient to an "exact" sum moves more than to a "fast" one, which counts as part of W.
+Bytes of activations, with w bytes per entry: w b s (8 h + 2 f). With f = 4 h these are the 32 b s h of bf16 that
+Korthikanti et al. 2022 (arXiv 2205.05198, table 2) count without the two dropout masks. They are divided by the T GPUs
+of a worker (sequence parallelism). Attention's products are recomputed ("selective"); keeping them takes another
+2.5 w a b s^2 / T. A layer recomputed from its input ("full") keeps w b s h. With `[model] recompute` a stage is
+recomputed as a whole from its input. The output layer keeps the softmax in fp32. Bytes per parameter come from
+`footprint`, divided by T. The optimizer moves 30 bytes per parameter. Adding a micro-batch's gradient to an "exact" sum
+moves more bytes than adding it to a "fast" sum, and counts as part of W.
 
-Beside these a worker has, while it runs I, the gradients of one layer's inside; while it runs W, one matrix's gradient
-and what rounds it in chunks; the output layer's logits once more; the piece of the mean gradient that it steps with.
+Workspace of a worker: during I, the gradients inside one layer; during W, one matrix's gradient and the temporaries
+that round it in chunks; the output layer's logits; and the piece of the mean gradient in an optimizer step.
 
-Other families (`recycle.job.architecture`) have other matrices: grouped keys and values, a gate beside the feed-forward
-part's product, experts of which each token goes through a few. They are counted as if every expert had equally many;
-tensor ranks that do not share the experts have and compute all of them. What their attention keeps is said at
-`_attention`.
+Other families (`recycle.job.architecture`) have grouped keys and values, a gate in the feed-forward part, or experts.
+Every expert counts as receiving equally many tokens. Tensor ranks that do not share the experts hold and compute all of
+them.
 
-Limits: no kernel is slower for being small, and transfers do not share links; each is on the side of the larger model.
-The executor has tensor parallelism without sequence parallelism: with T > 1 it holds more than this.
+Limits: small kernels are not slower, and transfers do not share links; both favor large models. The executor's tensor
+parallelism works without sequence parallelism, so with T > 1 it holds more than computed here.
 """
 
 from __future__ import annotations
@@ -59,12 +58,11 @@ class Gpu:
 
     Attributes:
         flops: dense bf16 operations per second at peak.
-        fp32_flops: fp32 operations per second at peak, without tensor cores: torch uses none unless it is told to.
-        memory: bytes.
-        memory_bandwidth: bytes per second of its own memory.
-        fast_link: bytes per second to the GPUs of its node, each way.
-        link: bytes per second of its share of the network between nodes.
-        host_link: bytes per second to and from the memory of its host.
+        fp32_flops: fp32 operations per second at peak, without tensor cores, as in torch by default.
+        memory_bandwidth: bytes per second of the GPU's memory.
+        fast_link: bytes per second to the GPUs of the same node, each way.
+        link: bytes per second of the GPU's share of the network between nodes.
+        host_link: bytes per second to and from the memory of the host.
     """
 
     flops: float
@@ -81,20 +79,19 @@ GPUS = {
     "A100-80GB": Gpu(312e12, 19.5e12, 80e9, 2.039e12, 300e9, 25e9, 25e9),
     "H100-80GB": Gpu(989e12, 67e12, 80e9, 3.35e12, 450e9, 50e9, 50e9),
 }
-"""Vendor's data sheets; four fifths of PCIe 4.0 or 5.0 with 16 lanes to the host; the network is one 200 Gb/s (A100) or
-400 Gb/s (H100) adapter per GPU, as in DGX systems."""
+"""GPU -> figures of the vendor's data sheets.
+
+Host links: four fifths of PCIe 4.0 or 5.0 with 16 lanes. Network: one adapter of 200 Gb/s (A100) or 400 Gb/s (H100) per
+GPU, as in DGX systems.
+"""
 TRAFFIC = 30
-"""Bytes of a parameter that a step moves through memory."""
+"""Bytes of memory traffic per parameter in an optimizer step."""
 _LOGITS = 4
-"""Bytes of an entry of the softmax and of what goes into it, which are fp32 in every precision."""
+"""Bytes per entry of the softmax and of its inputs, which are fp32 in every precision."""
 
 
 def layers(job: Sections, pieces: Pieces = ON_GPU) -> tuple[Layer, ...]:
-    """The layers of the job's `[model]`, on a worker of T GPUs, for its micro-batch.
-
-    Args:
-        pieces: that the device works in.
-    """
+    """Return the layers of the job's `[model]`, priced for one micro-batch on a worker of T GPUs."""
     model, how = job.model, job.analytic
     gpu, ways, weigh = GPUS[how.gpu], job.grid.tensor_parallel, parameter_bytes(job)
     b, s, h, v = job.data.micro_batch_size, model.sequence, model.hidden, model.vocabulary
@@ -137,9 +134,9 @@ def layers(job: Sections, pieces: Pieces = ON_GPU) -> tuple[Layer, ...]:
 
 
 def model_flops(job: Sections) -> float:
-    """Floating-point operations of an iteration that the model asks for: three times those of its forward pass.
+    """Return the floating-point operations of an iteration that the model needs: three times its forward pass.
 
-    What is computed again counts once, and attention as if no token were masked, as in Narayanan et al. 2021
+    Recomputation does not count, and attention counts as if no token were masked, as in Narayanan et al. 2021
     (arXiv 2104.04473, section 5.1).
     """
     model = job.model
@@ -150,13 +147,12 @@ def model_flops(job: Sections) -> float:
 
 
 def _kept(job: Sections) -> float:
-    """Bytes that a layer keeps of a micro-batch from F to I."""
     model, b, w = job.model, job.data.micro_batch_size, PRECISION_BYTES[job.train.precision]
     tokens, built = b * model.sequence / job.grid.tensor_parallel, Architecture.of(model)
-    # A gate is kept with and without its function, and what it is multiplied with.
+    # The gate is kept before and after its activation function, and so is the other factor.
     units = (4 if built.inner == 2 else 2) * built.ffn
     if built.experts > 1:
-        # Tokens in the experts' order, on the way in and out, and what experts make of them before it is weighed.
+        # Tokens in the experts' order, before and after the experts, and the experts' outputs before they are weighted.
         units += 2 * model.hidden + built.ffn
         units *= 1 if job.grid.expert_parallel else job.grid.tensor_parallel
     kept = w * tokens * (4 * model.hidden + _attention(built, is_rotary(model)) + built.active * units)
@@ -168,50 +164,44 @@ def _kept(job: Sections) -> float:
 
 
 def _attention(built: Architecture, rotated: bool) -> int:
-    """Entries of a token that attention keeps of its inside.
-
-    Of a GPT these are the product that queries, keys and values are views of, and attention's own output. Queries and
-    keys that are normed or rotated are tensors of their own beside that product; so are queries of which some, but not
-    all, share a key, since their places there do not follow each other.
-    """
     copied = built.query if built.key < built.query and built.groups > 1 else 0
     changed = built.query + built.key if rotated or built.normed else copied
     return built.query + 2 * built.key + built.query + changed + (copied if built.normed else 0)
 
 
 def _workspace(job: Sections, pieces: Pieces, first: bool, last: bool) -> float:
-    """Bytes beside static ones and activations while an instruction of a layer runs."""
     model, ways = job.model, job.grid.tensor_parallel
     w, bf16 = PRECISION_BYTES[job.train.precision], job.train.precision == "bf16"
     exact, again = job.train.accumulation == "exact", model.recompute in ("full", "layers")
     tokens, built = job.data.micro_batch_size * model.sequence / ways, Architecture.of(model)
     message, wide = w * tokens * model.hidden, built.inner * built.ffn
-    # I: the gradients of the inside of the feed-forward part; computed again, what it is made of too.
+    # I: gradients inside the feed-forward part; with recomputation also the values inside that part.
     inside = (4 if again else 1) * message + w * tokens * (wide + built.ffn)
     table, matrix = model.hidden * model.vocabulary / ways, model.hidden * wide / ways
     temporary = (4 + pieces.widened if exact else 0) + (4 if bf16 and (exact or pieces.widened) else 0)
 
     def made(entries: float) -> float:
-        """W: a matrix's gradient, where it is not added as it is made, and what becomes of a piece of it."""
         held = entries * (exact or bf16)
         return w * held + min(pieces.added, held) * temporary
 
-    # Beside it, of the two products of the feed-forward part: what B has made in I, less what it has let go of.
+    # In a whole backward (B), W also holds what I made for both products of the feed-forward part, less what B freed.
     freed = built.ffn * (2 if built.inner == 2 else 1) + wide
     behind = made(matrix / built.inner) + w * tokens * (model.hidden + built.ffn)
     before = made(matrix) + w * tokens * max(model.hidden + wide - freed, -model.hidden - built.ffn)
     added = max(behind, before, (made(table) + 5 * message) * last)
     looked_up = (w * table + min(pieces.added, table) * temporary + message) * first
-    # The logits, beside the softmax that is kept; computed again, that too.
+    # The logits, in addition to the kept softmax; with recomputation, the softmax too.
     output = tokens * model.vocabulary * ((w if bf16 else 0) + (_LOGITS if again else 0)) * last
     return max(inside, added, looked_up, output) + MESSAGES_UNDER_WAY * message
 
 
 def weight_stash(job: Sections) -> float:
-    """Share of an activation that W needs: the linear parts' inputs and their outputs' gradients; of a GPT,
-    w b s (8 h + 2 f)."""
+    """Return the share of an activation that W needs: linear layers' inputs and output gradients.
+
+    For a GPT these are w b s (8 h + 2 f) bytes.
+    """
     if job.analytic.activations == "full" or job.model.recompute == "layers":
-        return 1.0  # I makes again what an activation does not weigh
+        return 1.0  # I recomputes tensors that an activation does not count
     w, tokens = PRECISION_BYTES[job.train.precision], job.data.micro_batch_size * job.model.sequence
     built = Architecture.of(job.model)
     around = 2 * built.hidden + 2 * built.query + 2 * built.key
@@ -221,18 +211,18 @@ def weight_stash(job: Sections) -> float:
 
 
 def link(job: Sections) -> tuple[float, float]:
-    """(seconds, bytes per second) of a transfer between two workers; the message of a group is spread over its GPUs."""
+    """Return (latency in seconds, bytes per second) of a transfer between workers, whose GPUs share the bytes."""
     how = job.analytic
     return how.link_latency, GPUS[how.gpu].link if how.link_bandwidth is None else how.link_bandwidth
 
 
 def profile(job: Sections, stages: Sequence[int], pieces: Pieces = ON_GPU) -> Profile:
-    """The profile of a job whose stages have so many layers, as recycle runs it: a stage that recomputes does so as a
-    whole, and the state before a staggered step is kept.
+    """Return the profile of a job with the given layers per stage, as the executor runs the job.
+
+    A stage that recomputes does so as a whole. The state before a staggered step is kept.
 
     Args:
-        stages: layers of each.
-        pieces: that the device works in.
+        stages: number of layers of each stage.
     """
     every, (latency, bandwidth) = layers(job, pieces), link(job)
     cut = [every[first:last] for first, last in pairwise([0, *accumulate(stages)])]
@@ -249,7 +239,7 @@ def profile(job: Sections, stages: Sequence[int], pieces: Pieces = ON_GPU) -> Pr
     if job.train.sharded_optimizer:
         plain = with_shards(job, plain, held)
     if job.planner.staggered and job.train.undo == "host":
-        # As if nothing of the copy were hidden behind waits.
+        # Assume that no wait hides any part of the copy.
         each_kept = undone_bytes(job) / weigh.state
         copied = [each_kept * sum(layer.state for layer in stage) / gpu.host_link for stage in cut]
         changes["step"] = [a + b for a, b in zip(plain.per_stage("step", len(cut)), copied, strict=True)]
@@ -268,17 +258,18 @@ def profile(job: Sections, stages: Sequence[int], pieces: Pieces = ON_GPU) -> Pr
 
 
 def with_shards(job: Sections, plain: Profile, held: Sequence[float]) -> Profile:
-    """The profile of stages with the sums and gathers of a sharded optimizer: their seconds by what leaves a host, and
-    the bytes that a host has beside its sums while it reduces (docs/guides/sharded-optimizer.md).
+    """Add a sharded optimizer's sums and gathers to a profile (docs/guides/sharded-optimizer.md).
+
+    Seconds follow from the bytes that leave a host; the workspace includes the buffers of the reduction.
 
     Args:
-        job: whose number of pipelines is that of the hosts of each stage.
-        plain: of the stages, as if nothing were sharded.
+        job: its number of pipelines is the number of hosts of each stage.
+        plain: profile of the stages without sharding.
         held: bytes of state and gradients of each stage.
     """
     hosts, copies, weigh = job.shape.pipelines, job.train.optimizer_copies, parameter_bytes(job)
     summed, gathered = GRADIENT_BYTES[job.train.accumulation], PRECISION_BYTES[job.train.precision]
-    turns = [each / 2 for each in plain.per_stage("reduce_latency", len(held))]  # a ring goes round once, not twice
+    turns = [each / 2 for each in plain.per_stage("reduce_latency", len(held))]  # a ring makes one round, not two
     reduce, gather = summed * (hosts + copies - 2) / hosts, gathered * (hosts - copies) / hosts
     parameters = [each / (weigh.state + weigh.gradient) for each in held]
     workspace = plain.per_stage("workspace", len(held))
@@ -296,7 +287,7 @@ def with_shards(job: Sections, plain: Profile, held: Sequence[float]) -> Profile
 
 
 def assumptions(job: Sections) -> list[str]:
-    """What the figures stand on, one line each."""
+    """Return the assumptions behind the figures, one line each."""
     how, gpu = job.analytic, GPUS[job.analytic.gpu]
     seconds, bandwidth = link(job)
     weigh, precision = parameter_bytes(job), job.train.precision

@@ -1,7 +1,7 @@
-"""Architectures of the models that recycle builds: what tells the families of `[model] kind` apart, and layers' sizes.
+"""Architectures of the models that recycle builds: the families of `[model] kind`, and the sizes of their layers.
 
-A family is a set of fields of megatron-core's TransformerConfig, which `[model.config]` adds to or replaces. Sizes
-count parameters and are what the analytic model weighs layers with.
+A family is a set of fields of megatron-core's TransformerConfig, which `[model.config]` extends or overrides. Sizes
+count parameters; the analytic model prices layers by these sizes.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "qwen": {**_LLAMA, "layernorm_epsilon": 1e-6, "qk_layernorm": True},
     "mixtral": {**_LLAMA, "num_moe_experts": 8, "moe_router_topk": 2, "moe_aux_loss_coeff": 0.02},
 }
-"""`[model] kind` -> fields of TransformerConfig: GPT-2 (LayerNorm, GELU, biases, learned positions); Llama (RMSNorm,
-SwiGLU, rotary positions, no biases); Qwen 3 (norms of queries and keys on top); Mixtral (experts in place of the
-feed-forward part, with the auxiliary loss of its paper, arXiv 2401.04088)."""
+"""`[model] kind` -> fields of TransformerConfig.
+
+GPT-2 has LayerNorm, GELU, biases and learned positions; Llama has RMSNorm, SwiGLU, rotary positions and no biases. Qwen
+3 adds norms of queries and keys to Llama; Mixtral adds experts and the auxiliary loss of its paper (arXiv 2401.04088).
+"""
 
 
 CHOSEN_BY_JOBS = ("moe_aux_loss_coeff", "moe_z_loss_coeff", "moe_router_load_balancing_type", "recompute_modules")
-"""Fields of `[model.config]` that say how a model is trained, not what it computes."""
+"""Fields of `[model.config]` that affect training, not the function that the model computes."""
 
 
 def config_of(model: ModelSection) -> dict[str, Any]:
-    """Fields of TransformerConfig that the family has and `[model.config]` states, as a job file writes them."""
+    """Return the family's fields of TransformerConfig, overridden by `[model.config]`."""
     return {**FAMILIES[model.kind], **model.config}
 
 
@@ -46,16 +48,15 @@ class Architecture:
 
     Attributes:
         hidden: entries of a token's activation.
-        query, key: entries of all its queries; of all its keys, and as many of its values.
-        groups: of heads that share a key.
-        normed: whether queries and keys have norms.
+        query, key: entries of all queries of a token; of all its keys, and as many of its values.
+        groups: groups of heads that share a key.
         ffn: units of the feed-forward part, or of one expert.
         vocabulary: rows of the embedding and of the output layer.
-        positions: rows of the table of learned positions; 0 with rotary ones.
-        experts, active: feed-forward parts of a layer, and how many each token goes through.
-        inner: matrices from hidden to `ffn` of each: two where a gate is multiplied with the other's output.
-        vectors: parameters of a layer that are no matrices' entries: norms, biases.
-        final: those of the norm before the output layer.
+        positions: rows of the table of learned positions; 0 with rotary positions.
+        experts, active: feed-forward parts of a layer; how many of them process each token.
+        inner: matrices from `hidden` to `ffn` in each feed-forward part; 2 with a gate.
+        vectors: parameters of a layer outside matrices: norms, biases.
+        final: parameters of the norm before the output layer.
     """
 
     hidden: int
@@ -74,7 +75,7 @@ class Architecture:
 
     @classmethod
     def of(cls, model: ModelSection) -> Architecture:
-        """The architecture that `[model]` states."""
+        """Return the architecture that `[model]` states."""
         fields = config_of(model)
         hidden, head = model.hidden, int(fields.get("kv_channels", model.hidden // model.heads))
         groups = int(fields.get("num_query_groups", model.heads))
@@ -119,20 +120,19 @@ class Architecture:
 
     @property
     def router(self) -> int:
-        """Entries of the matrix that gives each expert its score; 0 where there is nothing to choose."""
+        """Entries of the matrix that scores the experts; 0 without experts."""
         return self.experts * self.hidden if self.experts > 1 else 0
 
     @property
     def layer(self) -> int:
-        """Parameters of a layer."""
         return self.attention_matrices + self.experts * self.expert_matrices + self.router + self.vectors
 
     @property
     def products(self) -> int:
-        """Multiplications of a layer's matrices for one token."""
+        """Multiplications by a layer's matrices per token."""
         return self.attention_matrices + self.active * self.expert_matrices + self.router
 
 
 def is_rotary(model: ModelSection) -> bool:
-    """Whether positions enter by rotating queries and keys, and not by a table that is added."""
+    """Whether the model uses rotary positions instead of a learned table."""
     return model.kind not in ("gpt", "emulated")

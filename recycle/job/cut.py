@@ -1,8 +1,8 @@
-"""Prices of an elastic layout's stages: those of fault-free stages, spread over the units that they are made of.
+"""Prices of the stages of an elastic layout, derived from the prices of fault-free stages.
 
 A layout cuts the model at other places than the P * V stages that a job is priced by (`Shape.cut`). Seconds and bytes
-of a fault-free stage lie on its units by their weights, evenly where none are known; a message is that of the unit
-behind which it crosses, a workspace and the latency of a reduction that of the largest part of a stage.
+of a fault-free stage are distributed over its units by weight, or evenly without weights. A message is priced by the
+unit whose output crosses. Workspace and reduction latency of a stage are the maximum over its parts.
 """
 
 from __future__ import annotations
@@ -31,19 +31,17 @@ _NO_WEIGHTS: Mapping[str, Sequence[float]] = MappingProxyType({})
 def profile_of_cut(
     profile: Profile, shape: Shape, whole: Sequence[int] = (), weights: Mapping[str, Sequence[float]] = _NO_WEIGHTS
 ) -> Profile:
-    """`profile` with an entry for each stage of `shape.cut`; itself where the shape has none.
+    """Return `profile` with one entry for each stage of `shape.cut`; `profile` itself for a shape without a cut.
 
-    A number, or a list over the fault-free stages, is that of fault-free stages. Other lists with an entry for each
-    stage of the cut stand as they are, and without `whole` so do all lists with one.
+    Numbers, and lists over the fault-free stages, describe fault-free stages. Lists with one entry per stage of the cut
+    are kept; without `whole` this holds for all lists of that length.
 
     Args:
-        whole: units of each fault-free stage; if left out P * V stages with as many units in each (which need not be a
-            whole number).
-        weights: of each unit by a price's name, for the share of a fault-free stage's price that lies on the unit; with
-            `whole` only.
+        whole: units of each fault-free stage; if empty, P * V stages of equal size (not necessarily a whole number).
+        weights: per price name, the weight of each unit in its fault-free stage's price. Needs `whole`.
 
     Raises:
-        JobError: a list has another length, or `whole` has not as many units as the cut.
+        JobError: a list has another length, or `whole` and the cut have different numbers of units.
     """
     if not shape.cut:
         return profile
@@ -74,10 +72,10 @@ def profile_of_cut(
 
 
 def units_of(job: Sections) -> tuple[int, ...]:
-    """Units of each fault-free stage of a job: its layers.
+    """Return the units of each fault-free stage of a job: its layers.
 
-    Where they do not divide, a job without `[model]`, which can only be planned, and one of an emulated model have one
-    for each stage.
+    If the layers do not divide, a job without `[model]` (which can only be planned) and one of an emulated model have
+    one unit per stage.
 
     Raises:
         JobError: layers neither divide over the stages nor are stated.
@@ -91,7 +89,6 @@ def units_of(job: Sections) -> tuple[int, ...]:
 
 
 def _weighted(of_stage: Sequence[float], weights: Sequence[float], whole: Sequence[int]) -> list[float]:
-    """The price of each unit; evenly on the units of a stage that have no weight."""
     found: list[float] = []
     for price, (begin, end) in zip(of_stage, pairwise([0, *accumulate(whole)]), strict=True):
         total = sum(weights[begin:end])
@@ -100,7 +97,6 @@ def _weighted(of_stage: Sequence[float], weights: Sequence[float], whole: Sequen
 
 
 def _parts(begin: float, end: float, ends: Sequence[float]) -> list[tuple[int, float]]:
-    """(fault-free stage, share of it) of the units from `begin` to `end`."""
     found = []
     for stage, (first, last) in enumerate(pairwise(ends)):
         inside = min(end, last) - max(begin, first)
@@ -111,10 +107,10 @@ def _parts(begin: float, end: float, ends: Sequence[float]) -> list[tuple[int, f
 
 @cache
 def balanced(weights: tuple[float, ...], parts: int) -> tuple[int, ...]:
-    """How many neighbours each of so many parts takes, at least one, so that the heaviest part is as light as can be.
+    """Split weights into `parts` contiguous parts that minimize the heaviest part; return the length of each part.
 
-    By dynamic programming over the first n weights in k parts, whose last one begins the later the larger n is; weights
-    that are all alike are spread evenly.
+    Every part has at least one entry; equal weights are spread evenly. Dynamic programming over the first n weights in
+    k parts, in which the start of the last part never moves back as n grows.
 
     Raises:
         JobError: there are fewer weights than parts.

@@ -1,4 +1,4 @@
-"""Where a store is: `etcd://host:port[,host:port...]`, or `etcds://` for TLS."""
+"""Addresses of etcd: `etcd://host:port[,host:port...]`, or `etcds://` for TLS."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ _HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]
 
 
 class Endpoints(NamedTuple):
-    """The members of an etcd cluster. Prints as it was written.
-
-    Attributes:
-        tls: whether to talk TLS.
-        members: (host, port) of each.
-    """
+    """The members of an etcd cluster; `str` returns the text that was parsed."""
 
     tls: bool
     members: tuple[tuple[str, int], ...]
@@ -28,12 +23,12 @@ class Endpoints(NamedTuple):
 
     @property
     def loopback(self) -> bool:
-        """Whether nobody outside this machine is asked or can answer."""
+        """Whether all members are on this machine."""
         return all(_is_loopback(host) for host, _ in self.members)
 
 
 def parse_endpoints(text: str) -> Endpoints:
-    """The endpoints that `text` names. Raises JobError."""
+    """Parse the endpoints in `text`. Raises JobError."""
     scheme, separator, rest = text.partition("://")
     members = [_HOST.fullmatch(part) for part in rest.split(",")]
     if not separator or scheme not in ("etcd", "etcds") or not all(members):

@@ -1,7 +1,7 @@
-"""What training holds in memory besides activations: bytes of a parameter, of messages under way, of work in pieces.
+"""Memory of training besides activations: bytes per parameter, messages under way, and pieces of work.
 
-The analytic model counts with these figures and the executor keeps to them; `benchmarks/memory.py` and
-`tests/exec/profile/test_footprint.py` hold both against what torch allocates.
+The analytic model computes with these figures and the executor keeps to them. `benchmarks/memory.py` and
+`tests/exec/profile/test_footprint.py` compare both with torch's allocations.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ from dataclasses import dataclass
 from recycle.job.sections import Sections
 
 POSTED_AHEAD = 4
-"""Receives of a worker that wait for their message before the program comes to them: the next ones of all lanes. Enough
-for two micro-batches from both neighbours, and as few however many peers a plan brings a worker together with."""
+"""Receives that a worker posts ahead of its program, over all lanes.
+
+Enough for two micro-batches from both neighbors, however many peers a plan has for a worker.
+"""
 MESSAGES_UNDER_WAY = POSTED_AHEAD + 1
-"""Messages that a worker has beside those that it computes with: that wait to be read, and one that is being sent."""
+"""Messages of a worker besides the one in use: received and waiting, plus one being sent."""
 SHARD_PIECE = 1 << 16
-"""Elements of a shard's sum, or of its parameters, that a host sends at a time."""
+"""Elements of a shard's sum or parameters that a host sends at a time."""
 AWAITED = 2
-"""Pieces that the first owner of a shard awaits from each peer at a time, while it adds up their sums."""
+"""Pieces that the first owner of a shard receives ahead from each peer while it adds their sums."""
 USABLE = 0.9
-"""Share of a device's memory that is planned with, where a job leaves that to recycle."""
+"""Share of a device's memory to plan with, if the job leaves the limit to recycle."""
 MEAN = 4
-"""Bytes of an element of the mean gradient, of which a piece exists at a time."""
+"""Bytes of an element of the mean gradient, of which one piece exists at a time."""
 PRECISION_BYTES = {"fp32": 4, "bf16": 2}
 """`[train] precision` -> bytes of an element of weights, activations and messages."""
 GRADIENT_BYTES = {"exact": 8, "fast": 4}
@@ -31,13 +33,13 @@ GRADIENT_BYTES = {"exact": 8, "fast": 4}
 
 @dataclass(frozen=True)
 class Pieces:
-    """How many elements a device works on at a time, so that no temporary tensor has the size of a stage.
+    """Elements that a device processes at a time, so that no temporary tensor has the size of a stage.
 
     Attributes:
-        added: of a gradient that is rounded and added to its sum.
-        stepped: by the optimizer; their mean gradient is the one thing that is kept for it.
-        normed: of a parameter's gradient whose squares are one term of the norm, and the grain of shards.
-        widened: bytes of an element of what is added that exist for a moment in the sum's own type.
+        added: elements of a gradient that is rounded and added to its sum.
+        stepped: elements per optimizer call; only their mean gradient is kept for it.
+        normed: elements of a gradient whose squares form one term of the norm; also the granularity of shards.
+        widened: temporary bytes per added element for its conversion to the type of the sum.
     """
 
     added: int
@@ -47,11 +49,13 @@ class Pieces:
 
 
 ON_CPU = Pieces(1 << 16, 1 << 19, 1 << 14, 8)
-"""Several passes over a piece find it in the cache: half the time of whole matrices."""
+"""Small enough that several passes over a piece stay in the cache: half the time of whole matrices."""
 ON_GPU = Pieces(1 << 21, 1 << 22, 1 << 20, 0)
-"""An addend, what is made of it and its part of an fp64 sum are 32 MiB, which the second-level cache of an A100 or H100
-(40 and 50 MB) holds, so that several passes over them move them through the device's memory once. The mean gradient of
-a piece is 16 MiB; it is large enough that launches cost nothing. Kernels widen as they read."""
+"""Small enough for the second-level cache of an A100 or H100 (40 and 50 MB), so that device memory is read once.
+
+An addend, its intermediate values and its part of an fp64 sum take 32 MiB. The mean gradient of a piece takes 16 MiB,
+large enough to make launch costs negligible. Kernels widen elements as they read them.
+"""
 
 
 @dataclass(frozen=True)
@@ -59,10 +63,9 @@ class ParameterBytes:
     """Bytes of one parameter on a worker that hosts it.
 
     Attributes:
-        state: the fp32 parameter, Adam's two moments and, in bf16, the rounded one. With a sharded optimizer a host has
-            the live parameters of its whole stage, and the rest of k of D shards.
-        gradient: its gradient sum.
-        undo: of states kept on the device: that before a step that may be taken back, and two that hosts compare.
+        state: the fp32 parameter, Adam's two moments and, in bf16, the rounded parameter. With a sharded optimizer: the
+            live parameters of the whole stage, and the rest of k of D shards.
+        undo: states kept on the device: the one before a step that may be undone, and two that hosts compare.
     """
 
     state: float
@@ -75,7 +78,7 @@ class ParameterBytes:
 
 
 def parameter_bytes(job: Sections) -> ParameterBytes:
-    """What a parameter of the job weighs; 18 bytes in bf16 where gradients are summed in fp32 and nothing is undone."""
+    """Return the bytes per parameter; 18 in bf16 if gradients are summed in fp32 and nothing is undone."""
     working, gradient = PRECISION_BYTES[job.train.precision], GRADIENT_BYTES[job.train.accumulation]
     is_rounded, is_sharded = job.train.precision != "fp32", job.train.sharded_optimizer
     live = working if is_rounded or is_sharded else 0  # else one of the 12
@@ -85,16 +88,16 @@ def parameter_bytes(job: Sections) -> ParameterBytes:
 
 
 def undone_bytes(job: Sections) -> float:
-    """Bytes per parameter of the state before a step, wherever it is kept.
+    """Return the bytes per parameter of the state before a step, on the device or the host.
 
-    With a sharded optimizer that of the owned shards: a gather brings the live parameters back.
+    With a sharded optimizer only the owned shards are kept: a gather restores the live parameters.
     """
     rounded = PRECISION_BYTES[job.train.precision] if job.train.precision != "fp32" else 0
     return 12 * shards_held(job) if job.train.sharded_optimizer else 12 + rounded
 
 
 def reducing_bytes(job: Sections, parameters: float) -> float:
-    """Bytes that a host of a stage of so many parameters has beside its sums while it reduces shards."""
+    """Return the bytes that a host of a stage of `parameters` needs, besides its sums, to reduce shards."""
     if not job.train.sharded_optimizer:
         return 0.0
     hosts = job.shape.pipelines
@@ -103,14 +106,14 @@ def reducing_bytes(job: Sections, parameters: float) -> float:
 
 
 def shards_held(job: Sections) -> float:
-    """Share of its stages' optimizer state that a host holds in a healthy run: all, or k of D shards."""
+    """Return the share of its stages' optimizer state that a host holds in a fault-free run: 1, or k of D shards."""
     return job.train.optimizer_copies / job.shape.pipelines if job.train.sharded_optimizer else 1.0
 
 
 def moved_bytes(precision: str, accumulation: str) -> int:
-    """Bytes through the device's memory to add one parameter's gradient of one micro-batch to its sum.
+    """Return the bytes of memory traffic to add one parameter's gradient of one micro-batch to its sum.
 
-    The gradient is written and read once, the sum read and written; in fp32 a "fast" product is added as it is made.
+    The gradient is written and read once, the sum read and written. In fp32 a "fast" product is added directly.
     """
     made = 0 if (precision, accumulation) == ("fp32", "fast") else 2 * PRECISION_BYTES[precision]
     return made + 2 * GRADIENT_BYTES[accumulation]

@@ -1,8 +1,7 @@
-"""Job: everything a run is made of, read from one TOML file.
+"""Job: the complete description of a run, read from one TOML file.
 
-Each section is a typed struct whose fields carry their defaults; `Job.load` names the file and the key of whatever
-does not fit. A plan needs `[shape]`, `[times]` and `[memory]` only; `recycle.job.reference`
-describes every key.
+Each section is a typed struct with defaults; errors of `Job.load` name file and key. A plan needs only `[shape]`,
+`[times]` and `[memory]`. `recycle.job.reference` describes every key.
 """
 
 from __future__ import annotations
@@ -35,24 +34,24 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Job(Sections, frozen=True, forbid_unknown_fields=True):
-    """One training job. Read with `Job.load`; built in code by passing the sections.
+    """One training job. Read it with `Job.load`, or pass the sections.
 
     Attributes:
-        planned_by: `module:function` that makes plans for runs which are given none; set by the public API, since the
-            planner stands above the job and beside the executor.
+        planned_by: `module:function` that makes plans for runs without a plan library. The public API sets it, because
+            this package must not import the planner.
     """
 
     planned_by: ClassVar[str]
 
     def without_weights(self) -> Self:
-        """The job for processes whose state is another one than that which `[model] weights` names."""
+        """Return the job without `[model] weights`, for processes that receive their state elsewhere."""
         return msgspec.structs.replace(self, model=msgspec.structs.replace(self.model, weights=None))
 
     def with_cut(self, cut: Sequence[int]) -> Job:
-        """The job with its model cut into stages of so many layers (`Shape.cut`); itself for an empty cut.
+        """Return the job with its model cut into stages of the given layers (`Shape.cut`); itself for an empty cut.
 
         Raises:
-            JobError: it states what is run again for each of its own stages.
+            JobError: `[model] recompute` is a list over the job's stages.
         """
         if not cut:
             return self
@@ -67,16 +66,16 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         )
 
     def profile(self) -> Profile:
-        """The times and bytes to plan with, for scripts; reads a profile's file each time (see `price`)."""
+        """Return the times and bytes to plan with. Reads a profile file at each call; see `price`."""
         return profile_of(self)
 
     def activation_limits(self) -> list[float] | None:
-        """Activations (in chunks) that the worker of each rank may hold, for scripts; None when there is no limit."""
+        """Return the activations (in chunks) that a worker of each rank may hold; None: unlimited."""
         return activation_limits(self)
 
     @property
     def seconds_per_unit(self) -> float | None:
-        """Seconds that one unit of the profile's times lasts when the job runs; None where that is not known.
+        """Seconds per unit of the profile's times; None if unknown.
 
         A profile file holds measured seconds; the numbers of `[times]` are in any unit.
         """
@@ -113,9 +112,9 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_toml(cls, text: str, name: str = "job") -> Job:
-        """Parse and validate job text, whose paths are not relative to a file; `name` begins every error message.
+        """Parse and validate job text; paths stay as written, and `name` starts every error message.
 
-        Every key that the job needs is in the text or has a default: none is taken from `[model] weights`.
+        Keys come from the text and defaults only, never from `[model] weights`.
         """
         with errors_as(JobError, name):
             job = cls._read(_parsed(text))
@@ -124,7 +123,7 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of_run(cls, directory: str | Path) -> Job:
-        """The job of a run directory, as it was resolved. Raises JobError that names the file and the key."""
+        """Read the resolved job of a run directory. Raises JobError that names the file and the key."""
         path = Path(directory) / "job.toml"
         return cls.from_toml(_text(path), str(path))
 
@@ -145,7 +144,7 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         require_possible(self)
 
     def to_toml(self) -> str:
-        """The job as TOML text with every key resolved; `Job.from_toml` reads it back to an equal job."""
+        """Return the job as TOML text with every key resolved; `Job.from_toml` reads it back to an equal job."""
         lines: list[str] = []
         for section in msgspec.structs.fields(Job):
             values = msgspec.to_builtins(getattr(self, section.name))
@@ -156,18 +155,14 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
 
 
 def is_stated(path: str | Path, section: str, key: str) -> bool:
-    """Whether a job file states a key itself, so that its value is not the default. Raises JobError as `Job.load`."""
+    """Return whether a job file states a key explicitly. Raises JobError as `Job.load` does."""
     with errors_as(JobError, str(path)):
         stated = _parsed(_text(path)).get(section)
     return isinstance(stated, dict) and key in stated
 
 
 class CutJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A job with its model cut into other stages, as `Job.with_cut` makes it.
-
-    Attributes:
-        cut: layers of each stage.
-    """
+    """A job with its model cut into other stages; see `Job.with_cut`."""
 
     cut: tuple[int, ...]
 
@@ -184,30 +179,25 @@ class CutJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class PricedJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A job with what its instructions cost, as `price` makes it.
-
-    Attributes:
-        prices: seconds and bytes of the instructions.
-    """
+    """A job with the prices of its instructions; see `price`."""
 
     prices: Profile
 
     @property
     def limits(self) -> list[float] | None:
-        """Activations (in chunks) that the worker of each rank may hold; None when there is no limit."""
+        """Return the activations (in chunks) that a worker of each rank may hold; None: unlimited."""
         return activation_limits(self, self.prices)
 
     def with_sections(self, **sections: Any) -> PricedJob:
-        """The job with other sections, priced by them. Raises JobError as `price` does."""
+        """Return the job with other sections and their prices. Raises JobError as `price` does."""
         changed = {**{field.name: getattr(self, field.name) for field in msgspec.structs.fields(Job)}, **sections}
         return price(Job(**changed))
 
 
 def price(job: Job) -> PricedJob:
-    """The job with its prices; one that has them is returned as it is.
+    """Return the job with its prices; a `PricedJob` is returned unchanged.
 
-    Raises:
-        JobError: the profile cannot be read.
+    Raises JobError if the profile cannot be read.
     """
     if isinstance(job, PricedJob):
         return job
@@ -227,12 +217,11 @@ def _parsed(text: str) -> dict[str, Any]:
         raise JobError("is JSON, and a job file is TOML; a plan or schedule goes to recycle check, simulate or view")
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # beside TOMLDecodeError: numbers of over 4300 digits, nesting
+    except (ValueError, RecursionError) as error:  # numbers of over 4300 digits, deep nesting
         raise JobError(f"not valid TOML: {error}") from None
 
 
 def _resolved(section: S, folder: Path, *keys: str) -> S:
-    """The section with the paths of these keys below a folder. Raises JobError for one that is not UTF-8."""
     found: dict[str, Any] = {}
     for key in keys:
         stated = getattr(section, key)
@@ -246,7 +235,7 @@ def _resolved(section: S, folder: Path, *keys: str) -> S:
 
 
 def toml_value(value: Any) -> str:
-    """A value of a key as TOML."""
+    """Format a key's value as TOML."""
     if isinstance(value, dict):
         stated = {key: entry for key, entry in value.items() if entry is not None}
         return f"{{{', '.join(f'{toml_value(key)} = {toml_value(entry)}' for key, entry in stated.items())}}}"
@@ -256,7 +245,6 @@ def toml_value(value: Any) -> str:
 
 
 def _placed(message: str, job: type[Sections]) -> str:
-    """msgspec's "... - at `$.shape.ranks`" as "[shape] ranks: ...", with the words that the key takes, if it does."""
     match = re.fullmatch(r"(.*) - at `\$\.?([^`]*)`", message, flags=re.DOTALL)
     if match is None:
         return _about_keys(message, job, "") or message
@@ -268,7 +256,6 @@ def _placed(message: str, job: type[Sections]) -> str:
 
 
 def _about_keys(message: str, job: type[Sections], section: str) -> str | None:
-    """What is said of a key that is missing or unknown, with the remedy; None when msgspec's words are not of keys."""
     match = re.fullmatch(r"Object (missing required|contains unknown) field `([^`]*)`", message)
     if match is None:
         return None
@@ -284,7 +271,6 @@ def _about_keys(message: str, job: type[Sections], section: str) -> str | None:
 
 
 def _keys(job: type[Sections], section: str) -> list[str]:
-    """The keys of a section of the job file; its sections for ""."""
     found: Any = msgspec.inspect.type_info(job)
     if section:
         found = next(each.type for each in found.fields if each.encode_name == section)
@@ -292,7 +278,6 @@ def _keys(job: type[Sections], section: str) -> list[str]:
 
 
 def _remedy(job: type[Sections], section: str, key: str) -> str:
-    """The words that a key takes, and whether a number does as well: "; write "all" or "off", or a number"."""
     found: Any = msgspec.inspect.type_info(job)
     for name in (section, key):
         fields = {each.encode_name: each.type for each in getattr(found, "fields", ())}

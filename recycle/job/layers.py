@@ -1,4 +1,4 @@
-"""Layer: what one layer of a model costs, and the profile of stages that are cut from layers."""
+"""Layer: the prices of one layer of a model, and profiles of stages made of layers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from recycle.job.profile import Profile
 
 @dataclass(frozen=True)
 class Layer:
-    """What one layer costs on one worker; the embedding is part of the first, the head of the last.
+    """Prices of one layer on one worker. The first layer includes the embedding, the last one the head.
 
     Attributes:
         forward, backward_input, backward_weight: seconds of one micro-batch.
         step: seconds of the optimizer.
-        static: bytes held whatever the schedule: parameters, gradients, optimizer state.
-        undo: bytes of a copy of the state before a step that may be taken back.
-        state: bytes of these that a new host has to copy: parameters and optimizer state.
+        static: bytes that every schedule needs: parameters, gradients, optimizer state.
+        undo: bytes of a copy of the state before a step that may be undone.
+        state: bytes that a new host has to copy: parameters and optimizer state.
         gradients: bytes that are reduced over the hosts of the layer.
         activation: bytes held per micro-batch from the start of F to the end of W.
-        workspace: bytes beside all these while one of its instructions runs.
-        message: bytes that it hands to the next layer, and that come back as a gradient.
+        workspace: further bytes while one of the layer's instructions runs.
+        message: bytes passed to the next layer, and returned as a gradient.
     """
 
     forward: float
@@ -43,17 +43,17 @@ class Layer:
 
 
 def stage_bytes(stage: Sequence[Layer], held: float) -> float:
-    """Bytes of a worker of one stage of these layers that holds so many micro-batches at most."""
+    """Return the bytes of a worker that hosts one stage of these layers and holds at most `held` micro-batches."""
     return sum(layer.static + held * layer.activation for layer in stage) + max(layer.workspace for layer in stage)
 
 
 def ring_seconds(amount: float, hosts: int, bandwidth: float | None) -> float:
-    """All-reduce of `amount` bytes by a ring: 2 (n - 1) / n of them leave each of the n hosts."""
+    """Return the seconds of a ring all-reduce of `amount` bytes: each of n hosts sends 2 (n - 1) / n of them."""
     return 0.0 if bandwidth is None else 2 * (hosts - 1) / hosts * amount / bandwidth
 
 
 def ring_latency(hosts: int, latency: float) -> float:
-    """What an all-reduce by a ring takes however few bytes it has: 2 (n - 1) turns, each a transfer."""
+    """Return the part of a ring all-reduce's time that does not depend on bytes: 2 (n - 1) transfers."""
     return 2 * (hosts - 1) * latency
 
 
@@ -65,11 +65,11 @@ def stage_profile(
     bandwidth: float | None,
     weight_stash: float,
 ) -> Profile:
-    """Seconds and bytes of stages of layers.
+    """Return the profile of stages made of layers.
 
     Args:
-        hosts: workers that a stage's gradients are reduced over.
-        latency: seconds per transfer between two workers, and per turn of a ring.
+        hosts: workers over which a stage's gradients are reduced.
+        latency: seconds per transfer between two workers, and per step of a ring.
         bandwidth: bytes per second of a directed pair of workers, and of a ring; None: only latency counts.
     """
 

@@ -1,13 +1,11 @@
-"""The manifest of a checkpoint as JSON, read without torch: jobs take the shape of a model from it.
+"""Manifests of checkpoints as JSON, read without torch, and the `[model]` section that a job takes from them.
 
-What a manifest says is `recycle.exec.checkpoint`'s to know, which reads it into a type; here is how it vouches for
-itself, and the folder of what came with a model from Hugging Face.
+This file checks a manifest's hash and finds the files that came with a Hugging Face model. `recycle.exec.checkpoint`
+reads the content into a type.
 
-`[model] weights`: a job takes the shape of its model from the checkpoint that its weights come from.
-
-Any checkpoint will do, imported or of a run, whatever shape the run had. Keys of `[model]` that a job does not state
-are those of the checkpoint, as far as they say what the model computes; how it is trained (dropout, recomputation, the
-length of a sequence where positions are rotary, the weight of an auxiliary loss) is the job's to say.
+With `[model] weights` a job takes the shape of its model from that checkpoint, imported or of any run. Keys of
+`[model]` that the job does not state come from the checkpoint if they affect what the model computes. Keys of training
+stay the job's: dropout, recomputation, the sequence length of rotary models, and the weight of an auxiliary loss.
 """
 
 from __future__ import annotations
@@ -30,30 +28,29 @@ MANIFEST = "manifest.json"
 MODEL = "[model]"
 """Key of a manifest's identity: the `[model]` section that the weights belong to."""
 HUGGING_FACE = "huggingface"
-"""Folder, in a checkpoint or beside a run's checkpoints, of the files that came with the weights."""
+"""Folder for the files that came with the weights, in a checkpoint or next to a run's checkpoints."""
 _MOST_BYTES = 2**26
 
 
 class Damaged(RecycleError):
-    """A checkpoint that is not complete; says what is wrong with it."""
+    """A checkpoint is incomplete or corrupt; the message says how."""
 
 
 def digest(content: Any) -> str:
-    """sha256 that a manifest states of itself."""
+    """Return the sha256 that a manifest states for its content."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def manifest_text(content: Any) -> str:
-    """The text of a manifest's file."""
     return json.dumps({"sha256": digest(content), "manifest": content}, indent=1)
 
 
 def manifest_content(folder: Path) -> dict[str, Any]:
-    """The content of the manifest in a checkpoint's folder, checked against its own hash.
+    """Read the content of the manifest in a checkpoint folder and verify its hash.
 
     Raises:
-        Damaged: it is missing or not what was written.
-        JobError: it is of a newer version.
+        Damaged: the manifest is missing or was changed.
+        JobError: the manifest has a newer version.
     """
     path = folder / MANIFEST
     if not path.exists():
@@ -79,7 +76,7 @@ def require_checkpoint(folder: Path) -> None:
 
 
 def carried_files(checkpoint: Path) -> Path | None:
-    """The folder of the files that came with a checkpoint's weights, or with those that its run began with."""
+    """Return the folder of the files that came with a checkpoint's or its run's initial weights, or None."""
     return next((found for at in (checkpoint, checkpoint.parent) if (found := at / HUGGING_FACE).is_dir()), None)
 
 
@@ -90,11 +87,11 @@ _TAKEN = (
 
 
 def model_of_checkpoint(folder: Path) -> ModelSection:
-    """The `[model]` section that a checkpoint's weights are of.
+    """Return the `[model]` section that a checkpoint's weights belong to.
 
     Raises:
-        JobError: there is no checkpoint, or it says of no model that recycle builds.
-        Damaged: it is not what was written.
+        JobError: the checkpoint does not exist, or its model is unknown to recycle.
+        Damaged: the manifest is missing or was changed.
     """
     require_checkpoint(folder)
     identity, known = manifest_content(folder).get("identity"), {f.name for f in msgspec.structs.fields(ModelSection)}
@@ -109,14 +106,14 @@ def model_of_checkpoint(folder: Path) -> ModelSection:
 
 
 def with_model_of_weights(keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The keys of a job file, and those of `[model]` that only the checkpoint named by `weights` says.
+    """Return the keys of a job file, completed from the checkpoint that `[model] weights` names.
 
     Args:
-        keys: as TOML has them, unchecked.
-        folder: that the checkpoint's path is relative to.
+        keys: parsed TOML, unchecked.
+        folder: base of the checkpoint's relative path.
 
     Raises:
-        JobError: there is no such checkpoint, or it says of no model that recycle builds.
+        JobError: the checkpoint does not exist, or its model is unknown to recycle.
     """
     stated = keys.get("model")
     named = stated.get("weights") if isinstance(stated, dict) else None
@@ -134,7 +131,7 @@ def with_model_of_weights(keys: Mapping[str, Any], folder: Path) -> dict[str, An
 
 
 def require_model_of_weights(model: ModelSection) -> None:
-    """Raise JobError, which names the first key that differs, unless the model is that of its weights' checkpoint."""
+    """Raise JobError, naming the first key that differs, unless the model equals that of its weights' checkpoint."""
     if model.weights is None:
         return
     with errors_as(JobError, "[model] weights"):
@@ -150,7 +147,7 @@ def require_model_of_weights(model: ModelSection) -> None:
 
 
 def computed(model: ModelSection) -> dict[str, Any]:
-    """What a model computes, by the keys that say it."""
+    """Return the keys of a model that affect what it computes, with their values."""
     found = {f"[model] {key}": getattr(model, key) for key in _TAKEN if key != "config"}
     found["[model] ffn"] = model.ffn if model.ffn is not None else 4 * model.hidden
     if not is_rotary(model):

@@ -1,6 +1,6 @@
-"""Functions that a job names as "package.module:function": a model's, the data's, the loss's.
+"""Functions that a job names as "package.module:function": of the model, the data and the loss.
 
-They are imported from the folders that the job states, then from Python's own path, in every process that needs them.
+Every process that needs a function imports it, from the folders that the job states, then from Python's path.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def require_name(text: str, key: str) -> None:
-    """Raise JobError unless `text` has the form of a name; nothing is imported."""
+    """Raise JobError unless `text` has the form of a function's name; imports nothing."""
     if _NAME.fullmatch(text) is None:
         raise JobError(f'{key}: "{text}" names no function; write "package.module:function"')
 
 
 def function_named(text: str, key: str, folders: Sequence[str] = ()) -> Callable[..., Any]:
-    """The function that a job names.
+    """Import the function that a job names.
 
     Args:
-        text: "package.module:function".
-        key: where the job says so, as "[model] provider".
-        folders: to look in before Python's own path; they stay on it.
+        key: the job's key, such as "[model] provider", for messages.
+        folders: searched before Python's path, and added to it.
 
     Raises:
-        JobError: the module cannot be imported, or has no such function.
+        JobError: the module cannot be imported, or lacks the function.
     """
     require_name(text, key)
     module_name, _, attribute = text.partition(":")
@@ -63,10 +62,10 @@ def function_named(text: str, key: str, folders: Sequence[str] = ()) -> Callable
 
 
 def name_of(function: Callable[..., Any], key: str) -> tuple[str, str]:
-    """("package.module:function", the folder that it is imported from) of a function, for other processes.
+    """Return ("package.module:function", the folder of its module), by which other processes import a function.
 
     Raises:
-        JobError: no other process could import it, because it is no function at the top of a module's file.
+        JobError: other processes cannot import it, because it is not defined at the top level of a module's file.
     """
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     qualified = getattr(function, "__qualname__", "<")

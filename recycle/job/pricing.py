@@ -1,6 +1,6 @@
-"""What a job's instructions cost: the one step from a job's sections to seconds, bytes and memory limits.
+"""Prices of a job's instructions: from the job's sections to seconds, bytes and memory limits.
 
-`price` in `recycle.job.job` takes it once, at the edge: where a command, a launcher, an agent or a worker begins.
+`price` in `recycle.job.job` runs once, where a command, a launcher, an agent or a worker starts.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ _WEIGHED_BY = {
     "static": "static",
     "activation": "activation",
 }
-"""What of an analytic layer says how much of a stage's price lies on it."""
+"""Price of a stage -> attribute of an analytic layer that weighs the layer's share of the price."""
 _MOST_DIGITS = 30
 
 
 def profile_of(job: Sections) -> Profile:
-    """The times and bytes to plan with: those of the file or model that `[times] profile` names, else of `[times]`.
+    """Return the times and bytes to plan with, from the file or model in `[times] profile`, or from `[times]`.
 
-    Raises:
-        JobError: the profile's file cannot be read, or layers do not divide over stages.
+    Raises JobError if the profile file cannot be read, or layers do not divide over stages.
     """
     times = job.times
     if times.profile == ANALYTIC:
@@ -62,21 +61,24 @@ def _bytes_per_stage(written: str | list[str], key: str) -> PerStage:
 
 
 def layer_seconds(job: Sections) -> list[float]:
-    """F + I + W of each layer as far as `[model] split = "auto"` looks: those of the analytic model for a job with a
-    profile, whose file lists the stages of a split that was there before; else 1 each."""
+    """Return F + I + W of each layer for `[model] split = "auto"`.
+
+    The seconds come from the analytic model if the job has a profile, because a profile file describes an earlier
+    split. Without a profile, or with an emulated model, each layer counts 1.
+    """
     if job.times.profile is None or job.model.kind == "emulated":
         return [1.0] * job.model.layers
     return [layer.seconds for layer in analytic.layers(job)]
 
 
 def profile_of_layout(job: Sections, prices: Profile, shape: Shape) -> Profile:
-    """The job's prices with an entry for each stage of `shape.cut`; themselves where the shape has none.
+    """Return the job's prices with an entry for each stage of `shape.cut`; `prices` itself for a shape without a cut.
 
-    Each unit has the share of its fault-free stage that it has in the analytic model where the job is priced by that:
-    the embedding then lies on the first layer, the head on the last. Else a stage's units are alike.
+    If the analytic model prices the job, each unit has its analytic share of its fault-free stage's price; the
+    embedding belongs to the first layer, the head to the last. Otherwise the units of a stage have equal shares.
 
     Raises:
-        JobError: as `profile_of_cut`, or layers do not divide over stages.
+        JobError: as in `profile_of_cut`, or layers do not divide over stages.
     """
     if not shape.cut:
         return prices
@@ -88,13 +90,16 @@ def profile_of_layout(job: Sections, prices: Profile, shape: Shape) -> Profile:
 
 
 def activation_limits(job: Sections, profile: Profile | None = None) -> list[float] | None:
-    """Activations (in chunks) that the worker of each rank may hold; None when there is no limit.
+    """Return the activations (in chunks) that a worker of each rank may hold; None: unlimited.
 
-    A limit in bytes is divided by what an activation of the rank's heaviest stage weighs in the profile, after what its
-    stages need beside activations is taken off; the profile is that of the job where none is given.
+    A limit in bytes is reduced by the static bytes and workspace of the rank's stages, then divided by the activation
+    of its heaviest stage.
+
+    Args:
+        profile: prices to count with; None: the job's profile.
 
     Raises:
-        JobError: as `byte_limit`, or the profile cannot be read.
+        JobError: as in `byte_limit`, or the profile cannot be read.
     """
     limit, ranks = job.memory.limit, job.grid.ranks
     if limit is None:
@@ -111,10 +116,9 @@ def activation_limits(job: Sections, profile: Profile | None = None) -> list[flo
 
 
 def byte_limit(job: Sections, profile: Profile) -> float | None:
-    """Bytes that any worker may hold; None where the job states no limit, or one in activations.
+    """Return the bytes that each worker may hold; None if the job has no limit or one in activations.
 
-    Raises:
-        JobError: the limit is that of the device, and the profile does not know it.
+    Raises JobError if the limit is the device's memory, and the profile does not state it.
     """
     limit = job.memory.limit
     if not isinstance(limit, str):
@@ -130,7 +134,7 @@ def byte_limit(job: Sections, profile: Profile) -> float | None:
 
 
 def parse_bytes(text: str, key: str) -> float:
-    """Bytes that text such as "20 GiB" or "512 MB" names. Raises JobError that begins with `key`."""
+    """Parse a size such as "20 GiB" or "512 MB" into bytes. Raises JobError that begins with `key`."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(i?)B\s*", text)
     if match is None or len(match[1]) > _MOST_DIGITS:
         others = ', "auto", or a number of activations' if key == "[memory] limit" else ""
@@ -139,7 +143,7 @@ def parse_bytes(text: str, key: str) -> float:
 
 
 def size_text(amount: float, like: str) -> str:
-    """Bytes as `parse_bytes` reads them, rounded up to a hundredth of the unit of `like`; of GiB for "auto"."""
+    """Format bytes for `parse_bytes`, rounded up to a hundredth of the unit of `like`, or of a GiB for "auto"."""
     unit = "GiB" if like == AUTO else like.lstrip(" 0123456789.").strip()
     return (
         f"{ceil(amount / parse_bytes(f'1 {unit}', '[memory] limit') * 100 - 1e-9) / 100:.2f}".rstrip("0").rstrip(".")

@@ -1,7 +1,7 @@
-"""Profile: what each kind of instruction costs, in seconds and in bytes, per stage.
+"""Profile: prices of each kind of instruction per stage, in seconds and bytes.
 
-The planner, the simulator and the checker price a schedule by it and by nothing else. A unit profile (every time 1,
-an activation weighs 1) is the special case that papers draw; it takes the same path as measured numbers.
+Planner, simulator and checker price a schedule by its profile alone. A unit profile (every time 1, an activation weighs
+1), as in papers' figures, is handled like measured numbers.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def _is_number(value: object) -> bool:
 
 
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a transfer between one directed pair of workers costs: `latency` + bytes / `bandwidth` seconds.
+    """Price of a transfer between one directed pair of workers: `latency` + bytes / `bandwidth` seconds.
 
     Attributes:
         latency: seconds.
-        bandwidth: bytes per second; None means that only latency counts.
+        bandwidth: bytes per second; None: only latency counts.
     """
 
     latency: float = 0.0
@@ -54,37 +54,37 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Profile:
     """Seconds and bytes of the instructions of every stage.
 
-    A number stands for all stages; a list has one entry per stage. Any unit of time will do as long as it is one.
+    A number applies to all stages; a list has one entry per stage. Times may be in any unit, the same for all.
 
     A key of `links` is `sender>receiver`, each `pipeline.rank`, where `*` stands for any number: `0.1>0.2` is one
-    directed pair, `*.1>*.2` all from rank 1 to rank 2, `0.*>1.*` all from pipeline 0 to pipeline 1. A link takes the
-    place of `latency` and `bandwidth` both. Where several fit a pair, the one with the fewest `*` counts; of these the
-    one that names more on the left: `0.*>1.*` comes before `*.1>*.2`.
+    directed pair, `*.1>*.2` all pairs from rank 1 to rank 2, `0.*>1.*` all from pipeline 0 to pipeline 1. A link
+    replaces both `latency` and `bandwidth`. If several keys match a pair, the one with the fewest `*` counts, then the
+    one with fewer `*` on the left: `0.*>1.*` precedes `*.1>*.2`.
 
     Attributes:
         forward, backward_input, backward_weight: seconds of F, I and W of one micro-batch. B costs I + W.
         reduce, step: seconds of a stage's gradient reduction and of its optimizer step.
-        reduce_latency: how many of `reduce` do not depend on the bytes, so that each of several buckets takes them.
-        gather: seconds in which a host gets the parameters of its stage that others have stepped.
-        overlapped_pair: seconds of one overlapped forward and backward; None means F + I + W.
-        redundant_forward: seconds of R, with what is seen of parking its activation on the host; None means those of F.
+        reduce_latency: seconds of `reduce` that do not depend on bytes, so that each of several buckets takes them.
+        gather: seconds in which a host receives the parameters of its stage that other hosts updated.
+        overlapped_pair: seconds of one overlapped forward and backward; None: F + I + W.
+        redundant_forward: seconds of R, including the visible part of parking its activation on the host; None: as F.
         latency: seconds per transfer between two workers.
-        bandwidth: bytes per second of a directed pair of workers; None means that only latency counts.
-        links: directed pairs of workers whose link is another one.
-        message: bytes of the activation that a stage hands to the next, and of the gradient that comes back for it.
+        bandwidth: bytes per second of a directed pair of workers; None: only latency counts.
+        links: links of directed pairs of workers that differ from the default.
+        message: bytes of the activation that a stage passes to the next, and of the gradient that returns.
         activation: bytes held for one micro-batch of a stage from the start of F to the end of W (or B).
-        recomputed_from: bytes held in place of `activation` between F and the start of I or B, where the forward is run
-            again; None: all of it.
+        recomputed_from: bytes held instead of `activation` between F and the start of I or B with recomputation; None:
+            `activation`.
         weight_stash: share of `activation` that is still held between the end of I and the end of W.
-        redundant_stash: share of `activation` that R leaves on the device until its worker's own backward of the
-            micro-batch; 0 where it is parked on the host.
-        static: bytes a stage needs whatever the schedule (parameters, gradients, optimizer state, undo copy).
-        workspace: bytes that the instruction of a stage which takes most has beside all these while it runs, messages
-            under way included. A worker runs one instruction at a time: the largest of its stages' counts, once.
-        capacity: bytes that a worker's device has for all of this; None where that is not known.
+        redundant_stash: share of `activation` that R leaves on the device until the worker's backward of the
+            micro-batch; 0 if R parks all of it on the host.
+        static: bytes that a stage needs with every schedule (parameters, gradients, optimizer state, undo copy).
+        workspace: largest number of further bytes, messages under way included, while an instruction of the stage runs.
+            A worker runs one instruction at a time, so the maximum over its stages counts once.
+        capacity: bytes of a worker's device for all of this; None if unknown.
         speed: worker text (`k.r`) -> factor on every compute time of that worker; 1 when left out, 2 is half as fast.
-        measured: how the figures came about (machine, versions, date, spread, ...), in any form; prices nothing, and
-            neither equality nor `digest` looks at it.
+        measured: origin of the figures (machine, versions, date, spread, ...), in any form. It affects neither prices
+            nor equality nor `digest`.
     """
 
     forward: PerStage = 1.0
@@ -111,7 +111,7 @@ class Profile:
     measured: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        """Raises JobError for a quantity that is negative or not finite, and a link or speed that names no worker."""
+        """Raise JobError for a negative or non-finite quantity, and for a link or speed that names no worker."""
         for name in (*_PER_STAGE, "latency"):
             value = getattr(self, name)
             for entry in value if isinstance(value, list) else [0.0 if value is None else value]:
@@ -149,12 +149,13 @@ class Profile:
         step: float = 0.0,
         weight_stash: float = 1.0,
     ) -> Profile:
-        """The same times on every stage; an activation weighs 1."""
+        """Return a profile with the same times on every stage; an activation weighs 1."""
         return cls(forward, backward_input, backward_weight, step=step, latency=link, weight_stash=weight_stash)
 
     def per_stage(self, name: str, stages: int) -> list[float]:
-        """The attribute `name` as a list over `stages` stages; where R's seconds are None those of F, and where
-        `recomputed_from` is `activation`.
+        """Return the attribute `name` as a list over stages.
+
+        None falls back to F for R, and to `activation` for `recomputed_from`.
 
         Raises:
             JobError: a list has another length.
@@ -169,18 +170,18 @@ class Profile:
         return [float(entry) for entry in value]
 
     def bucket_seconds(self, buckets: int, stages: int) -> list[float]:
-        """Seconds that the reduction of one of so many buckets of a stage's gradients takes, alike in size."""
+        """Return the seconds to reduce one of `buckets` equal buckets of each stage's gradients."""
         whole, latency = self.per_stage("reduce", stages), self.per_stage("reduce_latency", stages)
         return [min(a, b) + max(0.0, a - b) / buckets for a, b in zip(whole, latency, strict=True)]
 
     def fixed_bytes(self, hosted: Iterable[int], stages: int) -> float:
-        """Bytes that a worker of the stages `hosted`, of `stages` in all, needs beside activations whatever it runs."""
+        """Return the bytes besides activations that a worker of the stages `hosted` needs, of `stages` in all."""
         static, workspace = (self.per_stage(name, stages) for name in ("static", "workspace"))
         hosted = list(hosted)
         return sum(static[stage] for stage in hosted) + max((workspace[stage] for stage in hosted), default=0.0)
 
     def require(self, shape: Shape) -> None:
-        """Raises JobError where a list has not one entry per stage of `shape`, or a speed or link names no worker."""
+        """Raise JobError if a list does not have one entry per stage of `shape`, or a speed or link names no worker."""
         for name in _PER_STAGE:
             if getattr(self, name) is not None:
                 self.per_stage(name, shape.stages)
@@ -191,14 +192,14 @@ class Profile:
     def transfer_seconds(
         self, shape: Shape, sender: npt.ArrayLike, receiver: npt.ArrayLike, boundary: npt.ArrayLike
     ) -> npt.NDArray[np.float64]:
-        """Seconds of transfers: latency + bytes / bandwidth of each one's link.
+        """Return the seconds of transfers: latency + bytes / bandwidth of each link.
 
         Args:
             sender, receiver: worker indices.
-            boundary: the stage whose output crosses, or for whose output the gradient comes back.
+            boundary: the stage whose output, or the gradient of whose output, is sent.
 
         Raises:
-            JobError: a link names a worker outside `shape`, or `message` has not one entry per stage.
+            JobError: a link names a worker outside `shape`, or `message` does not have one entry per stage.
         """
         message = np.array(self.per_stage("message", shape.stages))
         return self.copy_seconds(shape, sender, receiver, message[np.clip(boundary, 0, shape.stages - 1)])
@@ -206,7 +207,7 @@ class Profile:
     def copy_seconds(
         self, shape: Shape, sender: npt.ArrayLike, receiver: npt.ArrayLike, amount: npt.ArrayLike
     ) -> npt.NDArray[np.float64]:
-        """Seconds to copy `amount` bytes between workers, given by index. Raises JobError as `transfer_seconds`."""
+        """Return the seconds to copy `amount` bytes between workers. Raises JobError as `transfer_seconds` does."""
         sender, receiver = np.asarray(sender, dtype=np.int64), np.asarray(receiver, dtype=np.int64)
         links, which = [Link(self.latency, self.bandwidth)], np.zeros(sender.shape, dtype=np.int64)
         if self.links:
@@ -219,10 +220,9 @@ class Profile:
         return seconds
 
     def with_slow_link(self, shape: Shape, one: Worker, other: Worker, factor: float) -> Profile:
-        """The same, but transfers between two workers take `factor` times as long, in both directions.
+        """Return a profile in which transfers between two workers, in both directions, take `factor` times as long.
 
-        Raises:
-            JobError: a link names a worker outside `shape`, or the factor is not above 0 and finite.
+        Raises JobError if a link names a worker outside `shape`, or the factor is not above 0 and finite.
         """
         links = dict(self.links)
         for ends in ((one, other), (other, one)):
@@ -232,12 +232,11 @@ class Profile:
         return replace(self, links=links)
 
     def link_between(self, shape: Shape, sender: Worker, receiver: Worker) -> Link:
-        """The link from one worker to another. Raises JobError where `links` names a worker outside `shape`."""
+        """Return the link from one worker to another. Raises JobError if `links` names a worker outside `shape`."""
         pair = shape.worker_index(sender) * shape.worker_count + shape.worker_index(receiver)
         return self._links_of(shape, [pair])[0]
 
     def _links_of(self, shape: Shape, pairs: list[int]) -> list[Link]:
-        """The link of each directed pair `sender * workers + receiver`."""
         most = (shape.pipelines, shape.ranks) * 2
         forms: set[tuple[bool, ...]] = set()
         for key in self.links:
@@ -263,17 +262,17 @@ class Profile:
 
     @property
     def are_peers_alike(self) -> bool:
-        """Whether the workers of a stage can change places: no speeds, and no link that names a pipeline."""
+        """Whether the workers of a stage are interchangeable: no speeds, and no link that names a pipeline."""
         return not self.speed and all(pair[0] == "*" == pair.split(">")[1][0] for pair in self.links)
 
     def speed_of(self, worker: Worker) -> float:
         return self.speed.get(str(worker), 1.0)
 
     def digest(self) -> str:
-        """Content hash, by which plans say what they were planned for."""
+        """Content hash, by which plans name their profile."""
         prices = {name: value for name, value in self.to_json().items() if name != "measured"}
         if not self.gather:
-            prices.pop("gather", None)  # plans for profiles that do not say it stay theirs
+            prices.pop("gather", None)  # keeps the digest of profiles written before this field
         return hashlib.sha256(msgspec.json.encode(prices, order="sorted")).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
@@ -281,17 +280,17 @@ class Profile:
         return built
 
     def save(self, path: str | Path) -> None:
-        """Write the profile file, whole or not at all. Raises RecycleError when it cannot be written."""
+        """Write the profile file atomically. Raises RecycleError when it cannot be written."""
         write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
-        """Read what `save` wrote. Raises JobError that names the file and the field."""
+        """Read a file that `save` wrote. Raises JobError that names the file and the field."""
         return cls.from_bytes(read_whole(path, JobError, _MOST_BYTES), str(path))
 
     @classmethod
     def from_bytes(cls, content: bytes, name: str) -> Profile:
-        """The profile in the content of such a file; `name` begins every error message. Raises JobError."""
+        """Parse the content of a profile file; `name` begins every error message. Raises JobError."""
         if content.strip() and not content.lstrip().startswith(b"{"):
             raise JobError(f"{name}: is not a profile, which is a JSON object; a job file goes to --job")
         try:

@@ -1,9 +1,8 @@
-"""Every key of a job file with meaning, unit, values and default, for `recycle train JOB --explain` and
-docs/reference/job.md.
+"""Reference of all keys of a job file, for `recycle train JOB --explain` and docs/reference/job.md.
 
     python -m recycle.job.reference docs/reference/job.md
 
-writes the page. All of it comes from the types in `recycle.job.sections` and the docstrings there.
+writes the page from the types and docstrings in `recycle.job.sections`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from recycle.job.sections import Sections
 
 _ATTRIBUTE = re.compile(r"^    (\w+)(?: \(([^)]*)\))?: ((?:.|\n {8})*)", flags=re.MULTILINE)
 _LARGEST = 2**31 - 1
-"""A bound of whole numbers that is not printed."""
+"""Bound of whole numbers that is not printed."""
 _INTRODUCTION = """# The job file
 
 A job is one TOML file. `[shape]` is required; every other key has a default. Paths are relative to the folder of the
@@ -41,11 +40,9 @@ class Key:
     """A key of a job file.
 
     Attributes:
-        name: as the file has it.
-        meaning: a sentence or more.
-        unit: "" where the value has none.
-        values: what the key takes, in words.
-        default: as TOML; "required" or "not set" where there is none.
+        unit: "" for values without one.
+        values: description of the accepted values.
+        default: as TOML; "required" or "not set" without one.
     """
 
     name: str
@@ -56,12 +53,12 @@ class Key:
 
 
 def section_about(section: Any) -> str:
-    """The first line of the docstring of a section without its name."""
+    """Return the first line of a section's docstring without its name."""
     return inspect.cleandoc(section.__doc__).splitlines()[0].split(": ", 1)[1]
 
 
 def section_keys(section: Any) -> list[Key]:
-    """The keys of a section, in the order of the file. Raises KeyError for one without a line in the docstring."""
+    """Return the keys of a section, in file order. Raises KeyError for a key that the docstring does not describe."""
     meanings = {
         name: (unit or "", " ".join(text.split()))
         for name, unit, text in _ATTRIBUTE.findall(inspect.cleandoc(section.__doc__).split("Attributes:")[1])
@@ -77,7 +74,7 @@ def section_keys(section: Any) -> list[Key]:
 
 
 def explain_job(job: Job) -> str:
-    """Every key with its meaning and the value that the job gives it, as TOML; keys left at their default say so."""
+    """Return every key with its meaning and the job's value, as TOML; default values are marked."""
     lines: list[str] = []
     for section in msgspec.structs.fields(Sections):
         values = getattr(job, section.name)
@@ -95,7 +92,6 @@ def explain_job(job: Job) -> str:
 
 
 def reference_page() -> str:
-    """The page docs/reference/job.md."""
     lines = [_INTRODUCTION]
     for section in msgspec.structs.fields(Sections):
         about = section_about(section.type)
@@ -114,7 +110,6 @@ def _linked(text: str) -> str:
 
 
 def _values(kind: Any) -> str:
-    """What a type takes, in words."""
     match kind:
         case types.Metadata():
             return _values(kind.type)

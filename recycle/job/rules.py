@@ -1,6 +1,6 @@
-"""What values of a job are impossible together: rules that give a line for each, with key, value and remedy.
+"""Rules for values of a job that are impossible together; each rule yields messages with key, value and remedy.
 
-Types and single ranges are those of the sections' fields (`sections`); what takes more than one key to tell is here.
+Types and ranges of single keys belong to the fields in `sections`.
 """
 
 from __future__ import annotations
@@ -129,7 +129,6 @@ def _family(job: Sections) -> Iterator[str]:
 
 
 def _parallel(job: Sections) -> Iterator[str]:
-    """What the processes of a worker divide."""
     grid, model, count = job.grid, job.model, job.grid.tensor_parallel
     is_built, fields = model.provider is None and model.kind != "emulated", config_of(model)
     experts = int(fields.get("num_moe_experts", 0))
@@ -183,7 +182,6 @@ def _data(job: Sections) -> Iterator[str]:
 
 
 def _data_of(job: Sections, data: DataSection, part: int = 0) -> Iterator[str]:
-    """Keys that are impossible together, or that leave nothing in a part of a split."""
     if data.provider is not None and data.kind != "text":
         yield f'[data] provider: and kind = "{data.kind}" name the data twice; take out one of them'
     if data.kind == "megatron" and data.path is None:

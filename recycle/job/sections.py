@@ -1,7 +1,7 @@
-"""The sections of a job file: every key with its type, its limits and its default, and what it means.
+"""The sections of a job file: type, limits, default and meaning of every key.
 
-The lines below "Attributes:" of each section, `key (unit): meaning`, are what `recycle train JOB --explain` and
-docs/reference/job.md print (`recycle.job.reference`).
+`recycle train JOB --explain` and docs/reference/job.md print the lines below "Attributes:" of each section, in the form
+`key (unit): meaning` (`recycle.job.reference`).
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seconds = Annotated[float, Meta(ge=0)]
 DeadlineSeconds = Annotated[float, Meta(gt=0, le=1e6)]
-"""Seconds, up to 11 days: more than that no wait of the operating system takes."""
+"""Seconds, up to 11 days, the longest wait of the operating system."""
 Share = Annotated[float, Meta(ge=0, le=1)]
 ConfigValue = bool | int | float | str | list[bool | int | float | str]
-"""Of a field of megatron-core's TransformerConfig, as a job file can state it."""
+"""Value of a field of megatron-core's TransformerConfig in a job file."""
 ANALYTIC = "analytic"
-"""In place of a profile's file."""
+"""`[times] profile` that selects the analytic model."""
 AUTO = "auto"
-"""In place of bytes: what the device has."""
+"""Value of a size that stands for the device's memory."""
 
 
 COMPARED_EVERY = 100
-"""Iterations between comparisons of states, where nothing else says how many."""
+"""Iterations between comparisons of states, if neither job nor plan determines them."""
 
 
 Recompute = Literal["none", "full", "layers", "selective"]
-"""What of a stage is run again in its backward: nothing, all of it, each layer by itself, or parts of each layer."""
+"""Recomputation of a stage in its backward: nothing, all of it, each layer by itself, or parts of each layer."""
 
 
 class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
@@ -488,7 +488,7 @@ class PausesSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sections(Struct, frozen=True, forbid_unknown_fields=True):
-    """All sections of a job file, and what follows from their sizes alone.
+    """All sections of a job file, and values derived from them.
 
     Attributes:
         grid: the `[shape]` section as written; `shape` gives the `Shape`.
@@ -517,7 +517,7 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def evaluation_data(self) -> DataSection:
-        """What evaluations read: `[eval] data`, or what it stands for when left out."""
+        """Data of evaluations: `[eval] data`, or its default."""
         data = self.evaluation.data
         if data is not None:
             return replace(data, micro_batch_size=self.data.micro_batch_size)
@@ -526,15 +526,15 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
         return replace(self.data, seed=self.data.seed + 1)
 
     def is_evaluated(self, step: int, is_last: bool) -> bool:
-        """Whether an evaluation follows this step."""
+        """Return whether an evaluation follows step `step`."""
         every = self.evaluation.every
         return every > 0 and (is_last or (step + 1) % every == 0)
 
     def compared_every(self, rounds: int) -> int:
-        """Iterations from one comparison of the states of hosts to the next; 0 for none.
+        """Return the iterations between comparisons of the hosts' states; 0 for never.
 
         Args:
-            rounds: iterations in which the plan has everything replayed once; 0 where nothing is.
+            rounds: iterations in which the plan replays everything once; 0 if it replays nothing.
         """
         if not self.integrity.compares_states:
             return 0
@@ -542,20 +542,19 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def ties(self) -> tuple[tuple[int, ...], ...]:
-        """Groups of stages that share a weight, and so reduce together."""
+        """Groups of stages that share a weight and reduce it together."""
         return self.ties_among(self.shape.stages)
 
     def ties_among(self, stages: int) -> tuple[tuple[int, ...], ...]:
-        """`ties` where the model is cut into so many stages."""
+        """Return `ties` for a model cut into `stages` stages."""
         return ((0, stages - 1),) if self.model.tied and stages > 1 else ()
 
     def recompute_of(self, stage: int) -> Recompute:
-        """What of a stage is run again in its backward."""
         recompute = self.model.recompute
         return recompute[stage] if isinstance(recompute, list) else recompute
 
     def layers_per_stage(self) -> list[int]:
-        """Transformer layers of each stage, first to last. Raises JobError when they neither divide nor are stated."""
+        """Return the transformer layers of each stage. Raises JobError when they neither divide nor are stated."""
         stages, model = self.shape.stages, self.model
         if isinstance(model.split, str):
             raise JobError('[model] split: "auto" is resolved where a job is read: use Job.load or Job.from_toml')

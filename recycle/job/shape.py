@@ -1,7 +1,6 @@
-"""The words for places: the shape of a job, a worker `k.r`, a micro-batch `k.j`, and the node of each worker.
+"""Shape of a job, and its coordinates: a worker `k.r`, a micro-batch `k.j`, and the node of each worker.
 
-Everything else in recycle is expressed in these. Workers and micro-batches are plain tuples that print as the text that
-files, the command line and errors use.
+Workers and micro-batches are plain tuples; `str` returns the text used in files, on the command line and in errors.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ from typing import Any, NamedTuple
 from recycle.errors import JobError
 
 MOST_BUCKETS = 64
-"""That the gradients of a stage are reduced in: beyond, latency is all that each of them takes."""
+"""Maximum number of gradient buckets per stage; with more of them latency dominates."""
 _PAIR = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
 _MOST_COPIES, _MOST_CELLS = 2**20, 2**24
-"""Beyond these a typing error is likelier than a job, and tables over stages and micro-batches, or over workers and
-stages, would not fit into the memory of a workstation."""
+"""Limits against typing errors; larger tables over stages, micro-batches and workers would not fit into memory."""
 
 
 class Worker(NamedTuple):
@@ -34,7 +32,7 @@ class Worker(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Worker:
-        """The worker that `text` names. Raises JobError when the text is not `pipeline.rank`."""
+        """Parse `pipeline.rank`. Raises JobError for other text."""
         match = _PAIR.fullmatch(text.strip())
         if match is None:
             raise JobError(f"{text!r} is not a worker: write pipeline.rank, for example 1.2")
@@ -42,7 +40,7 @@ class Worker(NamedTuple):
 
 
 class MicroBatch(NamedTuple):
-    """The `index`-th micro-batch whose home is `pipeline`. Prints as `pipeline.index`."""
+    """The `index`-th micro-batch of home pipeline `pipeline`. Prints as `pipeline.index`."""
 
     pipeline: int
     index: int  # type: ignore[assignment]  # the field's name; tuple.index is not missed
@@ -59,13 +57,13 @@ class Shape:
         pipelines: D, data-parallel replicas of the model.
         ranks: P, workers per pipeline.
         micro_batches: m, micro-batches per pipeline and iteration.
-        chunks: V, stages per worker; the model has P * V stages. With a cut, those that the job gives a worker where
-            nothing is cut: activations are counted in theirs.
-        cut: the units of the model in each stage, first to last, where workers host unlike parts: the model has as
-            many stages as entries then, and a schedule's placement says who hosts which. Empty: P * V stages.
+        chunks: V, stages per worker; the model has P * V stages. With a cut: stages per worker of the fault-free job,
+            the unit in which activations are counted.
+        cut: units of the model in each stage, if workers host parts of different sizes; its length is the number of
+            stages, and the schedule's placement maps stages to workers. Empty: P * V stages.
 
     Raises:
-        JobError: a size is not a whole number of at least 1, or the job is larger than any that exists.
+        JobError: a size is not a whole number of at least 1, or is implausibly large.
     """
 
     pipelines: int
@@ -79,7 +77,7 @@ class Shape:
             size = _size(getattr(self, name))
             if size < 1:
                 raise JobError(f"shape: {name} must be a whole number of at least 1, got {getattr(self, name)!r}")
-            object.__setattr__(self, name, size)  # an int, where NumPy counted
+            object.__setattr__(self, name, size)  # converts NumPy integers
         cut = tuple(map(_size, self.cut)) if isinstance(self.cut, list | tuple) else (0,)
         if not all(cut):
             raise JobError(f"shape: cut must list how many units each stage has, at least 1; got {self.cut!r}")
@@ -93,27 +91,27 @@ class Shape:
 
     @property
     def stages(self) -> int:
-        """S = P * V, or the entries of `cut`."""
+        """S = P * V, or the length of `cut`."""
         return len(self.cut) or self.ranks * self.chunks
 
     @property
     def units(self) -> int:
-        """Units of the model: those of `cut`, else one per stage."""
+        """Units of the model: the sum of `cut`, or one per stage."""
         return sum(self.cut) or self.stages
 
     @property
     def stage_sizes(self) -> list[float]:
-        """Of each stage over a fault-free one's: units over U / (P * V) where there is a cut, else 1."""
+        """Size of each stage relative to a fault-free stage: units over U / (P * V) with a cut, else 1."""
         return [units * self.ranks * self.chunks / self.units for units in self.cut] or [1.0] * self.stages
 
     def to_json(self) -> dict[str, Any]:
-        """What `Shape(**...)` takes back, as JSON values; `cut` only where there is one."""
+        """Return the arguments of `Shape` as JSON values; `cut` only if it is not empty."""
         sizes = {name: getattr(self, name) for name in ("pipelines", "ranks", "micro_batches", "chunks")}
         return sizes | ({"cut": list(self.cut)} if self.cut else {})
 
     @classmethod
     def from_json(cls, sizes: Mapping[str, Any]) -> Shape:
-        """What `to_json` gave. Raises JobError, and TypeError for names that are not those of a shape."""
+        """Build a shape from `to_json`. Raises JobError, and TypeError for unknown names."""
         return cls(**sizes)
 
     @property
@@ -126,11 +124,11 @@ class Shape:
         return self.pipelines * self.micro_batches
 
     def workers(self) -> Iterator[Worker]:
-        """All positions, by pipeline, then rank."""
+        """Iterate over all positions, by pipeline, then rank."""
         return (Worker(k, r) for k in range(self.pipelines) for r in range(self.ranks))
 
     def worker_index(self, worker: Worker) -> int:
-        """Row of `worker` in per-worker lists and columns."""
+        """Return the row of `worker` in per-worker lists and columns."""
         return worker.pipeline * self.ranks + worker.rank
 
     def worker_at(self, index: int) -> Worker:
@@ -145,7 +143,7 @@ class Shape:
         )
 
     def require(self, worker: Worker, where: str) -> Worker:
-        """`worker`, if it lies in this shape. Raises JobError that begins with `where` if not."""
+        """Return `worker` if it lies in this shape. Raises JobError that begins with `where` if not."""
         if worker not in self:
             raise JobError(
                 f"{where}: worker {worker} is outside the grid of {self.pipelines} pipelines"
@@ -160,7 +158,6 @@ class Shape:
 
 
 def _size(value: Any) -> int:
-    """`value` as an int, where it is a whole number of at least 1; else 0."""
     try:
         return 0 if isinstance(value, bool) else max(0, index(value))
     except TypeError:
@@ -168,15 +165,15 @@ def _size(value: Any) -> int:
 
 
 def place_workers(shape: Shape, workers_per_node: int) -> tuple[tuple[Worker, ...], ...]:
-    """The workers of each node; as few nodes as hold them, but at least two.
+    """Return the workers of each node: as few nodes as hold them, but at least two.
 
-    Workers are placed pipeline by pipeline in blocks that are as even as can be, so that a pipeline's neighbours share
-    a node where they may. With two nodes or more no block holds all peers of a stage: an even block of n >= 2 holds at
-    most ceil(D P / 2) consecutive workers, and the D peers of a stage span (D - 1) P + 1 of them, which is more for
-    every D >= 2. So the death of one node leaves every stage a live host.
+    Workers are placed pipeline by pipeline in blocks of nearly equal size, so that neighbors in a pipeline tend to
+    share a node. An even block of n >= 2 holds at most ceil(D P / 2) consecutive workers. The D peers of a stage span
+    (D - 1) P + 1, which is more for every D >= 2. So no node holds all peers of a stage, and every stage survives the
+    death of one node.
 
     Raises:
-        JobError: there is no such placement, because a stage has no second host.
+        JobError: a stage has no second host.
     """
     if shape.pipelines < 2:
         raise JobError(
@@ -190,5 +187,5 @@ def place_workers(shape: Shape, workers_per_node: int) -> tuple[tuple[Worker, ..
 
 
 def node_of(shape: Shape, workers_per_node: int) -> dict[Worker, int]:
-    """The node of each worker. Raises JobError as `place_workers` does."""
+    """Return the node of each worker. Raises JobError as `place_workers` does."""
     return {w: node for node, workers in enumerate(place_workers(shape, workers_per_node)) for w in workers}

@@ -1,7 +1,7 @@
-"""Schedules of recycle inside a training script of Megatron's: its loop, its DDP, its optimizer, its launcher.
+"""Runs recycle's schedules in a training script of Megatron, with its loop, DDP, optimizer and launcher.
 
-`forward_backward_func(schedule)` takes the place of megatron-core's `get_forward_backward_func()`; `as_stage` builds
-the chunks of a placement that is not Megatron's own. Importing this package loads neither torch nor megatron-core.
+`forward_backward_func(schedule)` replaces megatron-core's `get_forward_backward_func()`. `as_stage` builds the chunks
+of a placement that differs from Megatron's. Importing this package loads neither torch nor megatron-core.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HOMES = {"ForwardBackward": "loop", "forward_backward_func": "loop", "as_stage"
 
 
 def __getattr__(name: str) -> Any:
-    """The public names load torch and megatron-core; importing the package alone does not."""
+    """Load torch and megatron-core on the first access to a public name."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"recycle.megatron.{_HOMES[name]}"), name)

@@ -1,9 +1,9 @@
-"""The arguments that a checkpoint of Megatron's carries, compared with the model that a job describes.
+"""Compares the model arguments in a Megatron checkpoint with the model of a job.
 
-Two models of equal shapes can compute different results: 4 heads with 2 query groups have the matrices of 8 heads with
-4. Megatron-LM keeps its arguments as an `argparse.Namespace` in `common.pt`, a pickle; a checkpoint that recycle
-exports has them as a dict under `EXPORTED`. No code of the pickle runs: whatever class or function it names is replaced
-by an inert stand-in, and of the arguments only plain values are read.
+Models of equal shapes can compute different results: 4 heads with 2 query groups have the matrices of 8 heads with 4.
+Megatron-LM keeps its arguments as an `argparse.Namespace` in `common.pt`, a pickle; recycle's exports have a dict under
+`EXPORTED`. No code of the pickle runs: classes and functions in it are replaced by an inert stand-in, and only plain
+values of the arguments are read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _JOB_KEYS = {
     "rotary_percent": None,
     "apply_layernorm_1p": None,
 }
-"""Argument -> key of a job; None where recycle's models have one value. All others are fields of `[model.config]`."""
+"""Argument -> key of a job; None for a fixed value. Other arguments are fields of `[model.config]`."""
 _RARE = (
     *(
         "rotary_interleaved",
@@ -56,17 +56,17 @@ _RARE = (
     *("glu_linear_offset", "activation_func_clamp_value", "no_rope_freq", "moe_router_pre_softmax"),
     *("moe_router_num_groups", "moe_router_group_topk", "moe_router_topk_scaling_factor", "moe_router_score_function"),
 )
-"""Arguments that few models set: compared where a checkpoint has them, and not listed where it does not."""
+"""Arguments that few models set: compared if a checkpoint has them, otherwise not listed."""
 _NOT_LISTED = (
     *("ffn_hidden_size", "swiglu", "add_bias_linear", "add_qkv_bias", "qk_layernorm", "normalization"),
     *("untie_embeddings_and_output_weights", "num_experts", "moe_ffn_hidden_size", "position_embedding_type"),
     "use_rope_scaling",
 )
-"""Arguments that names and shapes of tensors show as well, or that another argument repeats."""
+"""Arguments that tensor names and shapes determine, or that repeat another argument."""
 
 
 class _Inert:
-    """Stands in for an object of a pickle; its state is read and nothing of it runs."""
+    """Stand-in for an object of a pickle: keeps its state, runs no code."""
 
     def __init__(self, *_: Any) -> None: ...
 
@@ -75,7 +75,7 @@ class _Inert:
 
 
 def common_state(folder: Path) -> dict[str, Any]:
-    """What an iteration's checkpoint has beside its tensors; empty where it cannot be read without running code."""
+    """Return an iteration's non-tensor state; empty if it cannot be read without running code."""
     path = folder / COMMON_STATE_FNAME
     try:
         named = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
@@ -88,7 +88,7 @@ def common_state(folder: Path) -> dict[str, Any]:
 
 
 def stated_arguments(common: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments in a checkpoint's common state, under one name each; empty where it has none."""
+    """Return the arguments in a checkpoint's common state under unique names; empty if it has none."""
     found = common.get(EXPORTED) or getattr(common.get("args"), "__dict__", {})
     stated = {
         name: value
@@ -109,11 +109,7 @@ def stated_arguments(common: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_arguments(model: ModelSection, config: TransformerConfig) -> dict[str, Any]:
-    """The arguments of a job's model, by the names that Megatron-LM has for them.
-
-    Args:
-        config: megatron-core's of that model.
-    """
+    """Return the arguments of a job's model under Megatron-LM's names."""
     activations = {function: name for name, function in ACTIVATIONS.items()}
     found: dict[str, Any] = {
         "num_attention_heads": config.num_attention_heads,
@@ -143,17 +139,13 @@ def model_arguments(model: ModelSection, config: TransformerConfig) -> dict[str,
 def require_arguments(
     where: Path, stated: Mapping[str, Any], model: ModelSection, config: TransformerConfig
 ) -> tuple[str, ...]:
-    """Compare the arguments of a checkpoint with those of a job's model.
-
-    Args:
-        where: the checkpoint, with which messages begin.
-        stated: as `stated_arguments` gives them.
+    """Compare the arguments in a checkpoint with the arguments of a job's model.
 
     Returns:
-        "key = value" of the job's model for what the checkpoint does not state and its tensors do not show.
+        "key = value" of the job's model for arguments that neither the checkpoint nor its tensors determine.
 
     Raises:
-        JobError: one differs; names the argument and the key of the job.
+        JobError: an argument differs; names the argument and the key of the job.
     """
     unstated = []
     for name, ours in model_arguments(model, config).items():
@@ -163,17 +155,17 @@ def require_arguments(
                 unstated.append(f"{key.partition('] ')[2]} = {ours}")
             continue
         theirs = stated[name]
-        if theirs != ours and (theirs or ours):  # 0, False and None all say that there is none
+        if theirs != ours and (theirs or ours):  # 0, False and None all mean absent
             change = "no job can state that" if key is None else f"correct {key} of the job"
             raise JobError(f"{where}: its model has {name} = {theirs!r}, and the job's has {ours!r}; {change}")
     return tuple(unstated)
 
 
 def padding_multiple(stated: Mapping[str, Any], tensor_parallel: int) -> int:
-    """What the rows of a padded vocabulary are a multiple of, by Megatron-LM's rule.
+    """Return the number that divides the rows of a padded vocabulary, by Megatron-LM's rule.
 
     Args:
-        tensor_parallel: in how many parts the embedding was written, for a checkpoint that does not state it.
+        tensor_parallel: number of parts of the embedding, for a checkpoint that does not state it.
     """
     divisor, size = stated.get("make_vocab_size_divisible_by"), stated.get("tensor_model_parallel_size")
     return (divisor if isinstance(divisor, int) and divisor > 0 else ROWS_DIVISIBLE_BY) * (

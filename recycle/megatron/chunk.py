@@ -1,8 +1,8 @@
-"""A model chunk of a Megatron job as the interpreter sees it.
+"""ModelChunk: a model chunk of a Megatron job, for the interpreter.
 
-F and B are megatron-core's own `forward_step` and `backward_step`: the script's forward step and loss function, loss
-scales, token counts, timers and the release of sent outputs are theirs. I is `backward_step` while the weight gradients
-of the linear layers wait in a store, W computes these and hands them to DDP's hook, which adds them to `main_grad`.
+F and B are megatron-core's `forward_step` and `backward_step`, with its forward step, loss function, loss scales, token
+counts, timers and release of sent outputs. I is `backward_step` with the linear layers' weight gradients deferred. W
+computes the deferred gradients and passes them to DDP's hook, which adds them to `main_grad`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from recycle.megatron.placement import seen_as_rank
 
 @dataclass
 class Call:
-    """What one call of the loop was given, and what it gives back.
+    """Arguments of one call of the loop, and its results.
 
     Attributes:
-        tokens: number that the loss functions counted, as megatron-core adds them up.
-        kept: what they keep of each micro-batch: the call's result.
+        tokens: tokens that the loss functions counted, summed as in megatron-core.
+        kept: values that the loss functions return for each micro-batch: the call's result.
     """
 
     config: Any
@@ -56,13 +56,11 @@ class ModelChunk:
 
     Args:
         model: the chunk, in Megatron's DDP or bare.
-        stage: which it is, of `stages`.
-        number: of the chunk, as megatron-core's `vp_stage`; None where a rank has one.
-        seen_rank: the rank that it was built as (see `recycle.megatron.placement`); None for this process's own.
-        is_split: whether the schedule has I and W.
+        number: megatron-core's `vp_stage` of the chunk; None if each rank has one chunk.
+        seen_rank: rank that the chunk was built for (see `recycle.megatron.placement`); None for this process's rank.
 
     Raises:
-        RunError: the split backward does not know what a layer uses.
+        RunError: the split backward does not support an operation of a layer.
     """
 
     def __init__(
@@ -90,11 +88,7 @@ class ModelChunk:
         self.call: Call
 
     def enter(self, stack: ExitStack, call: Call, data: Any) -> None:
-        """Take up a call of the loop, until the stack is closed; its layers are split meanwhile.
-
-        Args:
-            data: the chunk's iterator over batches.
-        """
+        """Start a call of the loop, which ends with the stack; the layers are split meanwhile."""
         self.call, self.data = call, data
         if self._layers is not None and not call.forward_only:
             stack.enter_context(self._layers)
@@ -106,10 +100,10 @@ class ModelChunk:
         self.data = None
 
     def begin_iteration(self, step: int) -> None:
-        """Nothing is left over: `enter` and its stack see to that."""
+        """Do nothing: `enter` and its stack leave no state behind."""
 
     def expect(self, iteration: int, program: Any) -> None:
-        """The script's iterators read what they like."""
+        """Do nothing: the script's iterators choose what to read."""
 
     def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
         call, index = self.call, micro_batch.index
@@ -178,7 +172,6 @@ class ModelChunk:
         return found
 
     def _add(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """As autograd would: into `.grad`, and from there by DDP's hook into `main_grad`."""
         assert isinstance(parameter, torch.nn.Parameter)
         parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
         make_hook = getattr(self.model, "_make_backward_post_hook", None)

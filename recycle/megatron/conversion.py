@@ -1,7 +1,7 @@
-"""Checkpoints of recycle to and from those of Megatron: the whole model passes through the memory of one process.
+"""Converts checkpoints between recycle and Megatron; the whole model passes through the memory of one process.
 
-What is kept are weights, in fp32 as recycle has them (Megatron casts them to the type of its parameters), and, of a
-run's checkpoint, Adam's moments and step count, so that training goes on there and comes back.
+Weights are converted in fp32; Megatron casts them to its parameter type. A run's checkpoint also has Adam's moments and
+step count, so that training can continue in either system.
 """
 
 from __future__ import annotations
@@ -45,14 +45,12 @@ from recycle.runs.logs import EVENTS, IMPORTED
 
 @dataclass(frozen=True)
 class ConvertedCheckpoint:
-    """What was written.
+    """The outcome of a conversion.
 
     Attributes:
-        parameters: entries of all weights.
-        iteration: how many iterations they were trained for, as far as the checkpoint says.
-        moments: whether the optimizer's moments are with them.
-        left_out_rows: of the vocabulary's padding, in an import.
-        unstated: what of the job's model the checkpoint does not state, as "key = value", in an import.
+        iteration: iterations of training, as far as the checkpoint says.
+        left_out_rows: padding rows of the vocabulary that an import dropped.
+        unstated: "key = value" of the job's model for what an imported checkpoint does not state.
     """
 
     parameters: int
@@ -63,18 +61,14 @@ class ConvertedCheckpoint:
 
 
 MOMENTS = ("exp_avg.", "exp_avg_sq.")
-"""Before a parameter's name, in recycle's checkpoints."""
+"""Prefixes of parameter names in recycle's checkpoints."""
 
 
 def export_model(checkpoint: Path, target: Path) -> ConvertedCheckpoint:
-    """Make a `torch_dist` checkpoint of the weights in one of recycle's.
-
-    Args:
-        checkpoint: its folder, of any shape of the run that wrote it, or imported.
-        target: the folder that is made; `--load` of Megatron-LM takes it.
+    """Make a `torch_dist` checkpoint from the weights in a checkpoint of recycle.
 
     Raises:
-        JobError: there is no such checkpoint, or megatron-core cannot build its model.
+        JobError: the checkpoint does not exist, or megatron-core cannot build its model.
         RecycleError: the checkpoint is damaged, or the folder exists already or cannot be written.
     """
     model = model_of_checkpoint(checkpoint)
@@ -100,11 +94,6 @@ def export_model(checkpoint: Path, target: Path) -> ConvertedCheckpoint:
 
 
 def _optimizer(manifest: Manifest, count: torch.Tensor) -> dict[str, Any]:
-    """What megatron-core's optimizer for fp32 parameters saves beside the moments, for Adam as the run had it.
-
-    Args:
-        count: the steps that it has taken.
-    """
     train = {key.removeprefix("[train] "): value for key, value in manifest.course.items()}
     group = {
         "lr_mult": 1.0,
@@ -122,16 +111,15 @@ def _optimizer(manifest: Manifest, count: torch.Tensor) -> dict[str, Any]:
 
 
 def import_model(source: Path, model: ModelSection, target: Path, *, keeps_rows: bool = False) -> ConvertedCheckpoint:
-    """Make a checkpoint of recycle of the weights in a `torch_dist` checkpoint.
+    """Make a checkpoint of recycle from the weights in a `torch_dist` checkpoint.
 
     Args:
-        source: folder of an iteration, or the one above it, of a script that ran with any T, P and V.
-        model: what the weights are of. It is compared with all that the checkpoint states of it.
-        target: the checkpoint, a folder that is made.
-        keeps_rows: the vocabulary is as large as the checkpoint's embedding, whatever `model` says.
+        source: folder of an iteration, or its parent, of a script with any T, P and V.
+        model: model of the weights; compared with everything that the checkpoint states about it.
+        keeps_rows: take the vocabulary from the checkpoint's embedding instead of `model`.
 
     Raises:
-        JobError: it is no such checkpoint, or not of this model.
+        JobError: the source is not such a checkpoint, or has another model.
         RecycleError: the folder exists already or cannot be written.
     """
     checkpoint = _opened(source, target)
@@ -146,15 +134,14 @@ def import_model(source: Path, model: ModelSection, target: Path, *, keeps_rows:
 
 
 def import_run(source: Path, job: Job, target: Path) -> ConvertedCheckpoint:
-    """Make a run directory that a job goes on from, with weights, moments and step count of a `torch_dist` checkpoint.
+    """Make a run directory to resume, with weights, moments and step count of a `torch_dist` checkpoint.
 
     Args:
-        source: as for `import_model`, with the state of Adam.
-        job: that goes on; its model and batch are those that were trained.
-        target: the run directory, a folder that is made.
+        source: as in `import_model`, with the state of Adam.
+        job: the job that will resume, with the model and batch of the training so far.
 
     Raises:
-        JobError: it is no such checkpoint, not of this model, or without moments.
+        JobError: the source is not such a checkpoint, has another model, or lacks moments.
         RecycleError: the folder exists already or cannot be written.
     """
     checkpoint = _opened(source, target)
@@ -198,7 +185,6 @@ def _opened(source: Path, target: Path) -> TorchDistCheckpoint:
 
 
 def _read(checkpoint: TorchDistCheckpoint, part: torch.nn.Module, model: ModelSection) -> tuple[str, ...]:
-    """Read the weights, once the checkpoint's arguments are those of the model; returns what it does not state."""
     unstated = require_arguments(checkpoint.folder, checkpoint.arguments, model, part.config)
     checkpoint.read(part)
     return unstated
@@ -212,7 +198,6 @@ def _converted(
 
 
 def _steps_taken(common: Mapping[str, Any], iteration: int) -> int:
-    """How many steps the optimizer has taken: what the checkpoint says, else one per iteration."""
     try:
         return int(common["optimizer"]["state"]["common_step"])
     except (KeyError, TypeError, ValueError, RuntimeError):
@@ -220,19 +205,17 @@ def _steps_taken(common: Mapping[str, Any], iteration: int) -> int:
 
 
 def _iteration(inside: Path) -> int:
-    """How many iterations were done, by the name of the checkpoint's folder; 0 when it does not say."""
     number = inside.name.removeprefix("iter_")
     return int(number) if number.isascii() and number.isdigit() else 0
 
 
 def _unsplit(model: ModelSection) -> torch.nn.Module:
-    """megatron-core's model with all layers. Raises JobError when it cannot be built."""
     job = Job(grid=ShapeSection(1, 1, 1), model=model)
     if model.provider is not None or model.kind == "emulated":
         raise JobError("[model]: Megatron's checkpoints are of GPT, Llama, Qwen or Mixtral, built by recycle")
     job.validate()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # megatron-core tells of every optional package that is missing
+        warnings.simplefilter("ignore")  # megatron-core warns about every missing optional package
         ensure_parallel_state()
         try:
             part: torch.nn.Module = build_part(job, 0)

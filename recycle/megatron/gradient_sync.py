@@ -1,8 +1,9 @@
-"""When Megatron's DDP may reduce: its hooks count a parameter's gradient as whole only where synchronisation is on.
+"""GradientSync: turns on gradient synchronization of Megatron's DDP for the last gradients of each parameter.
 
-With I and W apart, some parameters get their last gradient in a chunk's last I, the others in its last W, and other W's
-may run between the two. So synchronisation is on during these two instructions alone. Where that cannot be said of a
-chunk, and where the job gives a `grad_sync_func` of its own, the chunk's reduction starts behind the program.
+DDP's hooks count a gradient as complete only while synchronization is on. With split backwards, some parameters get
+their last gradient in a chunk's last I, others in its last W, and other W's may run between these two. So
+synchronization is on during these two instructions only. If a chunk has no such instructions, or the job sets a
+`grad_sync_func`, the chunk's reduction starts after the program.
 """
 
 from __future__ import annotations
@@ -15,13 +16,7 @@ from recycle.ir.instruction import Compute
 
 
 class GradientSync:
-    """Synchronisation of one iteration; off inside `off`, but for what `on_for` lets through.
-
-    Args:
-        config: of the model.
-        models: its chunks.
-        settled: see `recycle.megatron.order.Order`.
-    """
+    """Synchronization of one iteration: off inside `off`, except inside `on_for`."""
 
     def __init__(self, config: Any, models: Sequence[Any], settled: Collection[Compute]) -> None:
         functions = config.no_sync_func
@@ -36,7 +31,7 @@ class GradientSync:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Synchronisation is off inside."""
+        """Turn synchronization off inside the block."""
         self._hold()
         try:
             yield
@@ -45,7 +40,7 @@ class GradientSync:
 
     @contextmanager
     def on_for(self, instruction: Compute) -> Iterator[None]:
-        """On inside, if the instruction makes gradients whole."""
+        """Turn synchronization on inside the block, if the instruction completes gradients."""
         if instruction not in self._settled:
             yield
             return
@@ -56,11 +51,7 @@ class GradientSync:
             self._hold()
 
     def start_rest(self, stages: Sequence[int]) -> None:
-        """Behind the program: start the reductions that no instruction did.
-
-        Args:
-            stages: of each chunk.
-        """
+        """Start the reductions that no instruction started; call it after the program."""
         done = {one.stage for one in self._settled}
         for place, (stage, model) in enumerate(zip(stages, self._models, strict=True)):
             if self._starts is not None:

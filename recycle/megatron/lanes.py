@@ -1,9 +1,9 @@
 """Transfers between the ranks of Megatron's pipeline-parallel group: one send or receive per instruction.
 
-No transfer blocks the host: a send is kept until it has arrived, a receive is waited for by who reads it. Over gloo
-transfers pair up by a tag, their place in the lane, so receives are posted ahead. NCCL carries all transfers of a pair
-of ranks one after the other, unbuffered, and pairs them up by order: each is posted where the lowered program has it,
-an order in which that cannot deadlock (`recycle.ir.lower`).
+Transfers do not block the host: a send is kept until it has arrived, and the consumer waits for a receive. Over gloo a
+tag (the position in the lane) matches sends and receives, so receives are posted ahead. NCCL runs the transfers of a
+pair of ranks in order and unbuffered, and matches them by order. They are posted in the order of the lowered program,
+which cannot deadlock (`recycle.ir.lower`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from recycle.job.footprint import POSTED_AHEAD
 
 
 class PipelineLanes:
-    """The lanes of one rank: what a `recycle.exec.transport.base.Transport` has for transfers. Megatron reduces.
+    """Lanes of one rank: the transfers of a `recycle.exec.transport.base.Transport`. Reductions belong to Megatron.
 
     Args:
-        group: the pipeline-parallel group; rank r of it is worker k.r.
+        group: the pipeline-parallel group; rank r of the group is worker k.r.
         shape, dtype: of an activation that crosses a stage boundary.
-        device: where it lies.
     """
 
     def __init__(
@@ -55,12 +54,12 @@ class PipelineLanes:
         return self._receives.take(instruction)
 
     def finish(self) -> None:
-        """Wait until all that was sent has arrived; on a GPU, until what follows on it does."""
+        """Wait until all sends have arrived; on a GPU, make later work wait for them."""
         while self._sent:
             self._sent.popleft()[0].wait()
 
     def close(self) -> None:
-        """Forget the transfers under way, after a failure; the group is Megatron's."""
+        """Drop the transfers under way after a failure; the group belongs to Megatron."""
         self._sent.clear()
         self._receives.clear()
 

@@ -3,11 +3,11 @@
     forward_backward_func = get_forward_backward_func()                        # before
     forward_backward_func = recycle.megatron.forward_backward_func("zb-h1")    # after
 
-The function returned takes what megatron-core's takes and returns what it returns. The forward step, the loss, DDP,
-`finalize_model_grads` and the optimizer stay Megatron's; the order of F, B, I and W and the transfers between ranks are
-the schedule's. Failures are not survived here: torchrun ends all workers when one dies. `recycle train` survives them.
+The returned function has the arguments and result of megatron-core's. Megatron keeps the forward step, the loss, DDP,
+`finalize_model_grads` and the optimizer; the schedule determines the order of F, B, I and W and the transfers between
+ranks. Failures are not survived here: torchrun ends all workers when one dies. `recycle train` survives failures.
 
-Limits: what `_REFUSED` lists; with I and W apart also sequence parallelism and fused gradient accumulation.
+Limits: `_REFUSED`; with split backwards also sequence parallelism and fused gradient accumulation.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ _REFUSED: Mapping[str, str] = {
 
 
 def forward_backward_func(schedule: Given) -> ForwardBackward:
-    """The function that runs an iteration of `schedule` in Megatron's training loop.
+    """Return a function that runs an iteration of `schedule` in Megatron's training loop.
 
     Args:
-        schedule: of one pipeline, or of as many equal ones as there are data-parallel replicas; or the name of a
-            family, which then fits any number of micro-batches; or the path of a schedule file.
+        schedule: a schedule of one pipeline, or of one equal pipeline per data-parallel replica; a family's name, for
+            any number of micro-batches; or the path of a schedule file.
 
     Returns:
-        a function with the arguments and the result of `megatron.core.pipeline_parallel.get_forward_backward_func()`'s.
-        At its first call, and at the first with another number of micro-batches, it raises ScheduleError, JobError or
-        RunError, of one line, where the schedule, the model and `parallel_state` do not fit each other.
+        A function with the arguments and result of `megatron.core.pipeline_parallel.get_forward_backward_func()`'s. Its
+        first call, and the first call with another number of micro-batches, check the schedule against the model and
+        `parallel_state`, and raise ScheduleError, JobError or RunError.
     """
     return ForwardBackward(schedule)
 
@@ -69,7 +69,7 @@ class ForwardBackward:
     """See `forward_backward_func`.
 
     Attributes:
-        computed: F, I, W and B of the last call by stage, with the seconds that they took this process.
+        computed: F, I, W and B of the last call by stage, with their seconds on this process.
     """
 
     def __init__(self, schedule: Given) -> None:
@@ -96,13 +96,13 @@ class ForwardBackward:
         pg_collection: Any = None,
         force_all_reduce: bool | None = False,
     ) -> list[Any]:
-        """Run one iteration: all forwards, and unless `forward_only` all backwards and `finalize_model_grads_func`.
+        """Run one iteration: all forwards and, unless `forward_only`, all backwards and `finalize_model_grads_func`.
 
-        The arguments are megatron-core's (see its `get_forward_backward_func`); transfers have the shape [seq_length,
+        The arguments are megatron-core's (see its `get_forward_backward_func`). Transfers have the shape [seq_length,
         micro_batch_size, hidden].
 
         Returns:
-            what the loss function keeps of each micro-batch, in order, on the last stage; [] on the others.
+            The loss function's kept values of each micro-batch, in order, on the last stage; [] on the others.
         """
         models = list(model) if isinstance(model, list) else [model]
         config = get_model_config(models[0])
@@ -152,7 +152,7 @@ class ForwardBackward:
         self, call: Call, order: RankOrder, chunks: Sequence[ModelChunk], data: Sequence[Any], lanes: PipelineLanes
     ) -> None:
         stages = dict(zip(order.stages, chunks, strict=True))
-        # Of stages and transport the interpreter uses what chunks and lanes have, as reduces and steps are left out.
+        # Without reduces and steps the interpreter uses only what chunks and lanes provide.
         interpreter = Interpreter(
             cast("Mapping[int, Stage]", stages), order.all_stages, cast("Transport", lanes), lambda stage: None
         )
@@ -169,7 +169,6 @@ class ForwardBackward:
             self.computed = interpreter.compute
 
     def _sync_parameters(self, call: Call, chunks: Sequence[ModelChunk]) -> None:
-        """Start to gather each chunk's parameters where DDP leaves that to the loop (`align_param_gather`)."""
         functions = call.config.param_sync_func
         if functions is None or call.forward_only or len(chunks) == 1:
             return
@@ -186,7 +185,6 @@ class ForwardBackward:
         return self._orders[key]
 
     def _model_chunks(self, models: list[Any], order: RankOrder, config: Any) -> list[ModelChunk]:
-        """The chunks of these models; kept, since a training loop calls with the same ones again and again."""
         is_split = any(isinstance(one, BackwardInput) for one in order.program)
         key = (*map(id, models), is_split)
         if key not in self._chunks:
@@ -209,7 +207,6 @@ class ForwardBackward:
 
 
 def _groups_now() -> ProcessGroupCollection:
-    """The process groups that `finalize_model_grads` asks for, of `parallel_state`."""
     groups = ProcessGroupCollection()
     groups.tp = parallel_state.get_tensor_model_parallel_group()
     groups.cp = parallel_state.get_context_parallel_group()
@@ -221,7 +218,6 @@ def _groups_now() -> ProcessGroupCollection:
 
 
 def _iterators(data: Any, count: int) -> list[Any]:
-    """The data iterator of each chunk. Raises RunError unless there is one for each."""
     iterators = data if isinstance(data, list) else [data]
     if len(iterators) != count:
         raise RunError(f"data_iterator: {len(iterators)} iterators for {count} model chunks; give each its own")
@@ -229,7 +225,6 @@ def _iterators(data: Any, count: int) -> list[Any]:
 
 
 def _require_fit(models: Sequence[Any], order: RankOrder, config: Any) -> None:
-    """Raise RunError for a model that the loop cannot run, or that was built for another placement."""
     if len(models) != len(order.stages):
         raise RunError(f"model: {len(models)} chunks, the schedule has {len(order.stages)} per rank")
     for name, why in _REFUSED.items():
@@ -255,7 +250,6 @@ def _require_fit(models: Sequence[Any], order: RankOrder, config: Any) -> None:
 
 
 def _attribute(model: Any, name: str) -> Any:
-    """An attribute of the module that DDP and others may wrap; None where it has none."""
     try:
         return get_attr_wrapped_model(model, name)
     except RuntimeError:

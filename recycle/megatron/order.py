@@ -1,9 +1,9 @@
-"""What one rank of a Megatron job runs in an iteration: a schedule's program for it, without reduces and steps.
+"""The program of one rank of a Megatron job for an iteration: computes and transfers of a schedule.
 
-Megatron's own DDP and `finalize_model_grads` reduce, and the script's optimizer steps, so that is left out. What does
-not fit the job is refused here, in one line, before anything runs.
+Reduces and steps are omitted, because Megatron's DDP, `finalize_model_grads` and the script's optimizer do them. A
+schedule that does not fit the job is refused before anything runs.
 
-Assumes: Megatron's data iterators hand out micro-batches in order, so every stage must run its forwards in order.
+Assumes: Megatron's data iterators yield micro-batches in order, so every stage must run its forwards in order.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _KNOWN = (Forward, Backward, BackwardInput, BackwardWeight, OverlappedPair, Tran
 
 @dataclass(frozen=True)
 class MegatronGrid:
-    """This process's place in a Megatron job, and the job's size, as `parallel_state` has them.
+    """Position of this process in a Megatron job, and the job's size, from `parallel_state`.
 
     Attributes:
-        rank, ranks: in the pipeline-parallel group, of P.
-        replica, replicas: in the data-parallel group, of D.
+        rank, ranks: rank in the pipeline-parallel group, and its size P.
+        replica, replicas: rank in the data-parallel group, and its size D.
         chunks: V, model chunks of every rank.
     """
 
@@ -53,15 +53,14 @@ class MegatronGrid:
 
 @dataclass(frozen=True)
 class RankOrder:
-    """What a rank runs.
+    """Program of a rank.
 
     Attributes:
         program: computes and transfers, in order.
-        stages: the stage of each model chunk.
         all_stages: S.
         ends_meet: whether first and last stage are chunks of one rank.
-        settled: the computes with which gradients of a chunk are whole: with its last I those of what is computed in I,
-            with its last W those of what is computed in W. A chunk that has none of these is left out.
+        settled: the computes that complete gradients of a chunk: its last I for gradients computed in I, its last W for
+            gradients computed in W. Chunks without such computes are left out.
     """
 
     program: tuple[Instruction, ...]
@@ -72,7 +71,7 @@ class RankOrder:
 
 
 def training_order(given: Given, grid: MegatronGrid, micro_batches: int) -> RankOrder:
-    """The rank's order of one training iteration.
+    """Return the rank's order of one training iteration.
 
     Raises:
         ScheduleError: the schedule does not fit the job, or does not pass `check`.
@@ -95,10 +94,9 @@ def training_order(given: Given, grid: MegatronGrid, micro_batches: int) -> Rank
 
 
 def evaluation_order(given: Given, grid: MegatronGrid, micro_batches: int) -> RankOrder:
-    """The rank's order where only forwards run: those of `recycle.ir.lower`, on the schedule's placement.
+    """Return the rank's order of forwards alone, from `recycle.ir.lower` on the schedule's placement.
 
-    Raises:
-        ScheduleError, JobError: as `training_order`, but the number of micro-batches may be another one.
+    Raises ScheduleError, JobError as in `training_order`, but the number of micro-batches may differ.
     """
     schedule = schedule_in(given, grid, micro_batches)
     _require_shape(schedule, grid)
@@ -115,18 +113,16 @@ def evaluation_order(given: Given, grid: MegatronGrid, micro_batches: int) -> Ra
 
 
 def schedule_in(given: Given, grid: MegatronGrid, micro_batches: int) -> Schedule:
-    """The schedule itself, or that of a family or file by name. Raises ScheduleError, JobError."""
+    """Return the given schedule, or build or read the named one. Raises ScheduleError, JobError."""
     if isinstance(given, Schedule):
         return given
     return named_schedule(given, Shape(1, grid.ranks, micro_batches, grid.chunks))
 
 
 def stages_of_rank(schedule: Schedule, rank: int) -> tuple[int, ...]:
-    """The stage of each model chunk of a rank, ascending.
+    """Return the stage of each model chunk of a rank, ascending.
 
-    Raises:
-        ScheduleError: a chunk c is none of the stages c P to (c + 1) P - 1, which Megatron gives to the chunks c of its
-            ranks.
+    Raises ScheduleError if the stage of a chunk c is not in c P to (c + 1) P - 1, the range of Megatron's chunks c.
     """
     stages = tuple(sorted(schedule.stages_of(Worker(0, rank))))
     ranks = schedule.shape.ranks
@@ -172,7 +168,6 @@ def _require_shape(schedule: Schedule, grid: MegatronGrid) -> None:
 
 
 def _require_own_kinds(schedule: Schedule) -> None:
-    """Raise ScheduleError unless every pipeline runs its own micro-batches, in order, by kinds that Megatron has."""
     for worker in schedule.live:
         nexts: dict[int, int] = {}
         for instruction in schedule.program(worker):
@@ -202,7 +197,6 @@ def _computes(program: tuple[Instruction, ...]) -> list[Compute]:
 
 
 def _settled(program: tuple[Instruction, ...]) -> frozenset[Compute]:
-    """See `RankOrder.settled`. Where a B is the last to run autograd but a W comes behind it, no instruction is."""
     settled: set[Compute] = set()
     computes = _computes(program)
     for stage in {one.stage for one in computes}:

@@ -1,8 +1,8 @@
-"""Which stage a model chunk of Megatron's is, where the schedule does not place chunks as Megatron does.
+"""Builds Megatron's model chunks for stages that Megatron would place on another rank.
 
 Megatron's chunk c on rank r is stage c P + r. On a V (ZB-V, V-half, V-min, DualPipeV) the second chunk of rank r is
-stage 2 P - 1 - r, which Megatron would build on rank P - 1 - r. `as_stage` has megatron-core see that rank while a
-chunk is built, so that layer offsets, first and last stage, and the names in its checkpoints are those of the stage.
+stage 2 P - 1 - r. Megatron would build it on rank P - 1 - r. `as_stage` presents that rank to megatron-core while a
+chunk is built. Layer offsets, first and last stage, and the names in checkpoints then match the stage.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from recycle.megatron.order import Given, MegatronGrid, schedule_in, stages_of_r
 
 
 class _OtherRank:
-    """A process group as another of its ranks would see it; only asked for its size and rank."""
+    """A process group as seen from another of its ranks; supports only size and rank."""
 
     def __init__(self, group: Any, rank: int) -> None:
         self._group, self._rank = group, rank
@@ -30,7 +30,7 @@ class _OtherRank:
 
 
 def grid_now() -> MegatronGrid:
-    """This process's place, as `parallel_state` has it."""
+    """Return this process's position according to `parallel_state`."""
     chunks: int | None = parallel_state.get_virtual_pipeline_model_parallel_world_size()
     return MegatronGrid(
         parallel_state.get_pipeline_model_parallel_group().rank(),
@@ -43,14 +43,13 @@ def grid_now() -> MegatronGrid:
 
 @contextmanager
 def as_stage(schedule: Given, vp_stage: int | None = None) -> Iterator[None]:
-    """Build a model chunk inside this block as the stage that the schedule has on this rank.
+    """Build a model chunk inside this block as the stage that the schedule places on this rank.
 
-    `parallel_state` says whether it is the first or last stage, and megatron-core's modules which layers it has. Does
-    nothing where the schedule places chunks as Megatron does.
+    `parallel_state` then describes the first or last stage, and megatron-core's modules build the stage's layers. Has
+    no effect if the schedule places chunks as Megatron does.
 
     Args:
-        schedule: the one that `forward_backward_func` gets.
-        vp_stage: number of the chunk, as megatron-core's modules take it; None or 0 where a rank has one.
+        vp_stage: megatron-core's number of the chunk; None or 0 if each rank has one chunk.
 
     Raises:
         ScheduleError, JobError: the schedule is for another number of ranks or chunks.
@@ -72,7 +71,7 @@ def as_stage(schedule: Given, vp_stage: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def seen_as_rank(rank: int) -> Iterator[None]:
-    """`parallel_state` says meanwhile that this process has another rank of its pipeline."""
+    """Give this process another pipeline rank in `parallel_state` inside the block."""
     before = parallel_state._MPU_PIPELINE_MODEL_PARALLEL_RANK
     parallel_state.set_pipeline_model_parallel_rank(rank)
     try:

@@ -1,13 +1,13 @@
-"""A model and its optimizer to and from megatron-core's checkpoint format `torch_dist`, in one process without a GPU.
+"""Reads and writes a model and its optimizer in megatron-core's checkpoint format `torch_dist`, without a GPU.
 
-Such a checkpoint is one of `torch.distributed.checkpoint`, whose tensors are whole tensors of the model under names
-that do not depend on any parallelism (layers lie in one tensor, along its first dimension), beside a `metadata.json`.
-So it is written whole here, and `megatron.core.dist_checkpointing.load` gives each rank of any T, P and V its part.
-Which part of a whole tensor a parameter is, is asked of megatron-core: `sharded_state_dict` of the unsplit model. The
-moments of a parameter lie beside it, under its name behind `optimizer.state.exp_avg.` and `.exp_avg_sq.`: so save
-megatron-core's plain optimizer, and its distributed one in the formats that can be resharded.
+The format is a `torch.distributed.checkpoint` of whole tensors and a `metadata.json`. Names do not depend on any
+parallelism: the layers share one tensor, stacked along its first dimension. One process writes the whole checkpoint,
+and `megatron.core.dist_checkpointing.load` gives each rank of any T, P and V its part. `sharded_state_dict` of the
+unsplit model maps parameters to parts of whole tensors. The moments of a parameter have its name after
+`optimizer.state.exp_avg.` and `.exp_avg_sq.`, as megatron-core's plain optimizer saves them, and its distributed one in
+reshardable formats.
 
-Megatron-LM looks for a folder `iter_0000012` below the one that it is told, and for a file that names the newest.
+Megatron-LM looks for a folder `iter_0000012` below its `--load` folder, and for a file that names the newest iteration.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from recycle.job.manifest import MANIFEST
 from recycle.megatron.arguments import common_state, padding_multiple, stated_arguments
 
 NEWEST = "latest_checkpointed_iteration.txt"
-"""File of Megatron-LM that says which iteration's checkpoint is the newest."""
+"""Megatron-LM's file that names the newest iteration."""
 _LONGEST_NAME = 200
-"""Characters that are read of the file that names the newest iteration."""
+"""Characters read of that file."""
 _CONVERT = (
     "convert it with Megatron-LM: --ckpt-convert-format torch_dist --ckpt-convert-save DIR, with the script's arguments"
 )
 _EMBEDDING = "embedding.word_embeddings.weight"
 OF_OPTIMIZER = "optimizer.state."
-"""Before the name of a moment, or "fp32_param", and the parameter's."""
+"""Prefix of the names of moments and of "fp32_param"."""
 
 
 @torch.no_grad()
@@ -58,15 +58,14 @@ def write(
     """Write an unsplit model as Megatron-LM's checkpoint of an iteration.
 
     Args:
-        folder: exists; gets `iter_NNNNNNN` and the file that names it.
-        states: (what is put before names, model of megatron-core on the CPU with all layers) each; the first is the
-            model itself, with nothing before its names.
-        iteration: how many were done.
-        beside: what else `common.pt` holds: the model's arguments, and as "optimizer" what of an optimizer's state is
-            not a tensor of a parameter's shape, as its `state_dict` has it.
+        folder: existing folder; gets `iter_NNNNNNN` and the file that names it.
+        states: pairs (name prefix, megatron-core model on the CPU with all layers); the first is the model itself, with
+            an empty prefix.
+        beside: further content of `common.pt`: the model's arguments, and as "optimizer" the optimizer state that is
+            not a tensor of a parameter's shape, in the form of its `state_dict`.
 
     Raises:
-        RecycleError: it cannot be written.
+        RecycleError: the checkpoint cannot be written.
     """
     whole: dict[str, Any] = {}
     for prefix, model in states:
@@ -96,20 +95,18 @@ def write(
 
 
 class TorchDistCheckpoint:
-    """A `torch_dist` checkpoint of one iteration, its files present and as long as its index says.
+    """A `torch_dist` checkpoint of one iteration; its files exist and have the sizes in its index.
 
-    The index is a pickle, so a checkpoint is only to be opened where it is trusted.
+    The index is a pickle: open only trusted checkpoints.
 
     Args:
-        folder: of the iteration, or the one above it, of which the newest is taken.
+        folder: folder of the iteration, or its parent, which selects the newest.
 
     Raises:
-        JobError: it is another kind of checkpoint, damaged, or none.
+        JobError: the folder holds another kind of checkpoint, a damaged one, or none.
 
     Attributes:
-        folder: of the iteration.
-        common: what it has beside its tensors (`common_state`).
-        arguments: of the model (`stated_arguments`); empty where it does not state them.
+        arguments: arguments of the model (`stated_arguments`); empty if not stated.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -123,7 +120,7 @@ class TorchDistCheckpoint:
             lengths: dict[str, int] = {}
             for place in places:
                 lengths[place.relative_path] = max(lengths.get(place.relative_path, 0), place.offset + place.length)
-        except Exception as error:  # a damaged pickle raises whatever its bytes happen to call
+        except Exception as error:  # a damaged pickle can raise any exception
             raise JobError(f"{self.folder / '.metadata'}: is not a whole index ({first_line(error)})") from None
         for name, length in sorted(lengths.items()):
             path = self.folder / name
@@ -133,28 +130,27 @@ class TorchDistCheckpoint:
                 raise JobError(f"{path}: cut off, {path.stat().st_size} bytes of at least {length}; copy it again")
 
     def has(self, prefix: str) -> bool:
-        """Whether there are tensors whose names begin with this."""
+        """Return whether any tensor's name begins with `prefix`."""
         return any(name.startswith(prefix) for name in self._tensors)
 
     @property
     def vocabulary(self) -> int:
-        """Rows of the embedding, padding included. Raises JobError without one."""
+        """Rows of the embedding, padding included. Raises JobError without an embedding."""
         if _EMBEDDING not in self._tensors:
             raise JobError(f"{self.folder}: has no tensor {_EMBEDDING}, so it is not of a language model")
         return int(self._tensors[_EMBEDDING].size[0])
 
     @torch.no_grad()
     def read(self, model: torch.nn.Module, prefix: str = "") -> None:
-        """Fill an unsplit model with the weights, whatever T, P and V they were written with, or with their moments.
+        """Fill an unsplit model with the checkpoint's weights or moments, written with any T, P and V.
 
-        Rows that Megatron-LM pads embedding and output layer with are left out.
+        Megatron-LM's padding rows of embedding and output layer are dropped.
 
         Args:
-            model: of megatron-core, with all layers, on the CPU.
-            prefix: before the names: `OF_OPTIMIZER + "exp_avg."` reads the first moments in place of the weights.
+            prefix: prefix of the names: `OF_OPTIMIZER + "exp_avg."` reads the first moments instead of the weights.
 
         Raises:
-            JobError: they are not of this model, cannot be read, or are not finite.
+            JobError: the tensors belong to another model, cannot be read, or are not finite.
         """
         pieces = [piece for piece in _pieces(model) if isinstance(piece, ShardedTensor)]
         whole = {prefix + piece.key: self._space_for(piece, prefix) for piece in pieces}
@@ -173,7 +169,6 @@ class TorchDistCheckpoint:
                 raise JobError(f"{self.folder}: {values}; take an earlier checkpoint")
 
     def _space_for(self, piece: ShardedTensor, prefix: str) -> torch.Tensor:
-        """An empty tensor for the whole one that a piece is part of. Raises JobError if the checkpoint's is another."""
         name, wanted = prefix + piece.key, list(piece.global_shape)
         if name not in self._tensors:
             raise JobError(f"{self.folder}: has no tensor {name}, which the job's model needs")
@@ -201,7 +196,7 @@ class TorchDistCheckpoint:
 
 
 def iteration_folder(folder: Path) -> Path:
-    """The folder of one iteration's checkpoint: the one given, or the newest below it. Raises JobError without one."""
+    """Return the folder of an iteration: `folder` itself, or the newest below it. Raises JobError if neither exists."""
     if not folder.is_dir():
         raise JobError(f"{folder}: there is no such folder")
     inside = folder
@@ -222,7 +217,6 @@ def iteration_folder(folder: Path) -> Path:
 
 
 def _other_kind(folder: Path) -> str:
-    """What a folder without a valid metadata.json is, and what to do with it."""
     if any(folder.glob("mp_rank_*")):
         return f"is a checkpoint of Megatron-LM's format 'torch' ({next(folder.glob('mp_rank_*')).name}); {_CONVERT}"
     if (folder / CONFIG_FNAME).exists():
@@ -242,7 +236,6 @@ def _other_kind(folder: Path) -> str:
 
 
 def _pieces(model: Any) -> Iterator[Any]:
-    """What the model's checkpoint consists of; the data of tensors are views of the parameters."""
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     state = model.sharded_state_dict(metadata={"dp_cp_group": group})
     apply_factories(state)
@@ -250,7 +243,6 @@ def _pieces(model: Any) -> Iterator[Any]:
 
 
 def _part(whole: torch.Tensor, piece: ShardedTensor) -> torch.Tensor:
-    """What of the whole tensor a piece is, in the piece's shape."""
     place = list(piece.global_offset[: piece.prepend_axis_num])
     sizes = zip(piece.global_offset[piece.prepend_axis_num :], piece.local_shape, strict=True)
     return whole[(*place, *(slice(start, start + size) for start, size in sizes))]

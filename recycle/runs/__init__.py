@@ -1,1 +1,1 @@
-"""What the directory of a run holds, and its report."""
+"""Contents of a run's directory, and reports about the run."""

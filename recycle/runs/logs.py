@@ -1,8 +1,8 @@
-"""What a run directory holds of the executed instructions: written while the run goes on, read by anyone.
+"""Trace logs of a run directory: executed instructions, appended during the run and readable at any time.
 
-Every worker process appends one line per iteration to its own `logs/k.r.trace.jsonl` (`append_iteration`). Processes
-are killed at any byte, so a reader skips what is not a whole line. `merge_logs` writes the whole run's `trace.json`,
-some iterations of one worker at a time; `load_trace` reads that file, or while there is none the logs.
+Every worker process appends one line per iteration to its `logs/k.r.trace.jsonl` (`append_iteration`). A killed process
+may leave a partial line, so readers skip partial lines. `merge_logs` writes the run's `trace.json`, a few iterations of
+one worker at a time; `load_trace` reads that file, or the logs if it does not exist.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from recycle.ir.trace import Trace, TraceBuilder
 from recycle.job.shape import Shape, Worker
 
 TRACE, EVENTS = "trace.json", "events.jsonl"
-"""Names of a run directory's files."""
+"""Names of files in a run directory."""
 IMPORTED = "imported"
-"""Kind of the event that says behind which step a run begins whose state was imported."""
+"""Kind of the event that states after which step a run with imported state begins."""
 TRACE_LOG_SUFFIX = ".trace.jsonl"
 MOST_MERGED_BYTES = 2**28
-"""Of all logs that are merged whole; as `trace.json` they have six times as many."""
+"""Maximum size of all logs to merge without gaps; `trace.json` takes six times as much."""
 _PART_ROWS = 50_000
 _MOST_LINE_BYTES = 2**28
 _DIGEST = re.compile("[0-9a-f]{8,64}")
 
 
 _Seconds = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
-"""Since the run's start, as far as the merged trace goes: 30 years. Numbers without bounds overflow in pictures."""
+"""Seconds since the run's start, at most 30 years: pictures overflow on unbounded numbers."""
 
 
 class LoggedIteration(msgspec.Struct, frozen=True):
@@ -50,10 +50,10 @@ class LoggedIteration(msgspec.Struct, frozen=True):
 
 
 def plan_file(folder: Path, digest: object) -> Path:
-    """Where the plan of this content hash lies in a run's folder of plans.
+    """Return the path of the plan with a content hash in a run's folder of plans.
 
     Raises:
-        RecycleError: it is not a hash. Whoever wrote the line that names it may mean a file elsewhere.
+        RecycleError: `digest` is not a hash; a path in its place could name a file elsewhere.
     """
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise RecycleError(f"{folder}: {digest!r} is not the hash of a plan")
@@ -61,7 +61,7 @@ def plan_file(folder: Path, digest: object) -> Path:
 
 
 def log_path(run_dir: str | Path, worker: Worker) -> Path:
-    """Where the process that started as `worker` keeps its trace."""
+    """Return the path of the trace log of the process that started as `worker`."""
     return Path(run_dir) / "logs" / f"{worker}{TRACE_LOG_SUFFIX}"
 
 
@@ -73,16 +73,16 @@ def append_iteration(
     instructions: Iterable[tuple[Instruction | str, float, float]],
     batch: int | None = None,
 ) -> int:
-    """Add one executed iteration, or batch of an evaluation, to a process's trace log, as one line.
+    """Append one executed iteration, or one evaluation batch, to a process's trace log as one line.
 
     Args:
-        path: the log, see `log_path`; made with its folder when missing.
-        role: the position in the plan that the process played.
-        instructions: (instruction or its text, start, end) in the order of execution, seconds since the run's start.
-        batch: of the evaluation that follows the step; None for the iteration itself.
+        path: the log, see `log_path`; created with its folder if missing.
+        role: position in the plan that the process had.
+        instructions: (instruction or its text, start, end) in execution order, in seconds since the run's start.
+        batch: batch of the evaluation after the step; None for the iteration itself.
 
     Returns:
-        how many bytes were added.
+        Number of bytes appended.
 
     Raises:
         RecycleError: the file cannot be written.
@@ -95,7 +95,7 @@ def append_iteration(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as stream:
-            # A process killed in the middle of a line leaves no newline; its successor must not continue that line.
+            # A killed process may leave a line without a newline; its successor must not continue that line.
             if stream.seek(0, os.SEEK_END) and stream.seek(-1, os.SEEK_END) >= 0 and stream.read(1) != b"\n":
                 line = b"\n" + line
             return stream.write(line + b"\n")
@@ -104,10 +104,10 @@ def append_iteration(
 
 
 def read_logs(run_dir: str | Path, shape: Shape) -> Trace:
-    """The trace of a run directory, from `logs/*.trace.jsonl` and `events.jsonl`; the run may still go on.
+    """Read the trace of a run directory from `logs/*.trace.jsonl` and `events.jsonl`, also during the run.
 
     Raises:
-        RecycleError: a whole line does not say what it must; the message names file and line.
+        RecycleError: a complete line is invalid; the message names file and line.
     """
     builder = TraceBuilder(shape)
     for path in _logs(run_dir):
@@ -117,10 +117,10 @@ def read_logs(run_dir: str | Path, shape: Shape) -> Trace:
 
 
 def read_iterations(run_dir: str | Path, shape: Shape) -> Iterator[LoggedIteration]:
-    """Every iteration, or batch of an evaluation, that a process has logged, process by process, in little memory.
+    """Iterate over all logged iterations and evaluation batches, process by process, in little memory.
 
     Raises:
-        RecycleError: a whole line does not say what it must; the message names file and line.
+        RecycleError: a complete line is invalid; the message names file and line.
     """
     for path in _logs(run_dir):
         for _, _, _, iteration in _iterations(path, shape):
@@ -135,7 +135,6 @@ def _logs(run_dir: str | Path) -> list[Path]:
 
 
 def _iterations(path: Path, shape: Shape) -> Iterator[_Logged]:
-    """(log, process, number of the line, what it says) of each whole line of a log, one after the other."""
     process = shape.require(Worker.parse(path.name.removesuffix(TRACE_LOG_SUFFIX)), str(path))
     if not path.is_file():
         raise RecycleError(f"{path}: cannot be read (not a regular file)")
@@ -167,9 +166,9 @@ def _add(builder: TraceBuilder, path: Path, process: Worker, number: int, iterat
 
 
 def read_lines(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
-    """(line number from 1, object) of the whole lines of a `.jsonl` file; none when there is no such file.
+    """Return (line number from 1, object) of the complete lines of a `.jsonl` file; [] if the file does not exist.
 
-    A line that is not a JSON object is skipped: it was cut short when its process was killed.
+    Lines that are not a JSON object are skipped: they were cut short when their process was killed.
     """
     if not Path(path).exists():
         return []
@@ -187,14 +186,13 @@ def merge_logs(run_dir: str | Path, shape: Shape, most_bytes: int = MOST_MERGED_
     """Write `trace.json` from the logs of a run that has ended, in little memory.
 
     Args:
-        most_bytes: of all logs together; of larger ones every so many iterations are taken, those of a step that the
-            number divides.
+        most_bytes: limit for all logs together; larger logs are sampled every n-th step.
 
     Returns:
-        that number; 1 when all are.
+        n; 1 if nothing is left out.
 
     Raises:
-        RecycleError: as `read_logs` does.
+        RecycleError: as in `read_logs`.
     """
     logs = _logs(run_dir)
     every = max(1, -(-sum(path.stat().st_size for path in logs) // most_bytes))
@@ -204,7 +202,6 @@ def merge_logs(run_dir: str | Path, shape: Shape, most_bytes: int = MOST_MERGED_
 
 
 def _parts(logs: Iterable[Path], shape: Shape, every: int) -> Iterator[Trace]:
-    """The logs, process by process, in traces of about `_PART_ROWS` instructions."""
     for path in logs:
         builder = TraceBuilder(shape)
         for rows in _iterations(path, shape):
@@ -218,10 +215,9 @@ def _parts(logs: Iterable[Path], shape: Shape, every: int) -> Iterator[Trace]:
 
 
 def load_trace(run_dir: str | Path, shape: Shape) -> Trace:
-    """The trace of a run: its `trace.json`, or while there is none what its logs hold so far.
+    """Read the trace of a run: `trace.json`, or the logs so far if it does not exist.
 
-    Raises:
-        RecycleError: a file cannot be read, or says what no run writes.
+    Raises RecycleError if a file cannot be read, or is invalid.
     """
     merged = Path(run_dir) / TRACE
     return run_trace.read_trace(merged) if merged.exists() else read_logs(run_dir, shape)

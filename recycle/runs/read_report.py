@@ -1,4 +1,4 @@
-"""Reads what a report of a run is made of (report.py) from its directory; the run may go on, or have been killed."""
+"""Reads the input of a run's report (report.py) from the run directory, of a live, finished or killed run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from recycle.runs.logs import EVENTS, TRACE, read_iterations, read_lines
 from recycle.runs.report import Activity, RunReport, report_of
 
 _TOKEN = re.compile(r"\(?\d+([A-Z_]+)")
-"""Of an overlapped pair that of its forward, which computes as the other half does."""
+"""Kind of an instruction's text; for an overlapped pair the kind of its forward, as both halves compute."""
 
 
 def load_report(run_dir: str | Path) -> RunReport:
-    """The report of a run directory.
+    """Return the report of a run directory.
 
-    Raises:
-        RecycleError: there is no run in it, or a file says what no run writes.
+    Raises RecycleError if the directory does not hold a run, or a file is invalid.
     """
     path = Path(run_dir)
     if not (path / "job.toml").is_file() or not (path / "metrics.jsonl").exists():
@@ -40,7 +39,7 @@ def load_report(run_dir: str | Path) -> RunReport:
 
 
 def steps_of(lines: Any) -> list[dict[str, Any]]:
-    """The lines that say their step and time, ascending; of a step that was written twice the last."""
+    """Return the lines with a step and a time, ascending; of several lines of one step, the last."""
     by_step: dict[int, dict[str, Any]] = {}
     for line in lines:
         if isinstance(line.get("step"), int) and isinstance(line.get("time"), int | float):
@@ -49,10 +48,9 @@ def steps_of(lines: Any) -> list[dict[str, Any]]:
 
 
 def read_attempts(run_dir: str | Path, shape: Shape) -> dict[tuple[int, int], Activity]:
-    """(generation, step) -> what the workers logged of it, evaluations left out; read line by line.
+    """Return (generation, step) -> activity of the workers without evaluations; the logs are read line by line.
 
-    Raises:
-        RecycleError: a whole line does not say what it must.
+    Raises RecycleError if a complete line is invalid.
     """
     found: dict[tuple[int, int], Activity] = {}
     for iteration in read_iterations(run_dir, shape):
@@ -77,7 +75,6 @@ def _token(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def _of_token(token: str) -> tuple[bool, bool]:
-    """Whether instructions of this kind compute or step, and whether they do what is done elsewhere as well."""
     try:
         kind = kind_of_token(token)
     except (KeyError, RecycleError):

@@ -1,14 +1,13 @@
-"""Where the time of a run went, from what its directory holds: pure functions of metrics, events and logs.
+"""Report of where a run's time went: pure functions of metrics, events and logs.
 
-The wall clock is cut at what is written down: when a generation was proposed, when it began to run, when each of its
-iterations was committed, when a death was detected. Every stretch between two cuts is put to one part, so the parts add
-up to the wall clock. An iteration that was committed is divided once more by what its workers logged: what a live
-worker computed on average is useful, the rest is waiting (bubbles, transfers, the commit).
+Recorded times cut the wall clock: a generation was proposed, it began to run, its iterations were committed, a death
+was detected. Every interval between two cuts belongs to one part, so the parts add up to the wall clock. The workers'
+logs divide committed iterations further: the mean computing time of a live worker is useful, the rest is waiting
+(bubbles, transfers, the commit).
 
-Limits: the time in which a launcher was dead between two parts of a run is nobody's and not counted, that of a cluster
-without agents counts as starting. A death is known from its detection, so what lies between the two counts as redone as
-far as workers still computed, and as waiting behind that. Without logs (`[train] trace = "off"`) iterations are useful
-as a whole.
+Limits: the time between a launcher's death and its restart is not counted; the time of a cluster without agents counts
+as starting. A death is known from its detection on: the time before it counts as redone while workers computed, then as
+waiting. Without logs (`[train] trace = "off"`) whole iterations are useful.
 """
 
 from __future__ import annotations
@@ -21,38 +20,37 @@ from typing import Any
 
 
 class TimePart(StrEnum):
-    """What a stretch of a run's time went to."""
+    """Parts of a run's time."""
 
     USEFUL = "useful"
     """computing iterations that count, and stepping, as the mean over the live workers"""
     REPLAYING = "replaying"
-    """work that is done twice on purpose: redundant forwards, replays"""
+    """work done twice on purpose: redundant forwards, replays"""
     WAITING = "waiting"
-    """bubbles and transfers of such iterations, silences before their detection, and re-joins that are awaited"""
+    """bubbles and transfers of such iterations, silence before detection of a failure, and waits for re-joins"""
     REDONE = "redone"
-    """iterations that were begun and did not count"""
+    """iterations that began and did not count"""
     PLANNING = "planning"
     """from the end of a generation to the proposal of the next, while a plan is made and dead processes end"""
     FORMING = "forming"
-    """from there until its groups stand"""
+    """from there until the process groups are formed"""
     MOVING = "moving"
-    """likewise of a generation in which state is copied"""
+    """as forming, for a generation in which state is copied"""
     CHECKPOINTING = "checkpointing"
     """copying state for checkpoints, and waiting for the last one"""
     EVALUATING = "evaluating"
     STARTING = "starting"
-    """until the first generation is proposed, at the start and on the way back from a checkpoint"""
+    """until the first generation is proposed, at the start and after a return to a checkpoint"""
     ENDING = "ending"
-    """behind the last iteration"""
+    """after the last iteration"""
 
 
 @dataclass
 class Activity:
-    """What the workers logged of one attempt of an iteration.
+    """Logged activity of the workers in one attempt of an iteration.
 
     Attributes:
-        workers: who logged it.
-        busy, replayed: seconds of all of them, computing and stepping, and on what is done twice on purpose.
+        busy, replayed: seconds over all workers, spent computing and stepping, and on work done twice on purpose.
         first, last: start of the first instruction, end of the last one.
     """
 
@@ -65,7 +63,7 @@ class Activity:
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of the wall clock, in seconds since the run's start; `step` is of an iteration that counts."""
+    """An interval of the wall clock, in seconds since the run's start; `step` is an iteration that counts."""
 
     start: float
     end: float
@@ -79,15 +77,14 @@ class Span:
 
 @dataclass(frozen=True)
 class GenerationChange:
-    """What ended a generation, and what it cost until the next one ran.
+    """The end of a generation, and its cost until the next one ran.
 
     Attributes:
-        time, step: when the generation ended, and the iteration that the next one began with.
+        time, step: when the generation ended; the first iteration of the next one.
         kind: "failure", "drain", "re-join", "repetition", "plan", "layout", "restart" or "formation".
-        what: in words.
         costs: part -> seconds.
-        slower: seconds that the iterations behind it took longer by their plans than with all workers; None where the
-            unit of the plans' times is not known.
+        slower: seconds that the following iterations took longer, by their plans, than with all workers; None if the
+            unit of the plans' times is unknown.
     """
 
     time: float
@@ -99,20 +96,17 @@ class GenerationChange:
 
     @property
     def seconds(self) -> float:
-        """All of it but the iterations that were slower."""
+        """Seconds of all costs, without slower iterations."""
         return sum(self.costs.values())
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """Where the time went.
+    """Breakdown of a run's time.
 
     Attributes:
-        spans: all of the wall clock, in order.
-        changes: of generations, in order.
-        steps: iterations that count.
-        expected: seconds that these should take by the plans that they ran by; None where the plans' unit is not known.
-        fault_free: seconds that they should take with the plan for all workers, likewise.
+        expected: seconds that these should take by their plans; None if the plans' unit is unknown.
+        fault_free: seconds that these should take by the plan for all workers; None if the plans' unit is unknown.
     """
 
     spans: list[Span]
@@ -123,12 +117,11 @@ class RunReport:
 
     @property
     def wall(self) -> float:
-        """Seconds from the run's start to its end, or as far as is known."""
+        """Seconds from the run's start to its end, or to the last recorded time."""
         return self.spans[-1].end if self.spans else 0.0
 
     @property
     def parts(self) -> dict[TimePart, float]:
-        """Seconds of each part."""
         found = dict.fromkeys(TimePart, 0.0)
         for span in self.spans:
             found[span.part] += span.seconds
@@ -136,7 +129,7 @@ class RunReport:
 
     @property
     def measured(self) -> float:
-        """Seconds that the iterations that count took, to be held against `expected`."""
+        """Measured seconds of the iterations that count, comparable with `expected`."""
         return sum(
             span.seconds for span in self.spans if span.step is not None and span.part is not TimePart.EVALUATING
         )
@@ -154,7 +147,7 @@ class _Generation:
 
 
 Attempts = Mapping[tuple[int, int], Activity]
-"""(generation, step) -> what was logged of it."""
+"""(generation, step) -> logged activity."""
 _CAUSES = {
     "detected": "failure",
     "restored": "restart",
@@ -164,9 +157,9 @@ _CAUSES = {
     "moved": "layout",
     "undone": "repetition",
 }
-"""Events that explain a change, the strongest first."""
+"""Events that explain a change, most specific first."""
 _OF_A_STEP = ("drained", "undone", "rejoined", "replanned", "moved")
-"""Events that name the step that a generation begins with; they may be written when it has begun."""
+"""Events that name the first step of a generation, possibly written after it began."""
 
 
 def report_of(
@@ -176,14 +169,12 @@ def report_of(
     unit: float | None = None,
     is_over: bool = False,
 ) -> RunReport:
-    """Where the time of a run went.
+    """Compute the breakdown of a run's time.
 
     Args:
         metrics: lines of `metrics.jsonl`, ascending.
-        events: lines of `events.jsonl`, in order.
-        attempts: what the workers logged.
-        unit: seconds of a unit of the plans' periods; None where that is not known.
-        is_over: the run has ended, so that what lies behind its last iteration belongs to it.
+        unit: seconds per unit of the plans' periods; None if unknown.
+        is_over: whether the run has ended, so that the time after its last iteration counts.
     """
     generations = _generations(metrics, events, attempts)
     cutter = _Cutter(events, attempts, {int(e["step"]): _seconds(e, "stalled") for e in _of(events, "checkpoint")})
@@ -200,7 +191,6 @@ def report_of(
 
 
 def _usual_period(metrics: Iterable[Mapping[str, Any]]) -> float:
-    """The period with as many workers as the run ever had, staggered where it was that too."""
     lines = list(metrics)
     most = max((line.get("live_workers", 0) for line in lines), default=0)
     periods = [_seconds(line, "period") for line in lines if line.get("live_workers") == most]
@@ -223,7 +213,6 @@ def _with_slower(
 def _generations(
     metrics: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], attempts: Attempts
 ) -> list[_Generation]:
-    """All generations, in order, each with when it was proposed, began to run, and committed."""
     found: dict[int, _Generation] = {}
     for event in _of(events, "generation"):
         number = int(event["generation"])
@@ -250,7 +239,7 @@ def _generations(
 
 
 class _Cutter:
-    """Cuts the wall clock, generation by generation."""
+    """Splits the wall clock, generation by generation."""
 
     def __init__(self, events: Sequence[Mapping[str, Any]], attempts: Attempts, stalls: Mapping[int, float]) -> None:
         self._events, self._attempts, self._stalls = events, attempts, stalls
@@ -262,13 +251,11 @@ class _Cutter:
         self.changes: list[GenerationChange] = []
 
     def _to(self, end: float, part: TimePart, step: int | None = None) -> None:
-        """The time up to `end` belongs to a part."""
         if end > self._now:
             self.spans.append(Span(self._now, end, part, step))
             self._now = end
 
     def cut(self, generation: _Generation, after: _Generation | None) -> None:
-        """Cut from the end of the generation before to the end of this one."""
         self._gap(generation)
         limit = after.proposed if after is not None else float("inf")
         if generation.began is not None:
@@ -280,7 +267,6 @@ class _Cutter:
         self._tail(generation, limit, after)
 
     def _gap(self, generation: _Generation) -> None:
-        """Between two generations, or before the first."""
         since = self._now if self._ended is None else self._ended
         kinds = {e["kind"] for e in self._events if since <= _seconds(e, "time") <= generation.proposed}
         part = TimePart.PLANNING
@@ -309,7 +295,6 @@ class _Cutter:
         self._to(end + _seconds(line, "eval_seconds"), TimePart.EVALUATING, step)
 
     def _tail(self, generation: _Generation, limit: float, after: _Generation | None) -> None:
-        """Behind the last commit of a generation: what was begun and did not count."""
         if generation.began is None:  # it never ran
             self._to(self._first("detected", self._now, limit) or (limit if after else self._now), TimePart.FORMING)
             return
@@ -324,7 +309,6 @@ class _Cutter:
             self._to(computed, TimePart.REDONE)
 
     def _is_repeated(self, generation: _Generation, after: _Generation | None) -> bool:
-        """Whether the generation had begun the iteration that the next one begins with."""
         return after is not None and (generation.number, after.step) in self._attempts
 
     def _first(self, kind: str, since: float, until: float) -> float | None:
@@ -332,7 +316,6 @@ class _Cutter:
         return next((time for time in times if since - 1e-6 <= time <= until), None)
 
     def _note_change(self, generation: _Generation) -> None:
-        """A generation runs: what ended the one before, and what was spent since."""
         if self._ended is None:
             return
         until = _seconds(generation.commits[0], "time") if generation.commits else self._now
@@ -358,14 +341,12 @@ class _Cutter:
         self.changes.append(GenerationChange(self._ended, generation.step, name, what or "formed again", costs))
 
     def end(self, end: float) -> None:
-        """The run is over."""
         written = [_seconds(event, "time") for event in _of(self._events, "checkpoint")]
         self._to(min(end, max(written, default=0.0)), TimePart.CHECKPOINTING)
         self._to(end, TimePart.ENDING)
 
 
 def _busy_share(attempts: Attempts) -> float:
-    """Share of an iteration that a worker computes, where the logs leave it out; 1 where there are none."""
     shares = [
         one.busy / one.workers / (one.last - one.first)
         for one in attempts.values()

@@ -1,6 +1,5 @@
-"""Tokens in files, as Megatron-LM has them; nothing here needs torch.
+"""Tokenized data sets in Megatron-LM's file format; nothing here imports torch.
 
 token_files.py  the format of `.bin` and `.idx`, and its writer
-documents.py    documents in JSON lines and in text
-tokenize.py     documents to tokens
+tokenize.py     documents from JSON lines and text, and their tokens
 """

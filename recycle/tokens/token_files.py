@@ -1,9 +1,8 @@
-"""Megatron-LM's token files: a `.bin` of tokens, and an `.idx` that says where its sequences begin.
+"""Megatron-LM's token files: tokens in `.bin`, and the index of sequences and documents in `.idx`.
 
-The index holds a header; the length of each sequence (int32); the byte at which it begins in the `.bin` (int64); and
-the sequence with which each document begins, the end included (int64). Here every document is one sequence. It is
-written as `megatron.core.datasets.indexed_dataset` writes it, but in parts: that keeps every length in Python's lists,
-of which the documents of a large corpus fill gigabytes.
+The index holds a header; per sequence the length (int32) and the first byte in the `.bin` (int64); and the first
+sequence of each document, end included (int64). Here every document is one sequence. The format follows
+`megatron.core.datasets.indexed_dataset`; this writer does not keep the lengths of a large corpus in Python lists.
 """
 
 from __future__ import annotations
@@ -23,26 +22,23 @@ from recycle.files import create_beside
 
 MAGIC, VERSION = b"MMIDIDX\x00\x00", 1
 HEADER = struct.Struct("<9sQBQQ")
-"""Magic, version, code of the tokens' type, number of sequences, number of documents and one."""
+"""Magic, version, code of the token type, number of sequences, number of documents plus one."""
 CODES: dict[type[np.generic], int] = {np.int32: 4, np.uint16: 8}
-"""Of the types that are written."""
+"""NumPy type -> code in the index, for the types that are written."""
 UINT16_VOCABULARY = 65_500
-"""A smaller vocabulary is written as uint16, as Megatron-LM does."""
+"""Smaller vocabularies are written as uint16, as in Megatron-LM."""
 _PART = 1 << 16
 
 
 class TokenFiles:
-    """Writes `PREFIX.bin` and `PREFIX.idx`: both whole at the end of the `with` block, neither if it fails.
+    """Writer of `PREFIX.bin` and `PREFIX.idx`, which appear at the end of the `with` block, or not at all if it fails.
 
     Args:
         prefix: path of both without `.bin` and `.idx`.
-        vocabulary: number of tokens there are; their type follows from it.
+        vocabulary: number of tokens; determines their type.
 
     Raises:
         RecycleError: the files cannot be written.
-
-    Attributes:
-        documents, tokens: written so far.
     """
 
     def __init__(self, prefix: Path, vocabulary: int) -> None:
@@ -75,7 +71,7 @@ class TokenFiles:
             self._discard()
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the document that is being written. Raises RecycleError when the disk is full."""
+        """Append tokens to the current document. Raises RecycleError when the disk is full."""
         try:
             self._streams[0].write(np.array(tokens, dtype=self.kind).tobytes())
         except OSError as error:
@@ -83,10 +79,9 @@ class TokenFiles:
         self._length += len(tokens)
 
     def end_document(self, tokens: tuple[int, ...] = ()) -> None:
-        """Append these tokens, and begin the next document; where there were none before, there is no document.
+        """Append `tokens` and end the current document; an empty document is dropped, with `tokens`.
 
-        Raises:
-            RecycleError: the document is longer than the index can say; or the disk is full.
+        Raises RecycleError if the document is too long for the index, or the disk is full.
         """
         if not self._length:
             return
@@ -136,7 +131,7 @@ class TokenFiles:
 
     def _discard(self) -> None:
         for stream in self._streams:
-            with contextlib.suppress(OSError):  # what a full disk did not take is written again at the close
+            with contextlib.suppress(OSError):  # the close writes again what a full disk did not take
                 stream.close()
         for part in self._parts:
             with contextlib.suppress(OSError):

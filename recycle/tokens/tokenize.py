@@ -1,4 +1,4 @@
-"""Documents to Megatron-LM's token files, by a tokenizer of Hugging Face, in memory that does not grow with them."""
+"""Tokenizes documents of any size with a Hugging Face tokenizer into Megatron-LM's token files, in constant memory."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from recycle.files import read_whole, require_content
 from recycle.tokens.token_files import TokenFiles
 
 EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
-"""What models call the end of a document, looked for where no file says it: GPT-2, Llama 3, Llama 2, Gemma."""
+"""Names of the end-of-document token if no file states it: GPT-2, Llama 3, Llama 2, Gemma."""
 BATCH_PIECES = 512
 
 
 @dataclass(frozen=True)
 class Written:
-    """What `tokenize` has written.
+    """The outcome of `tokenize`.
 
     Attributes:
-        documents, tokens: in all.
-        vocabulary: number of tokens that the tokenizer knows; `[model] vocabulary` is this or more.
-        eod: token at the end of each document; None where none is written.
+        vocabulary: number of tokens of the tokenizer; `[model] vocabulary` must be at least this.
+        eod: token at the end of each document; None if none is written.
     """
 
     documents: int
@@ -48,19 +47,16 @@ def tokenize(
 ) -> Written:
     """Write the tokens of all documents to `PREFIX.bin` and `PREFIX.idx`.
 
-    The tokens that a tokenizer would put around a text (beginning of sentence) are left out.
+    Tokens that a tokenizer adds around a text (beginning of sentence) are omitted.
 
     Args:
-        sources: files; `documents` says how they are read.
-        prefix: of the files to write.
-        tokenizer: a `tokenizer.json`, or the folder of a model that has one.
-        key: of the text in JSON lines.
+        tokenizer: a `tokenizer.json`, or the folder of a model with one.
         eod: the token that ends each document; "auto" for the tokenizer's own; None for none.
-        progress: called with a file and how many bytes are read, of it and those before it.
+        progress: called with the current file and the bytes read so far, over all files.
 
     Raises:
         JobError: a source or the tokenizer cannot be read, or lacks the token; names file and place.
-        RecycleError: the files cannot be written. Nothing is left of them.
+        RecycleError: the files cannot be written; no partial files remain.
     """
     encoder = _load(tokenizer)
     vocabulary = encoder.get_vocab_size(with_added_tokens=True)
@@ -84,7 +80,6 @@ def tokenize(
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    """Pieces that are encoded together, by all cores: some hundred, of as much text as a large piece."""
     batch: list[Piece] = []
     size = 0
     for piece in pieces:
@@ -112,7 +107,7 @@ def _load(path: Path) -> Any:
         return Tokenizer.from_str(read_whole(file, JobError).decode())
     except JobError:
         raise
-    except Exception as error:  # what the package raises has no type of its own
+    except Exception as error:  # the package raises bare Exception
         raise JobError(f"{file}: is not a tokenizer of Hugging Face ({' '.join(str(error).split())[:200]})") from None
 
 
@@ -130,7 +125,6 @@ def _end_of_document(encoder: Any, path: Path, wanted: str) -> int:
 
 
 def _configured_end(folder: Path) -> str | None:
-    """The `eos_token` of the folder's tokenizer_config.json, which is its text or an object with it."""
     file = folder / "tokenizer_config.json"
     if not file.exists():
         return None
@@ -144,19 +138,18 @@ def _configured_end(folder: Path) -> str | None:
 
 
 LINES = (".jsonl", ".ndjson")
-"""Suffixes of files with a JSON object per line; also with `.gz` behind them. All else is text."""
+"""Suffixes of files with a JSON object per line, optionally followed by `.gz`. All other files are text."""
 PIECE_BYTES = 1 << 18
-"""A text is cut into pieces of at most this, at the end of a line where there is one."""
+"""Maximum size of a piece of text; pieces end at a line end if possible."""
 MOST_LINE_BYTES = 1 << 26
 
 
 class Piece(NamedTuple):
-    """Some text of a document.
+    """Part of a document.
 
     Attributes:
-        text: of it.
         ends: whether the document ends with it.
-        read: bytes of the file, as it lies on the disk, that are read so far.
+        read: bytes of the file, as stored, that are read so far.
     """
 
     text: str
@@ -165,13 +158,10 @@ class Piece(NamedTuple):
 
 
 def documents(path: Path, key: str) -> Iterator[Piece]:
-    """The documents of a file, piece by piece.
-
-    Args:
-        key: of the text in each line's object.
+    """Iterate over the documents of a file, piece by piece.
 
     Raises:
-        JobError: the file cannot be read, or holds something else; names the line or the byte.
+        JobError: the file cannot be read, or has other content; names the line or the byte.
     """
     suffixes = path.suffixes
     is_packed = suffixes[-1:] == [".gz"]
@@ -221,7 +211,7 @@ def _text(path: Path, stream: IO[bytes], file: IO[bytes]) -> Iterator[Piece]:
 
 
 def _cut(content: bytes) -> int:
-    """Where to cut: behind the last line end before which and behind which words end; or behind a whole character."""
+    """Return the position to cut at: after the last line end between two words, else after a whole character."""
     end = content.rfind(b"\n", 0, len(content) - 1)
     while end >= 0:
         if not content[end + 1 : end + 2].isspace():

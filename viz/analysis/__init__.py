@@ -1,5 +1,5 @@
-"""The answers behind the pictures, without Dash: why an instruction waits, what memory holds, how two runs differ.
+"""Analyses behind the pictures, without Dash: causes of waits, memory over time, differences between runs.
 
-Works on timelines, planned (`simulate`) or executed (`recycle.ir.trace`), by columns. What needs what, what a gap's
-cause is and what memory holds are asked of `recycle.ir`; here it is put together and into words.
+They take planned (`simulate`) or executed (`recycle.ir.trace`) timelines. `recycle.ir` determines dependencies, causes
+of gaps and memory; this package combines and words the results.
 """

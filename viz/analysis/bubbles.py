@@ -1,8 +1,7 @@
-"""How the time of workers is spent, and why: what an instruction needs, with slack, and which of it it waited for;
-bubbles in words; the share of each kind of work and cause of bubble in a range of time.
+"""Time of workers: inputs of an instruction with slack, causes of bubbles in words, and statistics of a time range.
 
-A value from another worker is listed with what makes it and what carries it; the receive between them takes no time of
-its own. What a reduce or step needs of all workers is listed one by one, the latest first.
+A value from another worker is listed with its producer and its transfer; the receive between them takes no time. The
+inputs of a reduce or step from all workers are listed individually, latest first.
 """
 
 from __future__ import annotations
@@ -26,19 +25,16 @@ from recycle.ir.trace import away_from
 from viz.numbers import PLAN_UNIT, TimeUnit
 
 MOST = 12
-"""Inputs or outputs that are listed one by one."""
+"""Inputs or outputs that are listed individually."""
 
 
 class Input(NamedTuple):
-    """One thing that an instruction needs.
+    """An input of an instruction.
 
     Attributes:
-        row: the instruction that makes it; for ORDER and LANE the one before in the worker's program or on the lane.
-        cause: why it is needed.
-        made: when that ended.
-        carrier: the send that brought it from another worker, else -1.
-        arrived: when it was here.
-        slack: seconds between its arrival and the start of whoever needs it.
+        row: the producing instruction; for ORDER and LANE the previous one in the worker's program or on the lane.
+        carrier: the send that brought the input from another worker, else -1.
+        slack: seconds from the arrival to the start of the consumer.
     """
 
     row: int
@@ -50,15 +46,17 @@ class Input(NamedTuple):
 
 
 class Waits:
-    """Answers for one timeline; the graph's edges are listed with the first question."""
+    """Dependencies of one timeline; the first query lists the graph's edges."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
 
     @cached_property
     def _edges(self) -> tuple[Ints, Ints, npt.NDArray[np.uint8]]:
-        """(source, target, cause) of each edge, narrow: they are searched whole for every answer, a few milliseconds
-        for a million instructions, which then need no second copy in another order."""
+        """Edges as (source, target, cause) in narrow types.
+
+        Every query scans them: a few milliseconds for a million instructions, without a second copy in another order.
+        """
         source, target, cause = event_edges(self.timeline.schedule.columns, self.timeline.dependencies)
         return source.astype(np.int32), target.astype(np.int32), cause.astype(np.uint8)
 
@@ -67,7 +65,7 @@ class Waits:
         return int(receives[0]) if len(receives) else -1
 
     def inputs(self, row: int, most: int = MOST) -> tuple[list[Input], int]:
-        """(what `row` needs, the last to arrive first and at most `most` of it; how much it needs in all)."""
+        """Return (at most `most` inputs of `row`, last arrival first; number of all inputs)."""
         timeline, rows = self.timeline, self.timeline.dependencies.rows
         sources, causes = self._neighbours(row, 0)
         through = sources >= rows
@@ -76,7 +74,7 @@ class Waits:
             sources, causes = np.append(sources, more), np.append(causes, np.full(len(more), Cause.REDUCE))
         kept = sources < rows
         sources, causes = sources[kept], causes[kept]
-        alone = (causes != Cause.ORDER) | ~np.isin(sources, sources[causes != Cause.ORDER])  # its value says more
+        alone = (causes != Cause.ORDER) | ~np.isin(sources, sources[causes != Cause.ORDER])  # a value's edge says more
         sources, causes = sources[alone], causes[alone]
         latest = np.argsort(-timeline.end[sources], kind="stable")[:most]
         return [self._input(row, int(sources[i]), Cause(int(causes[i]))) for i in latest.tolist()], len(sources)
@@ -92,7 +90,7 @@ class Waits:
         return Input(made_by, cause, float(timeline.end[made_by]), send, arrived, slack)
 
     def outputs(self, row: int, most: int = MOST) -> list[int]:
-        """Who uses what `row` makes, on this worker and, through transfers, on others; the first to start first."""
+        """Return the consumers of `row`'s results, on this worker and, through transfers, on others; by start."""
         timeline, rows = self.timeline, self.timeline.dependencies.rows
         found: list[int] = []
         queue = [row]
@@ -108,12 +106,11 @@ class Waits:
         return sorted(found, key=lambda user: (timeline.start[user], user))[:most]
 
     def _neighbours(self, node: int, end: int) -> tuple[Rows, Rows]:
-        """(nodes, causes) at the other ends of the edges of `node`; `end` is 0 for their sources, 1 for targets."""
         mine = np.flatnonzero(self._edges[1 - end] == node)
         return self._edges[end][mine].astype(np.int64), self._edges[2][mine].astype(np.int64)
 
     def reason(self, row: int, unit: TimeUnit = PLAN_UNIT) -> str:
-        """Why `row` starts when it does: the last of what it needs to arrive; its times in `unit`."""
+        """Explain the start of `row` by the last of its inputs to arrive; times in `unit`."""
         needs, _ = self.inputs(row, most=1)
         if not needs:
             return "It needs nothing: it starts when the iteration does."
@@ -126,7 +123,7 @@ class Waits:
 
 
 def name(timeline: Timeline, row: int) -> str:
-    """The instruction of a row and its worker: `2F1.5 on 1.2`."""
+    """Return the instruction of a row and its worker: `2F1.5 on 1.2`."""
     return f"{timeline.schedule.instruction(row)} on {timeline.schedule.position(row)[0]}"
 
 
@@ -160,14 +157,14 @@ class Bubbles:
         self._offsets = np.searchsorted(self.gaps.worker, np.arange(workers + 1))
 
     def between(self, worker: int, begin: float, end: float) -> list[Gap]:
-        """The bubbles of a worker (index) that lie between two times, whole or in part."""
+        """Return the bubbles of a worker (by index) that overlap an interval."""
         low, high = self._offsets[worker], self._offsets[worker + 1]
         first = np.searchsorted(self.gaps.end[low:high], begin, side="right")
         last = np.searchsorted(self.gaps.start[low:high], end, side="left")
         return list(self.gaps.at(np.arange(low + first, low + last)))
 
     def reason(self, gap: Gap, unit: TimeUnit = PLAN_UNIT) -> str:
-        """Why the worker does nothing, in a sentence; its times in `unit`."""
+        """Explain a bubble in a sentence; times in `unit`."""
         timeline, schedule = self.timeline, self.timeline.schedule
         idle = f"Idle for {unit.amount(gap.end - gap.start)}"
         if gap.cause == GapCause.NOTHING_LEFT:
@@ -195,15 +192,12 @@ class Bubbles:
 
 @dataclass(frozen=True)
 class RangeStatistics:
-    """What happens between two times on the live workers; work and bubbles together are all of their time.
+    """Activities of the live workers in a time range; work and bubbles add up to all of their time.
 
     Attributes:
-        begin, end: of the range.
-        workers: how many live workers there are.
-        operations: instructions other than transfers that run in it, whole or in part.
+        operations: instructions, transfers excluded, that overlap the range.
         work: kind -> seconds.
-        rerouted: seconds of that spent on micro-batches of other pipelines.
-        bubbles: cause -> seconds.
+        rerouted: seconds of `work` spent on micro-batches of other pipelines.
     """
 
     begin: float
@@ -224,7 +218,7 @@ class RangeStatistics:
 
 
 def range_statistics(timeline: Timeline, gaps: Gaps, begin: float, end: float) -> RangeStatistics:
-    """Statistics of [begin, end], cut to the iteration, over the live workers."""
+    """Return statistics of [begin, end], clipped to the iteration, over the live workers."""
     schedule, c = timeline.schedule, timeline.schedule.columns
     begin, end = max(0.0, min(begin, end)), min(timeline.makespan, max(begin, end))
     end = max(begin, end)

@@ -1,13 +1,12 @@
-"""What differs between two iterations, planned or executed: instruction by instruction, and where the time goes.
+"""Differences between two iterations, planned or executed: by instruction, and by part of the time.
 
-Instructions are matched by what they do: forward, redundant forward, input gradient or weight gradient of a stage and
-micro-batch, whoever runs it; reduces and steps by stage and worker. A whole backward counts as the input gradient, its
-later part as the weight gradient where the other one has that by itself, a pair as both its halves. What one of the two
-does not have stays unmatched.
+Instructions match if they do the same work: forward, redundant forward, input or weight gradient of a stage and
+micro-batch on any worker; reduces and steps by stage and worker. A whole backward counts as its input gradient, and its
+later part as the weight gradient if the other iteration splits the backward. A pair counts as both of its halves.
+Instructions of only one iteration stay unmatched.
 
-The makespan splits exactly: every live worker is at each moment at work or in a gap that has a cause
-(`recycle.ir.gaps`), so the mean over the live workers of work and of each cause adds up to the makespan, and the
-differences of the parts add up to the difference of the makespans.
+The makespan splits exactly: each live worker is always at work or in a gap with a cause (`recycle.ir.gaps`). The mean
+work and the mean time per cause add up to the makespan, and their differences to the difference of the makespans.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ from viz.numbers import PLAN_UNIT, TimeUnit
 
 
 def _roles() -> Rows:
-    """What each kind does, as a number: the first value that it makes, or itself where it makes none; -1 of transfers
-    and pairs."""
     return per_kind(
         lambda cls: (
             -1
@@ -48,7 +45,6 @@ def _roles() -> Rows:
 
 
 def _is_whole_backward(kind: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """Which of a column of kinds make the weight gradient after the input gradient."""
     both = (ValueKind.INPUT_GRADIENT, ValueKind.WEIGHT_GRADIENT)
     found: npt.NDArray[np.bool_] = per_kind(lambda cls: cls.row.produces == both, np.bool_)[kind]
     return found
@@ -56,14 +52,13 @@ def _is_whole_backward(kind: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
 
 @dataclass(frozen=True, eq=False)
 class Matches:
-    """The instructions that two schedules share.
+    """Instructions that two schedules share.
 
     Attributes:
         first, second: rows of either schedule, pairwise; by `time`.
-        time: start in the first, seconds; of the weight gradient in a whole backward, when that part begins.
-        delta: start in the second minus `time`.
-        moved: whether another worker runs it.
-        only_first, only_second: rows without a partner.
+        time: start in the first schedule, seconds; for the weight gradient of a whole backward, the start of that part.
+        delta: start in the second schedule minus `time`.
+        moved: whether another worker runs the instruction.
     """
 
     first: Rows
@@ -76,13 +71,13 @@ class Matches:
 
 
 def is_weight_half(first: Timeline, matches: Matches) -> npt.NDArray[np.bool_]:
-    """Whether each match is of the weight gradient in a whole backward of the first one, not of its beginning."""
+    """Return whether each match is the weight gradient inside a whole backward of the first timeline."""
     found: npt.NDArray[np.bool_] = matches.time > first.start[matches.first] + TOLERANCE * max(first.makespan, 1e-300)
     return found
 
 
 def match(first: Timeline, second: Timeline) -> Matches:
-    """Match the instructions of two timelines, whatever their shapes; O(n log n)."""
+    """Match the instructions of two timelines of any shapes; O(n log n)."""
     shapes = first.schedule.shape, second.schedule.shape
     mine, theirs = _Pieces.of(first, shapes), _Pieces.of(second, shapes)
     a, b = mine.known_to(theirs), theirs.known_to(mine)
@@ -101,9 +96,9 @@ def match(first: Timeline, second: Timeline) -> Matches:
 
 
 class _Pieces(NamedTuple):
-    """What a timeline does: keys and workers as numbers that mean the same in all shapes, rows, starts.
+    """The work of a timeline: keys and workers as numbers common to all shapes, rows, starts.
 
-    The weight parts of whole backwards are pieces of their own behind all others.
+    The weight parts of whole backwards are separate entries at the end.
     """
 
     key: Rows
@@ -129,13 +124,13 @@ class _Pieces(NamedTuple):
         )
 
     def known_to(self, other: _Pieces) -> _Pieces:
-        """Without the weight parts that are no instruction of the other one."""
+        """Drop the weight parts without an instruction in `other`."""
         kept = ~self.is_part
         kept[self.is_part] = np.isin(self.key[self.is_part], other.key[~other.is_part], assume_unique=True)
         return _Pieces(self.key[kept], self.row[kept], self.worker[kept], self.start[kept], self.is_part[kept])
 
     def rows_but(self, matched: Rows) -> Rows:
-        """The rows that are not among `matched`, ascending."""
+        """Return the rows outside `matched`, ascending."""
         left = np.zeros(int(self.row.max(initial=-1)) + 1, dtype=np.bool_)
         left[self.row] = True
         left[matched] = False
@@ -143,17 +138,14 @@ class _Pieces(NamedTuple):
 
 
 def _unit_span(shapes: Sequence[Shape]) -> int:
-    """Numbers that one stage in one role takes."""
     return max(s.pipelines for s in shapes) * max(max(s.micro_batches for s in shapes), max(s.ranks for s in shapes))
 
 
 def _span(shapes: Sequence[Shape]) -> int:
-    """Numbers that one role takes: from an input gradient's to its weight gradient's."""
     return max(s.stages for s in shapes) * _unit_span(shapes)
 
 
 def _keys(schedule: Schedule, shapes: Sequence[Shape]) -> tuple[Rows, Rows, Rows]:
-    """(what it does as a number that means the same in all `shapes`, row, worker as a number likewise)."""
     pieces, m = work(schedule), schedule.shape.micro_batches
     most, ranks = max(s.micro_batches for s in shapes), max(s.ranks for s in shapes)
     role = _roles()[pieces.kind]
@@ -163,7 +155,7 @@ def _keys(schedule: Schedule, shapes: Sequence[Shape]) -> tuple[Rows, Rows, Rows
     home, index = np.divmod(pieces.micro_batch[kept], m)
     unit = np.where(pieces.micro_batch[kept] < 0, worker, home * most + index)
     key = role[kept] * _span(shapes) + pieces.stage[kept] * _unit_span(shapes) + unit
-    # A schedule that runs something twice is invalid, and still compared: by the first time.
+    # An invalid schedule may run something twice; compare the first time.
     key, place = np.unique(key, return_index=True)
     return key, pieces.row[kept][place], worker[place]
 
@@ -172,7 +164,7 @@ TimePart = GapCause | Literal["own work", "re-routed work"]
 
 
 def split(timeline: Timeline, limits: Sequence[float] | None = None) -> dict[TimePart, float]:
-    """Seconds of each part of the makespan, mean over the live workers; they add up to the makespan."""
+    """Return the seconds of each part of the makespan, as mean over the live workers; they add up to the makespan."""
     found = range_statistics(timeline, timeline.gaps(limits), 0.0, timeline.makespan)
     live = max(1, found.workers)
     parts: dict[TimePart, float] = {
@@ -183,7 +175,7 @@ def split(timeline: Timeline, limits: Sequence[float] | None = None) -> dict[Tim
 
 
 class TimeShare(NamedTuple):
-    """One part of the difference between two makespans, seconds per live worker."""
+    """A part of the difference between two makespans, seconds per live worker."""
 
     title: str
     first: float
@@ -203,11 +195,11 @@ GROUPS: dict[str, tuple[TimePart, ...]] = {
     "reduce and step": (GapCause.REDUCE,),
     "no work left": (GapCause.NOTHING_LEFT,),
 }
-"""Parts as people read them; waiting for the program's order is waiting for what that order depends on."""
+"""Parts under the names that readers see; ORDER waits count as dependency waits, because the order waits for inputs."""
 
 
 def shares(first: dict[TimePart, float], second: dict[TimePart, float]) -> list[TimeShare]:
-    """Where the difference of two makespans comes from; the differences of the parts add up to it."""
+    """Split the difference of two makespans; the differences of the parts add up to it."""
     return [
         TimeShare(title, sum(first[part] for part in parts), sum(second[part] for part in parts))
         for title, parts in GROUPS.items()
@@ -218,9 +210,7 @@ class Divergence(NamedTuple):
     """A point from which two iterations differ.
 
     Attributes:
-        time: in the first one.
-        text: what differs there.
-        first, second: the rows, -1 where one has nothing there.
+        first, second: the rows, -1 if an iteration has no instruction there.
     """
 
     time: float
@@ -230,9 +220,9 @@ class Divergence(NamedTuple):
 
 
 def first_order_divergence(first: Timeline, second: Timeline) -> Divergence | None:
-    """The earliest point, by the first one's clock, from which on some worker runs something else; None if none does.
+    """Return the earliest point, on the first clock, from which a worker runs other instructions, or None.
 
-    Workers are compared by name; whole backwards and their input halves count as alike.
+    Workers are compared by name; whole backwards and their input halves are equal.
     """
     shapes = first.schedule.shape, second.schedule.shape
     a, b = _programs(first, shapes), _programs(second, shapes)
@@ -273,7 +263,6 @@ def _difference(first: Timeline, row: int, second: Timeline, other: int) -> str:
 
 
 def _runs(timeline: Timeline, row: int, worker: Worker) -> str:
-    """What a worker does in a timeline at some point of its program; `row` is -1 behind the end."""
     schedule = timeline.schedule
     if row >= 0:
         return f"runs {schedule.instruction(row)}"
@@ -285,8 +274,10 @@ def _runs(timeline: Timeline, row: int, worker: Worker) -> str:
 def first_late(
     first: Timeline, second: Timeline, matches: Matches, tolerance: float, unit: TimeUnit = PLAN_UNIT
 ) -> Divergence | None:
-    """The earliest matched instruction that starts more than `tolerance` seconds away from the first one's start; its
-    text is in `unit`."""
+    """Return the earliest matched instruction whose starts differ by more than `tolerance` seconds.
+
+    The text is in `unit`.
+    """
     late = np.flatnonzero(np.abs(matches.delta) > tolerance)
     if not len(late):
         return None
@@ -302,17 +293,17 @@ def first_late(
 
 
 def align(plan: Timeline, ran: Timeline, seconds_per_unit: float | None = None) -> tuple[float, str]:
-    """Put a plan and what ran of it (`executed_timeline`) on one axis, both from their first start.
+    """Put a plan and its execution (`executed_timeline`) on one axis, both from their first start.
 
     Args:
-        seconds_per_unit: of the plan's times, where known; else the ratio of the work of matched instructions.
+        seconds_per_unit: seconds per unit of the plan's times; None: the ratio of the matched instructions' work.
 
     Returns:
-        Executed seconds that one unit of the plan's time stands for, and how that was found, in words.
+        Executed seconds per unit of the plan's time, and a description of how that was determined.
 
     Raises:
-        RecycleError: the executed times contradict cause and effect, so the clocks of its workers were not aligned; or
-            nothing of the plan ran.
+        RecycleError: the executed times violate causality, so the workers' clocks were not aligned; or nothing of the
+            plan ran.
     """
     require_one_clock(ran)
     begin = "both from their first start"
@@ -329,13 +320,13 @@ def align(plan: Timeline, ran: Timeline, seconds_per_unit: float | None = None) 
 
 
 def require_one_clock(ran: Timeline) -> tuple[int, float]:
-    """(transfers checked, seconds by which clocks may disagree undetected) of an executed timeline.
+    """Return (transfers checked, undetectable clock difference in seconds) of an executed timeline.
 
-    Activations go one way between two workers and gradients the other, so a shift of one clock makes one of the two
-    arrive before it was sent, unless it is smaller than the shortest time from send to use.
+    Activations and gradients cross between two workers in opposite directions. A clock shift therefore makes one of
+    them arrive before it was sent, unless the shift is smaller than the shortest time from send to use.
 
     Raises:
-        RecycleError: something was used before it was sent.
+        RecycleError: a value was used before it was sent.
     """
     wrong = first_impossible(ran)
     slack = ran.makespan * TOLERANCE
@@ -349,5 +340,5 @@ def require_one_clock(ran: Timeline) -> tuple[int, float]:
 
 
 def scaled(timeline: Timeline, scale: float) -> Timeline:
-    """The same timeline with all times multiplied."""
+    """Return the timeline with all times multiplied by `scale`."""
     return replace(timeline, start=timeline.start * scale, end=timeline.end * scale, period=timeline.period * scale)

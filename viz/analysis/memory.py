@@ -1,6 +1,7 @@
-"""The memory of workers over time: what each holds, its peak and the instruction that sets it.
+"""Memory of workers over time: content, peak and the instruction that sets the peak.
 
-What an instruction adds at its start and frees at its end is `activation_changes`: activations (chunks), or bytes.
+`activation_changes` gives what each instruction allocates at its start and frees at its end: activations (chunks), or
+bytes.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _HEADER = struct.Struct("<II")
 
 @dataclass(frozen=True, eq=False)
 class MemoryCurve:
-    """A step function.
+    """A step function of memory.
 
     Attributes:
         time: ascending; the first is 0.
-        held: held from that time to the next.
-        row: the instruction that changes it then; of the first time -1.
+        held: amount held from that time to the next.
+        row: the instruction that changes the amount; -1 for the first time.
     """
 
     time: Floats
@@ -37,18 +38,18 @@ class MemoryCurve:
 
     @property
     def peak(self) -> tuple[float, float, int]:
-        """(the most held, when that is first reached, the instruction that sets it); -1 where nothing is held."""
+        """(maximum, time of the maximum, instruction that sets it); -1 if nothing is held."""
         at = int((self.held >= self.held.max() * (1 - TOLERANCE)).argmax())
         return float(self.held[at]), float(self.time[at]), int(self.row[at])
 
 
 def memory_curve(timeline: Timeline, worker: int, changes: tuple[Floats, Floats] | None = None) -> MemoryCurve:
-    """What the worker with that index holds.
+    """Return the memory of the worker with index `worker`.
 
-    Frees at a moment count before what starts there: an activation may take the place of another.
+    At equal times frees precede allocations, so an activation can reuse another's memory.
 
     Args:
-        changes: added and freed by each row; activations where they are left out.
+        changes: amounts allocated and freed by each row; None: activations.
     """
     c = timeline.schedule.columns
     added, freed = changes or activation_changes(timeline.schedule, timeline.profile, in_bytes=False)
@@ -64,16 +65,17 @@ def memory_curve(timeline: Timeline, worker: int, changes: tuple[Floats, Floats]
 
 
 def knows_bytes(profile: Profile) -> bool:
-    """Whether a profile says what activations weigh: one that leaves it out counts each as 1."""
+    """Return whether a profile states sizes; without sizes each activation counts 1."""
     return profile.capacity is not None or profile.activation != 1.0 or profile.static != 0.0
 
 
 def held_by_all(shown: CachedLanes, explainer: Explainer) -> tuple[Singles, Singles, Singles]:
-    """What every worker holds beside the operations of a table, in bytes where the profile knows what things weigh.
+    """Return the memory of all workers at each operation of a table, in bytes if the profile states sizes.
 
     Returns:
-        The limit of each lane, NaN without one; held from the start of each operation on; held from its end on. Between
-        two operations nothing changes but what the last says.
+        The limit of each lane, NaN without one; memory from the start of each operation; memory from its end. It does
+            not
+        change between operations.
     """
     table, timeline = shown.table, explainer.timeline
     schedule, profile = timeline.schedule, timeline.profile
@@ -98,7 +100,9 @@ def held_by_all(shown: CachedLanes, explainer: Explainer) -> tuple[Singles, Sing
 
 
 def encode_held(shown: CachedLanes, explainer: Explainer) -> bytes:
-    """`held_by_all` for the browser, little endian: u32 lanes, u32 1 for bytes and 0 for activations, then the three as
-    float32."""
+    """Encode `held_by_all` for the browser.
+
+    Little endian: u32 lanes, u32 1 for bytes or 0 for activations, three float32 arrays.
+    """
     head = _HEADER.pack(shown.table.lanes, int(knows_bytes(explainer.timeline.profile)))
     return head + b"".join(part.astype("<f4").tobytes() for part in held_by_all(shown, explainer))

@@ -1,1 +1,1 @@
-"""What is drawn: boxes of lanes, the SVG and the PNG, charts, and the colours that all of them share."""
+"""Drawing: boxes of lanes, SVG, PNG, charts, and their common colors."""

@@ -1,8 +1,8 @@
-"""Where things are drawn: operations of a LaneTable -> boxes, for all renderers alike.
+"""Geometry of drawn operations, for all renderers: LaneTable -> boxes.
 
-An operation fills its height in the paints of its kind, side by side: a whole backward is two boxes in proportion to
-its halves. An overlapped pair is a forward above a backward; a transfer is a thin strip below its lane's work.
-Coordinates are time along, lanes down: lane i fills i - 0.5 to i + 0.5.
+An operation fills its height with the paints of its kind, side by side: a whole backward is two boxes, sized like its
+halves. An overlapped pair is a forward above a backward; a transfer is a thin strip below its lane's work. Coordinates
+are time and lanes: lane i spans i - 0.5 to i + 0.5.
 """
 
 from __future__ import annotations
@@ -35,13 +35,11 @@ _MIDDLE = (WORK_TOP + WORK_BOTTOM) / 2
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One rectangle. A transfer's is never `rerouted`: it is too thin for stripes and a border.
+    """A rectangle. Boxes of transfers are never `rerouted`: they are too thin for stripes and a border.
 
     Attributes:
-        operation: its place in the LaneTable.
-        lane: lane that it lies in; `top` and `bottom` are relative to the lane's middle.
-        start, end: time.
-        label: text inside; empty on all boxes of an operation but the first, and the first of a pair's backward.
+        lane: lane of the box; `top` and `bottom` are relative to the lane's middle.
+        label: text inside; on the first box of an operation and of a pair's backward only.
     """
 
     operation: int
@@ -56,15 +54,11 @@ class Box:
 
 
 BoxPart = tuple[Paint, float, float, float, float]
-"""Paint, begin and end as shares of the operation's time, top, bottom."""
+"""(paint, begin and end as shares of the operation's time, top, bottom)."""
 
 
 def parts_of(kind: int, weight_share: float) -> tuple[BoxPart, ...]:
-    """What is drawn of an operation of the kind with that number.
-
-    Args:
-        weight_share: share of a whole backward that its weight half takes.
-    """
+    """Return the boxes of an operation of kind number `kind`."""
     cls = KIND_CLASSES[kind]
     if issubclass(cls, OverlappedPair):
         forward = _side_by_side(Forward, weight_share, WORK_TOP, _MIDDLE)
@@ -74,7 +68,6 @@ def parts_of(kind: int, weight_share: float) -> tuple[BoxPart, ...]:
 
 
 def _side_by_side(cls: type[Instruction], weight_share: float, top: float, bottom: float) -> tuple[BoxPart, ...]:
-    """The paints of a kind after each other: two as the halves of a backward, more in equal parts."""
     paints = [paint_named(name) for name in look_of(cls).paints]
     count = len(paints)
     turns = [0.0, 1.0 - weight_share, 1.0] if count == 2 else [place / count for place in range(count + 1)]
@@ -83,7 +76,7 @@ def _side_by_side(cls: type[Instruction], weight_share: float, top: float, botto
 
 
 def boxes(table: LaneTable, *, is_labelled: bool = True) -> Iterator[Box]:
-    """The boxes of all operations, lane by lane, in order of start; without labels they take a third of the time."""
+    """Iterate over the boxes of all operations, by lane and start; three times faster without labels."""
     kinds = table.kind.tolist()
     parts = {kind: parts_of(kind, table.weight_share) for kind in set(kinds)}
     rerouted = table.has(Flag.REROUTED).tolist()
@@ -101,7 +94,7 @@ def boxes(table: LaneTable, *, is_labelled: bool = True) -> Iterator[Box]:
 
 
 def group_edges(table: LaneTable) -> list[int]:
-    """Lanes before which a new pipeline begins, or a new rank in lanes ordered by stage; none if each has one lane."""
+    """Return the lanes that start a new pipeline, or a new rank in lanes ordered by stage; [] if each has one lane."""
     steps = list(zip(table.workers, table.workers[1:], strict=False))
     by_pipeline = [i for i, (above, below) in enumerate(steps, 1) if above.pipeline != below.pipeline]
     by_rank = [i for i, (above, below) in enumerate(steps, 1) if above.rank != below.rank]
@@ -110,13 +103,12 @@ def group_edges(table: LaneTable) -> list[int]:
 
 
 class LegendEntry(NamedTuple):
-    """What a colour, border or band stands for.
+    """An entry of the legend: a color, border or band.
 
     Attributes:
-        text: of the legend.
-        key: its class on pages.
-        fill, stroke: its colours.
-        hatch: key of its stripes.
+        key: CSS class on pages.
+        fill, stroke: colors.
+        hatch: key of the stripes.
     """
 
     text: str
@@ -127,7 +119,7 @@ class LegendEntry(NamedTuple):
 
 
 def legend(tables: Sequence[LaneTable]) -> list[LegendEntry]:
-    """The colours, stripes and bands that are in some tables."""
+    """Return the legend entries for the colors, stripes and bands in some tables."""
     kinds = {int(kind) for table in tables for kind in np.flatnonzero(np.bincount(table.kind[table.end > table.start]))}
     drawn = {paint for kind in kinds for paint, *_ in parts_of(kind, 0.5)}
     entries = [LegendEntry(paint.name, paint.key, paint.fill) for paint in PAINTS if paint in drawn]

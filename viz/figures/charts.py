@@ -1,5 +1,4 @@
-"""Charts: of a run its loss and live workers over its steps, iterations over its wall clock and the parts of its time;
-of a comparison of systems throughput over time above the nodes alive, goodput, and where time went."""
+"""Charts of a run (loss, live workers, iterations, parts of its time) and of a comparison of systems."""
 
 from __future__ import annotations
 
@@ -30,9 +29,9 @@ from viz.figures.palette import (
 from viz.sources import SystemResult, TraceSummary
 
 Mark = tuple[float, str, tuple[str, str]]
-"""Where something happened, what it was ("" leaves the text out), and colour and dash of its line."""
+"""(position, text or "", (color, dash of the line))."""
 EVENTS = {"fault": (FAILURE, "dash"), "rejoined": (RECOVERY, "dash")}
-"""Of the events that get a line; the others are in the table of events."""
+"""Events with a line; the table of events has the others."""
 MARKS = {
     "failure": (FAILURE, "solid"),
     "restart": (FAILURE, "dashdot"),
@@ -43,7 +42,7 @@ MARKS = {
     "layout": (RECOVERY, "dot"),
     "formation": (MUTED, "dot"),
 }
-"""Colour and dash of the line at a change; the text beside it says which it is."""
+"""Color and dash of the line at a change; the text next to it names the change."""
 FILLS = {
     TimePart.USEFUL: (FORWARD.fill, ""),
     TimePart.REPLAYING: (REDUNDANT.fill, ""),
@@ -57,11 +56,11 @@ FILLS = {
     TimePart.STARTING: (OPTIMIZER.fill, "/"),
     TimePart.ENDING: (OPTIMIZER.fill, "x"),
 }
-"""Colour and hatch of each part of the time."""
+"""Color and hatch of each part of the time."""
 MOST_TEXTS, LONGEST_TEXT = 24, 26
-"""Changes that are marked with a text; of more, only lines are drawn."""
+"""Maximum number of changes with a text, and characters of a text; beyond, only lines are drawn."""
 ROWS, ROW = 3, 16
-"""Rows of texts above the plots, in turn, and their height in pixels; texts of near places would overlap in one."""
+"""Rows of texts above the plots, used in turn against overlaps, and their height in pixels."""
 BOTTOM = 44
 AXIS: dict[str, Any] = {"gridcolor": GRID, "zeroline": False, "automargin": True}
 _NOTE = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "bgcolor": PAPER}
@@ -70,7 +69,7 @@ _NOTE = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "bgco
 def add_line(
     figure: go.Figure, x: Any, y: Any, name: str, hover: str, line: Mapping[str, Any], mode: str = "lines", **more: Any
 ) -> None:
-    """A line of two pixels; `hover` is the template of what is told at a point."""
+    """Add a line of two pixels; `hover` is the template of the hover text."""
     hover += "<extra></extra>"
     figure.add_scatter(x=x, y=y, mode=mode, name=name, line={"width": 2, **line}, hovertemplate=hover, **more)
 
@@ -78,37 +77,37 @@ def add_line(
 def add_shares(
     figure: go.Figure, names: Sequence[str], shares: Sequence[float], what: str, fill: tuple[str, str], hover: str
 ) -> None:
-    """What one part takes of each bar, in its colour and hatch."""
+    """Add the bars of one part, in its color and hatch."""
     marker = {"color": fill[0], "pattern": {"shape": fill[1], "fgcolor": PAPER, "size": 6}}
     hover += "<extra></extra>"
     figure.add_bar(orientation="h", x=shares, y=names, name=what, marker=marker, hovertemplate=hover)
 
 
 def legend_above(y: float, **more: Any) -> dict[str, Any]:
-    """Layout entries of a legend above the plots."""
+    """Return layout entries of a legend above the plots."""
     return {"showlegend": True, "legend": {"orientation": "h", "y": y, "yanchor": "bottom", **more}}
 
 
 def over(title: str, **more: Any) -> dict[str, Any]:
-    """The axis below the plots."""
+    """Return the axis below the plots."""
     return {**AXIS, "title": {"text": title, "standoff": 6}, **more}
 
 
 def beside(title: str, low: float = 0.0, high: float = 1.0, **more: Any) -> dict[str, Any]:
-    """The axis beside a plot, which fills a part of the figure's height."""
+    """Return the vertical axis of a plot that fills a part of the figure's height."""
     return {**AXIS, "title": {"text": title}, "domain": [low, high], **more}
 
 
 def workers_beside(title: str, high: float, workers: int) -> dict[str, Any]:
-    """The axis beside the lowest plot, of live workers."""
+    """Return the vertical axis of the lowest plot, for live workers."""
     return beside(title, 0.0, high, range=[0, workers + 0.6], dtick=max(1, -(-workers // 3)))
 
 
 def marked(marks: Sequence[Mark], height: int, top: int, xanchor: str = "auto") -> dict[str, Any]:
-    """Layout entries of a figure with a line at each mark and its text above, in turn in ROWS rows.
+    """Return layout entries with a line at each mark and its text above, in `ROWS` rows.
 
     Args:
-        height, top: pixels of the figure and above its plots; of `height` too, room for the texts is added to `top`.
+        height, top: pixels of the figure, and above its plots; `top` and `height` grow by the room for the texts.
     """
     shapes = [_line_at(x, *style) for x, _, style in marks]
     note = {**_NOTE, "xanchor": xanchor, "font": _font(INK)}
@@ -132,7 +131,7 @@ def _font(colour: str) -> dict[str, Any]:
 def curves_figure(
     metrics: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], worker_count: int
 ) -> go.Figure:
-    """Two stacked plots over the steps: the loss, with that of evaluations, and how many workers are alive."""
+    """Return two stacked plots over the steps: training and evaluation loss, and live workers."""
     steps = [line["step"] for line in metrics]
     figure = go.Figure()
     add_line(
@@ -167,7 +166,7 @@ def curves_figure(
     ]
     figure.update_layout(
         **marked(marks, 314 + ROW * min(ROWS, len(marks)), 14),
-        uirevision="curves",  # a live run is drawn again every few seconds: keep the zoom
+        uirevision="curves",  # keeps the zoom when a live run is redrawn
         xaxis=over("step", anchor="y2", tickformat="d"),
         yaxis=beside("loss", 0.36),
         yaxis2=workers_beside("live workers", 0.26, worker_count),
@@ -176,7 +175,7 @@ def curves_figure(
 
 
 def event_text(event: Mapping[str, Any]) -> str:
-    """`1.1 failed`, `1.1 back`; for other kinds, and faults that the worker lives through, the worker and the kind."""
+    """Return `1.1 failed`, `1.1 back`, or the worker and the kind for other events."""
     words = {"fault": "failed", "rejoined": "back"}
     kind = str(event.get("kind"))
     struck = re.match("(nan|slow)[=:]", str(event.get("fault")))
@@ -188,12 +187,7 @@ def event_text(event: Mapping[str, Any]) -> str:
 
 
 def over_time_figure(report: RunReport, metrics: Sequence[Mapping[str, Any]], workers: int) -> go.Figure:
-    """Three plots above each other over the seconds since the run's start.
-
-    Args:
-        metrics: lines of `metrics.jsonl`, each with its time.
-        workers: of the whole job.
-    """
+    """Return three stacked plots over the seconds since the run's start."""
     times = [line["time"] for line in metrics]
     steps = [line["step"] for line in metrics]
     taken = dict.fromkeys(steps, 0.0)
@@ -213,7 +207,7 @@ def over_time_figure(report: RunReport, metrics: Sequence[Mapping[str, Any]], wo
         add_line(figure, times, values, name, hover, style, mode, customdata=steps, marker={"size": 4}, yaxis=place)
     figure.update_layout(
         **marked([_mark(change, len(report.changes)) for change in report.changes], 520, 20, "left"),
-        uirevision="over-time",  # a live run is drawn again every few seconds: keep the zoom
+        uirevision="over-time",  # keeps the zoom when a live run is redrawn
         xaxis=over("seconds since the start", anchor="y3", rangemode="tozero"),
         yaxis=beside("iteration, s", 0.66, rangemode="tozero"),
         yaxis2=beside("tokens/s", 0.3, 0.6, rangemode="tozero"),
@@ -228,7 +222,7 @@ def _mark(change: GenerationChange, count: int) -> Mark:
 
 
 def parts_figure(report: RunReport) -> go.Figure:
-    """One bar of the wall clock, divided into its parts, in per cent."""
+    """Return a bar of the wall clock, divided into its parts, in percent."""
     figure = go.Figure()
     wall = report.wall or 1.0
     for part, seconds in report.parts.items():
@@ -246,16 +240,16 @@ def parts_figure(report: RunReport) -> go.Figure:
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-"""Lines differ in dashes too, bars in the texts beside them: never by colour alone."""
+"""Dashes distinguish lines besides color; texts distinguish bars."""
 SHAPES = ("", "/", "x", "-", "\\", "|", "+", ".")
 HOUR = 3600.0
 SHORTEST = 1 / 1000
-"""Share of the trace from which a pause is drawn: thinner than a pixel it would still hide what is behind."""
+"""Shortest drawn pause as a share of the trace; a shorter one would be thinner than a pixel and hide other lines."""
 _BAR = 34
 
 
 def rates_figure(trace: TraceSummary, systems: Sequence[SystemResult]) -> go.Figure:
-    """Samples per second of each system over the hours of a trace, and below how many nodes are alive."""
+    """Return samples per second of each system over the hours of a trace, above the number of live nodes."""
     figure = go.Figure()
     for place, system in enumerate(system for system in systems if system.fits):
         line = {"color": COLOURS[place % len(COLOURS)], "dash": DASHES[place % len(DASHES)], "shape": "hv"}
@@ -274,7 +268,7 @@ def rates_figure(trace: TraceSummary, systems: Sequence[SystemResult]) -> go.Fig
 
 
 def steps(system: SystemResult) -> tuple[list[float], list[float]]:
-    """Hours and the rate from each on, 0 in pauses of SHORTEST and longer; the last is the end of the trace."""
+    """Return hours and the rate from each hour on, 0 in pauses from `SHORTEST`; the last entry ends the trace."""
     hours: list[float] = []
     rates: list[float] = []
     for place, change in enumerate(system.timeline):
@@ -295,7 +289,7 @@ def steps(system: SystemResult) -> tuple[list[float], list[float]]:
 
 
 def goodput_figure(trace: TraceSummary, systems: Sequence[SystemResult]) -> go.Figure:
-    """A bar of committed samples per second for each system; lines are what no failure, and an ideal, would give."""
+    """Return a bar of committed samples per second per system, with lines for no failures and for the ideal."""
     figure = go.Figure()
     names = [system.name for system in systems]
     figure.add_bar(
@@ -326,7 +320,7 @@ def goodput_figure(trace: TraceSummary, systems: Sequence[SystemResult]) -> go.F
 
 
 def lost_figure(systems: Sequence[SystemResult]) -> go.Figure:
-    """Where the time went: per system a bar of the shares of time that each cause took; the rest was progress."""
+    """Return a bar per system with the share of time that each cause took; the rest was progress."""
     figure = go.Figure()
     shown = [system for system in systems if system.fits and system.seconds]
     causes = {cause: None for system in shown for cause, lost in system.lost.items() if lost > 1e-6 * system.seconds}

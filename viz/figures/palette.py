@@ -1,7 +1,7 @@
-"""Colours of the viewer: Okabe and Ito's set, which stays apart for colour-blind eyes, and inks to be read on it.
+"""Colors of the viewer: Okabe and Ito's color-blind safe set, and inks that are readable on it.
 
-Every ink has at least 4.5 : 1 contrast on its fill (a test holds that), and no meaning rests on colour alone: labels
-carry the kind's letter, re-routed work is hatched and bordered, a failed lane is hatched and says so.
+Every ink has at least 4.5 : 1 contrast on its fill (tested). No meaning rests on color alone: labels carry the kind's
+letter, re-routed work is hatched and bordered, a failed lane is hatched and labeled.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, s
 
 @dataclass(frozen=True, slots=True)
 class Paint:
-    """One entry of the legend.
+    """An entry of the legend.
 
     Attributes:
-        key: short name, also the class in SVG and CSS.
-        name: what the legend says.
-        fill, ink: colours of the box and of the text on it.
-        hatch: colour of the stripes that mark re-routed work; it leaves the ink's contrast at least as it was.
+        fill, ink: colors of the box and of its text.
+        hatch: color of the stripes that mark re-routed work; it does not reduce the ink's contrast.
     """
 
     key: str
@@ -54,13 +52,15 @@ LATER = Paint("later", "Later", "#CDB08A", INK, "#E3D3BD")
 MUCH_LATER = Paint("much-later", "Much later", "#6E3B12", "#FFFFFF", "#4E290C")
 NO_PARTNER = Paint("no-partner", "Only here", "#F0E442", INK, "#F8F2A8")
 SHADES = (MUCH_EARLIER, EARLIER, UNCHANGED, LATER, MUCH_LATER, NO_PARTNER)
-"""How much later than in another timeline, from purple to brown, which no kind of work has; in the order in which
-`assets/modules/derived.js` numbers them."""
+"""Shades for how much later an operation is than in another timeline, from purple to brown, unlike all kinds of work.
+
+`assets/modules/derived.js` numbers them in this order.
+"""
 PAINTS = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, OPTIMIZER, REDUNDANT, COMMUNICATION)
 
 
 _SHARES = (0.0, 0.2, 0.38, 0.56)
-"""How much white is in the colours of a chunk, from the first to the last of its worker."""
+"""Share of white in the colors of a worker's chunks, from the first to the last."""
 
 
 def _whiter(colour: str, share: float) -> str:
@@ -69,14 +69,12 @@ def _whiter(colour: str, share: float) -> str:
 
 
 def _luminance(colour: str) -> float:
-    """As WCAG 2 defines it."""
     parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def _shaded(paint: Paint, shade: int) -> Paint:
-    """The paint of later chunks. Black or white, one of both can be read on any colour at 4.5 : 1."""
     fill = _whiter(paint.fill, _SHARES[shade])
     is_dark = _luminance(fill) < 0.179
     hatch = (
@@ -88,25 +86,24 @@ def _shaded(paint: Paint, shade: int) -> Paint:
 
 
 CHUNK_PAINTS = (PAINTS, *(tuple(_shaded(paint, shade) for paint in PAINTS) for shade in range(1, len(_SHARES))))
-"""The paints of a chunk by its shade, each in the order of `PAINTS`: lighter for later ones."""
+"""Paints of a chunk by its shade, each in the order of `PAINTS`; later chunks are lighter."""
 
 
 def shade_of(chunk: int, chunks: int) -> int:
-    """Place in `CHUNK_PAINTS` of a chunk: the first is darkest, the last lightest, and of more than four some are
-    alike."""
+    """Return a chunk's index in `CHUNK_PAINTS`, from the darkest for the first; more than four chunks share shades."""
     return 0 if chunks < 2 else round(min(chunk, chunks - 1) * (len(CHUNK_PAINTS) - 1) / (chunks - 1))
 
 
 def paint_named(name: str) -> Paint:
-    """The paint with that key; that of reduce and step for a name that is not known."""
+    """Return the paint with key `name`, or the paint of reduces and steps if unknown."""
     return next((paint for paint in PAINTS if paint.key == name), OPTIMIZER)
 
 
 def frame(height: int, top: int, bottom: int) -> dict[str, Any]:
-    """Layout that the figures of pages share: margins, font, and no ground, so that the page's colours show through.
+    """Return the common layout of figures on pages: margins, font, and a transparent background.
 
     Args:
-        height, top, bottom: pixels of the figure, above and below its axes.
+        height, top, bottom: pixels of the figure, above its axes, and below.
     """
     return {
         "height": height,

@@ -1,7 +1,6 @@
-"""Pictures as laid out by `figures.svg` in pixels, for exported PNGs of any number of operations.
+"""PNG export: the layout of `figures.svg` drawn in pixels, for any number of operations.
 
-Lanes and operations thinner than a few pixels are drawn larger and then made smaller: a pixel is the mean of what it
-shows.
+Lanes and operations thinner than a few pixels are drawn larger and reduced, so that a pixel is the mean of its content.
 """
 
 from __future__ import annotations
@@ -19,24 +18,23 @@ from viz.figures.svg import LANE, TEXT, Lanes, Line, Rectangle, Text, height_of,
 from viz.lanes import LaneTable, Panel
 
 SHEET_WIDTH, SHEET_LANES = 1600, 1200
-"""Pixels of a file's width, and of the height of its lanes from which they become thinner."""
+"""Width of a file in pixels, and height of its lanes beyond which they become thinner."""
 LABELLED = 20_000
-"""Operations up to which boxes carry their labels."""
+"""Maximum operations for boxes with labels."""
 LEAST, FINEST = 6, 4
-"""Pixels of a lane and of an operation's mean length from which they are drawn as they are, and how many times larger
-thinner ones are drawn at most."""
+"""Pixels of a lane and of a mean operation below which the drawing is enlarged first, and the largest factor."""
 _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
 
 
 def sheet(panels: Sequence[Panel]) -> bytes:
-    """Timelines under each other as one PNG, any number of operations."""
+    """Draw timelines below each other as one PNG, with any number of operations."""
     heights = [min(LANE * panel.table.lanes, max(SHEET_LANES, panel.table.lanes // 4)) for panel in panels]
     image = Image.new("RGB", (SHEET_WIDTH, ceil(height_of(heights))), PAPER)
     drawn = ImageDraw.Draw(image)
     for shape in layout(panels, SHEET_WIDTH, heights):
         match shape:
             case Text(x, y, text, anchor, fill, size, is_bold):
-                font = ImageFont.load_default(size + is_bold)  # which has no bold letters
+                font = ImageFont.load_default(size + is_bold)  # PIL's default font has no bold
                 drawn.text((x, y), text, fill or INK, font, _ANCHORS[anchor])
             case Line(points, stroke):
                 drawn.line(points, stroke)
@@ -80,7 +78,7 @@ def _draw_lanes(image: Image.Image, table: LaneTable, span: float, *, is_labelle
     for box in boxes(table, is_labelled=is_labelled):
         if box.end <= box.start:
             continue
-        # Divided first: where all times are tiny, pixels per time would be infinite.
+        # Divide first: pixels per time would overflow for tiny times.
         x0, x1 = (round(time / span * image.width) for time in (box.start, box.end))
         y0, y1 = (round((box.lane + 0.5 + edge) * row) for edge in (box.top, box.bottom))
         place = (x0, y0, max(x1 - is_labelled, x0 + 1), max(y1, y0 + 1))

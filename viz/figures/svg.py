@@ -1,8 +1,8 @@
-"""Timelines under each other as one picture that stands by itself, and that picture as SVG.
+"""Timelines below each other as one self-contained picture, and its SVG.
 
-The layout is one for all files: titles, names of lanes, time axes, periods and a legend, as a list of shapes, which are
-drawn here as SVG and by `figures.raster` in pixels. An SVG is the same bytes for the same tables: rectangles, text and
-lines, for pages that show no script (a README), for `--export`, and for golden files.
+The layout is a list of shapes: titles, lane names, time axes, periods and a legend. This file draws them as SVG,
+`figures.raster` in pixels. Equal tables give equal bytes of SVG (rectangles, text and lines), for pages without scripts
+(a README), for `--export`, and for golden files.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from viz.numbers import ticks, time_unit
 
 LANE, TITLE, AXIS, GAP, LEGEND, RIGHT, TOP = 30, 30, 34, 14, 34, 16, 4
 CHARACTER, TEXT = 6.6, 11
-"""Pixels that a character of a label takes at most, and the labels' font size."""
+"""Maximum pixels of a label's character, and font size of labels."""
 SMALLEST = 0.75
-"""Share of their size down to which labels are made smaller to fit their boxes."""
+"""Smallest factor by which labels shrink to fit their boxes."""
 NAME = 14
-"""Least height of lanes that all have their name."""
+"""Smallest height of lanes that are all named."""
 Anchor = Literal["start", "middle", "end"]
 Point = tuple[float, float]
 
 
 class Text(NamedTuple):
-    """A line of text on the base line y; all places in pixels."""
+    """A line of text; x and the baseline y in pixels."""
 
     x: float
     y: float
@@ -66,7 +66,7 @@ class Line(NamedTuple):
 
 
 class Rectangle(NamedTuple):
-    """`hatch` is the key of its stripes."""
+    """A rectangle; `hatch` is the key of its stripes."""
 
     x: float
     y: float
@@ -91,16 +91,16 @@ Shape = Text | Line | Rectangle | Lanes
 
 
 def svg(panels: Sequence[Panel], *, width: int = 960) -> str:
-    """The picture as SVG text, `width` pixels wide. Operations carry their description as a tooltip."""
+    """Return the picture as SVG text, `width` pixels wide. Operations have their description as a tooltip."""
     heights = [LANE * panel.table.lanes for panel in panels]
     body = [part for shape in layout(panels, width, heights) for part in _drawn(shape)]
     return _document(panels, body, width, height_of(heights))
 
 
 def animation(panels: Sequence[Panel], *, seconds: float = 2.5, width: int = 960) -> str:
-    """Pictures that take each other's place for `seconds` each, without end, as SVG text; all of the same workers.
+    """Return an endless animation of panels as SVG text, `seconds` each; all must have the same workers.
 
-    Where animations are not played, the last one is seen.
+    Viewers without animation show the last panel.
     """
     left, tall = _gutter(panels), LANE * max(panel.table.lanes for panel in panels)
     body: list[str] = []
@@ -117,12 +117,12 @@ def animation(panels: Sequence[Panel], *, seconds: float = 2.5, width: int = 960
 
 
 def height_of(heights: Sequence[float]) -> float:
-    """Height of a picture whose panels have lanes as high as `heights` says."""
+    """Return the height of a picture whose panels have lanes of the given total heights."""
     return TOP + sum(heights) + (TITLE + AXIS + GAP) * len(heights) + LEGEND
 
 
 def layout(panels: Sequence[Panel], width: float, heights: Sequence[float]) -> Iterator[Shape]:
-    """Panels under each other, their lanes as high as `heights` says."""
+    """Lay out panels below each other; `heights` are the heights of their lanes."""
     left, top = _gutter(panels), float(TOP)
     for panel, tall in zip(panels, heights, strict=True):
         yield from _panel(panel, left, top, width - left - RIGHT, tall)
@@ -254,13 +254,13 @@ def _operation(table: LaneTable, box: Box, left: float, lanes_top: float, pixels
     middle = lanes_top + LANE * (box.lane + 0.5)
     top, height = middle + LANE * box.top, LANE * (box.bottom - box.top)
     fill = f"url(#{box.paint.key}-hatch)" if box.rerouted else box.paint.fill
-    inset = 0.7 if box.rerouted and width > 3 else 0.0  # keeps a border of its own beside its neighbours
+    inset = 0.7 if box.rerouted and width > 3 else 0.0  # keeps the border off the neighbors
     stroke = f'stroke="{INK}" stroke-width="1.4"' if box.rerouted else f'stroke="{PAPER}" stroke-width="0.6"'
     mark = f"{box.paint.key} rerouted" if box.rerouted else box.paint.key
     tooltip = escape("\n".join(describe(table, box.operation, box.lane)))
     rectangle = _rect(x + inset, top + inset, width - 2 * inset, height - 2 * inset, f' fill="{fill}" {stroke}')
     text = ""
-    room = width - (5 if box.rerouted else 2)  # within its border
+    room = width - (5 if box.rerouted else 2)  # inside the border
     share = min(1.0, room / label_width(box.label, box.rerouted)) if box.label else 0.0
     if share >= SMALLEST:
         where = x + width / 2, top + height / 2 + 4
@@ -269,7 +269,7 @@ def _operation(table: LaneTable, box: Box, left: float, lanes_top: float, pixels
 
 
 def label_width(text: str, is_bold: bool) -> float:
-    """Pixels that a label takes at most, in the widest of the fonts: sans-serif letters differ, W is the widest."""
+    """Return the maximum pixels of a label over sans-serif fonts; W is the widest letter."""
     return sum(_WIDTHS.get(letter, DIGIT) for letter in text) * (1.12 if is_bold else 1.0)
 
 

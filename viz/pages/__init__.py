@@ -1,4 +1,4 @@
-"""The pages that the viewer knows, in the order of their tabs: one file each, and a line here."""
+"""The pages of the viewer in the order of their tabs: one file and one line here per page."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ PAGES: tuple[type[Page], ...] = (
 
 
 def open_pages(workspace: Workspace) -> list[Page]:
-    """The pages for what a workspace holds, in the order of their tabs; the workspace keeps them."""
+    """Create the pages for a workspace's content, in the order of their tabs, and store them in the workspace."""
     workspace.pages = [page for kind in PAGES for page in kind.pages_of(workspace)]
     return workspace.pages

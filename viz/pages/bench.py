@@ -1,9 +1,8 @@
-"""The workbench of an application: lanes that fill the window, and a dock whose panels are about the timeline in use.
+"""The workbench: lanes that fill the window, and a dock with panels about the current timeline.
 
-Pages with lanes are its modes (`viz.pages.page`), of which one is in sight. The dock stands at the right or below, as
-wide and with the panel open that was chosen last (`assets/dock.js`). The first panels are the same in all modes: what
-is selected, why it takes as long as it does, what is in view, the workers and what a search found
-(`viz.pages.panels`). A mode adds its own.
+Pages with lanes are its modes (`viz.pages.page`), one visible at a time. The dock is at the right or below; the browser
+remembers its width and its open panel (`assets/dock.js`). All modes have the panels of `viz.pages.panels`: selection,
+explanation, range in view, workers, search results. A mode can add panels.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ PANELS: dict[str, Callable[[CachedLanes, Explainer, dict[str, Any]], list[Any]]]
     SCENARIO: scenario.times,
     FOUND: panels.hits,
 }
-"""What makes the content of each panel that is about the timeline in use, from what the browser asks."""
+"""Panel about the current timeline -> function that builds its content for a browser's request."""
 SLOTS = ("page", "controls", "lanes", "panels")
-"""The places that each page has in the application; one with lanes leaves the first empty, another the others."""
+"""Places of each page in the application; a page with lanes leaves the first one empty, another page the others."""
 
 
 def bench(pages: Sequence[Page], first: html.Div | Mode) -> list[html.Div]:
-    """The pages without lanes, and the workbench of lanes with their dock.
+    """Build the pages without lanes, and the workbench with lanes and dock.
 
     Args:
-        pages: the application's, which all have their places here.
-        first: content of the first one; the others get theirs when they are opened, see `slots`.
+        pages: all pages of the application; each gets its places here.
+        first: content of the first page; other pages are filled when opened, see `slots`.
     """
     begin = {SELECTION: parts.hint(INVITATION), FOUND: parts.hint("Type a query above, and press Enter.")}
     above = {SCENARIO: [part for page in pages for part in page.scenario()]}
@@ -76,7 +75,7 @@ def bench(pages: Sequence[Page], first: html.Div | Mode) -> list[html.Div]:
 
 
 def slots(content: html.Div | Mode) -> dict[str, list[Any]]:
-    """What a page puts into its places, by `SLOTS`."""
+    """Distribute a page's content over its places in `SLOTS`."""
     if not isinstance(content, Mode):
         return {"page": [content]}
     block = {} if content.identifier is None else {"id": content.identifier}
@@ -88,17 +87,17 @@ def slots(content: html.Div | Mode) -> dict[str, list[Any]]:
 
 
 def slot_id(slot: str, page: Any) -> dict[str, Any]:
-    """Identifier of a page's place in the workbench; of all pages with `ALL`."""
+    """Return the identifier of a page's place in the workbench; with `ALL`, of all pages."""
     return {"type": f"mode-{slot}", "page": page}
 
 
 def panel_id(name: str) -> str:
-    """Identifier of the content of a panel that all modes have."""
+    """Return the identifier of the content of a common panel."""
     return f"panel-{name}"
 
 
 def store_id(what: str) -> str:
-    """Identifier of one of `STORES`."""
+    """Return the identifier of one of `STORES`."""
     return f"bench-{what}"
 
 
@@ -119,8 +118,7 @@ def _panel(name: str, title: str, content: Any) -> html.Section:
 
 
 def bar() -> html.Div:
-    """What the bar of the application has beside its name and modes: the figures of the timeline in use, and a place
-    for the search and the buttons, which the browser makes."""
+    """Build the application's bar besides name and modes: headline figures, and a place for search and buttons."""
     return parts.div(
         "bar",
         html.Div(
@@ -166,7 +164,7 @@ def register(app: Dash, cache: LaneCache) -> None:
 
 
 def panel_content(cache: LaneCache, asked: dict[str, Any]) -> list[Any]:
-    """What the browser asked for: the content of a panel about the lanes of an address."""
+    """Build the content of a panel that the browser requests for an address's lanes."""
     if "problem" in asked:
         return [parts.problems([str(asked["problem"])])]
     shown = cache.get(asked.get("address"))

@@ -1,7 +1,7 @@
-"""Two or more schedules or executed steps on one time axis: what differs, where the time goes, where they part.
+"""Comparison of schedules or executed steps on one time axis: differences, parts of the time, points of divergence.
 
-All others are compared with the first one chosen. The lanes come first, as one answer of a few kilobytes however
-large they are; the figures and differences follow. The answers are methods, so that tests need no browser.
+The first choice is the reference. The lanes arrive first, as an answer of a few kilobytes at any size; figures and
+differences follow. Answers are methods, so that tests need no browser.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from viz.sources import ScheduleFile
 
 MOST_COMPARED = 4
 MOST_BYTES = 100_000_000
-"""Of differences that are kept."""
+"""Maximum bytes of cached differences."""
 Colour = Literal["later", "kind"]
 LETTER_PIXELS = 14
-"""What a lane's name takes more when it says whose it is."""
+"""Additional width of a lane's name that includes the timeline's letter."""
 
 
 class ComparePage(Page):
-    """The page that compares what `now` gives."""
+    """The page that compares the sources from `now`."""
 
     prefix, title = "compare", "Compare"
     has_lanes, opened = True, "differences"
@@ -96,7 +96,7 @@ class ComparePage(Page):
         arrangement: LaneArrangement = "stacked",
         ghost: bool = False,
     ) -> list[Any]:
-        """The timelines of all on one axis, with how much later their instructions start."""
+        """Build all timelines on one axis, shaded by the delays of their instructions."""
         if len(keys) < 2:
             return [parts.empty("Choose two or more to compare.")]
         try:
@@ -117,8 +117,6 @@ class ComparePage(Page):
         return [parts.problems(ignored), parts.div("linked", *blocks)]
 
     def _shades(self, pair: ComparedPair, is_shaded: bool) -> dict[str, Any]:
-        """What the canvas needs: where it finds how much later each operation starts, a float32 each, once per content;
-        the titles of both; and the shades, of which two lengths of time give one to each operation."""
         content = pair.deltas.astype("<f4").tobytes()
         digest = content_hash(content)
         self.shades.put(digest, content)
@@ -170,13 +168,13 @@ class ComparePage(Page):
         )
 
     def compare(self, keys: Sequence[str], arrangement: LaneArrangement = "stacked") -> list[Any]:
-        """What stands beside the lanes: figures, where the difference comes from, what differs most."""
+        """Build the content below the lanes: figures, parts of the difference, largest differences."""
         if len(keys) < 2:
             return []
         try:
             compared = self.compared(keys)
         except RecycleError:
-            return []  # the message stands where the lanes would be
+            return []  # the lanes' place shows the message
         cards = [
             parts.card("Makespan and period", figures(compared), caption=" ".join(compared.notes)),
             *(difference(compared, pair, arrangement) for pair in compared.pairs),
@@ -186,7 +184,7 @@ class ComparePage(Page):
         return cards
 
     def compared(self, keys: Sequence[str]) -> ComparedTimelines:
-        """What `ComparedTimelines.of` gives for the first MOST_COMPARED keys, worked out once."""
+        """Return `ComparedTimelines.of` for the first MOST_COMPARED keys, computed once."""
         with self._lock:
             asked = (tuple(keys[:MOST_COMPARED]), list(self.now()))
             if self._last is None or self._last[0] != asked:
@@ -195,7 +193,6 @@ class ComparePage(Page):
             return self._last[1]
 
     def register(self, app: Dash) -> None:
-        """Add the page's callbacks, and the route of the differences."""
         chosen, arrangement = self.name("chosen"), self.name("arrangement")
         for control in ("chosen", "colour", "arrangement", "ghost"):
             keep_in_address(app, self.name(control), State(self.name(control), "options"))
@@ -218,7 +215,7 @@ class ComparePage(Page):
 
         @app.callback(self.output("answer"), Input(chosen, "value"), Input(arrangement, "value"))
         def show(keys: list[str] | None, how: LaneArrangement) -> Any:
-            with self._answering:  # after the lanes, which are there first
+            with self._answering:  # the lanes are answered first
                 return self.compare(keys or [], how)
 
 

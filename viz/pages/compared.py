@@ -1,8 +1,7 @@
-"""What can be set side by side, and what a comparison finds, in tables and sentences: figures, where the difference
-comes from, what differs most.
+"""Choices and results of comparisons, in tables and sentences.
 
-Where an executed step is among those compared, all are put on its clock: plans are stretched to seconds, by the job's
-profile where that says seconds, else by the executed work. All times are told in the unit of that axis.
+If an executed step is compared, all timelines use its clock: plans are scaled to seconds, by the job's profile if it is
+in seconds, else by the executed work. All times are in the unit of that axis.
 """
 
 from __future__ import annotations
@@ -39,19 +38,19 @@ from viz.run import Run
 from viz.sources import Place, ScheduleFile
 
 LATE = 0.01
-"""Share of the first one's makespan from which a start counts as another."""
+"""Share of the first makespan beyond which starts count as different."""
 DIFFERENCES_SHOWN = 12
 LaneArrangement = Literal["stacked", "interleaved"]
 Source = Run | ScheduleFile
 
 
 def choices(sources: Sequence[Source]) -> dict[str, tuple[str, Callable[[str], Operand]]]:
-    """What can be compared of some sources: key -> title, and what makes the operand of a title."""
+    """Return the choices of some sources: key -> (title, function from title to operand)."""
     return dict(choice for place, source in enumerate(sources) for choice in source.choices(place).items())
 
 
 def first_choice(sources: Sequence[Source]) -> list[str]:
-    """Keys of what is compared at first: the first two files, or of a run the step worth a look and its plan."""
+    """Return the keys compared at first: the first two files, or a run's most notable step and its plan."""
     suggested = [source.suggested(place) for place, source in enumerate(sources)]
     files = [keys[0] for keys in suggested if len(keys) == 1]
     pairs = [keys for keys in suggested if len(keys) > 1]
@@ -61,7 +60,7 @@ def first_choice(sources: Sequence[Source]) -> list[str]:
 
 
 class ComparedPair(NamedTuple):
-    """The first operand and one that is compared with it."""
+    """The first operand, and one that is compared with it."""
 
     first: Operand
     second: Operand
@@ -69,13 +68,13 @@ class ComparedPair(NamedTuple):
 
     @property
     def edges(self) -> tuple[float, float]:
-        """Two shades either way: up to half of the largest difference, and beyond; in the unit of the timelines."""
+        """Bounds of the shades either way, in the timelines' unit: smallest difference, half of the largest."""
         some = LATE * self.first.timeline.makespan
         return some, max(some, float(np.abs(self.matches.delta).max(initial=0.0)) / 2)
 
     @property
     def deltas(self) -> npt.NDArray[np.float32]:
-        """How much later each operation of the second starts than in the first; NaN: not there."""
+        """Delay of each operation of the second timeline against the first; NaN without a match."""
         table, matches = self.second.lanes, self.matches
         rows = int(max(table.instruction_id.max(initial=0), matches.second.max(initial=0))) + 1
         of_row = np.full(rows, np.nan, dtype=np.float32)
@@ -83,7 +82,7 @@ class ComparedPair(NamedTuple):
         return of_row[table.instruction_id]
 
     def divergences(self, unit: TimeUnit) -> list[tuple[str, Divergence]]:
-        """The first point where a worker runs something else, and the first instruction that starts at another time."""
+        """Return the first point where a worker runs other instructions, and the first differing start."""
         a, b = self.first.timeline, self.second.timeline
         found = [
             ("First difference", first_order_divergence(a, b)),
@@ -93,7 +92,7 @@ class ComparedPair(NamedTuple):
 
 
 class ComparedTimelines(NamedTuple):
-    """The operands of a comparison, the others each with the first, and how they share an axis."""
+    """The operands of a comparison, each compared with the first, on one axis."""
 
     operands: list[Operand]
     pairs: list[ComparedPair]
@@ -101,10 +100,10 @@ class ComparedTimelines(NamedTuple):
 
     @classmethod
     def of(cls, sources: Sequence[Source], keys: Sequence[str]) -> ComparedTimelines:
-        """The operands of `keys` on one clock, each compared with the first.
+        """Put the operands of `keys` on one clock, and compare each with the first.
 
         Raises:
-            RecycleError: a key is none of the sources', or its operand has no timeline; or as `on_one_axis`.
+            RecycleError: a key is unknown, or its operand has no timeline; or as in `on_one_axis`.
         """
         known = choices(sources)
         for key in keys:
@@ -126,20 +125,19 @@ class ComparedTimelines(NamedTuple):
 
     @property
     def unit(self) -> TimeUnit:
-        """The unit of the time axis."""
+        """Unit of the time axis."""
         return time_unit(self.tables[0], self.span)
 
     @property
     def is_same_workers(self) -> bool:
-        """Whether lane i is the same worker in all, so that lanes can lie under each other."""
+        """Whether lane i is the same worker in all timelines, so that lanes can be stacked."""
         return all(table.workers == self.tables[0].workers for table in self.tables)
 
 
 def on_one_axis(operands: Sequence[Operand]) -> tuple[list[Operand], list[str]]:
-    """(the operands on one clock, how that was done: a line for each that was stretched or checked).
+    """Return (the operands on one clock, a line for each operand that was scaled or checked).
 
-    Raises:
-        RecycleError: an executed one's workers had clocks that contradict each other, or it is of another plan.
+    Raises RecycleError if the clocks of an executed step contradict each other, or it ran another plan.
     """
     ran = next((operand for operand in operands if operand.explainer.executed), None)
     if ran is None:
@@ -169,7 +167,7 @@ def _checked(transfers: int, uncertainty: float) -> str:
 
 
 def figures(compared: ComparedTimelines) -> html.Div:
-    """The figures side by side, and how much longer the others take than the first."""
+    """Build a table of figures side by side, with the relative differences from the first."""
     first = compared.operands[0].timeline.makespan
     more = [operand.timeline.makespan / first - 1 if first else 0.0 for operand in compared.operands]
     against = [None, *("the same" if abs(share) < 5e-4 else signed_percent(share) for share in more[1:])]
@@ -179,7 +177,7 @@ def figures(compared: ComparedTimelines) -> html.Div:
 
 
 def difference(compared: ComparedTimelines, pair: ComparedPair, arrangement: LaneArrangement) -> html.Section:
-    """Where the difference of the makespans comes from, and where the two part."""
+    """Build the parts of the difference of the makespans, and the points of divergence."""
     a, b, unit = pair.first.timeline, pair.second.timeline, compared.unit
     rows: list[list[parts.Cell]] = [
         [share.title, share.first * unit.scale, share.second * unit.scale, signed(share.difference * unit.scale)]
@@ -211,7 +209,7 @@ def difference(compared: ComparedTimelines, pair: ComparedPair, arrangement: Lan
 
 
 def largest(compared: ComparedTimelines, pair: ComparedPair) -> html.Details:
-    """The instructions whose starts differ most."""
+    """Build the table of the instructions with the largest differences of starts."""
     a, b, matches, unit = pair.first.timeline, pair.second.timeline, pair.matches, compared.unit
     order = np.argsort(-np.abs(matches.delta), kind="stable")[:DIFFERENCES_SHOWN]
     rows: list[list[parts.Cell]] = []
@@ -243,7 +241,7 @@ def largest(compared: ComparedTimelines, pair: ComparedPair) -> html.Details:
 def place_of(
     compared: ComparedTimelines, pair: ComparedPair, one: Divergence, arrangement: LaneArrangement
 ) -> tuple[Place, int]:
-    """Where a divergence lies, and the place of that timeline in the block."""
+    """Return the place of a divergence, and the index of its timeline in the block."""
     graph = 0 if one.first >= 0 else 1 + compared.pairs.index(pair)
     timeline, row = compared.operands[graph].timeline, one.first if one.first >= 0 else one.second
     lane = timeline.schedule.shape.worker_index(timeline.schedule.position(row)[0])
@@ -253,7 +251,7 @@ def place_of(
 
 
 def shade_legend(pair: ComparedPair, compared: ComparedTimelines) -> html.Ul:
-    """What the shades of one timeline stand for, with their lengths of time."""
+    """Build the legend of a timeline's shades, with their durations."""
     some, much = (compared.unit.amount(length) for length in pair.edges)
     words = (
         f"over {much} earlier «",

@@ -1,8 +1,8 @@
-"""A timeline on a page: the canvas and its axes, the routes that feed it, and the details of what is selected.
+"""Timelines on pages: canvas and axes, the routes of their data, and details of the selection.
 
-The browser fetches `lanes/<hash>.bin` once and draws, zooms, hovers and selects by itself (see `assets/modules`).
-A selection lands in a store of the page's workbench (`viz.pages.bench`); the server answers with text, and with the
-operations to draw arrows to.
+The browser fetches `lanes/<hash>.bin` once, and draws, zooms, hovers and selects locally (see `assets/modules`). A
+selection goes to a store of the workbench (`viz.pages.bench`); the server answers with text, and with operations to
+draw arrows to.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from viz.numbers import time_unit
 from viz.pages import parts
 
 COMPRESSED = "data:application/gzip;base64"
-"""How an address begins that holds lanes itself; `assets/modules/table.js` unpacks them."""
+"""Prefix of an address that contains lanes; `assets/modules/table.js` unpacks them."""
 FOREVER = "public, max-age=31536000, immutable"
 
 
@@ -44,23 +44,20 @@ def lanes_view(
     more: Mapping[str, str] | None = None,
     legend: Any = None,
 ) -> html.Div:
-    """A timeline with its heading and what a screen reader says of it.
+    """Build a timeline with its heading and a description for screen readers.
 
     Args:
-        name: tells it from others of the application; it stands in links to the page.
-        cache: from which the browser fetches the lanes; None for a page without a server, which holds them itself.
-        linked: timelines with the same word here, not empty, keep one time axis.
-        place: in its `linked` block.
-        span: length of the time axis when it is to be longer than the table's own.
-        left: as of `parts.margins`.
-        rows: when it is not one per lane.
-        explainer: what knows why the operations of `table` lie where they lie.
-        ghost: lanes of the same workers, whose work is outlined.
+        name: unique in the application; part of links to the page.
+        cache: serves the lanes; None embeds them, for a page without a server.
+        linked: timelines with the same non-empty word share their time axis.
+        place: index in its `linked` block.
+        span: length of the time axis, if longer than the table.
+        rows: number of rows; None: one per lane.
+        ghost: lanes of the same workers, drawn as outlines.
         more: attributes for the canvas, see `assets/modules/derived.js` and `layers.js`.
-        legend: of the colours where they are not those of kinds.
     """
     address = lanes_address(cache.put(table, explainer, span)) if cache else _inside(table)
-    lanes: dict[str, Any] = {"--lanes": rows or table.lanes}  # the style sheet makes a height of it
+    lanes: dict[str, Any] = {"--lanes": rows or table.lanes}  # the style sheet computes a height from it
     unit = time_unit(table, span)
     attributes = parts.attributes(
         data_name=name,
@@ -98,7 +95,7 @@ def lanes_view(
 
 
 def pictures(prefix: str, panels: Sequence[Panel], nothing: str) -> html.Section | html.Div:
-    """Timelines on one time axis for a page without a server; `nothing` is the text where there are none."""
+    """Build timelines on one time axis for a page without a server; without panels, the text `nothing`."""
     if not panels:
         return parts.empty(nothing)
     shown = [
@@ -113,12 +110,11 @@ def _inside(table: LaneTable) -> str:
 
 
 def lanes_address(digest: str) -> str:
-    """Where the browser finds the lanes with that hash."""
     return f"lanes/{digest}.bin"
 
 
 def served(content: bytes, digest: str) -> Response:
-    """An answer that never changes, for browsers to keep."""
+    """Return a response that browsers may cache forever."""
     answer = Response(content, mimetype="application/octet-stream", headers={"Cache-Control": FOREVER})
     answer.set_etag(digest)
     answer.make_conditional(request)
@@ -143,7 +139,7 @@ def register(app: Dash, cache: LaneCache) -> None:
 
 
 def answer(cache: LaneCache, choice: Any) -> tuple[Any, Any]:
-    """The details of a choice as they stand on the page, and its links for the canvas."""
+    """Return the details of a selection as page content, and its links for the canvas."""
     if not isinstance(choice, dict):
         return [], None
     shown = cache.get(choice.get("address"))

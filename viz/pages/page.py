@@ -1,7 +1,7 @@
-"""What a page of the viewer is, and what the pages of one application have in common.
+"""The base class of pages, and the state that the pages of an application share.
 
-A page is a subclass of `Page` in a file of its own and a line in `viz.pages`; the application and the HTML
-export know pages by this class only.
+A page is a subclass of `Page` in a file of its name and a line in `viz.pages`; the application and the HTML export know
+pages by this class only.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Mode:
     """The content of a page with lanes.
 
     Attributes:
-        lanes: timelines and whatever stands between them; while there are none, those of the mode before stay.
-        panels: title -> content of the panels that the page adds. In the address they are called by their first word.
-        controls: what stands above the lanes, stores and intervals.
-        identifier: of the block of lanes, which callbacks fill.
+        lanes: timelines and content between them; while empty, the previous mode's lanes stay.
+        panels: title -> content of the page's panels. The address names panels by the first word of the title.
+        controls: content above the lanes, stores and intervals.
+        identifier: identifier of the block of lanes, for callbacks.
     """
 
     lanes: Any
@@ -42,22 +42,16 @@ class Mode:
 TABS = "pages"
 """Identifier of the tabs; a page opens another by setting their value to its prefix."""
 OPENED = "opened"
-"""Identifier of the store of the pages that were opened so far."""
+"""Identifier of the store of opened pages."""
 
 
 @dataclass
 class Workspace:
-    """What one application shows, shared by its pages.
+    """Content of an application, shared by its pages.
 
     Attributes:
-        files: schedule files, in the order in which they were named.
         runs: run directories, read again while they are live.
         what_if: plans for any dead workers; None without a job or library.
-        comparisons: of resilience systems, by name.
-        is_example: nobody asked for these sources.
-        run_folders: folders of runs, to be listed.
-        cache: the lanes that the browser fetches.
-        pages: the pages that were opened for all this.
     """
 
     files: Sequence[ScheduleFile] = ()
@@ -71,13 +65,13 @@ class Workspace:
 
     @classmethod
     def of(cls, sources: Sequence[Run | ScheduleFile], **rest: Any) -> Workspace:
-        """The workspace of some sources; `rest` are other attributes."""
+        """Build the workspace of some sources; `rest` are other attributes."""
         files = [source for source in sources if isinstance(source, ScheduleFile)]
         runs = [LiveRun(source) for source in sources if isinstance(source, Run)]
         return cls(files, runs, **rest)
 
     def sources(self) -> list[Run | ScheduleFile]:
-        """All files and runs as they are now; a live run is another object once it was read again."""
+        """Return all files and runs in their current state; a live run is a new object after each read."""
         return [*self.files, *(live.run for live in self.runs)]
 
 
@@ -85,12 +79,11 @@ class Page(Protocol):
     """One tab of the application.
 
     Attributes:
-        prefix: tells the page and the identifiers of its components from those of others.
-        invitation: what one finds on the page, for the list on the first page; "" leaves it out.
-        has_lanes: its layout is a mode of the workbench.
-        opened: panel of the workbench that is open where the page is opened for the first time.
-        named: panel that answers a press on a worker's name.
-        cache: the lanes that the browser fetches.
+        prefix: unique prefix of the page and of its components' identifiers.
+        invitation: description for the first page; "" omits the page there.
+        has_lanes: whether the layout is a mode of the workbench.
+        opened: panel of the workbench that is open when the page is first opened.
+        named: panel that answers a click on a worker's name.
     """
 
     prefix: str
@@ -106,62 +99,62 @@ class Page(Protocol):
     @classmethod
     @abstractmethod
     def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
-        """The pages of this class that the application shows for a workspace, none where there is nothing for it."""
+        """Return the pages of this class for a workspace; empty if it has no content for them."""
 
     @property
     @abstractmethod
     def title(self) -> str:
-        """What the tab says."""
+        """Text of the tab."""
 
     @abstractmethod
     def layout(self) -> html.Div | Mode:
-        """The page's components, a mode where it `has_lanes`; called again whenever a browser opens the page."""
+        """Return the page's components, as a mode if it `has_lanes`; called whenever a browser opens the page."""
 
     def register(self, app: Dash) -> None:
-        """Add the page's callbacks and routes; a page without any leaves this out."""
+        """Add the page's callbacks and routes; a page without any need not override it."""
 
     def refresh(self) -> None:
         """Read again what may have changed; called before `layout`."""
 
     def scenario(self) -> Sequence[Any]:
-        """What the page adds to the panel in which failures and times are entered, whichever page is open."""
+        """Return the page's part of the panel for failures and times, which every page shows."""
         return ()
 
     def preloaded_lanes(self) -> Sequence[str]:
-        """Addresses of the lanes that the browser should fetch before anything else where this page comes first."""
+        """Return addresses of lanes that the browser fetches first if this page is the first one."""
         return ()
 
     @property
     def begins_with_graph(self) -> bool:
-        """Whether the page needs plotly.js as soon as it is opened; lanes do without."""
+        """Whether the page needs plotly.js at once; lanes do not."""
         return False
 
     def exported(self) -> Sequence[Any]:
-        """The page's content without controls, for a file that needs no server; nothing if left out."""
+        """Return the page's content without controls, for a file without a server; empty by default."""
         return ()
 
     def name(self, part: str) -> str:
-        """Identifier of one of the page's components."""
+        """Return the identifier of one of the page's components."""
         return f"{self.prefix}-{part}"
 
     def output(self, part: str, what: str = "children", *, again: bool = False) -> Output:
-        """What a callback sets of one of the page's components; `again` where another callback does too."""
+        """Return a callback's output to one of the page's components; `again` if several callbacks set it."""
         return Output(self.name(part), what, allow_duplicate=again)
 
     def input(self, part: str, what: str) -> Input:
-        """What a callback of the page is called for."""
+        """Return a callback's input from one of the page's components."""
         return Input(self.name(part), what)
 
     def state(self, part: str, what: str) -> State:
-        """What a callback of the page is told too."""
+        """Return a callback's state from one of the page's components."""
         return State(self.name(part), what)
 
 
 class PageOfRun(Page):
-    """A page of one run directory, which is read again while its run goes on.
+    """A page of one run directory, which is read again while its run is live.
 
     Attributes:
-        kind: what the prefix begins with; behind it stands the place of the run.
+        kind: start of the prefix, followed by the index of the run.
     """
 
     kind: str
@@ -176,7 +169,6 @@ class PageOfRun(Page):
 
     @property
     def run(self) -> Run:
-        """The run as it was read last."""
         return self.live.run
 
     def refresh(self) -> None:
@@ -187,17 +179,16 @@ class PageOfRun(Page):
 
 
 def opener(page: Any) -> dict[str, Any]:
-    """Identifier of a button that opens the page with that prefix; of all with `ALL`."""
+    """Return the identifier of a button that opens the page with that prefix; with `ALL`, of all such buttons."""
     return {"type": "open", "page": page}
 
 
 def keep_in_address(app: Dash, identifier: str, *choices: State) -> None:
-    """Keep a control's `value` in the page's address, so that a link opens what was looked at and Back leads to the
-    value before (see `assets/modules/address.js`).
+    """Keep a control's `value` in the page's address, for links and the Back button (see `assets/modules/address.js`).
 
     Args:
-        choices: the tabs or options whose values it may have, or a list of them; an address that says another is passed
-            over. `"text"` is any text; all whole numbers if left out.
+        choices: tabs or options with the permitted values, or lists of them; other values in an address are ignored.
+            `"text"` permits any text; without choices all whole numbers are permitted.
     """
     parts.in_browser(
         app,

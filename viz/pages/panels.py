@@ -1,8 +1,7 @@
-"""What the panels of a dock say of the timeline in use, on whichever page: why it takes as long as it does, what is in
-view, its workers, and what a search found.
+"""Content of the common panels about the current timeline: explanation, range in view, workers, search results.
 
-A timeline is known by its address, behind which the lane cache keeps the table and what explains it. Answers are plain
-functions of what is kept there and of what the browser asks, so that tests need no browser.
+The lane cache keeps a timeline's table and explainer by address. Answers are functions of that entry and the browser's
+request, so that tests need no browser.
 """
 
 from __future__ import annotations
@@ -25,11 +24,10 @@ from viz.pages import parts
 
 BUBBLES_SHOWN, HITS_SHOWN, WORKERS_SHOWN = 12, 40, 64
 BUBBLES_LOOKED_AT = 400
-"""The longest ones, of which those that are alike are shown once."""
+"""Number of the longest bubbles to consider; equal ones are shown once."""
 
 
 def critical_path(shown: CachedLanes, explainer: Explainer) -> html.Section:
-    """What the critical path is made of."""
     timeline, unit = explainer.timeline, shown.unit
     rows = np.array(timeline.critical_path, dtype=np.int64)
     kinds = timeline.schedule.columns.kind[rows]
@@ -60,8 +58,7 @@ def critical_path(shown: CachedLanes, explainer: Explainer) -> html.Section:
 
 
 def longest_bubbles(shown: CachedLanes, explainer: Explainer) -> html.Section:
-    """The longest bubbles, each with its cause and a way to its place; of those that are alike in several pipelines
-    one."""
+    """Build the list of the longest bubbles with cause and link; equal ones of several pipelines appear once."""
     alike: dict[Any, list[Gap]] = {}
     for gap in explainer.bubbles.gaps.longest(None, BUBBLES_LOOKED_AT):
         alike.setdefault((gap.worker.rank, gap.cause, f"{gap.start:.9g} {gap.end:.9g}"), []).append(gap)
@@ -86,12 +83,11 @@ def longest_bubbles(shown: CachedLanes, explainer: Explainer) -> html.Section:
 
 
 def explained(shown: CachedLanes, explainer: Explainer, _: Any = None) -> list[Any]:
-    """The critical path and the bubbles."""
     return [critical_path(shown, explainer), longest_bubbles(shown, explainer)]
 
 
 def in_view(shown: CachedLanes, explainer: Explainer, asked: Mapping[str, Any]) -> list[Any]:
-    """Work by kind and bubbles by cause between two times of the table; of all where no such times are asked for."""
+    """Build work by kind and bubbles by cause in the requested time range; without a range, of the whole timeline."""
     unit, begin, end = shown.unit, 0.0, explainer.timeline.makespan
     match asked.get("window"):
         case [int() | float() as first, int() | float() as last] if isfinite(first) and isfinite(last):
@@ -111,7 +107,7 @@ def in_view(shown: CachedLanes, explainer: Explainer, asked: Mapping[str, Any]) 
 
 
 def workers(shown: CachedLanes, explainer: Explainer, _: Any = None) -> list[Any]:
-    """Busy time, bubbles and peaks of every worker, or of those that wait longest between their instructions."""
+    """Build busy time, bubbles and peaks of every worker, or of the workers with the longest inner waits."""
     unit = shown.unit
     timeline, shape = explainer.timeline, explainer.timeline.schedule.shape
     columns = zip(timeline.busy, timeline.bubble, timeline.inner_bubble, timeline.peak_activations, strict=True)
@@ -121,7 +117,7 @@ def workers(shown: CachedLanes, explainer: Explainer, _: Any = None) -> list[Any
         rows.append([str(worker), *times, peak, explainer.limits[w % shape.ranks] if explainer.limits else None])
     caption = ""
     if len(rows) > WORKERS_SHOWN:
-        # A browser takes seconds for the components of a thousand rows.
+        # Browsers take seconds for a thousand rows.
         rows = sorted(rows, key=lambda row: -(row[3] if isinstance(row[3], float) else 0.0))[:WORKERS_SHOWN]
         caption = f"{WORKERS_SHOWN} of {shape.worker_count}, largest inner bubble first. "
     if not explainer.limits:
@@ -138,11 +134,7 @@ def workers(shown: CachedLanes, explainer: Explainer, _: Any = None) -> list[Any
 
 
 def hits(shown: CachedLanes, explainer: Explainer, found: Mapping[str, Any]) -> list[Any]:
-    """What the browser's search found, by time, with why each starts when it does.
-
-    Args:
-        found: as of `find` in `assets/modules/keys.js`.
-    """
+    """Build the browser's search results by time, each with the cause of its start."""
     table = shown.table
     chosen = [i for i in found["operations"][:HITS_SHOWN] if isinstance(i, int) and 0 <= i < len(table)]
     if not chosen:
@@ -170,7 +162,7 @@ def hits(shown: CachedLanes, explainer: Explainer, found: Mapping[str, Any]) -> 
 
 
 def kind_name(kind: int) -> str:
-    """The token of a kind, or its title where that is no word."""
+    """Return the token of a kind, or its title if the token is not a word."""
     cls = KIND_CLASSES[kind]
     return cls.token if cls.token[0].isalpha() else cls.row.title
 

@@ -1,7 +1,7 @@
-"""The parts that pages and exports are made of: cards, tables, buttons, figures, the legend, and empty states.
+"""Building blocks of pages and exports: cards, tables, buttons, figures, legend, and empty states.
 
-Figures have no ground of their own and leave as much room for names as lanes do, so that axes lie under each other and
-the page's colours, light or dark, show through (`assets/style.css`).
+Figures have a transparent background and the same left margin as lanes, so that axes align and the page's light or dark
+colors show (`assets/style.css`).
 """
 
 from __future__ import annotations
@@ -25,71 +25,70 @@ from viz.sources import Place
 
 NOT_KEPT = "These lanes are no longer kept. Load the page again."
 Cell = str | float | int | Component | None
-"""Of a table: text, a number, a component, or None where there is nothing."""
+"""Cell of a table: text, a number, a component, or None if empty."""
 
 
 def graph(figure: go.Figure, identifier: Any, kind: str = "") -> dcc.Graph:
-    """A figure, with the one configuration that no graph may lack (see `CONFIG`)."""
+    """Build a graph of a figure with the common `CONFIG`."""
     config: Any = CONFIG
     return dcc.Graph(figure=figure, config=config, id=identifier, className=kind)
 
 
 def figure_view(title: str, figure: go.Figure, identifier: Any, spoken: str) -> html.Div:
-    """A figure with its heading and what a screen reader says of it."""
+    """Build a figure with its heading and a description for screen readers."""
     drawn = html.Div(graph(figure, identifier, "timeline"), **attributes(role="img", aria_label=spoken))
     return div("lanes figure-view", *([html.H3(title)] if title else []), drawn)
 
 
 def attributes(**values: str | None) -> Any:
-    """Attributes of HTML whose names are none of Python's: `aria_label` is aria-label."""
+    """Return HTML attributes by names valid in Python: `aria_label` for aria-label."""
     return {name.replace("_", "-"): value for name, value in values.items() if value is not None}
 
 
 def div(kind: str, *children: Any, **properties: Any) -> html.Div:
-    """A block of that `kind`, a class of the style sheets."""
+    """Build a block of style class `kind`."""
     return html.Div([*children], className=kind, **properties)
 
 
 def button(text: str, identifier: dict[str, Any], spoken: str = "") -> html.Button:
-    """A small button; `spoken` says more of what it does."""
+    """Build a small button; `spoken` describes its effect."""
     return html.Button(text, id=identifier, n_clicks=0, className="quiet", title=spoken or None)
 
 
 def counted(count: int, what: str) -> str:
-    """`1 error`, `1,200 errors`."""
+    """Format a count: `1 error`, `1,200 errors`."""
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def in_browser(app: Dash, function: str, *arguments: Any, prevent_initial_call: bool | str = True) -> None:
-    """Add a callback that a function of `assets/` answers; `arguments` are as of `Dash.callback`."""
+    """Add a callback answered by a function of `assets/`; `arguments` as in `Dash.callback`."""
     add: Any = app.clientside_callback
     add(ClientsideFunction("recycle", function), *arguments, prevent_initial_call=prevent_initial_call)
 
 
 def hint(text: str) -> html.P:
-    """A line that explains what stands beside it."""
     return html.P(text, className="hint")
 
 
 def chips(words: Iterable[str]) -> html.P:
-    """Something in a few words, side by side."""
     return html.P([html.Span(word) for word in words], className="chips")
 
 
 def card(title: str, *children: Any, caption: str = "") -> html.Section:
-    """A titled block of the page."""
     head = [html.H2(title), *([html.P(caption, className="caption")] if caption else [])]
     return html.Section([html.Header(head), *children], className="card")
 
 
 def empty(text: str, more: str = "") -> html.Div:
-    """What stands where there is nothing to draw: why, and what would put something there."""
+    """Build the replacement for missing content: why it is missing, and how to get it."""
     return html.Div([html.P(text), *([hint(more)] if more else [])], className="empty")
 
 
 def awaited(identifier: str) -> dcc.Loading:
-    """A place that a callback fills, with a sign of waiting when that takes long; what stands there stays in sight, and
-    callbacks for parts of it do not count."""
+    """Build a place for a callback's content, with a delayed sign of waiting.
+
+    Earlier content stays visible; callbacks for parts of it show no sign.
+    """
     target: Any = {identifier: "children"}
     return dcc.Loading(
         html.Div(id=identifier),
@@ -100,7 +99,7 @@ def awaited(identifier: str) -> dcc.Loading:
 
 
 def problems(lines: Sequence[str]) -> Any:
-    """What could not be read or breaks a rule, above everything else that could be drawn."""
+    """Build the list of read errors or violations above the other content."""
     if not lines:
         return []
     shown = [html.Li(line) for line in lines[:12]]
@@ -110,7 +109,7 @@ def problems(lines: Sequence[str]) -> Any:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], kind: str = "") -> html.Div:
-    """A table. Its first column names the rows, unless it is of another `kind` (a class of `assets/style.css`)."""
+    """Build a table. The first column names the rows, except for another `kind` (a class of `assets/style.css`)."""
     top = html.Thead(html.Tr([html.Th(cell, scope="col") for cell in head]))
     body = html.Tbody([_row(row, is_named=not kind) for row in rows])
     return html.Div(html.Table([top, body]), className=f"facts {kind}".strip())
@@ -122,7 +121,7 @@ def _row(cells: Sequence[Cell], is_named: bool) -> html.Tr:
 
 
 def findings(title: str, found: Findings, most: int, buttons: Sequence[Cell] = ()) -> html.Section:
-    """What the checker found, at most `most` of it, a row each; with a button for each where there are `buttons`."""
+    """Build at most `most` findings of the checker, a row each; with a button each if `buttons` is not empty."""
     rows = []
     for place, finding in enumerate(found[:most]):
         rule = explain(finding.rule)
@@ -142,14 +141,13 @@ def findings(title: str, found: Findings, most: int, buttons: Sequence[Cell] = (
 
 
 def show(cell: Cell) -> str | Component:
-    """A number as `viz.numbers` writes it, text and components as they are, a dash for None."""
+    """Format a cell: numbers as in `viz.numbers`, text and components unchanged, a dash for None."""
     if cell is None:
         return "–"
     return short(cell) if isinstance(cell, float) else cell if isinstance(cell, Component) else str(cell)
 
 
 def legend(tables: Sequence[LaneTable]) -> html.Ul:
-    """What the colours, stripes and bands that are in some tables mean."""
     return html.Ul([_entry(entry) for entry in entries_of(tables)], className="legend")
 
 
@@ -160,40 +158,38 @@ def _entry(entry: LegendEntry) -> html.Li:
 
 TOP, BOTTOM, RIGHT = 26, 4, 14
 CHARACTER = 6.8
-"""Pixels that a character of a lane's name takes."""
+"""Pixels per character of a lane's name."""
 CONFIG: dict[str, Any] = {
-    "showSendToCloud": False,  # plotly's mode bar offers to upload the figure unless told not to
+    "showSendToCloud": False,  # plotly offers an upload of the figure by default
     "displaylogo": False,
     "responsive": True,
     "scrollZoom": False,
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
 }
-"""Of all figures on pages."""
+"""Configuration of all figures on pages."""
 
 
 def margins(table: LaneTable, left: int | None = None) -> tuple[int, int, int, int]:
-    """Pixels left of, above, right of and below the axes.
+    """Return the pixels left of, above, right of and below the axes.
 
     Args:
-        left: pixels of the lanes' names when other timelines on the page have longer ones.
+        left: pixels for lane names, if other timelines on the page have longer names.
     """
     return left or gutter(table), TOP, RIGHT, BOTTOM
 
 
 def gutter(*tables: LaneTable) -> int:
-    """Pixels left of the axes, the same for all of `tables`: the longest lane name with the share of time that its
-    worker is busy, and where there are several pipelines the names of groups."""
+    """Return the pixels left of the axes for all `tables`: the longest lane name, busy share and group names."""
     longest = max((len(label) for table in tables for label in table.labels), default=3) + len(" 100 %")
     has_groups = any(table.shape.pipelines > 1 and table.shape.ranks > 1 for table in tables)
     return round(20 + CHARACTER * (longest + (len("▾ pipeline 999 (99)") if has_groups else 0)))
 
 
 def headline_figures(shown: CachedLanes) -> list[Any]:
-    """The headline of cached lanes."""
     return [html.Span([f"{one.name} ", html.Strong(one.value)], title=one.meaning) for one in headline(shown)]
 
 
 def show_button(places: Sequence[Place], spoken: str = "", graph: int | None = None) -> html.Button:
-    """A button that leads to places, all in one timeline: the one at `graph` of the block, else the one in use."""
+    """Build a button that shows places of one timeline: `graph` in the block, or the current one if None."""
     leads = attributes(data_places=json.dumps(places), data_graph=None if graph is None else str(graph))
     return html.Button("Show it", className="quiet", title=spoken or None, type="button", **leads)

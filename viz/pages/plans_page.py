@@ -1,7 +1,7 @@
-"""The plan browser and what-if: the plan that takes over for the dead and slow workers of the scenario.
+"""The page of plans: plan browser and what-if for the dead and slow workers of the scenario.
 
-Which these are says the text of one field (`viz.pages.scenario`); the browser keeps the texts before it, of which
-`undo` gives the last. The answers are methods, so that tests need no browser.
+One text field holds the workers (`viz.pages.scenario`); the browser keeps earlier texts, and `undo` restores the last
+one. Answers are methods, so that tests need no browser.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOVES_SHOWN = 8
 CHANGE_SHOWN = "Outlined: where the plan before had it, once lanes are high enough."
 
 Trail = list[str]
-"""The texts that were answered, the one in use last."""
+"""The answered texts, the current one last."""
 
 
 class PlansPage(Page):
@@ -77,7 +77,6 @@ class PlansPage(Page):
         return Mode([], {"Library": parts.awaited(self.name("library"))}, identifier=self.name("lanes"))
 
     def caption(self) -> str:
-        """Where plans come from."""
         what_if = self.what_if
         count = len(what_if.entries())
         words = [f"{what_if.shape}."]
@@ -90,7 +89,7 @@ class PlansPage(Page):
         return " ".join(words)
 
     def library(self, is_exported: bool = False) -> Any:
-        """The library by failures; a button shows each plan, but in a page without a server."""
+        """Build the library by failures, with a button per plan unless exported."""
         entries = self.what_if.entries()
         if not entries:
             hint = (
@@ -124,7 +123,7 @@ class PlansPage(Page):
         return parts.card("Library", parts.table(head, rows, "library"), caption=caption)
 
     def answer(self, text: str, before: Sequence[str]) -> list[Any]:
-        """What the plan for a text costs, beside the one of the last text before it and the fault-free one."""
+        """Build the costs of the plan for a text, next to the previous plan and the fault-free plan."""
         asked, what_if = self._asked(text)
         now = what_if.answer(asked.failed)
         columns: list[tuple[str, Answer | None]] = [(_title(asked), now)]
@@ -156,7 +155,7 @@ class PlansPage(Page):
         ]
 
     def lanes(self, text: str, before: Sequence[str]) -> Any:
-        """The lanes of the plan, the plan before as outlines."""
+        """Build the lanes of the plan, with the previous plan as outlines."""
         now, old = self._answer(text), self._try(before[-1]) if before else None
         if old is not None:
             self.cache.put(old.lanes, old.explainer)
@@ -171,29 +170,23 @@ class PlansPage(Page):
         )
 
     def toggled(self, text: str, workers: Iterable[Worker]) -> str:
-        """The text with these workers failed, or where all of them are already, restored.
+        """Return the text with these workers failed; if all of them are failed already, with them restored.
 
-        Raises:
-            PlanError: no plan is for them.
+        Raises PlanError if no plan exists for them.
         """
         asked, chosen = parse(text, self.what_if.shape), frozenset(workers)
         return self.planned(asked.without(asked.failed - chosen if asked.failed >= chosen else asked.failed | chosen))
 
     def planned(self, asked: Condition) -> str:
-        """The text of a condition. Raises PlanError when no plan is for it."""
+        """Return the text of a condition. Raises PlanError without a plan for it."""
         text = ",".join(asked.names())
         self._answer(text)
         return text
 
     def changed(self, pressed: Any, value: Any, text: str, trail: Trail) -> tuple[str, Trail] | None:
-        """(text, trail) after a press; None where that changes nothing.
+        """Return (text, trail) after a press; None if nothing changes.
 
-        Args:
-            pressed: identifier of the component.
-            value: what it holds since.
-
-        Raises:
-            PlanError: no plan is for what it asks for.
+        Raises PlanError if no plan exists for the request.
         """
         if pressed == self.name("restore"):
             return "", trail
@@ -204,7 +197,7 @@ class PlansPage(Page):
             if is_refused:
                 return trail[-1], trail
             return (trail[-2], trail[:-1]) if len(trail) > 1 else None
-        if is_refused:  # the lanes and buttons in sight are those of the text before
+        if is_refused:  # the visible lanes and buttons belong to the previous text
             text = trail[-1]
         if pressed == store_id("choice"):
             worker = self.chosen(value)
@@ -216,7 +209,7 @@ class PlansPage(Page):
         return self.planned(slow.without(self.what_if.dead_of(vector))), trail
 
     def searched(self, text: str) -> tuple[bool, str]:
-        """Whether a longer search found a better plan, and what came of it."""
+        """Search longer; return whether the plan improved, and a message."""
         asked, what_if = self._asked(text)
         try:
             before, after = what_if.searched(asked.failed)
@@ -229,7 +222,6 @@ class PlansPage(Page):
         return True, f"A search of {short(after.seconds)} s took the period {periods}."
 
     def exported(self) -> list[Any]:
-        """The plan with all workers and the library."""
         heading, library = html.H2(self.title, className="source"), self.library(is_exported=True)
         whole = self._try("")
         if whole is None:
@@ -239,15 +231,14 @@ class PlansPage(Page):
         return [heading, lanes, parts.card("Plan with all workers", figures), library]
 
     def saved(self, text: str) -> dict[str, Any]:
-        """File name and text of the plan, for a download; `recycle check` and `recycle view` read it."""
+        """Return file name and text of the plan for a download; `recycle check` and `recycle view` read it."""
         failed = parse(text, self.what_if.shape).failed
         names = "-".join(map(str, sorted(failed)[:8])) + (f"-and-{len(failed) - 8}-more" if len(failed) > 8 else "")
         content = self._answer(text).plan.text()
         return {"content": content, "filename": f"plan-without-{names}.json" if failed else "plan.json"}
 
     def chosen(self, choice: Any) -> Worker | None:
-        """The worker whose name was pressed beside the canvas; None where something else was chosen, or in another
-        mode."""
+        """Return the worker whose name was pressed next to the canvas; None for other selections or in another mode."""
         if not isinstance(choice, dict) or choice.keys() - {"lane", "address", "name"}:
             return None
         lane, shape = choice.get("lane"), self.what_if.shape
@@ -273,7 +264,7 @@ class PlansPage(Page):
         return _title(parse(text, self.what_if.shape))
 
     def register(self, app: Dash) -> None:
-        # What is searched and saved is the plan in sight: of the last text that was answered, whatever the field holds.
+        # Search and download apply to the visible plan: the last answered text, whatever the field holds.
         trail_now = self.state("trail", "data")
         keep_in_address(app, FAILED, State(FAILED, "type"))
 
@@ -294,7 +285,7 @@ class PlansPage(Page):
         )
         def change(*values: Any) -> tuple[Any, ...]:
             pressed, value = ctx.triggered_id, ctx.triggered[0]["value"]
-            if not value:  # buttons that were just drawn
+            if not value:  # buttons just drawn
                 return (no_update,) * 4
             try:
                 changed = self.changed(pressed, value, values[-2] or "", values[-1])
@@ -312,7 +303,7 @@ class PlansPage(Page):
             trail_now,
         )
         def show(text: str | None, opened: list[str], _: int, trail: Trail) -> tuple[Any, ...]:
-            if self.prefix not in opened:  # plans take time, and nobody asked for any
+            if self.prefix not in opened:  # plans take time, and the page was not opened
                 return (no_update,) * 3
             text = text or ""
             trail = trail if trail[-1] == text else [*trail, text][-HISTORY:]
@@ -326,7 +317,7 @@ class PlansPage(Page):
             self.output("lanes"),
             self.input("trail", "data"),
             self.input("searched", "data"),
-            # Else Dash forgets it where a deep link sets the text before the page is there.
+            # Otherwise Dash drops the update if a deep link sets the text before the page exists.
             self.input("lanes", "id"),
         )
         def draw(trail: Trail, _: int, __: str) -> Any:
@@ -352,7 +343,7 @@ class PlansPage(Page):
                 is_better, said = self.searched(trail[-1])
                 return said, count + 1 if is_better else no_update
 
-        # Peaks are read from the plans themselves, so that a large library takes a moment: not while others wait.
+        # Peaks come from the plans, which takes a moment for a large library: do not block others.
         @app.callback(self.output("library"), self.input("library", "id"))
         def list_library(_: str) -> Any:
             return self.library()

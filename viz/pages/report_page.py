@@ -1,4 +1,4 @@
-"""The page of where a run's time went: iterations over the wall clock, its parts, and what each change cost."""
+"""The page of a run's time: iterations over the wall clock, parts of the time, and costs of each change."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ class ReportPage(PageOfRun):
         return html.Div([html.Div(self.shown(), id=self.name("shown")), self.ticks()])
 
     def shown(self) -> list[Any]:
-        """Figures and tables of the run as it is now."""
         report = self.run.report
         if report is None or not report.spans:
             return [
@@ -61,7 +60,6 @@ class ReportPage(PageOfRun):
         return shown
 
     def exported(self) -> list[Any]:
-        """All of it, under its title."""
         return [html.H2(self.title, className="source"), *self.shown()]
 
     def register(self, app: Dash) -> None:
@@ -80,7 +78,6 @@ PARTS_HEAD = ("part", "seconds", "share")
 
 
 def facts(report: RunReport) -> list[str]:
-    """The report in a few words."""
     useful = percent(report.parts[TimePart.USEFUL] / report.wall)
     words = [f"{parts.counted(report.steps, 'step')} in {short(report.wall)} s", f"useful {useful}"]
     if report.expected is not None and report.fault_free is not None:
@@ -91,7 +88,7 @@ def facts(report: RunReport) -> list[str]:
 
 
 def part_rows(report: RunReport) -> list[list[parts.Cell]]:
-    """A row for each part that took any time."""
+    """Return a row for each part that took any time."""
     return [
         [part.value, short(seconds), percent(seconds / report.wall)]
         for part, seconds in report.parts.items()
@@ -100,7 +97,7 @@ def part_rows(report: RunReport) -> list[list[parts.Cell]]:
 
 
 def changes_table(changes: Sequence[GenerationChange]) -> tuple[list[str], list[list[parts.Cell]]]:
-    """Head and rows of the last CHANGES_SHOWN changes; a column for each part that any of them cost."""
+    """Return head and rows of the last CHANGES_SHOWN changes, with a column for each part in their costs."""
     used = [part for part in TimePart if any(part in change.costs for change in changes)]
     head = ["step", "change", "what", *(part.value for part in used), "all", "slower behind"]
     rows: list[list[parts.Cell]] = [

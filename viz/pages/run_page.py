@@ -1,6 +1,6 @@
-"""The page of a run: losses and live workers, what each plan promised and gave, and planned against executed steps.
+"""The page of a run: losses, live workers, promised and measured figures of plans, planned and executed steps.
 
-Each answer to a callback is a plain method, so that tests call it without a browser.
+Callbacks call plain methods, so that tests need no browser.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class RunPage(PageOfRun):
         )
 
     def slider(self) -> dict[str, Any]:
-        """Range, marks and first value of the step slider; marks where a segment begins."""
+        """Return range, marks (starts of segments) and first value of the step slider."""
         steps = self.run.steps or [0]
         marks = {steps[0]: str(steps[0]), steps[-1]: str(steps[-1])}
         marks |= {segment.first: str(segment.first) for segment in self.run.segments}
@@ -82,7 +82,7 @@ class RunPage(PageOfRun):
         return {"min": steps[0], "max": steps[-1], "marks": marks, "value": value, "tooltip": tooltip}
 
     def player(self) -> html.Div:
-        """Buttons that lead from step to step and from change to change, and one that plays the steps."""
+        """Build buttons for the previous and next step and change, and for playback."""
         before, step_before, step_after, after = (
             html.Button(
                 text,
@@ -98,7 +98,7 @@ class RunPage(PageOfRun):
         return parts.div("player", before, step_before, play, step_after, after)
 
     def moved(self, step: int | None, how: str) -> int | None:
-        """The step that a button of the player leads to from `step`; the same at an end."""
+        """Return the step that a button of the player selects after `step`; the same step at an end."""
         steps = self.run.steps
         if not steps:
             return None
@@ -110,13 +110,12 @@ class RunPage(PageOfRun):
         return min((one for one in among if one > here), default=here)
 
     def newest(self) -> int | None:
-        """The last committed step that was traced; the last committed one where none was."""
+        """Return the last committed step that was traced, or else the last committed step."""
         traced = set(self.run.trace.steps) if self.run.trace else set()
         known = self.run.steps
         return next((step for step in reversed(known) if step in traced), known[-1] if known else None)
 
     def notable_steps(self) -> list[Any]:
-        """A button for each step worth a look."""
         kind = self.name("moment")
         return [
             html.Button(f"{title}: step {step}", id={"type": kind, "step": step}, n_clicks=0)
@@ -124,7 +123,7 @@ class RunPage(PageOfRun):
         ]
 
     def overview(self) -> list[Any]:
-        """Everything above the timelines."""
+        """Build the content above the timelines."""
         run = self.run
         rows = self.segment_rows()
         hint = f"Losses appear here as {run.path / 'metrics.jsonl'} grows."
@@ -141,18 +140,15 @@ class RunPage(PageOfRun):
         ]
 
     def exported(self) -> list[Any]:
-        """Curves, plans, the notable steps and the events."""
         problems, *overview = self.overview()
         heading = html.H2(self.run.name, className="source")
         timelines = pictures(self.prefix, self.run.panels(), "No iteration ran yet.")
         return [problems, heading, *overview, timelines, parts.card("Events", self.events())]
 
     def events(self) -> Any:
-        """The table of events, or that there are none."""
         return parts.table(*events_table(self.run.events)) if self.run.events else parts.empty("Nothing happened yet.")
 
     def facts(self) -> list[str]:
-        """The run in a few words."""
         run = self.run
         words = [str(run.shape)] if run.shape else []
         if run.metrics:
@@ -175,7 +171,7 @@ class RunPage(PageOfRun):
         return words
 
     def modes(self, first: int, last: int) -> str:
-        """How the steps from `first` to `last` were committed: the first step of a generation has a barrier."""
+        """Return the commit modes of the steps from `first` to `last`; the first step of a generation has a barrier."""
         lines = [
             line for line in self.run.metrics if first <= line["step"] <= last and isinstance(line.get("mode"), str)
         ]
@@ -185,7 +181,7 @@ class RunPage(PageOfRun):
         return ", ".join(f"{mode} in {parts.counted(count, 'step')}" for mode, count in counts)
 
     def segment_rows(self) -> list[list[parts.Cell]]:
-        """A row per stretch of steps with one plan, see PLANS_HEAD."""
+        """Return a row per segment of steps with one plan, see PLANS_HEAD."""
         rows: list[list[parts.Cell]] = []
         for segment in self.run.segments:
             figures = self.run.figures(segment.plan)
@@ -205,8 +201,11 @@ class RunPage(PageOfRun):
         return rows
 
     def timelines(self, step: int | None, attempt: int | None) -> tuple[Any, Any, Any, str]:
-        """The planned and the executed lanes of a step, and those of its evaluation; then options, value and class of
-        the choice of attempt."""
+        """Build the planned and executed lanes of a step with its evaluation, and the choice of attempt.
+
+        Returns:
+            The lanes; options, value and class of the choice.
+        """
         run = self.run
         if not run.steps:
             return parts.empty("No iteration ran yet.", "Timelines appear with the first one."), [], None, "hidden"
@@ -255,7 +254,7 @@ class RunPage(PageOfRun):
             self.input("began", "data"),
         )
         def show_timelines(step: int | None, attempt: int | None, _: bool) -> Any:
-            # A step is shown first as it counted; only a reader's choice brings up an attempt that was broken off.
+            # A step is shown first as it counted; only the reader's choice shows an aborted attempt.
             chosen = None if ctx.triggered_id == self.name("step") else attempt
             return self.timelines(step, chosen)
 
@@ -276,13 +275,13 @@ class RunPage(PageOfRun):
         def go(*values: Any) -> tuple[Any, ...]:
             step, paused, page = values[-3:]
             pressed = ctx.triggered_id
-            if not ctx.triggered[0]["value"]:  # buttons that were just drawn
+            if not ctx.triggered[0]["value"]:  # buttons just drawn
                 return (no_update,) * 4
             if isinstance(pressed, dict):
                 to = pressed["step"] if "step" in pressed else self.moved(step, pressed["how"])
                 return to, *(no_update,) * 3
             is_tick, after = pressed == self.name("playing"), self.moved(step, "step after")
-            # It pauses a tick after the last step: what is set while it plays is no entry of the browser's history.
+            # Playback pauses a tick after the last step; steps during playback do not enter the browser's history.
             plays = (page == self.prefix if is_tick else paused) and after != step
             said = "Pause" if plays else "Play", "playing" if plays else ""
             return after if is_tick and plays else no_update, not plays, *said
@@ -294,7 +293,7 @@ class RunPage(PageOfRun):
             prevent_initial_call=True,
         )
         def stay(step: int | None, followed: int | None) -> Any:
-            # Whoever goes to another step wants to see that one.
+            # Another step discards the reader's choice of attempt.
             return no_update if step == followed else []
 
         refreshed = {
@@ -319,8 +318,7 @@ class RunPage(PageOfRun):
         )
         def read_again(_: int, began: bool, follow: list[str] | None) -> Any:
             self.refresh()
-            # The timelines keep what the reader looks at, unless that is the newest step; the first iteration of all
-            # draws them unasked.
+            # Timelines follow only the newest step, except the first iteration of all, which draws them.
             begins = True if self.run.steps and not began else no_update
             newest = self.newest() if follow else None
             step = no_update if newest is None else newest
@@ -332,14 +330,14 @@ class RunPage(PageOfRun):
 
 
 PLAY_SECONDS = 1.0
-"""Between two steps that are played."""
+"""Seconds between two steps of the playback."""
 _MOVES = {
     "change before": ("|◀", "The change of workers or plan before; key Shift+PageUp"),
     "step before": ("◀", "The step before; key PageUp"),
     "step after": ("▶", "The next step; key PageDown"),
     "change after": ("▶|", "The next change of workers or plan; key Shift+PageDown"),
 }
-"""Buttons of the player: their text, and what they do."""
+"""Button of the player -> its text and title."""
 PLANS_HEAD = ("steps", "workers", "plan", "optimizer", "period", "lower bound", "gap", "measured")
 PLANS_CAPTION = (
     "Period: distance of two iterations in steady state, in units of the profile; the bound is proven for that failure."
@@ -348,7 +346,6 @@ PLANS_CAPTION = (
 
 
 def _reroutes(lanes: LaneTable) -> str:
-    """What the heading adds when workers are dead."""
     dead = [str(worker) for worker, failed in zip(lanes.workers, lanes.failed, strict=True) if failed]
     homes = {int(home) for home in lanes.pipeline[lanes.has(Flag.REROUTED)]}
     text = f": {', '.join(dead)} failed" if dead else ""
@@ -358,7 +355,7 @@ def _reroutes(lanes: LaneTable) -> str:
 
 
 def events_table(events: Sequence[dict[str, Any]]) -> tuple[tuple[str, ...], list[list[parts.Cell]]]:
-    """Head and rows of the last EVENTS_SHOWN events."""
+    """Return head and rows of the last EVENTS_SHOWN events."""
     rows = [[_seconds(e), event_text(e), e.get("step"), _details(e)] for e in events[-EVENTS_SHOWN:]]
     return ("time", "event", "step", "details"), rows
 
@@ -369,7 +366,7 @@ def _seconds(event: dict[str, Any]) -> str | None:
 
 
 _NOT_DETAILS = "time", "kind", "worker", "step", "layout_limit"
-"""Keys of events that have a column of their own, or whose content another key says in words."""
+"""Keys of events with a separate column, or whose content another key describes."""
 
 
 def _details(event: dict[str, Any]) -> str:

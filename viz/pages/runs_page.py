@@ -1,7 +1,7 @@
-"""Pages that lead to others: what `recycle view` shows when it is given nothing, and the runs of folders.
+"""Start pages: the page of `recycle view` without arguments, and the list of runs in folders.
 
-Of a folder there is a line for each run, the newest first, read from what every run writes as it goes. The newest few
-are pages of their own, opened by a press; the command for the others stands in their line.
+A folder has a line per run, newest first, from the files that a run writes continuously. The newest runs open as pages;
+the line of other runs has the command to open them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ class RunsPage(Page):
         return html.Div([self.listed(folder) for folder in self.workspace.run_folders])
 
     def listed(self, folder: Path) -> html.Section:
-        """The runs of a folder."""
         runs = runs_in(folder)
         opened = {live.run.path.resolve(): f"run{place}" for place, live in enumerate(self.workspace.runs)}
         rows = []
@@ -57,7 +56,7 @@ class RunsPage(Page):
 
 
 def summary(run: Path) -> list[parts.Cell]:
-    """The cells of a run between its name and its button, as of HEAD; what cannot be read is left out."""
+    """Return the cells of a run between name and button, see HEAD; unreadable values are left out."""
     metrics, events = _lines(run / "metrics.jsonl"), _lines(run / "events.jsonl")
     last = metrics[-1] if metrics else {}
     times = [line["time"] for line in metrics if isinstance(line.get("time"), int | float)]
@@ -100,7 +99,7 @@ COMMANDS = (
 
 
 class StartPage(Page):
-    """The page that comes first when no file was given."""
+    """The first page if no file was given."""
 
     prefix, title = "start", "Start"
 
@@ -113,7 +112,6 @@ class StartPage(Page):
         return [cls(workspace)] if workspace.is_example else []
 
     def layout(self) -> html.Div:
-        """A button for each page that has an invitation, and the commands."""
         links = [
             html.Button(
                 [html.Strong(page.title), html.Span(page.invitation)],

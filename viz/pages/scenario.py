@@ -1,13 +1,12 @@
-"""The scenario: what instructions take, what workers may hold, and which workers are dead or slow; and its panel.
+"""The scenario panel: times of instructions, memory limits, and dead or slow workers.
 
-Times and limits come field by field, or with a profile or job that somebody drops; the order of the schedule stays.
-The browser sends them to `retime/<hash>.bin` while one types and draws what comes back (see `assets/modules/times.js`):
-the lanes, and what the headline says of them.
+Times and limits come from fields, or from a dropped profile or job; the order of the schedule stays. The browser sends
+them to `retime/<hash>.bin` during typing, and draws the returned lanes and headline (see `assets/modules/times.js`).
 
-Dead and slow workers are one text, which asks for another plan: `1.2, pipeline:0, stage:3, node:1/8, 0.1=1.5`.
-`pipeline:K`, `stage:S` (all workers of a position) and `node:N/W` (node N where W workers share one, see
-`recycle.job.shape`) name several dead workers at once; `0.1=1.5` is a worker that takes 1.5 times as long for all its
-work. The page's address keeps the text; buttons and lanes write into it, and the page of plans draws the plan for it
+Dead and slow workers are one text that asks for another plan: `1.2, pipeline:0, stage:3, node:1/8, 0.1=1.5`.
+`pipeline:K`, `stage:S` (all workers of a position) and `node:N/W` (node N with W workers per node, see
+`recycle.job.shape`) name several dead workers; `0.1=1.5` is a worker that takes 1.5 times as long for all its work. The
+page's address keeps the text; buttons and lanes edit it, and the page of plans draws the plan for it
 (`viz.pages.plans_page`).
 """
 
@@ -41,9 +40,8 @@ class Field(NamedTuple):
 
     Attributes:
         name: in the request, and in the page's address.
-        title: its label.
         key: entry of the profile that it sets.
-        is_per_stage: whether it may be a number per stage.
+        is_per_stage: whether it accepts a number per stage.
     """
 
     name: str
@@ -61,22 +59,20 @@ FIELDS = (
     Field("step", "Step", "step"),
 )
 LIMIT = "limit"
-"""The field of what a worker may hold, in activations: a number, or one per rank; none where it is left empty."""
+"""Field of the memory limit in activations: a number, or one per rank; unlimited if empty."""
 _LONGEST = 100_000
 
 
 def values_of(explainer: Explainer) -> dict[str, str]:
-    """What the fields hold for a timeline as it is."""
     profile = explainer.timeline.profile
     found = {field.name: _text(getattr(profile, field.key)) for field in FIELDS}
     return found | {LIMIT: _text(list(explainer.limits)) if explainer.limits else ""}
 
 
 def by_fields(explainer: Explainer, wanted: Mapping[str, Any]) -> tuple[Profile, Limits]:
-    """What the fields say: field -> its text; fields that are left out stay as they are.
+    """Apply the fields (name -> text) to a timeline's profile and limits; missing fields keep their values.
 
-    Raises:
-        JobError: a text is no number of the wanted form.
+    Raises JobError if a text does not have the required form.
     """
     profile, shape = explainer.timeline.profile, explainer.timeline.schedule.shape
     changed: dict[str, Any] = {}
@@ -90,14 +86,14 @@ def by_fields(explainer: Explainer, wanted: Mapping[str, Any]) -> tuple[Profile,
 
 
 def by_file(explainer: Explainer, name: str, text: str) -> tuple[Profile, Limits]:
-    """What a profile or job says that somebody dropped.
+    """Return profile and limits of a dropped profile or job.
 
     Args:
-        name: of the file; a job's ends with `.toml`.
-        text: its content. Files that it names are not read.
+        name: file name; a job's ends with `.toml`.
+        text: content. Files that it refers to are not read.
 
     Raises:
-        JobError: it cannot be read, is of another shape, or names a file of times.
+        JobError: the content is invalid, has another shape, or refers to a file of times.
     """
     shape = explainer.timeline.schedule.shape
     if not name.lower().endswith(".toml"):
@@ -115,11 +111,9 @@ def by_file(explainer: Explainer, name: str, text: str) -> tuple[Profile, Limits
 
 
 def retimed(table: LaneTable, explainer: Explainer, profile: Profile, limits: Limits) -> tuple[LaneTable, Explainer]:
-    """The lanes of a planned timeline in other times and limits, with the same names and violations, and what explains
-    them.
+    """Return the lanes and explainer of a planned timeline under other times and limits; violations stay marked.
 
-    Raises:
-        JobError: the timeline is what ran, or the times add up to too much.
+    Raises JobError if the timeline was executed, or the times add up to too much.
     """
     if explainer.executed:
         raise JobError("times: an executed step keeps its measured times; choose a plan")
@@ -139,7 +133,6 @@ def _limits(text: Any, ranks: int) -> Limits:
 
 
 def _number(title: str, text: Any, count: int, what: str) -> PerStage:
-    """A number, or `count` of them with spaces or commas between. Raises JobError."""
     words = str(text)[:_LONGEST].replace(",", " ").split()
     try:
         values = [float(word) for word in words]
@@ -152,7 +145,6 @@ def _number(title: str, text: Any, count: int, what: str) -> PerStage:
 
 
 def _text(value: Any) -> str:
-    """A value as the fields show it: numbers that are all alike once."""
     values = list(value) if isinstance(value, list | tuple) else [value]
     shown = [f"{number:.6g}" for number in values]
     return shown[0] if len(set(shown)) == 1 else " ".join(shown)
@@ -163,28 +155,27 @@ MOST_NAMED = 2048
 
 
 class Condition(NamedTuple):
-    """Dead workers, and how many times as long slow ones take.
+    """Dead workers, and slow workers with their factors.
 
     Attributes:
-        failed: the dead ones.
-        slow: (worker, factor) of live ones, by worker.
+        slow: (worker, factor) of live workers, by worker.
     """
 
     failed: frozenset[Worker] = frozenset()
     slow: tuple[tuple[Worker, float], ...] = ()
 
     def names(self) -> list[str]:
-        """A text for each worker, as `parse` reads them."""
+        """Return a text for each worker, in the form that `parse` reads."""
         return [*map(str, sorted(self.failed)), *(f"{worker}={factor:g}" for worker, factor in self.slow)]
 
     def without(self, failed: Iterable[Worker]) -> Condition:
-        """The same condition with other dead workers; a worker that is dead does not count as slow."""
+        """Return the condition with other dead workers; dead workers are removed from `slow`."""
         dead = frozenset(failed)
         return Condition(dead, tuple(one for one in self.slow if one[0] not in dead))
 
 
 def parse(text: str, shape: Shape) -> Condition:
-    """The condition that a text names. Raises PlanError that says what is wrong with it."""
+    """Parse a condition. Raises PlanError that describes the error."""
     words = text.replace(",", " ").split()
     if len(words) > MOST_NAMED:
         raise PlanError(f"failed workers: {len(words)} are named; at most {MOST_NAMED}")
@@ -203,7 +194,7 @@ def parse(text: str, shape: Shape) -> Condition:
 
 
 def group(word: str, shape: Shape) -> frozenset[Worker]:
-    """The workers that `1.2`, `pipeline:0`, `stage:3` or `node:1/8` names. Raises JobError or PlanError."""
+    """Return the workers that `1.2`, `pipeline:0`, `stage:3` or `node:1/8` names. Raises JobError or PlanError."""
     kind, is_group, which = word.partition(":")
     if not is_group:
         return frozenset([shape.require(Worker.parse(word), "failed workers")])
@@ -236,9 +227,9 @@ def _factor(word: str, text: str) -> float:
 
 
 FAILED = "fail"
-"""Identifier of the field of dead and slow workers; the name in the address."""
+"""Identifier of the field of dead and slow workers; its name in the address."""
 BUTTONS, NODES_SHOWN = 512, 64
-"""Workers up to which each has a button; of more, lanes are pressed or names typed."""
+"""Maximum workers with a button each, and nodes; beyond, lanes or typed names select workers."""
 MOST_BYTES = 2**20
 HINT = (
     "A number, or one per stage with spaces between; of the limit one per rank, in activations. The order of the"
@@ -249,7 +240,6 @@ _LONGEST_NAME = 120
 
 
 def failed_field() -> list[Any]:
-    """The field of dead and slow workers."""
     field = dcc.Input(
         id=FAILED,
         type="text",
@@ -263,7 +253,7 @@ def failed_field() -> list[Any]:
 
 
 def worker_buttons(shape: Shape, failed: Iterable[Worker]) -> Any:
-    """A button per worker, pipeline and node; or how to name workers where there are too many."""
+    """Build a button per worker, pipeline and node; with too many workers, a hint how to name them."""
     dead = frozenset(failed)
     if shape.worker_count > BUTTONS:
         return parts.hint(f"{shape.worker_count:,} workers: type names, or press a lane below.")
@@ -293,7 +283,7 @@ def _button(word: str, title: str, shape: Shape, dead: frozenset[Worker]) -> htm
 
 
 def times(_: CachedLanes, explainer: Explainer, __: Any = None) -> list[Any]:
-    """The fields of times and limits for a planned timeline."""
+    """Build the fields of times and limits for a planned timeline."""
     if explainer.executed:
         return [parts.empty("What ran has the times that it had.", "Choose a plan to try others.")]
     titles = {field.name: field.title for field in FIELDS} | {LIMIT: "Memory limit"}
@@ -315,7 +305,7 @@ def _field(name: str, title: str, value: str) -> html.Label:
 
 
 def register(app: Dash, cache: LaneCache) -> None:
-    """Add the route that times lanes anew."""
+    """Add the route that recomputes lanes under other times."""
 
     def answer(digest: str) -> Response:
         shown = cache.get(digest) or abort(404)

@@ -1,4 +1,4 @@
-"""The page of one or more schedule files: their timelines on one time axis, and their figures side by side."""
+"""The page of schedule files: timelines on one time axis, and figures side by side."""
 
 from __future__ import annotations
 
@@ -51,7 +51,6 @@ class SchedulePage(Page):
         return Mode([parts.problems(problems), *self.timelines()], own)
 
     def exported(self) -> list[Any]:
-        """Of each file its name, what is wrong with it, its timeline and findings; and the figures of all."""
         shown: list[Any] = []
         for place, file in enumerate(self.files):
             shown.append(html.H2(file.name, className="source"))
@@ -62,17 +61,16 @@ class SchedulePage(Page):
         return [*shown, *(self.findings(file) for file in self.files if file.findings)]
 
     def preloaded_lanes(self) -> list[str]:
-        """Where the browser finds the lanes of each file."""
         span = self.span
         return [lanes_address(self.cache.put(file.lanes, file.explainer, span)) for file in self.files]
 
     @property
     def span(self) -> float | None:
-        """Length of the time axis of all; None where nothing takes time."""
+        """Length of the common time axis; None if no instruction takes time."""
         return max((file.lanes.span for file in self.files), default=0.0) or None
 
     def timelines(self) -> list[Any]:
-        """The lanes of each file, all with the time axis of the longest."""
+        """Build the lanes of each file on the time axis of the longest."""
         left = parts.gutter(*(file.lanes for file in self.files))
         shown: list[Any] = []
         for place, file in enumerate(self.files):
@@ -96,7 +94,7 @@ class SchedulePage(Page):
         return shown
 
     def times(self) -> str:
-        """How the times of the files were chosen, where nobody said."""
+        """Describe the default times of files without stated times."""
         named: dict[float, list[str]] = {}
         for file in self.files:
             if file.chunk_time is not None:
@@ -110,7 +108,7 @@ class SchedulePage(Page):
         return f"{said} {executed}".strip()
 
     def figures(self) -> tuple[list[str], list[list[parts.Cell]]]:
-        """Head and rows of the table of figures, a column per file."""
+        """Return head and rows of the table of figures, a column per file."""
         head, rows = figures_beside([(file.name, file.explainer) for file in self.files])
         for name, values in _LARGEST.items():
             largest = [max(values(file.timeline), default=None) if file.timeline else None for file in self.files]
@@ -123,7 +121,7 @@ class SchedulePage(Page):
         return head, rows
 
     def layout_of(self, file: ScheduleFile) -> Any:
-        """Which layers each worker of a cut hosts, which of these it had before, and what it copies from whom."""
+        """Build the layers that each worker of a cut hosts, keeps and copies, with the sources."""
         schedule = file.schedule
         if not schedule.shape.cut:
             return []
@@ -148,7 +146,6 @@ class SchedulePage(Page):
         )
 
     def findings(self, file: ScheduleFile) -> html.Section:
-        """What the checker says of a file."""
         return parts.findings(f"Findings in {file.name}", file.findings, FINDINGS_SHOWN)
 
 
@@ -160,7 +157,6 @@ def _plan(file: ScheduleFile) -> Plan | None:
 
 
 def _runs(units: Sequence[int]) -> str:
-    """The first and the last of each run of neighbouring units."""
     runs = [[unit for _, unit in run] for _, run in groupby(enumerate(units), key=lambda each: each[1] - each[0])]
     return ", ".join(f"{run[0]}\N{EN DASH}{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 

@@ -36,7 +36,6 @@ class SystemsPage(Page):
         return [cls(comparison, name, f"systems{place}") for place, (name, comparison) in named]
 
     def layout(self) -> html.Div:
-        """The choice of a trace where there are several, and what the first one gives."""
         traces = self.comparison.traces
         if not traces:
             return html.Div(parts.empty("The comparison holds no trace.", "Write one with recycle compare."))
@@ -51,7 +50,6 @@ class SystemsPage(Page):
         return html.Div([choice, html.Div(self.shown(0), id=self.name("shown")), self.assumptions()])
 
     def shown(self, place: int) -> list[Any]:
-        """Figures and table of a trace."""
         trace, systems = self.comparison.traces[place], self.comparison.of(place)
         facts = [
             self.comparison.shape,
@@ -84,12 +82,10 @@ class SystemsPage(Page):
         ]
 
     def exported(self) -> list[Any]:
-        """What each trace gives, under its title."""
         shown = [part for place in range(len(self.comparison.traces)) for part in self.shown(place)]
         return [html.H2(self.title, className="source"), *shown, self.assumptions()] if shown else []
 
     def assumptions(self) -> Any:
-        """What the profile rests on, folded away."""
         lines = self.comparison.assumptions
         items = [html.Li(line) for line in lines]
         return html.Details([html.Summary("Assumptions"), html.Ul(items)], className="card") if lines else html.Div()

@@ -1,10 +1,10 @@
-"""Drop a schedule file: what is wrong with it, where, and as much of it as can be drawn.
+"""The page for dropped schedule files: errors, their places, and the drawable part.
 
-Nothing of a file is trusted: it is not run, not written anywhere, shown as text only, and refused before it is read
-when it is larger than any schedule that the page could show, or says that it is.
+Files are untrusted: they are neither executed nor stored, and shown as text only. A file larger than any schedule that
+the page could show, or claiming to be, is refused unread.
 
-A press on a finding zooms to its place and frames it, with the other end of what does not fit together. Each browser's
-file is its own: it stays in that page, of which the server keeps the lanes alone, as it does of any page.
+A press on a finding zooms to its place and frames it with the conflicting instruction. A file stays in its browser's
+page; the server keeps only its lanes, as for every page.
 """
 
 from __future__ import annotations
@@ -37,29 +37,21 @@ from viz.sources import ScheduleFile, executed_source, schedule_source
 
 MOST_BYTES = 2**25
 MOST_INSTRUCTIONS, MOST_WORKERS, MOST_CHUNKS, MOST_CELLS = 1_000_000, 8192, 2**18, 2**22
-"""What is checked at once for a page; `recycle check` takes more."""
+"""Limits of a dropped file; `recycle check` accepts more."""
 _SEPARATORS, _MOST_SEPARATORS = (b",", b" ", b"\n", b"\r"), MOST_INSTRUCTIONS * 3 // 2
-"""What lies between them becomes objects while a file is read."""
+"""Separators of JSON and text, and their limit: tokens between them become objects while a file is read."""
 _LONGEST_NAME = 120
 _MOST_LEFT_OUT = 1000
-"""Beyond that a file is no schedule with mistakes but something else."""
+"""Maximum number of omitted parts; a file with more is not a schedule."""
 
 
 def read_dropped(contents: str, name: str) -> ScheduleFile:
-    """A dropped file as the browser sends it, read, checked and timed.
-
-    Args:
-        contents: `data:…;base64,…` as `dcc.Upload` gives it.
-        name: of the file, which may be anything.
-
-    Raises:
-        RecycleError: it is no schedule, or is too large.
-    """
+    """Read, check and time a dropped file. Raises RecycleError if the file is not a schedule, or is too large."""
     return inspect(_content(contents, printable(name)), printable(name))
 
 
 def inspect(content: bytes, name: str) -> ScheduleFile:
-    """Read, check and time a file's content. Raises RecycleError when it is no schedule, or is too large."""
+    """Read, check and time a file's content. Raises RecycleError if it is not a schedule, or is too large."""
     unpacked = unpack(content, name)
     text = unpacked.text
     is_trace = chrome_trace.recognises(text)
@@ -86,10 +78,6 @@ def inspect(content: bytes, name: str) -> ScheduleFile:
 
 
 def _salvage(content: bytes, name: str, most: int) -> tuple[Schedule, list[str]] | None:
-    """(what can be read of a native schedule file, what was left out: a line each); None when more than that is wrong.
-
-    The file's frame must be whole: JSON with a shape. Positions in what is left count without what is left out.
-    """
     if not native.recognises(content):
         return None
     try:
@@ -140,7 +128,6 @@ def _content(contents: str, name: str) -> bytes:
 
 
 def _stated_shape(content: bytes) -> Shape | None:
-    """The shape that a native file says it has; None where it does not say, or wrongly: reading it then tells."""
     try:
         return Shape.from_json(
             msgspec.json.decode(entries(content, ScheduleError)["shape"], type=dict[str, int | list[int]])
@@ -160,14 +147,14 @@ def _refuse_large(shape: Shape, instructions: int, name: str) -> None:
 
 
 def printable(name: str) -> str:
-    """The name of a file as a short line of printable text."""
+    """Shorten a file name to a line of printable text."""
     line = str(RecycleError(name.replace("\\", "/").rsplit("/", 1)[-1])) or "file"
     return line if len(line) <= _LONGEST_NAME else f"{line[: _LONGEST_NAME - 12]}…{line[-11:]}"
 
 
 FINDINGS_SHOWN = 200
 PLACES_SHOWN = 12
-"""Of a long circle of waits."""
+"""Maximum places shown of a cycle of waits."""
 
 FORMATS = "native JSON, torch's schedule CSV, a Chrome trace, a trace of torch's profiler, a Megatron table; or gzip"
 
@@ -200,8 +187,7 @@ class ValidatePage(Page):
         )
 
     def answer(self, contents: str, name: str) -> tuple[list[Any], list[Any], str, str]:
-        """What there is to say of a file as the browser sends it: its lanes; a verdict and findings; what became of it,
-        and the class of that line."""
+        """Answer a dropped file: its lanes; a verdict with findings; a status line and the class of that line."""
         name = printable(name)
         try:
             file = read_dropped(contents, name)
@@ -216,7 +202,7 @@ class ValidatePage(Page):
         return self.lanes(file), panel, f"{name}: read", "status calm"
 
     def verdict(self, file: ScheduleFile) -> html.Section:
-        """In a line: valid or not, and what it is."""
+        """Build the verdict: valid or not, and a summary."""
         schedule = file.schedule
         errors, warnings = file.findings.number("error") + len(file.left_out), file.findings.number("warning")
         count = f" ({parts.counted(errors, 'error')}, {parts.counted(warnings, 'warning')})"
@@ -232,7 +218,7 @@ class ValidatePage(Page):
         )
 
     def findings(self, file: ScheduleFile) -> Any:
-        """A row per finding, with a button that zooms to it."""
+        """Build a row per finding, with a button that zooms to it."""
         if not file.findings:
             return []
         buttons: list[parts.Cell] = [
@@ -242,7 +228,7 @@ class ValidatePage(Page):
         return parts.findings("Findings", file.findings, FINDINGS_SHOWN, buttons)
 
     def lanes(self, file: ScheduleFile) -> list[Any]:
-        """What can be drawn, with the number of findings on each lane."""
+        """Build the drawable lanes, with the number of findings on each."""
         if not len(file.lanes):
             return [parts.empty(f"{file.name} holds no instruction that takes time, so there are no lanes to draw.")]
         halt = file.lanes.halt
@@ -259,8 +245,8 @@ class ValidatePage(Page):
         return [*([parts.hint(order)] if order else []), view]
 
     def register(self, app: Dash) -> None:
-        """Add the page's callbacks, and the server's limit of what a request may hold."""
-        # A dropped file comes as base64 inside JSON; whatever is larger is refused before it is read.
+        """Add the page's callbacks, and the server's limit of request sizes."""
+        # A dropped file is base64 inside JSON; larger requests are refused unread.
         app.server.config["MAX_CONTENT_LENGTH"] = MOST_BYTES * 4 // 3 + 2**20
 
         @app.callback(
@@ -279,7 +265,6 @@ class ValidatePage(Page):
 
 
 def _badged(table: LaneTable, counts: Mapping[str, int]) -> LaneTable:
-    """The lanes with the number of findings beside their names."""
     labels = [
         f"{label} ▲{counts[str(worker)]}" if str(worker) in counts else label
         for label, worker in zip(table.labels, table.workers, strict=True)
