@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,12 @@ def test_the_top_loads_nothing_heavy(statement: str) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("package", ["recycle", "recycle.exec"])
+def test_all_public_names_can_be_imported(package: str) -> None:
+    module = import_module(package)
+    assert [name for name in module.__all__ if getattr(module, name).__name__ != name] == []
+
+
 def test_the_list_of_commands_imports_none_of_them() -> None:
     shown = run("import sys; from recycle.cli.app import app\ntry: app(['--help'])\nexcept SystemExit: pass\n"
                 "print(sorted(m for m in sys.modules if m.startswith('recycle.cli.')))")  # fmt: skip

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Observer", "RunResult", "run", "train"]
 
-_HOMES = {"Observer": "observer", "RunResult": "launcher", "train": "launcher", "run": "standalone"}
+_HOMES = {"Observer": "dials", "RunResult": "launcher", "train": "launcher", "run": "standalone"}
 
 
 def __getattr__(name: str) -> Any:
