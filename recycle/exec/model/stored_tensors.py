@@ -1,8 +1,7 @@
 """Lazy access to tensors in safetensors files.
 
-A checkpoint stores the T equal parts of a tensor that is split between tensor ranks under separate names, see
-`part_name`. It stores pieces of a tensor, or of a part, from shards of the optimizer's state likewise (`piece_name`).
-`StoredTensors` reads parts and pieces as whole tensors.
+A checkpoint stores the T equal parts of a tensor that is split between tensor ranks under separate names
+(`part_name`), and pieces of sharded optimizer state too (`piece_name`). `StoredTensors` joins them.
 """
 
 from __future__ import annotations

@@ -173,8 +173,7 @@ def part_of(whole: torch.Tensor, dimension: int, rank: int, count: int, halves: 
 def initialise(
     part: torch.nn.Module, model: ModelSection, first_layer: int, tensor_rank: int = 0, tensor_parallel: int = 1
 ) -> None:
-    """Draw every parameter by its global name: matrices normal, biases 0, norm weights 1. Needs parameters on the
-    CPU."""
+    """Draw every parameter by its global name, on the CPU: matrices normal, biases 0, norm weights 1."""
     cut, halves = cut_dimensions(part), gated(part)
     for name, parameter in global_names(part, first_layer).items():
         if parameter.dim() > 1:
