@@ -46,7 +46,7 @@ class Hosted:
 
     Attributes:
         stages: by index; always the same dict.
-        is_confirmed: whether the stages are those of the last generation that ran.
+        is_confirmed: whether the last generation that ran had these stages.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """A worker's iterations in one generation: instructions, report, commit, optimizer step.
 
-With the barrier all steps wait for the iteration's commit. After a staggered step the worker goes on with the next
-iteration at once, and waits for the commit before the next step. So a worker is at most one iteration ahead of the
-last commit. It holds the values of one iteration only.
+With the barrier all steps wait for the iteration's commit. After a staggered step the worker starts the next iteration
+at once, and waits for the commit before the next step. So a worker is at most one iteration ahead of the last commit.
+It holds the values of one iteration only.
 
 An evaluation after an iteration waits for the iteration's commit, and all workers wait for the evaluation's result. A
 generation begins with the evaluation that the previous one did not finish.

@@ -57,8 +57,7 @@ RUNS: dict[type[Instruction], Callable[..., Any]] = {
     WaitSendActivation: lambda worker, one: None,
     WaitSendGradient: lambda worker, one: None,
 }
-"""Class -> (interpreter, instruction, a tensor for each input that is handed over) -> first value of the row's
-`produces`.
+"""Class -> function (interpreter, instruction, input tensors) -> first value of the row's `produces`.
 
 Tensors beyond the ends of the model are None; so is a value that is not produced.
 """

@@ -295,9 +295,9 @@ class Member:
         return self._state.live
 
     def claim(self, fault: int) -> bool:
-        """Whether a fault that has reached its point strikes this process; False if it struck before. From any thread.
+        """Wait for the leader's decision whether a fault at its point strikes this process. From any thread.
 
-        Returns once the leader has written the event.
+        False if the fault struck before.
         """
         strikes = self._state.strikes
         if fault in strikes:
@@ -308,8 +308,7 @@ class Member:
         return strikes[fault] == self.name
 
     def await_strike(self, fault: int) -> bool:
-        """Wait until a fault strikes another process; False if it struck before this process took part. From any
-        thread."""
+        """Wait until a fault strikes another process; False if it struck before this one joined. From any thread."""
         state = self._state
         with self._changed:
             self._changed.wait_for(lambda: state.earlier_strikes is not None and fault in state.strikes)

@@ -85,8 +85,7 @@ class Updates:
             self._waits.clear()
 
     def reduced(self, iteration: int) -> None:
-        """Note that the gradients of `iteration` are reduced on all stages; they stay until the next iteration
-        begins."""
+        """Note that the gradients of `iteration` are reduced on all stages. They stay until the next iteration."""
         self._reduced = iteration
 
     def gathered(self, index: int, iteration: int) -> None:
