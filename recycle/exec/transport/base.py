@@ -73,8 +73,7 @@ class Transport(Protocol):
         """The posted receive of `instruction`; posts it if necessary."""
 
     def reduce(self, stage: int, buffers: Sequence[torch.Tensor], bucket: int | None = None) -> None:
-        """Sum `buffers` in place over all hosts of `stage`, or of a group of `tie_groups`, which all sum in the same
-        order.
+        """Sum `buffers` in place over all hosts of `stage`, or of a group of `tie_groups`, in one order of sums.
 
         Args:
             bucket: start the sum of this bucket only. Its buffers must not be used until the sum of the last bucket,
@@ -83,7 +82,7 @@ class Transport(Protocol):
         """
 
     def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
-        """Sum the parts of a stage's gradients over its hosts, each in place on the owners of its shard only.
+        """Sum the parts of a stage's gradients over its hosts, each in place on the owners of its shard.
 
         Parts on other hosts are undefined afterwards.
 
