@@ -58,9 +58,7 @@ class Manifest(Struct, frozen=True, rename={"commit": "facts"}):
     """Manifest of a checkpoint.
 
     Attributes:
-        step: the committed iteration of the state.
         commit: of that iteration; `facts` in the file.
-        shape: D, P, V and m of the run that wrote it.
         identity: settings that must match for the state to fit; see `identity`.
         course: further settings that the next losses depend on; see `course`.
         files: name -> size and hash.
@@ -132,13 +130,7 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
 def stored_names(
     named: Mapping[str, torch.Tensor], cuts: Mapping[str, int | None], tensor: tuple[int, int]
 ) -> dict[str, torch.Tensor]:
-    """State of a stage that a tensor rank writes, by name in the checkpoint.
-
-    Args:
-        named: as returned by `Stage.named_state`.
-        cuts: as returned by `Stage.cuts`.
-        tensor: tensor rank, and T.
-    """
+    """State of a stage that a tensor rank writes, by name in the checkpoint."""
     rank, size = tensor
     found: dict[str, torch.Tensor] = {}
     for name, value in named.items():
@@ -154,17 +146,15 @@ def write_stage(
 ) -> dict[str, StoredFile]:
     """Write a stage's state into a checkpoint's folder; each file is moved into place when complete.
 
+    Raises RunError if writing failed.
+
     Args:
         writer: name of this process; concurrent writers of the same stage do not interfere.
         named: CPU tensors by their name in the checkpoint, which must not change meanwhile.
-        tensor_rank: of the part.
         kind: "stage", or "shard" of a sharded optimizer, with number `stage`.
 
     Returns:
         Size and hash of each file.
-
-    Raises:
-        RunError: writing failed.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
@@ -223,9 +213,7 @@ def write_untrained(folder: Path, model: ModelSection, files: Mapping[str, Store
 def read_manifest(folder: Path) -> Manifest:
     """Read and check the manifest of a checkpoint.
 
-    Raises:
-        Damaged: the manifest is missing or damaged.
-        JobError: it is from a newer version.
+    Raises Damaged if the manifest is missing or damaged, and JobError if it is from a newer version.
     """
     try:
         return msgspec.convert(manifest_content(folder), Manifest, str_keys=True)
@@ -236,9 +224,7 @@ def read_manifest(folder: Path) -> Manifest:
 def verify(folder: Path) -> Checkpoint:
     """Verify every byte of a run's checkpoint, several files at once.
 
-    Raises:
-        Damaged: the checkpoint is not complete.
-        JobError: it is from a newer version.
+    Raises Damaged if the checkpoint is not complete, and JobError if it is from a newer version.
     """
     checkpoint = verify_files(folder)
     if folder_of(folder.parent, checkpoint.manifest.step) != folder:
@@ -284,8 +270,7 @@ def newest(
 ) -> Checkpoint | None:
     """The newest complete checkpoint, up to step `upto`; calls `warn` for each newer one that is skipped.
 
-    Raises:
-        JobError: the newest is from a newer version.
+    Raises JobError if the newest is from a newer version.
     """
     for step, folder in folders(root):
         if upto is not None and step > upto:
@@ -308,11 +293,7 @@ def remove(folder: Path) -> None:
 def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_parallel: int = 1) -> None:
     """Copy a checkpoint into the live state of `stages`, from any split into stages and any T.
 
-    Args:
-        tensor_rank, tensor_parallel: tensor rank of `stages`, and T.
-
-    Raises:
-        RunError: the checkpoint lacks that state.
+    Raises RunError if the checkpoint lacks that state.
     """
 
     try:

@@ -27,10 +27,7 @@ class CheckpointCompletion:
 
     Args:
         job: its `[train]` section defines how many are kept.
-        root: folder of all checkpoints; created when first needed.
-        text_digest: of the training text.
         has_metrics: whether the run directory has the line of metrics of a step.
-        wake: called when an answer is available.
     """
 
     def __init__(
@@ -110,14 +107,7 @@ class CheckpointCompletion:
         return CheckpointFound(StoredCheckpoint(manifest.step, manifest.commit, self._has_metrics(manifest.step)))
 
     def look(self, warn: Callable[[str], object]) -> Sequence[Answer]:
-        """The answers since the last call.
-
-        Args:
-            warn: called for checkpoints that were skipped.
-
-        Raises:
-            JobError: the newest checkpoint is from a newer version.
-        """
+        """The answers since the last call. Raises JobError if the newest checkpoint is from a newer version."""
         while not self._warnings.empty():
             warn(self._warnings.get_nowait())
         done = [answer for answer in self._answers if answer.done()]

@@ -38,10 +38,8 @@ class Earlier:
     Attributes:
         checkpoint: to resume from.
         metrics: lines of the steps up to the checkpoint's.
-        events: all of them.
         generation: the last one.
         seconds: duration of the earlier part.
-        shape: of its job.
         warnings: oddities that do not prevent resuming.
     """
 
@@ -57,14 +55,8 @@ class Earlier:
 def find_earlier(path: Path, job: Job, steps: int, text_digest: str | None) -> Earlier:
     """Find the state in run directory `path` from which `job` can resume.
 
-    Args:
-        steps: total steps of the resumed run.
-        text_digest: of the training text.
-
-    Raises:
-        JobError: the directory has no run or no complete checkpoint, the run is finished, or its model, batch or order
-            of
-            data differs.
+    Raises JobError if the directory has no run or no complete checkpoint, the run is finished, or its model, batch or
+    order of data differs.
     """
     if not path.is_dir():
         raise JobError(f"{path}: there is no run directory to resume")

@@ -31,13 +31,10 @@ BLOCK = 1 << 20
 
 
 class Text:
-    """The concatenated bytes of files.
+    """The concatenated bytes of files. Raises OSError if a file cannot be read.
 
     Args:
         most: bytes after which the text ends; None for no limit.
-
-    Raises:
-        OSError: a file cannot be read.
     """
 
     def __init__(self, paths: Iterable[Path], most: int | None = None) -> None:
@@ -89,11 +86,7 @@ def text_of(path: str | None) -> Text:
     """The text at a path; without a path, the beginning of Python's standard library.
 
     The path is a file, or a folder whose files are sorted by path. Files that cannot be read or have a NUL byte in
-    their
-    first MiB are skipped.
-
-    Raises:
-        JobError: there is no readable text.
+    their first MiB are skipped. Raises JobError if there is no readable text.
     """
     if path is None:
         text = Text(_readable(sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))), DEFAULT_BYTES)
@@ -138,12 +131,10 @@ class Batches(ABC):
     def batch(self, iteration: int, micro_batch: int) -> Batch:
         """One micro-batch, a pure function of both arguments.
 
-        Args:
-            iteration: counted from 0.
-            micro_batch: global id, k * m + j for the micro-batch `k.j`.
+        Raises RunError if the data is invalid, such as a token outside the vocabulary.
 
-        Raises:
-            RunError: the data is invalid, such as a token outside the vocabulary.
+        Args:
+            micro_batch: global id, k * m + j for the micro-batch `k.j`.
         """
 
     def require_vocabulary(self) -> None:
@@ -165,17 +156,7 @@ class TokenRows(Batches):
 
 
 class Corpus(TokenRows):
-    """Batches of text, with bytes as tokens.
-
-    Args:
-        text: at least `sequence` + 1 bytes.
-        sequence: tokens per row.
-        micro_batch_size: rows per micro-batch.
-        seed: of the choice of rows.
-
-    Raises:
-        JobError: the text is too short for one row.
-    """
+    """Batches of text, with bytes as tokens. Raises JobError if the text is too short for one row."""
 
     def __init__(self, text: Text, sequence: int, micro_batch_size: int, seed: int) -> None:
         if len(text) < sequence + 1:
@@ -202,8 +183,7 @@ class Corpus(TokenRows):
 def load_corpus(job: Job) -> Corpus:
     """Open the text of `[data] path`, as `text_of` finds it.
 
-    Raises:
-        JobError: the path is missing or has too little text, or the vocabulary is smaller than a byte.
+    Raises JobError if the path is missing or has too little text, or the vocabulary is smaller than a byte.
     """
     if job.model.vocabulary < BYTE_VALUES:
         raise JobError(f"[model] vocabulary: tokens are bytes, at least {BYTE_VALUES}, got {job.model.vocabulary}")

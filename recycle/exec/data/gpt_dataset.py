@@ -44,13 +44,11 @@ LOCK_SECONDS = 1800.0
 class GptDatasetBatches(Batches):
     """Micro-batches of megatron-core's GPTDataset, or of a blend of several.
 
+    Raises JobError if a file cannot be read or is too small, or the cache cannot be written.
+
     Args:
         job: with `[data]` of kind "gpt-dataset".
-        part: index of the part of the split.
         iterations: minimum number of iterations to sample; by default the job's own.
-
-    Raises:
-        JobError: a file cannot be read or is too small, or the cache cannot be written.
     """
 
     def __init__(self, job: Job, part: int = TRAIN, iterations: int | None = None) -> None:
@@ -77,8 +75,7 @@ class GptDatasetBatches(Batches):
     def batch(self, iteration: int, micro_batch: int) -> Batch:
         """Tokens, labels, and optional `loss_mask` and `position_ids`, of [micro_batch_size, sequence].
 
-        Raises:
-            RunError: the samples are used up, or a token is outside the vocabulary.
+        Raises RunError if the samples are used up, or a token is outside the vocabulary.
         """
         job, size = self._job, self._job.data.micro_batch_size
         pipeline, number = divmod(micro_batch, job.shape.micro_batches)

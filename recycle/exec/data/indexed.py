@@ -37,13 +37,8 @@ _ROUNDS = 4
 class IndexedRows(TokenRows):
     """Micro-batches from the token file of `[data] path`, without `.bin` and `.idx`.
 
-    The digest is the sha256 of the index and the number of tokens; otherwise the index is only mapped.
-
-    Raises:
-        JobError: the files are missing, incomplete, or too short for one row.
-
-    Attributes:
-        rows: rows of an epoch.
+    The digest is the sha256 of the index and the number of tokens; otherwise the index is only mapped. Raises JobError
+    if the files are missing, incomplete, or too short for one row.
     """
 
     def __init__(self, job: Job) -> None:

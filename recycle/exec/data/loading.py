@@ -31,11 +31,7 @@ DataProvider = Callable[[Job], Any]
 
 
 class ProvidedBatches(Batches):
-    """Batches of a user's function.
-
-    Raises:
-        JobError: the function's result cannot make batches.
-    """
+    """Batches of a user's function. Raises JobError if the function's result cannot make batches."""
 
     def __init__(self, job: Job, provider: DataProvider) -> None:
         self._name = f"[data] provider: {job.data.provider or repr(provider)}"

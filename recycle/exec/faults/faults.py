@@ -40,12 +40,10 @@ class Fault:
     """One fault.
 
     Attributes:
-        kind: name of a row of `kinds.KINDS`.
         phase: None for the middle of the iteration.
         argument: number after the `=`; None if absent.
         target: target of the strike, if the kind has several; before the argument.
         last: last step of a fault with a range; None for a single step.
-        other: the second worker of a fault on a pair or a link.
         tensor_rank: of the process that is struck.
     """
 
@@ -142,10 +140,6 @@ def check_faults(faults: Sequence[Fault], job: Job, steps: int, absent: frozense
 
     If hosts compare their states, a worker with a memory fault is fenced some time later. With replays a worker with a
     computation fault is fenced too.
-
-    Args:
-        steps: iterations of the run.
-        absent: workers that are missing at the start.
     """
     shape, copies = job.shape, job.train.optimizer_copies if job.train.sharded_optimizer else None
     alive: dict[Worker, bool | None] = {worker: worker not in absent for worker in shape.workers()}
@@ -235,13 +229,11 @@ def punish(
 ) -> list[Fault]:
     """Draw faults for a run of `steps` iterations, in order, none before the second.
 
+    Raises JobError if no worker can ever be killed.
+
     Args:
         mean: iterations between two faults, at least 1.
-        absent: workers that are missing at the start.
         kinds: of faults that end a worker; a kind listed twice is twice as likely.
-
-    Raises:
-        JobError: no worker can ever be killed.
     """
     if shape.pipelines < 2:
         raise JobError("--punish: with 1 pipeline every worker is the only host of its stage, and none may die")

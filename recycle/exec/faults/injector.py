@@ -31,15 +31,10 @@ class FaultInjector(IterationHook):
     """The faults of one worker process.
 
     Args:
-        faults: faults that strike here, with their numbers in the run.
         claim: claims a fault by number; True only once per run. From any thread.
-        poison: spoils the gradients that this worker has summed so far.
         exchange: exchanges connection ends with the other worker of a fault; takes this process's, returns the other's.
-        flip: flips a bit; called with the target and the bit's number.
-        links: over which this process sends.
 
     Attributes:
-        iteration: the current one.
         factor: slow-down of every computation in this iteration.
         failing: the fault for which the next computation raises an exception.
     """
@@ -153,10 +148,7 @@ def start_injector(
     """Create the injector of a worker process, with threads for faults that another process of a pair reaches.
 
     Args:
-        faults: texts of all faults of the run.
-        link: to the leader.
         store: keys readable by all processes of the run; waits end with the generation.
-        poison, flip, links: as of `FaultInjector`.
     """
     worker, _ = split_member(link.name)
     exchange = partial(_exchange, link, store, tensor_parallel)

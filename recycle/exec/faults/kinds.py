@@ -98,7 +98,6 @@ class FaultKind:
 
     Attributes:
         does: description for `--help` and docs/reference/faults.md.
-        example: a fault as text.
         strike: called in the worker's process at the fault's point, with its injector and the fault's number in the
             run;
             None for a kind that strikes no worker.

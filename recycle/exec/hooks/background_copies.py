@@ -50,9 +50,7 @@ class BackgroundCopy:
 
     Args:
         peer: role of the other end.
-        sends: whether this end is the source.
         shards: in order, each a range of shard numbers with their flat state in the order of `Shards.apart`.
-        source: the process that the state comes from.
         most: bytes of a piece; None for no limit.
     """
 
@@ -135,11 +133,8 @@ class BackgroundCopies(IterationHook):
     """All background copies of one worker.
 
     Args:
-        worker: position that the process started in.
-        shards: that it holds.
         say: reports the progress of a generation to the leader.
         reach: called at the begin of an iteration with copies, as `IterationHook.reach`.
-        most: as of `BackgroundCopy`.
     """
 
     def __init__(

@@ -25,10 +25,7 @@ class Evaluation(IterationHook):
     """The evaluations of one worker.
 
     Args:
-        job: defines the schedule of evaluations, and their number of batches.
-        stages: that the worker hosts, at any time.
         hooks: hooks of the worker that also run in evaluations.
-        progress, device: as of `Iterations`.
     """
 
     job: Job

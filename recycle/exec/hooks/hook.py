@@ -44,17 +44,10 @@ class Generation:
     """A period of constant membership and plan, as one worker sees it.
 
     Args:
-        record: of the generation's beginning.
-        role: position in the plan that this worker plays.
-        schedule: the plan.
         rotation: the lowered plan with its replays; gives the program of each iteration.
         evaluated_by: lowered schedule of evaluations; None for a job without.
-        transport: to the other workers.
         commits: takes this worker's reports and decides the commits.
         hosts: number of each stage, or shard, that this worker holds -> its processes.
-
-    Attributes:
-        commit: the last known commit.
     """
 
     record: GenerationRecord

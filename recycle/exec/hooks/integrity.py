@@ -20,11 +20,7 @@ class StateComparison(IterationHook):
     """The comparisons of one worker.
 
     Args:
-        job: defines when states are compared.
-        stages: that the worker hosts, at any time.
-        updates: of these stages.
         say: sends the layout of a compared state to the leader, for events that name a tensor.
-        tensor_rank: of this process.
     """
 
     def __init__(

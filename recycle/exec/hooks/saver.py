@@ -29,13 +29,9 @@ class Saver(IterationHook):
     """Writes this process's part of each checkpoint.
 
     Args:
-        root: folder of all checkpoints.
-        name: of the process.
-        stages: that it hosts, at any time.
         stand_at: whether the last step of every stage was a given iteration (`Updates.stand_at`).
         say: reports saved parts to the leader; from any thread.
         tensor_parallel: T. Each tensor rank writes its own part.
-        deadline: seconds that writing may take.
         waits: called with True before a wait for the disk and False after it.
     """
 

@@ -33,7 +33,6 @@ class TraceLog(IterationHook):
         started: monotonic seconds that times count from.
         warn: called when the first iteration is skipped.
         every: log iterations divisible by this number.
-        sparse_bytes: as `SPARSE_BYTES`.
     """
 
     def __init__(

@@ -51,7 +51,6 @@ class Deferred(NamedTuple):
     Attributes:
         weights: the weights whose gradients `compute` hands to the sink, together with their biases' gradients.
         tensors: inputs of the computation besides the weights.
-        compute: runs the computation; call once.
     """
 
     weights: tuple[torch.Tensor, ...]
@@ -237,14 +236,13 @@ class _SplitForward:
 def split_linears(model: torch.nn.Module, store: WeightGradientStore, strict: bool = True) -> int:
     """Give every tensor-parallel linear layer of `model`, including subclasses, the split backward.
 
+    Raises RunError if this megatron-core version is untested, or a layer uses an unsupported feature.
+
     Args:
         strict: refuse other linear layers, whose weight gradients would be computed in I.
 
     Returns:
         The number of layers.
-
-    Raises:
-        RunError: this megatron-core version is untested, or a layer uses an unsupported feature.
     """
     require_tested_version()
     layers = _linears(model)
@@ -259,10 +257,7 @@ def split_linears(model: torch.nn.Module, store: WeightGradientStore, strict: bo
 class SplitLinears:
     """Context manager that gives a model's tensor-parallel linear layers the split backward.
 
-    Layers with frozen weights keep their own backward.
-
-    Raises:
-        RunError: as `split_linears`.
+    Layers with frozen weights keep their own backward. Raises RunError as `split_linears`.
     """
 
     def __init__(self, model: torch.nn.Module, store: WeightGradientStore) -> None:

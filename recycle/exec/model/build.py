@@ -42,9 +42,6 @@ def build_stages(
     environment of the process.
 
     Args:
-        device: where the stages compute; by default the machine's first GPU, or the CPU.
-        tensor_group: the group of tensor ranks; None without tensor parallelism.
-        providers: functions that build the model, the data and the loss; by default those that the job names.
         cut: layers of each stage, if different from the job's split (`Shape.cut`).
         held: existing state of units of the model, which the stages take over.
         is_filled: initialize all other weights; otherwise leave them uninitialized.

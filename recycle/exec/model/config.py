@@ -185,8 +185,7 @@ _UNSUPPORTED = {field: why for why, refused in _REASONS.items() for field in ref
 def transformer_config(job: Job, **changes: Any) -> TransformerConfig:
     """Configure megatron-core for the job's model; `changes` add or replace fields.
 
-    Raises:
-        JobError: a field of `[model.config]` is unknown, cannot be set, or has a value that megatron-core refuses.
+    Raises JobError if a field of `[model.config]` is unknown, cannot be set, or has a value that megatron-core refuses.
     """
     model = job.model
     settings: dict[str, Any] = {
@@ -262,8 +261,7 @@ def _types() -> dict[str, Any]:
 def prepare_for_engine(config: TransformerConfig) -> None:
     """Make linear layers delay their weight gradients, if the configuration selects Transformer Engine.
 
-    Raises:
-        JobError: Transformer Engine is not installed, or there are several tensor ranks.
+    Raises JobError if Transformer Engine is not installed, or there are several tensor ranks.
     """
     if config.transformer_impl != TRANSFORMER_ENGINE:
         return

@@ -143,12 +143,12 @@ def block_spec(config: TransformerConfig, layers: int) -> TransformerBlockSubmod
 def build_part(job: Job, stage: int, tensor_rank: int = 0, *, is_filled: bool = True) -> GPTModel:
     """Build the GPTModel part of `stage` on the CPU. Needs megatron-core's `parallel_state`.
 
+    Raises JobError if megatron-core refuses the job's configuration, or the checkpoint of `[model] weights` cannot be
+    read.
+
     Args:
         tensor_rank: rank of the stage's weights among the job's tensor ranks.
         is_filled: initialize the weights; otherwise leave them uninitialized, to be filled by the caller.
-
-    Raises:
-        JobError: megatron-core refuses the job's configuration, or the checkpoint of `[model] weights` cannot be read.
     """
     layers, config = job.layers_per_stage(), transformer_config(job)
     part = GPTModel(

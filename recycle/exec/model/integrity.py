@@ -133,11 +133,7 @@ def _checksum(sums: torch.Tensor) -> Checksum:
 
 @torch.no_grad()
 def flip_largest(tensor: torch.Tensor, bit: int) -> None:
-    """Flip one bit of the largest entry of a contiguous tensor, in place.
-
-    Args:
-        bit: from 0 (lowest), modulo the width of the number.
-    """
+    """Flip one bit of the largest entry of a contiguous tensor, in place."""
     flat = tensor.view(-1)
     if not flat.numel():
         return

@@ -45,8 +45,7 @@ def mean_loss(function: LossFunction, output: torch.Tensor, batch: Batch) -> tor
 def loss_sum(function: LossFunction, output: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, Any]:
     """Sum of a micro-batch's losses, a scalar, and their number.
 
-    Raises:
-        RunError: the function does not return a sum and a count.
+    Raises RunError if the function does not return a sum and a count.
     """
     returned = function(output, batch)
     pair = isinstance(returned, tuple | list) and len(returned) == 2

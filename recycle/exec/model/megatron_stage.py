@@ -48,14 +48,9 @@ class MegatronStage(Stage):
     """A part of a model with split backward, gradient sums and optimizer.
 
     Args:
-        job: sizes, seeds, accumulation, optimizer.
-        index: the stage.
-        device: where the stage computes.
         batches: source of micro-batches; None for a stage that is neither the first nor the last.
         part: the initialized model part; moved to `device`. Its parameters become views of one flat tensor per unit.
         tied_sum: gradient sum of the shared weight, from another stage of this worker.
-        tensor_rank: of the part.
-        providers: functions that built the part and compute the loss.
         evaluation: as `batches`, for evaluations; None for a job without.
         held: state of units that this process already holds, which the stage takes over.
 

@@ -42,7 +42,6 @@ class _Product(NamedTuple):
     """A matrix product with a weight.
 
     Attributes:
-        node: of the autograd graph.
         weight: [out, in] if `is_transposed`, as in torch.nn.Linear; else [in, out].
         bias: added by the same node and used nowhere else; None without one.
         inputs: of the product, [rows, in].
@@ -59,7 +58,6 @@ class GraphSplit:
     """Backward of a stage whose module has layers outside of megatron-core.
 
     Args:
-        parameters: all parameters of the stage.
         store: receives the products; megatron-core's layers put theirs there themselves.
         sink: receives (parameter, gradient) of gradients computed in I.
     """
@@ -70,11 +68,7 @@ class GraphSplit:
     def backward(
         self, output: torch.Tensor, gradient: torch.Tensor | None, entry: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Run the backward from a forward's `output`. Returns the gradient of `entry`, or None without one.
-
-        Args:
-            gradient: of the output; None for a loss.
-        """
+        """Run the backward from a forward's `output`. Returns the gradient of `entry`, or None without one."""
         products = _products(output.grad_fn)
         in_weights = {each for product in products for each in (product.weight, product.bias)}
         # Includes weights of megatron-core's layers, so that autograd runs the nodes that lead only to them.
@@ -141,13 +135,11 @@ def _nodes(root: Any) -> Iterator[Any]:
 class DelayedLayers:
     """The layers of a stage's module that delay their weight gradients.
 
+    Raises RunError if a layer accumulates gradients in its own buffer.
+
     Args:
-        module: of the stage.
         store: receives the delayed computations.
         sink: receives (parameter, its gradient of one micro-batch).
-
-    Raises:
-        RunError: a layer accumulates gradients in its own buffer.
     """
 
     def __init__(self, module: torch.nn.Module, store: WeightGradientStore, sink: Sink) -> None:

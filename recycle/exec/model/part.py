@@ -45,10 +45,7 @@ class DropoutSeeds:
     """Seeds the random draws of one model part.
 
     Args:
-        part: a module on its device; its layers are found by name (see `weights.layers_of`).
         first_layer: number of the part's first layer in the whole model.
-        seed: of the model.
-        device: where the part computes.
         tensor: tensor rank of the part, and T.
         is_cut: each tensor rank has a part of the sequences.
     """
@@ -123,14 +120,7 @@ class _Again:
 
 
 def recompute_layers(part: torch.nn.Module, draws: bool) -> None:
-    """Recompute every layer of a part from its input.
-
-    Args:
-        draws: whether the layers draw random numbers.
-
-    Raises:
-        JobError: the part has no list of layers.
-    """
+    """Recompute every layer of a part from its input. Raises JobError if the part has no list of layers."""
     if not any(name.rpartition(".")[2] == LAYERS for name, _ in part.named_modules()):
         raise JobError(f'[model] recompute: "layers" needs a list named `{LAYERS}` in every stage\'s module')
     for _, layer in layers_of(part, 0).values():
@@ -161,9 +151,6 @@ class StageModule:
 
     Args:
         module: the stage's module, on the CPU; moved to `device`.
-        job: the job of the stage.
-        index: the stage.
-        device: where the stage computes.
         providers: functions that built the module and compute the loss; by default the loss follows from the module's
             losses or logits.
         tensor: tensor rank of the module, and T.
@@ -226,13 +213,10 @@ class StageModule:
     def output(self, entry: torch.Tensor | None, batch: Batch | None, iteration: int, micro_batch: int) -> torch.Tensor:
         """Run the forward of a micro-batch: the next stage's input, or the mean loss. Bit-identical on each call.
 
+        Raises RunError if the output has another shape or type, or the forward changes a buffer.
+
         Args:
             entry: output of the previous stage; None on the first stage.
-            batch: needed on the first and the last stage, on the device.
-            micro_batch: global id.
-
-        Raises:
-            RunError: the output has another shape or type, or the forward changes a buffer.
         """
         with self._forward(iteration, micro_batch):
             output = self._returned(entry, batch or {})

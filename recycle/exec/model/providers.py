@@ -47,7 +47,6 @@ class Providers:
     """User functions; None selects recycle's own.
 
     Attributes:
-        model: builds a stage's module.
         data: takes the job and returns a source of batches (see `recycle.exec.data.loading`).
         loss: returns sum and count of a micro-batch's losses (see `recycle.exec.model.loss`).
         evaluation: as `data`, for evaluations.
@@ -75,8 +74,7 @@ class Providers:
     def named_in(self, job: Job) -> Job:
         """The job with the names of these functions, for worker processes.
 
-        Raises:
-            JobError: a worker process could not import a function, or the job names another one.
+        Raises JobError if a worker process could not import a function, or the job names another one.
         """
         folders = list(job.model.import_from or [])
         for name, key in _KEYS.items():

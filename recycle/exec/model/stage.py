@@ -43,9 +43,7 @@ class StoredPart(NamedTuple):
 
     Attributes:
         kind: "stage" or "shard"; "parameters" only in comparisons.
-        tensors: the live tensors.
         named: names views of tensors with this layout, as `Stage.named_state` does.
-        cuts: as `Stage.cuts`.
     """
 
     kind: str
@@ -79,7 +77,6 @@ class StateLayout(ABC):
     """Layout of a stage's optimizer state over its hosts: the pieces that this host holds.
 
     Attributes:
-        pieces: by number, in order.
         kind: kind of the parts that are numbered over the whole model and have their own checkpoint files.
         incomplete: numbers of pieces that the worker is still copying. They are stepped with the rest; entries that
             have
@@ -180,11 +177,6 @@ class Stage(ABC):
     run bucket by bucket, each after the last weight part for that bucket.
 
     This class tracks the activations held and checks the order of calls; a subclass computes.
-
-    Args:
-        job: the job of the model.
-        index: the stage s.
-        message_shape, message_type: of an activation that crosses a stage boundary.
 
     Attributes:
         layout: this host's part of the optimizer's state. With a sharded optimizer the reduction leaves each shard's
@@ -402,7 +394,6 @@ class Stage(ABC):
             target: weight, moment, gradient (the sum), input, activation (of the next forward), or kernel: an
                 activation of
                 every forward from now on.
-            bit: from 0 (lowest), modulo the width of the number.
         """
         # The last weight of a stage: every forward uses all of a layer, but few rows of an embedding.
         in_memory: dict[str, Callable[[], list[torch.Tensor]]] = {

@@ -34,7 +34,6 @@ def piece_name(name: str, begin: int, end: int, shape: Sequence[int], tells_shap
     """Name of the elements `begin` to `end` - 1 of a tensor, in row-major order.
 
     Args:
-        shape: of the whole tensor.
         tells_shape: include the shape in the name, which is needed to join the parts of tensor ranks.
     """
     if end - begin == math.prod(shape):
@@ -75,8 +74,6 @@ class TensorPlace:
     """Location of a stored tensor.
 
     Attributes:
-        path: file.
-        shape: of the tensor.
         dtype: safetensors name, such as "F32" or "BF16".
     """
 
@@ -86,14 +83,10 @@ class TensorPlace:
 
 
 class StoredTensors:
-    """The tensors of a set of files.
+    """The tensors of a set of files. Raises `refusal` if a file is missing, truncated or not in safetensors format.
 
     Args:
-        paths: of the files.
         refusal: exception class for unreadable files and missing tensors.
-
-    Raises:
-        `refusal`: a file is missing, truncated or not in safetensors format.
 
     Attributes:
         places: by name in the files.
@@ -139,12 +132,7 @@ class StoredTensors:
     def rows(self, name: str, shape: Sequence[int], dimension: int, start: int, stop: int) -> torch.Tensor:
         """Read entries `start` to `stop` - 1 along a dimension of a tensor of the whole model.
 
-        Args:
-            name: in the whole model.
-            shape: required shape of the whole tensor.
-
-        Raises:
-            `refusal`: the tensor is missing or has another shape.
+        Raises `refusal` if the tensor is missing or has another shape.
         """
         import torch
 
@@ -168,15 +156,13 @@ class StoredTensors:
     def part(self, name: str, dimension: int | None, rank: int, size: int, shape: Sequence[int]) -> torch.Tensor:
         """Read the part of tensor rank `rank` of `size`, from any number of stored parts.
 
+        Raises `refusal` if the tensor is missing or has another shape.
+
         Args:
             dimension: along which the tensor is split between tensor ranks; None if all ranks hold all of it.
-            shape: of the part.
 
         Returns:
             The part; flat if it is stored in pieces whose names omit the shape.
-
-        Raises:
-            `refusal`: the tensor is missing or has another shape.
         """
         import torch
 

@@ -28,10 +28,6 @@ TensorExchange = Callable[[torch.Tensor], Callable[[], list[torch.Tensor]]]
 class TensorGroup(dist.ProcessGroup):
     """This process's end of the group. Supports only all-reduce, by sum or maximum.
 
-    Args:
-        rank: tensor rank of this process.
-        size: T.
-
     Attributes:
         exchange: of the current generation's transport; None between generations.
     """
@@ -49,9 +45,7 @@ class TensorGroup(dist.ProcessGroup):
     def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:  # type: ignore[override]
         """Start the all-reduce of one tensor, in place; `wait` of the returned object completes it.
 
-        Raises:
-            TransportError: the generation ends first.
-            RunError: called between generations.
+        Raises TransportError if the generation ends first, and RunError if called between generations.
         """
         if self.exchange is None:
             raise RunError("an all-reduce between tensor ranks outside of a generation")

@@ -165,12 +165,9 @@ def ensure_parallel_state(tensor_group: TensorGroup | None = None) -> None:
     """Give megatron-core its process groups: existing groups, or else private groups of one rank.
 
     The private groups use torch's fake backend, which has no port or thread and whose collectives do nothing, as is
-    correct
-    for one rank; recycle's transports have their own groups. A tensor group replaces the tensor-parallel group in
-    megatron-core's `parallel_state`.
-
-    Raises:
-        RunError: torch.distributed has several ranks but megatron-core's groups are not initialized.
+    correct for one rank; recycle's transports have their own groups. A tensor group replaces the tensor-parallel group
+    in megatron-core's `parallel_state`. Raises RunError if torch.distributed has several ranks but megatron-core's
+    groups are not initialized.
     """
     if parallel_state.is_initialized():
         return

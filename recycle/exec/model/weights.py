@@ -66,7 +66,6 @@ def global_names(part: Any, first_layer: int) -> dict[str, torch.nn.Parameter]:
     """The parameters of a part by name in the whole model, where layers and experts count from 0.
 
     Args:
-        part: its own layers count from 0.
         first_layer: number of the part's first layer in the whole model.
     """
     layers = layers_of(part, first_layer)
@@ -90,18 +89,8 @@ def units_of(names: Iterable[str], first_layer: int, layers: int, ends: tuple[bo
     """The unit of the model that each parameter of a part belongs to (see `recycle.plans.hosting`).
 
     Parameters outside of layers belong to the embedding on the first stage and to the head on the last stage. If a
-    stage is
-    both, parameters before the layers belong to the embedding and others to the head. On any other stage they belong to
-    its first layer.
-
-    Args:
-        names: of the parameters in the whole model, in the order of the part.
-        first_layer, layers: of the part.
-        ends: whether it is the first and the last stage.
-        head: number of the head's unit.
-
-    Raises:
-        JobError: a middle stage without layers has parameters.
+    stage is both, parameters before the layers belong to the embedding and others to the head. On any other stage they
+    belong to its first layer. Raises JobError if a middle stage without layers has parameters.
     """
     is_first, is_last = ends
     units, is_behind = dict[str, int](), False
@@ -217,13 +206,10 @@ def read_weights(
 ) -> None:
     """Copy a checkpoint's parameters into a part, one at a time, reading only this tensor rank's share.
 
-    Args:
-        part: a part of recycle's own model, on the CPU.
-        first_layer: number of the part's first layer in the whole model.
-        prefix: of the stored names: "exp_avg." reads the first moments into the parameters.
+    Raises JobError if a parameter is missing in the checkpoint, or has another shape.
 
-    Raises:
-        JobError: a parameter is missing in the checkpoint, or has another shape.
+    Args:
+        prefix: of the stored names: "exp_avg." reads the first moments into the parameters.
     """
     stored = StoredTensors(sorted(checkpoint.glob("*.safetensors")), JobError)
     cut = cut_dimensions(part)

@@ -52,8 +52,7 @@ class ExecutedRun:
 def executed(directory: str | Path) -> ExecutedRun:
     """Read the times of the run in `directory`.
 
-    Raises:
-        RecycleError: the directory is not a run directory, or no iteration was executed.
+    Raises RecycleError if the directory is not a run directory, or no iteration was executed.
     """
     directory = Path(directory)
     if not (directory / "job.toml").is_file():

@@ -54,7 +54,6 @@ class StageFigures(Struct, frozen=True):
 
     Attributes:
         seconds: `forward`, `backward_input`, `backward_weight`, `backward` (whole) and `step` -> one per repeat.
-        message: bytes of a message.
         activation, stash, static, workspace: as of `Footprint`.
         gradients: bytes of each reduced gradient buffer, and of an entry.
         capacity: bytes available to a worker on this machine.
@@ -89,7 +88,6 @@ class PeerRequest(Struct, frozen=True):
 
     Attributes:
         store: file that the groups form on.
-        messages: bytes of the messages to exchange.
         sums: buffers to sum together, by bytes and bytes of an entry.
         copies: owners of each shard of a sharded optimizer, one shard per peer; 0 for none.
         weights: parameters to gather, by bytes and bytes of an entry, if there are shards.

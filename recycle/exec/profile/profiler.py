@@ -48,13 +48,11 @@ MeasureProgress = Callable[[str, int, int], None]
 def measure(job: Job, repeats: int = 20, report: MeasureProgress = lambda *_: None) -> Profile:
     """Measure the profile of `job` on this machine, in seconds and bytes.
 
-    Args:
-        job: every stage of it is built and run.
-        repeats: number of timings of each instruction.
+    Raises JobError if the job cannot be run here, and RunError if a measurement failed; the message holds the last
+    lines of its process.
 
-    Raises:
-        JobError: the job cannot be run here.
-        RunError: a measurement failed; the message holds the last lines of its process.
+    Args:
+        repeats: number of timings of each instruction.
     """
     check_request(job, 1, (), frozenset())
     if job.grid.tensor_parallel != 1:

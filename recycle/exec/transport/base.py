@@ -27,7 +27,6 @@ class Messaged(NamedTuple):
     """Statistics of a process's messages with another process since the last query.
 
     Attributes:
-        process: position that the other process started in.
         sent: number of messages delivered to it.
         seconds: lower quartile of their times, from the send or the previous delivery, whichever is later.
         waited: seconds that this process waited for messages from it.
@@ -44,11 +43,7 @@ class TransportError(RecycleError):
 
 
 class Unreachable(TransportError):
-    """A peer did not answer on an established connection: it is cut off or dead.
-
-    Attributes:
-        peer: its role.
-    """
+    """A peer did not answer on an established connection: it is cut off or dead."""
 
     def __init__(self, message: str, peer: Worker) -> None:
         super().__init__(message)
@@ -88,7 +83,6 @@ class Transport(Protocol):
 
         Args:
             buffers: of each the parts of all shards, in order.
-            bucket: as of `reduce`.
         """
 
     def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:

@@ -36,8 +36,6 @@ class Communicator:
 
     Args:
         name: unique in the run, the same at all members.
-        lock: of the communicators of this process.
-        is_over: whether the generation is over, so that no operation may begin.
     """
 
     def __init__(self, name: str, backend: Any, lock: threading.Lock, is_over: Callable[[], bool]) -> None:

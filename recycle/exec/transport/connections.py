@@ -106,16 +106,11 @@ def cut(other_ends: Collection[str]) -> int:
     """Drop all packets that arrive on this process's connections to the given ends.
 
     Attaches a socket filter to this process's ends, so that it does not even notice a close. For silence in both
-    directions, the other process must do the same. New connections are not cut.
-
-    Args:
-        other_ends: texts of the other process's ends.
+    directions, the other process must do the same. New connections are not cut. Raises RunError if the system does not
+    allow it.
 
     Returns:
         Number of connections cut.
-
-    Raises:
-        RunError: the system does not allow it.
     """
     ends = [end for end in own_connections(open_sockets().values()) if end.mirrored in other_ends]
     program = ctypes.create_string_buffer(struct.pack("HBBI", _RETURN, 0, 0, 0))

@@ -101,7 +101,6 @@ class CommunicatorPart:
     Attributes:
         number: of the sum; 0 for other purposes.
         members: processes, by rank.
-        rank: of this process.
         peer: role at the other end of a lane.
     """
 

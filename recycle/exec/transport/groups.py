@@ -42,13 +42,10 @@ class GroupsOfGeneration:
 
     Attributes:
         name: of the generation; prefix of the names of its groups.
-        role: this worker's role in the plan.
         members: roles of all live workers, in the same order everywhere.
         hosts: stage (or number of a group of tied stages) -> roles of its live hosts, of the whole plan.
-        message: shape and type of an activation that crosses a stage boundary.
         lanes: of the whole plan, and of copies of states to workers that join.
         processes: role -> position that its process started in, if different.
-        owners: stage -> roles of the owners of each shard; of a sharded optimizer.
         givers: owners that have the shard's parameters when the generation begins, and send them in gathers; by default
             all.
         over: set when the generation is over.
@@ -71,13 +68,7 @@ class GroupsOfGeneration:
 
 
 class StateTransfer:
-    """Transfer of a part of a state during training.
-
-    Args:
-        works: operations of the transport.
-        wait: waits for one operation.
-        ended: returns when a completed operation ended.
-    """
+    """Transfer of a part of a state during training."""
 
     def __init__(self, works: Sequence[Any], wait: Callable[[Any], None], ended: Callable[[Any], float]) -> None:
         self._works, self._wait, self._ended, self._began = works, wait, ended, time.monotonic()
@@ -94,9 +85,6 @@ class GroupTransport(ABC):
 
     `form` fills `_outgoing` and `_incoming`, peer -> (group of the lane, the peer's rank in it), and `_sums`, stage ->
     group of its hosts. A subclass whose groups have no timeout sets `_patience`, the seconds of a wait.
-
-    Args:
-        device: where messages are stored.
     """
 
     def __init__(self, groups: GroupsOfGeneration, device: torch.device) -> None:
@@ -125,8 +113,7 @@ class GroupTransport(ABC):
     def settle(self) -> None:
         """Wait until the device has completed all queued work, before reporting it as done.
 
-        Raises:
-            TransportError: the generation ends first, the device failed, or the transport timeout expired.
+        Raises TransportError if the generation ends first, the device failed, or the transport timeout expired.
         """
         self._settle_behind(self._synchronize)
 
@@ -286,8 +273,8 @@ class GroupTransport(ABC):
     def _wait_in_thread(self, action: Callable[[], Any], group: Any = None, seconds: float = math.inf) -> Any:
         """Run `action`, a wait on `group` that an interrupt may not end, and return its result.
 
-        Raises:
-            TransportError: the action failed; or the generation ended or `seconds` passed first, and it is abandoned.
+        Raises TransportError if the action failed; or the generation ended or `seconds` passed first, and it is
+        abandoned.
         """
         self._waiting(True)
         running = self._thread.submit(action)

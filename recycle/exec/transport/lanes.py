@@ -38,11 +38,7 @@ from recycle.job.shape import Worker
 
 
 class LanePlugin(TransportPlugin):
-    """A transport with a communicator per lane.
-
-    Attributes:
-        communicators: of this process.
-    """
+    """A transport with a communicator per lane."""
 
     def __init__(self, settings: TransportSettings) -> None:
         super().__init__(settings)
@@ -274,9 +270,7 @@ class LaneTransport(GroupTransport):
         """Abort the communicators that wait for a peer, and wait until the device is idle.
 
         Queued operations may still write to the state. An abort that hangs is detected as a hang of this process.
-
-        Raises:
-            RunError: the device has failed, and only another process can use it again.
+        Raises RunError if the device has failed, and only another process can use it again.
         """
         super().close()
         self._tensor = None

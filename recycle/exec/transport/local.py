@@ -27,7 +27,6 @@ class Exchange:
             one
             part.
         reduced: keys of `sums` that are done in this iteration.
-        owners: stage -> owners of each shard; of a sharded optimizer.
         weights: stage -> host -> the parts of its parameters, by shard.
         gathered: stages whose parameters are gathered in this iteration.
     """

@@ -34,8 +34,7 @@ UNFIT_VERSIONS = ((2, 17, 1), (2, 25, 1))
 class Nccl(LanePlugin):
     """Transport between processes with one exclusive GPU each: NCCL refuses two ranks on one.
 
-    Raises:
-        RunError: there is no GPU, NCCL is missing or has a known defect, or torch's watchdog is on.
+    Raises RunError if there is no GPU, NCCL is missing or has a known defect, or torch's watchdog is on.
     """
 
     has_shards = True

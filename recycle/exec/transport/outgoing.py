@@ -42,7 +42,6 @@ class PacedLinks:
 
     Args:
         process: position that the process started in.
-        seconds: of a message to another process, on emulated links.
     """
 
     def __init__(self, process: Worker, seconds: Callable[[Worker], float] = lambda _: 0.0) -> None:
@@ -126,9 +125,7 @@ class OutgoingLane:
     """One lane of one generation.
 
     Args:
-        start: sends over it.
         hold: seconds to delay the next message, given the network's time.
-        over: set when the generation is over.
     """
 
     def __init__(self, start: Start, hold: Callable[[float], float], over: threading.Event) -> None:

@@ -30,8 +30,6 @@ class TransportSettings:
 
     Attributes:
         store: a torch store client that groups form on.
-        device: that the stages of this process compute on.
-        address: of this machine, for peers.
         tensor: tensor rank of this process, and T. Lanes and sums connect processes of one tensor rank.
         links: delays of messages; None for no delays. For plug-ins with `paces_links`.
         limits: timeouts in seconds: of a wait (`transport_timeout`, the last resort), of forming groups
@@ -53,7 +51,6 @@ class TransportPlugin(ABC):
     Attributes:
         paces_links: whether `TransportSettings.links` delays its messages, and it reports their times.
         has_shards: whether its `GroupTransport` has the sums and gathers of a sharded optimizer.
-        progress: of the device that the process computes on.
     """
 
     has_shards: ClassVar[bool] = False
@@ -84,12 +81,7 @@ class TransportPlugin(ABC):
     def offer(self, generation: str, process: Worker) -> None:
         """Publish what this process can reuse in a generation, before it acknowledges the generation.
 
-        Args:
-            generation: name of the generation.
-            process: the position that this process started in.
-
-        Raises:
-            RunError: the agent does not answer.
+        Raises RunError if the agent does not answer.
         """
         return
 
@@ -126,8 +118,7 @@ class TransportPlugin(ABC):
     def end(self) -> None:
         """Leave the generation, whether its groups had formed or not.
 
-        Raises:
-            RunError: the device has failed permanently.
+        Raises RunError if the device has failed permanently.
         """
         self.wake()
         if self._standing is not None:
@@ -188,8 +179,7 @@ def _is_plugin(value: Any) -> TypeGuard[type[TransportPlugin]]:
 def transport_of(job: Job) -> type[TransportPlugin]:
     """The transport that `[membership] transport` selects on this machine.
 
-    Raises:
-        JobError: there is none, or it cannot move the job's tensors.
+    Raises JobError if there is none, or it cannot move the job's tensors.
     """
     wanted = job.membership.transport
     plugins = [transport_named(name) for name in (TRANSPORTS if wanted == "auto" else [wanted])]

@@ -35,10 +35,7 @@ class ShardedSums:
 
     Args:
         group: of the stage's hosts; a torch backend with send and recv.
-        rank, size: of this host in the group, and of the group.
-        owners: ranks of the owners of each shard.
         givers: owners of each shard that have its parameters before a gather.
-        wait: waits for an operation of the group.
     """
 
     def __init__(
@@ -152,11 +149,8 @@ class RootedSums:
     """One host's part in the sums and gathers of a stage, by rooted collectives.
 
     Args:
-        hosts: communicator of all hosts.
-        role: of this host.
         owners, givers: of each shard, as of `GroupsOfGeneration`.
         of_owners: communicator of each shard's owners; None if this host is not one of several.
-        rank: of a role in a communicator.
         attempt: begins an operation. Raises TransportError on failure.
     """
 

@@ -40,8 +40,6 @@ class Hosted:
     """The stages of one worker process.
 
     Args:
-        worker: position that the process started in.
-        cut, indices: initial layout and stages.
         holds: whether the initial state is valid; otherwise it must be copied.
 
     Attributes:
@@ -112,8 +110,7 @@ class Hosted:
     def take(self, record: GenerationRecord, schedule: Schedule) -> bool:
         """Own the units or shards that the record assigns. Returns whether the owned shards changed.
 
-        Raises:
-            RunError: a unit or shard is neither held nor copied; a bug.
+        Raises RunError if a unit or shard is neither held nor copied; a bug.
         """
         if lacking := self.missing() - copied_to(self.worker, record.copies):
             raise RunError(f"nobody gives worker {self.worker} unit {min(lacking)} of the model")

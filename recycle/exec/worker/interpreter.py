@@ -44,12 +44,9 @@ class Interpreter:
     below.
 
     Args:
-        stages: the stages that this worker hosts.
         model_stages: S, the number of stages of the whole model.
-        step: called by STEP with the stage; steps its optimizer.
         computed: called after each compute (F, I, W, B, R, ...) with its seconds, while the instruction is still
             running.
-        ties: groups of stages that share a weight.
         streams: streams of the device on which the halves of an overlapped pair run concurrently.
         device: notified of the work given to the device.
         buckets: number of buckets in which the gradients of each stage are reduced.

@@ -42,9 +42,6 @@ class Iterations:
     """The iterations of one generation.
 
     Args:
-        generation: plan, role, transport and commits.
-        stages: that this worker hosts.
-        updates: their optimizer steps.
         progress: notes every operation, for the heartbeat.
         streams: of the device, for overlapped pairs; None if the host computes.
 
@@ -83,8 +80,7 @@ class Iterations:
     def run(self) -> Commit:
         """Iterate until the last commit of the generation for this worker, and return it.
 
-        Raises:
-            GenerationOver, TransportError: the generation ended before.
+        Raises GenerationOver, TransportError if the generation ended before.
         """
         record = self.generation.record
         if record.commit is not None and record.is_evaluation_due:
@@ -234,13 +230,7 @@ def report_of(
     replayed: Mapping[Checked, ChecksumBuilder] = MappingProxyType({}),
     links: Sequence[LinkTime] = (),
 ) -> Report:
-    """A worker's report of an iteration, after the gradients of all its stages are reduced.
-
-    Args:
-        compute: times of its instructions.
-        replayed: checksums of micro-batches that it has replayed.
-        links: times of its messages.
-    """
+    """A worker's report of an iteration, after the gradients of all its stages are reduced."""
     losses = [loss for stage in stages.values() if (loss := stage.loss_sum()) is not None]
     norms: dict[int, list[float]] = {}
     replicated: dict[int, list[float]] = {}

@@ -33,11 +33,7 @@ class _Kept(NamedTuple):
 
 
 class StateCopy:
-    """A copy of a state in progress.
-
-    Args:
-        live, into: tensors of the state, and of the copy.
-    """
+    """A copy of a state in progress."""
 
     def __init__(self, live: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:
         self._pieces = [
@@ -64,12 +60,7 @@ class StateCopy:
 
 
 class _Copying:
-    """Copy, if the part is kept, and checksum of one part of a stage, in progress.
-
-    Args:
-        live: tensors of the part.
-        into: tensors of the copy; None for a part that is compared only.
-    """
+    """Copy, if the part is kept, and checksum of one part of a stage, in progress."""
 
     def __init__(self, live: Sequence[torch.Tensor], into: Sequence[torch.Tensor] | None) -> None:
         self._copy: StateCopy | None = None if into is None else StateCopy(live, into)
@@ -96,8 +87,6 @@ class KeptStates:
     """The snapshots of one worker.
 
     Args:
-        stages: that it hosts, at any time.
-        empty_like: allocates a buffer for a tensor of a state.
         hosting: hosts them; None if the stages never change.
     """
 

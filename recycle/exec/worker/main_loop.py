@@ -57,16 +57,10 @@ def read_plan(
 ) -> Schedule:
     """Read the plan of a generation.
 
-    Args:
-        folder: of the plans.
-        text: of the plan file, if the proposal carries it; else empty.
-        digest: hash of the schedule, as in the generation's record.
-        over: set when the generation is over.
-        patience: seconds.
+    Raises GenerationOver if the generation ended meanwhile, and RunError if the plan is missing, or its hash differs.
 
-    Raises:
-        GenerationOver: the generation ended meanwhile.
-        RunError: the plan is missing, or its hash differs.
+    Args:
+        text: of the plan file, if the proposal carries it; else empty.
     """
     path, deadline = plan_file(folder, digest), time.monotonic() + patience
     while True:
@@ -88,11 +82,6 @@ class MainLoop:
     """The main loop of one worker process.
 
     Args:
-        member: connection to the agent.
-        hosted: its stages.
-        updates: the optimizer steps of its stages.
-        transport: opens the groups of each generation.
-        plans: folder of plan files in the run directory.
         tensor_group: of this worker's stages; None without tensor parallelism.
     """
 

@@ -56,12 +56,8 @@ class GenerationOver(Exception):
 class MemberState:
     """State from the leader's messages to a process, as a pure state machine.
 
-    Args:
-        incarnation: number of the position's process.
-
     Attributes:
         generation: current generation of the process.
-        live: workers of that generation.
         over: the last generation that is known to be over.
         may_leave: the process may leave the run.
         strikes: number of a fault -> the process that it struck first.
@@ -138,19 +134,13 @@ class Member:
     """A process's connection to its agent.
 
     Args:
-        address: name of the agent's socket.
-        name: of this process, see members.py.
-        incarnation: number of the position's process.
-        heartbeat: seconds between heartbeats.
         interrupt: called repeatedly while the current generation is over; wakes the main thread. The next generation
             does
             not begin here before it has returned.
         lost: called with the reason when the agent is gone; should end the process.
         generation: the last one before this process; a resumed run counts on from its earlier generations.
-        device: as for `Progress`.
 
     Attributes:
-        worker: of this process, `k.r`.
         over: set while the current generation is over.
     """
 
@@ -328,11 +318,7 @@ class Member:
 
 
 class FormingKeys:
-    """The part of torch's store interface on which process groups form, served by the agent. From any thread.
-
-    Args:
-        address: name of the agent's socket.
-    """
+    """The part of torch's store interface on which process groups form, served by the agent. From any thread."""
 
     def __init__(self, address: str) -> None:
         self._link, self._lock = connect_locally(address, Values, AGENT), threading.Lock()

@@ -12,14 +12,10 @@ class RunSpecification(Struct, frozen=True, kw_only=True):
     """Settings common to all worker processes of a run on one machine.
 
     Attributes:
-        job: the job as TOML text.
         cut: layers of each stage of the model, if different from the job's at the start (`Shape.cut`).
         stages: worker -> stages that it hosts at the start, if different from the job's shape.
-        faults: texts of all faults of the run, in the order of their numbers.
-        agent: name of the agent's socket.
         address: of this machine, for the other workers.
         started: when the run started, by this machine's monotonic clock.
-        directory: the run directory.
         environment: variables that the transport needs.
     """
 
@@ -38,10 +34,7 @@ class WorkerSpecification(Struct, frozen=True, kw_only=True):
     """Settings of one worker process.
 
     Attributes:
-        run: settings common to all processes.
-        worker: position, `k.r`.
         incarnation: number of this position's process, from 0.
-        generation: the last one before the process.
         restored: step of the checkpoint to start from; None for the initial state.
         tensor_rank: of this process in its worker.
         local_index: index of this process on its machine, which is its GPU's number.

@@ -36,7 +36,6 @@ class Updates:
     """The optimizer steps of one worker.
 
     Args:
-        stages: the stages that it hosts, at any time.
         at: the iteration of their states; -1 for the initial state.
         decided: returns the commit of an iteration, or None; called from the thread. Without it no copies are made
             early.
@@ -175,12 +174,10 @@ class Updates:
     def settle(self, committed: int, commit: Commit | None, goes_back: bool = False) -> None:
         """Bring every stage to the committed iteration; or to a snapshot and its stages.
 
-        Args:
-            commit: of that iteration, None before the first.
-            goes_back: whether later commits were revoked, so that only a snapshot is valid.
+        Raises RunError if a stage is more than one step away, or its gradient is gone; a bug.
 
-        Raises:
-            RunError: a stage is more than one step away, or its gradient is gone; a bug.
+        Args:
+            goes_back: whether later commits were revoked, so that only a snapshot is valid.
         """
         with self._lock:
             self._copies, self._is_due = {}, False

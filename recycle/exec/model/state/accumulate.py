@@ -33,9 +33,6 @@ Kernels may choose another path, with other bits, for an unaligned matrix.
 class FlatLayout:
     """Positions of a list of tensors in one flat tensor.
 
-    Args:
-        shapes: of the tensors, in order.
-
     Attributes:
         size: elements of the flat tensor, including alignment gaps.
     """
@@ -104,7 +101,6 @@ class Accumulator(ABC):
     """A flat sum of gradients, processed in chunks so that no temporary has its size.
 
     Args:
-        layout: positions of the parameters' gradients.
         buffer: the live flat tensor, which a reduction over the stage's hosts sums in place.
 
     Attributes:
@@ -157,10 +153,8 @@ class ExactSum(Accumulator):
     """Sum on a fixed grid in fp64.
 
     Args:
-        layout: of the parameters.
         addends: N, the most addends of one entry over all hosts.
         exponent: e; no addend may exceed 2^e in absolute value.
-        device: of the buffer.
 
     The buffer is one aligned block longer than the layout. Its first extra entry becomes NaN if an addend is out of
     bounds,

@@ -29,8 +29,6 @@ class SumBuffer(NamedTuple):
     """A buffer of gradient sums, and its range in the stage's parameters.
 
     Attributes:
-        begin: first element of the range.
-        size: elements of the range.
         buffer: flat [at least size]; extra elements go with the shard that holds the range's last element.
         is_apart: whether the buffer is reduced separately, so that every host has all of it.
         is_own: whether it is the sum of the stage's own parameters, which is reduced in buckets.
@@ -55,7 +53,6 @@ class Summed(NamedTuple):
     """One of the sums.
 
     Attributes:
-        sums: of some parameters' gradients.
         is_own: whether it is the stage's own.
         is_counted: whether its norms are part of the stage's; false if another stage counts them.
         is_apart: whether it is reduced separately, so that every host has all of it.
@@ -72,12 +69,7 @@ class Summed(NamedTuple):
 class JoinedSums:
     """Concatenated sums.
 
-    Args:
-        every: in the order of the parameters.
-        divisor: of the mean gradient.
-
     Attributes:
-        layout: of all parameters, in order.
         grain: elements of a block.
     """
 
@@ -129,14 +121,11 @@ class GradientSums(JoinedSums):
     """The gradient sums of a stage.
 
     Args:
-        job: accumulation mode, and ties between stages.
-        index: the stage.
         parameters: of the stage by name, unit by unit, decayed parameters first in each unit. A shared parameter comes
             first on the first stage, and last elsewhere.
         shared: name of the parameter that another stage has too; None without one.
         cut: names of parameters that are split between tensor ranks.
         tied: gradient sum of the shared weight, from another stage of this worker.
-        device: of the sums.
 
     Attributes:
         own: of all parameters except a shared one.
@@ -220,7 +209,6 @@ class IncomingGradients:
     """Receives the gradients of a stage's parameters.
 
     Args:
-        sums: to which gradients are added.
         parameters: of the stage, in the order in which checksums count their words.
         summed: parameters whose gradients are first summed over the tensor ranks.
 

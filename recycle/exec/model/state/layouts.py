@@ -45,8 +45,6 @@ class Shards(StateLayout):
         first: number of the stage's first shard in the whole model.
         bounds: elements at which the shards begin, and the end of the last: [count + 1]. Shards of units are ordered by
             unit.
-        weights: the live parameters, flat [bounds[-1]].
-        sums: of the gradients.
 
     Attributes:
         pieces: number in the whole model -> state of a shard that this worker holds, in order.
@@ -158,10 +156,6 @@ class ShardedOptimizer(Shards):
 
     Args:
         parameters: of the stage by name; their data moves into one flat tensor in `working_type`.
-        names: in checkpoints.
-        sums: of the gradients, in the same order.
-        train, working_type: as of `UnitOptimizer`.
-        first: number of the stage's first shard in the whole model.
         count: number of shards, per stage or per unit.
         ends: elements at which the divided ranges (the stage, or each unit) begin and end.
         tells_shapes: whether names of pieces state the shape of the parameter, as needed for parts of tensor ranks.
@@ -222,7 +216,6 @@ class UnitOptimizers(ReplicatedState):
 
     Args:
         ends: unit of the stage -> elements at which it begins and ends, in order.
-        parameters, names, sums, train, working_type: as of `ShardedOptimizer`.
         held: units with existing state; the state of other units starts from the current parameters.
     """
 

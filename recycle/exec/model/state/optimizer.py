@@ -55,7 +55,6 @@ class StateNames(NamedTuple):
         shaped: name in checkpoints of a parameter, of a half, or of its part in the range -> (first element in the
             range,
             end, shape of the whole).
-        counted: parameters that begin in the range -> their first element.
     """
 
     shaped: Mapping[str, tuple[int, int, torch.Size]]
@@ -80,7 +79,6 @@ def runs_of(decaying: Iterable[bool], layout: FlatLayout, begin: int = 0, end: i
     """The runs of a range of parameters in a layout.
 
     Args:
-        decaying: whether each parameter decays.
         begin, end: elements at which the range begins and ends; all by default.
     """
     runs: list[Run] = []
@@ -104,15 +102,10 @@ class FlatOptimizer:
 
     Args:
         parameters: fp32 [n], updated by steps: the live parameters, or the fp32 masters of rounded ones.
-        runs: of the elements, in order.
-        train: betas, epsilon, weight decay and the schedule of the learning rate.
         working: [n], the live parameters if they are not `parameters`; not part of the state.
         is_new: whether moments start at 0. Otherwise they are copied from elsewhere; filling them would only delay
             other
             workers.
-
-    Attributes:
-        parameters: as given.
     """
 
     def __init__(
@@ -135,10 +128,7 @@ class FlatOptimizer:
         """Attach to a stage.
 
         Args:
-            mean: gives the stage's gradient.
-            begin: first element in the stage.
             scratch: fp32 [min(n, `piece_of_step`)], overwritten; pieces of a stage share it.
-            names: of the parts of the state.
         """
         self._mean, self._begin, self._scratch, self._names = mean, begin, scratch, names
 
@@ -216,8 +206,6 @@ class UnitOptimizer(FlatOptimizer):
 
     Args:
         parameters: fp32, of the unit; their data moves into one flat tensor, or into a copy of it in `working_type`.
-        train: as of `FlatOptimizer`.
-        working_type: in which the model computes.
 
     Attributes:
         layout: positions of the parameters in `parameters`.
@@ -255,10 +243,6 @@ class StoredNames:
 
     Args:
         cut: parameter -> the dimension split between tensor ranks; None for a whole parameter of this rank only.
-        halved: parameters of gated layers.
-
-    Attributes:
-        cut, halved: as given.
     """
 
     def __init__(self, cut: Mapping[str, int | None], halved: Collection[str]) -> None:
@@ -288,10 +272,7 @@ class StoredNames:
         """The names in a range of the state.
 
         Args:
-            shapes: of parameters.
             places: their first elements in one flat layout.
-            begin, end: elements of the layout at which the range begins and ends.
-            tells_shapes: as of `piece_name`.
         """
         shaped: dict[str, tuple[int, int, torch.Size]] = {}
         for name, shape in shapes.items():
