@@ -1,14 +1,11 @@
 """Megatron-LM's samples: megatron-core's GPTDataset and its blends, in the order of Megatron-LM's training loop.
 
-GPTDataset shuffles and concatenates documents, cuts them into samples and shuffles these, using the seed and the number
-of samples of the run. Another number of samples gives another order, so the digest includes it. Iteration t runs the
+The order depends on the seed and the number of samples of the run, so the digest includes both. Iteration t runs the
 samples from t * B, with B samples per iteration. Micro-batch j of pipeline k has `micro_batch_size` of them from
 (j * D + k) * micro_batch_size, as Megatron-LM's sampler assigns them to D data-parallel ranks.
 
-GPTDataset keeps its index in a cache shared by all processes. The process that checks the request builds it before
-workers start; on a node without the shared folder the first worker builds it, and a lock makes others wait. Only the
-documents for training, or for evaluations the validation documents, are indexed, because megatron-core counts epochs of
-an empty part forever.
+GPTDataset keeps its index in a cache shared by all processes, which the first process builds under a lock. Only the
+part of the split that is read is indexed, because megatron-core counts epochs of an empty part forever.
 """
 
 from __future__ import annotations

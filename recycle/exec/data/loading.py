@@ -1,13 +1,12 @@
 """Opens a job's data, including a user's, for training and evaluations; prepares batches ahead.
 
-A user's function is `[data] provider`, or the `data` of `recycle.exec.train` and `run`. It takes the job, once in each
-process that reads data. It returns a callable of (iteration, global id of a micro-batch), or an object with a method
-`batch` of these. The result maps names to tensors, including "tokens" and "labels", and must depend only on both
-numbers, because any worker may run any micro-batch. A text attribute `digest` identifies the data for resumed runs.
+A user's function (`[data] provider`, or `data` of `recycle.exec.train` and `run`) takes the job and returns a callable
+of (iteration, global id of a micro-batch), or an object with a method `batch` of these. The result maps names to
+tensors, including "tokens" and "labels", and must depend only on both numbers, because any worker may run any
+micro-batch. A text attribute `digest` identifies the data for resumed runs.
 
-A thread makes batches ahead, so that forwards do not wait for them. The order is known: the micro-batches of the
-worker's program, then the same of the next iteration. For a GPU batches are in pinned memory, so copies overlap with
-computation.
+A thread makes the batches of the worker's program ahead, so that forwards do not wait for them. For a GPU batches are
+in pinned memory, so copies overlap with computation.
 """
 
 from __future__ import annotations

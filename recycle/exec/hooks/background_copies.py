@@ -1,17 +1,12 @@
 """Background copies of shards from an owner to another worker, after a death has taken a copy.
 
 A state does not change between two steps, so each iteration copies one piece: both ends start the transfer when the
-iteration begins, and wait for it before they step. The new owner receives the shard's gradient sums from the
-generation's first iteration on and steps the whole shard. Elements that are still missing are overwritten later. Step
-counts and moments of an element are copied before its parameter (`Shards.apart`), so its later steps are correct.
+iteration begins, and wait for it before they step. The new owner steps the whole shard; elements that are still missing
+are overwritten later. Step counts and moments of an element are copied before its parameter (`Shards.apart`).
 
-After each piece the source chooses the size of the next, so that its transfer takes a share of the time between the
-begin of the iteration and the step. Workers thus rarely wait for a piece. The end of a generation ends the copy; the
-next generation restarts it.
-
-Communicators that only queue on a device do not report deliveries. With these, pieces have a fixed size and are sent
-one at a time on each lane. They start in the generation's second iteration, like receives that are posted ahead
-(`recycle.exec.transport.lanes`).
+The source chooses the size of each piece so that its transfer takes a share of the time before the step. The end of a
+generation ends the copy; the next generation restarts it. Communicators that only queue on a device do not report
+deliveries: their pieces have a fixed size, and are sent one at a time on each lane from the second iteration on.
 """
 
 from __future__ import annotations

@@ -1,16 +1,11 @@
 """Split backward of megatron-core's linear layers: input gradient (I) at once, weight gradient (W) later.
 
-Every tensor-parallel linear layer of megatron-core gets its own `_forward_impl`, whose backward returns the input
-gradient and puts (input, output gradient) into a `WeightGradientStore`. W computes the weight gradients of one
-micro-batch from the store. Without recording, the store computes them at once, which is B. In both cases the gradient
-goes to the store's sink and never to `.grad`, so I + W and B yield the same bits.
-
-With sequence parallelism a layer that needs whole sequences gathers its input in F and again in W, so that W holds only
-this rank's part (tensor_ranks.py).
+Every tensor-parallel linear layer gets its own `_forward_impl`, whose backward returns the input gradient and puts
+(input, output gradient) into a `WeightGradientStore`. W computes the weight gradients from the store. Without
+recording, the store computes them at once, which is B. In both cases the gradient goes to the store's sink and never to
+`.grad`, so I + W and B yield the same bits. other_layers.py splits the backward of other layers.
 
 Refuses fused gradient accumulation, a gradient output buffer, and sequence parallelism over a foreign process group.
-other_layers.py splits the backward of other layers.
-
 Limits: norms, embeddings, routers and biases that a layer does not add itself get their gradients in I, by autograd.
 
 Decoupled backward: Zero Bubble Pipeline Parallelism, https://arxiv.org/abs/2401.10241, section 2.

@@ -1,16 +1,11 @@
 """Replaces classes of megatron-core's modules, to keep them on their device and to fuse their operations.
 
 megatron-core's rotary positions and router move themselves to the current GPU when they first compute, and fail without
-one; the router also fails without Transformer Engine. `stay_on_device` gives them classes that stay, with the same
-results.
+one. `stay_on_device` gives them classes that stay, with the same results.
 
-Without its GPU kernels, megatron-core computes norms, rotary positions and gates by several operations of torch. Many
-of their backwards copy a tensor of the activation's size, and autograd keeps the intermediate results. `fuse` makes
-each a single node of the autograd graph: the same products and sums in the same order, without the copies, and a norm
-keeps only its input. A class is replaced only where the result has the same bits.
-
-Autograd adds the gradients of a tensor in the order of the graph. A norm therefore returns the two parts of its input
-gradient separately, as the unfused operations would.
+`fuse` makes norms, rotary positions and gates each a single node of the autograd graph: the same products and sums in
+the same order as megatron-core's, without copies of intermediate results, and with the same bits. Autograd adds the
+gradients of a tensor in the order of the graph, so a norm returns the two parts of its input gradient separately.
 
 Limits: RMSNorm on the CPU only (torch has a GPU kernel); SwiGLU without clamp and offset; rotary positions of all
 channels, not interleaved.

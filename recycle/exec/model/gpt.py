@@ -1,12 +1,9 @@
 """One stage's part of a megatron-core GPTModel, with initial weights that depend on their name only.
 
-Weights are drawn or read from a checkpoint. The part runs on any device: it uses the local layer spec without fused
-kernels, and core attention by torch's `scaled_dot_product_attention`. A mixture of experts drops no token; each tensor
-rank has a part of every expert, or some of the experts whole.
-
-`[model.config] transformer_impl` replaces linear layers and norms of the spec by Transformer Engine's, one for one. No
-norm is fused with a linear layer, so parameter names are the same and checkpoints fit both. The linear layers delay
-their weight gradients (`delay_wgrad_compute`), which W computes (other_layers.py).
+The part runs on any device: it uses the local layer spec without fused kernels, and core attention by torch's
+`scaled_dot_product_attention`. A mixture of experts drops no token. `[model.config] transformer_impl` replaces linear
+layers and norms of the spec by Transformer Engine's, one for one and with the same parameter names; their delayed
+weight gradients are computed by W (other_layers.py).
 
 Limits: no context parallelism, attention bias or packed sequences; causal masks only; no sequence parallelism for a
 mixture of experts. Transformer Engine is limited to one tensor rank, because it sums over its own groups in another

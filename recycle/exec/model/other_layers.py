@@ -1,25 +1,17 @@
 """Split backward of layers outside of megatron-core: along the autograd graph, or by the layers themselves.
 
-A stage's graph is searched for matrix products with a parameter: `torch.nn.Linear`, `torch.nn.functional.linear` and
-`x @ weight`. I computes the output gradients of these products but not their weight gradients. The
-`WeightGradientStore` gets (input, output gradient) of each, so the graph is freed after I. Without recording, the store
-computes at once, which is B with the same bits.
+A stage's graph is searched for matrix products with a parameter. I computes the output gradients of these products but
+not their weight gradients. The `WeightGradientStore` gets (input, output gradient) of each, so the graph is freed after
+I; without recording, the store computes at once, which is B with the same bits. Norms, embeddings, weights used more
+than once in a stage, weights of more than two dimensions, and recomputed layers stay in I.
 
-All other gradients are computed in I. For norms and embeddings, W would have to hold the tensors that I already has. A
-weight used more than once in a stage, weights of more than two dimensions, and recomputed layers stay in I too.
+Transformer Engine's layers delay their weight gradients (`delay_wgrad_compute`) in a queue that does not distinguish
+micro-batches. After each backward its entries are therefore moved to the store, and W puts them back one at a time.
+Their weights must be the layer's own parameters. Not run with Transformer Engine, which needs a GPU.
 
-Transformer Engine's layers delay their weight gradients with `delay_wgrad_compute`: the backward puts (tensors,
-function) into the queue of the layer's `wgrad_store`, and `backward_dw` takes the oldest entry and leaves the gradients
-in `.grad`. The queue does not distinguish micro-batches. After each backward the entries are therefore moved to the
-stage's `WeightGradientStore`, and W puts them back one at a time.
-
-Sources: the idea is from Zero Bubble Pipeline Parallelism, https://arxiv.org/abs/2401.10241, section 2;
-`torch.distributed.pipelining` splits along the graph too, but keeps the graph between I and W. Interface of delayed
-layers: `transformer_engine/pytorch/module/base.py` (`need_backward_dw`, `backward_dw`) and `module/_common.py`
-(`WeightGradStore.context`) of Transformer Engine 2.x. Not run with Transformer Engine, which needs a GPU.
-
-A delayed layer's weights must be its own parameters. Fused gradient accumulation (`fuse_wgrad_accumulation`) is
-refused.
+Sources: the idea is from Zero Bubble Pipeline Parallelism, https://arxiv.org/abs/2401.10241, section 2. Interface of
+delayed layers: `transformer_engine/pytorch/module/base.py` (`need_backward_dw`, `backward_dw`) and `module/_common.py`
+(`WeightGradStore.context`) of Transformer Engine 2.x.
 """
 
 from __future__ import annotations

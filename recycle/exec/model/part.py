@@ -1,25 +1,18 @@
 """The module of a stage: its calls, its dropout seeds and its recomputation.
 
-A module with `set_input_tensor` is called as Megatron-LM calls its models: with tokens, positions and, on the last
-stage, labels; the last stage returns losses. Any other module takes one tensor: the tokens on the first stage, or the
-output of the previous stage. The last stage returns what the loss function takes, by default logits.
+A module with `set_input_tensor` is called as Megatron-LM calls its models. Any other module takes one tensor: the
+tokens on the first stage, or the output of the previous stage; the last stage returns what the loss function takes.
 
-Dropout. The embedding and every layer of the model start each micro-batch from their own state of the device's random
-generator. A micro-batch thus draws the same numbers on every worker, in any order, for any number of stages, and on
-recomputation. The process's random state is restored afterwards. With tensor parallelism all ranks draw alike for
-replicated tensors, and each rank draws separately for its attention heads. These draws depend on the tensor rank, so
-with attention dropout the losses depend on T. With sequence parallelism all draws outside of attention depend on the
-tensor rank too.
+Dropout: the embedding and every layer start each micro-batch from their own state of the device's random generator. A
+micro-batch thus draws the same numbers on every worker, in any order, for any number of stages, and on recomputation.
+With tensor parallelism each rank draws separately for its attention heads, and with sequence parallelism for its part
+of the sequences, so the losses then depend on T.
 
-Recomputation, by torch's checkpointing. `[model] recompute = "layers"` is Megatron's full recomputation of every layer:
-a layer keeps its input between F and I, and runs again in I. "selective" recomputes the modules that
-`[model.config] recompute_modules` lists. I recreates the tensors that W needs, which are then held until W.
+Recomputation uses torch's checkpointing: of whole layers ("layers", Megatron's full recomputation), or of the modules
+in `[model.config] recompute_modules` ("selective"). Megatron's "layernorm" and "moe_act" are not supported.
 
 A user's module must draw random numbers from torch's generator only and must not change buffers, because workers copy
 parameters and not buffers. The first forward checks the buffers.
-
-Limits: of Megatron's modules, core attention, the feed-forward part and shared experts can be recomputed. Megatron's
-"layernorm" and "moe_act" free an output that the next layer keeps here.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """The tensor-parallel group of a worker, as megatron-core uses it.
 
 megatron-core's layers keep the group that they were built with. `TensorGroup` therefore lives as long as the process
-and passes each all-reduce to the transport of the current generation. The model does not change when groups re-form,
-and a process that waits for its partner is interrupted like any other wait of the transport.
-
-In an all-reduce every process sends its tensor to all others, and each adds the tensors in the order of tensor ranks.
-The result is thus the same on all ranks, in every generation and for every T, which `exact` needs; gloo's ring
-all-reduce adds each part of the tensor in another order. A process sends T - 1 times its tensor: as much as a ring for
-T = 2, and T / 2 times as much for larger T.
+and passes each all-reduce to the transport of the current generation. Every process sends its tensor to all others, and
+each adds the tensors in the order of tensor ranks. The result is thus the same on all ranks, in every generation and
+for every T, which `exact` needs; gloo's ring all-reduce adds in varying order. A process sends T - 1 times its tensor:
+as much as a ring for T = 2, and T / 2 times as much for larger T.
 """
 
 from __future__ import annotations

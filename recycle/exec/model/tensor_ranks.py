@@ -1,20 +1,13 @@
 """Resources that the tensor ranks of a worker share: sequences, experts, and megatron-core's process groups.
 
-Sequence parallelism (Korthikanti et al., arXiv 2205.05198): between attention and feed-forward parts a tensor rank
-holds a T-th of each sequence, so norms, dropout, residual sums and messages between stages are split as well. A part
-that needs whole sequences gathers them, and its partial sums are reduce-scattered: together as much traffic as the
-all-reduce without sequence parallelism. Both collectives use the worker's exchange and add in the order of tensor
-ranks, like `TensorGroup`, so the bits are the same in every generation. For a `TensorGroup` they replace
-megatron-core's collectives, which allocate on the current GPU; other groups are unaffected.
+Sequence parallelism (Korthikanti et al., arXiv 2205.05198): outside of attention and feed-forward parts a tensor rank
+holds a T-th of each sequence. The gather and the reduce-scatter use the worker's exchange and add in the order of
+tensor ranks, like `TensorGroup`, so the bits are the same in every generation. For a `TensorGroup` they replace
+megatron-core's collectives, which allocate on the current GPU. Only dense models built by recycle are supported.
 
 Expert parallelism: each tensor rank has a T-th of the experts of every layer, whole. All tensor ranks have all tokens
 of a micro-batch and route them alike, so no token is sent. Each rank runs its own experts on the tokens routed to them,
-and the outputs are summed over the ranks, as for a row-parallel matrix. The backward sums the gradients of tokens and
-of router weights over the ranks in the same way. No token is dropped. Megatron's dispatchers move tokens between ranks
-with different tokens; Megatron refuses expert with tensor parallelism unless sequences are split.
-
-Limits: sequences are split in dense models built by recycle only. A mixture's router and auxiliary loss use all tokens
-of a micro-batch.
+and outputs and gradients are summed over the ranks, as for a row-parallel matrix. No token is dropped.
 """
 
 from __future__ import annotations

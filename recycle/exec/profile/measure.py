@@ -1,11 +1,8 @@
 """Measures times and bytes of a job's stages on this machine, and transfers and sums between processes.
 
-Runs as a module in child processes of the profiler (profiler.py): one process for all stages in turn, or one per peer
-for transfers and sums. The request is a JSON line on standard input; results are JSON lines on standard output.
-
-Times are those of a worker's instructions; on a GPU the device is synchronized before and after. Bytes are the
-allocator's (memory.py): after building a stage and its first step, of a second micro-batch, and temporary memory of an
-instruction.
+Runs as a module in child processes of the profiler (profiler.py): one process for all stages in turn, or one per peer.
+The request is a JSON line on standard input; results are JSON lines on standard output. On a GPU the device is
+synchronized before and after each instruction. Bytes are the allocator's (memory.py).
 
 Limits: one micro-batch at a time on an otherwise idle machine; workers that share cores or a memory bus take longer.
 Incoming messages are random; no kernel here depends on their contents.

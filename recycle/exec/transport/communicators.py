@@ -1,17 +1,13 @@
 """The communicators of a process, and their reuse in the next generation.
 
-A communicator executes operations in order and does not know generations. An operation begun at one end only, or not
-completed, would be delivered in the next generation. A communicator is therefore reused only if all members have
+A communicator executes operations in order and does not know generations. It is reused only if all members have
 completed all operations, and have begun the same number of them. Completion at one end is not enough: a send may
-complete before its receive is posted. Each process leaves these counts with its agent before it acknowledges the next
-generation (`offer`), and reads the counts of the other members when the generation forms (`agree`). All read the same
-counts and decide alike. A new process offers none.
+complete before its receive is posted. Each process publishes these counts before it acknowledges the next generation
+(`offer`), and reads the counts of the other members when it forms (`agree`), so all members decide alike.
 
-An operation is counted before it begins, which may block while the device takes no launches. None begins after the end
-of a generation, so an idle communicator stays idle. A process whose transport failed without a known death reuses none.
-
-Unfit communicators are aborted while no process forms any: at the end of a generation, or when the next one runs. Fit
-ones that the generation does not need, such as a re-routed lane after its worker has rejoined, are kept as spares.
+An operation is counted before it begins, which may block, and none begins after the end of a generation. So an idle
+communicator stays idle. A process whose transport failed without a known death reuses none. Unfit communicators are
+aborted while no process forms any; fit ones that a generation does not need are kept as spares.
 """
 
 from __future__ import annotations

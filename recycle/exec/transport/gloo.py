@@ -1,16 +1,13 @@
 """Gloo transport: one generation's process groups on a separate store prefix.
 
-One group joins all live workers for point-to-point transfers, one group per stage joins its hosts for the sum. With
-tensor parallelism each tensor rank has these groups, and another group joins the processes of each worker. There is no
-global process group, so a generation ends by dropping objects, without effect on megatron-core's state.
+One group joins all live workers for transfers, one group per stage joins its hosts for the sum. With tensor parallelism
+each tensor rank has these groups, and another group joins the processes of each worker.
 
 Shutting this process's sockets interrupts blocked gloo transfers at both ends; aborting a group does not. Sockets from
-before the generation (those to the agent) stay open, and so do listening sockets, whose shutdown would end the process.
-Three kinds of waits may not end with the sockets: forming a group whose member died before it connected, an all-reduce,
-and a transfer posted at that moment, as may happen inside a worker and in copies of states. They run in a separate
-thread, which is abandoned with its group when the generation is over, because freeing the group would block.
-
-gloo reports a delivery only to a wait, so a thread per lane waits for the sent messages, in order.
+before the generation and listening sockets stay open. Three kinds of waits may not end with the sockets: forming a
+group whose member died, an all-reduce, and a transfer posted at that moment. They run in a separate thread, which is
+abandoned with its group when the generation is over, because freeing the group would block. gloo reports a delivery
+only to a wait, so a thread per lane waits for the sent messages, in order.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
 """Transport with one communicator per lane: NCCL needs this, and any backend supports it.
 
-A lane is a directed pair of workers. On its communicator one worker sends and one receives, both in the order of the
-checked schedule, so FIFO order cannot deadlock, and a dead peer blocks no other lane. Lanes connect processes of one
-tensor rank; the processes of a worker share one more communicator, which forms first. The others form in rounds
-(formation.py), unless they are reused (communicators.py). A communicator is warmed up when it is formed, because lazy
-initialization would happen in program order, and in the first iteration.
+On a lane's communicator one worker sends and one receives, both in the order of the checked schedule, so FIFO order
+cannot deadlock, and a dead peer blocks no other lane. Communicators form in rounds (formation.py), unless they are
+reused (communicators.py), and are warmed up at once.
 
-A wait on such a communicator only orders later work on the device after it, and the host continues. `settle` waits for
-the device before results are reported. A receive occupies the device until its peer arrives, and the first use of a
-kernel may wait until the device is idle. In the first iteration of a generation receives are therefore not posted
-ahead: in program order an instruction's wait cannot depend on a later instruction. In later iterations at most one
-receive per lane is posted ahead. Streams share a few hardware queues. A second receive of a lane would block its queue
-until the first ends, and might hold up the computation that the first one's sender waits for.
+A wait on such a communicator only orders later work on the device after it; `settle` waits for the device. A receive
+occupies the device until its peer arrives, and the first use of a kernel may wait until the device is idle. In the
+first iteration of a generation receives are therefore not posted ahead. Later at most one per lane is: streams share a
+few hardware queues, and a second receive might hold up the computation that the first one's sender waits for.
 """
 
 from __future__ import annotations

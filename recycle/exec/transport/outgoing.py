@@ -1,16 +1,12 @@
-"""Messages that a process sends: delayed by emulated links, and timed until delivery.
+"""Messages that a process sends: delayed by emulated links and faults, and timed until delivery.
 
-A message of an emulated stage is delayed by the latency and bytes / bandwidth of its link. A `slow-link` fault
-multiplies the time of messages to one other process, for some iterations; a `flaky-link` fault delays each with some
-probability. After the delay the message is sent over the network. On a link that is not emulated, the slow-down
-multiplies the recent times of messages, as measured by the process.
+A message of an emulated stage is delayed by the latency and bytes / bandwidth of its link, then sent over the network.
+A `slow-link` fault multiplies the time of messages to one process, a `flaky-link` fault delays each with some
+probability. A lane carries one message at a time, and its thread waits for the delivery.
 
-A lane is a directed pair of workers and carries one message at a time. A transfer begins when it is requested and the
-previous one has ended. It ends when the receiver's process has it, for which the lane's thread waits.
-
-Limits: sums of gradients and copies of states are not delayed. Both ends of a link slow down their own messages. gloo
-sends a message only once its receive is posted, so a late receiver makes the transfer look long. Statistics therefore
-give the lower quartile of an iteration, and the time that the receiver waited (`Messaged`).
+Limits: sums of gradients and copies of states are not delayed. gloo sends a message only once its receive is posted, so
+a late receiver makes the transfer look long. Statistics therefore give the lower quartile of an iteration, and the time
+that the receiver waited (`Messaged`).
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
 """Sums and gathers of shards, over sends and receives (gloo) or over rooted sums and broadcasts (NCCL).
 
 Reduce: each shard is summed on its first owner, which sends the sum to the other owners. So all owners have the same
-bits, even if the sum depends on the order. With N elements of g bytes over D hosts each host sends g N (D - 1) / D to
-the first owners and g N (k - 1) / D to the others. Gather: the first owner of a shard sends it to the hosts that do not
-own it, w N (D - k) / D bytes, or by broadcasts to all, w N (D - 1) / D.
+bits. With N elements of g bytes over D hosts each host sends g N (D - 1) / D to the first owners and g N (k - 1) / D to
+the others. Gather: the first owner of a shard sends it to the hosts that do not own it, w N (D - k) / D bytes, or by
+broadcasts to all, w N (D - 1) / D.
 
-gloo has no reduce-scatter (`ShardedSums`): every host sends its part of a shard to the first owner, which adds the
-parts in the order of the hosts. Parts are sent in pieces, so a host needs only two more pieces per peer, and adds one
-while it receives the next.
-
-With NCCL (`RootedSums`) the owners of a shard have a separate communicator. An owner that already has the parameters of
-a broadcast receives them into scratch memory, so its state stays readable. All hosts begin the operations of a
-communicator in the order of the shards.
+`ShardedSums` sends parts in pieces, so a host needs only two more pieces per peer. In `RootedSums` the owners of a
+shard have a separate communicator; an owner that already has the parameters of a broadcast receives them into scratch
+memory. All hosts begin the operations of a communicator in the order of the shards.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """Stages that a worker hosts, and the state of their units or shards.
 
 State belongs to units and outlives stages: when a plan changes the worker's stages, modules are rebuilt around the
-tensors of the units that it keeps, and other units are copied from their holders. Old state is kept until the
-generation runs (`confirm`), because others may copy it and a generation may fail to form.
+tensors of the units that it keeps. Old state is kept until the generation runs (`confirm`), because others may copy it
+and a generation may fail to form.
 
-With a sharded optimizer the owners of shards follow from the live workers (`recycle.plans.shards`). New shards are
-copied before the generation runs, or in the background (recycle.exec.hooks.background_copies). Partial copies are
-discarded when a generation ends. A process that starts from the initial state or a checkpoint can create any shard
-until its first generation has run.
+With a sharded optimizer the owners of shards follow from the live workers (`recycle.plans.shards`). A process that
+starts from the initial state or a checkpoint can create any shard until its first generation has run.
 """
 
 from __future__ import annotations

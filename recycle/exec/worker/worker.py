@@ -1,12 +1,11 @@
 """A worker process, forked by the fork server: one per live worker and tensor rank.
 
-It connects to the agent of its node, builds its stages, reports that it is ready and takes part in generations
+It connects to its node's agent, builds its stages, reports that it is ready and takes part in generations
 (main_loop.py). After the first SIGTERM it leaves at the next boundary; a second ends the process. The signal is blocked
-in all threads except one that waits for it, so it interrupts no transfer and is noticed during any wait. The process
-ends with the launcher or agent that started it.
+in all threads except one that waits for it, so it interrupts no transfer. The process ends with its agent.
 
-The fork server does common initialization once (`warm_up`): lazy imports (a part of numpy by `np.unique`, transports)
-and msgspec's decoders. This saves a third of a second per worker on a machine that starts many at once.
+`warm_up` does lazy imports and creates msgspec's decoders once in the fork server, which saves a third of a second per
+worker on a machine that starts many at once.
 """
 
 from __future__ import annotations

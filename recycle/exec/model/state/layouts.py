@@ -1,16 +1,13 @@
 """Layouts of the optimizer's state on a host of a stage: replicated by unit, or sharded.
 
 With sharded state each host has all live parameters. The gradient sum and the live parameters are flat tensors of one
-layout, and a shard is a range of both, with bounds at norm blocks. The state of a shard has one tensor per moment,
-allocated when the worker becomes an owner of the shard and freed afterwards. After a step, and at the beginning of each
-generation, the owners send the parameters of their shards (`GATHER_PARAMS`). Undoing a step therefore needs the owned
-shards only.
+layout, and a shard is a range of both, with bounds at norm blocks. Only owners hold a shard's moments. After a step,
+and at the beginning of each generation, they send its parameters (`GATHER_PARAMS`), so undoing a step needs the owned
+shards only. If layers may move, each unit is divided into shards separately. Steps have the same bits as on a host of
+the whole stage.
 
-Each element is stepped with the same bits as on a host of the whole stage. A stage's parameters are stored unit by
-unit. If layers may move, each unit is divided into shards separately, at the same elements in every stage.
-
-Replicated state is stored in separate tensors per unit (`UnitOptimizers`). A unit may move to another worker, so its
-tensors outlive the stage: after repartitioning, the next stage with the unit takes them over.
+Replicated state is stored in separate tensors per unit (`UnitOptimizers`), which outlive the stage: after
+repartitioning, the next stage with the unit takes them over.
 """
 
 from __future__ import annotations

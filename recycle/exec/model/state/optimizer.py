@@ -1,13 +1,9 @@
 """AdamW on flat tensors, and the names of its state in checkpoints.
 
 The update is computed in fp32. Parameters of a narrower type are copies of the fp32 ones, updated after each step.
-
-Parameters are views of a flat tensor, decayed ones first. The optimizer thus works on two long runs, and a new host of
-the unit copies four tensors. A module rebuilt for a stage of other units can be bound to the same tensors (`bind`).
-Learning rate and clip factor are pure functions, so every worker derives the same step from the same record.
-
-Tensor ranks split each half of a gated layer separately, so each half has its own name in checkpoints. Of tied stages
-the first stores the shared weight.
+Parameters are views of a flat tensor, decayed ones first, so the optimizer works on two long runs and a new host copies
+four tensors. Learning rate and clip factor are pure functions, so every worker derives the same step from the same
+record. Tensor ranks split each half of a gated layer separately, so each half has its own name in checkpoints.
 
 Decoupled weight decay: Loshchilov and Hutter, https://arxiv.org/abs/1711.05101; the update itself is torch's.
 """
