@@ -171,8 +171,7 @@ def _permuted(place: int, count: int, key: str) -> int:
     """Position of `place` in a permutation of 0 .. count - 1 drawn by `key`, without storing it.
 
     A Feistel network on the next even power of two, iterated until the result is in range (Black and Rogaway, Ciphers
-    with
-    arbitrary finite domains, 2002).
+    with arbitrary finite domains, 2002).
     """
     half = max(1, -(-(count - 1).bit_length() // 2))
     mask = (1 << half) - 1

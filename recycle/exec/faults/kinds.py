@@ -82,8 +82,7 @@ class Target:
     Attributes:
         point: the phase of the strike; None for a position in the program.
         ends: whether the worker is fenced afterwards, if its stage has three live hosts or more, a majority of which
-            can
-            attribute the fault.
+            can attribute the fault.
         shows_in_state: whether it is fenced once the hosts of the stage compare their states.
     """
 
@@ -99,8 +98,7 @@ class FaultKind:
     Attributes:
         does: description for `--help` and docs/reference/faults.md.
         strike: called in the worker's process at the fault's point, with its injector and the fault's number in the
-            run;
-            None for a kind that strikes no worker.
+            run; None for a kind that strikes no worker.
         ends: the worker is dead afterwards.
         announced: the worker announces its end, and the run loses nothing.
         phases: allowed phases, as alternatives to the middle of the iteration.
@@ -109,11 +107,9 @@ class FaultKind:
         argument: None for none.
         argument_is_delay: the argument is the seconds from the fault's point to the strike.
         pair: it strikes two workers; the second follows the `=`. `strike` is called in all their processes, in a thread
-            if
-            a process does not reach the fault's point.
+            if a process does not reach the fault's point.
         of_link: it strikes the link between two workers, separated by a comma. `strike` is called in all their
-            processes,
-            at the begin of each iteration.
+            processes, at the begin of each iteration.
         ranged: it has a range of steps, and strikes at the begin of each iteration.
     """
 

@@ -60,8 +60,7 @@ class TraceLog(IterationHook):
         """Log the executed instructions.
 
         If the device still runs the last instructions, the iteration is written when their times are known. For an
-        interrupted
-        iteration, only instructions that the device has completed are logged.
+        interrupted iteration, only instructions that the device has completed are logged.
         """
         if iteration % self._every:
             return

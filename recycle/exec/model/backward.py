@@ -156,8 +156,7 @@ class _SplitLinear(torch.autograd.Function):
     """x W^T + b, with a backward that passes the weight gradient to a store.
 
     Autograd does not see weight and bias, so none of their hooks runs in I without a gradient. `anchor` is the weight
-    if
-    the input needs no gradient, else None; it keeps the layer in the graph.
+    if the input needs no gradient, else None; it keeps the layer in the graph.
     """
 
     @staticmethod

@@ -37,9 +37,8 @@ def build_stages(
     """Build the stages by index, freshly initialized. Every process gets the same initial bits.
 
     Prepares this process for stages of a model: megatron-core's process groups, the thread count (which may affect
-    bits)
-    and, with `exact` accumulation, deterministic kernels. On a GPU these need `CUBLAS_WORKSPACE_CONFIG=:4096:8` in the
-    environment of the process.
+    bits) and, with `exact` accumulation, deterministic kernels. On a GPU these need `CUBLAS_WORKSPACE_CONFIG=:4096:8`
+    in the environment of the process.
 
     Args:
         cut: layers of each stage, if different from the job's split (`Shape.cut`).

@@ -5,8 +5,8 @@ If a host has replayed another host's micro-batch, the hosts compare the output 
 gradient, and the micro-batch's gradients of the stage's weights. Weight gradients come in an order that depends on how
 the backward is split. Each is therefore weighted by its place among all, so the order does not matter.
 
-A flip of a weight, a moment or a gradient sum changes memory at once. A flip of an input or an activation waits for
-the next forward. A kernel flip models a stuck unit and affects every later forward.
+A flip of a weight, a moment or a gradient sum changes memory at once. A flip of an input or an activation waits for the
+next forward. A kernel flip models a stuck unit and affects every later forward.
 """
 
 from __future__ import annotations

@@ -79,8 +79,7 @@ class StateLayout(ABC):
     Attributes:
         kind: kind of the parts that are numbered over the whole model and have their own checkpoint files.
         incomplete: numbers of pieces that the worker is still copying. They are stepped with the rest; entries that
-            have
-            not arrived yet are meaningless.
+            have not arrived yet are meaningless.
     """
 
     kind: ClassVar[str]
@@ -173,15 +172,13 @@ class Stage(ABC):
     Within an iteration each micro-batch goes through `forward`, then `backward`, or `backward_input` and later
     `backward_weight` (or all its parts), in any order between micro-batches. Afterwards a reduction sums
     `gradient_buffers` in place over the stage's hosts, followed by `gradient_norms_squared` and `step`. The reduction
-    may
-    run bucket by bucket, each after the last weight part for that bucket.
+    may run bucket by bucket, each after the last weight part for that bucket.
 
     This class tracks the activations held and checks the order of calls; a subclass computes.
 
     Attributes:
         layout: this host's part of the optimizer's state. With a sharded optimizer the reduction leaves each shard's
-            sum
-            at its owners only, and methods on the state cover the owned shards.
+            sum at its owners only, and methods on the state cover the owned shards.
     """
 
     layout: StateLayout
@@ -392,8 +389,7 @@ class Stage(ABC):
 
         Args:
             target: weight, moment, gradient (the sum), input, activation (of the next forward), or kernel: an
-                activation of
-                every forward from now on.
+                activation of every forward from now on.
         """
         # The last weight of a stage: every forward uses all of a layer, but few rows of an embedding.
         in_memory: dict[str, Callable[[], list[torch.Tensor]]] = {
@@ -424,8 +420,7 @@ class Stage(ABC):
         """Squared norm of each parameter's mean gradient, bit-identical on all hosts. Call after the reduction.
 
         At least one is not finite if any gradient was not finite or exceeded the bound of `exact`. With tensor
-        parallelism the
-        norms cover this tensor rank's part.
+        parallelism the norms cover this tensor rank's part.
         """
 
     def replicated(self) -> Collection[int]:
@@ -452,8 +447,7 @@ class Stage(ABC):
         """Views of `tensors`, which have the layout of `state_tensors`, by names unique in the whole model.
 
         The names do not depend on how the model is split into stages. A step count that several parameters share
-        appears once
-        for each of them.
+        appears once for each of them.
         """
         return self.layout.named_state(tensors)
 
@@ -467,8 +461,7 @@ class Stage(ABC):
         """The parts that this host compares with other hosts of the stage.
 
         With replicated state, the state, by the stage's number. Otherwise each complete owned shard, by the shard's
-        number, and
-        the live parameters, by `PARAMETERS` plus the stage's number.
+        number, and the live parameters, by `PARAMETERS` plus the stage's number.
         """
         compared = self._complete()
         if live := self.layout.gathered():

@@ -37,8 +37,7 @@ class ExecutedRun:
         profile: in seconds, from medians over all executed instructions.
         planned: the job's profile in seconds; None if its unit of time is unknown.
         period, planned_period: seconds between commits inside generations, medians over the same steps; None without
-            such
-            steps or a known unit.
+            such steps or a known unit.
         period_error: median over the steps of (executed - planned) / planned.
     """
 

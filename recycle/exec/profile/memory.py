@@ -86,10 +86,8 @@ def capacity(job: Job, state: float = 0.0) -> float:
     """Bytes that a worker of `job` may use on this machine.
 
     On a GPU, its free memory and the memory of this process. On a CPU, an equal share for each process of the run on
-    this
-    machine (of one node if `[membership] store` is an etcd), less the memory to write checkpoints: a copy of the state
-    and
-    one file of it.
+    this machine (of one node if `[membership] store` is an etcd), less the memory to write checkpoints: a copy of the
+    state and one file of it.
 
     Args:
         state: bytes of the worker's state in a checkpoint.

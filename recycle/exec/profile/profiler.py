@@ -79,8 +79,7 @@ def assemble(job: Job, figures: Sequence[StageFigures], link: Link, repeats: int
     """Assemble a profile from the figures of all stages and a link.
 
     A profile has one `weight_stash` for all stages: the largest share of any stage. If more memory is held between I
-    and W
-    than before I, as with recomputation, the profile has both values, but only with Decoupled BackProp.
+    and W than before I, as with recomputation, the profile has both values, but only with Decoupled BackProp.
     """
     is_split = job.planner.decoupled
     activations = [max(found.activation, found.stash) if is_split else found.activation for found in figures]
@@ -167,8 +166,7 @@ def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
     """Fit latency and bandwidth to message times by least squares of relative errors.
 
     If the fit has a negative latency or a bandwidth that is not positive, the latency is the smallest message's time,
-    and
-    the bandwidth follows from the largest message.
+    and the bandwidth follows from the largest message.
     """
     x, t = np.array(sizes, dtype=np.float64), np.array(seconds, dtype=np.float64)
     slope, latency = np.polyfit(x, t, 1, w=1 / t)

@@ -57,8 +57,7 @@ class Transport(Protocol):
         """Start `iteration` of `program`; receives may be posted from now on.
 
         A peer may be one iteration behind or ahead, but not more, because it cannot step without the previous
-        iteration's
-        commit. So tensors sent two iterations ago have been delivered.
+        iteration's commit. So tensors sent two iterations ago have been delivered.
         """
 
     def send(self, instruction: Transfer, tensor: torch.Tensor) -> None:
@@ -72,8 +71,7 @@ class Transport(Protocol):
 
         Args:
             bucket: start the sum of this bucket only. Its buffers must not be used until the sum of the last bucket,
-                None,
-                returns, which waits for all.
+                None, returns, which waits for all.
         """
 
     def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
@@ -130,8 +128,7 @@ class PostedReceives:
     """Receives of one program, the next few of which are posted ahead.
 
     They are posted in the program's order over all lanes. So a sender finds its receive posted, and the memory of
-    messages
-    is bounded.
+    messages is bounded.
 
     Args:
         post: posts a receive; returns a call that waits for the message.

@@ -146,12 +146,9 @@ class FormingStore(Store):
     """Store that a process's groups form on, with waits that end with the generation.
 
     torch's own clients block in `get`, with the client's lock held, until the value is there. A process whose peer has
-    died
-    could then neither leave its generation nor reach its agent. Opening such a client also resolves its address with
-    the
-    interpreter lock held, which took 5 s without a name server. Backends accept this store below a PrefixStore, with
-    the
-    agent's keys or torchrun's, but do not keep it alive.
+    died could then neither leave its generation nor reach its agent. Opening such a client also resolves its address
+    with the interpreter lock held, which took 5 s without a name server. Backends accept this store below a
+    PrefixStore, with the agent's keys or torchrun's, but do not keep it alive.
 
     Args:
         client: provides `set`, `get` and `check`.

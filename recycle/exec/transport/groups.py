@@ -222,9 +222,8 @@ class GroupTransport(ABC):
         """Start to exchange `tensor`, contiguous, with the worker's other tensor ranks.
 
         All ranks exchange tensors of one shape in the same order. The returned call waits until `tensor` may be written
-        again
-        and all tensors have arrived, and returns them by tensor rank. Only transports with tensor parallelism support
-        it.
+        again and all tensors have arrived, and returns them by tensor rank. Only transports with tensor parallelism
+        support it.
         """
         raise NotImplementedError
 

@@ -24,8 +24,7 @@ class Exchange:
     Attributes:
         lanes: (sender, receiver, place in the lane) -> tensor in flight.
         sums: (stage, bucket; None for the last) -> host -> parts by shard of each gradient buffer. Replicated state has
-            one
-            part.
+            one part.
         reduced: keys of `sums` that are done in this iteration.
         weights: stage -> host -> the parts of its parameters, by shard.
         gathered: stages whose parameters are gathered in this iteration.

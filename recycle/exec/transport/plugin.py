@@ -33,8 +33,7 @@ class TransportSettings:
         tensor: tensor rank of this process, and T. Lanes and sums connect processes of one tensor rank.
         links: delays of messages; None for no delays. For plug-ins with `paces_links`.
         limits: timeouts in seconds: of a wait (`transport_timeout`, the last resort), of forming groups
-            (`form_timeout`),
-            and of a connection without an answer (`dead_after`).
+            (`form_timeout`), and of a connection without an answer (`dead_after`).
     """
 
     store: Any
@@ -99,8 +98,7 @@ class TransportPlugin(ABC):
         """Interrupt waits for peers in this process with TransportError, and waits of peers for it.
 
         Called from another thread, repeatedly until the main thread has left its generation, so it must return at once.
-        By
-        default it releases the groups.
+        By default it releases the groups.
         """
         if (standing := self._standing) is not None:
             standing.release()

@@ -230,10 +230,8 @@ class Interpreter:
         """Sum the weights that the stage shares, then its own gradients, each over their hosts.
 
         All hosts of a group of tied stages sum the group's shared weights in one order at their first reduce in the
-        group. So
-        no two hosts wait for each other in different sums. With several buckets, this reduces the last bucket and waits
-        for
-        the others.
+        group. So no two hosts wait for each other in different sums. With several buckets, this reduces the last bucket
+        and waits for the others.
         """
         group = int(self._groups[stage])
         if group not in self._summed_groups:

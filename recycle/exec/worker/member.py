@@ -135,8 +135,7 @@ class Member:
 
     Args:
         interrupt: called repeatedly while the current generation is over; wakes the main thread. The next generation
-            does
-            not begin here before it has returned.
+            does not begin here before it has returned.
         lost: called with the reason when the agent is gone; should end the process.
         generation: the last one before this process; a resumed run counts on from its earlier generations.
 

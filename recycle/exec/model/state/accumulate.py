@@ -76,8 +76,7 @@ class FlatLayout:
 
         Args:
             places: indices of the tensors at which buckets may begin; the number of tensors stands for their end. The
-                last
-                bucket includes all elements after the tensors.
+                last bucket includes all elements after the tensors.
         """
         offsets = [*self.offsets, self.size]
         return _nearest([offsets[place] for place in places], 0, size, buckets)
@@ -154,8 +153,7 @@ class ExactSum(Accumulator):
         exponent: e; no addend may exceed 2^e in absolute value.
 
     The buffer is one aligned block longer than the layout. Its first extra entry becomes NaN if an addend is out of
-    bounds,
-    and a reduction carries the NaN to every host.
+    bounds, and a reduction carries the NaN to every host.
     """
 
     has_mark = True

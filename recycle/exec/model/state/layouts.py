@@ -102,8 +102,7 @@ class Shards(StateLayout):
         """The state of an owned shard, flat, without live parameters, which gathers bring.
 
         Ordered so that it may be copied in pieces between steps: step counts, then moments, then parameters. Inputs of
-        an
-        element's update come first.
+        an element's update come first.
         """
         live = self._weights.untyped_storage().data_ptr()
         apart = [one for one in self.pieces[number].state_tensors() if one.untyped_storage().data_ptr() != live]

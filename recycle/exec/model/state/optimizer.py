@@ -49,8 +49,7 @@ class StateNames(NamedTuple):
 
     Attributes:
         shaped: name in checkpoints of a parameter, of a half, or of its part in the range -> (first element in the
-            range,
-            end, shape of the whole).
+            range, end, shape of the whole).
     """
 
     shaped: Mapping[str, tuple[int, int, torch.Size]]
@@ -100,8 +99,7 @@ class FlatOptimizer:
         parameters: fp32 [n], updated by steps: the live parameters, or the fp32 masters of rounded ones.
         working: [n], the live parameters if they are not `parameters`; not part of the state.
         is_new: whether moments start at 0. Otherwise they are copied from elsewhere; filling them would only delay
-            other
-            workers.
+            other workers.
     """
 
     def __init__(
@@ -175,8 +173,7 @@ class FlatOptimizer:
         """Each parameter by its name, and by prefixes its moments, step count and rounded copy.
 
         The prefixes are `exp_avg.`, `exp_avg_sq.`, `step.` and `rounded.`. Rounded parameters that are not part of the
-        state
-        are computed from the fp32 ones, so reading them changes nothing.
+        state are computed from the fp32 ones, so reading them changes nothing.
         """
         if self.live.dtype != torch.float32 and len(tensors) == UNROUNDED:
             tensors = [*tensors, tensors[0].to(self.live.dtype)]
