@@ -144,17 +144,13 @@ def stored_names(
 def write_stage(
     folder: Path, stage: int, writer: str, named: dict[str, torch.Tensor], tensor_rank: int = 0, kind: str = "stage"
 ) -> dict[str, StoredFile]:
-    """Write a stage's state into a checkpoint's folder; each file is moved into place when complete.
+    """Write a stage's state into a checkpoint's folder, and return size and hash of each file.
 
-    Raises RunError if writing failed.
+    Each file is moved into place when complete; concurrent writers of the same stage do not interfere. Raises RunError.
 
     Args:
-        writer: name of this process; concurrent writers of the same stage do not interfere.
         named: CPU tensors by their name in the checkpoint, which must not change meanwhile.
         kind: "stage", or "shard" of a sharded optimizer, with number `stage`.
-
-    Returns:
-        Size and hash of each file.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
@@ -211,10 +207,7 @@ def write_untrained(folder: Path, model: ModelSection, files: Mapping[str, Store
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check the manifest of a checkpoint.
-
-    Raises Damaged if the manifest is missing or damaged, and JobError if it is from a newer version.
-    """
+    """Read and check the manifest of a checkpoint. Raises Damaged, or JobError for a newer version."""
     try:
         return msgspec.convert(manifest_content(folder), Manifest, str_keys=True)
     except msgspec.ValidationError:
@@ -222,10 +215,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify(folder: Path) -> Checkpoint:
-    """Verify every byte of a run's checkpoint, several files at once.
-
-    Raises Damaged if the checkpoint is not complete, and JobError if it is from a newer version.
-    """
+    """Verify every byte of a run's checkpoint. Raises Damaged, or JobError for a newer version."""
     checkpoint = verify_files(folder)
     if folder_of(folder.parent, checkpoint.manifest.step) != folder:
         raise Damaged(f"{folder}: damaged, its manifest is of step {checkpoint.manifest.step}")
@@ -268,7 +258,7 @@ def folders(root: Path) -> list[tuple[int, Path]]:
 def newest(
     root: Path, warn: Callable[[str], object], upto: int | None = None, since: str = "metrics.jsonl is whole"
 ) -> Checkpoint | None:
-    """The newest complete checkpoint, up to step `upto`; calls `warn` for each newer one that is skipped.
+    """The newest complete checkpoint, up to step `upto`; calls `warn` for each that is skipped.
 
     Raises JobError if the newest is from a newer version.
     """
@@ -291,10 +281,7 @@ def remove(folder: Path) -> None:
 
 
 def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_parallel: int = 1) -> None:
-    """Copy a checkpoint into the live state of `stages`, from any split into stages and any T.
-
-    Raises RunError if the checkpoint lacks that state.
-    """
+    """Copy a checkpoint of any split and any T into the live state of `stages`. Raises RunError."""
 
     try:
         stored = StoredTensors(sorted(folder.glob(f"*{SUFFIX}")), RunError)

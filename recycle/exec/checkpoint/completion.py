@@ -23,12 +23,7 @@ Answer = CheckpointCompleted | CheckpointFound
 
 
 class CheckpointCompletion:
-    """The checkpoint folders of one run.
-
-    Args:
-        job: its `[train]` section defines how many are kept.
-        has_metrics: whether the run directory has the line of metrics of a step.
-    """
+    """The checkpoint folders of one run. `has_metrics` tells whether metrics.jsonl has the line of a step."""
 
     def __init__(
         self,
@@ -93,10 +88,7 @@ class CheckpointCompletion:
         return frozenset(removed)
 
     def find(self, upto: int | None) -> None:
-        """Begin to find the newest complete checkpoint, up to a step if given; `look` returns the answer.
-
-        All hosts have agreed on the state up to that step.
-        """
+        """Begin to find the newest complete checkpoint, up to the last agreed step if given; for `look`."""
         self._submit(lambda: self._find(upto))
 
     def _find(self, upto: int | None) -> CheckpointFound:

@@ -33,11 +33,9 @@ _STAMP = re.compile(r"\d{8}-\d{6}")
 
 @dataclass(frozen=True)
 class Earlier:
-    """An earlier part of a run.
+    """An earlier part of a run, up to the checkpoint.
 
     Attributes:
-        checkpoint: to resume from.
-        metrics: lines of the steps up to the checkpoint's.
         generation: the last one.
         seconds: duration of the earlier part.
         warnings: oddities that do not prevent resuming.
@@ -55,8 +53,8 @@ class Earlier:
 def find_earlier(path: Path, job: Job, steps: int, text_digest: str | None) -> Earlier:
     """Find the state in run directory `path` from which `job` can resume.
 
-    Raises JobError if the directory has no run or no complete checkpoint, the run is finished, or its model, batch or
-    order of data differs.
+    Raises JobError without a complete checkpoint, or if the run is finished or differs in model, batch or order of
+    data.
     """
     if not path.is_dir():
         raise JobError(f"{path}: there is no run directory to resume")

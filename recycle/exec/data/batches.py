@@ -31,11 +31,7 @@ BLOCK = 1 << 20
 
 
 class Text:
-    """The concatenated bytes of files. Raises OSError if a file cannot be read.
-
-    Args:
-        most: bytes after which the text ends; None for no limit.
-    """
+    """The concatenated bytes of files, up to `most` bytes. Raises OSError if a file cannot be read."""
 
     def __init__(self, paths: Iterable[Path], most: int | None = None) -> None:
         self._paths = list(paths)
@@ -86,7 +82,7 @@ def text_of(path: str | None) -> Text:
     """The text at a path; without a path, the beginning of Python's standard library.
 
     The path is a file, or a folder whose files are sorted by path. Files that cannot be read or have a NUL byte in
-    their first MiB are skipped. Raises JobError if there is no readable text.
+    their first MiB are skipped. Raises JobError without readable text.
     """
     if path is None:
         text = Text(_readable(sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))), DEFAULT_BYTES)
@@ -129,12 +125,9 @@ class Batches(ABC):
 
     @abstractmethod
     def batch(self, iteration: int, micro_batch: int) -> Batch:
-        """One micro-batch, a pure function of both arguments.
+        """One micro-batch, a pure function of the iteration and the global id (k * m + j for `k.j`).
 
         Raises RunError if the data is invalid, such as a token outside the vocabulary.
-
-        Args:
-            micro_batch: global id, k * m + j for the micro-batch `k.j`.
         """
 
     def require_vocabulary(self) -> None:
@@ -181,10 +174,7 @@ class Corpus(TokenRows):
 
 
 def load_corpus(job: Job) -> Corpus:
-    """Open the text of `[data] path`, as `text_of` finds it.
-
-    Raises JobError if the path is missing or has too little text, or the vocabulary is smaller than a byte.
-    """
+    """Open the text of `[data] path`. Raises JobError if it is too short or the vocabulary smaller than a byte."""
     if job.model.vocabulary < BYTE_VALUES:
         raise JobError(f"[model] vocabulary: tokens are bytes, at least {BYTE_VALUES}, got {job.model.vocabulary}")
     return Corpus(text_of(job.data.path), job.model.sequence, job.data.micro_batch_size, job.data.seed)

@@ -1,8 +1,8 @@
 """Megatron-LM's samples: megatron-core's GPTDataset and its blends, in the order of Megatron-LM's training loop.
 
 The order depends on the seed and the number of samples of the run, so the digest includes both. Iteration t runs the
-samples from t * B, with B samples per iteration. Micro-batch j of pipeline k has `micro_batch_size` of them from (j * D
-+ k) * micro_batch_size, as Megatron-LM's sampler assigns them to D data-parallel ranks.
+samples from t * B, with B samples per iteration. In it, micro-batch j of pipeline k has `micro_batch_size` of them from
+(j * D + k) * micro_batch_size, as Megatron-LM's sampler assigns them to D data-parallel ranks.
 
 GPTDataset keeps its index in a cache shared by all processes, which the first process builds under a lock. Only the
 part of the split that is read is indexed, because megatron-core counts epochs of an empty part forever.
@@ -39,13 +39,9 @@ LOCK_SECONDS = 1800.0
 
 
 class GptDatasetBatches(Batches):
-    """Micro-batches of megatron-core's GPTDataset, or of a blend of several.
+    """Micro-batches of megatron-core's GPTDataset, or of a blend; of the job's number of iterations by default.
 
     Raises JobError if a file cannot be read or is too small, or the cache cannot be written.
-
-    Args:
-        job: with `[data]` of kind "gpt-dataset".
-        iterations: minimum number of iterations to sample; by default the job's own.
     """
 
     def __init__(self, job: Job, part: int = TRAIN, iterations: int | None = None) -> None:
@@ -59,8 +55,7 @@ class GptDatasetBatches(Batches):
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of everything that determines the order: keys of `[data]`, number of samples, and the files'
-        indices."""
+        """sha256 of everything that determines the order: keys of `[data]`, number of samples, files' indices."""
         data, result = self._job.data, hashlib.sha256()
         stated = (data.weights, data.split, data.seed, self.samples, self._job.model.sequence, data.end_of_document)
         result.update(repr((stated, data.mask_loss, data.reset_positions)).encode())
@@ -198,9 +193,9 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_only_rank() -> Iterator[None]:
-    """Make torch.distributed report rank 0 to megatron-core's blend if there is no default group.
+    """Make torch.distributed report rank 0 to megatron-core's blend without a default group.
 
-    A default group would have to be destroyed afterwards, which also clears the table that registers the tensor group.
+    A default group could not be destroyed without clearing the table that registers the tensor group.
     """
     if torch.distributed.is_initialized():
         yield

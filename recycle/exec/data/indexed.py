@@ -35,11 +35,7 @@ _ROUNDS = 4
 
 
 class IndexedRows(TokenRows):
-    """Micro-batches from the token file of `[data] path`, without `.bin` and `.idx`.
-
-    The digest is the sha256 of the index and the number of tokens; otherwise the index is only mapped. Raises JobError
-    if the files are missing, incomplete, or too short for one row.
-    """
+    """Micro-batches from the token file of `[data] path`. Raises JobError if the files are incomplete or too short."""
 
     def __init__(self, job: Job) -> None:
         assert job.data.path is not None, "Job.validate has seen to it"

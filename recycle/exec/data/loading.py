@@ -68,12 +68,7 @@ BatchKey = tuple[int, int]
 
 
 class BatchesAhead:
-    """Batches of one stage, made ahead.
-
-    Args:
-        batches: called by the thread, and by the caller's thread for unexpected batches.
-        pinned: whether batches are copied to a GPU.
-    """
+    """Batches of one stage, made ahead by a thread, and pinned for copies to a GPU."""
 
     def __init__(self, batches: Batches, pinned: bool) -> None:
         self._batches, self._pinned = batches, pinned
@@ -118,8 +113,7 @@ def load_batches(job: Job, provider: DataProvider | None = None) -> Batches:
 
 
 def load_evaluation(job: Job, provider: DataProvider | None = None) -> Batches:
-    """Open the data of `[eval]`, or the provider's; iteration b is its b-th batch. Raises JobError as
-    `load_batches`."""
+    """Open the data of `[eval]`, or the provider's, as `load_batches`; iteration b is its b-th batch."""
     reads = msgspec.structs.replace(job, data=job.evaluation_data)
     with errors_as(JobError, "[eval]"):
         if provider is None and reads.data.kind == "gpt-dataset":

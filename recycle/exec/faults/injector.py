@@ -145,11 +145,7 @@ def start_injector(
     flip: Callable[[str, int], None],
     links: PacedLinks | None = None,
 ) -> FaultInjector:
-    """Create the injector of a worker process, with threads for faults that another process of a pair reaches.
-
-    Args:
-        store: keys readable by all processes of the run; waits end with the generation.
-    """
+    """Create the injector of a process, with threads for faults that another process of a pair reaches."""
     worker, _ = split_member(link.name)
     exchange = partial(_exchange, link, store, tensor_parallel)
     own: list[_Numbered] = []

@@ -109,8 +109,8 @@ class FaultKind:
         pair: it strikes two workers; the second follows the `=`. `strike` is called in all their processes, in a thread
             if a process does not reach the fault's point.
         of_link: it strikes the link between two workers, separated by a comma. `strike` is called in all their
-            processes, at the begin of each iteration.
-        ranged: it has a range of steps, and strikes at the begin of each iteration.
+            processes, at the beginning of each iteration.
+        ranged: it has a range of steps, and strikes at the beginning of each iteration.
     """
 
     does: str

@@ -34,7 +34,7 @@ UNTIMED_BYTES = 64 << 20
 """Bytes of a piece if delivery times are unknown."""
 LEAST_BYTES = 1 << 16
 SHARE = 0.5
-"""Share of the time between the begin of an iteration and its step that a piece may take."""
+"""Share of the time between the beginning of an iteration and its step that a piece may take."""
 GROWTH = 16.0
 """Largest ratio of a piece's size to the previous one."""
 
@@ -125,12 +125,7 @@ class BackgroundCopy:
 
 
 class BackgroundCopies(IterationHook):
-    """All background copies of one worker.
-
-    Args:
-        say: reports the progress of a generation to the leader.
-        reach: called at the begin of an iteration with copies, as `IterationHook.reach`.
-    """
+    """All background copies of one worker. `say` reports their progress to the leader."""
 
     def __init__(
         self,

@@ -22,11 +22,7 @@ from recycle.job import Job
 
 @dataclass(kw_only=True)
 class Evaluation(IterationHook):
-    """The evaluations of one worker.
-
-    Args:
-        hooks: hooks of the worker that also run in evaluations.
-    """
+    """The evaluations of one worker, including hooks that also run in evaluations."""
 
     job: Job
     stages: Mapping[int, Stage]

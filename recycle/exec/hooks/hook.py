@@ -20,10 +20,7 @@ _Arguments = ParamSpec("_Arguments")
 
 
 class Commits(Protocol):
-    """Source of commits and evaluation results for one worker.
-
-    It is the leader, or the workers' own reports in runs without failures (`commit_of`).
-    """
+    """Source of commits and evaluation results: the leader, or `commit_of` in runs without failures."""
 
     def report(self, step: int, report: Report) -> None:
         """Send this worker's part of the commit of `step`."""
@@ -35,8 +32,7 @@ class Commits(Protocol):
         """Send this worker's part of the evaluation after `step`."""
 
     def evaluated(self, step: int) -> Evaluated:
-        """Wait for the result of the evaluation after `step`. Raises GenerationOver if the generation ends without
-        it."""
+        """Wait for the result of the evaluation after `step`. Raises GenerationOver if there is none."""
 
 
 @dataclass(kw_only=True)
@@ -107,11 +103,7 @@ class IterationHook:
         """
 
     def after_iteration(self, iteration: int, is_last: bool) -> None:
-        """Called after an iteration and its steps.
-
-        Args:
-            is_last: all workers leave the generation after it.
-        """
+        """Called after an iteration and its steps; if `is_last`, all workers leave the generation after it."""
 
     def go_back(self, committed: int) -> None:
         """Called after a generation, when training restarts after iteration `committed`."""

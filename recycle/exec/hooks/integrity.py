@@ -17,11 +17,7 @@ from recycle.job import Job
 
 
 class StateComparison(IterationHook):
-    """The comparisons of one worker.
-
-    Args:
-        say: sends the layout of a compared state to the leader, for events that name a tensor.
-    """
+    """The comparisons of one worker. `say` sends the layout of compared states to the leader, for events."""
 
     def __init__(
         self,

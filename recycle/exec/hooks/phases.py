@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 Phase = Literal["reduced", "commit", "step", "gather", "stepped", "evaluation", "undo", "acknowledge", "form", "copy"]
-"""Phases between instructions.
+"""Phases between instructions: an iteration's, then those at the beginning of a generation.
 
-In an iteration: reduced (gradient sums are complete, before the report), commit (after the report), step (before the
-step), gather (before gathering stepped parameters, which other hosts may already do), stepped (after the step),
-evaluation (in the middle of the evaluation), undo (before a step is undone). At the begin of a generation: before
-acknowledge, form (its groups) and copy (a state to or from another worker).
+reduced: before the report of complete gradient sums; commit: after the report; step: before the step; gather: before
+gathering parameters; stepped: after the step; evaluation: in the middle of the evaluation; undo: before a step is
+undone. acknowledge, form, copy: before acknowledging, before forming groups, before copying a state.
 """

@@ -31,7 +31,6 @@ class Saver(IterationHook):
     Args:
         stand_at: whether the last step of every stage was a given iteration (`Updates.stand_at`).
         say: reports saved parts to the leader; from any thread.
-        tensor_parallel: T. Each tensor rank writes its own part.
         waits: called with True before a wait for the disk and False after it.
     """
 

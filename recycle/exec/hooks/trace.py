@@ -27,13 +27,7 @@ _Iteration = tuple[int, int, str, list[ExecutedInstruction], int | None]
 
 
 class TraceLog(IterationHook):
-    """This process's log.
-
-    Args:
-        started: monotonic seconds that times count from.
-        warn: called when the first iteration is skipped.
-        every: log iterations divisible by this number.
-    """
+    """This process's log of iterations divisible by `every`; times count from `started`, in monotonic seconds."""
 
     def __init__(
         self,
@@ -57,10 +51,9 @@ class TraceLog(IterationHook):
     def end_iteration(
         self, iteration: int, executed: list[ExecutedInstruction], whole: bool, batch: int | None = None
     ) -> None:
-        """Log the executed instructions.
+        """Log the executed instructions, once the device has completed them.
 
-        If the device still runs the last instructions, the iteration is written when their times are known. For an
-        interrupted iteration, only instructions that the device has completed are logged.
+        Of an interrupted iteration, only instructions that the device has completed are logged.
         """
         if iteration % self._every:
             return

@@ -41,12 +41,7 @@ Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
 class Deferred(NamedTuple):
-    """Deferred weight-gradient computation of one layer.
-
-    Attributes:
-        weights: the weights whose gradients `compute` hands to the sink, together with their biases' gradients.
-        tensors: inputs of the computation besides the weights.
-    """
+    """Deferred weight-gradient computation of one layer; `tensors` are its inputs besides the weights."""
 
     weights: tuple[torch.Tensor, ...]
     tensors: tuple[torch.Tensor, ...]
@@ -228,15 +223,9 @@ class _SplitForward:
 
 
 def split_linears(model: torch.nn.Module, store: WeightGradientStore, strict: bool = True) -> int:
-    """Give every tensor-parallel linear layer of `model`, including subclasses, the split backward.
+    """Give every tensor-parallel linear layer of `model` the split backward; returns their number.
 
-    Raises RunError if this megatron-core version is untested, or a layer uses an unsupported feature.
-
-    Args:
-        strict: refuse other linear layers, whose weight gradients would be computed in I.
-
-    Returns:
-        The number of layers.
+    Raises RunError for an untested megatron-core, an unsupported feature, and, if `strict`, any other linear layer.
     """
     require_tested_version()
     layers = _linears(model)
@@ -249,10 +238,7 @@ def split_linears(model: torch.nn.Module, store: WeightGradientStore, strict: bo
 
 
 class SplitLinears:
-    """Context manager that gives a model's tensor-parallel linear layers the split backward.
-
-    Layers with frozen weights keep their own backward. Raises RunError as `split_linears`.
-    """
+    """Context manager that gives a model's trained tensor-parallel linear layers the split backward."""
 
     def __init__(self, model: torch.nn.Module, store: WeightGradientStore) -> None:
         require_tested_version()

@@ -36,19 +36,14 @@ def build_stages(
 ) -> dict[int, Stage]:
     """Build the stages by index, freshly initialized. Every process gets the same initial bits.
 
-    Prepares this process for stages of a model: megatron-core's process groups, the thread count (which may affect
-    bits) and, with `exact` accumulation, deterministic kernels. On a GPU these need `CUBLAS_WORKSPACE_CONFIG=:4096:8`
-    in the environment of the process.
+    Prepares this process for stages of a model: megatron-core's process groups, the thread count and, with `exact`
+    accumulation, deterministic kernels, which need `CUBLAS_WORKSPACE_CONFIG=:4096:8` on a GPU. Raises JobError if a
+    provider fails, and RunError for an unsupported setting, precision or megatron-core.
 
     Args:
         cut: layers of each stage, if different from the job's split (`Shape.cut`).
         held: existing state of units of the model, which the stages take over.
         is_filled: initialize all other weights; otherwise leave them uninitialized.
-
-    Raises:
-        JobError: a provider cannot be imported, or its module cannot be trained or split like this.
-        RunError: tensor parallelism without a group, an unsupported precision of the device, or an untested version of
-            megatron-core.
     """
     if job.model.kind == "emulated":
         of, scale = job.with_cut(cut), job.model.seconds_per_unit

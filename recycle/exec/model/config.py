@@ -183,10 +183,7 @@ _UNSUPPORTED = {field: why for why, refused in _REASONS.items() for field in ref
 
 
 def transformer_config(job: Job, **changes: Any) -> TransformerConfig:
-    """Configure megatron-core for the job's model; `changes` add or replace fields.
-
-    Raises JobError if a field of `[model.config]` is unknown, cannot be set, or has a value that megatron-core refuses.
-    """
+    """Configure megatron-core for the job's model; `changes` add or replace fields. Raises JobError."""
     model = job.model
     settings: dict[str, Any] = {
         "num_layers": model.layers,

@@ -65,13 +65,9 @@ class CausalAttention(MegatronModule):  # type: ignore[misc]
         attention_bias: torch.Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> torch.Tensor:
-        """Compute causal attention.
+        """Causal attention of query [sequence, batch, heads, dim], and key and value with as many or fewer heads.
 
-        Args:
-            query: [sequence, batch, heads, dim]; key and value alike, with as many or fewer (grouped) heads.
-
-        Returns:
-            [sequence, batch, heads * dim].
+        Returns [sequence, batch, heads * dim].
         """
         if attention_bias is not None or packed_seq_params is not None:
             raise RunError("core attention: a bias or packed sequences are not supported")
@@ -140,12 +136,8 @@ def block_spec(config: TransformerConfig, layers: int) -> TransformerBlockSubmod
 def build_part(job: Job, stage: int, tensor_rank: int = 0, *, is_filled: bool = True) -> GPTModel:
     """Build the GPTModel part of `stage` on the CPU. Needs megatron-core's `parallel_state`.
 
-    Raises JobError if megatron-core refuses the job's configuration, or the checkpoint of `[model] weights` cannot be
-    read.
-
-    Args:
-        tensor_rank: rank of the stage's weights among the job's tensor ranks.
-        is_filled: initialize the weights; otherwise leave them uninitialized, to be filled by the caller.
+    Without `is_filled` the weights stay uninitialized. Raises JobError if megatron-core refuses the configuration, or
+    the checkpoint of `[model] weights` cannot be read.
     """
     layers, config = job.layers_per_stage(), transformer_config(job)
     part = GPTModel(

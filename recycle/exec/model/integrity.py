@@ -25,11 +25,7 @@ _MODULUS = 1 << 64
 
 
 class RunningChecksum:
-    """Checksum of tensors, computed piece by piece.
-
-    Args:
-        tensors: contiguous, each a multiple of 4 bytes; must not change before `finish`.
-    """
+    """Checksum of contiguous tensors, computed piece by piece; they must not change before `finish`."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._pieces: list[tuple[int, torch.Tensor]] = []
@@ -150,10 +146,7 @@ def flipped(tensor: torch.Tensor, bit: int) -> torch.Tensor:
 
 
 def flipped_tokens(tokens: torch.Tensor, vocabulary: int, bit: int) -> torch.Tensor:
-    """A copy with one bit of the first token flipped: this bit, or the next that yields a valid token.
-
-    Floating-point inputs of a user's model are flipped as by `flipped`.
-    """
+    """A copy with one bit of the first token flipped: this bit, or the next that yields a valid token."""
     if tokens.is_floating_point():
         return flipped(tokens, bit)
     copy = tokens.clone(memory_format=torch.contiguous_format)

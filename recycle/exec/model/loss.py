@@ -43,10 +43,7 @@ def mean_loss(function: LossFunction, output: torch.Tensor, batch: Batch) -> tor
 
 
 def loss_sum(function: LossFunction, output: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, Any]:
-    """Sum of a micro-batch's losses, a scalar, and their number.
-
-    Raises RunError if the function does not return a sum and a count.
-    """
+    """Sum of a micro-batch's losses, and their number. Raises RunError for any other result of the function."""
     returned = function(output, batch)
     pair = isinstance(returned, tuple | list) and len(returned) == 2
     if not pair or not isinstance(returned[0], torch.Tensor) or returned[0].numel() != 1:

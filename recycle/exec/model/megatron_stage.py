@@ -53,9 +53,6 @@ class MegatronStage(Stage):
         tied_sum: gradient sum of the shared weight, from another stage of this worker.
         evaluation: as `batches`, for evaluations; None for a job without.
         held: state of units that this process already holds, which the stage takes over.
-
-    Attributes:
-        parameters: the live parameters by their name in the whole model, unit by unit.
     """
 
     def __init__(

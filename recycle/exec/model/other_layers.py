@@ -47,12 +47,7 @@ class _Product(NamedTuple):
 
 
 class GraphSplit:
-    """Backward of a stage whose module has layers outside of megatron-core.
-
-    Args:
-        store: receives the products; megatron-core's layers put theirs there themselves.
-        sink: receives (parameter, gradient) of gradients computed in I.
-    """
+    """Backward of a stage with other layers; puts products into `store` and other gradients into `sink`."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], store: WeightGradientStore, sink: Sink) -> None:
         self._parameters, self._store, self._sink = list(parameters), store, sink
@@ -128,10 +123,6 @@ class DelayedLayers:
     """The layers of a stage's module that delay their weight gradients.
 
     Raises RunError if a layer accumulates gradients in its own buffer.
-
-    Args:
-        store: receives the delayed computations.
-        sink: receives (parameter, its gradient of one micro-batch).
     """
 
     def __init__(self, module: torch.nn.Module, store: WeightGradientStore, sink: Sink) -> None:

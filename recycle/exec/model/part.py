@@ -140,13 +140,7 @@ MESSAGE_SHAPE = "message_shape"
 
 
 class StageModule:
-    """The module of one stage.
-
-    Args:
-        module: the stage's module, on the CPU; moved to `device`.
-        providers: functions that built the module and compute the loss; by default the loss follows from the module's
-            losses or logits.
-        tensor: tensor rank of the module, and T.
+    """The module of one stage, moved to `device`; by default the loss follows from its losses or logits.
 
     Attributes:
         message_shape: of activations between stages.
@@ -207,9 +201,6 @@ class StageModule:
         """Run the forward of a micro-batch: the next stage's input, or the mean loss. Bit-identical on each call.
 
         Raises RunError if the output has another shape or type, or the forward changes a buffer.
-
-        Args:
-            entry: output of the previous stage; None on the first stage.
         """
         with self._forward(iteration, micro_batch):
             output = self._returned(entry, batch or {})

@@ -72,10 +72,7 @@ class Providers:
         return self.evaluation or (self.data if job.evaluation.data is None else None)
 
     def named_in(self, job: Job) -> Job:
-        """The job with the names of these functions, for worker processes.
-
-        Raises JobError if a worker process could not import a function, or the job names another one.
-        """
+        """The job with the names of these functions. Raises JobError if a worker process could not import one."""
         folders = list(job.model.import_from or [])
         for name, key in _KEYS.items():
             function = getattr(self, name)

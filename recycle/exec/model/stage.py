@@ -78,8 +78,7 @@ class StateLayout(ABC):
 
     Attributes:
         kind: kind of the parts that are numbered over the whole model and have their own checkpoint files.
-        incomplete: numbers of pieces that the worker is still copying. They are stepped with the rest; entries that
-            have not arrived yet are meaningless.
+        incomplete: numbers of pieces that the worker is still copying, which are stepped with the rest.
     """
 
     kind: ClassVar[str]
@@ -108,10 +107,8 @@ class StateLayout(ABC):
 
     @abstractmethod
     def reduced(self, stage: Stage) -> Iterator[tuple[int, list[float], Collection[int], int]]:
-        """Number, squared norms, `replicated` and checksum of the stage, or of each owned shard.
-
-        Call after the reduction.
-        """
+        """Number, squared norms, `replicated` and checksum of the stage, or of each owned shard, after the
+        reduction."""
 
     @abstractmethod
     def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[torch.Tensor]]:
@@ -171,14 +168,12 @@ class Stage(ABC):
 
     Within an iteration each micro-batch goes through `forward`, then `backward`, or `backward_input` and later
     `backward_weight` (or all its parts), in any order between micro-batches. Afterwards a reduction sums
-    `gradient_buffers` in place over the stage's hosts, followed by `gradient_norms_squared` and `step`. The reduction
-    may run bucket by bucket, each after the last weight part for that bucket.
-
-    This class tracks the activations held and checks the order of calls; a subclass computes.
+    `gradient_buffers` in place over the stage's hosts, possibly bucket by bucket, followed by `gradient_norms_squared`
+    and `step`. This class tracks the activations held and checks the order of calls; a subclass computes.
 
     Attributes:
-        layout: this host's part of the optimizer's state. With a sharded optimizer the reduction leaves each shard's
-            sum at its owners only, and methods on the state cover the owned shards.
+        layout: this host's part of the optimizer's state. If that is sharded, the reduction leaves each shard's sum at
+            its owners only, and methods on the state cover the owned shards.
     """
 
     layout: StateLayout
@@ -207,11 +202,7 @@ class Stage(ABC):
         self._take_up(step, evaluates=False)
 
     def begin_evaluation(self, batch: int) -> None:
-        """Start a batch of an evaluation, until the next iteration begins.
-
-        `forward` then holds nothing for a backward, dropout is off, and `evaluated` collects the losses of the last
-        stage.
-        """
+        """Start a batch of an evaluation: no activations are held, dropout is off, `evaluated` collects losses."""
         self._take_up(batch, evaluates=True)
 
     def _take_up(self, iteration: int, evaluates: bool) -> None:
@@ -225,10 +216,7 @@ class Stage(ABC):
         return [(float(total), float(count)) for total, count in self._evaluated]
 
     def expect(self, iteration: int, program: Sequence[Compute]) -> None:
-        """Announce the computations of an iteration, or of an evaluation batch, in order.
-
-        The stage may prepare them, and the same computations of the next iteration.
-        """
+        """Announce the computations of an iteration, or an evaluation batch, which the stage may prepare."""
         return
 
     def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
@@ -287,10 +275,7 @@ class Stage(ABC):
     def replay(
         self, micro_batch: MicroBatch, activation: torch.Tensor | None, gradient: torch.Tensor | None
     ) -> ChecksumBuilder:
-        """Run REPLAY: F and B of another host's micro-batch, from the same input and output gradient.
-
-        Holds and sums nothing, and does not count the loss. Returns the checksums of the results.
-        """
+        """Run REPLAY: F and B of another host's micro-batch. Sums nothing; returns the checksums of the results."""
         if micro_batch in self._held or micro_batch in self._waiting:
             raise self._misuse(Replay, micro_batch, "this worker runs it itself")
         making = ChecksumBuilder()
@@ -308,19 +293,12 @@ class Stage(ABC):
         """Compute REPLAY."""
 
     def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """Run I with the output gradient (None on the last stage); defers the weight gradients to W.
-
-        Returns the input gradient; None on stage 0.
-        """
+        """Run I with the output gradient (None on the last stage), and return the input gradient (None on stage 0)."""
         by_input, self._waiting[micro_batch] = self._back(BackwardInput, micro_batch, gradient)
         return by_input
 
     def backward_weight(self, micro_batch: MicroBatch, bucket: int = 0, buckets: int = 1) -> None:
-        """Run W of a micro-batch after its I.
-
-        Args:
-            bucket, buckets: compute only the gradients in this bucket; the last bucket includes those in none.
-        """
+        """Run W of a micro-batch after its I, or the part in a bucket; the last bucket includes gradients in none."""
         if micro_batch not in self._waiting:
             cls = BackwardWeight if buckets == 1 else WeightPart
             raise self._misuse(cls, micro_batch, "its I has not run, or all its parts are done")
@@ -359,10 +337,7 @@ class Stage(ABC):
 
     @abstractmethod
     def bucket_bounds(self, buckets: int) -> Sequence[int]:
-        """Offsets of the buckets in the first of `gradient_buffers`, in elements, [buckets + 1].
-
-        The same on all hosts. A bucket may be empty.
-        """
+        """Offsets of the buckets in the first of `gradient_buffers`, [buckets + 1]; the same on all hosts."""
 
     def gradient_bucket(self, bucket: int, buckets: int) -> list[torch.Tensor]:
         """The bucket's part of `gradient_buffers`; the last bucket includes all buffers except the first."""
@@ -373,10 +348,8 @@ class Stage(ABC):
         return [first[begin:end], *(others if bucket == buckets - 1 else [])]
 
     def tied_buffers(self) -> list[torch.Tensor]:
-        """The live gradient sums of the weight that tied stages share; [] without one.
-
-        They are summed over the hosts of all tied stages. Tied stages of one worker share these tensors.
-        """
+        """The live gradient sums of the weight that tied stages share; [] without one. Tied stages of a worker share
+        them."""
         return []
 
     def spoil_gradients(self) -> None:
@@ -404,10 +377,8 @@ class Stage(ABC):
             flip_largest(tensor, bit)
 
     def gradient_checksum(self) -> int:
-        """Sum, modulo 2^64, of all gradient sums read as 64-bit integers. Call after the reduction.
-
-        The same on all hosts; any flipped bit changes the checksum. The order of the entries does not matter.
-        """
+        """Sum, modulo 2^64, of all gradient sums read as 64-bit integers, after the reduction; the same on all
+        hosts."""
         words = [buffer.view(-1).view(torch.int64).sum() for buffer in (*self.gradient_buffers(), *self.tied_buffers())]
         return int(torch.stack(words).sum().item()) % (1 << 64)
 
@@ -417,10 +388,10 @@ class Stage(ABC):
 
     @abstractmethod
     def gradient_norms_squared(self) -> list[float]:
-        """Squared norm of each parameter's mean gradient, bit-identical on all hosts. Call after the reduction.
+        """Squared norm of each parameter's mean gradient, on this tensor rank. Call after the reduction.
 
-        At least one is not finite if any gradient was not finite or exceeded the bound of `exact`. With tensor
-        parallelism the norms cover this tensor rank's part.
+        Bit-identical on all hosts. At least one is not finite if a gradient was not finite or exceeded the bound of
+        `exact`.
         """
 
     def replicated(self) -> Collection[int]:
@@ -428,10 +399,7 @@ class Stage(ABC):
         return ()
 
     def cuts(self) -> Mapping[str, int | None]:
-        """Names of `named_state` whose tensors are split between tensor ranks -> the split dimension.
-
-        None for a whole tensor that only this tensor rank holds.
-        """
+        """Names of `named_state` split between tensor ranks -> the dimension; None for a tensor only of this rank."""
         return {}
 
     def step(self, iteration: int, clip_factor: float) -> None:
@@ -446,8 +414,7 @@ class Stage(ABC):
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Views of `tensors`, which have the layout of `state_tensors`, by names unique in the whole model.
 
-        The names do not depend on how the model is split into stages. A step count that several parameters share
-        appears once for each of them.
+        The names do not depend on the split into stages. A step count of several parameters appears once for each.
         """
         return self.layout.named_state(tensors)
 
@@ -480,10 +447,7 @@ class Stage(ABC):
         return {number: digest(part.tensors) for number, part in self._complete().items()}
 
     def placement(self) -> Mapping[str, str]:
-        """Parameter name in the whole model -> the half of the backward that last computed its gradient.
-
-        Omits parameters that have had no gradient since the stage was built.
-        """
+        """Parameter name in the whole model -> the half of the backward that last computed its gradient."""
         return {}
 
     def held_micro_batches(self) -> int:

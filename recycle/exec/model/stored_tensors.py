@@ -33,8 +33,7 @@ def part_name(name: str, rank: int, size: int) -> str:
 def piece_name(name: str, begin: int, end: int, shape: Sequence[int], tells_shape: bool = False) -> str:
     """Name of the elements `begin` to `end` - 1 of a tensor, in row-major order.
 
-    Args:
-        tells_shape: include the shape in the name, which is needed to join the parts of tensor ranks.
+    `tells_shape` includes the shape in the name, which is needed to join the parts of tensor ranks.
     """
     if end - begin == math.prod(shape):
         return name
@@ -71,11 +70,7 @@ def pieces_of(names: Iterable[str]) -> dict[str, list[str]]:
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """Location of a stored tensor.
-
-    Attributes:
-        dtype: safetensors name, such as "F32" or "BF16".
-    """
+    """Location of a stored tensor; `dtype` is safetensors' name, such as "F32" or "BF16"."""
 
     path: Path
     shape: tuple[int, ...]
@@ -83,10 +78,7 @@ class TensorPlace:
 
 
 class StoredTensors:
-    """The tensors of a set of files. Raises `refusal` if a file is missing, truncated or not in safetensors format.
-
-    Args:
-        refusal: exception class for unreadable files and missing tensors.
+    """The tensors of a set of files. Raises `refusal` if a file is missing or not in safetensors format.
 
     Attributes:
         places: by name in the files.
@@ -156,13 +148,8 @@ class StoredTensors:
     def part(self, name: str, dimension: int | None, rank: int, size: int, shape: Sequence[int]) -> torch.Tensor:
         """Read the part of tensor rank `rank` of `size`, from any number of stored parts.
 
-        Raises `refusal` if the tensor is missing or has another shape.
-
-        Args:
-            dimension: along which the tensor is split between tensor ranks; None if all ranks hold all of it.
-
-        Returns:
-            The part; flat if it is stored in pieces whose names omit the shape.
+        The part is flat if it is stored in pieces whose names omit the shape. `dimension` is None if all ranks hold the
+        whole tensor. Raises `refusal` if the tensor is missing or has another shape.
         """
         import torch
 

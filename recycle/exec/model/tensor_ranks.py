@@ -78,10 +78,7 @@ class _RanksExperts(MoEAllGatherTokenDispatcher):  # type: ignore[misc]
 
 
 def cut_sequences(part: Any) -> None:
-    """Switch a part of megatron-core's GPTModel to sequence parallelism.
-
-    The part is built without, because megatron-core refuses to build its norms with sequence parallelism.
-    """
+    """Switch a part of megatron-core's GPTModel, which must be built without, to sequence parallelism."""
     part.config.sequence_parallel = True
     for module in part.modules():
         if isinstance(module, ColumnParallelLinear | RowParallelLinear):
@@ -91,10 +88,9 @@ def cut_sequences(part: Any) -> None:
 
 
 def partly_computed(part: torch.nn.Module) -> set[torch.nn.Parameter]:
-    """Parameters that all tensor ranks hold and use on their part of the sequences: all except positions.
+    """Parameters that all tensor ranks use on their part of the sequences: all except positions.
 
-    A rank's gradient covers its tokens; the full gradient is the sum over the ranks. Positions are added to whole
-    sequences, before the split.
+    A rank's gradient covers its tokens; the full gradient is the sum over the ranks.
     """
     positions = {
         parameter
@@ -111,19 +107,13 @@ def gathered(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
 
 
 def begin_reduce_scatter(tensor: torch.Tensor, group: TensorGroup) -> Callable[[], torch.Tensor]:
-    """Start to sum the tensors of all ranks; the returned call waits and gives this rank's part of the sequences.
-
-    [sequence, ...] to [sequence / T, ...].
-    """
+    """Start a reduce-scatter, [sequence, ...] to [sequence / T, ...]; the returned call waits for the result."""
     pending, rank, size = _exchange(group)(tensor.detach().contiguous()), group.rank(), group.size()
     return lambda: reduce(torch.add, [whole.chunk(size)[rank] for whole in pending()])
 
 
 def install() -> None:
-    """Make megatron-core use these collectives for a `TensorGroup`, and draw from the part's own generator.
-
-    megatron-core's generators for split regions need a GPU; `DropoutSeeds` seeds the generator used here.
-    """
+    """Make megatron-core use these collectives for a `TensorGroup`, and draw from the part's own generator."""
     random._CUDA_RNG_STATE_TRACKER = _OneGenerator()
     random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
     for name, ours in (
@@ -157,9 +147,8 @@ class _OneGenerator(random.CudaRNGStatesTracker):  # type: ignore[misc]
 def ensure_parallel_state(tensor_group: TensorGroup | None = None) -> None:
     """Give megatron-core its process groups: existing groups, or else private groups of one rank.
 
-    The private groups use torch's fake backend, which has no port or thread and whose collectives do nothing, as is
-    correct for one rank; recycle's transports have their own groups. A tensor group replaces the tensor-parallel group
-    in megatron-core's `parallel_state`. Raises RunError if torch.distributed has several ranks but megatron-core's
+    The private groups use torch's fake backend, whose collectives do nothing, as is correct for one rank. A tensor
+    group replaces the tensor-parallel group. Raises RunError if torch.distributed has several ranks but megatron-core's
     groups are not initialized.
     """
     if parallel_state.is_initialized():

@@ -63,11 +63,7 @@ def layers_of(part: torch.nn.Module, first_layer: int) -> dict[str, tuple[str, t
 
 
 def global_names(part: Any, first_layer: int) -> dict[str, torch.nn.Parameter]:
-    """The parameters of a part by name in the whole model, where layers and experts count from 0.
-
-    Args:
-        first_layer: number of the part's first layer in the whole model.
-    """
+    """The parameters of a part by name in the whole model, where layers and experts count from 0."""
     layers = layers_of(part, first_layer)
     is_tied = getattr(part, "share_embeddings_and_output_weights", False)
     expert = first_expert(part)
@@ -111,10 +107,7 @@ def units_of(names: Iterable[str], first_layer: int, layers: int, ends: tuple[bo
 
 
 def cut_dimensions(part: Any) -> dict[torch.nn.Parameter, int]:
-    """Parameters of a part that are split into T equal parts -> the split dimension.
-
-    Tensor rank t has the t-th part.
-    """
+    """Parameters of a part that are split into T equal parts -> the split dimension."""
     return {
         parameter: cut[name]
         for module in part.modules()
@@ -126,10 +119,7 @@ def cut_dimensions(part: Any) -> dict[torch.nn.Parameter, int]:
 
 
 def of_each_head(part: torch.nn.Module) -> set[torch.nn.Parameter]:
-    """Parameters that all tensor ranks hold and use for their own heads: norms of queries and keys.
-
-    A rank's gradient covers its heads; the full gradient is the sum over the ranks.
-    """
+    """Parameters that all tensor ranks use for their own heads, with partial gradients: norms of queries and keys."""
     return {
         parameter
         for name, module in part.named_modules()
@@ -139,10 +129,7 @@ def of_each_head(part: torch.nn.Module) -> set[torch.nn.Parameter]:
 
 
 def gated(part: torch.nn.Module) -> set[torch.nn.Parameter]:
-    """Parameters made of two stacked halves of equal size: the gate and the factor that it multiplies.
-
-    Tensor ranks split each half separately.
-    """
+    """Parameters made of two stacked halves, gate and factor, which tensor ranks split separately."""
     layers = [module.linear_fc1 for module in part.modules() if isinstance(module, MLP)]
     return {
         parameter
@@ -206,10 +193,7 @@ def read_weights(
 ) -> None:
     """Copy a checkpoint's parameters into a part, one at a time, reading only this tensor rank's share.
 
-    Raises JobError if a parameter is missing in the checkpoint, or has another shape.
-
-    Args:
-        prefix: of the stored names: "exp_avg." reads the first moments into the parameters.
+    With `prefix` "exp_avg." it reads the first moments. Raises JobError if a parameter is missing or has another shape.
     """
     stored = StoredTensors(sorted(checkpoint.glob("*.safetensors")), JobError)
     cut = cut_dimensions(part)

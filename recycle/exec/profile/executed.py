@@ -49,10 +49,7 @@ class ExecutedRun:
 
 
 def executed(directory: str | Path) -> ExecutedRun:
-    """Read the times of the run in `directory`.
-
-    Raises RecycleError if the directory is not a run directory, or no iteration was executed.
-    """
+    """Read the times of the run in `directory`. Raises RecycleError if no iteration was executed."""
     directory = Path(directory)
     if not (directory / "job.toml").is_file():
         raise RecycleError(f"{directory}: is no run directory (it has no job.toml): give a job file or a run directory")

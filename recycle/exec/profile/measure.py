@@ -162,10 +162,7 @@ class Subject:
             self.stage.step(iteration, 1.0)
 
     def footprint(self) -> Footprint:
-        """Memory of the stage, measured on the second of two micro-batches in an iteration.
-
-        The first micro-batch allocates persistent memory, and the first step the copy of the state for an undo.
-        """
+        """Memory of the stage, measured on the second micro-batch, as the first allocates persistent memory."""
         actions = (self.forward, self.backward_input, self.stage.backward_weight, self.forward, self.backward)
         self.stage.begin_iteration(0)
         for action in actions:

@@ -4,7 +4,7 @@ A device has its GPU's memory, or a share of the machine's. A tenth is reserved 
 fragmentation, communicators, kernels and the process itself. On a GPU torch's allocator counts allocations; on a CPU
 torch's profiler reports every allocation and release.
 
-Limits: counts torch's allocations only, and on a CPU only those of the calling thread.
+Limits: counts torch's allocations only, and on a CPU only in the calling thread.
 """
 
 from __future__ import annotations
@@ -29,12 +29,7 @@ _MEMORY = "[memory]"
 
 
 class Allocated(NamedTuple):
-    """Bytes relative to the start of the action.
-
-    Attributes:
-        kept: at its end; negative if it released more than it allocated.
-        peak: at most; at least 0.
-    """
+    """Bytes relative to the start of the action: at its end, which may be negative, and at most."""
 
     kept: int
     peak: int
@@ -85,12 +80,8 @@ _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 def capacity(job: Job, state: float = 0.0) -> float:
     """Bytes that a worker of `job` may use on this machine.
 
-    On a GPU, its free memory and the memory of this process. On a CPU, an equal share for each process of the run on
-    this machine (of one node if `[membership] store` is an etcd), less the memory to write checkpoints: a copy of the
-    state and one file of it.
-
-    Args:
-        state: bytes of the worker's state in a checkpoint.
+    On a GPU, its free memory and the memory of this process. On a CPU, an equal share for each process on this machine,
+    less the memory to write checkpoints: a copy of `state` bytes and one file of it.
     """
     device = gpu_or_cpu()
     if device.type == "cuda" and job.model.kind != "emulated":

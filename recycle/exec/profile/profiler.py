@@ -46,13 +46,9 @@ MeasureProgress = Callable[[str, int, int], None]
 
 
 def measure(job: Job, repeats: int = 20, report: MeasureProgress = lambda *_: None) -> Profile:
-    """Measure the profile of `job` on this machine, in seconds and bytes.
+    """Measure the profile of `job` on this machine, in seconds and bytes, from `repeats` timings.
 
-    Raises JobError if the job cannot be run here, and RunError if a measurement failed; the message holds the last
-    lines of its process.
-
-    Args:
-        repeats: number of timings of each instruction.
+    Raises JobError if the job cannot be run here, and RunError, with the process's last lines, if a measurement failed.
     """
     check_request(job, 1, (), frozenset())
     if job.grid.tensor_parallel != 1:

@@ -69,27 +69,20 @@ class Transport(Protocol):
     def reduce(self, stage: int, buffers: Sequence[torch.Tensor], bucket: int | None = None) -> None:
         """Sum `buffers` in place over all hosts of `stage`, or of a group of `tie_groups`, in one order of sums.
 
-        Args:
-            bucket: start the sum of this bucket only. Its buffers must not be used until the sum of the last bucket,
-                None, returns, which waits for all.
+        With a bucket, only starts the sum. Its buffers must not be used until the sum of the last bucket, None,
+        returns.
         """
 
     def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
         """Sum the parts of a stage's gradients over its hosts, each in place on the owners of its shard.
 
-        Parts on other hosts are undefined afterwards.
-
-        Args:
-            buffers: of each the parts of all shards, in order.
+        Each of `buffers` has the parts of all shards, in order. Parts on other hosts are undefined afterwards.
         """
 
     def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
-        """Fill the parts of shards that this worker does not own from their first owners.
+        """Fill the parts of shards that this worker does not own from their first owners; send its own.
 
-        Returns when they are complete and this worker's parts are sent.
-
-        Args:
-            parts: of all shards, in order; views of one buffer.
+        The parts of all shards, in order, are views of one buffer.
         """
 
     def close(self) -> None:
@@ -128,12 +121,7 @@ class PostedReceives:
     """Receives of one program, the next few of which are posted ahead.
 
     They are posted in the program's order over all lanes. So a sender finds its receive posted, and the memory of
-    messages is bounded.
-
-    Args:
-        post: posts a receive; returns a call that waits for the message.
-        ahead: number of receives that may be posted ahead of the program.
-        may_join: whether a receive may be posted in addition to those posted already.
+    messages is bounded. `ahead` returns the number of receives to post ahead, and `may_join` whether one may be added.
     """
 
     def __init__(

@@ -28,11 +28,7 @@ CommunicatorKey = tuple[str, tuple[str, ...]]
 
 
 class Communicator:
-    """A torch backend that counts the operations begun on it.
-
-    Args:
-        name: unique in the run, the same at all members.
-    """
+    """A torch backend that counts the operations begun on it; its name is unique in the run."""
 
     def __init__(self, name: str, backend: Any, lock: threading.Lock, is_over: Callable[[], bool]) -> None:
         self.name, self.backend = name, backend
@@ -134,7 +130,7 @@ class Communicators:
             return one
 
     def break_all(self) -> None:
-        """Mark all communicators as unfit, after a failure that the end of the generation does not explain.
+        """Mark all communicators as unfit, after an unexplained failure.
 
         A backend may report a failed operation as completed.
         """

@@ -103,14 +103,10 @@ def give_up_after(connection: Connection, seconds: float) -> None:
 
 
 def cut(other_ends: Collection[str]) -> int:
-    """Drop all packets that arrive on this process's connections to the given ends.
+    """Drop all packets that arrive on this process's connections to the given ends; returns their number.
 
-    Attaches a socket filter to this process's ends, so that it does not even notice a close. For silence in both
-    directions, the other process must do the same. New connections are not cut. Raises RunError if the system does not
-    allow it.
-
-    Returns:
-        Number of connections cut.
+    A socket filter hides even a close from this process. For silence in both directions, the other process must do the
+    same. New connections are not cut. Raises RunError if the system does not allow it.
     """
     ends = [end for end in own_connections(open_sockets().values()) if end.mirrored in other_ends]
     program = ctypes.create_string_buffer(struct.pack("HBBI", _RETURN, 0, 0, 0))

@@ -55,11 +55,7 @@ def lanes_of(schedule: Schedule) -> list[Lane]:
 
 
 def formation(lanes: Collection[Lane], hosts: Mapping[int, Sequence[Worker]]) -> list[Wanted]:
-    """Communicators of lanes and of sums over several hosts, in the order in which they form.
-
-    Args:
-        hosts: stage, or number of a group of tied stages -> its live hosts.
-    """
+    """Communicators of lanes and of sums over several hosts, in the order in which they form."""
     # Lanes within a pipeline get low numbers: they must re-form after a failure inside an iteration, while re-routed
     # lanes may still exist from an earlier failure.
     ordered = sorted(lanes, key=lambda lane: (lane[0].pipeline != lane[1].pipeline, lane))
@@ -145,15 +141,10 @@ PAUSE_SECONDS = (0.001, 0.05)
 class FormingStore(Store):
     """Store that a process's groups form on, with waits that end with the generation.
 
-    torch's own clients block in `get`, with the client's lock held, until the value is there. A process whose peer has
-    died could then neither leave its generation nor reach its agent. Opening such a client also resolves its address
-    with the interpreter lock held, which took 5 s without a name server. Backends accept this store below a
-    PrefixStore, with the agent's keys or torchrun's, but do not keep it alive.
-
-    Args:
-        client: provides `set`, `get` and `check`.
-        over: set when the generation is over; waits then raise RuntimeError.
-        seconds: timeout of `get`, which then raises RuntimeError.
+    torch's own clients block in `get` with the client's lock held, so a process whose peer has died could not leave its
+    generation. Opening one also resolves its address with the interpreter lock held, which took 5 s without a name
+    server. Backends accept this store below a PrefixStore but do not keep it alive. Its waits raise RuntimeError after
+    `over` is set, or after `seconds`.
     """
 
     def __init__(self, client: Any, over: threading.Event, seconds: float = 300.0) -> None:

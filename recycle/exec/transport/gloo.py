@@ -42,8 +42,7 @@ LOOK_SECONDS = 1.0
 PROBE_SECONDS, PROBE_TAG = 3.0, 2 * STATE_TAG
 """Time limit and tag of an operation that asks a broken connection for its error.
 
-The kernel breaks several connections to one peer separately, up to a second apart. gloo closes a connection whose probe
-times out.
+The kernel breaks several connections to one peer up to a second apart.
 """
 _WORLD, _TENSOR = -1, -2
 """Keys of the group of all workers and of the worker's own group, in addition to stages."""

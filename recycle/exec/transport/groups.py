@@ -30,10 +30,7 @@ OVER_SECONDS = 0.02
 """Polling interval of waits that cannot be interrupted."""
 STATE_TAG = 1 << 20
 _LEFT_BEHIND: list[tuple[Future[Any], Any]] = []
-"""Waits that outlived their generation, and their groups.
-
-They are kept until they end, at the latest after the transport timeout, because freeing a group would block.
-"""
+"""Waits that outlived their generation, and their groups, because freeing a group would block."""
 
 
 @dataclass(frozen=True)
@@ -176,10 +173,7 @@ class GroupTransport(ABC):
         return []
 
     def _drop_sent(self, iteration: int) -> None:
-        """Release delivered tensors without waiting, and wait for the tensors sent up to `iteration`.
-
-        On a device the wait for a delivered tensor costs nothing, and frees the backend's resources.
-        """
+        """Release delivered tensors without waiting, and wait for the tensors sent up to `iteration`."""
         for sent in self._sent.values():
             while sent and (sent[0][0] <= iteration or sent[0][1].is_completed()):
                 self._wait(sent.popleft()[1])
@@ -219,11 +213,10 @@ class GroupTransport(ABC):
         raise NotImplementedError
 
     def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
-        """Start to exchange `tensor`, contiguous, with the worker's other tensor ranks.
+        """Start to exchange `tensor`, contiguous, with the worker's other tensor ranks, all in the same order.
 
-        All ranks exchange tensors of one shape in the same order. The returned call waits until `tensor` may be written
-        again and all tensors have arrived, and returns them by tensor rank. Only transports with tensor parallelism
-        support it.
+        The returned call waits until `tensor` may be written again and all tensors have arrived, and returns them by
+        rank.
         """
         raise NotImplementedError
 
@@ -239,8 +232,7 @@ class GroupTransport(ABC):
 
     @property
     def tells_times(self) -> bool:
-        """Whether delivery times of state parts are known, and any number may be in flight from the first iteration
-        on."""
+        """Whether delivery times of state parts are known, and several may be in flight from the first iteration."""
         return True
 
     def begin_send_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> StateTransfer:
@@ -270,10 +262,9 @@ class GroupTransport(ABC):
         self._wait(pending)
 
     def _wait_in_thread(self, action: Callable[[], Any], group: Any = None, seconds: float = math.inf) -> Any:
-        """Run `action`, a wait on `group` that an interrupt may not end, and return its result.
+        """Return the result of `action`, a wait on `group` that an interrupt may not end.
 
-        Raises TransportError if the action failed; or the generation ended or `seconds` passed first, and it is
-        abandoned.
+        Raises TransportError on failure; abandons the action if the generation ends or `seconds` pass.
         """
         self._waiting(True)
         running = self._thread.submit(action)

@@ -92,10 +92,7 @@ class LaneTransport(GroupTransport):
             self._ordered.popleft()
 
     def waits_for_peer(self) -> bool:
-        """Whether the device is at an operation that waits for a peer.
-
-        The host may wait for the device then: at the end of its program, or because the device takes no more launches.
-        """
+        """Whether the device, for which the host may wait, is at an operation that waits for a peer."""
         with self._lock, contextlib.suppress(RuntimeError):  # the main thread meets the same error
             self._forget_done()
             return bool(self._ordered) and self._ordered[0][0]()
@@ -253,10 +250,7 @@ class LaneTransport(GroupTransport):
         return pending
 
     def release(self) -> None:
-        """Prevent new operations, and start to abort communicators that wait for a peer, in a separate thread.
-
-        The thread keeps the caller's heartbeats on time.
-        """
+        """Prevent new operations, and start to abort communicators that wait for a peer, in a separate thread."""
         with self._lock:
             if waiting := self._communicators.end():
                 self._endings.append(threading.Thread(target=self._abort, args=(waiting,), daemon=True))
@@ -265,7 +259,6 @@ class LaneTransport(GroupTransport):
     def close(self) -> None:
         """Abort the communicators that wait for a peer, and wait until the device is idle.
 
-        Queued operations may still write to the state. An abort that hangs is detected as a hang of this process.
         Raises RunError if the device has failed, and only another process can use it again.
         """
         super().close()

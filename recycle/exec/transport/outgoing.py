@@ -27,18 +27,11 @@ from recycle.job import Job, price
 from recycle.job.shape import Worker
 
 LOST_SECONDS = 0.2
-"""Delay of a message on a flaky link: the earliest retransmission of TCP.
-
-This is Linux's minimum retransmission timeout; RFC 6298 has a second.
-"""
+"""Delay of a message on a flaky link: Linux's minimum TCP retransmission timeout (RFC 6298 has a second)."""
 
 
 class PacedLinks:
-    """The links that one process sends over.
-
-    Args:
-        process: position that the process started in.
-    """
+    """The links over which the process that started at position `process` sends."""
 
     def __init__(self, process: Worker, seconds: Callable[[Worker], float] = lambda _: 0.0) -> None:
         self._process, self._seconds = process, seconds
@@ -76,11 +69,7 @@ class PacedLinks:
         self._flaky[peer] = probability, Random(f"{seed} {self._process}")
 
     def hold(self, peer: Worker, usual: float) -> float:
-        """Seconds to delay the next message to a process.
-
-        Args:
-            usual: recent time of messages to it over the network alone.
-        """
+        """Seconds to delay the next message to a process, given their recent time over the network alone."""
         if peer not in self._emulated:
             self._emulated[peer] = self._seconds(peer)
         emulated, factor = self._emulated[peer], self._factor.get(peer, 1.0)
@@ -109,20 +98,12 @@ class Sending:
         return self.waiting.done()
 
     def wait(self) -> Any:
-        """Wait for completion. Raises RuntimeError on failure.
-
-        Returns:
-            For a part of a state, the time of delivery in monotonic seconds.
-        """
+        """Wait for completion; for a part of a state, returns when it was delivered. Raises RuntimeError."""
         return self.waiting.result()
 
 
 class OutgoingLane:
-    """One lane of one generation.
-
-    Args:
-        hold: seconds to delay the next message, given the network's time.
-    """
+    """One lane of one generation. `hold` gives the delay of the next message, from the network's time."""
 
     def __init__(self, start: Start, hold: Callable[[float], float], over: threading.Event) -> None:
         self._start, self._hold, self._over = start, hold, over

@@ -78,10 +78,7 @@ class TransportPlugin(ABC):
         return torch.device("cpu")
 
     def offer(self, generation: str, process: Worker) -> None:
-        """Publish what this process can reuse in a generation, before it acknowledges the generation.
-
-        Raises RunError if the agent does not answer.
-        """
+        """Publish what this process can reuse in a generation, before acknowledging it. May raise RunError."""
         return
 
     def open(self, groups: GroupsOfGeneration) -> GroupTransport:
@@ -98,7 +95,6 @@ class TransportPlugin(ABC):
         """Interrupt waits for peers in this process with TransportError, and waits of peers for it.
 
         Called from another thread, repeatedly until the main thread has left its generation, so it must return at once.
-        By default it releases the groups.
         """
         if (standing := self._standing) is not None:
             standing.release()
@@ -114,10 +110,7 @@ class TransportPlugin(ABC):
         return replace(self.progress.state(), waits=waits)
 
     def end(self) -> None:
-        """Leave the generation, whether its groups had formed or not.
-
-        Raises RunError if the device has failed permanently.
-        """
+        """Leave the generation. Raises RunError if the device has failed permanently."""
         self.wake()
         if self._standing is not None:
             self._standing.close()
@@ -141,10 +134,7 @@ TRANSPORTS = {
     "nccl": "recycle.exec.transport.nccl:Nccl",
     "gloo": "recycle.exec.transport.gloo:Gloo",
 }
-"""Name -> `module:class` of the plug-in.
-
-"auto" takes the first that can move the job's tensors. Entry points of other packages add names.
-"""
+"""Name -> `module:class`; "auto" takes the first that fits. Entry points of other packages add names."""
 ANYWHERE = "gloo"
 """The transport that works on any machine; links are measured over it."""
 
@@ -175,10 +165,7 @@ def _is_plugin(value: Any) -> TypeGuard[type[TransportPlugin]]:
 
 
 def transport_of(job: Job) -> type[TransportPlugin]:
-    """The transport that `[membership] transport` selects on this machine.
-
-    Raises JobError if there is none, or it cannot move the job's tensors.
-    """
+    """The transport that `[membership] transport` selects here. Raises JobError if none fits the job."""
     wanted = job.membership.transport
     plugins = [transport_named(name) for name in (TRANSPORTS if wanted == "auto" else [wanted])]
     refusals = [plugin.refusal(job) or _shards_refusal(plugin, job) for plugin in plugins]

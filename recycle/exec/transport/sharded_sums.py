@@ -27,12 +27,7 @@ _REDUCE, _SUM, _GATHER = range(3)
 
 
 class ShardedSums:
-    """One host's part in the sums and gathers of a stage.
-
-    Args:
-        group: of the stage's hosts; a torch backend with send and recv.
-        givers: owners of each shard that have its parameters before a gather.
-    """
+    """One host's part in the sums and gathers of a stage, over a torch backend with send and recv."""
 
     def __init__(
         self,
@@ -127,7 +122,7 @@ _OWNERS = 1 << 20
 def with_owners(groups: GroupsOfGeneration) -> tuple[GroupsOfGeneration, dict[int, list[int | None]]]:
     """Add groups of owners to a generation's groups; also returns stage -> group number of each shard.
 
-    None for a shard with one owner. Owners that are all hosts of the stage use the stage's group.
+    The number is None for a shard with one owner.
     """
     hosts, numbers = dict(groups.hosts), dict[int, list[int | None]]()
     most = max(map(len, groups.owners.values()), default=0)
@@ -145,7 +140,6 @@ class RootedSums:
     """One host's part in the sums and gathers of a stage, by rooted collectives.
 
     Args:
-        owners, givers: of each shard, as of `GroupsOfGeneration`.
         of_owners: communicator of each shard's owners; None if this host is not one of several.
         attempt: begins an operation. Raises TransportError on failure.
     """

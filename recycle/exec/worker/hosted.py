@@ -123,23 +123,11 @@ class Hosted:
         return {index: [processes[str(role)] for role in schedule.hosts(index)] for index in self.stages}
 
     def owners(self, record: GenerationRecord) -> tuple[OwnersOfStages, OwnersOfStages]:
-        """Roles of the owners of each shard, and of the holders when the generation begins.
-
-        The owners include workers that receive the shard in the background.
-        """
+        """Roles of the owners of each shard, including background receivers, and of the initial holders."""
         return {}, {}
 
     def gather(self, transport: GroupTransport, record: GenerationRecord, is_stale: bool) -> bool:
-        """All-gather parameters of the committed step, unless every worker already has them.
-
-        If layers move, stages are rebuilt without parameters.
-
-        Args:
-            is_stale: some process has other parameters.
-
-        Returns:
-            Whether hosts gather parameters at all.
-        """
+        """All-gather parameters of the committed step, unless every worker has them; False if hosts never gather."""
         return False
 
     def held(self, first: int, last: int) -> list[torch.Tensor]:
@@ -171,11 +159,7 @@ def tensors_of(states: Iterable[StatePiece]) -> list[torch.Tensor]:
 
 
 def hold_initial(job: Job, schedule: Schedule, stages: Mapping[Worker, Mapping[int, Stage]]) -> OwnersOfStages:
-    """Give workers their shards of the initial state, in a run without membership.
-
-    Returns:
-        The owners of each stage's shards.
-    """
+    """Give workers their shards of the initial state, in a run without membership. Returns the owners."""
     shards = shards_of_schedule(job, schedule)
     owned = shards.owned(schedule.live)
     for worker, hosted in stages.items():

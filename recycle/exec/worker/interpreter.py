@@ -173,10 +173,7 @@ class Interpreter:
 
     @property
     def compute(self) -> list[Computed]:
-        """Seconds of the iteration's F, I, W and B so far, by stage. The device must be idle.
-
-        The parts of a W count as one W.
-        """
+        """Seconds of the iteration's F, I, W (all parts) and B so far, by stage. The device must be idle."""
         return [
             Computed(
                 stage,
@@ -227,11 +224,10 @@ class Interpreter:
         self.replayed[Checked(one.stage, one.micro_batch)] = made
 
     def reduce(self, stage: int) -> None:
-        """Sum the weights that the stage shares, then its own gradients, each over their hosts.
+        """Sum the weights that the stage shares, then its own gradients (the last bucket), each over their hosts.
 
         All hosts of a group of tied stages sum the group's shared weights in one order at their first reduce in the
-        group. So no two hosts wait for each other in different sums. With several buckets, this reduces the last bucket
-        and waits for the others.
+        group, so no two hosts wait for each other in different sums.
         """
         group = int(self._groups[stage])
         if group not in self._summed_groups:

@@ -39,15 +39,7 @@ from recycle.ir.replays import Checked
 
 @dataclass(kw_only=True)
 class Iterations:
-    """The iterations of one generation.
-
-    Args:
-        progress: notes every operation, for the heartbeat.
-        streams: of the device, for overlapped pairs; None if the host computes.
-
-    Attributes:
-        program: of this worker in the current iteration; differs between iterations in replays only.
-    """
+    """The iterations of one generation; `program` is this worker's in the current iteration."""
 
     generation: Generation
     stages: Mapping[int, Stage]
@@ -80,7 +72,7 @@ class Iterations:
     def run(self) -> Commit:
         """Iterate until the last commit of the generation for this worker, and return it.
 
-        Raises GenerationOver, TransportError if the generation ended before.
+        Raises GenerationOver or TransportError if the generation ended before.
         """
         record = self.generation.record
         if record.commit is not None and record.is_evaluation_due:

@@ -1,7 +1,7 @@
 """Checksums of states, which hosts compare, and snapshots, which training restores if hosts differ.
 
 `Stage.compared` defines the compared parts: the whole state, or each held shard and the live parameters. The checksum
-of the state at the begin of an iteration is computed piece by piece. A state that is kept is copied first, and the
+of the state at the beginning of an iteration is computed piece by piece. A state that is kept is copied first, and the
 checksum is taken from the copy. Two snapshots are held: the one to restore, and its successor; leader/commit.py
 decides. Live parameters follow from shards, so they are compared but not kept.
 
@@ -84,11 +84,7 @@ class _Copying:
 
 
 class KeptStates:
-    """The snapshots of one worker.
-
-    Args:
-        hosting: hosts them; None if the stages never change.
-    """
+    """The snapshots of one worker."""
 
     def __init__(
         self,
@@ -147,8 +143,7 @@ class KeptStates:
         return self.checksums
 
     def go_back(self, step: int) -> bool:
-        """Restore the snapshot after `step`, with its stages and shards, and drop later ones. False without such a
-        snapshot."""
+        """Restore the snapshot after `step` with its stages and shards, and drop later ones; False if missing."""
         self.cancel()
         for later in [kept for kept in self._kept if kept > step]:
             del self._kept[later]

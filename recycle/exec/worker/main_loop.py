@@ -55,12 +55,9 @@ def read_plan(
     over: threading.Event,
     patience: float = PATIENCE_SECONDS,
 ) -> Schedule:
-    """Read the plan of a generation.
+    """Read the plan of a generation, from `text` if the proposal carries it.
 
     Raises GenerationOver if the generation ended meanwhile, and RunError if the plan is missing, or its hash differs.
-
-    Args:
-        text: of the plan file, if the proposal carries it; else empty.
     """
     path, deadline = plan_file(folder, digest), time.monotonic() + patience
     while True:
@@ -79,11 +76,7 @@ def read_plan(
 
 @dataclass(kw_only=True)
 class MainLoop:
-    """The main loop of one worker process.
-
-    Args:
-        tensor_group: of this worker's stages; None without tensor parallelism.
-    """
+    """The main loop of one worker process."""
 
     job: Job
     member: Member

@@ -138,9 +138,6 @@ class Member:
             does not begin here before it has returned.
         lost: called with the reason when the agent is gone; should end the process.
         generation: the last one before this process; a resumed run counts on from its earlier generations.
-
-    Attributes:
-        over: set while the current generation is over.
     """
 
     def __init__(
@@ -180,7 +177,7 @@ class Member:
             self._lost(f"{AGENT} is gone")
 
     def _watch(self) -> None:
-        """Interrupt the main thread when its generation stops, repeatedly until it has left the generation.
+        """Interrupt the main thread repeatedly until it has left its stopped generation.
 
         One interrupt is not enough, as the thread may be about to open a connection or to wait on one. The lock keeps
         interrupts out of the next generation.
@@ -193,10 +190,7 @@ class Member:
             time.sleep(INTERRUPT_SECONDS)
 
     def _until(self, answer: Callable[[], _Answer | None]) -> _Answer | None:
-        """Wait for an answer; None if the generation is over without it.
-
-        Without a time limit, because the leader ends a generation in which all workers wait for too long.
-        """
+        """Wait for an answer; None if the generation is over. The leader ends generations that wait for too long."""
         self.progress.set_waiting(True)
         with self._changed:
             self._changed.wait_for(lambda: answer() is not None or self._state.is_over)
@@ -255,9 +249,9 @@ class Member:
     # Messages to the leader.
 
     def say(self, message: WorkerMessage) -> None:
-        """Send a message to the leader, from any thread. Raises RunError if the agent is gone.
+        """Send a message to the leader, with the generation's number if it belongs to one; from any thread.
 
-        Messages that belong to a generation carry its number.
+        Raises RunError if the agent is gone.
         """
         try:
             self._link.send(Said(message, self._state.generation if isinstance(message, OF_GENERATION) else 0))
@@ -284,10 +278,7 @@ class Member:
         return self._state.live
 
     def claim(self, fault: int) -> bool:
-        """Wait for the leader's decision whether a fault at its point strikes this process. From any thread.
-
-        False if the fault struck before.
-        """
+        """Wait for the leader's decision whether a fault strikes this process; False if it struck before."""
         strikes = self._state.strikes
         if fault in strikes:
             return False

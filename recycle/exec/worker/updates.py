@@ -72,7 +72,7 @@ class Updates:
             self._is_due = self._decided is not None
 
     def compare_in_waits(self, comparison: Comparison) -> None:
-        """Compare the state at the begin of the iteration, during waits, once it is committed."""
+        """Compare the state at the beginning of the iteration, during waits, once it is committed."""
         with self._lock:
             self._comparison, self._is_due = comparison, self._decided is not None
 
@@ -146,11 +146,7 @@ class Updates:
         self._before.clear()
 
     def reshard(self) -> None:
-        """Note that the worker steps other shards of its stages, with state from the same iteration.
-
-        The buffers of the previous state are reallocated by the next step ahead, because others may wait for this
-        worker now.
-        """
+        """Note that the worker steps other shards of its stages; the next step ahead reallocates buffers."""
         with self._lock:
             self._copies = {}
 
@@ -172,12 +168,9 @@ class Updates:
         return "settle" if self.stand_at(committed) else "roll-forward"
 
     def settle(self, committed: int, commit: Commit | None, goes_back: bool = False) -> None:
-        """Bring every stage to the committed iteration; or to a snapshot and its stages.
+        """Bring every stage to the committed iteration, or, if later commits were revoked, to a snapshot.
 
         Raises RunError if a stage is more than one step away, or its gradient is gone; a bug.
-
-        Args:
-            goes_back: whether later commits were revoked, so that only a snapshot is valid.
         """
         with self._lock:
             self._copies, self._is_due = {}, False

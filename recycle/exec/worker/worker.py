@@ -59,10 +59,7 @@ ENDED = 128 + signal.SIGTERM
 
 
 def run_worker(text: str) -> None:
-    """Run one worker to the end of its run, from its specification as JSON.
-
-    The process should end at once, because threads of its transport may still run.
-    """
+    """Run one worker, from its JSON specification, to the end of its run; its process should end at once."""
     specification = msgspec.json.decode(text, type=WorkerSpecification)
     os.environ.update(specification.run.environment)  # before the first call of CUDA, which reads it
     _block_termination()

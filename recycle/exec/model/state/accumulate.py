@@ -21,18 +21,11 @@ import torch
 from recycle.job.footprint import ON_CPU, ON_GPU
 
 ALIGNMENT = 64
-"""Alignment of tensors in a flat tensor, in elements: 256 bytes, as for a separate allocation.
-
-Kernels may choose another path, with other bits, for an unaligned matrix.
-"""
+"""Alignment in a flat tensor, in elements (256 bytes): kernels may give other bits for unaligned matrices."""
 
 
 class FlatLayout:
-    """Positions of a list of tensors in one flat tensor.
-
-    Attributes:
-        size: elements of the flat tensor, including alignment gaps.
-    """
+    """Positions of a list of tensors in one flat tensor of `size` elements, including alignment gaps."""
 
     def __init__(self, shapes: Sequence[torch.Size]) -> None:
         self.shapes = tuple(shapes)
@@ -50,10 +43,7 @@ class FlatLayout:
         ]
 
     def blocks(self, elements: int) -> list[tuple[int, int]]:
-        """(first element, end) of blocks of at most `elements` that cover the tensors, without gaps.
-
-        The blocks of a tensor do not depend on the other tensors.
-        """
+        """(first element, end) of blocks of at most `elements` that cover each tensor, without gaps."""
         return [
             (offset + begin, offset + min(begin + elements, shape.numel()))
             for offset, shape in zip(self.offsets, self.shapes, strict=True)
@@ -61,12 +51,9 @@ class FlatLayout:
         ]
 
     def shards(self, count: int, elements: int, begin: int = 0, end: int | None = None) -> list[int]:
-        """Bounds of `count` shards of about equal size in a flat tensor: [count + 1].
+        """Bounds of `count` shards of about equal size in a range of a flat tensor: [count + 1].
 
         Shards begin at `blocks`, so that the norms of shards have the same terms as the norms of the whole.
-
-        Args:
-            begin, end: elements at which the divided range begins and ends; the whole by default.
         """
         end = self.size if end is None else end
         return _nearest([*(at for at, _ in self.blocks(elements) if begin <= at < end), end], begin, end, count)
@@ -74,9 +61,7 @@ class FlatLayout:
     def cut(self, buckets: int, places: Iterable[int], size: int) -> list[int]:
         """Bounds of buckets of about equal size in a flat tensor of `size` elements: [buckets + 1].
 
-        Args:
-            places: indices of the tensors at which buckets may begin; the number of tensors stands for their end. The
-                last bucket includes all elements after the tensors.
+        Buckets begin at the tensors with index in `places`. The last bucket includes all elements after the tensors.
         """
         offsets = [*self.offsets, self.size]
         return _nearest([offsets[place] for place in places], 0, size, buckets)
@@ -96,10 +81,8 @@ def grid_exponent(addends: int, exponent: int) -> int:
 class Accumulator(ABC):
     """A flat sum of gradients, processed in chunks so that no temporary has its size.
 
-    Args:
-        buffer: the live flat tensor, which a reduction over the stage's hosts sums in place.
-
     Attributes:
+        buffer: the live flat tensor, which a reduction over the stage's hosts sums in place.
         has_mark: whether an out-of-bounds mark follows the norms.
     """
 
@@ -129,12 +112,9 @@ class Accumulator(ABC):
             target.copy_(torch.div(part, divisor))
 
     def mean_norms_squared(self, divisor: int, begin: int = 0, end: int | None = None) -> list[float]:
-        """Squared Euclidean norms of the mean, in fp64, per block of `FlatLayout.blocks`.
+        """Squared Euclidean norms of the mean, in fp64, of the blocks that begin in a range; all by default.
 
         Each depends only on its block. At least one is not finite if any addend was out of bounds.
-
-        Args:
-            begin, end: range of elements in which the blocks begin; all by default.
         """
         blocks = self._blocks if end is None else [one for one in self._blocks if begin <= one[0] < end]
         squares = _norms_squared(self.buffer, blocks)
@@ -146,11 +126,7 @@ class Accumulator(ABC):
 
 
 class ExactSum(Accumulator):
-    """Sum on a fixed grid in fp64.
-
-    Args:
-        addends: N, the most addends of one entry over all hosts.
-        exponent: e; no addend may exceed 2^e in absolute value.
+    """Sum on a fixed grid in fp64, of at most `addends` addends of at most 2^exponent.
 
     The buffer is one aligned block longer than the layout. Its first extra entry becomes NaN if an addend is out of
     bounds, and a reduction carries the NaN to every host.

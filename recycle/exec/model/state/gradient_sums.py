@@ -67,11 +67,7 @@ class Summed(NamedTuple):
 
 
 class JoinedSums:
-    """Concatenated sums.
-
-    Attributes:
-        grain: elements of a block.
-    """
+    """Concatenated sums, with norms by blocks of `grain` elements."""
 
     def __init__(self, every: Sequence[Summed], divisor: int) -> None:
         begins = accumulate((one.sums.layout.size for one in every), initial=0)
@@ -126,10 +122,6 @@ class GradientSums(JoinedSums):
         shared: name of the parameter that another stage has too; None without one.
         cut: names of parameters that are split between tensor ranks.
         tied: gradient sum of the shared weight, from another stage of this worker.
-
-    Attributes:
-        own: of all parameters except a shared one.
-        tied: of the shared weight; None without one.
     """
 
     def __init__(
@@ -213,7 +205,6 @@ class IncomingGradients:
         summed: parameters whose gradients are first summed over the tensor ranks.
 
     Attributes:
-        making: takes checksums of the current backward; None if not watched.
         placed: parameter -> the half of the backward that last computed its gradient.
     """
 
@@ -240,13 +231,7 @@ class IncomingGradients:
 
     @contextmanager
     def of(self, making: ChecksumBuilder | None, half: Half | None = None, is_scratch: bool = False) -> Iterator[None]:
-        """Attribute gradients inside the block to one micro-batch.
-
-        Args:
-            making: takes their checksums.
-            half: of the backward that is run; None for B.
-            is_scratch: use the gradients for checksums only.
-        """
+        """Attribute gradients inside the block to one micro-batch; a scratch one counts for checksums only."""
         self.making, self._half, self._is_scratch = making, half, is_scratch
         yield
         self.making, self._is_scratch = None, False

@@ -36,15 +36,11 @@ from recycle.job.sections import TrainSection
 
 
 class Shards(StateLayout):
-    """The shards of one stage on one of its hosts.
+    """The shards of one stage on one of its hosts; `pieces` are by number in the whole model.
 
     Args:
         first: number of the stage's first shard in the whole model.
-        bounds: elements at which the shards begin, and the end of the last: [count + 1]. Shards of units are ordered by
-            unit.
-
-    Attributes:
-        pieces: number in the whole model -> state of a shard that this worker holds, in order.
+        bounds: elements at which the shards begin, ordered by unit, and the end of the last: [count + 1].
     """
 
     kind = "shard"
@@ -101,8 +97,7 @@ class Shards(StateLayout):
     def apart(self, number: int) -> list[torch.Tensor]:
         """The state of an owned shard, flat, without live parameters, which gathers bring.
 
-        Ordered so that it may be copied in pieces between steps: step counts, then moments, then parameters. Inputs of
-        an element's update come first.
+        Step counts come first, then moments, then parameters, so that it may be copied in pieces between steps.
         """
         live = self._weights.untyped_storage().data_ptr()
         apart = [one for one in self.pieces[number].state_tensors() if one.untyped_storage().data_ptr() != live]
@@ -208,12 +203,7 @@ class ShardedOptimizer(Shards):
 
 
 class UnitOptimizers(ReplicatedState):
-    """The optimizers of a stage's units.
-
-    Args:
-        ends: unit of the stage -> elements at which it begins and ends, in order.
-        held: units with existing state; the state of other units starts from the current parameters.
-    """
+    """The optimizers of a stage's units; other units than those in `held` start from the current parameters."""
 
     pieces: dict[int, UnitOptimizer]
 
@@ -254,10 +244,6 @@ def scratch_of(size: int, device: torch.device) -> torch.Tensor:
 
 
 def ends_of_units(units: range, of: Sequence[int], layout: FlatLayout) -> dict[int, tuple[int, int]]:
-    """Unit of a stage -> the elements at which it begins and ends.
-
-    Args:
-        of: the unit of each parameter, in ascending order.
-    """
+    """Unit of a stage -> the elements at which it begins and ends; `of` has the unit of each parameter."""
     offsets = [*layout.offsets, layout.size]
     return {unit: (offsets[bisect_left(of, unit)], offsets[bisect_right(of, unit)]) for unit in units}

@@ -45,12 +45,7 @@ class Run(NamedTuple):
 
 
 class StateNames(NamedTuple):
-    """Names of the parts of a range of the state.
-
-    Attributes:
-        shaped: name in checkpoints of a parameter, of a half, or of its part in the range -> (first element in the
-            range, end, shape of the whole).
-    """
+    """Names of the parts of a range of the state, with first element and end in the range, and whole shape."""
 
     shaped: Mapping[str, tuple[int, int, torch.Size]]
     counted: Mapping[str, int]
@@ -71,11 +66,7 @@ def flattened(parameters: Sequence[torch.nn.Parameter], layout: FlatLayout) -> t
 
 
 def runs_of(decaying: Iterable[bool], layout: FlatLayout, begin: int = 0, end: int | None = None) -> list[Run]:
-    """The runs of a range of parameters in a layout.
-
-    Args:
-        begin, end: elements at which the range begins and ends; all by default.
-    """
+    """The runs of decayed and other parameters in a range of a layout."""
     runs: list[Run] = []
     ranges = zip(decaying, pairwise([*layout.offsets, layout.size]), strict=True)
     for decays, (low, high) in ranges:
@@ -98,8 +89,7 @@ class FlatOptimizer:
     Args:
         parameters: fp32 [n], updated by steps: the live parameters, or the fp32 masters of rounded ones.
         working: [n], the live parameters if they are not `parameters`; not part of the state.
-        is_new: whether moments start at 0. Otherwise they are copied from elsewhere; filling them would only delay
-            other workers.
+        is_new: whether moments start at 0; otherwise they are left uninitialized, to be copied from elsewhere.
     """
 
     def __init__(
@@ -119,11 +109,7 @@ class FlatOptimizer:
         self._piece = piece_of_step(parameters.device)
 
     def attach(self, mean: Mean, begin: int, scratch: torch.Tensor, names: StateNames) -> None:
-        """Attach to a stage.
-
-        Args:
-            scratch: fp32 [min(n, `piece_of_step`)], overwritten; pieces of a stage share it.
-        """
+        """Attach to a stage. Pieces of a stage share `scratch`, fp32 [min(n, `piece_of_step`)]."""
         self._mean, self._begin, self._scratch, self._names = mean, begin, scratch, names
 
     @property
@@ -173,7 +159,7 @@ class FlatOptimizer:
         """Each parameter by its name, and by prefixes its moments, step count and rounded copy.
 
         The prefixes are `exp_avg.`, `exp_avg_sq.`, `step.` and `rounded.`. Rounded parameters that are not part of the
-        state are computed from the fp32 ones, so reading them changes nothing.
+        state are computed from the fp32 ones.
         """
         if self.live.dtype != torch.float32 and len(tensors) == UNROUNDED:
             tensors = [*tensors, tensors[0].to(self.live.dtype)]
@@ -197,11 +183,7 @@ class FlatOptimizer:
 class UnitOptimizer(FlatOptimizer):
     """AdamW over the parameters of a unit; rounded parameters are part of its state.
 
-    Args:
-        parameters: fp32, of the unit; their data moves into one flat tensor, or into a copy of it in `working_type`.
-
-    Attributes:
-        layout: positions of the parameters in `parameters`.
+    The data of the parameters moves into one flat tensor, or into a copy of it in `working_type`.
     """
 
     def __init__(
@@ -234,8 +216,7 @@ HALVES = (".gate", ".up")
 class StoredNames:
     """The names of a stage's parameters in checkpoints.
 
-    Args:
-        cut: parameter -> the dimension split between tensor ranks; None for a whole parameter of this rank only.
+    `cut` has the dimension split between tensor ranks; None for a whole parameter of this rank only.
     """
 
     def __init__(self, cut: Mapping[str, int | None], halved: Collection[str]) -> None:
@@ -262,11 +243,7 @@ class StoredNames:
         end: int,
         tells_shapes: bool = False,
     ) -> StateNames:
-        """The names in a range of the state.
-
-        Args:
-            places: their first elements in one flat layout.
-        """
+        """The names in a range of the state, from the parameters' first elements in the flat layout."""
         shaped: dict[str, tuple[int, int, torch.Size]] = {}
         for name, shape in shapes.items():
             part = torch.Size([shape[0] // 2, *shape[1:]]) if name in self.halved else shape
