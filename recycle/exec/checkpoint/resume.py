@@ -2,8 +2,8 @@
 
 Metrics count as far as they are whole: one line per step from step 0, or from the step after an imported checkpoint
 (event `imported`). The run resumes from the newest complete checkpoint within them, so each step has exactly one line.
-The checkpoint of the next step also counts if its evaluation was pending. If there is none within the metrics, because
-the disk was full and the launcher was killed, the newest of all is used, with a warning.
+The checkpoint of the next step also counts if its evaluation was pending. If there is none within the metrics, as after
+a full disk, the newest of all is used, with a warning.
 """
 
 from __future__ import annotations

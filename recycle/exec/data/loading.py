@@ -1,6 +1,6 @@
 """Opens a job's data, including a user's, for training and evaluations; prepares batches ahead.
 
-A user's function (`[data] provider`, or `data` of `recycle.exec.train` and `run`) takes the job and returns a callable
+A user's function (`[data] provider`, or `data` of `recycle.exec.train` and `run`) takes the job. It returns a callable
 of (iteration, global id of a micro-batch), or an object with a method `batch` of these. The result maps names to
 tensors, including "tokens" and "labels", and must depend only on both numbers, because any worker may run any
 micro-batch. A text attribute `digest` identifies the data for resumed runs.

@@ -1,7 +1,7 @@
 """megatron-core's configuration of a job's model, from `[model]` and `[model.config]`.
 
-Refuses a field by name if the job states it elsewhere, if the executor does not support the feature, or if a
-micro-batch's result would depend on the worker. megatron-core checks the remaining values.
+Refuses fields that the job states elsewhere, unsupported features, and fields that make a micro-batch's result depend
+on the worker. megatron-core checks the remaining values.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ tokens on the first stage, or the output of the previous stage; the last stage r
 
 Dropout: the embedding and every layer start each micro-batch from their own state of the device's random generator. A
 micro-batch thus draws the same numbers on every worker, in any order, for any number of stages, and on recomputation.
-With tensor parallelism each rank draws separately for its attention heads, and with sequence parallelism for its part
-of the sequences, so the losses then depend on T.
+Each tensor rank draws separately for its attention heads, and with sequence parallelism for its part of the sequences.
+Losses then depend on T.
 
 Recomputation uses torch's checkpointing: of whole layers ("layers", Megatron's full recomputation), or of the modules
 in `[model.config] recompute_modules` ("selective"). Megatron's "layernorm" and "moe_act" are not supported.

@@ -1,7 +1,7 @@
 """Lazy access to tensors in safetensors files.
 
-A checkpoint stores the T equal parts of a tensor that is split between tensor ranks under separate names (`part_name`),
-and pieces of sharded optimizer state too (`piece_name`). `StoredTensors` joins them.
+A checkpoint has separate names for the T equal parts of a tensor that is split between tensor ranks (`part_name`).
+Pieces of sharded optimizer state also have separate names (`piece_name`). `StoredTensors` joins them.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 Sequence parallelism (Korthikanti et al., arXiv 2205.05198): outside of attention and feed-forward parts a tensor rank
 holds a T-th of each sequence. The gather and the reduce-scatter use the worker's exchange and add in the order of
-tensor ranks, like `TensorGroup`, so the bits are the same in every generation. For a `TensorGroup` they replace
+tensor ranks, like `TensorGroup`. The bits are thus the same in every generation. For a `TensorGroup` they replace
 megatron-core's collectives, which allocate on the current GPU. Only dense models built by recycle are supported.
 
 Expert parallelism: each tensor rank has a T-th of the experts of every layer, whole. All tensor ranks have all tokens
-of a micro-batch and route them alike, so no token is sent. Each rank runs its own experts on the tokens routed to them,
-and outputs and gradients are summed over the ranks, as for a row-parallel matrix. No token is dropped.
+of a micro-batch and route them alike, so no token is sent. Each rank runs its own experts on the tokens routed to them.
+Outputs and gradients are summed over the ranks, as for a row-parallel matrix. No token is dropped.
 """
 
 from __future__ import annotations

@@ -161,8 +161,8 @@ def _processor() -> str:
 def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
     """Fit latency and bandwidth to message times by least squares of relative errors.
 
-    If the fit has a negative latency or a bandwidth that is not positive, the latency is the smallest message's time,
-    and the bandwidth follows from the largest message.
+    If a fitted value is out of range, the latency is the smallest message's time, and the bandwidth follows from the
+    largest message.
     """
     x, t = np.array(sizes, dtype=np.float64), np.array(seconds, dtype=np.float64)
     slope, latency = np.polyfit(x, t, 1, w=1 / t)

@@ -1,8 +1,8 @@
 """TCP connections of this process: detecting dead peers, and finding and cutting connections between two processes.
 
-The kernel of a live machine answers for its processes, even if they compute, wait or are stopped. `give_up_after` makes
-this machine's kernel send keepalives every second (RFC 9293 section 3.8.4), and break a connection without an answer
-within the user timeout (RFC 5482). Linux only.
+The kernel of a live machine answers for its processes, even if they compute, wait or are stopped. `give_up_after` sets
+a keepalive every second (RFC 9293 section 3.8.4). The kernel then breaks a connection without an answer within the user
+timeout (RFC 5482). Linux only.
 
 Sockets of other libraries are accessed through a duplicate of the descriptor. A lock ensures that a thread that lists
 descriptors does not see another thread's temporary duplicate.

@@ -1,6 +1,6 @@
 """Transport with one communicator per lane: NCCL needs this, and any backend supports it.
 
-On a lane's communicator one worker sends and one receives, both in the order of the checked schedule, so FIFO order
+On a lane's communicator one worker sends and one receives, both in the order of the checked schedule. So FIFO order
 cannot deadlock, and a dead peer blocks no other lane. Communicators form in rounds (formation.py), unless they are
 reused (communicators.py), and are warmed up at once.
 

@@ -4,9 +4,9 @@ NCCL's failures decide the design. A dead peer leaves spinning kernels and no er
 detect deaths. The watch thread then aborts every communicator of this process, which ends the spinning kernels. All are
 aborted in one group: a single abort waits for the device, where the receives of the others spin (pytorch issue 119797).
 Communicators are never split from others, because an abort does not reach split ones. After an abort everything on its
-stream is invalid, and the iteration restarts from the committed step. A new generation uses new names, and forms after
-all have acknowledged that they left the old one, so that no process aborts while another initializes. The environment
-disables torch's watchdog, which would end the process. `tests/exec/accelerator` runs this code on a simulated NCCL.
+stream is invalid, and the iteration restarts from the committed step. A new generation uses new names. It forms after
+all processes have left the old one, so that none aborts while another initializes. The environment disables torch's
+watchdog, which would end the process. `tests/exec/accelerator` runs this code on a simulated NCCL.
 """
 
 from __future__ import annotations

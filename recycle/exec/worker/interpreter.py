@@ -227,7 +227,7 @@ class Interpreter:
         """Sum the weights that the stage shares, then its own gradients (the last bucket), each over their hosts.
 
         All hosts of a group of tied stages sum the group's shared weights in one order at their first reduce in the
-        group, so no two hosts wait for each other in different sums.
+        group. So no two hosts wait for each other in different sums.
         """
         group = int(self._groups[stage])
         if group not in self._summed_groups:

@@ -1,12 +1,12 @@
 """Iteration of each stage of a worker, and the transitions to the committed iteration: step, step ahead, undo.
 
-A step before its iteration's commit saves the previous state in a second set of buffers, so that the step can be undone
-bit for bit. The next step needs the commit, so one set is enough: a stage is at most one iteration behind the committed
-one (with its reduced gradient) or ahead of it.
+A step before its iteration's commit first saves the state in a second set of buffers, for an exact undo. The next step
+needs the commit, so one set is enough: a stage is at most one iteration behind the committed one (with its reduced
+gradient) or ahead of it.
 
-Saving the state takes as long as the step itself. After a commit the state stays unchanged until the next step, so a
-thread copies it piece by piece while the worker waits for others, in the bubbles of the schedule. The step copies the
-remainder. Snapshots for comparisons (kept_states.py) are saved in the same way.
+Saving the state takes as long as the step itself. After a commit the state stays unchanged until the next step. So a
+thread copies it piece by piece in the bubbles of the schedule. The step copies the remainder. Snapshots for comparisons
+(kept_states.py) are saved in the same way.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ It connects to its node's agent, builds its stages, reports that it is ready and
 (main_loop.py). After the first SIGTERM it leaves at the next boundary; a second ends the process. The signal is blocked
 in all threads except one that waits for it, so it interrupts no transfer. The process ends with its agent.
 
-`warm_up` does lazy imports and creates msgspec's decoders once in the fork server, which saves a third of a second per
+`warm_up` does lazy imports and creates msgspec's decoders once in the fork server. This saves a third of a second per
 worker on a machine that starts many at once.
 """
 
