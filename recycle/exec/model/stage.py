@@ -107,8 +107,7 @@ class StateLayout(ABC):
 
     @abstractmethod
     def reduced(self, stage: Stage) -> Iterator[tuple[int, list[float], Collection[int], int]]:
-        """Number, squared norms, `replicated` and checksum of the stage, or of each owned shard, after the
-        reduction."""
+        """Number, squared norms, `replicated` and checksum of the stage, or of each owned shard, once reduced."""
 
     @abstractmethod
     def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[torch.Tensor]]:
@@ -348,8 +347,8 @@ class Stage(ABC):
         return [first[begin:end], *(others if bucket == buckets - 1 else [])]
 
     def tied_buffers(self) -> list[torch.Tensor]:
-        """The live gradient sums of the weight that tied stages share; [] without one. Tied stages of a worker share
-        them."""
+        """The live gradient sums of a weight that tied stages share; [] without one. Tied stages of a worker share
+        sums."""
         return []
 
     def spoil_gradients(self) -> None:
@@ -377,8 +376,7 @@ class Stage(ABC):
             flip_largest(tensor, bit)
 
     def gradient_checksum(self) -> int:
-        """Sum, modulo 2^64, of all gradient sums read as 64-bit integers, after the reduction; the same on all
-        hosts."""
+        """Sum, modulo 2^64, of the reduced gradient sums read as 64-bit integers; the same on all hosts."""
         words = [buffer.view(-1).view(torch.int64).sum() for buffer in (*self.gradient_buffers(), *self.tied_buffers())]
         return int(torch.stack(words).sum().item()) % (1 << 64)
 
@@ -388,9 +386,9 @@ class Stage(ABC):
 
     @abstractmethod
     def gradient_norms_squared(self) -> list[float]:
-        """Squared norm of each parameter's mean gradient, on this tensor rank. Call after the reduction.
+        """Squared norm of each parameter's mean gradient, on this tensor rank; bit-identical on all hosts.
 
-        Bit-identical on all hosts. At least one is not finite if a gradient was not finite or exceeded the bound of
+        Call after the reduction. At least one is not finite if a gradient was not finite or exceeded the bound of
         `exact`.
         """
 

@@ -69,7 +69,7 @@ class Transport(Protocol):
     def reduce(self, stage: int, buffers: Sequence[torch.Tensor], bucket: int | None = None) -> None:
         """Sum `buffers` in place over all hosts of `stage`, or of a group of `tie_groups`, in one order of sums.
 
-        With a bucket, only starts the sum. Its buffers must not be used until the sum of the last bucket, None,
+        With a bucket, only starts the sum. Its buffers must not be used until the sum of bucket None, the last,
         returns.
         """
 
@@ -80,7 +80,7 @@ class Transport(Protocol):
         """
 
     def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
-        """Fill the parts of shards that this worker does not own from their first owners; send its own.
+        """Fill the parts of shards that this worker does not own from their first owners, and send its own parts.
 
         The parts of all shards, in order, are views of one buffer.
         """

@@ -1,9 +1,9 @@
 """Communicators of a generation, the order in which they form, and the store that they form on.
 
 A communicator forms only while all its members take part. With workers as vertices and communicators as edges, an edge
-coloring gives rounds in which each worker forms at most one. Every process forms its own by round, then by name, which
-is the same order everywhere. The first communicator that has not formed thus has all its members waiting for it, so
-forming cannot deadlock, even if some are reused. A sum over more than two hosts gets the first round free at all.
+coloring gives rounds in which each worker forms at most one. A sum gets the first round that is free at all its
+members. Every process forms its own communicators by round, then by name, which is the same order everywhere. The first
+one that has not formed thus has all its members waiting for it, so forming cannot deadlock, even if some are reused.
 
 Communicators connect processes, not roles of a plan, so that several generations can use them.
 """

@@ -215,8 +215,7 @@ class GroupTransport(ABC):
     def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
         """Start to exchange `tensor`, contiguous, with the worker's other tensor ranks, all in the same order.
 
-        The returned call waits until `tensor` may be written again and all tensors have arrived, and returns them by
-        rank.
+        The returned call waits for all tensors, and until `tensor` may be written again, and returns them by rank.
         """
         raise NotImplementedError
 

@@ -169,7 +169,7 @@ class KeptStates:
         return step in self._kept and self._kept[step].layout != self._layout()
 
     def cancel(self) -> None:
-        """Restore the snapshot after `step`, with its stages and shards, and drop later ones. False if missing."""
+        """Discard the comparison in progress after its generation has ended; the next generation repeats it."""
         if self._copying and self._begun is not None and self._begun.is_kept:
             self._kept.pop(self._begun.step, None)  # incomplete
         self._copying, self._begun, self.checksums = {}, None, {}

@@ -231,7 +231,7 @@ class IncomingGradients:
 
     @contextmanager
     def of(self, making: ChecksumBuilder | None, half: Half | None = None, is_scratch: bool = False) -> Iterator[None]:
-        """Attribute gradients inside the block to one micro-batch; a scratch one counts for checksums only."""
+        """Attribute gradients inside the block to one micro-batch; scratch gradients are for checksums only."""
         self.making, self._half, self._is_scratch = making, half, is_scratch
         yield
         self.making, self._is_scratch = None, False
