@@ -53,8 +53,7 @@ class Earlier:
 def find_earlier(path: Path, job: Job, steps: int, text_digest: str | None) -> Earlier:
     """Find the state in run directory `path` from which `job` can resume.
 
-    Raises JobError without a complete checkpoint, or if the run is finished or differs in model, batch or order of
-    data.
+    Raises JobError without a complete checkpoint, for a finished run, or if model, batch or order of data differ.
     """
     if not path.is_dir():
         raise JobError(f"{path}: there is no run directory to resume")

@@ -1,2 +1,1 @@
-"""Training data: batches of plain text, of Megatron's indexed datasets, or of a user's function. Begin with
-batches.py."""
+"""Training data: batches of plain text, of Megatron's indexed datasets, or of a user's function."""

@@ -1,8 +1,8 @@
 """Megatron-LM's samples: megatron-core's GPTDataset and its blends, in the order of Megatron-LM's training loop.
 
 The order depends on the seed and the number of samples of the run, so the digest includes both. Iteration t runs the
-samples from t * B, with B samples per iteration. Micro-batch j of pipeline k has those from (j * D + k) *
-micro_batch_size on. Megatron-LM's sampler assigns them alike to D data-parallel ranks.
+samples from t * B, with B samples per iteration. In it micro-batch j of pipeline k has `micro_batch_size` samples, from
+offset (j * D + k) * micro_batch_size. This is the order of Megatron-LM's sampler for D data-parallel ranks.
 
 GPTDataset keeps its index in a cache shared by all processes, which the first process builds under a lock. Only the
 part of the split that is read is indexed, because megatron-core counts epochs of an empty part forever.

@@ -41,7 +41,7 @@ from recycle.plans.hosting import stage_units
 from recycle.plans.shards import has_unit_shards
 
 LOSS_EXPONENT = 16
-"""Largest loss of a micro-batch: 2^16. The fixed-point grid is then finer than fp32 for every loss above 2^-8."""
+"""Exponent e of a micro-batch's largest loss, 2^e. The grid is then finer than fp32 for every loss above 2^-8."""
 
 
 class MegatronStage(Stage):

@@ -9,8 +9,9 @@ Transformer Engine's layers delay their weight gradients (`delay_wgrad_compute`)
 micro-batches. After each backward its entries are therefore moved to the store, and W puts them back one at a time.
 Their weights must be the layer's own parameters. Not run with Transformer Engine, which needs a GPU.
 
-Sources: the idea is from Zero Bubble Pipeline Parallelism, https://arxiv.org/abs/2401.10241, section 2. Interface of
-delayed layers: `transformer_engine/pytorch/module/base.py` (`need_backward_dw`, `backward_dw`) and `module/_common.py`
+Sources: the idea is from Zero Bubble Pipeline Parallelism, https://arxiv.org/abs/2401.10241, section 2.
+`torch.distributed.pipelining` also splits along the graph, and keeps the graph until W. Interface of delayed layers:
+`transformer_engine/pytorch/module/base.py` (`need_backward_dw`, `backward_dw`) and `module/_common.py`
 (`WeightGradStore.context`) of Transformer Engine 2.x.
 """
 

@@ -347,8 +347,7 @@ class Stage(ABC):
         return [first[begin:end], *(others if bucket == buckets - 1 else [])]
 
     def tied_buffers(self) -> list[torch.Tensor]:
-        """The live gradient sums of a weight that tied stages share; [] without one. Tied stages of a worker share
-        sums."""
+        """The live gradient sums of a weight that tied stages share, one per worker; [] without one."""
         return []
 
     def spoil_gradients(self) -> None:

@@ -25,7 +25,7 @@ from recycle.exec.model.tensor_ranks import first_expert
 from recycle.job.sections import ModelSection
 
 INITIAL_DEVIATION = 0.02
-"""Standard deviation of weights, as in GPT-2; divided by sqrt(2 L) for weights before the residual stream."""
+"""Standard deviation of weights, as in GPT-2; divided by sqrt(2 L) if they write into the residual stream."""
 SHARED_WEIGHT = "embedding.word_embeddings.weight"
 """The weight that a tied output layer shares, also the name of its copy on the last stage."""
 LAYERS = "layers"

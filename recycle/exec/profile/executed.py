@@ -49,7 +49,7 @@ class ExecutedRun:
 
 
 def executed(directory: str | Path) -> ExecutedRun:
-    """Read the times of the run in `directory`. Raises RecycleError if no iteration was executed."""
+    """Read the times of the run in `directory`. Raises RecycleError for a directory without executed iterations."""
     directory = Path(directory)
     if not (directory / "job.toml").is_file():
         raise RecycleError(f"{directory}: is no run directory (it has no job.toml): give a job file or a run directory")
