@@ -3,7 +3,7 @@
 A communicator executes operations in order and does not know generations. It is reused only if all members have
 completed all operations, and have begun the same number of them. Completion at one end is not enough: a send may
 complete before its receive is posted. Each process publishes these counts before it acknowledges the next generation
-(`offer`), and reads those of the other members when it forms (`agree`). So all members decide alike.
+(`offer`), and reads the counts of other members when it forms (`agree`). So all members decide alike.
 
 An operation is counted before it begins, which may block, and none begins after the end of a generation. So an idle
 communicator stays idle. A process whose transport failed without a known death reuses none. Unfit communicators are
