@@ -1,1 +1,1 @@
-"""Sharded checkpoints: their files, who writes which, when, and how a run goes on from one."""
+"""Sharded checkpoints: file format, completion and resuming. Begin with checkpoint.py."""

@@ -1,20 +1,19 @@
-"""Checkpoints on disk: what a folder holds, when it counts, how it is read.
+"""Checkpoints on disk: contents of a folder, its verification, reading and writing.
 
     checkpoints/step-00000012/
         stage-0000-1-of-1.safetensors    a stage's parameters, AdamW moments and step counts, by name in the whole model
         stage-0001-1-of-1.safetensors
         manifest.json                    written last: the commit, the model, and every file's size and sha256
 
-A folder counts only if its manifest is whole and every file is what the manifest says, so one that was cut off
-anywhere, or that rotted, is passed over for the one before. Files are written by torch.distributed.checkpoint with its
-safetensors storage: nothing in them can run code when it is loaded (its default storage has a pickle), and names do not
-depend on the split into stages, so that any other shape of the same model can read them.
+A checkpoint is valid only if its manifest is whole and every file matches it; otherwise the previous one is used. Files
+are written by torch.distributed.checkpoint with its safetensors storage, which cannot execute code when loaded. Names
+do not depend on the split into stages, so the model can be loaded in any other shape.
 
-With a sharded optimizer there are files of shards in the place of stages. Of a parameter that a shard has a part of it
-holds that part, as `NAME.elements-FIRST-END` of the parameter's elements in order. Any other shards read them too.
+A sharded optimizer has files of shards instead of stages. A shard stores its part of a parameter as
+`NAME.elements-FIRST-END`, in the order of the parameter's elements. Any other sharding can read them.
 
-With tensor parallelism T each rank writes what it alone has, as `NAME.tensor-t-of-T` into `stage-0000tT-…`, and rank 0
-what all have. They are the T equal parts of NAME along one dimension, so another T reads them too.
+With tensor parallelism T each rank writes its parts, as `NAME.tensor-t-of-T` into `stage-0000tT-…`; rank 0 also writes
+replicated tensors. The parts are the T equal parts of NAME along one dimension, so any other T can read them.
 """
 
 from __future__ import annotations
@@ -44,26 +43,24 @@ from recycle.job.manifest import FORMAT, MANIFEST, MODEL, VERSION, Damaged, mani
 from recycle.job.sections import ModelSection
 from recycle.plans.hosting import layers_of
 
-if TYPE_CHECKING:  # the agent finds and completes checkpoints, and has no torch
+if TYPE_CHECKING:  # the agent finds and completes checkpoints without torch
     import torch
 
     from recycle.exec.model.stage import Stage
 
 PART_BYTES = 1 << 27
-"""Tensors of a stage are written in files of about this size: one at a time is serialised in memory."""
+"""Size of the files into which a stage is split; one file at a time is serialized in memory."""
 _FOLDER = re.compile(r"step-(\d{8,})")
 SUFFIX = ".safetensors"
 
 
 class Manifest(Struct, frozen=True, rename={"commit": "facts"}):
-    """What a checkpoint is of.
+    """Manifest of a checkpoint.
 
     Attributes:
-        step: the committed iteration whose state it is.
         commit: of that iteration; `facts` in the file.
-        shape: D, P, V and m of the run that wrote it.
-        identity: what must be the same for the state to fit; see `identity`.
-        course: what else the next losses depend on; see `course`.
+        identity: settings that must match for the state to fit; see `identity`.
+        course: further settings that the next losses depend on; see `course`.
         files: name -> size and hash.
     """
 
@@ -86,12 +83,12 @@ class Checkpoint:
 
 
 def folder_of(root: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
+    """Folder of the checkpoint of a step."""
     return root / f"step-{step:08d}"
 
 
 def identity(job: Job) -> dict[str, Any]:
-    """What a run and a checkpoint must share: the model, however it is split, and the batch of an iteration."""
+    """Settings that a run and a checkpoint must share: the model, in any split, and the batch of an iteration."""
     kept = model_identity(job.model)
     if job.model.kind == "emulated":
         kept = {"kind": "emulated", "layers": sum(layers_of(job)), "seed": job.model.seed}
@@ -104,13 +101,13 @@ def identity(job: Job) -> dict[str, Any]:
 
 
 def model_identity(model: ModelSection) -> dict[str, Any]:
-    """The keys of `[model]` that weights are made for."""
+    """The keys of `[model]` that determine the weights."""
     changes_nothing = ("split", "seconds_per_unit", "recompute", "import_from", "weights")
     return {key: value for key, value in msgspec.to_builtins(model).items() if key not in changes_nothing}
 
 
 def course(job: Job, text_digest: str | None) -> dict[str, Any]:
-    """What the next losses depend on besides: the optimizer, the learning rate's course, the text."""
+    """Further settings that the next losses depend on: the optimizer, the learning rate schedule, the text."""
     train = msgspec.to_builtins(job.train)
     held = ("sharded_optimizer", "optimizer_copies", "copy_bytes")
     changes_nothing = ("checkpoint_every", "checkpoint_keep", "checkpoint_deadline", "trace", *held)
@@ -119,7 +116,7 @@ def course(job: Job, text_digest: str | None) -> dict[str, Any]:
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """ "key: ours, theirs" of every key that differs, nested ones too."""
+    """A text "key is ours, there theirs" for every key that differs, including nested ones."""
     found = []
     for key in {**theirs, **ours}:
         mine, other = ours.get(key), theirs.get(key)
@@ -133,13 +130,7 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
 def stored_names(
     named: Mapping[str, torch.Tensor], cuts: Mapping[str, int | None], tensor: tuple[int, int]
 ) -> dict[str, torch.Tensor]:
-    """What a tensor rank writes of a stage's state, by the names that it has in a checkpoint.
-
-    Args:
-        named: as `Stage.named_state` gives it.
-        cuts: as `Stage.cuts` gives them.
-        tensor: tensor rank, and T.
-    """
+    """State of a stage that a tensor rank writes, by name in the checkpoint."""
     rank, size = tensor
     found: dict[str, torch.Tensor] = {}
     for name, value in named.items():
@@ -153,19 +144,13 @@ def stored_names(
 def write_stage(
     folder: Path, stage: int, writer: str, named: dict[str, torch.Tensor], tensor_rank: int = 0, kind: str = "stage"
 ) -> dict[str, StoredFile]:
-    """Write a stage's state into a checkpoint's folder, file by file, each put in place whole.
+    """Write a stage's state into a checkpoint's folder, and return size and hash of each file.
+
+    Each file is moved into place when complete; concurrent writers of the same stage do not interfere. Raises RunError.
 
     Args:
-        writer: name of this process; two that write the same stage do not disturb each other.
-        named: CPU tensors by their name in the checkpoint, which nobody changes meanwhile.
-        tensor_rank: whose part it is.
-        kind: "stage", or "shard" of a sharded optimizer, whose number `stage` then is.
-
-    Returns:
-        size and hash of each file.
-
-    Raises:
-        RunError: it cannot be written.
+        named: CPU tensors by their name in the checkpoint, which must not change meanwhile.
+        kind: "stage", or "shard" of a sharded optimizer, with number `stage`.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
@@ -193,7 +178,6 @@ def write_stage(
 
 
 def _parts(named: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Name -> number of the file it goes to, from 1."""
     parts, number, filled = {}, 1, 0
     for name, tensor in named.items():
         if filled and filled + tensor.nbytes > PART_BYTES:
@@ -204,7 +188,7 @@ def _parts(named: Mapping[str, torch.Tensor]) -> dict[str, int]:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Make the checkpoint complete. Raises OSError, and then it is not."""
+    """Complete the checkpoint. Raises OSError, and then the checkpoint is incomplete."""
     content = msgspec.to_builtins(manifest, str_keys=True)
     temporary, descriptor = create_beside(folder / MANIFEST)
     with os.fdopen(descriptor, "w") as stream:
@@ -217,18 +201,13 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def write_untrained(folder: Path, model: ModelSection, files: Mapping[str, StoredFile]) -> None:
-    """Make a checkpoint of weights complete that no step has changed. Raises OSError, and then it is not."""
+    """Complete a checkpoint of untrained weights. Raises OSError, and then the checkpoint is incomplete."""
     before = Commit(step=-1, loss=0.0, grad_norm=0.0, clip_factor=None)
     write_manifest(folder, Manifest(-1, before, {}, {MODEL: model_identity(model)}, {}, dict(files)))
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint, itself checked.
-
-    Raises:
-        Damaged: it is missing or not what was written.
-        JobError: it is of a newer version.
-    """
+    """Read and check the manifest of a checkpoint. Raises Damaged, or JobError for a newer version."""
     try:
         return msgspec.convert(manifest_content(folder), Manifest, str_keys=True)
     except msgspec.ValidationError:
@@ -236,12 +215,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify(folder: Path) -> Checkpoint:
-    """The checkpoint of a run in a folder, every byte of it checked, several files at once.
-
-    Raises:
-        Damaged: it is not complete.
-        JobError: it is of a newer version.
-    """
+    """Verify every byte of a run's checkpoint. Raises Damaged, or JobError for a newer version."""
     checkpoint = verify_files(folder)
     if folder_of(folder.parent, checkpoint.manifest.step) != folder:
         raise Damaged(f"{folder}: damaged, its manifest is of step {checkpoint.manifest.step}")
@@ -249,12 +223,7 @@ def verify(folder: Path) -> Checkpoint:
 
 
 def verify_files(folder: Path) -> Checkpoint:
-    """As `verify`, whatever the folder is called: a checkpoint that was imported, or copied from a run.
-
-    Raises:
-        Damaged: it is not complete.
-        JobError: it is of a newer version.
-    """
+    """As `verify`, for any folder name: an imported checkpoint, or one copied from a run."""
     manifest = read_manifest(folder)
     try:
         present = {path.name for path in folder.iterdir() if path.suffix == SUFFIX}
@@ -289,10 +258,9 @@ def folders(root: Path) -> list[tuple[int, Path]]:
 def newest(
     root: Path, warn: Callable[[str], object], upto: int | None = None, since: str = "metrics.jsonl is whole"
 ) -> Checkpoint | None:
-    """The newest complete checkpoint, of step `upto` at most; `warn` is called with each that is passed over.
+    """The newest complete checkpoint, up to step `upto`; calls `warn` for each that is skipped.
 
-    Raises:
-        JobError: the newest is of a newer version.
+    Raises JobError if the newest is from a newer version.
     """
     for step, folder in folders(root):
         if upto is not None and step > upto:
@@ -306,21 +274,14 @@ def newest(
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint, its manifest first, so that at no point it looks complete but is not."""
+    """Remove a checkpoint, its manifest first, so that a partly removed checkpoint is not valid."""
     with contextlib.suppress(OSError):
         (folder / MANIFEST).unlink()
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_parallel: int = 1) -> None:
-    """Copy a checkpoint into the live state of `stages`, whatever stages, and whatever T, it was written from.
-
-    Args:
-        tensor_rank, tensor_parallel: which part of each stage `stages` hold, of how many.
-
-    Raises:
-        RunError: it does not hold that state.
-    """
+    """Copy a checkpoint of any split and any T into the live state of `stages`. Raises RunError."""
 
     try:
         stored = StoredTensors(sorted(folder.glob(f"*{SUFFIX}")), RunError)
@@ -338,10 +299,7 @@ def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_par
 
 
 def hashes(paths: Sequence[Path]) -> list[str]:
-    """sha256 of files, as many at once as there are cores: hashing holds no lock of the interpreter.
-
-    Stops at the first that cannot be read, and raises its OSError.
-    """
+    """sha256 of files, hashed in parallel threads. Raises OSError for the first unreadable file."""
     with ThreadPoolExecutor(max(1, min(len(paths), os.cpu_count() or 1)), thread_name_prefix="hash") as threads:
         try:
             return list(threads.map(_sha256, paths))

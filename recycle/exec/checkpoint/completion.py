@@ -17,21 +17,13 @@ from recycle.job import Job
 from recycle.job.manifest import MANIFEST
 
 PLAIN = {"last": None, "finished": False, "checkpoint": False}
-"""What a commit announces for the generation that it belonged to, which a later run must not act on."""
+"""Fields of a commit that apply to its own generation only, reset in the manifest."""
 
 Answer = CheckpointCompleted | CheckpointFound
 
 
 class CheckpointCompletion:
-    """The folders of the checkpoints of one run.
-
-    Args:
-        job: its `[train]` section says how many are kept.
-        root: folder of all checkpoints; made when first needed.
-        text_digest: of the training text.
-        has_metrics: whether the run directory has the line of metrics of a step.
-        wake: called when there is an answer.
-    """
+    """The checkpoint folders of one run. `has_metrics` tells whether metrics.jsonl has the line of a step."""
 
     def __init__(
         self,
@@ -52,7 +44,7 @@ class CheckpointCompletion:
         return frozenset(step for step, folder in checkpoint.folders(self._root) if (folder / MANIFEST).exists())
 
     def complete(self, request: CompleteCheckpoint) -> None:
-        """Begin to complete a checkpoint; `look` gives the answer."""
+        """Begin to complete a checkpoint; `look` returns the answer."""
         self._submit(lambda: self._complete(request))
 
     def _submit(self, work: Callable[[], Answer]) -> None:
@@ -74,7 +66,7 @@ class CheckpointCompletion:
                 files,
             )
             try:
-                for name in files:  # of a part that a leader before was told of, and that was removed since
+                for name in files:  # a part reported to a previous leader may have been removed since
                     (folder / name).stat()
                 checkpoint.write_manifest(folder, manifest)
             except OSError as failure:
@@ -88,7 +80,7 @@ class CheckpointCompletion:
         older = [(at, folder) for at, folder in checkpoint.folders(self._root) if at < step]
         whole = [folder for _, folder in older if (folder / MANIFEST).exists()]
         kept = whole[: self._job.train.checkpoint_keep - 1]
-        if verified is not None:  # the newest one that training may go back to
+        if verified is not None:  # the newest one that training may restore
             kept += [folder for at, folder in older if at <= verified and folder in whole][:1]
         removed = {at: folder for at, folder in older if folder not in kept}
         for folder in removed.values():
@@ -96,8 +88,7 @@ class CheckpointCompletion:
         return frozenset(removed)
 
     def find(self, upto: int | None) -> None:
-        """Begin to look for the newest complete checkpoint, up to a step on which all hosts have agreed if there is
-        one; `look` gives the answer."""
+        """Begin to find the newest complete checkpoint, up to the last agreed step if given; for `look`."""
         self._submit(lambda: self._find(upto))
 
     def _find(self, upto: int | None) -> CheckpointFound:
@@ -108,14 +99,7 @@ class CheckpointCompletion:
         return CheckpointFound(StoredCheckpoint(manifest.step, manifest.commit, self._has_metrics(manifest.step)))
 
     def look(self, warn: Callable[[str], object]) -> Sequence[Answer]:
-        """The answers since the last call.
-
-        Args:
-            warn: called with what is wrong with checkpoints that were passed over.
-
-        Raises:
-            JobError: the newest checkpoint is of a newer version.
-        """
+        """The answers since the last call. Raises JobError if the newest checkpoint is from a newer version."""
         while not self._warnings.empty():
             warn(self._warnings.get_nowait())
         done = [answer for answer in self._answers if answer.done()]
@@ -123,11 +107,11 @@ class CheckpointCompletion:
         return [answer.result() for answer in done]
 
     def discard(self, step: int) -> None:
-        """Remove what is there of the checkpoint of a step."""
+        """Remove the checkpoint of a step."""
         checkpoint.remove(folder_of(self._root, step))
 
     def rewind(self, step: int) -> None:
-        """Remove the checkpoints of later steps; waits for those that are being completed, up to the deadline."""
+        """Remove the checkpoints of later steps, after waiting for pending completions up to the deadline."""
         self._settle()
         for at, folder in checkpoint.folders(self._root):
             if at > step:
@@ -138,6 +122,6 @@ class CheckpointCompletion:
             self._thread.submit(lambda: None).result(self._job.train.checkpoint_deadline)
 
     def close(self) -> None:
-        """Wait for what is being completed, up to the deadline, and complete no more."""
+        """Wait for pending completions up to the deadline, and complete no more."""
         self._settle()
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,10 +1,9 @@
-"""What an earlier part of a run left, and whether a job can go on from it: read only, nothing is changed.
+"""Finds the checkpoint and records from which a job can resume a run; read only.
 
-Metrics count as far as they are whole, a line per step from step 0 on, or from the step behind an imported checkpoint
-(event `imported`); the newest complete checkpoint within them is where the run goes on, so that no step is missing and
-none is there twice. One of the step right behind them counts,
-too, where the step's line was to come with its evaluation. Where there is none within them, because the
-disk was full and the launcher then killed, it is the newest of all, with a warning.
+Metrics count as far as they are whole: one line per step from step 0, or from the step after an imported checkpoint
+(event `imported`). The run resumes from the newest complete checkpoint within them, so each step has exactly one line.
+The checkpoint of the next step also counts if its evaluation was pending. If there is none within the metrics, as after
+a full disk, the newest of all is used, with a warning.
 """
 
 from __future__ import annotations
@@ -34,16 +33,12 @@ _STAMP = re.compile(r"\d{8}-\d{6}")
 
 @dataclass(frozen=True)
 class Earlier:
-    """An earlier part of a run.
+    """An earlier part of a run, up to the checkpoint.
 
     Attributes:
-        checkpoint: to go on from.
-        metrics: lines of the steps up to the checkpoint's.
-        events: all of them.
         generation: the last one.
-        seconds: how long it ran.
-        shape: of its job.
-        warnings: what is odd and no reason to refuse.
+        seconds: duration of the earlier part.
+        warnings: oddities that do not prevent resuming.
     """
 
     checkpoint: Checkpoint
@@ -56,15 +51,9 @@ class Earlier:
 
 
 def find_earlier(path: Path, job: Job, steps: int, text_digest: str | None) -> Earlier:
-    """What the run directory `path` holds that `job` can go on from.
+    """Find the state in run directory `path` from which `job` can resume.
 
-    Args:
-        steps: that the run shall have in the end.
-        text_digest: of the training text.
-
-    Raises:
-        JobError: there is no run, it is finished, no checkpoint is complete, it is of another model or batch, or its
-            data would come in another order.
+    Raises JobError without a complete checkpoint, for a finished run, or if model, batch or order of data differ.
     """
     if not path.is_dir():
         raise JobError(f"{path}: there is no run directory to resume")
@@ -111,7 +100,7 @@ def find_earlier(path: Path, job: Job, steps: int, text_digest: str | None) -> E
 
 
 def find_earlier_part(path: Path, job: Job, steps: int, text_digest: str | None) -> Earlier | None:
-    """As `find_earlier`; None for a directory that holds neither a trained step nor a checkpoint."""
+    """As `find_earlier`; None for a directory with neither a trained step nor a checkpoint."""
     if not holds_steps(path) and not checkpoint.folders(path / "checkpoints"):
         return None
     return find_earlier(path, job, steps, text_digest)
@@ -124,7 +113,6 @@ def holds_steps(path: Path) -> bool:
 
 
 def _require_order(path: Path, job: Job, before: Job) -> None:
-    """Raise JobError when the samples of a GPTDataset, of which something has changed, come in another order."""
     if (ours := samples_of(job)) != (theirs := samples_of(before)):
         raise JobError(
             f"{path}: [data] samples: the order of the data follows from the number of samples, {theirs} in this run"
@@ -140,7 +128,6 @@ def _require_order(path: Path, job: Job, before: Job) -> None:
 
 
 def _to_be_evaluated(folder: Path, step: int) -> Checkpoint | None:
-    """The checkpoint of a step whose evaluation was not done; None when there is none that is whole."""
     with contextlib.suppress(Damaged):
         found = checkpoint.verify(checkpoint.folder_of(folder, step))
         return found if found.manifest.commit.evaluate else None
@@ -148,7 +135,7 @@ def _to_be_evaluated(folder: Path, step: int) -> Checkpoint | None:
 
 
 def whole_metrics(path: Path, begin: int = 0) -> list[dict[str, Any]]:
-    """The lines of steps `begin`, `begin` + 1, … as far as there is one of each in order."""
+    """The lines of steps `begin`, `begin` + 1, … up to the first that is missing or out of order."""
     lines: list[dict[str, Any]] = []
     for text in read_whole(path, RecycleError, MOST_BYTES).split(b"\n")[:-1]:
         try:
@@ -162,7 +149,7 @@ def whole_metrics(path: Path, begin: int = 0) -> list[dict[str, Any]]:
 
 
 def newest_run(folder: Path, name: str) -> Path:
-    """The newest run directory that `recycle train` made for a job of this name. Raises JobError when there is none."""
+    """The newest run directory of `recycle train` for a job of this name. Raises JobError if there is none."""
     runs = [path for path in folder.glob(f"{name}-*") if _STAMP.fullmatch(path.name.removeprefix(f"{name}-"))]
     found = [path for path in runs if (path / "metrics.jsonl").is_file()]
     if not found:

@@ -1,1 +1,1 @@
-"""What a model trains on: batches of plain text, of Megatron's indexed datasets, or of a user's own function."""
+"""Training data: batches of plain text, of Megatron's indexed datasets, or of a user's function."""

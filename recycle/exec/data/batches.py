@@ -1,10 +1,8 @@
-"""What a job trains on: micro-batches by iteration and global id, and the text that they are cut from.
+"""Micro-batches by iteration and global id, and the text that they are taken from.
 
-Which tokens a micro-batch holds is a pure function of seed, iteration and global micro-batch id, so that any worker can
-produce any micro-batch and a re-routed one has the same content. Token files: indexed.py.
-
-Text is one row of bytes: a file, or the files of a folder one after the other; read where it is asked for. Nothing is
-kept in memory, so a text may be of any size, and a worker that runs no first or last stage reads none of it.
+The tokens of a micro-batch are a pure function of seed, iteration and global micro-batch id, so every worker can
+produce every micro-batch. Token files: indexed.py. Text is a sequence of bytes, from a file or all files of a folder,
+and is read on demand. So a text may have any size, and a worker without the first or last stage reads none of it.
 """
 
 from __future__ import annotations
@@ -25,23 +23,15 @@ from recycle.files import require_content
 from recycle.job import Job
 
 DEFAULT_BYTES = 4 << 20
-"""Of the source code of Python's standard library, which is trained on where a job names no text."""
+"""Size of the default text: source code of Python's standard library."""
 DIGESTED_BYTES, DIGESTED_BLOCKS = 64 << 20, 64
-"""A longer text is told from others by its length and this many blocks spread over it."""
+"""A longer text is identified by its length and this many blocks spread over it."""
 BLOCK = 1 << 20
-"""Bytes that are read at a time; and in which a NUL byte says that a file of a folder is no text."""
+"""Bytes read at a time. Files of a folder with a NUL byte in the first block are skipped as binary."""
 
 
 class Text:
-    """The bytes of files, in this order.
-
-    Args:
-        paths: of the files.
-        most: bytes after which the text ends; of any length when left out.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """The concatenated bytes of files, up to `most` bytes. Raises OSError if a file cannot be read."""
 
     def __init__(self, paths: Iterable[Path], most: int | None = None) -> None:
         self._paths = list(paths)
@@ -51,11 +41,11 @@ class Text:
         self._length = whole if most is None else min(whole, most)
 
     def __len__(self) -> int:
-        """Bytes."""
+        """Length in bytes."""
         return self._length
 
     def read(self, start: int, count: int) -> bytes:
-        """`count` bytes from `start` on; fewer at the end of the text. Raises RunError when a file has changed."""
+        """Read `count` bytes from `start`; fewer at the end of the text. Raises RunError if a file has changed."""
         parts, end = [], min(start + count, self._length)
         number = bisect_right(self._ends, start)
         while start < end:
@@ -89,11 +79,10 @@ class Text:
 
 
 def text_of(path: str | None) -> Text:
-    """The text at a path: a file, or all files of a folder in the order of their paths, but for those that cannot be
-    read or have a NUL byte in their first MiB; without a path, the beginning of Python's standard library.
+    """The text at a path; without a path, the beginning of Python's standard library.
 
-    Raises:
-        JobError: nothing there can be read.
+    The path is a file, or a folder whose files are sorted by path. Files that cannot be read or have a NUL byte in
+    their first MiB are skipped. Raises JobError without readable text.
     """
     if path is None:
         text = Text(_readable(sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))), DEFAULT_BYTES)
@@ -123,7 +112,7 @@ def _readable(paths: Iterable[Path]) -> Iterator[Path]:
 
 BYTE_VALUES = 256
 Batch = dict[str, torch.Tensor]
-"""A micro-batch by the names of its parts: "tokens" and "labels", and what else the model and the loss want."""
+"""A micro-batch by name: "tokens" and "labels", and further inputs of the model and the loss."""
 
 
 class Batches(ABC):
@@ -132,50 +121,35 @@ class Batches(ABC):
     @property
     @abstractmethod
     def digest(self) -> str | None:
-        """By which runs can tell that they train on the same. Reads all that it is of, so that no worker asks."""
+        """Identifies the data for resumed runs. May read all data, so workers do not use it."""
 
     @abstractmethod
     def batch(self, iteration: int, micro_batch: int) -> Batch:
-        """One micro-batch, a function of nothing but these two.
+        """One micro-batch, a pure function of the iteration and the global id (k * m + j for `k.j`).
 
-        Args:
-            iteration: counted from 0.
-            micro_batch: global id, k * m + j for the micro-batch `k.j`.
-
-        Raises:
-            RunError: it cannot be used, as when a token is not in the vocabulary.
+        Raises RunError if the data is invalid, such as a token outside the vocabulary.
         """
 
     def require_vocabulary(self) -> None:
-        """Raise JobError when a token is found that is not in the vocabulary. May take a second or two."""
+        """Raise JobError if a token outside the vocabulary is found. May take a second or two."""
         return
 
 
 class TokenRows(Batches):
-    """Training data in rows of tokens, each with the one that follows it."""
+    """Training data in rows of tokens, each with the token that follows it."""
 
     @abstractmethod
     def _rows(self, iteration: int, micro_batch: int) -> torch.Tensor:
-        """int64 [micro_batch_size, sequence + 1]: the tokens of a micro-batch with the one that follows each row."""
+        """Tokens of a micro-batch and the token after each row, int64 [micro_batch_size, sequence + 1]."""
 
     def batch(self, iteration: int, micro_batch: int) -> Batch:
-        """Tokens and labels, int64 [micro_batch_size, sequence]; a label is the token that follows."""
+        """Tokens and labels, int64 [micro_batch_size, sequence]; a label is the next token."""
         rows = self._rows(iteration, micro_batch)
         return {"tokens": rows[:, :-1].contiguous(), "labels": rows[:, 1:].contiguous()}
 
 
 class Corpus(TokenRows):
-    """Text as bytes, which are below any vocabulary that `load_corpus` admits, and the batches in it.
-
-    Args:
-        text: at least `sequence` + 1 bytes.
-        sequence: tokens per row.
-        micro_batch_size: rows per micro-batch.
-        seed: of the choice of rows.
-
-    Raises:
-        JobError: the text is too short for one row.
-    """
+    """Batches of text, with bytes as tokens. Raises JobError if the text is too short for one row."""
 
     def __init__(self, text: Text, sequence: int, micro_batch_size: int, seed: int) -> None:
         if len(text) < sequence + 1:
@@ -200,11 +174,7 @@ class Corpus(TokenRows):
 
 
 def load_corpus(job: Job) -> Corpus:
-    """The text that `[data] path` names, as `text_of` finds it.
-
-    Raises:
-        JobError: the path does not exist or holds too little text, or the vocabulary is smaller than a byte.
-    """
+    """Open the text of `[data] path`. Raises JobError if it is too short or the vocabulary smaller than a byte."""
     if job.model.vocabulary < BYTE_VALUES:
         raise JobError(f"[model] vocabulary: tokens are bytes, at least {BYTE_VALUES}, got {job.model.vocabulary}")
     return Corpus(text_of(job.data.path), job.model.sequence, job.data.micro_batch_size, job.data.seed)

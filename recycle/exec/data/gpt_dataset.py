@@ -1,15 +1,11 @@
-"""Megatron-LM's own samples: megatron-core's GPTDataset and its blends, in the order in which its loop takes them.
+"""Megatron-LM's samples: megatron-core's GPTDataset and its blends, in the order of Megatron-LM's training loop.
 
-Documents are shuffled, laid end to end and cut into samples, and these are shuffled, all as GPTDataset does it from the
-seed and the number of samples that a run asks for at its start. A run that asks for another number has another order,
-so the digest has it too. Iteration t runs the samples from t * B on, with B the samples of an iteration; micro-batch j
-of pipeline k has `micro_batch_size` of them from (j * D + k) * micro_batch_size on, as Megatron-LM's sampler deals them
-out to D data-parallel ranks.
+The order depends on the seed and the number of samples of the run, so the digest includes both. Iteration t runs the
+samples from t * B, with B samples per iteration. In it micro-batch j of pipeline k has `micro_batch_size` samples, from
+offset (j * D + k) * micro_batch_size. This is the order of Megatron-LM's sampler for D data-parallel ranks.
 
-GPTDataset keeps its index in a cache that all processes share. The process that checks the request builds it, before
-any worker looks for it, and on a node that does not share the folder the first worker does; a lock lets the others
-wait. Only the documents of one part of the split are looked at, those for training or, for evaluations, those for
-validation: megatron-core counts epochs for ever of a part that is empty.
+GPTDataset keeps its index in a cache shared by all processes, which the first process builds under a lock. Only the
+part of the split that is read is indexed, because megatron-core counts epochs of an empty part forever.
 """
 
 from __future__ import annotations
@@ -36,22 +32,16 @@ from recycle.exec.data.samples import samples_of, samples_per_iteration
 from recycle.job import Job
 
 TRAIN, VALIDATION = 0, 1
-"""Numbers of the parts of a split."""
+"""Indices of the parts of a split."""
 _PURPOSES = ("train on", "validate with")
 LOCK_SECONDS = 1800.0
-"""How long a process waits for another one that builds an index, which takes minutes for a trillion tokens."""
+"""Time limit of the wait for another process's index, which takes minutes for a trillion tokens."""
 
 
 class GptDatasetBatches(Batches):
-    """Micro-batches of megatron-core's GPTDataset, or of a blend of several.
+    """Micro-batches of megatron-core's GPTDataset, or of a blend; of the job's number of iterations by default.
 
-    Args:
-        job: whose `[data]` has kind "gpt-dataset".
-        part: of its split.
-        iterations: whose samples are asked for at least; the job's own when left out.
-
-    Raises:
-        JobError: a file cannot be read or is too small, or the cache cannot be written.
+    Raises JobError if a file cannot be read or is too small, or the cache cannot be written.
     """
 
     def __init__(self, job: Job, part: int = TRAIN, iterations: int | None = None) -> None:
@@ -65,7 +55,7 @@ class GptDatasetBatches(Batches):
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of what the order follows from: the keys of `[data]`, the samples, and the files' indices."""
+        """sha256 of everything that determines the order: keys of `[data]`, number of samples, files' indices."""
         data, result = self._job.data, hashlib.sha256()
         stated = (data.weights, data.split, data.seed, self.samples, self._job.model.sequence, data.end_of_document)
         result.update(repr((stated, data.mask_loss, data.reset_positions)).encode())
@@ -75,10 +65,9 @@ class GptDatasetBatches(Batches):
         return result.hexdigest()
 
     def batch(self, iteration: int, micro_batch: int) -> Batch:
-        """Tokens, labels, and where they are asked for `loss_mask` and `position_ids`, of [micro_batch_size, sequence].
+        """Tokens, labels, and optional `loss_mask` and `position_ids`, of [micro_batch_size, sequence].
 
-        Raises:
-            RunError: the samples are used up, or a token is not in the vocabulary.
+        Raises RunError if the samples are used up, or a token is outside the vocabulary.
         """
         job, size = self._job, self._job.data.micro_batch_size
         pipeline, number = divmod(micro_batch, job.shape.micro_batches)
@@ -101,7 +90,7 @@ class GptDatasetBatches(Batches):
         return found
 
     def require_vocabulary(self) -> None:
-        """Raise JobError when a token of the files is not in the vocabulary; looks at a part of large ones."""
+        """Raise JobError if a token of the files is outside the vocabulary; samples large files."""
         for prefix, dataset in zip(self._prefixes, self._opened, strict=True):
             require_tokens(prefix, dataset, self._job.model.vocabulary)
 
@@ -154,7 +143,6 @@ class GptDatasetBatches(Batches):
 
 
 def _cache_directory(job: Job) -> Path:
-    """`[data] cache`, or a folder `cache` beside the first file. Raises JobError when it cannot be written."""
     first = job.data.path if job.data.path is not None else (job.data.paths or [""])[0]
     folder = Path(job.data.cache) if job.data.cache is not None else Path(first).parent / "cache"
     try:
@@ -168,11 +156,6 @@ def _cache_directory(job: Job) -> Path:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time builds an index, and the others find it.
-
-    Raises:
-        JobError: the lock cannot be opened, or another process holds it for longer than `LOCK_SECONDS`.
-    """
     path, deadline = folder / ".lock", time.monotonic() + LOCK_SECONDS
     try:  # in a folder that others can write to, it may be a link to any file of this user's
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -197,7 +180,6 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """megatron-core's warnings of an index that is built for the first time are no news."""
     logger = logging.getLogger("megatron.core.datasets")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -211,10 +193,9 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_only_rank() -> Iterator[None]:
-    """Let megatron-core's blend, which asks torch.distributed for its rank, get rank 0 where no default group exists.
+    """Make torch.distributed report rank 0 to megatron-core's blend without a default group.
 
-    A default group made for this would have to be destroyed afterwards, which also clears the table that the tensor
-    group is registered in.
+    A default group could not be destroyed without clearing the table that registers the tensor group.
     """
     if torch.distributed.is_initialized():
         yield

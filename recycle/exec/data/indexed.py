@@ -1,13 +1,11 @@
 """Token files of Megatron-LM: a `.bin` of tokens and an `.idx` of its sequences, by megatron-core's IndexedDataset.
 
-The sequences, one after the other as they lie in the file, are cut into rows of `sequence` tokens and the label that
-follows, as GPTDataset cuts them. Each epoch takes every row once, in an order drawn from (seed, epoch), so that the row
-of a sample is a pure function of seed and global sample index; nothing is stored, and a worker maps the files and reads
-the rows that it runs.
+The concatenated sequences are cut into rows of `sequence` tokens and the following label, as in GPTDataset. Each epoch
+takes every row once, in an order drawn from (seed, epoch). The row of a sample is thus a pure function of seed and
+global sample index. Nothing is stored, and a worker maps the files and reads only its rows.
 
-Of megatron-core's datasets no more is used here: GPTDataset's order, which gpt_dataset.py has, depends on how many
-samples a run asks for at its start, and it writes its index to a cache that all processes share. Limits: documents are
-not shuffled before they are cut, every token counts in the loss, one file, no blend.
+The order of GPTDataset (gpt_dataset.py) depends on the number of samples of a run, and needs a shared cache. Limits:
+documents are not shuffled before they are cut, every token counts in the loss, one file, no blend.
 """
 
 from __future__ import annotations
@@ -29,24 +27,15 @@ from recycle.job import Job
 from recycle.tokens.token_files import HEADER, MAGIC, VERSION
 
 SCANNED_BLOCKS = 256
-"""Blocks of tokens that are held against the vocabulary before a run; of a longer file, as many spread over it."""
+"""Most blocks of tokens checked against the vocabulary before a run, spread over the file."""
 _BLOCK = 1 << 20
 _TYPES = 8
-"""Types of tokens that megatron-core has codes for, from 1 on."""
+"""Number of token types with codes in megatron-core, from 1."""
 _ROUNDS = 4
 
 
 class IndexedRows(TokenRows):
-    """Micro-batches cut from the token file that `[data] path` names, without `.bin` and `.idx`.
-
-    Its digest is the sha256 of the index and the length of the tokens; the index is read for nothing else, but mapped.
-
-    Raises:
-        JobError: the files are not there, not whole, or too short for one row.
-
-    Attributes:
-        rows: rows of an epoch.
-    """
+    """Micro-batches from the token file of `[data] path`. Raises JobError if the files are incomplete or too short."""
 
     def __init__(self, job: Job) -> None:
         assert job.data.path is not None, "Job.validate has seen to it"
@@ -80,23 +69,22 @@ class IndexedRows(TokenRows):
         return torch.from_numpy(rows)
 
     def row_of(self, sample: int) -> int:
-        """The row that a sample, counted over the whole run, is."""
+        """The row of a sample, counted over the whole run."""
         epoch, place = divmod(sample, self.rows)
         return _permuted(place, self.rows, f"{self._seed} {epoch}")
 
     def require_vocabulary(self) -> None:
-        """Raise JobError when a token of the file is not in the vocabulary; looks at `SCANNED_BLOCKS` at most."""
+        """Raise JobError if a token of the file is outside the vocabulary; checks at most `SCANNED_BLOCKS`."""
         require_tokens(self._prefix, self._dataset, self._vocabulary)
 
     def _row(self, sample: int) -> np.ndarray[Any, Any]:
-        """int64 [sequence + 1], across sequences, as these follow each other in the file."""
         index, first = self._dataset.index, self.row_of(sample) * self._sequence
         row = self._dataset.bin_reader.read(index.dtype, self._sequence + 1, first * index.dtype_size)
         return np.asarray(row, dtype=np.int64)
 
 
 def require_tokens(prefix: str, dataset: Any, vocabulary: int) -> None:
-    """Raise JobError when a token of a file is not in the vocabulary; looks at `SCANNED_BLOCKS` at most."""
+    """Raise JobError if a token of a file is outside the vocabulary; checks at most `SCANNED_BLOCKS`."""
     tokens = np.memmap(f"{prefix}.bin", dtype=dataset.index.dtype, mode="r")
     blocks = -(-len(tokens) // _BLOCK)
     for block in sorted({blocks - 1, *(place * blocks // SCANNED_BLOCKS for place in range(SCANNED_BLOCKS))}):
@@ -110,7 +98,7 @@ def require_tokens(prefix: str, dataset: Any, vocabulary: int) -> None:
 
 
 def open_indexed(prefix: str) -> Any:
-    """megatron-core's view of the files, once they are what it takes for granted. Raises JobError when they are not."""
+    """Check the files and open them with megatron-core. Raises JobError if they are invalid."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from megatron.core.datasets.indexed_dataset import IndexedDataset
@@ -127,7 +115,7 @@ def open_indexed(prefix: str) -> Any:
             raise JobError(f"[data] path: {prefix}{suffix} cannot be read ({error.strerror}){hint}") from None
         if not sizes[suffix]:
             raise JobError(f"[data] path: {prefix}{suffix} is empty")
-    # First, because a reader that fails half-way says so again when it is collected.
+    # Checked first, because a reader that fails half-way reports it again when it is collected.
     reason = _why_not_whole(Path(f"{prefix}.idx"), heads[".idx"], sizes[".idx"])
     if reason is not None:
         raise JobError(f"[data] path: {prefix}.idx is not a whole index of megatron-core ({reason})")
@@ -156,7 +144,6 @@ def open_indexed(prefix: str) -> Any:
 
 
 def _why_not_whole(path: Path, head: bytes, size: int) -> str | None:
-    """What is wrong with an index of `size` bytes that begins with `head`; None when megatron-core can map it."""
     magic, version, code, sequences, documents = HEADER.unpack(head.ljust(HEADER.size, b"\0"))
     if magic != MAGIC:
         return f"it does not begin with {MAGIC[:7].decode()}"
@@ -177,10 +164,10 @@ def _why_not_whole(path: Path, head: bytes, size: int) -> str | None:
 
 
 def _permuted(place: int, count: int, key: str) -> int:
-    """Where a permutation of 0 .. count - 1, drawn by `key`, puts `place`.
+    """Position of `place` in a permutation of 0 .. count - 1 drawn by `key`, without storing it.
 
-    A Feistel network on the next even power of two, walked until it comes back into the range (Black and Rogaway,
-    Ciphers with arbitrary finite domains, 2002): nothing is stored, however many rows there are.
+    A Feistel network on the next even power of two, iterated until the result is in range. Source: Black and Rogaway,
+    Ciphers with arbitrary finite domains, 2002.
     """
     half = max(1, -(-(count - 1).bit_length() // 2))
     mask = (1 << half) - 1

@@ -1,14 +1,12 @@
-"""Opens the data of a job, for training and for evaluations, a user's own too; and makes batches ahead.
+"""Opens a job's data, including a user's, for training and evaluations; prepares batches ahead.
 
-A user's function is `[data] provider`, or the `data` of `recycle.exec.train` and `run`. It takes the job, once in each
-process that reads data, and returns what makes batches: a callable of (iteration, global id of a micro-batch), or an
-object with a method `batch` of these. Its result maps names to tensors, "tokens" and "labels" among them; it must
-follow from the two numbers alone, since any worker may run any micro-batch. An attribute `digest`, a text, lets a
-resumed run tell whether it trains on the same.
+A user's function (`[data] provider`, or `data` of `recycle.exec.train` and `run`) takes the job. It returns a callable
+of (iteration, global id of a micro-batch), or an object with a method `batch` of these. The result maps names to
+tensors, including "tokens" and "labels", and must depend only on both numbers, because any worker may run any
+micro-batch. A text attribute `digest` identifies the data for resumed runs.
 
-Batches are made before they are asked for, by a thread, so that reading and cutting them takes no time of a forward.
-Which ones come is known: those of the worker's program, in its order, and then the same ones of the next iteration. For
-a GPU they lie in pinned memory, from which they are copied while it computes.
+A thread makes the batches of the worker's program ahead, so that forwards do not wait for them. For a GPU batches are
+in pinned memory, so copies overlap with computation.
 """
 
 from __future__ import annotations
@@ -32,15 +30,7 @@ DataProvider = Callable[[Job], Any]
 
 
 class ProvidedBatches(Batches):
-    """Batches of a user's function.
-
-    Args:
-        job: that it is given.
-        provider: the function.
-
-    Raises:
-        JobError: what it returns makes no batches.
-    """
+    """Batches of a user's function. Raises JobError if the function's result cannot make batches."""
 
     def __init__(self, job: Job, provider: DataProvider) -> None:
         self._name = f"[data] provider: {job.data.provider or repr(provider)}"
@@ -59,7 +49,7 @@ class ProvidedBatches(Batches):
         return None if found is None else str(found)
 
     def batch(self, iteration: int, micro_batch: int) -> Batch:
-        """What the user's function gives. Raises RunError when that is no mapping of names to tensors."""
+        """Call the user's function. Raises RunError if it does not return a mapping of names to tensors."""
         batch = self._make(iteration, micro_batch)
         if not isinstance(batch, Mapping) or not all(isinstance(part, torch.Tensor) for part in batch.values()):
             found = (
@@ -72,18 +62,13 @@ class ProvidedBatches(Batches):
 
 
 DEPTH = 2
-"""Batches that are made ahead: one is asked for while the next is being made."""
+"""Batches made ahead: one is requested while the next is being made."""
 BatchKey = tuple[int, int]
 """Iteration and global id of a micro-batch."""
 
 
 class BatchesAhead:
-    """Batches of one stage, made ahead.
-
-    Args:
-        batches: that make them; asked from the thread and, for what was not expected, from the caller's.
-        pinned: whether they are copied to a GPU.
-    """
+    """Batches of one stage, made ahead by a thread, and pinned for copies to a GPU."""
 
     def __init__(self, batches: Batches, pinned: bool) -> None:
         self._batches, self._pinned = batches, pinned
@@ -92,7 +77,7 @@ class BatchesAhead:
         self._thread: ThreadPoolExecutor | None = None
 
     def expect(self, keys: Iterable[BatchKey]) -> None:
-        """From now on batches are asked for in this order; what was expected before is forgotten."""
+        """Set the order of the next batches; discards previous expectations."""
         self._expected = deque(keys)
         wanted = set(self._expected)
         for key in self._made.keys() - wanted:
@@ -100,7 +85,7 @@ class BatchesAhead:
         self._begin_next()
 
     def batch(self, iteration: int, micro_batch: int) -> Batch:
-        """As `Batches.batch` gives it. Raises RunError as it does."""
+        """As `Batches.batch`."""
         key = iteration, micro_batch
         made = self._made.pop(key, None)
         with contextlib.suppress(ValueError):
@@ -120,7 +105,7 @@ class BatchesAhead:
 
 
 def load_batches(job: Job, provider: DataProvider | None = None) -> Batches:
-    """The data that `[data]` names, or the provider's. Raises JobError when it cannot be read or does not fit."""
+    """Open the data of `[data]`, or the provider's. Raises JobError if it is unreadable or unsuitable."""
     if provider is not None:
         return ProvidedBatches(job, provider)
     kinds: dict[str, Callable[[Job], Batches]] = {"megatron": IndexedRows, "gpt-dataset": GptDatasetBatches}
@@ -128,11 +113,7 @@ def load_batches(job: Job, provider: DataProvider | None = None) -> Batches:
 
 
 def load_evaluation(job: Job, provider: DataProvider | None = None) -> Batches:
-    """The data that `[eval]` reads, or the provider's; iteration b of them is its b-th batch.
-
-    Raises:
-        JobError: as `load_batches` does.
-    """
+    """Open the data of `[eval]`, or the provider's, as `load_batches`; iteration b is its b-th batch."""
     reads = msgspec.structs.replace(job, data=job.evaluation_data)
     with errors_as(JobError, "[eval]"):
         if provider is None and reads.data.kind == "gpt-dataset":

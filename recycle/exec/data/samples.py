@@ -1,4 +1,4 @@
-"""How many samples the order of a GPTDataset is made of; without torch, which the process that resumes a run lacks."""
+"""Number of samples that determines the order of a GPTDataset. Imports no torch, for processes that resume a run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def samples_per_iteration(job: Job) -> int:
 
 
 def samples_of(job: Job, iterations: int | None = None) -> int:
-    """The number of samples that the order follows from: `[data] samples`, or those of all iterations."""
+    """The number of samples that determines the order: `[data] samples`, or the samples of all iterations."""
     return job.data.samples or (iterations or job.train.steps) * samples_per_iteration(job)
 
 
 def require_samples(job: Job, steps: int) -> None:
-    """Raise JobError when so many steps need more samples than the order is made of."""
+    """Raise JobError if so many steps need more samples than the order has."""
     needed = steps * samples_per_iteration(job)
     if job.data.kind == "gpt-dataset" and needed > samples_of(job):
         raise JobError(

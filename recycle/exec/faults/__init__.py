@@ -1,1 +1,1 @@
-"""Faults on purpose: their kinds, where each strikes, and a punisher that draws them at random."""
+"""Fault injection: kinds of faults, their points, and random faults. Begin with kinds.py."""

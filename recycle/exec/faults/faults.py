@@ -1,14 +1,13 @@
-"""Faults to strike on purpose, read from text and checked: `KIND[=ARGUMENT]:WORKER[,WORKER]@STEP[-STEP][.PHASE]`.
+"""Injected faults, parsed from text and checked: `KIND[=ARGUMENT]:WORKER[,WORKER]@STEP[-STEP][.PHASE]`.
 
-A fault strikes in the middle of that iteration, or at the given phase, and once per run, also when its iteration is
-repeated; one in the `undo` of a step strikes only if a step is undone, one in its `evaluation` only if it has one. With
-tensor parallelism it strikes one process of the worker: that of tensor rank 0, or `kill:1.1t1@10` names another.
+A fault strikes in the middle of its iteration, or at the given phase. It strikes once per run, even if the iteration is
+repeated. A fault in the `undo` of a step strikes only if a step is undone, and one in its `evaluation` only if there is
+one. With tensor parallelism it strikes the worker's process of tensor rank 0, unless `kill:1.1t1@10` names another.
 kinds.py has a row for every kind.
 
-Faults can be drawn at random (`punish`): workers die and come back all through a run, the same ones for the same seed.
-Between two faults lie as many iterations as a geometric distribution of the given mean says. Each ends a worker or,
-where somebody is dead, as likely a re-join. A stage's last live host is never struck, because its death would end the
-run.
+`punish` draws random faults: workers die and rejoin throughout a run, reproducibly for a seed. The iterations between
+two faults follow a geometric distribution of the given mean. Each fault ends a worker or, if some worker is dead, is a
+rejoin with equal probability. A stage's last live host is never struck, because its death would end the run.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _FAULT = re.compile(
     rf"@({_NUMBER})(?:-({_NUMBER}))?(?:\.([a-z]+))?"
 )
 MAJORITY_HOSTS = 3
-"""Hosts of a stage of which more than half agree if one is wrong."""
+"""Least number of hosts of a stage for a majority if one is wrong."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,11 @@ class Fault:
     """One fault.
 
     Attributes:
-        kind: name of a row of `kinds.KINDS`.
         phase: None for the middle of the iteration.
-        argument: number behind the `=`; None when none is given.
-        target: what is struck, of a kind that may strike several things; stands before the argument.
-        last: last step of a fault that lasts, None for one that strikes at `step` alone.
-        other: the second worker of a fault that strikes a pair, or the link between two.
-        tensor_rank: which process of the worker is struck.
+        argument: number after the `=`; None if absent.
+        target: target of the strike, if the kind has several; before the argument.
+        last: last step of a fault with a range; None for a single step.
+        tensor_rank: of the process that is struck.
     """
 
     kind: str
@@ -70,12 +67,12 @@ class Fault:
         return f"{self.kind}{written}:{struck}@{self.step}{last}" + (f".{self.phase}" if self.phase else "")
 
     def holds_at(self, step: int) -> bool:
-        """Whether it holds in iteration `step`."""
+        """Whether the fault is active in iteration `step`."""
         return self.step <= step <= (self.step if self.last is None else self.last)
 
 
 def parse_fault(text: str) -> Fault:
-    """The fault that `text` writes. Raises JobError that says what is wrong."""
+    """Parse a fault. Raises JobError with the reason."""
     match = _FAULT.fullmatch(text)
     if match is None:
         raise JobError(
@@ -106,7 +103,6 @@ def parse_fault(text: str) -> Fault:
 
 
 def _target(text: str, name: str, written: str | None) -> tuple[str, str | None]:
-    """What is struck, and what is written after the comma."""
     target, comma, argument = (written or "").partition(",")
     kind = KINDS[name]
     if target not in kind.targets:
@@ -140,14 +136,10 @@ def _argument(text: str, name: str, written: str | None) -> float | None:
 
 
 def check_faults(faults: Sequence[Fault], job: Job, steps: int, absent: frozenset[Worker] = frozenset()) -> None:
-    """Raise JobError for a fault that can never strike: outside the grid, past the end, on a worker in no such state.
+    """Raise JobError for a fault that can never strike: bad worker, step past the end, or wrong state of its worker.
 
-    Where hosts compare their states whoever is struck in memory is fenced some time later, and where they replay each
-    other's work whoever computes wrong is.
-
-    Args:
-        steps: iterations of the run.
-        absent: workers that it starts without.
+    If hosts compare their states, a worker with a memory fault is fenced some time later. With replays a worker with a
+    computation fault is fenced too.
     """
     shape, copies = job.shape, job.train.optimizer_copies if job.train.sharded_optimizer else None
     alive: dict[Worker, bool | None] = {worker: worker not in absent for worker in shape.workers()}
@@ -190,7 +182,6 @@ def check_faults(faults: Sequence[Fault], job: Job, steps: int, absent: frozense
 
 
 def _check_link(fault: Fault, other: Worker, shape: Shape) -> None:
-    """Raise JobError when no stage of one worker comes behind a stage of the other."""
     worker = fault.worker
     apart = (worker.rank - other.rank) % shape.ranks
     wraps = shape.chunks > 1 and apart in (1, shape.ranks - 1)
@@ -201,11 +192,6 @@ def _check_link(fault: Fault, other: Worker, shape: Shape) -> None:
 
 
 def _check_pair(fault: Fault, other: Worker, shape: Shape, alive: dict[Worker, bool | None]) -> Worker | None:
-    """The worker that a cut ends; None where the two send each other nothing as long as no other worker is dead.
-
-    Raises:
-        JobError: each of the two is the last host of its stage.
-    """
     worker = fault.worker
     apart = abs(worker.rank - other.rank)
     if apart > 1 and not (shape.chunks > 1 and apart == shape.ranks - 1):
@@ -222,7 +208,7 @@ def _check_pair(fault: Fault, other: Worker, shape: Shape, alive: dict[Worker, b
 
 
 def parse_punishment(text: str) -> tuple[float, int]:
-    """(mean, seed) of `MEAN_STEPS[,SEED]`; the seed is 0 when left out. Raises JobError."""
+    """Parse `MEAN_STEPS[,SEED]` to (mean, seed); the seed is 0 by default. Raises JobError."""
     mean, comma, seed = text.partition(",")
     try:
         steps, number = float(mean), int(seed) if comma else 0
@@ -241,15 +227,13 @@ def punish(
     absent: Collection[Worker] = (),
     kinds: Sequence[str] = ("kill",),
 ) -> list[Fault]:
-    """Faults for a run of `steps` iterations, in order, none before its second.
+    """Draw faults for a run of `steps` iterations, in order, none before the second.
+
+    Raises JobError if no worker can ever be killed.
 
     Args:
         mean: iterations between two faults, at least 1.
-        absent: workers that the run starts without.
-        kinds: of faults that end a worker; one that is listed twice is twice as likely.
-
-    Raises:
-        JobError: no worker can ever be killed.
+        kinds: of faults that end a worker; a kind listed twice is twice as likely.
     """
     if shape.pipelines < 2:
         raise JobError("--punish: with 1 pipeline every worker is the only host of its stage, and none may die")
@@ -275,7 +259,6 @@ def punish(
 
 
 def _cut_from(worker: Worker, shape: Shape, dead: Collection[Worker]) -> Worker | None:
-    """A live neighbour in its pipeline that stays when the two are cut off from each other; None when there is none."""
     live = [other for other in shape.workers() if other not in dead]
     near = [Worker(worker.pipeline, rank) for rank in (worker.rank - 1, worker.rank + 1)]
     return next((other for other in near if other in live and whom_to_fence((worker, other), live) == worker), None)

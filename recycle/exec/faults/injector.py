@@ -1,6 +1,6 @@
-"""A worker's side of the faults: it notices that a fault's point is reached, claims the fault and strikes itself.
+"""Faults on a worker: detects that a fault's point is reached, claims the fault and strikes its own process.
 
-The leader writes the event and answers (`Strike`). Of a fault that strikes a pair of workers the answer has their other
+The leader writes the event and answers (`Strike`). For a fault on a pair of workers, the answer makes their other
 processes strike too, each in a thread that waits for it.
 """
 
@@ -23,7 +23,7 @@ from recycle.exec.transport.outgoing import PacedLinks
 from recycle.ir.instruction import Instruction
 
 EXCHANGE_SECONDS = 10.0
-"""How long one of two workers waits for the ends of the other's connections."""
+"""How long a process waits for the connections of the other worker of a fault."""
 _Numbered = tuple[int, Fault]
 
 
@@ -31,17 +31,12 @@ class FaultInjector(IterationHook):
     """The faults of one worker process.
 
     Args:
-        faults: those that strike here, each with its number in the run.
         claim: claims a fault by number; True only once per run. From any thread.
-        poison: spoils the gradients that this worker has summed so far.
-        flip: flips a bit of what this worker computes with: called with the target and the bit's number.
-        links: those that this process sends over.
-        exchange: tells the other worker of a fault the ends of this process's connections; returns those that it tells.
+        exchange: exchanges connection ends with the other worker of a fault; takes this process's, returns the other's.
 
     Attributes:
-        iteration: the one at hand.
-        factor: how many times as long every computation of this iteration takes.
-        failing: the fault by which the next computation raises an exception.
+        factor: slow-down of every computation in this iteration.
+        failing: the fault for which the next computation raises an exception.
     """
 
     def __init__(
@@ -73,7 +68,7 @@ class FaultInjector(IterationHook):
         self.factor, self.iteration = 1.0, -1
 
     def begin_iteration(self, iteration: int, program: Sequence[Instruction]) -> None:
-        """Find where in its program the faults strike."""
+        """Find the positions of faults in the program."""
         self._places, self.factor, self.iteration = {}, 1.0, iteration
         if self.links is not None:
             self.links.begin()
@@ -82,7 +77,7 @@ class FaultInjector(IterationHook):
             if kind.ranged:
                 if fault.holds_at(iteration):
                     if number not in self._held:
-                        self._claim(number)  # so that the event is written once; it holds in a repeated iteration too
+                        self._claim(number)  # claimed once, for one event; holds in a repeated iteration too
                         self._held.add(number)
                     self.strike(number, fault)
             elif fault.step == iteration:
@@ -93,7 +88,7 @@ class FaultInjector(IterationHook):
             self._reach(number, fault)
 
     def reach(self, phase: Phase, step: int) -> None:
-        """Of several faults in a phase one strikes each time that the worker comes to it, one that has not yet."""
+        """Strike the first fault in this phase that has not struck yet."""
         faults = self._between.get((phase, step), [])
         while faults and not self._reach(*faults.pop(0)):
             pass
@@ -105,7 +100,6 @@ class FaultInjector(IterationHook):
             raise RuntimeError(f"struck by the fault {self.failing}")
 
     def _reach(self, number: int, fault: Fault) -> bool:
-        """Claim the fault and strike, at once or after its delay; False if it has struck before."""
         if KINDS[fault.kind].argument_is_delay and fault.argument:
             threading.Thread(target=self._strike_later, args=(number, fault, fault.argument), daemon=True).start()
         elif self._claim(number):
@@ -127,20 +121,19 @@ class FaultInjector(IterationHook):
 
 
 class FaultLink(Protocol):
-    """A process's connection to the leader, as far as faults are concerned; `Member` is one."""
+    """A process's connection to the leader, reduced to faults; `Member` implements it."""
 
     name: str
 
     @property
     def live(self) -> Collection[str]:
-        """Workers of the present generation."""
+        """Workers of the current generation."""
 
     def claim(self, fault: int) -> bool:
         """Whether a fault that has reached its point strikes this process first."""
 
     def await_strike(self, fault: int) -> bool:
-        """Wait until a fault strikes that another process reaches; False where it had struck before this process took
-        part."""
+        """Wait until a fault strikes another process; False if it struck before this one joined."""
 
 
 def start_injector(
@@ -152,16 +145,7 @@ def start_injector(
     flip: Callable[[str, int], None],
     links: PacedLinks | None = None,
 ) -> FaultInjector:
-    """The injector of a worker process, with a thread for each fault of a pair that another process comes to.
-
-    Args:
-        faults: texts of all faults of the run.
-        link: to the leader.
-        store: of keys that all processes of the run can read; waits in it end with the generation.
-        poison: spoils the gradients that this process has summed so far.
-        flip: flips a bit, as of `FaultInjector`.
-        links: those that this process sends over.
-    """
+    """Create the injector of a process, with threads for faults that another process of a pair reaches."""
     worker, _ = split_member(link.name)
     exchange = partial(_exchange, link, store, tensor_parallel)
     own: list[_Numbered] = []
@@ -191,7 +175,7 @@ def _exchange(
     ends: list[str] = []
     if str(other) in link.live:
         store.set(_ends_key(number, link.name), " ".join(own_ends))
-        with suppress(RuntimeError):  # the generation is over, or they do not come in time
+        with suppress(RuntimeError):  # the generation is over, or the keys are late
             for peer in members_of([other], tensor_parallel):
                 ends += store.get(_ends_key(number, peer)).decode().split()
     return ends

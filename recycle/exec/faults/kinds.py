@@ -1,8 +1,7 @@
-"""The kinds of faults: one row of `KINDS` per kind, with its text, where it strikes and what it does there.
+"""Kinds of faults: each row of `KINDS` has its help text, its point and its function.
 
-The faults are real ones: signals, exceptions, limits of the process, packets that vanish. Nothing is reported to the
-leader that a fault by chance would not report. A worker strikes itself when it comes to the fault's point. To add
-a kind, write its function and its row.
+The faults are real: signals, exceptions, process limits, dropped packets. The leader gets no more reports than from an
+accidental fault. A worker strikes itself at the fault's point. To add a kind, write its function and its row.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ if TYPE_CHECKING:
     from recycle.exec.faults.injector import FaultInjector
 
 BETWEEN: tuple[Phase, ...] = get_args(Phase)[1:]
-"""Phases between instructions that a fault may name; of those in the first one strikes what has it as its `point`."""
+"""Phases between instructions that a fault may name. The first phase of `Phase` is only the `point` of targets."""
 PHASES = ("forward", "backward", "reduce", *BETWEEN)
-"""Where a fault strikes: in the middle of such instructions, or between them."""
+"""Points of faults: in the middle of such instructions, or between instructions."""
 _ROOM_BYTES = 64 << 20
 _BIT = 20
 
 
 @dataclass(frozen=True)
 class Argument:
-    """The number behind a kind's `=`, from `least` to `most`."""
+    """The number after a kind's `=`, from `least` to `most`."""
 
     meaning: str
     least: float
@@ -54,7 +53,7 @@ class Argument:
 
 
 def middle_of_phase(program: Sequence[Instruction], phase: str | None) -> int:
-    """Position of the middle one of the instructions of a phase (None: of all compute)."""
+    """Position of the middle instruction of a phase; None stands for all computations."""
     kinds: dict[str | None, tuple[type[Instruction], ...]] = {
         "forward": (Forward, OverlappedPair),
         "backward": (Backward, BackwardInput, OverlappedPair),
@@ -66,7 +65,7 @@ def middle_of_phase(program: Sequence[Instruction], phase: str | None) -> int:
 
 
 def middle_forward(program: Sequence[Instruction], phase: str | None) -> int:
-    """Position of the middle one of the forwards."""
+    """Position of the middle forward."""
     return middle_of_phase(program, "forward")
 
 
@@ -78,13 +77,13 @@ def first_reduce(program: Sequence[Instruction], phase: str | None) -> int:
 
 @dataclass(frozen=True)
 class Target:
-    """What a kind strikes, of several things.
+    """One of several targets of a kind.
 
     Attributes:
-        point: the phase in which it strikes; None for a position in the program.
-        ends: the worker is dead afterwards if three hosts of its stage or more live, so that most of them can say who
-            is wrong.
-        shows_in_state: likewise once the hosts of the stage compare their states.
+        point: the phase of the strike; None for a position in the program.
+        ends: whether the worker is fenced afterwards, if its stage has three live hosts or more, a majority of which
+            can attribute the fault.
+        shows_in_state: whether it is fenced once the hosts of the stage compare their states.
     """
 
     point: Phase | None = None
@@ -97,22 +96,21 @@ class FaultKind:
     """A row of `KINDS`.
 
     Attributes:
-        does: what it does, for `--help` and docs/reference/faults.md.
-        example: one as text.
+        does: description for `--help` and docs/reference/faults.md.
         strike: called in the worker's process at the fault's point, with its injector and the fault's number in the
             run; None for a kind that strikes no worker.
         ends: the worker is dead afterwards.
-        announced: the run is told before it ends, and loses nothing.
-        phases: where it may strike instead of in the middle of the iteration.
-        position: position in a program at which a fault of a phase (None for no phase) strikes.
-        targets: what it may strike, by name; that of one stands behind the `=`, and the argument after a comma.
+        announced: the worker announces its end, and the run loses nothing.
+        phases: allowed phases, as alternatives to the middle of the iteration.
+        position: position in a program of a fault with this phase (None for no phase).
+        targets: by name. The name of a target follows the `=`, and the argument follows a comma.
         argument: None for none.
         argument_is_delay: the argument is the seconds from the fault's point to the strike.
-        pair: it strikes two workers; the other one stands behind the `=`. `strike` is called in all their processes, in
-            a thread of those that do not come to the fault's point.
-        of_link: it strikes the link between two workers, which are written one behind the other. `strike` is called in
-            all their processes, as each of them begins an iteration.
-        ranged: it holds from one step to another, and strikes at the beginning of each iteration.
+        pair: it strikes two workers; the second follows the `=`. `strike` is called in all their processes, in a thread
+            if a process does not reach the fault's point.
+        of_link: it strikes the link between two workers, separated by a comma. `strike` is called in all their
+            processes, at the beginning of each iteration.
+        ranged: it has a range of steps, and strikes at the beginning of each iteration.
     """
 
     does: str
@@ -131,11 +129,11 @@ class FaultKind:
 
     @property
     def struck(self) -> bool:
-        """Whether a worker comes to the fault's point, and claims the fault there."""
+        """Whether a worker reaches the fault's point, and claims the fault there."""
         return self.strike is not None
 
     def point_of(self, target: str | None) -> Phase | None:
-        """The phase in which it strikes, if that is always between instructions."""
+        """The phase of the strike, if it is always between instructions."""
         return None if target is None else self.targets[target].point
 
 
@@ -147,7 +145,7 @@ FLIPPED = {
     "input": Target(),
     "kernel": Target(),
 }
-"""What a `flip` may strike: see docs/reference/faults.md."""
+"""Targets of a `flip`: see docs/reference/faults.md."""
 
 
 def _slow_down(injector: FaultInjector, number: int, fault: Fault) -> None:
@@ -182,7 +180,6 @@ def _read_null(injector: FaultInjector, number: int, fault: Fault) -> None:
 
 
 def _exhaust_memory(injector: FaultInjector, number: int, fault: Fault) -> None:
-    """Ask for all of it in one allocation, which leaves the room below the limit to the code that ends the process."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + _ROOM_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
@@ -218,13 +215,13 @@ KINDS = {
         strike=lambda injector, number, fault: injector.poison(),
         ends=False,
         phases=(),
-        position=first_reduce,  # a host alone does not spoil what was summed with peers before
+        position=first_reduce,  # a single host does not spoil what was summed with peers before
     ),
     "flip": FaultKind(
         does="flips a bit of a value that the worker computes with: =TARGET or =TARGET,BIT (0 to 63; default 20)",
         example="flip=gradient:1.1@5",
         strike=_flip,
-        ends=False,  # by itself; as its targets say
+        ends=False,  # its targets may end the worker
         phases=(),
         position=middle_forward,
         targets=FLIPPED,
@@ -305,4 +302,4 @@ KINDS = {
         pair=True,
     ),
 }
-"""By name. What ends a worker comes after what does not: of faults at one point, the later ones strike last."""
+"""By name. Kinds that end a worker come last, because faults at one point strike in this order."""

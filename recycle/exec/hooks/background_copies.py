@@ -1,19 +1,12 @@
-"""Shards that go from an owner to another worker in pieces, while training goes on, after a death has taken a copy.
+"""Background copies of shards from an owner to another worker, after a death has taken a copy.
 
-What one worker copies from another goes one shard behind the other, and each is complete by itself.
-Between two steps a state does not change. So in each iteration one piece of it goes over: both ends begin the transfer
-when the iteration begins, and wait for it before they step. From then on the new owner steps the piece with everybody
-else, since the sum of the shard's gradients comes to it from the generation's first iteration on. It steps what has not
-come yet as well; that is overwritten, and changes nothing else, because every element is stepped by itself once its
-step counts and moments are there, which come first (`Shards.apart`).
+A state does not change between two steps, so each iteration copies one piece: both ends start the transfer when the
+iteration begins, and wait for it before they step. The new owner steps the whole shard; elements that are still missing
+are overwritten later. Step counts and moments of an element are copied before its parameter (`Shards.apart`).
 
-The source says how large the next piece is, behind each one: as much as goes over in a share of the time that there was
-between the beginning of the iteration and its step, by what the last one took. So nobody waits for a piece, unless the
-network or the iterations get slower at once. Whatever ends the generation ends the copy, which begins anew in the next.
-
-Over communicators whose operations only queue on a device nobody knows when a piece has arrived. There pieces are of
-one size, in one transfer each, one at a time on each lane, and begin with the generation's second iteration, as
-receives that are posted ahead do (`recycle.exec.transport.lanes`).
+The source chooses the size of each piece so that its transfer takes a share of the time before the step. The end of a
+generation ends the copy; the next generation restarts it. Communicators that only queue on a device do not report
+deliveries: their pieces have a fixed size, and are sent one at a time on each lane from the second iteration on.
 """
 
 from __future__ import annotations
@@ -36,14 +29,14 @@ from recycle.job.shape import Worker
 from recycle.plans.hosting import UnitRange
 
 FIRST_BYTES = 16 << 20
-"""Of the first piece, before anything is known of the network; more than sockets take in without sending it."""
+"""Bytes of the first piece, before the network is measured; more than socket buffers hold."""
 UNTIMED_BYTES = 64 << 20
-"""Of a piece, where it is not known when one has arrived."""
+"""Bytes of a piece if delivery times are unknown."""
 LEAST_BYTES = 1 << 16
 SHARE = 0.5
-"""Of the time between the beginning of an iteration and its step that a piece is to take."""
+"""Share of the time between the beginning of an iteration and its step that a piece may take."""
 GROWTH = 16.0
-"""Times that a piece may be as large as the one before."""
+"""Largest ratio of a piece's size to the previous one."""
 
 
 @dataclass
@@ -52,10 +45,7 @@ class BackgroundCopy:
 
     Args:
         peer: role of the other end.
-        sends: whether this end is the source.
-        shards: in order; the numbers of some, from the first up to but without the last, and their state, flat, in an
-            order as `Shards.apart` gives it.
-        source: the process that the state comes from.
+        shards: in order, each a range of shard numbers with their flat state in the order of `Shards.apart`.
         most: bytes of a piece; None for no limit.
     """
 
@@ -77,7 +67,7 @@ class BackgroundCopy:
         self._ends = deque(zip((units for units, _ in self.shards), sizes, accumulate(sizes), strict=True))
 
     def begin(self, transport: GroupTransport) -> None:
-        """An iteration begins: begin with its piece."""
+        """Start the piece of a new iteration."""
         if self._next is not None:
             self._next.wait()
             self._next = None
@@ -104,11 +94,11 @@ class BackgroundCopy:
 
     @property
     def is_over(self) -> bool:
-        """Whether all has come."""
+        """Whether all shards are complete."""
         return not self._ends
 
     def settle(self, transport: GroupTransport) -> list[Copied]:
-        """The next step is due: wait for the piece; the shards that are complete with it."""
+        """Wait for the current piece before a step. Returns the shards that it completes."""
         if self._piece is None:
             return []
         window = time.monotonic() - self._began
@@ -125,7 +115,6 @@ class BackgroundCopy:
         return complete
 
     def _agree(self, transport: GroupTransport, taken: float, window: float) -> None:
-        """The source says how large the next piece is."""
         if self.sends:
             size = sum(part.nbytes for part in self._parts)
             wanted = min(size * window * SHARE / max(taken, 1e-9), size * GROWTH)
@@ -136,15 +125,7 @@ class BackgroundCopy:
 
 
 class BackgroundCopies(IterationHook):
-    """All of one worker.
-
-    Args:
-        worker: position that the process started in.
-        shards: that it holds.
-        say: tells the leader what has come so far in a generation.
-        reach: told when an iteration begins in which something is copied, as `IterationHook.reach`.
-        most: as of `BackgroundCopy`.
-    """
+    """All background copies of one worker. `say` reports their progress to the leader."""
 
     def __init__(
         self,
@@ -190,13 +171,13 @@ class BackgroundCopies(IterationHook):
             self._reach("copy", iteration)
 
     def before_step(self) -> None:
-        """Have what was begun be there. Raises TransportError when it cannot be."""
+        """Wait for the current pieces. Raises TransportError on failure."""
         for copy in list(self._copies):
             complete = copy.settle(self._transport)
             if copy.is_over:
                 self._copies.remove(copy)
             if complete and not copy.sends:
-                self._transport.settle()  # else it might still be under way when others count on it
+                self._transport.settle()  # other workers rely on the copy once it is reported
                 for one in complete:
                     self._shards.complete(range(one.first, one.last))
                 self._copied += complete

@@ -1,9 +1,8 @@
-"""A worker's part in evaluations: the forwards of its stages on other data, between two iterations.
+"""Evaluations on a worker: forwards of its stages on other data, between two iterations.
 
-An evaluation belongs to the step that it follows and begins when that is committed, so the state that it sees is that
-of this step on every worker, and nothing of it is changed. Each worker reports its sums of losses and waits for the
-result, which all reports together are; only then does the next iteration begin. A generation that ends before has
-evaluated nothing: the next one begins with the whole evaluation.
+An evaluation begins after its step is committed, so all workers evaluate the same state, and it changes nothing. Each
+worker reports its sums of losses and waits for the combined result before the next iteration. If the generation ends
+before, the next one repeats the whole evaluation.
 """
 
 from __future__ import annotations
@@ -23,14 +22,7 @@ from recycle.job import Job
 
 @dataclass(kw_only=True)
 class Evaluation(IterationHook):
-    """The evaluations of one worker.
-
-    Args:
-        job: says when they are, and of how many batches.
-        stages: that the worker hosts, at any time.
-        hooks: of the worker, that take part in evaluations.
-        progress, device: as of `Iterations`.
-    """
+    """The evaluations of one worker, including hooks that also run in evaluations."""
 
     job: Job
     stages: Mapping[int, Stage]
@@ -60,11 +52,6 @@ class Evaluation(IterationHook):
             self._run(iteration)
 
     def _run(self, step: int) -> None:
-        """The evaluation after `step`, which is committed and which every stage has stepped.
-
-        Raises:
-            GenerationOver, TransportError: the generation ended before its result.
-        """
         for batch in range(self.job.evaluation.batches):
             whole = False
             try:
@@ -85,7 +72,7 @@ class Evaluation(IterationHook):
         if not batch:
             self._losses = []
         self._step, self._batch = step, batch
-        # Numbers that follow each other, as of iterations: transfers of two batches may be under way at once.
+        # Consecutive numbers, as for iterations, because transfers of two batches may be in flight at once.
         self._interpreter.begin(self.program, step + 1 + batch, batch)
         self.progress.ended()
 
@@ -100,16 +87,16 @@ class Evaluation(IterationHook):
         self.progress.ended()
 
     def end(self) -> None:
-        """The batch is done: take its losses."""
+        """Add the losses of the batch."""
         self._losses += [pair for stage in self.stages.values() for pair in stage.evaluated()]
 
     def finish(self, step: int) -> None:
-        """All batches are done."""
+        """Report the losses of all batches."""
         self._generation.commits.report_evaluation(step, evaluation_report(self._losses))
 
 
 def evaluation_schedule(schedule: Schedule, job: Job) -> Schedule | None:
-    """What evaluations run by where training runs by `schedule`, lowered; None for a job without evaluations."""
+    """The lowered schedule of evaluations for a training schedule; None for a job without evaluations."""
     return lower(forward_only(schedule)) if job.evaluation.every else None
 
 

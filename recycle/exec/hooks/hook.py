@@ -1,4 +1,4 @@
-"""The points of a worker's loop that hooks attach to, and what a hook learns of the generation."""
+"""Hook interface of a worker's loop, and the generation that hooks get."""
 
 from __future__ import annotations
 
@@ -20,38 +20,30 @@ _Arguments = ParamSpec("_Arguments")
 
 
 class Commits(Protocol):
-    """What decides commits and results of evaluations, for one worker: the leader, or the workers' reports themselves
-    where nothing fails (`commit_of`)."""
+    """Source of commits and evaluation results: the leader, or `commit_of` in runs without failures."""
 
     def report(self, step: int, report: Report) -> None:
-        """This worker's part of the commit of `step`."""
+        """Send this worker's part of the commit of `step`."""
 
     def decision(self, step: int) -> Commit:
-        """Wait for the commit of `step`. Raises GenerationOver when there will be none."""
+        """Wait for the commit of `step`. Raises GenerationOver if the generation ends without it."""
 
     def report_evaluation(self, step: int, report: EvaluationReport) -> None:
-        """This worker's part of the evaluation after `step`."""
+        """Send this worker's part of the evaluation after `step`."""
 
     def evaluated(self, step: int) -> Evaluated:
-        """Wait for the result of that. Raises GenerationOver when there will be none."""
+        """Wait for the result of the evaluation after `step`. Raises GenerationOver if there is none."""
 
 
 @dataclass(kw_only=True)
 class Generation:
-    """What a worker takes part in until membership or plan change.
+    """A period of constant membership and plan, as one worker sees it.
 
     Args:
-        record: that the generation began with.
-        role: position of the plan that this worker plays.
-        schedule: the plan.
-        rotation: the plan, lowered, with its replays; gives the program of each iteration.
-        evaluated_by: what evaluations run by, lowered; None for a job without.
-        transport: to the other workers.
+        rotation: the lowered plan with its replays; gives the program of each iteration.
+        evaluated_by: lowered schedule of evaluations; None for a job without.
         commits: takes this worker's reports and decides the commits.
-        hosts: number of each stage, or shard, that this worker holds -> the processes that do.
-
-    Attributes:
-        commit: the last that is known here.
+        hosts: number of each stage, or shard, that this worker holds -> its processes.
     """
 
     record: GenerationRecord
@@ -68,66 +60,64 @@ class Generation:
         self.commit = self.record.commit
 
     def committed(self, step: int) -> Commit:
-        """Wait for the commit of `step`. Raises GenerationOver when there will be none."""
+        """Wait for the commit of `step`. Raises GenerationOver if the generation ends without it."""
         if self.commit is None or self.commit.step != step:
             self.commit = self.commits.decision(step)
         return self.commit
 
 
 class IterationHook:
-    """Does nothing at any point. A hook overrides the points that it needs; hooks are called in the order listed."""
+    """Base of hooks, with methods that do nothing. Hooks are called in the order listed."""
 
     def begin_generation(self, generation: Generation) -> None:
-        """A generation begins to run."""
+        """Called when a generation begins to run."""
 
     def begin_iteration(self, iteration: int, program: Sequence[Instruction]) -> None:
-        """The stages have taken up an iteration, nothing of its program has run."""
+        """Called when the stages have started an iteration, before its first instruction."""
 
     def before(self, position: int, instruction: Instruction) -> None:
-        """The instruction at a position of the program is next."""
+        """Called before the instruction at a position of the program."""
 
     def computed(self, seconds: float) -> None:
-        """A stage has computed an F, I, W or B in `seconds`; called inside the computation's stack frame."""
+        """Called after a stage has computed an F, I, W or B in `seconds`, inside the computation's stack frame."""
 
     def reach(self, phase: Phase, step: int) -> None:
-        """The worker has come to a phase (phases.py) of iteration `step` that lies between instructions."""
+        """Called when the worker reaches a phase (phases.py) between instructions of iteration `step`."""
 
     def before_step(self) -> None:
-        """A stage is about to step."""
+        """Called before a stage steps."""
 
     def report(self, report: Report) -> Report:
-        """All gradient sums of the worker's stages are complete; what it reports of the iteration."""
+        """Return the report of an iteration, possibly extended. Called when all gradients are reduced."""
         return report
 
     def keep(self, record: GenerationRecord, commit: Commit | None) -> None:
-        """A step is due, or steps are done; the stages may stand at the state of the last commit that is known."""
+        """Called before and after steps; the stages may be in the state of the last known commit."""
 
     def end_iteration(
         self, iteration: int, executed: list[ExecutedInstruction], whole: bool, batch: int | None = None
     ) -> None:
-        """What was executed of an iteration, or of a batch of the evaluation that follows it; a list that nobody
-        changes any more. Called also where it was interrupted, and is not whole."""
+        """Called with the instructions executed in an iteration, or in a batch of its evaluation.
 
-    def after_iteration(self, iteration: int, is_last: bool) -> None:
-        """An iteration and its steps are done.
-
-        Args:
-            is_last: all leave the generation behind it.
+        Also called after an interruption, with `whole` false. The list does not change any more.
         """
 
+    def after_iteration(self, iteration: int, is_last: bool) -> None:
+        """Called after an iteration and its steps; if `is_last`, all workers leave the generation after it."""
+
     def go_back(self, committed: int) -> None:
-        """A generation is over, and training goes on behind this iteration."""
+        """Called after a generation, when training restarts after iteration `committed`."""
 
     def end_generation(self) -> None:
-        """The groups are gone, and the device is idle."""
+        """Called when the groups are gone and the device is idle."""
 
     def close(self) -> None:
-        """The worker ends."""
+        """Called when the worker ends."""
 
 
 def overridden(
     hooks: Iterable[IterationHook], point: Callable[Concatenate[Any, _Arguments], None]
 ) -> list[Callable[_Arguments, None]]:
-    """The hooks' methods at one point, of those hooks that do something there."""
+    """The hooks' methods for one point, omitting hooks that do not override it."""
     name = point.__name__
     return [getattr(hook, name) for hook in hooks if getattr(type(hook), name) is not point]

@@ -1,4 +1,4 @@
-"""Hosts of a stage compare the states that some iterations begin with, by checksums in the workers' reports."""
+"""Comparison of states between the hosts of a stage, by checksums in the workers' reports."""
 
 from __future__ import annotations
 
@@ -17,15 +17,7 @@ from recycle.job import Job
 
 
 class StateComparison(IterationHook):
-    """The comparisons of one worker.
-
-    Args:
-        job: says when they are.
-        stages: that the worker hosts, at any time.
-        updates: of these.
-        say: tells the leader where the tensors of a compared state lie, for events that name one.
-        tensor_rank: of this process.
-    """
+    """The comparisons of one worker. `say` sends the layout of compared states to the leader, for events."""
 
     def __init__(
         self,
@@ -56,7 +48,7 @@ class StateComparison(IterationHook):
         first, verified = record.committed + 1, record.verified
         every, before = self._job.compared_every(record.rounds), None if verified is None else verified.step
         self._iteration, self._comparison = iteration, comparison(iteration, first, every, record.rounds, before)
-        if self._comparison is not None and iteration != first:  # the first waits for the commit that it begins with
+        if self._comparison is not None and iteration != first:  # the first iteration waits for its starting commit
             self._updates.compare_in_waits(self._comparison)
 
     def before_step(self) -> None:

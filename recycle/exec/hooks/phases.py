@@ -1,11 +1,13 @@
-"""Where a worker is between two instructions, as hooks and faults name it. Imports no torch."""
+"""Phases of a worker between two instructions, for hooks and faults. Imports no torch."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 Phase = Literal["reduced", "commit", "step", "gather", "stepped", "evaluation", "undo", "acknowledge", "form", "copy"]
-"""The sums of the worker's gradients are complete, and it is about to report them; it has reported; is about to step;
-is about to gather what others have stepped, who may be in that gather already; has stepped; is in the middle of the
-evaluation that follows the step; is about to take a step back; and of a generation that begins with the step: is about
-to acknowledge it, to form its groups, to copy a state to or from another worker."""
+"""Phases between instructions: an iteration's, then those at the beginning of a generation.
+
+reduced: before the report of complete gradient sums; commit: after the report; step: before the step; gather: before
+gathering parameters; stepped: after the step; evaluation: in the middle of the evaluation; undo: before a step is
+undone. acknowledge, form, copy: before acknowledging, before forming groups, before copying a state.
+"""

@@ -1,8 +1,8 @@
-"""A worker's part in checkpoints: copy the committed state of its stages, and write the copy while training goes on.
+"""Checkpoints on a worker: copy the committed state of its stages, and write the copy during training.
 
-One of a stage's hosts writes it; which one follows from the plan and the generation record alone. The copy is taken
-when the commit is known and the stage has not stepped again, so it is never of a step that might be taken back. It lies
-in buffers that are kept, one copy of the state; beside them only one file at a time is serialised.
+One host of each stage writes it, chosen by the plan and the generation record. The copy is taken after the commit and
+before the next step, so it never holds a step that might be undone. Buffers for one copy of the state are reused; one
+file at a time is serialized.
 """
 
 from __future__ import annotations
@@ -26,17 +26,12 @@ from recycle.exec.protocol import Commit, GenerationRecord, Saved, SavedPart
 
 
 class Saver(IterationHook):
-    """Writes what this process has to write of each checkpoint.
+    """Writes this process's part of each checkpoint.
 
     Args:
-        root: folder of all checkpoints.
-        name: of the process.
-        stages: that it hosts, at any time.
-        stand_at: whether every stage's last step was that of an iteration (`Updates.stand_at`).
-        say: tells the leader what was saved; from any thread.
-        tensor_parallel: T. Each tensor rank writes its own part.
-        deadline: seconds that writing may take.
-        waits: called with whether this process begins or ends a wait for the disk.
+        stand_at: whether the last step of every stage was a given iteration (`Updates.stand_at`).
+        say: reports saved parts to the leader; from any thread.
+        waits: called with True before a wait for the disk and False after it.
     """
 
     def __init__(
@@ -63,15 +58,15 @@ class Saver(IterationHook):
         self._kept = -1
 
     def begin_generation(self, generation: Generation) -> None:
-        """Commits from now on are of this plan's stages; or of the shards that workers hold."""
+        """Use the hosts of a new plan for later commits."""
         if generation.hosts.keys() != self._hosts.keys():
             self._copies = {}
         self._hosts = generation.hosts
 
     def keep(self, record: GenerationRecord, commit: Commit | None) -> None:
-        """Copy and write this process's stages if the commit asks for it and they stand there; else do nothing.
+        """Copy and write this process's stages if the commit requests a checkpoint and they are in its state.
 
-        The last checkpoint of a run waits for the one before; any other that finds it unfinished is given up.
+        The last checkpoint of a run waits for the previous one; any other is skipped if the previous one is unfinished.
         """
         if commit is None or not commit.checkpoint or commit.step == self._kept or not self._stand_at(commit.step):
             return
@@ -95,15 +90,14 @@ class Saver(IterationHook):
         self._writing = self._thread.submit(self._write, commit.step, copied, time.monotonic() - began)
 
     def go_back(self, committed: int) -> None:
-        """Later states will be kept again, and what is written of them now is waited for, so that it does not come on
-        top of that."""
+        """Wait for unfinished writes, and allow later steps to be saved again."""
         if committed < self._kept:
             self.close()
             self._kept = -1
             self._announced = {(step, stage) for step, stage in self._announced if step <= committed}
 
     def close(self) -> None:
-        """Wait until all is written. Raises RunError when that takes longer than the deadline."""
+        """Wait until everything is written. Raises RunError after the deadline."""
         if self._writing is None or self._writing.done():
             return
         self._waits(True)
@@ -126,7 +120,7 @@ class Saver(IterationHook):
             try:
                 files = write_stage(folder_of(self._root, step), index, self._name, named, self._tensor_rank, part.kind)
                 saved = Saved(files, stall=round(stall, 6))
-            except Exception as error:  # training goes on, and the leader writes the event
+            except Exception as error:  # training continues, and the leader writes the event
                 saved = Saved(error=f"worker {self._name}: {first_line(error)}")
             self._post(step, index, saved)
 

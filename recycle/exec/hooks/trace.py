@@ -1,8 +1,7 @@
-"""A worker's log of executed instructions, written by a thread of its own while training goes on.
+"""A worker's log of executed instructions, written by a separate thread.
 
-The log stays bounded: each time it has grown by `SPARSE_BYTES` the worker keeps every second of the iterations that it
-has kept so far, from there on. An iteration that cannot be written, or that finds too many waiting for a slow disk, is
-left out; training never waits for its trace.
+The log stays bounded: each time it has grown by `SPARSE_BYTES`, the worker halves the share of iterations that it logs.
+An iteration is skipped if it cannot be written, or if too many wait for a slow disk; training never waits.
 """
 
 from __future__ import annotations
@@ -21,22 +20,14 @@ from recycle.runs.logs import append_iteration
 
 SPARSE_BYTES = 2**28
 MOST_WAITING = 64
-"""Iterations."""
+"""Most iterations that wait for the disk."""
 CLOSE_SECONDS = 10.0
-"""How long the end of a process waits for what is still to be written."""
+"""How long the end of a process waits for pending writes."""
 _Iteration = tuple[int, int, str, list[ExecutedInstruction], int | None]
 
 
 class TraceLog(IterationHook):
-    """This process's log.
-
-    Args:
-        path: of the log.
-        started: monotonic seconds that times count from.
-        warn: is called the first time that an iteration is left out which should be in the log.
-        every: keep the iterations that this divides.
-        sparse_bytes: see the module.
-    """
+    """This process's log of iterations divisible by `every`; times count from `started`, in monotonic seconds."""
 
     def __init__(
         self,
@@ -60,10 +51,9 @@ class TraceLog(IterationHook):
     def end_iteration(
         self, iteration: int, executed: list[ExecutedInstruction], whole: bool, batch: int | None = None
     ) -> None:
-        """Add what was executed.
+        """Log the executed instructions, once the device has completed them.
 
-        An iteration whose last instructions the device has still to run is written when their times are known; of one
-        that is not whole, what the device has run by now.
+        Of an interrupted iteration, only instructions that the device has completed are logged.
         """
         if iteration % self._every:
             return
@@ -73,7 +63,7 @@ class TraceLog(IterationHook):
         self._take_reached()
 
     def end_generation(self) -> None:
-        """The device is idle: take what it has run, and forget what it has not because it failed."""
+        """Log what the device, now idle, has completed, and discard failed instructions."""
         self._take_reached()
         self._behind.clear()
 
@@ -86,7 +76,7 @@ class TraceLog(IterationHook):
                 self._leave_out(f"iteration {reached[0]} came while {MOST_WAITING} waited for the disk")
 
     def close(self) -> None:
-        """Write what waits, unless the disk takes too long."""
+        """Write pending iterations, unless the disk takes too long."""
         try:
             self._waiting.put(None, timeout=CLOSE_SECONDS)
         except queue.Full:
@@ -112,7 +102,7 @@ class TraceLog(IterationHook):
 
 
 def trace_every(setting: int | Literal["all", "off"]) -> int | None:
-    """Which iterations `[train] trace` keeps: those that this number divides; None for none."""
+    """Divisor of the iterations that `[train] trace` logs; None for none."""
     if isinstance(setting, int):
         return setting
     return 1 if setting == "all" else None

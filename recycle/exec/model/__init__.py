@@ -1,4 +1,4 @@
-"""What a worker computes: stages of a GPT (megatron-core) or emulated ones, their split backward, their optimizer."""
+"""Computation of a worker: stages of a megatron-core GPT, the split backward, the optimizer. Begin with stage.py."""
 
 from recycle.exec.model.compiling import defer
 

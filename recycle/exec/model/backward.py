@@ -1,17 +1,13 @@
-"""The split backward: input gradient (I) now, weight gradient (W) when the schedule says so.
+"""Split backward of megatron-core's linear layers: input gradient (I) at once, weight gradient (W) later.
 
-Every tensor-parallel linear layer of megatron-core gets its own `_forward_impl`, whose backward returns the input
-gradient and leaves (input, output gradient) in a `WeightGradientStore`. W computes the weight gradients of one
-micro-batch from there. Without a recording store the same backward computes them at once: that is B. Both ways the
-gradient goes to the store's sink and never to `.grad`, so I + W and B hand over the same bits.
+Every tensor-parallel linear layer gets its own `_forward_impl`, whose backward returns the input gradient and puts
+(input, output gradient) into a `WeightGradientStore`. W computes the weight gradients from the store. Without
+recording, the store computes them at once, which is B. In both cases the gradient goes to the store's sink and never to
+`.grad`, so I + W and B yield the same bits. other_layers.py splits the backward of other layers.
 
-With sequence parallelism a layer that needs whole sequences gathers its input in F, and again in W, which so holds this
-rank's part alone (tensor_ranks.py).
+Refuses fused gradient accumulation, a gradient output buffer, and sequence parallelism over a foreign process group.
+Limits: norms, embeddings, routers and biases that a layer does not add itself get their gradients in I, by autograd.
 
-Assumes: no fused gradient accumulation, no gradient output buffer, no sequence parallelism in another group than
-recycle's; each is refused. Layers of other libraries are split along the autograd graph where a user brings them, or by
-themselves (other_layers.py).
-Limits: norms, embeddings, routers and biases that a layer does not add itself get their gradient in I, by autograd.
 Decoupled backward: Zero Bubble Pipeline Parallelism, https://arxiv.org/abs/2401.10241, section 2.
 """
 
@@ -41,17 +37,11 @@ _EXPECTED_SIGNATURE = "(self, input, weight, *args, **kwargs)"
 Sink = Callable[[torch.Tensor, torch.Tensor], None]
 """Takes (parameter, its gradient of one micro-batch)."""
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""Takes (weight [out, in], gradient by the output [rows, out], input [rows, in])."""
+"""Takes (weight [out, in], output gradient [rows, out], input [rows, in])."""
 
 
 class Deferred(NamedTuple):
-    """What W computes of one layer.
-
-    Attributes:
-        weights: whose gradients it hands over, with those of their biases.
-        tensors: that it needs besides the weights.
-        compute: does it, once.
-    """
+    """Deferred weight-gradient computation of one layer; `tensors` are its inputs besides the weights."""
 
     weights: tuple[torch.Tensor, ...]
     tensors: tuple[torch.Tensor, ...]
@@ -59,11 +49,11 @@ class Deferred(NamedTuple):
 
 
 class WeightGradientStore:
-    """What W still has to compute, per micro-batch.
+    """Deferred weight-gradient computations, per micro-batch.
 
     Args:
-        sink: takes each bias's gradient when it is computed, and each weight's.
-        product: computes and takes a weight's instead, as rows^T x inputs: where that is added, it need not be made.
+        sink: receives each bias gradient, and each weight gradient if `product` is None.
+        product: receives the factors of a weight gradient rows^T x inputs, to add their product without a temporary.
     """
 
     def __init__(self, sink: Sink, product: Product | None = None) -> None:
@@ -74,7 +64,7 @@ class WeightGradientStore:
 
     @contextmanager
     def record(self, micro_batch: MicroBatch) -> Iterator[None]:
-        """Weight gradients of backwards inside the block wait for `flush(micro_batch)`."""
+        """Defer weight gradients of backwards inside the block until `flush(micro_batch)`."""
         self._recording = self._waiting.setdefault(micro_batch, deque())
         try:
             yield
@@ -89,36 +79,36 @@ class WeightGradientStore:
         gradient: torch.Tensor,
         sequences: TensorGroup | None = None,
     ) -> None:
-        """Compute the gradients of `weight` and `bias`, or note them down while recording.
+        """Compute the gradients of `weight` and `bias`, or defer them while recording.
 
         Args:
             weight: [out, in].
             bias: [out], or None.
             inputs: of the layer, [..., in].
-            gradient: of the loss by the layer's output, [..., out].
-            sequences: the group of which each rank has a part of the input's sequences; None where it is whole.
+            gradient: of the loss with respect to the layer's output, [..., out].
+            sequences: the group over which the input's sequences are split; None if each rank has them whole.
         """
-        # The saved input still carries the graph below it; kept undetached it would keep that graph alive until W.
+        # Detached: the saved input would keep the graph before it alive until W.
         inputs, gradient = inputs.detach(), gradient.detach()
         compute = partial(self._compute, weight, bias, inputs, gradient, sequences)
         self.defer(Deferred((weight,), (inputs, gradient), compute))
 
     def defer(self, work: Deferred) -> None:
-        """Do `work`, or note it down while recording."""
+        """Run `work`, or defer it while recording."""
         if self._recording is None:
             work.compute()
         else:
             self._recording.append(work)
 
     def flush(self, micro_batch: MicroBatch) -> None:
-        """W: compute what waits for `micro_batch`, in the order in which I came by."""
+        """Run the deferred computations of `micro_batch` in the order in which I recorded them."""
         waiting = self._waiting.pop(micro_batch)
-        # Each entry is dropped as soon as it is done, so memory falls during W.
+        # Each entry is released once computed, so memory falls during W.
         while waiting:
             waiting.popleft().compute()
 
     def flush_some(self, micro_batch: MicroBatch, wanted: Callable[[torch.Tensor], bool]) -> None:
-        """Of W only what computes the gradients of the `wanted` weights, and of their biases; `flush` does the rest."""
+        """Run only the deferred computations of the `wanted` weights and their biases; `flush` runs the rest."""
         waiting = self._waiting[micro_batch]
         for _ in range(len(waiting)):
             work = waiting.popleft()
@@ -128,7 +118,7 @@ class WeightGradientStore:
                 waiting.append(work)
 
     def held(self, micro_batch: MicroBatch) -> list[torch.Tensor]:
-        """The tensors that W of `micro_batch` still needs, besides the weights; none when its I has not run."""
+        """The tensors that W of `micro_batch` still needs besides the weights; [] before its I."""
         return [part for work in self._waiting.get(micro_batch, ()) for part in work.tensors]
 
     def waiting(self) -> set[MicroBatch]:
@@ -139,7 +129,7 @@ class WeightGradientStore:
         self._waiting.clear()
         self._recording = None
 
-    # A gradient with a graph, once summed, would keep its micro-batch's activations; this holds for the sink too.
+    # A summed gradient with a graph would keep its micro-batch's activations alive; the sink runs under no_grad too.
     @torch.no_grad()
     def _compute(
         self,
@@ -158,10 +148,10 @@ class WeightGradientStore:
 
 
 class _SplitLinear(torch.autograd.Function):
-    """x W^T + b, whose backward leaves the weight gradient to a store.
+    """x W^T + b, with a backward that passes the weight gradient to a store.
 
-    Autograd does not see weight and bias, so that no hook of theirs runs in I without a gradient. `anchor` is the
-    weight where the input needs no gradient, else None: it keeps the layer in the graph.
+    Autograd does not see weight and bias, so none of their hooks runs in I without a gradient. `anchor` is the weight
+    if the input needs no gradient, else None; it keeps the layer in the graph.
     """
 
     @staticmethod
@@ -175,7 +165,7 @@ class _SplitLinear(torch.autograd.Function):
         sequences: TensorGroup | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(inputs)
-        # Not saved: where a layer runs again, a saved one comes back as another tensor, and the store knows this one.
+        # Not saved: recomputation would return another tensor object, and the store identifies weights by object.
         weight, bias = ctx.weights = weights
         ctx.store, ctx.reduce_group, ctx.sequences = store, reduce_group, sequences
         output = torch.matmul(inputs if sequences is None else gathered(inputs, sequences), weight.t())
@@ -200,7 +190,7 @@ class _SplitLinear(torch.autograd.Function):
 
 
 class _SplitForward:
-    """Stands in for a layer's `_forward_impl`; the keywords are megatron-core's."""
+    """Replacement of a layer's `_forward_impl`, with megatron-core's keyword arguments."""
 
     def __init__(self, store: WeightGradientStore, layer: str) -> None:
         self._store = store
@@ -233,16 +223,9 @@ class _SplitForward:
 
 
 def split_linears(model: torch.nn.Module, store: WeightGradientStore, strict: bool = True) -> int:
-    """Give every tensor-parallel linear layer of `model`, subclasses too, the split backward.
+    """Give every tensor-parallel linear layer of `model` the split backward; returns their number.
 
-    Args:
-        strict: refuse other linear layers, whose weight gradients would be computed in I.
-
-    Returns:
-        the number of layers.
-
-    Raises:
-        RunError: this megatron-core was not tested, or a layer uses what the split backward does not know.
+    Raises RunError for an untested megatron-core, an unsupported feature, and, if `strict`, any other linear layer.
     """
     require_tested_version()
     layers = _linears(model)
@@ -255,13 +238,7 @@ def split_linears(model: torch.nn.Module, store: WeightGradientStore, strict: bo
 
 
 class SplitLinears:
-    """The tensor-parallel linear layers of a model, which have the split backward inside a `with` block only.
-
-    Layers with frozen weights keep their own backward.
-
-    Raises:
-        RunError: as `split_linears`.
-    """
+    """Context manager that gives a model's trained tensor-parallel linear layers the split backward."""
 
     def __init__(self, model: torch.nn.Module, store: WeightGradientStore) -> None:
         require_tested_version()
@@ -280,7 +257,6 @@ class SplitLinears:
 
 
 def _linears(model: torch.nn.Module) -> dict[str, Any]:
-    """Name -> tensor-parallel linear layer. Raises RunError where one uses what the split backward does not know."""
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LINEAR_CLASSES)}
     for name, layer in layers.items():
         _refuse(
@@ -297,9 +273,9 @@ def _linears(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def require_all_split(model: torch.nn.Module) -> None:
-    """Raise RunError that names a linear layer which computes its weight gradient inside I.
+    """Raise RunError naming any linear layer that computes its weight gradient in I.
 
-    Such a layer trains correctly, but its W is empty and the plan's times are wrong without a sign.
+    Such a layer trains correctly, but its W is empty, so the plan's times are silently wrong.
     """
     for name, layer in model.named_modules():
         kind = type(layer).__name__
@@ -312,13 +288,13 @@ def require_all_split(model: torch.nn.Module) -> None:
 
 
 def delays_itself(layer: torch.nn.Module) -> bool:
-    """Whether a layer puts its weight gradients off until `backward_dw`, as Transformer Engine's can."""
+    """Whether a layer delays its weight gradients until `backward_dw`, as Transformer Engine's layers can."""
     store = getattr(layer, "wgrad_store", None)
     return store is not None and callable(getattr(layer, "backward_dw", None)) and bool(store.delay_wgrad_compute())
 
 
 def require_tested_version() -> None:
-    """Raise RunError, with the version in it, when megatron-core is not one whose private hook was tested."""
+    """Raise RunError, which states the version, unless megatron-core's private hook was tested with it."""
     version = megatron.core.__version__
     if version not in TESTED_VERSIONS:
         raise RunError(f"megatron-core {version}: the split backward was tested with {', '.join(TESTED_VERSIONS)} only")
@@ -338,7 +314,7 @@ def _refuse(layer: str, uses: dict[str, Any]) -> None:
 
 
 def holds_matrix(layer: torch.nn.Module) -> bool:
-    """Whether a layer holds a weight matrix and is no embedding, no router and none of `LINEAR_CLASSES`."""
+    """Whether a layer holds a weight matrix and is not an embedding, a router or one of `LINEAR_CLASSES`."""
     if isinstance(layer, LINEAR_CLASSES):
         return False
     weight = layer._parameters.get("weight")

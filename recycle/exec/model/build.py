@@ -1,4 +1,4 @@
-"""Which stages a worker process builds: the job's kind of stage, one per hosted index."""
+"""Builds the stages of a worker process, of the job's kind."""
 
 from __future__ import annotations
 
@@ -34,24 +34,16 @@ def build_stages(
     held: Mapping[int, StatePiece] = MappingProxyType({}),
     is_filled: bool = True,
 ) -> dict[int, Stage]:
-    """Stage index -> a freshly initialised stage of the job's kind. Every process gets the same initial bits.
+    """Build the stages by index, freshly initialized. Every process gets the same initial bits.
 
-    Sets this process up for stages of a model: megatron-core's process groups, the thread count (another count may give
-    other bits) and, with `exact` accumulation, deterministic kernels. On a GPU those want
-    `CUBLAS_WORKSPACE_CONFIG=:4096:8` in the environment of the process.
+    Prepares this process for stages of a model: megatron-core's process groups, the thread count and, with `exact`
+    accumulation, deterministic kernels, which need `CUBLAS_WORKSPACE_CONFIG=:4096:8` on a GPU. Raises JobError if a
+    provider fails, and RunError for an unsupported setting, precision or megatron-core.
 
     Args:
-        device: that they compute on; when left out, the machine's first GPU, or the CPU.
-        tensor_group: that the stages compute in, each process a part; None without tensor parallelism.
-        providers: what builds the model, the data and the loss; those that the job names when left out.
-        cut: layers of each stage of the model, where it is not cut as the job says (`Shape.cut`).
-        held: state that is there already of units of the model, which its stages take over.
-        is_filled: everything else gets its initial weights; else whatever is in memory.
-
-    Raises:
-        JobError: a provider cannot be imported, what it makes cannot be trained, or not with this cut.
-        RunError: tensor parallelism without a group or a precision that the device lacks is asked for, or this
-            megatron-core is not a tested one.
+        cut: layers of each stage, if different from the job's split (`Shape.cut`).
+        held: existing state of units of the model, which the stages take over.
+        is_filled: initialize all other weights; otherwise leave them uninitialized.
     """
     if job.model.kind == "emulated":
         of, scale = job.with_cut(cut), job.model.seconds_per_unit
@@ -67,20 +59,20 @@ def build_stages(
     torch.set_num_threads(job.train.threads)
     if job.train.accumulation == "exact":
         _be_deterministic()
-        # Filling every fresh tensor helps to find bugs and costs time; it changes no result.
+        # Filling fresh tensors helps to find bugs and costs time; it changes no result.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     indices, ends = list(indices), {0, job.shape.stages - 1}
     providers = providers or Providers.of(job)
-    # Tokens go in at one end, labels at the other.
+    # The first stage reads tokens, the last stage labels.
     batches, evaluation = None, None
     if ends.intersection(indices):
         batches = load_batches(job, providers.data)
         evaluation = load_evaluation(job, providers.of_evaluation(job)) if job.evaluation.every else None
     stages, tied = dict[int, Stage](), None
     with warnings.catch_warnings():
-        # megatron-core tells of every optional package that is missing, in every process.
+        # megatron-core warns of every missing optional package in every process.
         warnings.simplefilter("ignore")
-        # It also takes seconds to import; emulated stages and the protocol do without.
+        # Imported late because megatron-core takes seconds; emulated stages do not need it.
         from recycle.exec.model.backward import require_tested_version
         from recycle.exec.model.megatron_stage import MegatronStage
         from recycle.exec.model.tensor_ranks import ensure_parallel_state
@@ -97,7 +89,6 @@ def build_stages(
 
 
 def _part(job: Job, index: int, tensor_rank: int, providers: Providers, is_filled: bool) -> Any:
-    """The module of a stage, on the CPU."""
     if providers.model is None:
         from recycle.exec.model.gpt import build_part
 
@@ -115,7 +106,7 @@ def _part(job: Job, index: int, tensor_rank: int, providers: Providers, is_fille
 
 
 def require_precision(precision: str, device: torch.device) -> None:
-    """Raise RunError unless the device multiplies matrices and normalises in this precision."""
+    """Raise RunError unless the device supports matrix products and layer norm in this precision."""
     try:
         ones = torch.ones(8, 8, dtype=PRECISIONS[precision], device=device)
         torch.nn.functional.layer_norm(ones @ ones, (8,))
@@ -125,8 +116,6 @@ def require_precision(precision: str, device: torch.device) -> None:
 
 
 def _be_deterministic() -> None:
-    """As `torch.use_deterministic_algorithms(True)`, which would import the compiler to tell it: one that is imported
-    later reads of it in the environment."""
     os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
     if "torch._inductor.config" in sys.modules:
         torch.use_deterministic_algorithms(True)

@@ -1,11 +1,10 @@
-"""What megatron-core marks for torch.compile is compiled at its first call, not looked at when it is imported.
+"""Compiles functions that megatron-core marks for torch.compile at their first call instead of at import.
 
-megatron-core decorates its fused functions with `megatron.core.jit.jit_fuser`, which is torch.compile. That imports
-the compiler, 800 modules in 1.3 s of the processor, whether or not any of the functions is ever called; the layers that
-workers compute with here call none of them on a CPU. `defer` has whoever imports megatron-core afterwards get a
-decorator that asks torch.compile at the function's first call.
+megatron-core decorates its fused functions with `megatron.core.jit.jit_fuser`, which is torch.compile. The decorator
+imports the compiler (800 modules, 1.3 s of processor time) even if no decorated function is called. On a CPU the layers
+of workers call none. After `defer`, an import of megatron-core gets a decorator that compiles at the first call.
 
-Limits: megatron-core that is imported already stays as it is.
+Limits: has no effect on megatron-core if already imported.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _JIT = "megatron.core.jit"
 
 
 class _Deferring(MetaPathFinder, Loader):
-    """Finds `megatron.core.jit` where Python does, and changes its decorator once it is there."""
+    """Import hook that replaces the decorator of `megatron.core.jit` after its import."""
 
     def __init__(self) -> None:
         self._loader: Any = None
@@ -43,7 +42,7 @@ class _Deferring(MetaPathFinder, Loader):
 
 
 def at_first_call(decorator: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A decorator that decorates when the function is first called."""
+    """Wrap a decorator so that it is applied at the function's first call."""
 
     def deferred(function: Any) -> Any:
         @functools.cache
@@ -60,6 +59,6 @@ def at_first_call(decorator: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def defer() -> None:
-    """Have megatron-core compile at first calls, if it has not been imported yet; once is enough."""
+    """Make megatron-core compile at first calls, unless already imported. May be called repeatedly."""
     if not any(isinstance(finder, _Deferring) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Deferring())

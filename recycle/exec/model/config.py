@@ -1,8 +1,7 @@
-"""megatron-core's configuration of a job's model: what `[model]` says, and any further field from `[model.config]`.
+"""megatron-core's configuration of a job's model, from `[model]` and `[model.config]`.
 
-A field is refused by name where the job says it elsewhere, where it needs what the executor does not have, or where a
-micro-batch's result would depend on which worker ran it. What is wrong with the values that are left is megatron-core's
-to say.
+Refuses fields that the job states elsewhere, unsupported features, and fields that make a micro-batch's result depend
+on the worker. megatron-core checks the remaining values.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ ACTIVATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
     "quick_gelu": quick_gelu,
     "fast_gelu": fast_gelu,
 }
-"""`activation_func` by name, as a job file can state it."""
+"""Functions by name of `activation_func` in a job file."""
 
 TRANSFORMER_ENGINE = "transformer_engine"
-"""The value of megatron-core's `transformer_impl` that asks for these modules; "local" are its own."""
+"""Value of `transformer_impl` that selects Transformer Engine's modules; "local" selects megatron-core's."""
 _OWN_STATE = "what it updates between iterations is not part of the state that workers copy"
 _REASONS: Mapping[str, Sequence[str]] = {
     "[model] layers says it": ("num_layers",),
@@ -179,16 +178,12 @@ _REASONS: Mapping[str, Sequence[str]] = {
     "weights are drawn by name": ("perform_initialization",),
     "a run's directory has its job as resolved": ("config_logger_dir",),
 }
-"""Why fields cannot be set -> these."""
+"""Reason -> fields that cannot be set."""
 _UNSUPPORTED = {field: why for why, refused in _REASONS.items() for field in refused}
 
 
 def transformer_config(job: Job, **changes: Any) -> TransformerConfig:
-    """megatron-core's configuration of the job's model; `changes` add to it or replace entries.
-
-    Raises:
-        JobError: a field of `[model.config]` is unknown, cannot be set, or has a value that megatron-core refuses.
-    """
+    """Configure megatron-core for the job's model; `changes` add or replace fields. Raises JobError."""
     model = job.model
     settings: dict[str, Any] = {
         "num_layers": model.layers,
@@ -199,7 +194,7 @@ def transformer_config(job: Job, **changes: Any) -> TransformerConfig:
         "attention_dropout": model.dropout if model.attention_dropout is None else model.attention_dropout,
         "params_dtype": torch.float32,
         "pipeline_dtype": torch.float32,
-        # Weights are drawn in fp32; with bf16 the optimizer keeps those and gives the part rounded ones.
+        # Weights are drawn in fp32; with bf16 the optimizer keeps them and the part gets rounded copies.
         "bf16": job.train.precision == "bf16",
         "tensor_model_parallel_size": job.grid.tensor_parallel,
         "use_cpu_initialization": True,
@@ -214,12 +209,12 @@ def transformer_config(job: Job, **changes: Any) -> TransformerConfig:
     }
     settings |= further_fields(config_of(model))
     if "num_moe_experts" in settings:
-        # A worker has all experts of its layers, each of them whole on all its tensor ranks or on one of them.
+        # A worker has all experts of its layers: each is split over the tensor ranks or whole on one of them.
         settings |= {"expert_tensor_parallel_size": 1, "moe_token_dispatcher_type": "allgather"}
         settings.setdefault("moe_ffn_hidden_size", settings["ffn_hidden_size"])
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns of what it then sets itself
+            warnings.simplefilter("ignore")  # megatron-core warns of settings that it then changes itself
             config = TransformerConfig(**(settings | changes))
     except (AssertionError, ValueError, TypeError, ZeroDivisionError) as error:
         raise JobError(f"[model.config]: megatron-core refuses these values: {first_line(error)}") from None
@@ -228,7 +223,7 @@ def transformer_config(job: Job, **changes: Any) -> TransformerConfig:
 
 
 def further_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that `[model.config]` has, each as megatron-core takes it. Raises JobError that names the field."""
+    """The fields of `[model.config]`, converted for megatron-core. Raises JobError naming a bad field."""
     known, found = _types(), {}
     for name, value in config.items():
         key = f"[model.config] {name}"
@@ -256,16 +251,14 @@ def further_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _types() -> dict[str, Any]:
-    """Fields of TransformerConfig that can be given -> their types."""
     hints = get_type_hints(TransformerConfig)
     return {each.name: hints[each.name] for each in fields(TransformerConfig) if each.init and each.name[0] != "_"}
 
 
 def prepare_for_engine(config: TransformerConfig) -> None:
-    """Have linear layers delay their weight gradients, if the configuration asks for Transformer Engine's.
+    """Make linear layers delay their weight gradients, if the configuration selects Transformer Engine.
 
-    Raises:
-        JobError: it is not installed, or there are several tensor ranks.
+    Raises JobError if Transformer Engine is not installed, or there are several tensor ranks.
     """
     if config.transformer_impl != TRANSFORMER_ENGINE:
         return
@@ -274,5 +267,5 @@ def prepare_for_engine(config: TransformerConfig) -> None:
         raise JobError(f'{key}: cannot be used with [shape] tensor_parallel > 1; write "local"')
     if not HAVE_TE:
         raise JobError(f'{key}: Transformer Engine is not installed: pip install "transformer-engine[pytorch]"')
-    # Set behind megatron-core's checks, which allow it only with an overlap of experts that no stage here has.
+    # Set after megatron-core's checks, which allow this only together with expert overlap.
     config.delay_wgrad_compute = True

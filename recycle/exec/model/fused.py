@@ -1,18 +1,14 @@
-"""Modules of megatron-core whose classes are replaced: to stay on their device, and to compute in one step.
+"""Replaces classes of megatron-core's modules, to keep them on their device and to fuse their operations.
 
-Rotary positions and the router of a mixture of experts move themselves to the current GPU when they first compute, and
-fail where there is none; the router does too without Transformer Engine. `stay_on_device` gives them classes that do
-not; results are the same.
+megatron-core's rotary positions and router move themselves to the current GPU when they first compute, and fail without
+one. `stay_on_device` gives them classes that stay, with the same results.
 
-megatron-core without its GPU kernels writes norms, rotary positions and gates as several operations of torch, of whose
-backwards many copy a tensor of the activation's size, and keeps what these need. `fuse` has each be one step of the
-autograd graph: the same products and sums in the same order, without the copies, and a norm keeps its input alone.
-Where a result would have other bits nothing is replaced.
+`fuse` makes norms, rotary positions and gates each a single node of the autograd graph: the same products and sums in
+the same order as megatron-core's, without copies of intermediate results, and with the same bits. Autograd adds the
+gradients of a tensor in the order of the graph, so a norm returns the two parts of its input gradient separately.
 
-Assumes: gradients that meet in one tensor are added in the order in which the graph brings them, so a norm hands on the
-two parts of its input's gradient one by one, as its operations would.
-Limits: RMSNorm on the CPU (on a GPU torch has a kernel for it); SwiGLU without clamp and offset; rotary positions of
-all channels, not interleaved.
+Limits: RMSNorm on the CPU only (torch has a GPU kernel); SwiGLU without clamp and offset; rotary positions of all
+channels, not interleaved.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ class Rotary(RotaryEmbedding):  # type: ignore[misc]
     inv_freq: torch.Tensor
 
     def get_emb(self, max_seq_len: int, offset: int = 0) -> torch.Tensor:
-        """Angles of positions, [max_seq_len, 1, 1, channels that are rotated]."""
+        """Angles of positions, [max_seq_len, 1, 1, rotated channels]."""
         freqs = self.get_freqs_non_repeated(max_seq_len, offset)
         if self.rotary_interleaved:
             angles = torch.stack((freqs.view(-1, 1), freqs.view(-1, 1)), dim=-1).view(freqs.shape[0], -1)
@@ -43,18 +39,18 @@ class Rotary(RotaryEmbedding):  # type: ignore[misc]
         return angles[:, None, None, :]
 
     def forward(self, max_seq_len: int, offset: int = 0, packed_seq: bool = False, cp_group: Any = None) -> Any:
-        """As megatron-core's, which keeps the angles of each length, without the groups that the executor has not."""
+        """As megatron-core's forward, which caches the angles of each length, without context parallelism."""
         return self.get_emb(max_seq_len, offset)
 
     def _apply(self, function: Any, recurse: bool = True) -> Any:
-        # The frequencies are no buffer there: they stay in fp32, but follow the module to its device.
+        # The frequencies are not a buffer in megatron-core: they stay in fp32, but must follow the module's device.
         moved = super()._apply(function, recurse)
         self.inv_freq = self.inv_freq.to(function(torch.empty(0)).device)
         return moved
 
 
 class Router(TopKRouter):  # type: ignore[misc]
-    """A router on the device of its weight, which keeps no count of tokens and no log of auxiliary losses."""
+    """A router on the device of its weight, without token counts and logs of auxiliary losses."""
 
     def gating(self, input: torch.Tensor) -> torch.Tensor:
         """Scores of all experts, [sequence, batch, experts]."""
@@ -63,7 +59,7 @@ class Router(TopKRouter):  # type: ignore[misc]
         return torch.nn.functional.linear(input.to(computed_in), self.weight.to(computed_in), bias)
 
     def _apply_expert_bias(self, routing_map: torch.Tensor, padding_mask: torch.Tensor | None = None) -> None:
-        # megatron-core compiles this even where there is nothing to do.
+        # megatron-core compiles this even if the expert bias is off.
         if self.enable_expert_bias:
             super()._apply_expert_bias(routing_map, padding_mask=padding_mask)
 
@@ -72,18 +68,18 @@ _STAYING = {RotaryEmbedding: Rotary, TopKRouter: Router}
 
 
 def stay_on_device(part: torch.nn.Module) -> None:
-    """Keep the modules of `part` on the device that they are on; before the part is moved to it."""
+    """Keep the modules of `part` on their device; call before moving the part."""
     for module in part.modules():
         for kind, staying in _STAYING.items():
             if type(module) is kind:
                 module.__class__ = staying  # type: ignore[assignment]
         if isinstance(module, Router):
-            # With a number it adds to a log that all models of a process share, and that has the first one's size.
+            # With a layer number the router adds to a process-wide log, sized for the first model.
             module.layer_number = None
 
 
 def fuse(part: torch.nn.Module) -> None:
-    """Replace the classes of the modules in `part`, those of experts too, that can be computed in one step."""
+    """Replace the classes of modules in `part`, including experts, that have a fused implementation."""
     for module in part.modules():
         if type(module) is torch.nn.RMSNorm and module.elementwise_affine:
             module.__class__ = _Norm
@@ -102,7 +98,7 @@ class _Norm(torch.nn.RMSNorm):
 
 
 class _RmsNorm(torch.autograd.Function):
-    """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension, in fp32; x is given once for each of its uses."""
+    """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension, in fp32; takes x once per use."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, _: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -122,11 +118,11 @@ class _RmsNorm(torch.autograd.Function):
         direct, through_scale = weighted.mul_(scale), wide * (2 * of_mean)
         if x.dtype == torch.float32:
             return direct, through_scale, of_weight, None
-        return direct.add_(through_scale).to(x.dtype), None, of_weight, None  # summed before they are rounded
+        return direct.add_(through_scale).to(x.dtype), None, of_weight, None  # summed before rounding
 
 
 class _GatedMLP(MLP):  # type: ignore[misc]
-    """megatron-core's feed-forward part, whose SwiGLU is one step."""
+    """megatron-core's feed-forward part with fused SwiGLU."""
 
     def forward(self, hidden_states: torch.Tensor, per_token_scale: torch.Tensor | None = None, **_: Any) -> Any:
         both, bias = self.linear_fc1(hidden_states)
@@ -141,7 +137,7 @@ class _GatedMLP(MLP):  # type: ignore[misc]
 
 
 class _SwiGLU(torch.autograd.Function):
-    """silu(gate) * up of [..., gate and up side by side]."""
+    """silu(gate) * up; the last dimension is [gate, up]."""
 
     @staticmethod
     def forward(ctx: Any, both: torch.Tensor) -> torch.Tensor:
@@ -173,7 +169,7 @@ def _is_swiglu(config: Any) -> bool:
 
 
 class _Angles(Rotary):
-    """Rotary positions whose cosines and sines are computed once for all layers and micro-batches of a length."""
+    """Rotary positions whose cosines and sines are computed once per length, for all layers and micro-batches."""
 
     _last: tuple[tuple[Any, ...], Any] | None = None
 
@@ -187,7 +183,7 @@ class _Angles(Rotary):
 
 
 class _Rotation(torch.autograd.Function):
-    """Pairs of channels, one from each half, turned by an angle."""
+    """Rotation of channel pairs, one channel from each half, by an angle."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -227,4 +223,4 @@ def _apply_rotary(
     return turned
 
 
-attention.apply_rotary_pos_emb = _apply_rotary  # angles of other models are megatron-core's to apply
+attention.apply_rotary_pos_emb = _apply_rotary  # megatron-core handles the angles of other models

@@ -1,17 +1,13 @@
-"""One stage's part of a megatron-core GPTModel of any family, with weights that depend on nothing but their name.
+"""One stage's part of a megatron-core GPTModel, with initial weights that depend on their name only.
 
-They are drawn, or those of a checkpoint. The part runs on any device: the local layer spec with a core attention around
-torch's `scaled_dot_product_attention` and no fused kernel. A mixture of experts drops no token; its tensor ranks have
-all experts each, or share them.
+The part runs on any device: it uses the local layer spec without fused kernels, and core attention by torch's
+`scaled_dot_product_attention`. A mixture of experts drops no token. `[model.config] transformer_impl` replaces linear
+layers and norms of the spec by Transformer Engine's, one for one and with the same parameter names; their delayed
+weight gradients are computed by W (other_layers.py).
 
-`[model.config] transformer_impl` puts Transformer Engine's linear layers and norms into the spec. They stand one for
-one in the places of megatron-core's own, no norm is fused with a linear layer, so parameters have the same names and
-checkpoints fit both. The linear layers delay their weight gradients themselves (`delay_wgrad_compute`), which W then
-computes (other_layers.py).
-
-Limits: no context parallelism, no bias in attention, no packed sequences, causal masks only; a mixture of experts has
-no sequence parallelism. Transformer Engine has one tensor rank: it sums over tensor ranks in groups of its own, whose
-order of adding is not that of `TensorGroup`. Not run with Transformer Engine itself, which needs a GPU.
+Limits: no context parallelism, attention bias or packed sequences; causal masks only; no sequence parallelism for a
+mixture of experts. Transformer Engine is limited to one tensor rank, because it sums over its own groups in another
+order than `TensorGroup`. Not run with Transformer Engine, which needs a GPU.
 """
 
 from __future__ import annotations
@@ -69,13 +65,9 @@ class CausalAttention(MegatronModule):  # type: ignore[misc]
         attention_bias: torch.Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> torch.Tensor:
-        """Causal attention.
+        """Causal attention of query [sequence, batch, heads, dim], and key and value with as many or fewer heads.
 
-        Args:
-            query: [sequence, batch, heads, dim]; key and value alike, with as many or fewer (grouped) heads.
-
-        Returns:
-            [sequence, batch, heads * dim].
+        Returns [sequence, batch, heads * dim].
         """
         if attention_bias is not None or packed_seq_params is not None:
             raise RunError("core attention: a bias or packed sequences are not supported")
@@ -94,19 +86,14 @@ class CausalAttention(MegatronModule):  # type: ignore[misc]
 
 
 def backend() -> BackendSpecProvider:
-    """What Transformer Engine has for each place of a layer."""
-    from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider  # imports Apex where it is
+    """Transformer Engine's classes for the places of a layer spec."""
+    from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider  # imports Apex if installed
 
     provider: BackendSpecProvider = TESpecProvider()
     return provider
 
 
 def _put_engine_into(spec: Any, config: TransformerConfig) -> None:
-    """Replace megatron-core's linear layers and norms in a spec, those of experts too, by Transformer Engine's.
-
-    Args:
-        spec: a `ModuleSpec` or the submodules of one.
-    """
     own, provider, rms = LocalSpecProvider(), backend(), config.normalization == "RMSNorm"
     _replace(
         spec,
@@ -128,7 +115,7 @@ def _replace(part: Any, by: dict[Any, Any]) -> None:
 
 
 def layer_spec(config: TransformerConfig) -> ModuleSpec:
-    """The local spec of a transformer layer, with `CausalAttention`, or with Transformer Engine's layers and norms."""
+    """The local spec of a transformer layer, with `CausalAttention` or Transformer Engine's layers and norms."""
     spec = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm, normalization=config.normalization
     )
@@ -139,7 +126,7 @@ def layer_spec(config: TransformerConfig) -> ModuleSpec:
 
 
 def block_spec(config: TransformerConfig, layers: int) -> TransformerBlockSubmodules:
-    """So many layers and the norm behind the last, stated one by one, as a split need not be even or may have none."""
+    """Spec of `layers` layers and the final norm, listed one by one because a split may be uneven or empty."""
     block = TransformerBlockSubmodules(layer_specs=[layer_spec(config)] * layers, layer_norm=WrappedTorchNorm)
     if config.transformer_impl == TRANSFORMER_ENGINE:
         _put_engine_into(block, config)
@@ -147,15 +134,10 @@ def block_spec(config: TransformerConfig, layers: int) -> TransformerBlockSubmod
 
 
 def build_part(job: Job, stage: int, tensor_rank: int = 0, *, is_filled: bool = True) -> GPTModel:
-    """The GPTModel part of `stage`, with its initial weights, on the CPU. megatron-core's `parallel_state` must stand.
+    """Build the GPTModel part of `stage` on the CPU. Needs megatron-core's `parallel_state`.
 
-    Args:
-        tensor_rank: which part of the stage's weights it is, of as many as the job's tensor parallelism.
-        is_filled: it gets its initial weights; else whatever is in memory, for weights that come from elsewhere.
-
-    Raises:
-        JobError: megatron-core's configuration cannot be that which the job states, or the checkpoint of
-            `[model] weights` cannot be read.
+    Without `is_filled` the weights stay uninitialized. Raises JobError if megatron-core refuses the configuration, or
+    the checkpoint of `[model] weights` cannot be read.
     """
     layers, config = job.layers_per_stage(), transformer_config(job)
     part = GPTModel(

@@ -1,15 +1,12 @@
-"""What integrity needs of tensors: checksums of what was computed, and bits that are flipped on purpose.
+"""Checksums of computed tensors, and deliberate bit flips.
 
-Sums of whole numbers do not depend on the order, so a state may be summed piece by piece, on any device
-(`recycle.exec.checksums`). Hosts also compare what they made of a micro-batch, where one has replayed the work of
-another: the output (of the last stage its loss), the gradient by the input, and what the micro-batch adds to the
-gradients of the stage's weights, as it comes out of the kernels. The gradients of a stage's weights come one by one, in
-an order that depends on how its backward is split: each counts with the place that it has among all, so the order does
-not matter.
+Integer sums do not depend on order, so a state may be summed piece by piece, on any device (`recycle.exec.checksums`).
+After a replay of a micro-batch, hosts compare the output (on the last stage the loss), the input gradient, and the
+weight gradients. Weight gradients come in an order that depends on how the backward is split. Each is therefore
+weighted by its place among all, so the order does not matter.
 
-A bit is flipped as a fault of the hardware would. A flip of a weight, a moment or a sum of gradients changes memory and
-is done at once. A flip of an input or an activation waits for the next forward. That of a kernel is a stuck unit: it is
-met by every forward from then on.
+A flip of a weight, a moment or a gradient sum changes memory at once. A flip of an input or an activation waits for the
+next forward. A kernel flip models a stuck unit and affects every later forward.
 """
 
 from __future__ import annotations
@@ -22,17 +19,13 @@ import torch
 from recycle.exec.checksums import Checksum, MicroBatchChecksums, StateTensor
 
 PIECE = 1 << 18
-"""Words that are gone through at a time."""
+"""Words that are processed at a time."""
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MODULUS = 1 << 64
 
 
 class RunningChecksum:
-    """The checksum of tensors, taken piece by piece.
-
-    Args:
-        tensors: contiguous, of a multiple of 4 bytes each; not changed before `finish`.
-    """
+    """Checksum of contiguous tensors, computed piece by piece; they must not change before `finish`."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._pieces: list[tuple[int, torch.Tensor]] = []
@@ -47,7 +40,7 @@ class RunningChecksum:
 
     @torch.no_grad()
     def piece(self) -> bool:
-        """Go through the next piece; whether there was one."""
+        """Process the next piece. Returns whether there was one."""
         if not self._pieces:
             return False
         first, words = self._pieces.pop()
@@ -55,14 +48,14 @@ class RunningChecksum:
         return True
 
     def finish(self) -> Checksum:
-        """Go through what is left; the checksum."""
+        """Process the remaining pieces and return the checksum."""
         while self.piece():
             pass
         return _checksum(self._sums)
 
 
 def layout_of(state: Sequence[torch.Tensor], named: dict[str, torch.Tensor]) -> list[StateTensor]:
-    """Where the named views of a state's tensors lie in it, in order."""
+    """Positions of the named views in a state's tensors, in order."""
     found: list[StateTensor] = []
     before = 0
     for tensor in state:
@@ -77,21 +70,21 @@ def layout_of(state: Sequence[torch.Tensor], named: dict[str, torch.Tensor]) -> 
 
 
 class ChecksumBuilder:
-    """Adds up the checksums of a micro-batch. Nothing waits for the device before `finish`."""
+    """Accumulates the checksums of a micro-batch, without device synchronization before `finish`."""
 
     def __init__(self) -> None:
         self._sums: tuple[list[torch.Tensor], ...] = ([], [], [])
 
     def activation(self, output: torch.Tensor) -> None:
-        """The forward has given this, or the loss."""
+        """Add the output of the forward, or the loss."""
         self._sums[0].append(word_sums(output))
 
     def input_gradient(self, gradient: torch.Tensor) -> None:
-        """The backward has given this."""
+        """Add the input gradient."""
         self._sums[1].append(word_sums(gradient))
 
     def weight_gradient(self, first: int, gradient: torch.Tensor) -> None:
-        """This is the micro-batch's gradient of a weight, or a part of it; `first` is the place of its first word."""
+        """Add a weight's gradient, or a part of one; `first` is the place of its first word."""
         self._sums[2].append(word_sums(gradient, first))
 
     def finish(self) -> MicroBatchChecksums:
@@ -105,7 +98,7 @@ def word_sums(tensor: torch.Tensor, first: int = 0) -> torch.Tensor:
     """Both sums of a tensor's words, int64 [2], on its device; modulo 2^64, in two's complement.
 
     Args:
-        first: place of its first word. Words have 32 bits, or of a tensor of another size as many as divide it.
+        first: place of the first word. Words have 32 bits, or 16 or 8 if the tensor's size is not divisible by 4 bytes.
     """
     flat = tensor.detach().contiguous().view(-1)
     size = next(size for size in (4, 2, 1) if flat.nbytes % size == 0)
@@ -118,12 +111,11 @@ def word_sums(tensor: torch.Tensor, first: int = 0) -> torch.Tensor:
 
 
 def word_count(tensor: torch.Tensor) -> int:
-    """Places that a weight takes up among the words of a stage's gradients: one of 64 bits per element at most."""
+    """Number of places that a weight occupies among the words of a stage's gradients: at most 64 bits per element."""
     return 2 * tensor.numel()
 
 
 def _add_words(sums: torch.Tensor, words: torch.Tensor, places: torch.Tensor, first: int) -> None:
-    """Add some words, of which the first has this place, to both sums; `places` counts from 0."""
     wide = words.to(torch.int64)
     total = wide.sum()
     sums[0] += total
@@ -137,11 +129,7 @@ def _checksum(sums: torch.Tensor) -> Checksum:
 
 @torch.no_grad()
 def flip_largest(tensor: torch.Tensor, bit: int) -> None:
-    """Flip one bit of the largest entry of a contiguous tensor, in place.
-
-    Args:
-        bit: its number, the lowest is 0; of a shorter number the remainder by its bits.
-    """
+    """Flip one bit of the largest entry of a contiguous tensor, in place."""
     flat = tensor.view(-1)
     if not flat.numel():
         return
@@ -158,10 +146,7 @@ def flipped(tensor: torch.Tensor, bit: int) -> torch.Tensor:
 
 
 def flipped_tokens(tokens: torch.Tensor, vocabulary: int, bit: int) -> torch.Tensor:
-    """A copy with one bit of the first token flipped: the bit of this number, or of the next that leaves a token.
-
-    A model's own inputs that are no whole numbers are struck as any other tensor.
-    """
+    """A copy with one bit of the first token flipped: this bit, or the next that yields a valid token."""
     if tokens.is_floating_point():
         return flipped(tokens, bit)
     copy = tokens.clone(memory_format=torch.contiguous_format)
@@ -173,31 +158,31 @@ def flipped_tokens(tokens: torch.Tensor, vocabulary: int, bit: int) -> torch.Ten
 
 
 class FlipsOfForwards:
-    """The flips that forwards of a stage are to meet."""
+    """Pending bit flips of a stage's forwards."""
 
     def __init__(self) -> None:
         self._once: dict[str, int] = {}
         self._stuck: int | None = None
 
     def order(self, target: str, bit: int) -> None:
-        """Have the next forward meet a flip of its input or of an activation, or all of them that of a kernel."""
+        """Schedule a flip of the next forward's input or activation, or of every forward for a kernel."""
         if target == "kernel":
             self._stuck = bit
         else:
             self._once[target] = bit
 
     def of_input(self) -> int | None:
-        """The bit to flip in the input of the forward at hand, None for none; asked once."""
+        """Take the bit to flip in the input of the current forward, or None. Call once per forward."""
         return self._once.pop("input", None)
 
     def of_activation(self) -> list[int]:
-        """The bits to flip in an activation of the forward at hand; asked once."""
+        """Take the bits to flip in an activation of the current forward. Call once per forward."""
         struck = [self._once.pop("activation")] if "activation" in self._once else []
         return struck if self._stuck is None else [*struck, self._stuck]
 
 
 class _Flip(torch.autograd.Function):
-    """Flip bits of a tensor; the gradient passes."""
+    """Flips bits of a tensor and passes the gradient through."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, bits: list[int]) -> torch.Tensor:
@@ -211,7 +196,7 @@ class _Flip(torch.autograd.Function):
 
 
 def strike_first_layer(module: torch.nn.Module, flips: FlipsOfForwards) -> None:
-    """Have the first layer of a stage's module meet the flips of activations: what it hands on is struck."""
+    """Apply the activation flips to the output of the first layer of a stage's module."""
     layers = (one for one in module.modules() if next(one.parameters(recurse=False), None) is not None)
 
     def strike(layer: torch.nn.Module, given: Any, output: Any) -> Any:

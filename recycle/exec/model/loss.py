@@ -1,8 +1,8 @@
-"""A micro-batch's loss: sum and count of what the last stage's module returns.
+"""The loss of a micro-batch, from the output of the last stage's module.
 
-A loss function takes (output of the last stage's module, the batch) and returns (sum, count): the sum of the losses of
-the tokens that count, and how many these are, as Megatron-LM's loss functions do. The micro-batch's loss is sum /
-count, 0 where nothing counts, and an iteration's is the mean of its micro-batches', each counting alike.
+A loss function takes (output of the last stage's module, batch) and returns (sum, count): the sum of the losses of the
+unmasked tokens and their number, as Megatron-LM's loss functions do. The micro-batch's loss is sum / count, or 0 if
+count is 0. An iteration's loss is the unweighted mean over its micro-batches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LossFunction = Callable[[torch.Tensor, Batch], tuple[torch.Tensor, Any]]
 
 
 def masked_sum(losses: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | int]:
-    """Of a module that returns losses, [micro_batch_size, sequence]: those where `loss_mask` is, or all."""
+    """Sum losses [micro_batch_size, sequence] where `loss_mask` is set, or all without a mask."""
     mask = batch.get("loss_mask")
     if mask is None:
         return losses.sum(), losses.numel()
@@ -28,14 +28,14 @@ def masked_sum(losses: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.
 
 
 def cross_entropy(logits: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | int]:
-    """Of a module that returns logits, [micro_batch_size, sequence, vocabulary]: computed in fp32."""
+    """Sum the cross entropy of logits [micro_batch_size, sequence, vocabulary], in fp32."""
     labels = batch["labels"]
     losses = torch.nn.functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="none")
     return masked_sum(losses.view(labels.shape), batch)
 
 
 def mean_loss(function: LossFunction, output: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """The micro-batch's loss by a function, a scalar. Raises RunError as `loss_sum` does."""
+    """Mean loss of a micro-batch, a scalar. Raises RunError as `loss_sum` does."""
     total, count = loss_sum(function, output, batch)
     if isinstance(count, torch.Tensor):
         return torch.div(total, count.to(total.dtype).clamp(min=1).reshape(()))
@@ -43,11 +43,7 @@ def mean_loss(function: LossFunction, output: torch.Tensor, batch: Batch) -> tor
 
 
 def loss_sum(function: LossFunction, output: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, Any]:
-    """The sum of a micro-batch's losses by a function, a scalar, and how many they are.
-
-    Raises:
-        RunError: what the function returns is not a sum and a count.
-    """
+    """Sum of a micro-batch's losses, and their number. Raises RunError for any other result of the function."""
     returned = function(output, batch)
     pair = isinstance(returned, tuple | list) and len(returned) == 2
     if not pair or not isinstance(returned[0], torch.Tensor) or returned[0].numel() != 1:

@@ -1,7 +1,7 @@
-"""The stage that computes: a part of a megatron-core GPT, of another family, or of a module of the user's own.
+"""The stage that computes: a part of a megatron-core GPT, of another model family, or a user's module.
 
-One micro-batch's gradient depends on weights, data, kernel, thread count and kind of hardware, never on who computes
-it or when. With `exact` accumulation the sum does not depend on order either.
+One micro-batch's gradient depends on weights, data, kernel, thread count and kind of hardware, not on the worker or the
+time. With `exact` accumulation the sum does not depend on order either.
 """
 
 from __future__ import annotations
@@ -41,26 +41,18 @@ from recycle.plans.hosting import stage_units
 from recycle.plans.shards import has_unit_shards
 
 LOSS_EXPONENT = 16
-"""A micro-batch's loss may be at most 2^16; its grid is then finer than fp32 for every loss above 2^-8."""
+"""Exponent e of a micro-batch's largest loss, 2^e. The grid is then finer than fp32 for every loss above 2^-8."""
 
 
 class MegatronStage(Stage):
-    """A part of a model, of megatron-core's or of a user's own, with split backward, gradient sum and optimizer.
+    """A part of a model with split backward, gradient sums and optimizer.
 
     Args:
-        job: sizes, seeds, accumulation, optimizer.
-        index: the stage.
-        device: where it computes.
-        batches: gives the micro-batches; None for a stage that is neither the first nor the last.
-        part: the model part, initialised; moved to `device`. Its parameters end up in one flat tensor for each unit.
-        tied_sum: the sum of the shared weight's gradients that another stage of this worker has.
-        tensor_rank: of the part.
-        providers: built the part, and compute the loss.
-        evaluation: as `batches`, of evaluations; None for a job without.
-        held: units of the model whose state is there already, as another stage had it.
-
-    Attributes:
-        parameters: the live parameters by their name in the whole model, unit by unit.
+        batches: source of micro-batches; None for a stage that is neither the first nor the last.
+        part: the initialized model part; moved to `device`. Its parameters become views of one flat tensor per unit.
+        tied_sum: gradient sum of the shared weight, from another stage of this worker.
+        evaluation: as `batches`, for evaluations; None for a job without.
+        held: state of units that this process already holds, which the stage takes over.
     """
 
     def __init__(
@@ -90,7 +82,7 @@ class MegatronStage(Stage):
         named = self._part.names
         shared = SHARED_WEIGHT if job.model.tied and SHARED_WEIGHT in named else None
         units = self._units_of(job, named)
-        # A shared weight comes first of all, or last, so that the sums of the others lie in one row.
+        # A shared weight comes first or last, so that the sums of the other weights are contiguous.
         end = -1 if self._is_first else 1
         names = sorted(named, key=lambda name: (units[name], end * (name == shared), not decays(named[name])))
         self.parameters = {name: named[name] for name in names}
@@ -134,8 +126,8 @@ class MegatronStage(Stage):
         self._store = WeightGradientStore(self._incoming.add, self._incoming.add_product)
         split_linears(part, self._store, strict=providers.model is None)
         self._delayed = DelayedLayers(part, self._store, self._incoming.add)
-        # Matrices of recycle's own families outside of linear layers are tables and routers, which stay in I.
-        # To look at the graph of a layer that runs again would run it once more.
+        # In recycle's own families, matrices outside of linear layers are tables and routers, which stay in I. Walking
+        # the graph of a recomputed layer would run the layer once more.
         is_looked_at = providers.model is not None and job.recompute_of(index) in ("none", "full")
         self._graph = GraphSplit(parameters, self._store, self._incoming.add) if is_looked_at else None
         self._is_struck = False
@@ -143,11 +135,10 @@ class MegatronStage(Stage):
 
     @property
     def tied_sum(self) -> Accumulator | None:
-        """Sum of the gradients of the weight that first and last stage share; None where there is none."""
+        """Gradient sum of the weight that the first and last stage share; None without one."""
         return self._sums.tied
 
     def _units_of(self, job: Job, named: Mapping[str, torch.nn.Parameter]) -> dict[str, int]:
-        """The unit of each parameter."""
         layers, index = job.layers_per_stage(), self.index
         head = stage_units(layers)[-1][1] - 1
         return units_of(named, sum(layers[:index]), layers[index], (self._is_first, self._is_last), head)
@@ -177,7 +168,6 @@ class MegatronStage(Stage):
     def _run_forward(
         self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None
     ) -> tuple[Any, torch.Tensor]:
-        """Input and output are held; no output where the forward is run again."""
         entry = self._entry(cls, micro_batch, activation)
         with torch.set_grad_enabled(not self._recomputes):
             output = self._compute(micro_batch, entry)
@@ -189,7 +179,6 @@ class MegatronStage(Stage):
     def _entry(
         self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """What a forward begins with."""
         self._require_input(cls, micro_batch, activation)
         entry = None if activation is None else activation.detach()
         if entry is not None and (bit := self._flips.of_input()) is not None:
@@ -220,7 +209,7 @@ class MegatronStage(Stage):
     def _evaluate(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
         self._require_input(Forward, micro_batch, activation)
         if not self._is_last:
-            return self._compute(micro_batch, activation).detach()  # megatron-core has autograd look at residual sums
+            return self._compute(micro_batch, activation).detach()  # megatron-core enables autograd for residual sums
         number = self._number(micro_batch)
         total, count = self._part.losses(activation, self._batch(number), self._iteration, number)
         self._evaluated.append((total.detach(), count))
@@ -260,7 +249,7 @@ class MegatronStage(Stage):
         return self._replicated
 
     def stored(self) -> dict[int, StoredPart]:
-        """Of tied stages with shards the first stores the shared weight."""
+        """As `Stage.stored`; of tied stages with shards only the first stores the shared weight."""
         parts = super().stored()
         if self._is_first or self._sums.tied is None or not self.layout.gathered():
             return parts
@@ -284,7 +273,6 @@ class MegatronStage(Stage):
         return {name: placed[one] for name, one in self.parameters.items() if one in placed}
 
     def _compute(self, micro_batch: MicroBatch, entry: torch.Tensor | None) -> torch.Tensor:
-        """The part's forward: its output, or the micro-batch's mean loss. The same bits each time."""
         number = self._number(micro_batch)
         batch = self._batch(number) if self._is_first or self._is_last else None
         if entry is not None:
@@ -295,7 +283,6 @@ class MegatronStage(Stage):
         return output
 
     def _batch(self, number: int) -> Batch:
-        """The micro-batch of this global id, on the device."""
         assert self._data is not None, "the stages at the ends read data"
         made = self._data.batch(self._iteration, number)
         if self._is_first and "tokens" in made and (bit := self._flips.of_input()) is not None:
@@ -303,7 +290,6 @@ class MegatronStage(Stage):
         return {name: part.to(self._device, non_blocking=True) for name, part in made.items()}
 
     def _number(self, micro_batch: MicroBatch) -> int:
-        """Global id."""
         return micro_batch.pipeline * self._micro_batches + micro_batch.index
 
     def _backward_from(
@@ -314,7 +300,6 @@ class MegatronStage(Stage):
         output: torch.Tensor | None,
         gradient: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        """The backward behind a forward's input and output, which is made again where it is None."""
         if (gradient is None) != self._is_last:
             raise self._misuse(cls, micro_batch, "the last stage takes no gradient, every other stage takes one")
         if output is None:

@@ -1,26 +1,18 @@
-"""The split backward of layers that are not megatron-core's: along the autograd graph, or by themselves.
+"""Split backward of layers outside of megatron-core: along the autograd graph, or by the layers themselves.
 
-A stage's graph is looked through for matrix products with a parameter: those of `torch.nn.Linear`, of
-`torch.nn.functional.linear` and of `x @ weight`, wherever they are written. I computes the gradients that flow into
-these products, and no gradient by their weights; W gets (input, gradient by the output) of each by the same
-`WeightGradientStore` as megatron-core's layers, so the graph is let go of after I. Without a recording store the store
-computes at once: that is B, the same products to the same bits.
+A stage's graph is searched for matrix products with a parameter. I computes the output gradients of these products but
+not their weight gradients. The `WeightGradientStore` gets (input, output gradient) of each, so the graph is freed after
+I; without recording, the store computes at once, which is B with the same bits. Norms, embeddings, weights used more
+than once in a stage, weights of more than two dimensions, and recomputed layers stay in I.
 
-Everything else stays in I, where it costs less: a norm's or an embedding's own gradients come from one pass over what
-I has at hand, and W would have to hold that. So do a weight that is used more than once in a stage, products with
-more than two dimensions of weights, and layers that run again in their backward.
+Transformer Engine's layers delay their weight gradients (`delay_wgrad_compute`) in a queue that does not distinguish
+micro-batches. After each backward its entries are therefore moved to the store, and W puts them back one at a time.
+Their weights must be the layer's own parameters. Not run with Transformer Engine, which needs a GPU.
 
-Transformer Engine's layers delay their weight gradients themselves, with `delay_wgrad_compute`: the backward puts
-(tensors, function) into the queue of the layer's `wgrad_store`, and `backward_dw` takes the oldest entry and leaves the
-gradients in `.grad`. That queue knows no micro-batches: after each backward the entries are moved to the stage's
-`WeightGradientStore`, and put back one at a time when W wants them, in whatever order.
-
-Splitting along the graph: `torch.distributed.pipelining`, which keeps the graph between I and W instead; the idea is
-from Zero Bubble Pipeline Parallelism, https://arxiv.org/abs/2401.10241, section 2. Interface of delayed layers:
+Sources: the idea is from Zero Bubble Pipeline Parallelism, https://arxiv.org/abs/2401.10241, section 2.
+`torch.distributed.pipelining` also splits along the graph, and keeps the graph until W. Interface of delayed layers:
 `transformer_engine/pytorch/module/base.py` (`need_backward_dw`, `backward_dw`) and `module/_common.py`
-(`WeightGradStore.context`) of Transformer Engine 2.x. Not run with Transformer Engine itself, which needs a GPU.
-Assumes that a delayed layer's weights are its own parameters, and that it adds nothing to a gradient buffer of its own
-(`fuse_wgrad_accumulation`, which is refused).
+(`WeightGradStore.context`) of Transformer Engine 2.x.
 """
 
 from __future__ import annotations
@@ -43,9 +35,8 @@ class _Product(NamedTuple):
     """A matrix product with a weight.
 
     Attributes:
-        node: of the graph.
-        weight: [out, in] where `is_transposed`, as torch.nn.Linear has it; else [in, out].
-        bias: added by the same node, and nowhere else; None without one.
+        weight: [out, in] if `is_transposed`, as in torch.nn.Linear; else [in, out].
+        bias: added by the same node and used nowhere else; None without one.
         inputs: of the product, [rows, in].
     """
 
@@ -57,13 +48,7 @@ class _Product(NamedTuple):
 
 
 class GraphSplit:
-    """Backwards of one stage whose module has layers of its own.
-
-    Args:
-        parameters: of the stage, all of them.
-        store: takes the products, and by themselves those of megatron-core's layers.
-        sink: takes (parameter, its gradient) of what stays in I.
-    """
+    """Backward of a stage with other layers; puts products into `store` and other gradients into `sink`."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], store: WeightGradientStore, sink: Sink) -> None:
         self._parameters, self._store, self._sink = list(parameters), store, sink
@@ -71,14 +56,10 @@ class GraphSplit:
     def backward(
         self, output: torch.Tensor, gradient: torch.Tensor | None, entry: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Run the backward of a forward's `output`; returns the gradient by its `entry`, if it had one.
-
-        Args:
-            gradient: by the output; None for a loss.
-        """
+        """Run the backward from a forward's `output`. Returns the gradient of `entry`, or None without one."""
         products = _products(output.grad_fn)
         in_weights = {each for product in products for each in (product.weight, product.bias)}
-        # Weights of megatron-core's layers are asked for too, so that what leads to them alone is run.
+        # Includes weights of megatron-core's layers, so that autograd runs the nodes that lead only to them.
         staying = [parameter for parameter in self._parameters if parameter not in in_weights]
         edges = [GradientEdge(product.node, 0) for product in products]
         wanted: list[Any] = [*(() if entry is None else (entry,)), *staying, *edges]
@@ -98,7 +79,6 @@ class GraphSplit:
 
 
 def _products(root: Any) -> list[_Product]:
-    """The products below a node whose weight is used once, from the output on."""
     uses: Counter[Any] = Counter()
     nodes = []
     for node in _nodes(root):
@@ -123,7 +103,6 @@ def _products(root: Any) -> list[_Product]:
 
 
 def _once(leaf: Any, uses: Counter[Any]) -> torch.Tensor | None:
-    """The parameter at a leaf of the graph that one node alone leads to."""
     if leaf is None or not leaf.name().endswith(_LEAF) or uses[leaf] != 1:
         return None
     found: torch.Tensor = leaf.variable
@@ -131,7 +110,6 @@ def _once(leaf: Any, uses: Counter[Any]) -> torch.Tensor | None:
 
 
 def _nodes(root: Any) -> Iterator[Any]:
-    """All nodes of a graph, each once."""
     seen, waiting = {root}, [root]
     while waiting:
         node = waiting.pop()
@@ -145,13 +123,7 @@ def _nodes(root: Any) -> Iterator[Any]:
 class DelayedLayers:
     """The layers of a stage's module that delay their weight gradients.
 
-    Args:
-        module: of the stage.
-        store: takes what they delay.
-        sink: takes (parameter, its gradient of one micro-batch).
-
-    Raises:
-        RunError: a layer adds its gradients to a buffer of its own.
+    Raises RunError if a layer accumulates gradients in its own buffer.
     """
 
     def __init__(self, module: torch.nn.Module, store: WeightGradientStore, sink: Sink) -> None:
@@ -167,7 +139,7 @@ class DelayedLayers:
             self._layers.append(layer)
 
     def collect(self) -> None:
-        """Move what a backward left in the layers' queues to the store, which computes it now or in W."""
+        """Move entries from the layers' queues to the store, which computes them now or in W."""
         for layer in self._layers:
             queue = layer.wgrad_store.context
             while not queue.empty():
@@ -177,7 +149,7 @@ class DelayedLayers:
                 self._store.defer(Deferred(weights, tensors, partial(self._compute, layer, entry)))
 
     def clear(self) -> None:
-        """Forget what a backward that was broken off left behind."""
+        """Discard entries of an interrupted backward."""
         for layer in self._layers:
             while not layer.wgrad_store.context.empty():
                 layer.wgrad_store.context.get()

@@ -1,25 +1,18 @@
-"""A stage's module, and how a micro-batch goes through it: what it is called with, what it draws, what runs again.
+"""The module of a stage: its calls, its dropout seeds and its recomputation.
 
-A module with `set_input_tensor` is called as Megatron-LM calls its models: with the tokens, positions and, on the last
-stage, labels, of which it returns the losses. Any other is called with one tensor, the tokens on the first stage and
-what the stage before returned elsewhere; the last one returns whatever the loss function takes, by default logits.
+A module with `set_input_tensor` is called as Megatron-LM calls its models. Any other module takes one tensor: the
+tokens on the first stage, or the output of the previous stage; the last stage returns what the loss function takes.
 
-Dropout. The embedding and every layer of the whole model start each micro-batch from a state of the device's generator
-that is their own. So a micro-batch draws the same numbers whoever runs it, in whatever order, on however many stages,
-and again when its forward is run a second time. The process's own random state is put back afterwards. With tensor
-parallelism all ranks draw alike for what they hold alike, and each its own for its attention heads. Those draws follow
-from the tensor rank, so that with attention dropout another T gives another course of the loss. Where each rank has a
-part of the sequences, all draws but those of attention weights do, too.
+Dropout: the embedding and every layer start each micro-batch from their own state of the device's random generator. A
+micro-batch thus draws the same numbers on every worker, in any order, for any number of stages, and on recomputation.
+Each tensor rank draws separately for its attention heads, and with sequence parallelism for its part of the sequences.
+Losses then depend on T.
 
-Recomputation. `[model] recompute = "layers"` is what Megatron calls full recomputation of every layer: it keeps its
-input between F and I and runs again in I. "selective" is that of parts which hold much and take little: those that
-`[model.config] recompute_modules` lists. What W needs is made again in I and held from there on as ever. By torch's
-checkpointing, which restores the random state as it was.
+Recomputation uses torch's checkpointing: of whole layers ("layers", Megatron's full recomputation), or of the modules
+in `[model.config] recompute_modules` ("selective"). Megatron's "layernorm" and "moe_act" are not supported.
 
-Assumes of a module that a user brings: its forward draws random numbers from torch's generator only, and changes no
-buffer, since workers copy parameters and not buffers; the latter is looked at once.
-Limits: of Megatron's parts, core attention, the feed-forward part and shared experts run again; its "layernorm" and
-"moe_act" free an output that the next layer keeps here.
+A user's module must draw random numbers from torch's generator only and must not change buffers, because workers copy
+parameters and not buffers. The first forward checks the buffers.
 """
 
 from __future__ import annotations
@@ -42,13 +35,10 @@ from recycle.job import Job
 
 
 class DropoutSeeds:
-    """Seeds the draws of one model part.
+    """Seeds the random draws of one model part.
 
     Args:
-        part: a module, on its device; its layers are found by name (see `weights.layers_of`).
-        first_layer: of the part, in the whole model.
-        seed: of the model.
-        device: where the part computes.
+        first_layer: number of the part's first layer in the whole model.
         tensor: tensor rank of the part, and T.
         is_cut: each tensor rank has a part of the sequences.
     """
@@ -66,7 +56,7 @@ class DropoutSeeds:
         self._iteration = self._micro_batch = 0
         cuda = device.type == "cuda"
         self._generator = torch.cuda.default_generators[device.index or 0] if cuda else torch.default_generator
-        # What lies outside of layers and the embedding draws as the stage does that it is a part of.
+        # Modules outside of layers and the embedding draw from the state of the part.
         own = f" {tensor[0]}" if is_cut else ""
         part.register_forward_pre_hook(self._start(f"part {first_layer}{own}"))
         embedding = getattr(part, "embedding", None)
@@ -83,7 +73,7 @@ class DropoutSeeds:
 
     @contextmanager
     def of(self, iteration: int, micro_batch: int) -> Iterator[None]:
-        """Forwards inside the block are of this iteration and micro-batch (global id)."""
+        """Seed forwards inside the block for this iteration and micro-batch (global id)."""
         self._iteration, self._micro_batch = iteration, micro_batch
         before = self._generator.get_state()
         try:
@@ -106,12 +96,12 @@ PARTS: Mapping[str, str] = {
     "moe": "mlp",
     "shared_experts": "mlp.shared_experts",
 }
-"""Name in `recompute_modules` -> the module of a layer."""
+"""Name in `recompute_modules` -> module of a layer."""
 DEFAULT_PARTS = ("core_attn",)
 
 
 class _Again:
-    """A forward that is run again in the backward. As an attribute of its module it takes the place of the method."""
+    """A forward that is recomputed in the backward; replaces the method as an attribute of its module."""
 
     def __init__(self, forward: Callable[..., Any], draws: bool) -> None:
         self._forward, self._draws = forward, draws
@@ -123,14 +113,7 @@ class _Again:
 
 
 def recompute_layers(part: torch.nn.Module, draws: bool) -> None:
-    """Have every layer of a part run again from its input.
-
-    Args:
-        draws: whether they draw random numbers.
-
-    Raises:
-        JobError: no layers are found in it.
-    """
+    """Recompute every layer of a part from its input. Raises JobError if the part has no list of layers."""
     if not any(name.rpartition(".")[2] == LAYERS for name, _ in part.named_modules()):
         raise JobError(f'[model] recompute: "layers" needs a list named `{LAYERS}` in every stage\'s module')
     for _, layer in layers_of(part, 0).values():
@@ -138,7 +121,7 @@ def recompute_layers(part: torch.nn.Module, draws: bool) -> None:
 
 
 def recompute_parts(part: torch.nn.Module, names: Sequence[str], draws: bool) -> None:
-    """Have parts of every layer run again from their input. Raises JobError for a name that no layer has."""
+    """Recompute the named modules of every layer. Raises JobError for an unknown name."""
     for name in names:
         if name not in PARTS:
             raise JobError(f"[model.config] recompute_modules: {name!r} is none of {', '.join(PARTS)}")
@@ -153,24 +136,15 @@ def recompute_parts(part: torch.nn.Module, names: Sequence[str], draws: bool) ->
 
 
 MESSAGE_SHAPE = "message_shape"
-"""Attribute of a module: the shape of the activations between stages, where it is not that of Megatron."""
+"""Attribute of a module: shape of the activations between stages, if different from Megatron's."""
 
 
 class StageModule:
-    """The module of one stage.
-
-    Args:
-        module: of the stage, on the CPU; moved to `device`.
-        job: whose stage it is.
-        index: the stage.
-        device: that it computes on.
-        providers: built the module, and compute the loss of the last stage's output; without a function for that it is
-            that of losses or logits.
-        tensor: tensor rank of the module, and T.
+    """The module of one stage, moved to `device`; by default the loss follows from its losses or logits.
 
     Attributes:
-        message_shape: of what stages hand on.
-        names: its parameters by their name in the whole model.
+        message_shape: of activations between stages.
+        names: the parameters by their name in the whole model.
     """
 
     def __init__(
@@ -202,7 +176,7 @@ class StageModule:
                     " cannot be cut anew; name a list of them so (docs/guides/models.md), or write"
                     ' [planner] layout = "fixed"'
                 )
-            # Names of another stage's module may be the same.
+            # Another stage's module may use the same names.
             ends = (SHARED_WEIGHT,) if model.tied else ()
             self.names = {
                 name if name in ends else f"stages.{index}.{name}": parameter for name, parameter in self.names.items()
@@ -219,20 +193,14 @@ class StageModule:
         self._modes = [(part, part.training) for part in module.modules()]
 
     def evaluates(self, whether: bool) -> None:
-        """Switch dropout, and what else a module does only to train, off or on again."""
+        """Switch evaluation mode on or off for every submodule that was training."""
         for part, trains in self._modes:
             part.training = trains and not whether
 
     def output(self, entry: torch.Tensor | None, batch: Batch | None, iteration: int, micro_batch: int) -> torch.Tensor:
-        """The forward of a micro-batch: what the next stage takes, or the micro-batch's loss. The same bits each time.
+        """Run the forward of a micro-batch: the next stage's input, or the mean loss. Bit-identical on each call.
 
-        Args:
-            entry: what the stage before handed on; None on the first.
-            batch: on the first and the last stage, on the device.
-            micro_batch: its global id.
-
-        Raises:
-            RunError: the module returns what cannot be handed on, or changes a buffer.
+        Raises RunError if the output has another shape or type, or the forward changes a buffer.
         """
         with self._forward(iteration, micro_batch):
             output = self._returned(entry, batch or {})
@@ -241,7 +209,7 @@ class StageModule:
     def losses(
         self, entry: torch.Tensor | None, batch: Batch, iteration: int, micro_batch: int
     ) -> tuple[torch.Tensor, Any]:
-        """The forward of a micro-batch on the last stage: the sum of its losses, and how many they are."""
+        """Run the forward of a micro-batch on the last stage: sum of the losses, and their number."""
         with self._forward(iteration, micro_batch):
             return loss_sum(self._loss, self._returned(entry, batch), batch)
 
@@ -271,7 +239,7 @@ class StageModule:
         return output
 
     def require_message(self, output: torch.Tensor, of: torch.dtype) -> None:
-        """Raise RunError unless `output` can be handed on to the next stage, of this type."""
+        """Raise RunError unless `output` has the shape and type of a message to the next stage."""
         if not isinstance(output, torch.Tensor) or (tuple(output.shape), output.dtype) != (self.message_shape, of):
             found = f"{list(output.shape)} {output.dtype}" if isinstance(output, torch.Tensor) else type(output)
             raise RunError(
@@ -281,7 +249,6 @@ class StageModule:
             )
 
     def _require_same_buffers(self) -> None:
-        """Each forward is the same, so one look will do."""
         for name, buffer in self.module.named_buffers():
             if buffer._version != self._versions.get(name, buffer._version):
                 raise RunError(
@@ -292,7 +259,7 @@ class StageModule:
 
 
 def require_trainable(module: Any, job: Job, index: int, where: str) -> None:
-    """Raise JobError, which begins with `where`, unless what a provider built for a stage can be trained."""
+    """Raise JobError, with prefix `where`, unless a provider's module can be trained."""
     if not isinstance(module, torch.nn.Module):
         raise JobError(f"{where}: it returned {type(module).__name__}, not a torch.nn.Module")
     if not any(parameter.requires_grad for parameter in module.parameters()):

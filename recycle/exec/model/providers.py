@@ -1,7 +1,7 @@
-"""What a user brings: functions that build the stages' modules, give the data and compute the loss.
+"""User functions that build the stages' modules, provide the data and compute the loss.
 
-A job names them, so that every process imports them by itself; Python code may hand them in, and where worker processes
-are started their names go into the job.
+A job names them, so that every process imports them itself. Python code may pass functions instead; their names are
+then written into the job of the worker processes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from recycle.job import Job
 from recycle.job.named import function_named, name_of
 from recycle.job.sections import DataSection
 
-if TYPE_CHECKING:  # both have torch, which the process that names the functions for others lacks
+if TYPE_CHECKING:  # both import torch, which a process that only names functions may lack
     from recycle.exec.data.loading import DataProvider
     from recycle.exec.model.loss import LossFunction
 
 ModelProvider = Callable[..., Any]
-"""(job, first_layer, last_layer, pre_process=, post_process=) -> the torch module of a stage, on the CPU, with layers
-first_layer to last_layer - 1; the embedding where `pre_process` is true, the output layer where `post_process` is."""
+"""(job, first_layer, last_layer, pre_process=, post_process=) -> the torch module of a stage, on the CPU.
+
+The module has layers first_layer to last_layer - 1, the embedding if `pre_process`, and the output layer if
+`post_process`.
+"""
 _KEYS = {
     "model": "[model] provider",
     "data": "[data] provider",
@@ -36,18 +39,17 @@ _FIELDS = {
     "loss": ("train", "loss"),
     "evaluation": ("evaluation", "provider"),
 }
-"""Section and field of a job that name it; of evaluations in the section's own data."""
+"""Section and field of the job with the function's name; for evaluations, a field of the section's own data."""
 
 
 @dataclass(frozen=True)
 class Providers:
-    """The functions; None where recycle's own serve.
+    """User functions; None selects recycle's own.
 
     Attributes:
-        model: builds a stage's module.
-        data: takes the job and returns what makes batches (see `recycle.exec.data.loading`).
-        loss: gives a micro-batch's sum and count of losses (see `recycle.exec.model.loss`).
-        evaluation: as `data`, of what evaluations read.
+        data: takes the job and returns a source of batches (see `recycle.exec.data.loading`).
+        loss: returns sum and count of a micro-batch's losses (see `recycle.exec.model.loss`).
+        evaluation: as `data`, for evaluations.
     """
 
     model: ModelProvider | None = None
@@ -57,7 +59,7 @@ class Providers:
 
     @classmethod
     def of(cls, job: Job) -> Providers:
-        """Those that the job names. Raises JobError when one cannot be imported."""
+        """Import the functions that the job names. Raises JobError if an import fails."""
         folders = job.model.import_from or ()
         found = {}
         for name, key in _KEYS.items():
@@ -66,15 +68,11 @@ class Providers:
         return cls(**found)
 
     def of_evaluation(self, job: Job) -> DataProvider | None:
-        """What gives the data of evaluations: that of training where the job says nothing of them."""
+        """The data provider of evaluations; the training data's by default."""
         return self.evaluation or (self.data if job.evaluation.data is None else None)
 
     def named_in(self, job: Job) -> Job:
-        """The job with the names of these functions, for worker processes.
-
-        Raises:
-            JobError: a worker process could not import one, or the job names it too.
-        """
+        """The job with the names of these functions. Raises JobError if a worker process could not import one."""
         folders = list(job.model.import_from or [])
         for name, key in _KEYS.items():
             function = getattr(self, name)
@@ -91,7 +89,7 @@ class Providers:
         return job
 
     def over(self, job: Job) -> Providers:
-        """These, and those that the job names. Raises JobError when both name one."""
+        """These functions merged with those that the job names. Raises JobError if both give one."""
         named = Providers.of(job)
         for name in _KEYS:
             if getattr(self, name) is not None:
@@ -99,7 +97,7 @@ class Providers:
         return Providers(**{name: getattr(self, name) or getattr(named, name) for name in _KEYS})
 
     def build(self, job: Job, index: int) -> Any:
-        """What the model's function gives for a stage. Raises JobError that names the function and the stage."""
+        """Build the module of a stage. Raises JobError that names the function and the stage."""
         assert self.model is not None
         layers = job.layers_per_stage()
         first = sum(layers[:index])
@@ -113,19 +111,17 @@ class Providers:
             ) from error
 
     def origin_of(self, job: Job, index: int) -> str:
-        """Where the module of a stage comes from: the beginning of what is said of it."""
+        """Origin of a stage's module, as a prefix of messages."""
         name = job.model.provider or getattr(self.model, "__qualname__", repr(self.model))
         return f"[model] provider: {name}: stage {index}"
 
 
 def _stated(job: Job, name: str) -> str | None:
-    """What the job names as this one of `Providers`."""
     section = job.evaluation.data if name == "evaluation" else getattr(job, _FIELDS[name][0])
     return None if section is None else getattr(section, _FIELDS[name][1])
 
 
 def _stating(job: Job, name: str, text: str) -> Job:
-    """The job, naming this one of `Providers`."""
     replace, (section, field) = msgspec.structs.replace, _FIELDS[name]
     if name == "evaluation":
         data = replace(job.evaluation.data or DataSection(), provider=text)

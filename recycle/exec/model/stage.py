@@ -1,7 +1,7 @@
-"""A stage as the interpreter sees it: the numerics of F, I, W, B, of the gradient sum and of the optimizer step.
+"""A model stage: forward, split backward, gradient reduction and optimizer step.
 
-`Stage` is what stands below the interpreter, and knows nothing of order, transfer or membership. `MegatronStage`
-(megatron_stage.py) computes; `EmulatedStage` (recycle.exec.emulation) only takes the time.
+`Stage` knows nothing of instruction order, transfers or membership. `MegatronStage` (megatron_stage.py) computes;
+`EmulatedStage` (recycle.exec.emulation) only takes the modeled time.
 """
 
 from __future__ import annotations
@@ -39,13 +39,11 @@ Naming = Callable[[Sequence[torch.Tensor]], dict[str, torch.Tensor]]
 
 
 class StoredPart(NamedTuple):
-    """A part of a stage that a checkpoint has in files of its own, or that hosts compare.
+    """A part of a stage that checkpoints store in its own files, or that hosts compare.
 
     Attributes:
-        kind: what it is, "stage" or "shard", or of the parts that hosts compare "parameters".
-        tensors: the live ones.
-        named: gives the views of tensors laid out as these, as `Stage.named_state`.
-        cuts: as `Stage.cuts`.
+        kind: "stage" or "shard"; "parameters" only in comparisons.
+        named: names views of tensors with this layout, as `Stage.named_state` does.
     """
 
     kind: str
@@ -55,34 +53,32 @@ class StoredPart(NamedTuple):
 
 
 class StatePiece(Protocol):
-    """A part of a stage's state that steps by itself: a unit's, or a shard."""
+    """A part of a stage's state with its own optimizer step: one unit or one shard."""
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """All that a new host must copy: the live tensors, in fixed order."""
+        """The live tensors that a new host must copy, in fixed order."""
 
     def step(self, iteration: int, clip_factor: float) -> None:
         """As `Stage.step`."""
 
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """As `Stage.named_state`; of a parameter that other pieces have a part of, its part (`piece_name`)."""
+        """As `Stage.named_state`; for a parameter split over several pieces, this piece's part (`piece_name`)."""
 
     def publish(self) -> None:
-        """Write the live parameters that follow from the state."""
+        """Write the live parameters from the optimizer's state."""
 
 
 def bucket_key(bucket: int, buckets: int) -> int | None:
-    """A bucket as `Transport.reduce` is told of it: None for the last."""
+    """The bucket argument of `Transport.reduce`: None for the last bucket."""
     return bucket if bucket < buckets - 1 else None
 
 
 class StateLayout(ABC):
-    """How the optimizer's state of a stage lies over its hosts: what this one has of it, piece by piece.
+    """Layout of a stage's optimizer state over its hosts: the pieces that this host holds.
 
     Attributes:
-        pieces: by number, in order.
-        kind: what has a number of its own in the whole model, and files of its own in checkpoints.
-        incomplete: numbers of what the worker is still copying. That is stepped with the rest, so what has come of it
-            goes on; what has not come yet is of no meaning.
+        kind: kind of the parts that are numbered over the whole model and have their own checkpoint files.
+        incomplete: numbers of pieces that the worker is still copying, which are stepped with the rest.
     """
 
     kind: ClassVar[str]
@@ -91,11 +87,11 @@ class StateLayout(ABC):
 
     @abstractmethod
     def units(self) -> Mapping[int, StatePiece]:
-        """What moves with units of the model, in order; complete before the first step."""
+        """The pieces that move with units of the model, in order; complete before the first step."""
 
     @abstractmethod
     def parts(self, stage: Stage) -> dict[int, tuple[list[torch.Tensor], Naming]]:
-        """Live tensors, and how to name those laid out so, of all that has a number of its own."""
+        """Live tensors, and the function that names tensors with their layout, of each numbered part."""
 
     @abstractmethod
     def weights(self) -> list[torch.Tensor]:
@@ -103,7 +99,7 @@ class StateLayout(ABC):
 
     @abstractmethod
     def gathered(self) -> list[torch.Tensor]:
-        """The live parameters, which come from the hosts that step them; [] where each host steps all."""
+        """The live parameters that are gathered from the hosts that step them; [] if each host steps all."""
 
     @abstractmethod
     def summed(self, stage: Stage) -> list[torch.Tensor]:
@@ -111,27 +107,25 @@ class StateLayout(ABC):
 
     @abstractmethod
     def reduced(self, stage: Stage) -> Iterator[tuple[int, list[float], Collection[int], int]]:
-        """After the reduction: number of the stage, squared norms, which of them are `replicated`, checksum; or that of
-        each owned shard, by the shard's number."""
+        """Number, squared norms, `replicated` and checksum of the stage, or of each owned shard, once reduced."""
 
     @abstractmethod
     def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[torch.Tensor]]:
-        """Of each buffer of gradients that is reduced with a bucket the parts of all shards, in order."""
+        """For each gradient buffer that is reduced with a bucket, the parts of all shards, in order."""
 
     @abstractmethod
     def reduce(self, stage: Stage, transport: Transport, bucket: int, buckets: int) -> None:
-        """Begin to sum a bucket of the stage's gradients over its hosts; with the last, wait for all."""
+        """Begin to sum a bucket of the stage's gradients over its hosts; with the last bucket, wait for all."""
 
     def moments(self) -> list[torch.Tensor]:
-        """The live tensors of the optimizer's first moments, which come second in each piece."""
+        """The live tensors of the optimizer's first moments (the second tensor of each piece)."""
         return [piece.state_tensors()[1] for piece in self.pieces.values()]
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """The live tensors, one piece behind the other."""
+        """The live tensors of all pieces, concatenated."""
         return [tensor for piece in self.pieces.values() for tensor in piece.state_tensors()]
 
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """As `Stage.named_state`."""
         named: dict[str, torch.Tensor] = {}
         begin = 0
         for piece in self.pieces.values():
@@ -142,7 +136,7 @@ class StateLayout(ABC):
 
 
 class ReplicatedState(StateLayout):
-    """Each host has all of it: pieces are units, and the stage has a number."""
+    """Replicated optimizer state: each host holds all units of the stage."""
 
     kind = "stage"
 
@@ -169,23 +163,16 @@ class ReplicatedState(StateLayout):
 
 
 class Stage(ABC):
-    """What one hosted stage can do.
+    """The operations of one hosted stage.
 
     Within an iteration each micro-batch goes through `forward`, then `backward`, or `backward_input` and later
-    `backward_weight` (or all its parts), in any order between micro-batches. After all of them: a reduction that sums
-    `gradient_buffers` in place over the stage's hosts, `gradient_norms_squared`, `step`. The reduction may go bucket by
-    bucket, each after the last part for it.
-
-    What is held of a micro-batch, and in which order it may come, is known here; a subclass computes.
-
-    Args:
-        job: whose model it is a part of.
-        index: the stage s.
-        message_shape, message_type: of an activation that crosses a stage boundary.
+    `backward_weight` (or all its parts), in any order between micro-batches. Afterwards a reduction sums
+    `gradient_buffers` in place over the stage's hosts, possibly bucket by bucket, followed by `gradient_norms_squared`
+    and `step`. This class tracks the activations held and checks the order of calls; a subclass computes.
 
     Attributes:
-        layout: what this host has of the optimizer's state. Where that is sharded the reduction leaves the sum of each
-            shard with its owners alone, and what speaks of the state means the owned shards.
+        layout: this host's part of the optimizer's state. If that is sharded, the reduction leaves each shard's sum at
+            its owners only, and methods on the state cover the owned shards.
     """
 
     layout: StateLayout
@@ -210,12 +197,11 @@ class Stage(ABC):
         return self._message_spec
 
     def begin_iteration(self, step: int) -> None:
-        """Take up iteration `step`, from a clean state also when the last one was interrupted anywhere."""
+        """Start iteration `step` from a clean state, even if the previous iteration was interrupted."""
         self._take_up(step, evaluates=False)
 
     def begin_evaluation(self, batch: int) -> None:
-        """Take up a batch of an evaluation. Until the next iteration begins `forward` holds nothing for a backward,
-        dropout is off, and what the last stage gives is in `evaluated`."""
+        """Start a batch of an evaluation: no activations are held, dropout is off, `evaluated` collects losses."""
         self._take_up(batch, evaluates=True)
 
     def _take_up(self, iteration: int, evaluates: bool) -> None:
@@ -225,20 +211,17 @@ class Stage(ABC):
         self._waiting.clear()
 
     def evaluated(self) -> list[tuple[float, float]]:
-        """(sum of the losses, how many they are) of each micro-batch of the batch; [] but on the last stage."""
+        """(sum of losses, number of losses) of each micro-batch of the batch; [] except on the last stage."""
         return [(float(total), float(count)) for total, count in self._evaluated]
 
     def expect(self, iteration: int, program: Sequence[Compute]) -> None:
-        """What this stage will be asked for in an iteration, or a batch of an evaluation, in order.
-
-        It may prepare that, and the same of the next iteration.
-        """
+        """Announce the computations of an iteration, or an evaluation batch, which the stage may prepare."""
         return
 
     def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
-        """F. Takes the input (None on stage 0), which must keep its content until the backward.
+        """Run F. The input (None on stage 0) must keep its content until the backward.
 
-        Returns the output to send, detached; None on the last stage, whose loss is kept.
+        Returns the detached output to send; None on the last stage, which adds up the loss.
         """
         if self._evaluates:
             return self._evaluate(micro_batch, activation)
@@ -250,11 +233,11 @@ class Stage(ABC):
         return None if self._is_last else output
 
     def redundant_forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
-        """R, on a copy of the stage: F without loss, which that of the stage itself counts. Returns the output."""
+        """Run R on a copy of the stage: F without counting the loss. Returns the output."""
         return self._hold(RedundantForward, micro_batch, activation)
 
     def release(self, micro_batch: MicroBatch) -> None:
-        """Free what R holds, since no backward will use it."""
+        """Free the activations that R holds, if no backward will use them."""
         del self._held[micro_batch]
 
     def _hold(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
@@ -267,35 +250,31 @@ class Stage(ABC):
     def _run_forward(
         self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None
     ) -> tuple[Any, torch.Tensor]:
-        """Compute F or R: what the backward needs, and the output, on the last stage the loss."""
+        """Compute F or R. Returns what the backward needs, and the output (the loss on the last stage)."""
 
     @abstractmethod
     def _evaluate(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
-        """F in an evaluation."""
+        """Compute F in an evaluation."""
 
     @abstractmethod
     def _add_loss(self, loss: torch.Tensor) -> None:
-        """Count the loss of a micro-batch."""
+        """Add the loss of a micro-batch."""
 
     def watch(self, micro_batches: Iterable[MicroBatch]) -> None:
-        """Take checksums of what this iteration's work on these micro-batches makes; of those that run here."""
+        """Take checksums of this iteration's results for these micro-batches, as far as they run here."""
         self._watched, self._made = frozenset(micro_batches), {}
 
     def made(self) -> dict[MicroBatch, MicroBatchChecksums]:
-        """What was made of the watched micro-batches that ran here; their W is done."""
+        """Checksums of the watched micro-batches that ran here; call after their W."""
         return {micro_batch: making.finish() for micro_batch, making in self._made.items()}
 
     def _making(self, micro_batch: MicroBatch) -> ChecksumBuilder | None:
-        """What takes the checksums of a micro-batch's work; None for one that is not watched."""
         return self._made.setdefault(micro_batch, ChecksumBuilder()) if micro_batch in self._watched else None
 
     def replay(
         self, micro_batch: MicroBatch, activation: torch.Tensor | None, gradient: torch.Tensor | None
     ) -> ChecksumBuilder:
-        """REPLAY: F and B of a micro-batch that another host runs, from the same input and gradient by the output.
-
-        Nothing is held or summed, and the loss does not count. Returns what it makes.
-        """
+        """Run REPLAY: F and B of another host's micro-batch. Sums nothing; returns the checksums of the results."""
         if micro_batch in self._held or micro_batch in self._waiting:
             raise self._misuse(Replay, micro_batch, "this worker runs it itself")
         making = ChecksumBuilder()
@@ -313,19 +292,12 @@ class Stage(ABC):
         """Compute REPLAY."""
 
     def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """I. Takes the gradient by the output (None on the last stage); leaves the weight gradients to W.
-
-        Returns the gradient by the input; None on stage 0.
-        """
+        """Run I with the output gradient (None on the last stage), and return the input gradient (None on stage 0)."""
         by_input, self._waiting[micro_batch] = self._back(BackwardInput, micro_batch, gradient)
         return by_input
 
     def backward_weight(self, micro_batch: MicroBatch, bucket: int = 0, buckets: int = 1) -> None:
-        """W of a micro-batch whose I is done.
-
-        Args:
-            bucket, buckets: only the share that adds to this bucket, of so many; the last has what belongs to none.
-        """
+        """Run W of a micro-batch after its I, or the part in a bucket; the last bucket includes gradients in none."""
         if micro_batch not in self._waiting:
             cls = BackwardWeight if buckets == 1 else WeightPart
             raise self._misuse(cls, micro_batch, "its I has not run, or all its parts are done")
@@ -334,7 +306,7 @@ class Stage(ABC):
             del self._waiting[micro_batch]
 
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """B: I and W in one go, to the same bits."""
+        """Run B: I and W together, with bit-identical results."""
         by_input, _ = self._back(Backward, micro_batch, gradient)
         return by_input
 
@@ -352,7 +324,7 @@ class Stage(ABC):
     def _run_backward(
         self, cls: type[Instruction], micro_batch: MicroBatch, held: Any, gradient: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, Any]:
-        """Compute I or B: the gradient by the input, and what W needs."""
+        """Compute I or B. Returns the input gradient, and what W needs."""
 
     @abstractmethod
     def _run_weight(self, micro_batch: MicroBatch, rest: Any, bucket: int, buckets: int) -> None:
@@ -360,17 +332,14 @@ class Stage(ABC):
 
     @abstractmethod
     def gradient_buffers(self) -> list[torch.Tensor]:
-        """The live flat sums of gradients: fp64 when `exact`, fp32 when `fast`; of a multiple of 8 bytes each."""
+        """The live flat gradient sums, each a multiple of 8 bytes: fp64 when `exact`, fp32 when `fast`."""
 
     @abstractmethod
     def bucket_bounds(self, buckets: int) -> Sequence[int]:
-        """Elements of the first of `gradient_buffers` at which its buckets begin and the last one ends, [buckets + 1].
-
-        The same on all hosts. A bucket may be empty.
-        """
+        """Offsets of the buckets in the first of `gradient_buffers`, [buckets + 1]; the same on all hosts."""
 
     def gradient_bucket(self, bucket: int, buckets: int) -> list[torch.Tensor]:
-        """The part of `gradient_buffers` that is in a bucket; all but the first of them are in the last one."""
+        """The bucket's part of `gradient_buffers`; the last bucket includes all buffers except the first."""
         if buckets == 1:
             return self.gradient_buffers()
         first, *others = self.gradient_buffers()
@@ -378,26 +347,22 @@ class Stage(ABC):
         return [first[begin:end], *(others if bucket == buckets - 1 else [])]
 
     def tied_buffers(self) -> list[torch.Tensor]:
-        """The live sums of the weight that tied stages share, summed over the hosts of them all; [] without one.
-
-        Tied stages of one worker have these tensors in common.
-        """
+        """The live gradient sums of a weight that tied stages share, one per worker; [] without one."""
         return []
 
     def spoil_gradients(self) -> None:
-        """Have the gradients that are summed so far be no numbers, as after a fault of the hardware."""
+        """Fill the gradient sums with NaN, as a hardware fault would."""
         for buffer in self.gradient_buffers():
             buffer.fill_(math.nan)
 
     def flip(self, target: str, bit: int) -> None:
-        """Flip one bit of the largest entry of what a fault of the hardware strikes (integrity.py).
+        """Flip one bit of the largest entry of the target, as a hardware fault would (integrity.py).
 
         Args:
             target: weight, moment, gradient (the sum), input, activation (of the next forward), or kernel: an
                 activation of every forward from now on.
-            bit: its number, the lowest is 0; of a shorter number the remainder by its bits.
         """
-        # Of a stage's weights the last: every forward uses all of a layer, but few rows of an embedding.
+        # The last weight of a stage: every forward uses all of a layer, but few rows of an embedding.
         in_memory: dict[str, Callable[[], list[torch.Tensor]]] = {
             "weight": lambda: self.layout.weights()[::-1],
             "moment": lambda: self.layout.moments()[::-1],
@@ -410,64 +375,57 @@ class Stage(ABC):
             flip_largest(tensor, bit)
 
     def gradient_checksum(self) -> int:
-        """After the reduction: the sum, modulo 2^64, of all sums of gradients read as whole numbers of 64 bits.
-
-        The same on all hosts, and another one wherever a bit is. It does not depend on the order of the entries.
-        """
+        """Sum, modulo 2^64, of the reduced gradient sums read as 64-bit integers; the same on all hosts."""
         words = [buffer.view(-1).view(torch.int64).sum() for buffer in (*self.gradient_buffers(), *self.tied_buffers())]
         return int(torch.stack(words).sum().item()) % (1 << 64)
 
     @abstractmethod
     def loss_sum(self) -> float | None:
-        """Exact sum of the losses of the micro-batches that ran here this iteration; None but on the last stage."""
+        """Exact sum of the losses of this iteration's micro-batches on this host; None except on the last stage."""
 
     @abstractmethod
     def gradient_norms_squared(self) -> list[float]:
-        """After the reduction: squared norm of each parameter's mean gradient, the same bits on all hosts.
+        """Squared norm of each parameter's mean gradient, on this tensor rank; bit-identical on all hosts.
 
-        One at least is not finite when any gradient was not finite or beyond the bound of `exact`. With tensor
-        parallelism, of what this tensor rank holds.
+        Call after the reduction. At least one is not finite if a gradient was not finite or exceeded the bound of
+        `exact`.
         """
 
     def replicated(self) -> Collection[int]:
-        """Places in `gradient_norms_squared` of the numbers that all tensor ranks of a worker have in common."""
+        """Indices in `gradient_norms_squared` of the norms that all tensor ranks of a worker share."""
         return ()
 
     def cuts(self) -> Mapping[str, int | None]:
-        """Names of `named_state` whose tensors are cut between tensor ranks -> the dimension along which.
-
-        None for a tensor that this tensor rank alone has, whole.
-        """
+        """Names of `named_state` split between tensor ranks -> the dimension; None for a tensor only of this rank."""
         return {}
 
     def step(self, iteration: int, clip_factor: float) -> None:
-        """After the reduction: one AdamW update with the learning rate of `iteration`."""
+        """Apply one AdamW update with the learning rate of `iteration`. Call after the reduction."""
         for piece in self.layout.pieces.values():
             piece.step(iteration, clip_factor)
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """The live tensors of all units, one unit behind the other; or of the owned shards."""
+        """The live tensors of all units, concatenated; or of the owned shards."""
         return self.layout.state_tensors()
 
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Views of `tensors`, laid out as `state_tensors` are, by names that hold in the whole model.
+        """Views of `tensors`, which have the layout of `state_tensors`, by names unique in the whole model.
 
-        The names do not depend on how the model is split into stages. Counts that several parameters share appear once
-        for each of them.
+        The names do not depend on the split into stages. A step count of several parameters appears once for each.
         """
         return self.layout.named_state(tensors)
 
     def stored(self) -> dict[int, StoredPart]:
-        """What checkpoints are made of, by number: the stage, or the owned shards."""
+        """The parts that checkpoints store, by number of the stage or of the owned shards."""
         kind, cuts = self.layout.kind, self.cuts()
         parts = self.layout.parts(self)
         return {number: StoredPart(kind, tensors, named, cuts) for number, (tensors, named) in parts.items()}
 
     def compared(self) -> dict[int, StoredPart]:
-        """What this host compares with other hosts of the stage that have the same numbers.
+        """The parts that this host compares with other hosts of the stage.
 
-        Where all of the state is on each host, the state, by the stage's number. Else each owned shard that is
-        complete, by the shard's number, and the live parameters, by `PARAMETERS` and the stage's number.
+        With replicated state, the state, by the stage's number. Otherwise each complete owned shard, by the shard's
+        number, and the live parameters, by `PARAMETERS` plus the stage's number.
         """
         compared = self._complete()
         if live := self.layout.gathered():
@@ -478,56 +436,52 @@ class Stage(ABC):
         return {number: part for number, part in self.stored().items() if number not in self.layout.incomplete}
 
     def state_digest(self) -> str:
-        """sha256 over `state_tensors`, as hexadecimal text."""
+        """sha256 over `state_tensors`, in hexadecimal."""
         return digest(self.state_tensors())
 
     def digests(self) -> dict[int, str]:
-        """`state_digest` by the stage's number; or the digest of each owned shard that is complete by the shard's."""
+        """Digests of the stage, or of each complete owned shard, by number."""
         return {number: digest(part.tensors) for number, part in self._complete().items()}
 
     def placement(self) -> Mapping[str, str]:
-        """Parameters by their name in the whole model -> the half of the backward that gave their gradient last.
-
-        Those that had none since the stage was built are left out.
-        """
+        """Parameter name in the whole model -> the half of the backward that last computed its gradient."""
         return {}
 
     def held_micro_batches(self) -> int:
-        """Micro-batches that hold memory: from the start of F to the end of W (or B)."""
+        """Number of micro-batches that hold memory: from the start of F to the end of W (or B)."""
         return len(self._held) + len(self._waiting)
 
     def _misuse(self, cls: type[Instruction], micro_batch: MicroBatch, why: str) -> RunError:
-        """The error for an instruction that the stage cannot run now."""
         place = f"stage {self.index}, iteration {self._iteration}"
         return RunError(f"{place}: {cls.token} of micro-batch {micro_batch}: {why}")
 
 
 @torch.no_grad()
 def copy_state(target: Sequence[torch.Tensor], source: Sequence[torch.Tensor]) -> None:
-    """Copy state tensors into others of the same layout."""
+    """Copy state tensors into tensors of the same layout."""
     for into, tensor in zip(target, source, strict=True):
-        into.copy_(tensor, non_blocking=True)  # where one is on the host; in order on the device
+        into.copy_(tensor, non_blocking=True)  # asynchronous between host and device; ordered on the device
 
 
 def buffers_for(
     live: Sequence[torch.Tensor], older: list[torch.Tensor], empty_like: Callable[[torch.Tensor], torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Buffers for a copy of a state: of older ones those that fit, which are taken out, and else made."""
+    """Buffers for a copy of a state; takes fitting buffers out of `older` and allocates the rest."""
     there = defaultdict[object, list[torch.Tensor]](list)
     while older:
         there[older[-1].shape, older[-1].dtype].append(older.pop())
     found = [fitting.pop() if (fitting := there[one.shape, one.dtype]) else None for one in live]
-    del there  # the memory of what does not fit is for what is made
+    del there  # free buffers that do not fit before allocating
     return [empty_like(one) if fits is None else fits for one, fits in zip(live, found, strict=True)]
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A buffer for a tensor in the host's memory: pinned, as only that is copied while a device computes."""
+    """An empty host buffer like `tensor`, pinned for a GPU tensor so that the copy overlaps computation."""
     return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
 
 
 def digest(tensors: Sequence[torch.Tensor]) -> str:
-    """sha256 over tensors, as hexadecimal text."""
+    """sha256 over tensors, in hexadecimal."""
     result = hashlib.sha256()
     for tensor in tensors:
         result.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())

@@ -1,8 +1,7 @@
-"""Tensors in safetensors files, each read when it is asked for and as much of it as is asked for.
+"""Lazy access to tensors in safetensors files.
 
-In a checkpoint the T equal parts that tensor ranks have of a tensor lie under names of their own, see `part_name`, and
-so do the pieces that shards of an optimizer's state have (`piece_name`), of a part too; they are read as the whole that
-they are of.
+A checkpoint has separate names for the T equal parts of a tensor that is split between tensor ranks (`part_name`).
+Pieces of sharded optimizer state also have separate names (`piece_name`). `StoredTensors` joins them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from recycle.errors import RecycleError, first_line
 from recycle.files import require_content
 
-if TYPE_CHECKING:  # whoever only asks for names has no torch
+if TYPE_CHECKING:  # not imported by processes that only need names
     import torch
 
 _PIECE = re.compile(r"(.*)\.elements-(\d+)-(\d+)(?:-of-(\d+(?:x\d+)*))?")
@@ -27,16 +26,14 @@ _FIRST_PART = re.compile(r"(.*)\.tensor-0-of-(\d+)")
 
 
 def part_name(name: str, rank: int, size: int) -> str:
-    """The name under which the part of a tensor lies that tensor rank `rank` of `size` has."""
+    """Name of tensor rank `rank`'s part of a tensor, out of `size` parts."""
     return f"{name}.tensor-{rank}-of-{size}"
 
 
 def piece_name(name: str, begin: int, end: int, shape: Sequence[int], tells_shape: bool = False) -> str:
-    """The name under which elements `begin` to `end` - 1 of a tensor lie, in order of its rows.
+    """Name of the elements `begin` to `end` - 1 of a tensor, in row-major order.
 
-    Args:
-        shape: of all of it.
-        tells_shape: have the name say it; it tells how parts of tensor ranks go together.
+    `tells_shape` includes the shape in the name, which is needed to join the parts of tensor ranks.
     """
     if end - begin == math.prod(shape):
         return name
@@ -44,26 +41,26 @@ def piece_name(name: str, begin: int, end: int, shape: Sequence[int], tells_shap
 
 
 def shape_told(piece: str) -> tuple[int, ...] | None:
-    """The shape of the tensor that a piece is of, where the piece's name says it."""
+    """Shape of a piece's tensor, if the name of the piece states it."""
     match = _PIECE.fullmatch(piece)
     return tuple(map(int, match[4].split("x"))) if match is not None and match[4] else None
 
 
 def with_part(name: str, rank: int, size: int) -> str:
-    """`part_name` of a tensor, or of the tensor that `name` names a piece of."""
+    """`part_name` of a tensor, or of the tensor that the piece `name` belongs to."""
     match = _PIECE.fullmatch(name)
     whole = name if match is None else match[1]
     return part_name(whole, rank, size) + name[len(whole) :]
 
 
 def piece_of(name: str) -> tuple[str, int, int] | None:
-    """(tensor, first element, end) of which `name` names a piece; None when it names a whole tensor or another part."""
+    """(tensor, first element, end) of the piece `name`; None for the name of a whole tensor or part."""
     match = _PIECE.fullmatch(name)
     return None if match is None else (match[1], int(match[2]), int(match[3]))
 
 
 def pieces_of(names: Iterable[str]) -> dict[str, list[str]]:
-    """Tensor -> the names of its pieces among `names`, in order; of the tensors that lie in pieces."""
+    """Names of pieces in `names`, in order, by tensor."""
     found: dict[str, list[tuple[int, str]]] = {}
     for name in names:
         if (piece := piece_of(name)) is not None:
@@ -73,13 +70,7 @@ def pieces_of(names: Iterable[str]) -> dict[str, list[str]]:
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """Where a tensor lies.
-
-    Attributes:
-        path: file.
-        shape: of the tensor.
-        dtype: as safetensors calls it, such as "F32" or "BF16".
-    """
+    """Location of a stored tensor; `dtype` is safetensors' name, such as "F32" or "BF16"."""
 
     path: Path
     shape: tuple[int, ...]
@@ -87,18 +78,11 @@ class TensorPlace:
 
 
 class StoredTensors:
-    """The tensors of some files.
-
-    Args:
-        paths: of the files.
-        refusal: what is raised where one cannot be read.
-
-    Raises:
-        `refusal`: a file is missing, cut off or no safetensors.
+    """The tensors of a set of files. Raises `refusal` if a file is missing or not in safetensors format.
 
     Attributes:
-        places: of every tensor, by its name in the files.
-        copies: name of a tensor that is in a second file too, as the weight that tied stages share is -> that file.
+        places: by name in the files.
+        copies: name of a tensor stored in two files, such as the shared weight of tied stages -> the second file.
     """
 
     def __init__(self, paths: Iterable[Path], refusal: type[RecycleError]) -> None:
@@ -124,7 +108,7 @@ class StoredTensors:
         self._cut = {match[1]: int(match[2]) for match in matches}
 
     def read(self, name: str, index: tuple[slice, ...] = ()) -> torch.Tensor:
-        """A tensor by its name in the files, or a block of it. Raises `refusal` when it cannot be read."""
+        """Read a tensor by its name in the files, or a block of it. Raises `refusal` on failure."""
         path = self.places[name].path
         try:
             with _open(path) as file:
@@ -134,18 +118,13 @@ class StoredTensors:
             raise self._unreadable(path, error) from None
 
     def whole(self, name: str, shape: Sequence[int]) -> torch.Tensor:
-        """A tensor of the whole model, of this shape, whether it lies in one or in T parts; raises `refusal`."""
+        """Read a tensor of the whole model, of this shape, from any number of parts. Raises `refusal`."""
         return self.rows(name, shape, 0, 0, shape[0])
 
     def rows(self, name: str, shape: Sequence[int], dimension: int, start: int, stop: int) -> torch.Tensor:
-        """Entries `start` to `stop` - 1 along a dimension of a tensor of the whole model.
+        """Read entries `start` to `stop` - 1 along a dimension of a tensor of the whole model.
 
-        Args:
-            name: in the whole model.
-            shape: that the whole tensor must have.
-
-        Raises:
-            `refusal`: there is no such tensor, or it has another shape.
+        Raises `refusal` if the tensor is missing or has another shape.
         """
         import torch
 
@@ -167,17 +146,10 @@ class StoredTensors:
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks, joined)
 
     def part(self, name: str, dimension: int | None, rank: int, size: int, shape: Sequence[int]) -> torch.Tensor:
-        """What tensor rank `rank` of `size` has of a tensor, into however many parts it was cut.
+        """Read the part of tensor rank `rank` of `size`, from any number of stored parts.
 
-        Args:
-            dimension: along which tensor ranks cut the tensor; None when all have all of it.
-            shape: of the part.
-
-        Returns:
-            the part, flat where it lies in pieces that do not tell its shape.
-
-        Raises:
-            `refusal`: there is no such tensor, or it has another shape.
+        The part is flat if it is stored in pieces whose names omit the shape. `dimension` is None if all ranks hold the
+        whole tensor. Raises `refusal` if the tensor is missing or has another shape.
         """
         import torch
 
@@ -192,7 +164,6 @@ class StoredTensors:
         return joined.chunk(size, dimension)[rank]
 
     def _tensor(self, name: str) -> torch.Tensor:
-        """A tensor by its name in the files, or the one that pieces in the files are of."""
         if name in self._pieces:
             return self._joined_pieces(name, self._shape(name))
         if name not in self.places:
@@ -200,19 +171,17 @@ class StoredTensors:
         return self.read(name)
 
     def require(self, name: str) -> None:
-        """Raise `refusal` unless all of a tensor of the whole model is there."""
+        """Raise `refusal` unless all parts of a tensor of the whole model are stored."""
         if name not in self._pieces:
             self._parts(name)
 
     def _shape(self, part: str) -> tuple[int, ...]:
-        """Of a tensor, or a part of one, that is there or whose pieces are."""
         if part in self.places:
             return self.places[part].shape
         pieces = self._pieces[part]
         return shape_told(pieces[0]) or (sum(math.prod(self.places[piece].shape) for piece in pieces),)
 
     def _joined_pieces(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor that the shards of a sharded optimizer have pieces of."""
         import torch
 
         told = shape_told(self._pieces[name][0])
@@ -224,7 +193,6 @@ class StoredTensors:
         return flat.view(shape)
 
     def _parts(self, name: str) -> list[str]:
-        """The names under which all of a tensor lies, first part to last."""
         if name in self.places:
             return [name]
         count = self._cut.get(name, 0)
@@ -236,7 +204,6 @@ class StoredTensors:
         return parts
 
     def _joined(self, name: str, parts: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> int:
-        """The dimension along which parts of these shapes make up the whole one."""
         for dimension, size in enumerate(shape):
             piece = (*shape[:dimension], size // len(parts), *shape[dimension + 1 :])
             if size % len(parts) == 0 and all(part == piece for part in parts):
@@ -245,7 +212,6 @@ class StoredTensors:
         raise self._refusal(f"{self._where()}: {name} is {found}, and the model's is {list(shape)}")
 
     def _where(self) -> Path:
-        """The folder of the files."""
         return next(iter(self.places.values())).path.parent if self.places else Path()
 
     def _unreadable(self, path: Path, error: Exception) -> RecycleError:

@@ -1,13 +1,10 @@
-"""The tensor-parallel group of a worker, as megatron-core sees it: it outlives generations.
+"""The tensor-parallel group of a worker, as megatron-core uses it.
 
-megatron-core's layers keep the group that they were built with. So they get one that stands as long as the process and
-hands each all-reduce to whatever transport the current generation has: nothing in the model changes when groups form
-anew, and a process that waits for its partner is woken like in any other wait on the transport.
-
-An all-reduce sends every process's tensor to all others, and each adds them up in the order of tensor ranks. So the
-result is the same on all of them, in every generation and for every T, which `exact` needs; gloo's own ring gives
-another order of additions for each part of the tensor. Per all-reduce a process sends T - 1 times its tensor: as much
-as a ring for T = 2, (T / 2) times as much beyond.
+megatron-core's layers keep the group that they were built with. `TensorGroup` therefore lives as long as the process
+and passes each all-reduce to the transport of the current generation. Every process sends its tensor to all others, and
+each adds the tensors in the order of tensor ranks. The result is thus the same on all ranks, in every generation and
+for every T, which `exact` needs; gloo's ring all-reduce adds in varying order. A process sends T - 1 times its tensor:
+as much as a ring for T = 2, and T / 2 times as much for larger T.
 """
 
 from __future__ import annotations
@@ -22,36 +19,30 @@ import torch.distributed as dist
 from recycle.errors import RunError
 
 TensorExchange = Callable[[torch.Tensor], Callable[[], list[torch.Tensor]]]
-"""Starts to give a tensor to all members of the worker; the call returned waits, and has everyone's by tensor rank."""
+"""Start to send a tensor to all members of the worker; the returned call waits and gives all tensors by tensor rank."""
 
 
 class TensorGroup(dist.ProcessGroup):
-    """This process's end of the group. Only all-reduce is known, by sum or maximum.
-
-    Args:
-        rank: tensor rank of this process.
-        size: T.
+    """This process's end of the group. Supports only all-reduce, by sum or maximum.
 
     Attributes:
-        exchange: of the generation's transport; None while none stands.
+        exchange: of the current generation's transport; None between generations.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
         self.exchange: TensorExchange | None = None
-        # Of an all-reduce that fails, and when its profiler starts, torch describes the group, and where it has none in
-        # its tables, which of all processes (a world of one) has which rank, it raises an error of its own instead.
+        # torch describes the group when an all-reduce fails and when its profiler starts. Without an entry in torch's
+        # tables that raises another error.
         world: Any = dist.distributed_c10d._world
         world.pg_map[self] = ("recycle", None)
         world.pg_names[self], world.pg_backend_config[self] = "tensor ranks", "recycle"
         world.pg_group_ranks[self] = {0: rank}
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:  # type: ignore[override]
-        """Start the all-reduce of one tensor, in place; the result is there after `wait` of what is returned.
+        """Start the all-reduce of one tensor, in place; `wait` of the returned object completes it.
 
-        Raises:
-            TransportError: the generation ends first.
-            RunError: there is none.
+        Raises TransportError if the generation ends first, and RunError if called between generations.
         """
         if self.exchange is None:
             raise RunError("an all-reduce between tensor ranks outside of a generation")
@@ -61,7 +52,7 @@ class TensorGroup(dist.ProcessGroup):
 
 
 class _Summing:
-    """An all-reduce under way; waiting a second time does nothing."""
+    """A pending all-reduce; a second wait does nothing."""
 
     def __init__(
         self,

@@ -1,21 +1,13 @@
-"""What the tensor ranks of a worker share: sequences, experts, and megatron-core's process groups.
+"""Resources that the tensor ranks of a worker share: sequences, experts, and megatron-core's process groups.
 
-Sequence parallelism (Korthikanti et al., arXiv 2205.05198): between attention and feed-forward parts a tensor rank
-holds a T-th of each sequence, so that norms, dropout, residual sums and messages between stages are cut as well. Where
-a part needs whole sequences it gathers them, and where partial sums leave it each rank gets its T-th of the sum:
-together they move what the all-reduce moves that stands there without. Both are made of the worker's exchange and add
-in the order of tensor ranks, like `TensorGroup`, so the bits are the same in every generation. megatron-core's own ones
-make their tensors on the current GPU; for a `TensorGroup` these take their place, and no other group is touched.
+Sequence parallelism (Korthikanti et al., arXiv 2205.05198): outside of attention and feed-forward parts a tensor rank
+holds a T-th of each sequence. The gather and the reduce-scatter use the worker's exchange and add in the order of
+tensor ranks, like `TensorGroup`. The bits are thus the same in every generation. For a `TensorGroup` they replace
+megatron-core's collectives, which allocate on the current GPU. Only dense models built by recycle are supported.
 
 Expert parallelism: each tensor rank has a T-th of the experts of every layer, whole. All tensor ranks have all tokens
-of a micro-batch and route them alike, so no token has to travel: each rank runs its own experts on the tokens that
-chose them, and the outputs are summed over the ranks, like those of a matrix that is cut by rows. In the backward the
-gradients of tokens and of their weights for each expert, of which a rank has its experts' share, are summed likewise.
-No token is dropped. Megatron's own dispatchers move tokens between ranks of which each has other tokens; it refuses
-expert with tensor parallelism where sequences are not cut.
-
-Limits: sequences are cut in dense models that recycle builds. A mixture's router and auxiliary loss look at all tokens
-of a micro-batch.
+of a micro-batch and route them alike, so no token is sent. Each rank runs its own experts on the tokens routed to them.
+Outputs and gradients are summed over the ranks, as for a row-parallel matrix. No token is dropped.
 """
 
 from __future__ import annotations
@@ -43,35 +35,35 @@ from recycle.exec.model.tensor_group import TensorExchange, TensorGroup
 
 
 def groups_with_shared_experts() -> ProcessGroupCollection:
-    """The process groups that a part is built with whose experts the tensor ranks share; `parallel_state` stands."""
+    """Process groups for a part whose experts are shared by the tensor ranks; needs `parallel_state`."""
     groups = ProcessGroupCollection.use_mpu_process_groups()
     groups.ep = groups.tp
     return groups
 
 
 def prepare_mixtures(part: torch.nn.Module) -> None:
-    """Have each mixture of experts of a part run on tensor ranks that all have all tokens."""
+    """Prepare each mixture of experts of a part for tensor ranks that all have all tokens."""
     for module in part.modules():
         if isinstance(module, MoELayer):
-            # It would refuse tensor ranks that have all tokens, and asks this group alone how many there are.
+            # The layer refuses tensor ranks that have all tokens; it takes their number from this group only.
             module.attn_tp_group = module.token_dispatcher.tp_group
             if module.ep_group.size() > 1:
                 module.token_dispatcher.__class__ = _RanksExperts
 
 
 def own_experts(part: torch.nn.Module) -> set[torch.nn.Parameter]:
-    """Parameters that this tensor rank alone has, of experts that no other one runs."""
+    """Parameters of experts that only this tensor rank holds."""
     layers = [module for module in part.modules() if isinstance(module, BaseMoELayer) and module.ep_group.size() > 1]
     return {parameter for layer in layers for parameter in layer.experts.parameters()}
 
 
 def first_expert(part: torch.nn.Module) -> int:
-    """The number in its layer of the first expert that each mixture of a part has."""
+    """Number, within its layer, of the first expert of each mixture in a part."""
     return next((module.local_expert_indices[0] for module in part.modules() if isinstance(module, BaseMoELayer)), 0)
 
 
 class _RanksExperts(MoEAllGatherTokenDispatcher):  # type: ignore[misc]
-    """Hands each rank's experts the tokens that chose them, and adds up what they return."""
+    """Dispatcher that runs each rank's experts on the tokens routed to them, and sums the outputs."""
 
     def token_dispatch(self, hidden_states: torch.Tensor, probs: torch.Tensor) -> Any:
         return (
@@ -86,10 +78,7 @@ class _RanksExperts(MoEAllGatherTokenDispatcher):  # type: ignore[misc]
 
 
 def cut_sequences(part: Any) -> None:
-    """Have a part of megatron-core's GPTModel compute with sequence parallelism.
-
-    The part is built without, since the norms that it then has are the same, and megatron-core refuses to build them.
-    """
+    """Switch a part of megatron-core's GPTModel, which must be built without, to sequence parallelism."""
     part.config.sequence_parallel = True
     for module in part.modules():
         if isinstance(module, ColumnParallelLinear | RowParallelLinear):
@@ -99,10 +88,9 @@ def cut_sequences(part: Any) -> None:
 
 
 def partly_computed(part: torch.nn.Module) -> set[torch.nn.Parameter]:
-    """Parameters that all tensor ranks have and each uses on its part of the sequences: all but positions'.
+    """Parameters that all tensor ranks use on their part of the sequences: all except positions.
 
-    A rank's gradient of them is its tokens' share; the gradient is the sum over the ranks. Positions are added to whole
-    sequences, before these are cut.
+    A rank's gradient covers its tokens; the full gradient is the sum over the ranks.
     """
     positions = {
         parameter
@@ -114,24 +102,18 @@ def partly_computed(part: torch.nn.Module) -> set[torch.nn.Parameter]:
 
 
 def gathered(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-    """The whole sequences, of which each rank has a part: [sequence / T, ...] to [sequence, ...]."""
+    """Gather sequences from the ranks' parts: [sequence / T, ...] to [sequence, ...]."""
     return torch.cat(_exchange(group)(tensor.detach().contiguous())())
 
 
 def begin_reduce_scatter(tensor: torch.Tensor, group: TensorGroup) -> Callable[[], torch.Tensor]:
-    """Start to sum the tensors of all ranks; the call returned waits, and gives this rank's part of the sequences.
-
-    [sequence, ...] to [sequence / T, ...].
-    """
+    """Start a reduce-scatter, [sequence, ...] to [sequence / T, ...]; the returned call waits for the result."""
     pending, rank, size = _exchange(group)(tensor.detach().contiguous()), group.rank(), group.size()
     return lambda: reduce(torch.add, [whole.chunk(size)[rank] for whole in pending()])
 
 
 def install() -> None:
-    """Have megatron-core move parts of sequences in a `TensorGroup` by these, and draw from the part's own generator.
-
-    Its own generators for regions that are cut are a GPU's; `DropoutSeeds` seeds the one that is used here.
-    """
+    """Make megatron-core use these collectives for a `TensorGroup`, and draw from the part's own generator."""
     random._CUDA_RNG_STATE_TRACKER = _OneGenerator()
     random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
     for name, ours in (
@@ -163,19 +145,16 @@ class _OneGenerator(random.CudaRNGStatesTracker):  # type: ignore[misc]
 
 
 def ensure_parallel_state(tensor_group: TensorGroup | None = None) -> None:
-    """Give megatron-core the process groups it asks for: those that stand, else private ones of one rank.
+    """Give megatron-core its process groups: existing groups, or else private groups of one rank.
 
-    The private ones are torch's fake ones, which have neither port nor thread and do nothing: that is what a collective
-    of one rank amounts to, and the transports of recycle have groups of their own. A tensor group takes the place of
-    the tensor-parallel group in megatron-core's `parallel_state`.
-
-    Raises:
-        RunError: torch.distributed stands with several ranks but megatron-core's groups do not.
+    The private groups use torch's fake backend, whose collectives do nothing, as is correct for one rank. A tensor
+    group replaces the tensor-parallel group. Raises RunError if torch.distributed has several ranks but megatron-core's
+    groups are not initialized.
     """
     if parallel_state.is_initialized():
         return
     if not torch.distributed.is_initialized():
-        # Importing the module makes the backend known to torch.
+        # Importing the module registers the backend with torch.
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)

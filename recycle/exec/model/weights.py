@@ -1,8 +1,8 @@
-"""The weights of a model part: their names in the whole model, how tensor ranks cut them, and where they come from.
+"""The weights of a model part: names in the whole model, splits between tensor ranks, and initial values.
 
-Each parameter that recycle draws comes from a generator seeded by (seed, name in the whole model), so that P = 1, 2, 4
-and every re-spawned worker start from equal bits; whole, and then cut, so that every T does too. Others are read from a
-checkpoint of any split into stages and tensor ranks.
+Each parameter that recycle draws comes from a generator seeded by (seed, name in the whole model). So P = 1, 2, 4 and
+every re-spawned worker start from equal bits. The whole tensor is drawn and then split, so every T starts from them
+too. Other parameters are read from a checkpoint with any split into stages and tensor ranks.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from recycle.exec.model.tensor_ranks import first_expert
 from recycle.job.sections import ModelSection
 
 INITIAL_DEVIATION = 0.02
-"""Standard deviation of weights, as in GPT-2; those that write into the residual stream divide it by sqrt(2 L)."""
+"""Standard deviation of weights, as in GPT-2; divided by sqrt(2 L) if they write into the residual stream."""
 SHARED_WEIGHT = "embedding.word_embeddings.weight"
-"""The weight that a tied output layer uses too, and the name of its copy on the last stage."""
+"""The weight that a tied output layer shares, also the name of its copy on the last stage."""
 LAYERS = "layers"
-"""Name of the list of layers in a part, at any depth: its places count from the part's first layer on."""
+"""Name of the list of layers in a part, at any depth; its indices count from the part's first layer."""
 _EXPERT = re.compile(r"(\.local_experts\.)(\d+)")
 _LAYER_NUMBER = re.compile(rf"(?:^|\.){LAYERS}\.([0-9]+)\.")
 _RESIDUAL_WEIGHTS = ("linear_proj.weight", "linear_fc2.weight")
@@ -38,15 +38,17 @@ _CUT: Mapping[type[torch.nn.Module], Mapping[str, int]] = {
     RowParallelLinear: {"weight": 1},
     VocabParallelEmbedding: {"weight": 0},
 }
-"""Layer -> its parameters that are cut between tensor ranks -> along which dimension; all ranks hold every other, and
-every expert of a mixture whole, unless they share these.
-megatron-core marks a parameter only where it initialises it itself."""
+"""Layer class -> parameters split between tensor ranks -> split dimension.
+
+All ranks hold every other parameter, and every expert of a mixture unless experts are shared. megatron-core marks only
+parameters that it initializes itself.
+"""
 
 
 def layers_of(part: torch.nn.Module, first_layer: int) -> dict[str, tuple[str, torch.nn.Module]]:
-    """The layers of a part: their name in it -> (their name in the whole model, the layer); {} where none are found.
+    """The layers of a part: name in the part -> (name in the whole model, layer); {} if none are found.
 
-    A list named "layers" counts from the first layer of the part on; a dict of that name has the whole model's names.
+    A list named "layers" counts from the first layer of the part; a dict of that name has the whole model's names.
     """
     found: dict[str, tuple[str, torch.nn.Module]] = {}
     for name, module in part.named_modules():
@@ -61,12 +63,7 @@ def layers_of(part: torch.nn.Module, first_layer: int) -> dict[str, tuple[str, t
 
 
 def global_names(part: Any, first_layer: int) -> dict[str, torch.nn.Parameter]:
-    """The parameters of a part by their name in the whole model, where layers count from 0, and experts in a layer.
-
-    Args:
-        part: whose layers count from 0 too.
-        first_layer: of the part, in the whole model.
-    """
+    """The parameters of a part by name in the whole model, where layers and experts count from 0."""
     layers = layers_of(part, first_layer)
     is_tied = getattr(part, "share_embeddings_and_output_weights", False)
     expert = first_expert(part)
@@ -87,17 +84,9 @@ def global_names(part: Any, first_layer: int) -> dict[str, torch.nn.Parameter]:
 def units_of(names: Iterable[str], first_layer: int, layers: int, ends: tuple[bool, bool], head: int) -> dict[str, int]:
     """The unit of the model that each parameter of a part belongs to (see `recycle.plans.hosting`).
 
-    What lies outside of layers belongs to the embedding on the first stage, to the head on the last, and on a stage
-    that is both by whether it stands before the layers; on any other stage to its first layer.
-
-    Args:
-        names: of the parameters in the whole model, in the order of the part.
-        first_layer, layers: of the part.
-        ends: whether it is the first and the last stage.
-        head: number of the head's unit.
-
-    Raises:
-        JobError: a part without layers, between the ends, has parameters.
+    Parameters outside of layers belong to the embedding on the first stage and to the head on the last stage. If a
+    stage is both, parameters before the layers belong to the embedding and others to the head. On any other stage they
+    belong to its first layer. Raises JobError if a middle stage without layers has parameters.
     """
     is_first, is_last = ends
     units, is_behind = dict[str, int](), False
@@ -118,10 +107,7 @@ def units_of(names: Iterable[str], first_layer: int, layers: int, ends: tuple[bo
 
 
 def cut_dimensions(part: Any) -> dict[torch.nn.Parameter, int]:
-    """Each parameter of a model part that is cut into T equal parts -> the dimension along which.
-
-    Tensor rank t has the t-th part.
-    """
+    """Parameters of a part that are split into T equal parts -> the split dimension."""
     return {
         parameter: cut[name]
         for module in part.modules()
@@ -133,10 +119,7 @@ def cut_dimensions(part: Any) -> dict[torch.nn.Parameter, int]:
 
 
 def of_each_head(part: torch.nn.Module) -> set[torch.nn.Parameter]:
-    """Parameters that all tensor ranks have and each uses for its own heads: norms of queries and keys.
-
-    A rank's gradient of them is its heads' share; the gradient is the sum over the ranks.
-    """
+    """Parameters that all tensor ranks use for their own heads, with partial gradients: norms of queries and keys."""
     return {
         parameter
         for name, module in part.named_modules()
@@ -146,10 +129,7 @@ def of_each_head(part: torch.nn.Module) -> set[torch.nn.Parameter]:
 
 
 def gated(part: torch.nn.Module) -> set[torch.nn.Parameter]:
-    """Parameters that are two of equal size, one above the other: those of a gate and of what it is multiplied with.
-
-    Tensor ranks cut each half by itself.
-    """
+    """Parameters made of two stacked halves, gate and factor, which tensor ranks split separately."""
     layers = [module.linear_fc1 for module in part.modules() if isinstance(module, MLP)]
     return {
         parameter
@@ -161,7 +141,7 @@ def gated(part: torch.nn.Module) -> set[torch.nn.Parameter]:
 
 
 def part_of(whole: torch.Tensor, dimension: int, rank: int, count: int, halves: int = 1) -> torch.Tensor:
-    """What tensor rank `rank` of `count` has of a parameter that is cut along a dimension, each half by itself."""
+    """The part of tensor rank `rank` of `count` of a parameter split along a dimension, each half separately."""
     return torch.cat([half.chunk(count, dimension)[rank] for half in whole.chunk(halves, 0)])
 
 
@@ -169,7 +149,7 @@ def part_of(whole: torch.Tensor, dimension: int, rank: int, count: int, halves: 
 def initialise(
     part: torch.nn.Module, model: ModelSection, first_layer: int, tensor_rank: int = 0, tensor_parallel: int = 1
 ) -> None:
-    """Draw every parameter by its global name: matrices normal, biases 0, norm weights 1. Parameters lie on the CPU."""
+    """Draw every parameter by its global name, on the CPU: matrices normal, biases 0, norm weights 1."""
     cut, halves = cut_dimensions(part), gated(part)
     for name, parameter in global_names(part, first_layer).items():
         if parameter.dim() > 1:
@@ -190,7 +170,7 @@ def initialise(
 
 
 def named_weights(part: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Views of a part's parameters by the names that they have in checkpoints, the halves of gated layers apart."""
+    """Views of a part's parameters by their names in checkpoints; halves of gated layers have separate names."""
     return {name: piece for name, _, piece in _pieces(part, 0)}
 
 
@@ -211,15 +191,9 @@ def read_weights(
     tensor_parallel: int,
     prefix: str = "",
 ) -> None:
-    """Copy a checkpoint's parameters into a part, one at a time, and of each what this tensor rank has.
+    """Copy a checkpoint's parameters into a part, one at a time, reading only this tensor rank's share.
 
-    Args:
-        part: a part of recycle's own model, on the CPU.
-        first_layer: of the part, in the whole model.
-        prefix: of the names there: "exp_avg." reads the first moments into the place of the parameters.
-
-    Raises:
-        JobError: a parameter is missing there, or has another shape.
+    With `prefix` "exp_avg." it reads the first moments. Raises JobError if a parameter is missing or has another shape.
     """
     stored = StoredTensors(sorted(checkpoint.glob("*.safetensors")), JobError)
     cut = cut_dimensions(part)

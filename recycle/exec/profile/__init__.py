@@ -1,1 +1,1 @@
-"""Measure what the planner reads: times, bytes and links of a job's real stages; compare what was executed."""
+"""Profiles for the planner: measured times, bytes and links of a job's stages, and comparison with executed runs."""

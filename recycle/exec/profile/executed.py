@@ -1,13 +1,11 @@
-"""What a run executed, held against what its plans counted on: times per stage and kind, speeds of workers, periods.
+"""Executed times of a run against its plans: times per stage and kind, speeds of workers, periods.
 
-From a run directory alone: `job.toml`, `metrics.jsonl` and the trace. F, I, W and B are in the trace without waits for
-peers; a reduce is not, so of each step and stage the shortest one counts, that of the host which came last.
+Reads a run directory: `job.toml`, `metrics.jsonl` and the trace. F, I, W and B in the trace exclude waits for peers. A
+reduce includes them, so the shortest reduce of each step and stage counts, from the host that arrived last. With
+buckets, the parts of a W are added, and a reduce counts as the last bucket's times the number of buckets.
 
-Where a stage is reduced in buckets, a W that ran in parts counts as their sum, and a reduce as that of the last bucket
-times their number.
-
-Limits: a stage whose backward only ran whole has I and W in the profile's ratio. Bytes and links are not in a trace,
-and stay those of the job's profile.
+Limits: a stage with whole backwards only gets I and W in the profile's ratio. A trace has no bytes and links; they are
+taken from the job's profile.
 """
 
 from __future__ import annotations
@@ -33,13 +31,13 @@ from recycle.runs.logs import load_trace, plan_file, read_lines
 
 @dataclass(frozen=True)
 class ExecutedRun:
-    """What a run took.
+    """Times of a run.
 
     Attributes:
-        profile: in seconds, from medians over all that was executed.
-        planned: the job's profile in seconds; None where its unit of time is not known.
-        period, planned_period: seconds from commit to commit inside generations, medians over the same steps; None
-            where there are none or the unit is not known.
+        profile: in seconds, from medians over all executed instructions.
+        planned: the job's profile in seconds; None if its unit of time is unknown.
+        period, planned_period: seconds between commits inside generations, medians over the same steps; None without
+            such steps or a known unit.
         period_error: median over the steps of (executed - planned) / planned.
     """
 
@@ -51,11 +49,7 @@ class ExecutedRun:
 
 
 def executed(directory: str | Path) -> ExecutedRun:
-    """What the run in `directory` took.
-
-    Raises:
-        RecycleError: it is no run directory, or no iteration was executed in it.
-    """
+    """Read the times of the run in `directory`. Raises RecycleError for a directory without executed iterations."""
     directory = Path(directory)
     if not (directory / "job.toml").is_file():
         raise RecycleError(f"{directory}: is no run directory (it has no job.toml): give a job file or a run directory")
@@ -85,7 +79,6 @@ def executed(directory: str | Path) -> ExecutedRun:
 
 
 def _cut_anew(directory: Path, ran: Trace) -> set[int]:
-    """The generations in which the model was cut into other stages than the job's."""
     found: set[int] = set()
     for event in ran.events:
         if event.get("kind") == "generation":
@@ -96,7 +89,6 @@ def _cut_anew(directory: Path, ran: Trace) -> set[int]:
 
 
 def _periods(lines: Iterable[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], float]]:
-    """Each committed step that follows another of its generation, with the seconds between the two commits."""
     found = []
     before: Mapping[str, Any] | None = None
     for line in lines:
@@ -107,7 +99,6 @@ def _periods(lines: Iterable[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any]
 
 
 def _measured(ran: Trace, job: Job, profile: Profile) -> dict[str, Any] | None:
-    """The fields of a profile that the trace tells; None when some stage did not run."""
     stages = job.shape.stages
     per_worker = worker_times(ran, stages)
     found: dict[str, list[float]] = {name: [] for name in ("forward", "backward_input", "backward_weight", "step")}
@@ -127,7 +118,6 @@ def _measured(ran: Trace, job: Job, profile: Profile) -> dict[str, Any] | None:
 
 
 def _joint(ran: Trace, stages: int, cls: type[Instruction]) -> list[float]:
-    """Seconds of what the hosts of each stage do together: of whoever comes last to it. 0 where it did not run."""
     c, seconds = ran.columns, ran.end - ran.start
     found = []
     for stage in range(stages):
@@ -140,7 +130,6 @@ def _joint(ran: Trace, stages: int, cls: type[Instruction]) -> list[float]:
 
 
 def _speeds(per_worker: WorkerTimes, usual: Mapping[str, list[float]], job: Job) -> dict[str, float]:
-    """Factors of the workers that departed from their peers by more than the job's threshold."""
     ratios: dict[int, list[float]] = {}
     for (name, stage, worker), seconds in per_worker.items():
         if name in ("forward", "backward_input", "backward_weight") and usual[name][stage] > 0:
@@ -154,8 +143,6 @@ def _speeds(per_worker: WorkerTimes, usual: Mapping[str, list[float]], job: Job)
 
 
 def _in_seconds(profile: Profile, unit: float) -> Profile:
-    """A profile whose times are in units of `unit` seconds, in seconds."""
-
     def scaled(value: Any) -> Any:
         return [unit * entry for entry in value] if isinstance(value, list) else unit * value
 

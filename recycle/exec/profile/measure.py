@@ -1,15 +1,11 @@
-"""What one stage of a job takes and holds on this machine; and, between processes, what a transfer and a sum take.
+"""Measures times and bytes of a job's stages on this machine, and transfers and sums between processes.
 
-Runs as a module in child processes of the profiler (profiler.py): one after the other through all stages, so that no
-measurement disturbs another, or one process per peer for what takes several. The request is a JSON line on standard
-input, figures are JSON lines on standard output.
+Runs as a module in child processes of the profiler (profiler.py): one process for all stages in turn, or one per peer.
+The request is a JSON line on standard input; results are JSON lines on standard output. On a GPU the device is
+synchronized before and after each instruction. Bytes are the allocator's (memory.py).
 
-Times are those of the instructions as a worker runs them: on a GPU the device is waited for before and after. Bytes are
-the allocator's (memory.py): what building a stage and its first step leave behind, what a second micro-batch adds
-to a first, and what an instruction has beside these while it runs.
-
-Limits: one micro-batch at a time, with nothing else on the machine: workers that share cores or a memory bus take
-longer. The messages that come in are random; no kernel here depends on what is in them.
+Limits: one micro-batch at a time on an otherwise idle machine; workers that share cores or a memory bus take longer.
+Incoming messages are random; no kernel here depends on their contents.
 """
 
 from __future__ import annotations
@@ -46,21 +42,20 @@ from recycle.job.shape import MicroBatch, Worker
 from recycle.plans.shards import owners_of
 
 WARM_UP = 3
-"""Rounds that do not count: first calls allocate, choose kernels and fill caches."""
+"""Repeats that are discarded: first calls allocate, choose kernels and fill caches."""
 ONE, OTHER = MicroBatch(0, 0), MicroBatch(0, 1)
 
 
 class StageFigures(Struct, frozen=True):
-    """Of one stage.
+    """Figures of one stage.
 
     Attributes:
         seconds: `forward`, `backward_input`, `backward_weight`, `backward` (whole) and `step` -> one per repeat.
-        message: bytes of a message.
         activation, stash, static, workspace: as of `Footprint`.
-        gradients: bytes of each gradient buffer that a reduction sums, and whether its entries have 8 bytes.
-        capacity: bytes that a worker has for all of it on this machine.
-        weights: of a sharded optimizer, bytes of the live parameters that hosts gather, and of an entry.
-        placement: parameter -> "I" or "W", which half of a split backward gives its gradient.
+        gradients: bytes of each reduced gradient buffer, and of an entry.
+        capacity: bytes available to a worker on this machine.
+        weights: of a sharded optimizer, bytes of the gathered live parameters, and of an entry.
+        placement: parameter -> "I" or "W", the half of a split backward that gives its gradient.
     """
 
     stage: int
@@ -77,8 +72,7 @@ class StageFigures(Struct, frozen=True):
 
 
 class Footprint(NamedTuple):
-    """Bytes: held of a micro-batch from F to I, and between I and W; always held; and beside all this, while one
-    instruction runs."""
+    """Bytes of a micro-batch from F to I, and between I and W; permanent; and temporary for one instruction."""
 
     activation: float
     stash: float
@@ -87,14 +81,13 @@ class Footprint(NamedTuple):
 
 
 class PeerRequest(Struct, frozen=True):
-    """Be one of `peers` processes that form groups; the first two exchange messages, all sum buffers.
+    """Request to be one of `peers` processes that form groups; the first two exchange messages, all sum buffers.
 
     Attributes:
         store: file that the groups form on.
-        messages: bytes of the messages to exchange.
         sums: buffers to sum together, by bytes and bytes of an entry.
         copies: owners of each shard of a sharded optimizer, one shard per peer; 0 for none.
-        weights: parameters to gather beside each of `sums`, likewise, if there are shards.
+        weights: parameters to gather, by bytes and bytes of an entry, if there are shards.
     """
 
     rank: int
@@ -109,8 +102,7 @@ class PeerRequest(Struct, frozen=True):
 
 
 class PeerFigures(Struct, frozen=True):
-    """Seconds: of a message of each size, one way; of each sum, and of one of as many buffers with an entry each; of
-    each gather. Medians."""
+    """Median seconds of each message (one way), each sum, a minimal sum of as many buffers, and each gather."""
 
     messages: list[float]
     sums: list[float]
@@ -119,12 +111,7 @@ class PeerFigures(Struct, frozen=True):
 
 
 class Subject:
-    """A stage, freshly built, with what it takes to measure it.
-
-    Args:
-        job: that it is a part of.
-        index: the stage.
-    """
+    """A freshly built stage to be measured."""
 
     def __init__(self, job: Job, index: int) -> None:
         self._job, self._index = job, index
@@ -136,17 +123,17 @@ class Subject:
 
     def _build(self) -> None:
         self.stage = build_stages(self._job, [self._index])[self._index]
-        if isinstance(shards := self.stage.layout, Shards):  # those of any host: all have as many
+        if isinstance(shards := self.stage.layout, Shards):  # each host has as many
             count, copies = self._job.shape.pipelines, self._job.train.optimizer_copies
             shards.own([number for number in shards.all_numbers if number % count < copies])
             shards.settled()
 
     def activation(self, micro_batch: MicroBatch) -> torch.Tensor | None:
-        """What the stage before would send; None where there is none."""
+        """The message from the previous stage; None on the first."""
         return None if self.stage.index == 0 else self._random(1.0)
 
     def gradient(self, micro_batch: MicroBatch) -> torch.Tensor | None:
-        """What the stage behind would send; None where there is none."""
+        """The message from the next stage; None on the last."""
         return None if self.stage.index == self._job.shape.stages - 1 else self._random(1e-3)
 
     def _random(self, deviation: float) -> torch.Tensor:
@@ -154,19 +141,19 @@ class Subject:
         return (deviation * torch.randn(shape, generator=self._generator)).to(self._device, dtype)
 
     def forward(self, micro_batch: MicroBatch) -> None:
-        """F, of a message that comes as it runs."""
+        """Run F on a new message."""
         self.stage.forward(micro_batch, self.activation(micro_batch))
 
     def backward_input(self, micro_batch: MicroBatch) -> None:
-        """I, likewise."""
+        """Run I on a new message."""
         self.stage.backward_input(micro_batch, self.gradient(micro_batch))
 
     def backward(self, micro_batch: MicroBatch) -> None:
-        """B, likewise."""
+        """Run B on a new message."""
         self.stage.backward(micro_batch, self.gradient(micro_batch))
 
     def update(self, iteration: int) -> None:
-        """What ends an iteration, but for the sum over the stage's hosts."""
+        """Run the end of an iteration, except the sum over the stage's hosts."""
         for _ in self.stage.layout.reduced(self.stage):
             pass
         if self._job.planner.staggered:
@@ -175,10 +162,7 @@ class Subject:
             self.stage.step(iteration, 1.0)
 
     def footprint(self) -> Footprint:
-        """What the stage holds, from one iteration of two micro-batches; the second one counts.
-
-        The first allocates what is kept for later, and a step the copy of the state that it can be undone to.
-        """
+        """Memory of the stage, measured on the second micro-batch, as the first allocates persistent memory."""
         actions = (self.forward, self.backward_input, self.stage.backward_weight, self.forward, self.backward)
         self.stage.begin_iteration(0)
         for action in actions:
@@ -196,13 +180,13 @@ class Subject:
         return Footprint(activation, stash, self._static + kept, max(workspace) + MESSAGES_UNDER_WAY * message)
 
     def wait(self) -> None:
-        """Wait until the device has done what it was given."""
+        """Synchronize with the device."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
 
 class EmulatedSubject(Subject):
-    """A stage that takes its profile's times; its bytes are the profile's too."""
+    """A stage that takes its profile's times and bytes."""
 
     stage: EmulatedStage
 
@@ -228,7 +212,7 @@ def message_bytes(stage: Stage) -> int:
 
 
 def measure_stage(job: Job, index: int, repeats: int) -> StageFigures:
-    """Times and bytes of a stage."""
+    """Measure times and bytes of a stage."""
     measured = EmulatedSubject(job, index) if job.model.kind == "emulated" else Subject(job, index)
     stage = measured.stage
     seconds: dict[str, list[float]] = {}
@@ -258,7 +242,7 @@ def measure_stage(job: Job, index: int, repeats: int) -> StageFigures:
             stage.backward(OTHER, gradient)
         with timed("update"):
             measured.update(iteration)
-    # What a stage does once per iteration besides the sum over its hosts counts as its step.
+    # A stage's other work once per iteration counts as its step.
     seconds["step"] = [a + b for a, b in zip(seconds.pop("clear"), seconds.pop("update"), strict=True)]
     return StageFigures(
         index,
@@ -273,12 +257,11 @@ def measure_stage(job: Job, index: int, repeats: int) -> StageFigures:
 
 
 def _size_of(parts: Sequence[torch.Tensor]) -> tuple[int, int]:
-    """Bytes of tensors together, and of an entry."""
     return sum(part.nbytes for part in parts), max((part.element_size() for part in parts), default=1)
 
 
 def measure_peers(request: PeerRequest) -> PeerFigures:
-    """This process's part of the exchange; what process 0 finds is the result."""
+    """Run this process's part of the exchange; process 0's figures are the result."""
     peers = [Worker(k, 0) for k in range(request.peers)]
     me = peers[request.rank]
     keys = FileStore(request.store, request.peers)
@@ -309,12 +292,11 @@ def measure_peers(request: PeerRequest) -> PeerFigures:
         weights = torch.tensor_split(torch.zeros(size // each, dtype=_DTYPES[each]), request.peers)
         transport.reduce(0, together)
         gathers.append(_median(partial(transport.gather, 0, weights), request.repeats))
-    transport.reduce(0, together)  # nobody leaves before all have done
+    transport.reduce(0, together)  # all processes stay until the last has finished
     return PeerFigures(messages, sums, latencies, gathers)
 
 
 def _exchange(transport: GroupTransport, begins: bool, peer: Worker, tensor: torch.Tensor) -> None:
-    """Send a message there and back."""
     turns = [transport.send_state, transport.receive_state]
     for turn in turns if begins else turns[::-1]:
         turn(peer, [tensor])
@@ -333,7 +315,7 @@ def _median(action: Callable[[], Any], repeats: int) -> float:
 
 
 def main(parent: str, kind: str) -> None:
-    """Answer the request on standard input: a `PeerRequest`, or the text of a job and how often to time each stage."""
+    """Answer the request on standard input: a `PeerRequest`, or (job as text, number of repeats)."""
     requests, answers = serve(parent)
     line = requests.readline()
     if kind == "peer":

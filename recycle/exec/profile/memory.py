@@ -1,13 +1,10 @@
-"""What memory a worker's device has, and what an action allocates on it.
+"""Memory of a worker's device, and allocations of an action.
 
-A device has the memory of its GPU, or its part of the machine's. A tenth is left to what no profile counts: the
-allocator's fragments, communicators, kernels and the process itself.
+A device has its GPU's memory, or a share of the machine's. A tenth is reserved for memory that no profile counts:
+fragmentation, communicators, kernels and the process itself. On a GPU torch's allocator counts allocations; on a CPU
+torch's profiler reports every allocation and release.
 
-On a GPU torch's allocator keeps the account of what is allocated. On a CPU torch's profiler reports every allocation
-and every release, those inside kernels too.
-
-Limits: only what torch allocates is seen, and on a CPU only by the calling thread; what was allocated there outside of
-such an action is released unseen.
+Limits: counts torch's allocations only, and on a CPU only in the calling thread.
 """
 
 from __future__ import annotations
@@ -32,19 +29,14 @@ _MEMORY = "[memory]"
 
 
 class Allocated(NamedTuple):
-    """Bytes, over those before the action.
-
-    Attributes:
-        kept: at its end; below 0 where it released more than it allocated.
-        peak: at most; at least 0.
-    """
+    """Bytes relative to the start of the action: at its end, which may be negative, and at most."""
 
     kept: int
     peak: int
 
 
 def allocated_by(action: Callable[[], object], device: torch.device) -> Allocated:
-    """What `action` allocates on `device`. What it returns is let go of."""
+    """Allocations of `action` on `device`; discards its result."""
     return _on_gpu(action, device) if device.type == "cuda" else _on_cpu(action)
 
 
@@ -71,7 +63,6 @@ def _on_cpu(action: Callable[[], object]) -> Allocated:
 
 @contextlib.contextmanager
 def _without_garbage() -> Iterator[None]:
-    """Nothing is collected meanwhile, so that what is freed was the action's."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
@@ -83,18 +74,14 @@ def _without_garbage() -> Iterator[None]:
 
 
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Where Linux says how much this container may have, in its two versions of control groups."""
+"""Memory limit of the container, in both versions of Linux control groups."""
 
 
 def capacity(job: Job, state: float = 0.0) -> float:
-    """Bytes that a worker of `job` may hold where it runs on this machine.
+    """Bytes that a worker of `job` may use on this machine.
 
-    On a GPU: what is free on it, and what this process has already. On a CPU: an equal part of the memory for each
-    process that is started here: all of them, or those of one node where `[membership] store` is an etcd; less what the
-    worker needs there to write checkpoints, a copy of its state and a file of it.
-
-    Args:
-        state: bytes of what a checkpoint has of the worker.
+    On a GPU, its free memory and the memory of this process. On a CPU, an equal share for each process on this machine,
+    less the memory to write checkpoints: a copy of `state` bytes and one file of it.
     """
     device = gpu_or_cpu()
     if device.type == "cuda" and job.model.kind != "emulated":
@@ -108,7 +95,7 @@ def capacity(job: Job, state: float = 0.0) -> float:
 
 
 def machine_memory() -> int:
-    """Bytes of memory that processes of this machine, or of this container, can have together."""
+    """Bytes of memory of this machine, or of this container."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in _LIMITS:
         with contextlib.suppress(OSError, ValueError):  # "max" stands for no limit

@@ -1,11 +1,11 @@
-"""The profiler: a Profile from measurements of a job's real stages on this machine, or from a run that was executed.
+"""The profiler: a Profile from measurements of a job's real stages on this machine.
 
-Stages are measured in a child process, one after the other; the sum over a stage's hosts and the link between two
-workers between processes of their own, over the transport that the run would use (measure.py). Figures are medians
-over repeats; their spread, and what they were measured on, is in `Profile.measured`.
+Stages are measured one after the other in a child process; sums over a stage's hosts and links are measured between
+several processes, over the transport of the run (measure.py). Figures are medians over repeats; `Profile.measured`
+holds their spread and the machine.
 
-Limits: all processes run on this machine, so a link is the one inside it; and nothing else runs beside a measured
-stage, while workers of one machine may share its cores.
+Limits: all processes run on this machine, so links are local. Stages are measured alone, while workers of one machine
+may share its cores.
 """
 
 from __future__ import annotations
@@ -40,22 +40,15 @@ from recycle.job.footprint import reducing_bytes
 from recycle.job.profile import Link, Profile
 
 MESSAGES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)
-"""Bytes of the messages that a link is fitted over, besides the job's own."""
+"""Bytes of the messages to which a link is fitted, in addition to the job's own."""
 MeasureProgress = Callable[[str, int, int], None]
-"""Told (what is measured, how much of it is done, of how much)."""
+"""Called with (measurement, completed, total)."""
 
 
 def measure(job: Job, repeats: int = 20, report: MeasureProgress = lambda *_: None) -> Profile:
-    """The profile of `job` on this machine, in seconds and bytes.
+    """Measure the profile of `job` on this machine, in seconds and bytes, from `repeats` timings.
 
-    Args:
-        job: every stage of it is built and run.
-        repeats: times that each instruction is timed.
-        report: hears of the progress.
-
-    Raises:
-        JobError: the job cannot be run here.
-        RunError: a measurement failed; the message holds the last lines of its process.
+    Raises JobError if the job cannot be run here, and RunError, with the process's last lines, if a measurement failed.
     """
     check_request(job, 1, (), frozenset())
     if job.grid.tensor_parallel != 1:
@@ -79,10 +72,10 @@ def measure(job: Job, repeats: int = 20, report: MeasureProgress = lambda *_: No
 
 
 def assemble(job: Job, figures: Sequence[StageFigures], link: Link, repeats: int) -> Profile:
-    """The profile that the figures of all stages and of a link amount to.
+    """Assemble a profile from the figures of all stages and a link.
 
-    A profile has one `weight_stash` for all stages: the largest share that any has. Where more is held between I and
-    W than before I, as with recomputation, the profile says both. Without Decoupled BackProp there is no such time.
+    A profile has one `weight_stash` for all stages: the largest share of any stage. If more memory is held between I
+    and W than before I, as with recomputation, the profile has both values, but only with Decoupled BackProp.
     """
     is_split = job.planner.decoupled
     activations = [max(found.activation, found.stash) if is_split else found.activation for found in figures]
@@ -123,7 +116,7 @@ def assemble(job: Job, figures: Sequence[StageFigures], link: Link, repeats: int
 
 
 def placement(figures: Sequence[StageFigures]) -> dict[str, list[str]]:
-    """ "I" and "W" -> names of the parameters whose gradients are computed there, `*` for the numbers of layers."""
+    """Names of parameters by the half, "I" or "W", that gives their gradient; `*` for layer numbers."""
     found: dict[str, set[str]] = {"I": set(), "W": set()}
     for name, half in (entry for stage in figures for entry in stage.placement.items()):
         found[half].add(re.sub(r"\.\d+\.", ".*.", name))
@@ -131,7 +124,6 @@ def placement(figures: Sequence[StageFigures]) -> dict[str, list[str]]:
 
 
 def _spread(seconds: Sequence[float]) -> float:
-    """Distance of the quartiles, as a share of the median."""
     if len(seconds) < 2 or not median(seconds):
         return 0.0
     low, _, high = quantiles(seconds, n=4)
@@ -139,7 +131,7 @@ def _spread(seconds: Sequence[float]) -> float:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on, and when."""
+    """Machine and date of the measurements."""
     devices = [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())]
     versions = {}
     for name in ("recycle-pipeline", "torch", "megatron-core"):
@@ -167,10 +159,10 @@ def _processor() -> str:
 
 
 def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
-    """Latency and bandwidth that fit the times of messages of several sizes, by least squares of relative errors.
+    """Fit latency and bandwidth to message times by least squares of relative errors.
 
-    A fit with a latency below 0 or a bandwidth that is not positive is none: the smallest message's time is then the
-    latency, and the largest one's the rest.
+    If a fitted value is out of range, the latency is the smallest message's time, and the bandwidth follows from the
+    largest message.
     """
     x, t = np.array(sizes, dtype=np.float64), np.array(seconds, dtype=np.float64)
     slope, latency = np.polyfit(x, t, 1, w=1 / t)
@@ -181,7 +173,6 @@ def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
 
 
 def _links(job: Job, figures: Sequence[StageFigures], repeats: int) -> tuple[Link, dict[str, Any]]:
-    """The link between two workers, and what a profile says of the sum over each stage's hosts, and of its gather."""
     shape = job.shape
     wanted = [found.gradients for found in figures]
     sums = sorted(set(wanted)) if shape.pipelines > 1 else []
@@ -223,7 +214,7 @@ class _Measuring(Child):
         self.send(request)
 
     def lines(self) -> Iterator[bytes]:
-        """What it answers. Raises RunError when it ends instead."""
+        """Lines of its output. Raises RunError if it ends."""
         yield from super().lines()
         self._errors.seek(0)
         output = self._errors.read().decode(errors="replace").splitlines()

@@ -1,1 +1,1 @@
-"""What carries tensors between workers and sums over peers: gloo, NCCL, or one process for all."""
+"""Transports: tensors between workers and sums over hosts, by gloo, NCCL, or in one process. Begin with base.py."""

@@ -1,7 +1,7 @@
-"""What the interpreter stands on to move tensors: the Transport protocol, and what all transports share of lanes.
+"""The Transport protocol of the interpreter, and the order of transfers on lanes.
 
-A lane is a directed pair of workers. Sends and receives of a lane pair up in program order, so each transfer is
-named by (lane, place in it); a schedule that passed `check` has the same order at both ends.
+A lane is a directed pair of workers. Sends and receives of a lane pair up in program order, so (lane, place in the
+lane) identifies a transfer. A schedule that passed `check` has the same order at both ends.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ Pending = Callable[[], torch.Tensor]
 
 
 class Messaged(NamedTuple):
-    """What a process knows of its messages with another one since it was asked last.
+    """Statistics of a process's messages with another process since the last query.
 
     Attributes:
-        process: position that the other one started in.
-        sent: how many messages to it have arrived.
-        seconds: the lower quartile of what they took, each from when it was sent, and the one before had arrived.
-        waited: what this process waited for messages from it.
+        sent: number of messages delivered to it.
+        seconds: lower quartile of their times, from the send or the previous delivery, whichever is later.
+        waited: seconds that this process waited for messages from it.
     """
 
     process: Worker
@@ -40,15 +39,11 @@ class Messaged(NamedTuple):
 
 
 class TransportError(RecycleError):
-    """A transfer or a reduction broke off: a peer is gone, the generation is over, or a timeout expired."""
+    """A transfer or a reduction failed: a peer is gone, the generation is over, or a timeout expired."""
 
 
 class Unreachable(TransportError):
-    """A peer did not answer on a connection that stands: cut off, unless it is dead.
-
-    Attributes:
-        peer: its role.
-    """
+    """A peer did not answer on an established connection: it is cut off or dead."""
 
     def __init__(self, message: str, peer: Worker) -> None:
         super().__init__(message)
@@ -59,47 +54,39 @@ class Transport(Protocol):
     """Moves activations, gradients and gradient sums between the workers of one generation."""
 
     def begin(self, program: Sequence[Instruction], iteration: int) -> None:
-        """`iteration` of `program` starts here; receives may be posted from now on.
+        """Start `iteration` of `program`; receives may be posted from now on.
 
-        A peer may still be in the iteration before, or already in the next one, but never further away: it cannot step
-        without the commit of the iteration before. So what was sent two iterations ago has arrived.
+        A peer may be one iteration behind or ahead, but not more, because it cannot step without the previous
+        iteration's commit. So tensors sent two iterations ago have been delivered.
         """
 
     def send(self, instruction: Transfer, tensor: torch.Tensor) -> None:
-        """Start sending; returns at once. The tensor must not be written before the iteration after the next begins."""
+        """Start sending and return. The tensor must not be written during this iteration and the next."""
 
     def receive(self, instruction: Transfer) -> Pending:
-        """The receive that `instruction` names, posted at the latest now."""
+        """The posted receive of `instruction`; posts it if necessary."""
 
     def reduce(self, stage: int, buffers: Sequence[torch.Tensor], bucket: int | None = None) -> None:
-        """Sum `buffers` in place over all hosts of `stage`, or of a group of `tie_groups`, who sum in one order.
+        """Sum `buffers` in place over all hosts of `stage`, or of a group of `tie_groups`, in one order of sums.
 
-        Args:
-            bucket: whose sum only begins here; nothing may touch its buffers until that of the last one, None, returns.
-                That is when the sums of all are there.
+        With a bucket, only starts the sum. Its buffers must not be used until the sum of bucket None, the last,
+        returns.
         """
 
     def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
-        """Sum the parts of a stage's gradients over all its hosts, each in place on the owners of its shard alone.
+        """Sum the parts of a stage's gradients over its hosts, each in place on the owners of its shard.
 
-        What the other hosts have of a part is of no meaning afterwards.
-
-        Args:
-            buffers: of each the parts of all shards, in order.
-            bucket: as of `reduce`.
+        Each of `buffers` has the parts of all shards, in order. Parts on other hosts are undefined afterwards.
         """
 
     def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
-        """Fill the parts of a stage's parameters whose shard this worker does not own with what its first owner has.
+        """Fill the parts of shards that this worker does not own from their first owners, and send its own parts.
 
-        Returns when they are there and others have what this worker gives.
-
-        Args:
-            parts: of all shards, in order; views of one buffer.
+        The parts of all shards, in order, are views of one buffer.
         """
 
     def close(self) -> None:
-        """End the generation here; peers that wait for this worker wake up with TransportError."""
+        """End the generation here; peers that wait for this worker get TransportError."""
 
 
 def tie_groups(schedule: Schedule) -> dict[int, tuple[int, ...]]:
@@ -131,15 +118,10 @@ def lane_places(program: Sequence[Instruction]) -> dict[Instruction, int]:
 
 
 class PostedReceives:
-    """Receives of one program, of which the next few are posted before it comes to them.
+    """Receives of one program, the next few of which are posted ahead.
 
-    They are posted in the program's order, all lanes together, so a sender finds its receive there and memory for
-    messages stays bounded.
-
-    Args:
-        post: posts a receive; what it returns waits for the message.
-        ahead: how many may be posted that the program has not come to.
-        may_join: whether a receive may be posted ahead beside those that are.
+    They are posted in the program's order over all lanes. So a sender finds its receive posted, and the memory of
+    messages is bounded. `ahead` returns the number of receives to post ahead, and `may_join` whether one may be added.
     """
 
     def __init__(
@@ -153,13 +135,13 @@ class PostedReceives:
         self._posted: dict[Transfer, Pending] = {}
 
     def begin(self, program: Sequence[Instruction]) -> None:
-        """The receives are those of `program` from here on."""
+        """Start with the receives of `program`."""
         self._unposted = deque(one for one in program if isinstance(one, Receive))
         self._posted = {}
         self._post_ahead()
 
     def take(self, instruction: Transfer) -> Pending:
-        """The receive that the program comes to, posted at the latest now."""
+        """The posted receive of the current instruction; posts it if necessary."""
         while instruction not in self._posted:
             self._post_next()
         pending = self._posted.pop(instruction)
@@ -167,7 +149,7 @@ class PostedReceives:
         return pending
 
     def clear(self) -> None:
-        """Forget the receives that are posted, and post no other."""
+        """Discard all receives."""
         self._posted = {}
         self._unposted.clear()
 

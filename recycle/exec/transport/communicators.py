@@ -1,21 +1,13 @@
-"""The communicators of a process, which go on to the next generation where nothing can be under way on them.
+"""The communicators of a process, and their reuse in the next generation.
 
-A communicator carries operations in their order and knows no generations. One on which an operation was begun at one
-end and not at the other, or not completed at either, would hand what is left of it to the next generation. So it is
-kept only if every member says that all operations it has begun are completed, and all have begun the same number: each
-leaves these counts with its agent before it acknowledges the next generation (`offer`), and reads those of the other
-members when the generation forms (`agree`). All read the same, so all decide alike, and nobody waits on a communicator
-whose other end is gone. A process that came anew offers none. Completed at one end is not enough: a send may be
-completed before its receiver has come.
+A communicator executes operations in order and does not know generations. It is reused only if all members have
+completed all operations, and have begun the same number of them. Completion at one end is not enough: a send may
+complete before its receive is posted. Each process publishes these counts before it acknowledges the next generation
+(`offer`), and reads the counts of other members when it forms (`agree`). So all members decide alike.
 
-That something may be under way on a communicator is noted before its operation is begun, which may take long where the
-device takes no more launches. Once the generation is over no operation begins, so what is idle then stays idle.
-
-Nothing is kept either by a process whose transport broke without a death that explains it.
-
-A communicator that was not kept is aborted when no process forms any: at the end of a generation, or when the next one
-runs. One that the generation does not need, such as that of a re-routed lane after its worker has come back, is kept
-as a spare, because the same worker may fail again.
+An operation is counted before it begins, which may block, and none begins after the end of a generation. So an idle
+communicator stays idle. A process whose transport failed without a known death reuses none. Unfit communicators are
+aborted while no process forms any; fit ones that a generation does not need are kept as spares.
 """
 
 from __future__ import annotations
@@ -30,21 +22,13 @@ import torch
 import torch.distributed as dist
 
 SPARES = 32
-"""Communicators that a process keeps though its generation does not need them: those that it used last. Each holds
-memory of the device, some ten MB with NCCL."""
+"""Most spare communicators of a process, the last used. Each holds device memory, some ten MB with NCCL."""
 CommunicatorKey = tuple[str, tuple[str, ...]]
-"""What a communicator is for, and its members, processes by rank."""
+"""Purpose of a communicator, and its members, processes by rank."""
 
 
 class Communicator:
-    """A torch backend that counts what is begun on it.
-
-    Args:
-        name: that no other communicator of the run has or had; the same at all its members.
-        backend: of torch.
-        lock: of the communicators of this process.
-        is_over: whether the generation is over, so that nothing may begin.
-    """
+    """A torch backend that counts the operations begun on it; its name is unique in the run."""
 
     def __init__(self, name: str, backend: Any, lock: threading.Lock, is_over: Callable[[], bool]) -> None:
         self.name, self.backend = name, backend
@@ -81,14 +65,14 @@ class Communicator:
                 raise RuntimeError("the generation is over")
             self.begun += 1
             self._beginning += 1
-        work = operation(*arguments)  # one that fails leaves the communicator unfit for ever
+        work = operation(*arguments)  # if this fails, the communicator stays unfit
         with self._lock:
             self._works.append(work)
             self._beginning -= 1
         return work
 
     def is_idle(self) -> bool:
-        """Whether all that was begun is completed; the caller holds the lock."""
+        """Whether all operations are completed; the caller holds the lock."""
         with contextlib.suppress(RuntimeError):  # the device has failed
             while self._works and self._works[0].is_completed():
                 self._works.popleft()
@@ -105,39 +89,39 @@ class Communicators:
         self._is_over = True
 
     def begin(self) -> None:
-        """A generation begins to form."""
+        """Start to form a generation."""
         with self._lock:
             self._is_over = False
 
     def offer(self) -> dict[str, int]:
-        """Name of each idle communicator -> how many operations were begun on it. The generation is over."""
+        """Name of each idle communicator -> number of operations begun on it. Call after the end of a generation."""
         with self._lock:
             return {one.name: one.begun for one in self._held.values() if one.is_idle()}
 
     def keep_among(self, live: Collection[str]) -> None:
-        """Free the communicators that have a member outside of these processes."""
+        """Free the communicators with members outside of these processes."""
         with self._lock:
             self._let_go(key for key in self._held if not set(key[1]) <= set(live))
 
     def held(self, keys: Collection[CommunicatorKey]) -> list[CommunicatorKey]:
-        """Those of `keys` that there is a communicator of."""
+        """The keys for which a communicator is held."""
         with self._lock:
             return [key for key in keys if key in self._held]
 
     def agree(self, key: CommunicatorKey, offers: Iterable[Mapping[str, int]]) -> Communicator | None:
-        """The communicator of `key` if the offers of all its other members have it as it is here; else it is let go."""
+        """The communicator of `key` if the offers of all other members match; otherwise marks it as unfit."""
         with self._lock:
             one = self._held.pop(key, None)
             if one is None:  # the generation has ended meanwhile
                 return None
             if one.is_idle() and all(offer.get(one.name) == one.begun for offer in offers):
-                self._held[key] = one  # the last that was used is the last in order
+                self._held[key] = one  # keeps the order of last use
                 return one
             self._unfit.append(one)
             return None
 
     def add(self, key: CommunicatorKey, name: str, backend: Any) -> Communicator | None:
-        """A communicator that was made; None when the generation is over."""
+        """Add a new communicator; None if the generation is over."""
         with self._lock:
             if self._is_over:
                 return None
@@ -146,28 +130,28 @@ class Communicators:
             return one
 
     def break_all(self) -> None:
-        """Something broke that the end of the generation does not explain: nothing goes on to the next one.
+        """Mark all communicators as unfit, after an unexplained failure.
 
-        A backend may say that an operation is completed that has failed.
+        A backend may report a failed operation as completed.
         """
         with self._lock:
             self._let_go(self._held)
 
     def forget_completed(self) -> None:
-        """Free the tensors that the works of completed operations hold."""
+        """Free the tensors of completed operations."""
         with self._lock:
             for one in self._held.values():
                 one.is_idle()
 
     def end(self) -> list[Any]:
-        """The generation is over; the backends that are to be aborted for that."""
+        """End the generation. Returns the backends to abort."""
         with self._lock:
             self._is_over = True
             self._let_go(key for key, one in self._held.items() if not one.is_idle())
         return self.take_unfit()
 
     def retire(self, needed: Collection[CommunicatorKey]) -> None:
-        """Free the spares beyond the most that are kept; `needed` are not spares."""
+        """Free the spares beyond `SPARES`; `needed` are not spares."""
         with self._lock:
             spare = [key for key in self._held if key not in needed]
             self._let_go(spare[: max(0, len(spare) - SPARES)])
@@ -176,7 +160,7 @@ class Communicators:
         self._unfit += [self._held.pop(key) for key in list(keys)]
 
     def take_unfit(self) -> list[Any]:
-        """The backends that nobody uses any more, each once."""
+        """Remove and return the backends without users."""
         with self._lock:
             unfit, self._unfit = self._unfit, []
         return [one.backend for one in unfit]

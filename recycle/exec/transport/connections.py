@@ -1,12 +1,11 @@
-"""TCP connections of processes, by their two ends: to notice that one is dead, to find and to cut that between two.
+"""TCP connections of this process: detecting dead peers, and finding and cutting connections between two processes.
 
-A connection whose peer has vanished without a word is told from a slow one by the kernel of the other side: that
-answers, for a process that computes, waits or is stopped as well. `give_up_after` has the kernel ask, every second
-also where nothing is sent (keepalive, RFC 9293 section 3.8.4), and break the connection when nothing comes back for
-that long (the user timeout of RFC 5482). Linux only.
+The kernel of a live machine answers for its processes, even if they compute, wait or are stopped. `give_up_after` sets
+a keepalive every second (RFC 9293 section 3.8.4). The kernel then breaks a connection without an answer within the user
+timeout (RFC 5482). Linux only.
 
-A socket of another library is reached through a duplicate of its descriptor. Duplicates exist, and descriptors are
-listed, one thread at a time: else a thread would take another's duplicate, gone in a moment, for a socket of its own.
+Sockets of other libraries are accessed through a duplicate of the descriptor. A lock ensures that a thread that lists
+descriptors does not see another thread's temporary duplicate.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from recycle.errors import RunError
 
 _ATTACH_FILTER = 26
 _RETURN = 0x06
-"""BPF_RET | BPF_K: with 0 bytes to keep, a packet is dropped."""
+"""BPF_RET | BPF_K: returning 0 bytes drops the packet."""
 
 
 _DUPLICATES = threading.RLock()
@@ -32,7 +31,6 @@ _DUPLICATES = threading.RLock()
 
 @contextlib.contextmanager
 def _socket_of(descriptor: int) -> Iterator[socket.socket]:
-    """The socket of a descriptor. Raises OSError when it is none, or not open any more."""
     with _DUPLICATES:
         duplicate = os.dup(descriptor)
         try:
@@ -56,12 +54,12 @@ class Connection(NamedTuple):
 
     @property
     def mirrored(self) -> str:
-        """The text of the other end."""
+        """Text of the other end."""
         return f"{self.other}-{self.own}"
 
 
 def own_connections(descriptors: Collection[int]) -> list[Connection]:
-    """Those of this process's sockets that are connected."""
+    """The connected sockets of this process."""
     found = []
     for descriptor in descriptors:
         with contextlib.suppress(OSError), _socket_of(descriptor) as end:
@@ -85,18 +83,18 @@ def open_sockets() -> dict[str, int]:
 
 
 def shut_sockets(keep: set[str]) -> None:
-    """Shut every connected socket of this process but those in `keep`."""
+    """Shut every connected socket of this process except `keep`."""
     for identity, descriptor in open_sockets().items():
         if identity in keep:
             continue
         with contextlib.suppress(OSError), _socket_of(descriptor) as connection:
             if connection.family != socket.AF_UNIX:
-                connection.getpeername()  # fails where it is not connected
+                connection.getpeername()  # fails if not connected
                 connection.shutdown(socket.SHUT_RDWR)
 
 
 def give_up_after(connection: Connection, seconds: float) -> None:
-    """Have the kernel break a connection of this process that gets no answer for `seconds`, unless it is closed."""
+    """Make the kernel break a connection that gets no answer for `seconds`, unless it is closed."""
     with contextlib.suppress(OSError), _socket_of(connection.descriptor) as end:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
@@ -105,19 +103,10 @@ def give_up_after(connection: Connection, seconds: float) -> None:
 
 
 def cut(other_ends: Collection[str]) -> int:
-    """Drop every packet that arrives at this process on the connections that it has to these ends.
+    """Drop all packets that arrive on this process's connections to the given ends; returns their number.
 
-    A socket filter that keeps no packet is put on this process's end, so that it receives nothing, not even that the
-    other end closes. Have the other process do likewise for a silence of both. New connections are not cut.
-
-    Args:
-        other_ends: texts of the ends of the other process.
-
-    Returns:
-        How many connections were cut.
-
-    Raises:
-        RunError: the system does not allow it.
+    A socket filter hides even a close from this process. For silence in both directions, the other process must do the
+    same. New connections are not cut. Raises RunError if the system does not allow it.
     """
     ends = [end for end in own_connections(open_sockets().values()) if end.mirrored in other_ends]
     program = ctypes.create_string_buffer(struct.pack("HBBI", _RETURN, 0, 0, 0))

@@ -1,17 +1,11 @@
-"""Which communicators a generation needs, in which order they form, and the store that they form on.
+"""Communicators of a generation, the order in which they form, and the store that they form on.
 
-A process forms one communicator at a time, and each forms only while all its members are at it. Communicators are
-therefore the edges of a graph whose vertices are the workers, and a coloring of the edges gives rounds: in one round
-each worker forms at most one. Every process forms its own by round, then by name, an order that is the same
-everywhere; so the first of all that have not formed has all its members waiting for it, and forming cannot deadlock.
-That holds as well where some are not formed because they stand from before. A communicator of a sum has more than two
-members: it gets the first round that is free at all of them.
+A communicator forms only while all its members take part. With workers as vertices and communicators as edges, an edge
+coloring gives rounds in which each worker forms at most one. A sum gets the first round that is free at all its
+members. Every process forms its own communicators by round, then by name, which is the same order everywhere. The first
+one that has not formed thus has all its members waiting for it, so forming cannot deadlock, even if some are reused.
 
-Lanes between neighboring ranks are a bipartite graph unless the ranks are a ring of odd length; the lanes that states
-are copied by, between hosts of one stage, are few. So there are about as many rounds as the busiest worker has
-communicators.
-
-Communicators are between processes, whichever roles of the plan they play, so that one may serve several generations.
+Communicators connect processes, not roles of a plan, so that several generations can use them.
 """
 
 from __future__ import annotations
@@ -44,7 +38,7 @@ class Wanted:
     Attributes:
         round: in which it forms, from 0.
         members: by rank; the sender of a lane before its receiver.
-        stage: whose sum it carries (or the number of a group of tied stages); None for a lane.
+        stage: stage, or number of a group of tied stages, of its sum; None for a lane.
     """
 
     round: int
@@ -61,13 +55,9 @@ def lanes_of(schedule: Schedule) -> list[Lane]:
 
 
 def formation(lanes: Collection[Lane], hosts: Mapping[int, Sequence[Worker]]) -> list[Wanted]:
-    """The communicators of lanes and of the sums of several hosts, in the order in which they form.
-
-    Args:
-        hosts: stage, or number of a group of tied stages -> its live hosts.
-    """
-    # Those inside a pipeline come first, so that they have low numbers: after a failure in the middle of an iteration
-    # they form again, while those of re-routed micro-batches may be there from an earlier failure.
+    """Communicators of lanes and of sums over several hosts, in the order in which they form."""
+    # Lanes within a pipeline get low numbers: they must re-form after a failure inside an iteration, while re-routed
+    # lanes may still exist from an earlier failure.
     ordered = sorted(lanes, key=lambda lane: (lane[0].pipeline != lane[1].pipeline, lane))
     number = {worker: place for place, worker in enumerate(sorted({worker for lane in lanes for worker in lane}))}
     colors = color_edges([(number[sender], number[receiver]) for sender, receiver in ordered])
@@ -88,11 +78,11 @@ def formation(lanes: Collection[Lane], hosts: Mapping[int, Sequence[Worker]]) ->
 
 
 TENSOR, LANE, SUM = "tensor", "lane", "stage"
-"""What a communicator is for."""
+"""Purposes of communicators."""
 
 
 def member_of(process: Worker, tensor_rank: int, tensor_parallel: int) -> str:
-    """A process of a worker, of which there is one per tensor rank."""
+    """Name of a worker's process; there is one per tensor rank."""
     return f"{process}t{tensor_rank}" if tensor_parallel > 1 else str(process)
 
 
@@ -101,10 +91,8 @@ class CommunicatorPart:
     """This process's part of a communicator that the generation needs.
 
     Attributes:
-        purpose: of the communicator.
-        number: of the sum; 0 for others.
+        number: of the sum; 0 for other purposes.
         members: processes, by rank.
-        rank: of this process.
         peer: role at the other end of a lane.
     """
 
@@ -120,7 +108,7 @@ class CommunicatorPart:
 
     @property
     def name(self) -> str:
-        """In its generation, the same at all members and no other's."""
+        """Unique name in its generation, the same at all members."""
         if self.purpose == LANE:
             return f"lane{self.members[0]}>{self.members[1]}"
         return f"{self.purpose}{self.number}:{self.members[0]}"
@@ -140,28 +128,23 @@ def parts_of(groups: GroupsOfGeneration, tensor_rank: int, tensor_parallel: int)
         members = tuple(member_of(process[role], tensor_rank, tensor_parallel) for role in wanted.members)
         if wanted.stage is None:
             parts.append(CommunicatorPart(LANE, 0, members, rank, wanted.members[1 - rank]))
-        else:  # which of its processes plays which role is nothing to a sum
+        else:  # a sum does not depend on roles, so order members by process
             ordered = tuple(sorted(members))
             parts.append(CommunicatorPart(SUM, wanted.stage, ordered, ordered.index(members[rank])))
     return parts
 
 
 PAUSE_SECONDS = (0.001, 0.05)
-"""How often a group that forms looks for its members: at first, and after a while."""
+"""Polling interval of a forming group, initial and maximum."""
 
 
 class FormingStore(Store):
-    """Keys that a process's groups form on, with waits that end when the generation is over.
+    """Store that a process's groups form on, with waits that end with the generation.
 
-    torch's own clients block in `get` until the value is there, with the client's lock held: a process whose peer has
-    died before it came would neither leave its generation nor reach its agent. Opening such a client looks its address
-    up in the DNS with the interpreter lock held, which took 5 s where no name server answered. Backends accept this
-    store below a PrefixStore, whether the keys are the agent's or torchrun's; that does not keep it alive.
-
-    Args:
-        client: `set`, `get` and `check` of it are used.
-        over: set when the generation is over; waits then raise RuntimeError.
-        seconds: after which a `get` of what is not there raises RuntimeError.
+    torch's own clients block in `get` with the client's lock held, so a process whose peer has died could not leave its
+    generation. Opening one also resolves its address with the interpreter lock held, which took 5 s without a name
+    server. Backends accept this store below a PrefixStore but do not keep it alive. Its waits raise RuntimeError after
+    `over` is set, or after `seconds`.
     """
 
     def __init__(self, client: Any, over: threading.Event, seconds: float = 300.0) -> None:

@@ -1,17 +1,13 @@
-"""Gloo transport: raw process groups on a store prefix of their own, one generation long.
+"""Gloo transport: one generation's process groups on a separate store prefix.
 
-One group joins all live workers for point-to-point transfers, one more per stage joins its hosts for the sum. With
-tensor parallelism that is so for each tensor rank, and another group joins the processes of each worker. No
-global process group is made, so a generation ends by dropping objects, and megatron-core's own state is not touched.
+One group joins all live workers for transfers, one group per stage joins its hosts for the sum. With tensor parallelism
+each tensor rank has these groups, and another group joins the processes of each worker.
 
-Shutting this process's sockets is what wakes whoever is blocked in a gloo transfer, here and at the other end;
-aborting a group does not. Sockets that were open before the generation (those to the agent) are left alone, and
-so are listening sockets, whose shutdown would end the process. Three kinds of waits do not always end when the sockets
-are shut: forming a group whose member died before it connected, an all-reduce, and a transfer that is posted in that
-very moment, as those inside a worker and the parts of a state are all the time. They run in a thread of their own,
-which is left behind when the generation is over; so are their groups, because freeing one would wait for it.
-
-That a tensor has arrived is said in a wait only, so a thread of each lane waits for what was sent over it, in order.
+Shutting this process's sockets interrupts blocked gloo transfers at both ends; aborting a group does not. Sockets from
+before the generation and listening sockets stay open. Three kinds of waits may not end with the sockets: forming a
+group whose member died, an all-reduce, and a transfer posted at that moment. They run in a separate thread, which is
+abandoned with its group when the generation is over, because freeing the group would block. gloo reports a delivery
+only to a wait, so a thread per lane waits for the sent messages, in order.
 """
 
 from __future__ import annotations
@@ -42,16 +38,18 @@ from recycle.job import Job
 from recycle.job.shape import Worker
 
 LOOK_SECONDS = 1.0
-"""How often a process looks for connections that are gone without anybody having used them."""
+"""Interval of the check for broken idle connections."""
 PROBE_SECONDS, PROBE_TAG = 3.0, 2 * STATE_TAG
-"""How long an operation on a connection that is gone may take to say why, and its tag. Of several connections to one
-peer the kernel breaks each by itself, up to a second apart; and where a probe runs out, gloo closes its connection."""
+"""Time limit and tag of an operation that asks a broken connection for its error.
+
+The kernel breaks several connections to one peer up to a second apart.
+"""
 _WORLD, _TENSOR = -1, -2
-"""Keys, beside those of the stages, of the group of all workers and of that inside the worker."""
+"""Keys of the group of all workers and of the worker's own group, in addition to stages."""
 
 
 class Gloo(TransportPlugin):
-    """Between processes over TCP, on CPUs."""
+    """Transport between processes over TCP, on CPUs."""
 
     has_shards = True
     paces_links = True
@@ -83,12 +81,7 @@ class Gloo(TransportPlugin):
 
 
 class GlooTransport(GroupTransport):
-    """One generation of it. A transfer or a sum over a connection that got no answer raises Unreachable, with the peer.
-
-    Args:
-        settings: of the process.
-        groups: what to form.
-    """
+    """One generation of the gloo transport. Raises Unreachable, with the peer, if a connection gets no answer."""
 
     def __init__(self, settings: TransportSettings, groups: GroupsOfGeneration) -> None:
         super().__init__(groups, torch.device("cpu"))
@@ -110,7 +103,7 @@ class GlooTransport(GroupTransport):
         inside = f"{name}/tensor{role}"
         if len(self._tensor_ranks) > 1:
             name = f"{name}/t{self._tensor_rank}"
-        # Name, own rank and size of each group; formed in this order, which is the same everywhere.
+        # Name, rank and size of each group, in an order that is the same everywhere.
         wanted = {_WORLD: (f"{name}/world", members.index(role), len(members))}
         wanted |= {
             stage: (f"{name}/stage{stage}", peers.index(role), len(peers))
@@ -135,14 +128,12 @@ class GlooTransport(GroupTransport):
         self._sums = formed
 
     def _order(self, work: Any) -> None:
-        """Wait; receives with a limit of their own, as gloo's keep the one that their group was formed with."""
         if isinstance(work, Sending):
             self._until_over(work.waiting, math.inf)
         else:
             work.wait(timedelta(seconds=self._settings.limits.transport_timeout))
 
     def _wait_state(self, pending: Any) -> None:
-        """Wait in a thread: a state is many transfers, and one is easily posted in the moment when sockets are shut."""
         self._wait_in_thread(partial(self._order, pending), self._outgoing)
 
     def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
@@ -164,18 +155,13 @@ class GlooTransport(GroupTransport):
         )
 
     def begin(self, program: Sequence[Instruction], iteration: int) -> None:
-        """As `Transport.begin`. Raises Unreachable where a peer is cut off that nothing is under way with."""
+        """As `Transport.begin`. Raises Unreachable if a peer is cut off, even without pending transfers."""
         super().begin(program, iteration)
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_SECONDS
             self._look_for_cut_off()
 
     def _look_for_cut_off(self) -> None:
-        """Find connections that have got no answer although nothing was sent over them: the kernel has broken them.
-
-        Whoever this worker needs in this generation is told of as one that did not answer in a transfer. Of others a
-        warning says so: nothing is sent to them, unless a later plan asks for it.
-        """
         for peer in self._broken_off() - self._told:
             group, rank = self._outgoing[peer]
             try:
@@ -184,7 +170,7 @@ class GlooTransport(GroupTransport):
                 self._told.add(peer)
                 broken = self._broken(error)
                 if not isinstance(broken, Unreachable):
-                    continue  # the peer has closed it, which whoever waits for it will see
+                    continue  # the peer has closed the connection, which a wait will notice
                 if self._needs(peer):
                     raise Unreachable(str(broken), peer) from None
                 self._groups.warn(
@@ -193,7 +179,6 @@ class GlooTransport(GroupTransport):
                 )
 
     def _needs(self, peer: Worker) -> bool:
-        """Whether something goes from one to the other in this generation: messages, or sums of a stage's hosts."""
         role = self._groups.role
         shares = any(role in hosts and peer in hosts for hosts in self._groups.hosts.values())
         return shares or bool({(role, peer), (peer, role)} & set(self._groups.lanes))
@@ -222,7 +207,7 @@ class GlooTransport(GroupTransport):
                 sums.reduce_scatter(parts)
 
         if bucket is not None:
-            # Hosts of a stage begin its sums in one order, those of different stages need not.
+            # Hosts of a stage begin its sums in one order; hosts of different stages need not.
             if stage not in self._scattering:
                 self._scattering[stage] = ThreadPoolExecutor(1)
             begun.append(Sending(self._scattering[stage].submit(run)))
@@ -279,7 +264,6 @@ class GlooTransport(GroupTransport):
         self._tensor = None
 
     def _broken(self, error: RuntimeError) -> TransportError:
-        """What an error of gloo's says, and of which peer if a connection of this transport got no answer."""
         message = first_line(error)
         if "Connection timed out" not in message:
             return TransportError(message)
@@ -287,7 +271,6 @@ class GlooTransport(GroupTransport):
         return TransportError(message) if peer is None else Unreachable(message, peer)
 
     def _broken_off(self) -> set[Worker]:
-        """Roles that a connection of this transport to is gone."""
         standing = {str(connection) for connection in own_connections(open_sockets().values())}
         gone = {connection.mirrored for connection in self._connections if str(connection) not in standing}
         if not gone:
@@ -305,7 +288,7 @@ def _wait_for(works: Sequence[Any]) -> None:
 
 
 def form_group(settings: TransportSettings, name: str, rank: int, size: int, over: threading.Event) -> Any:
-    """A gloo group of `size` ranks, as soon as all have come. Raises RuntimeError once `over` is set, or too late."""
+    """Form a gloo group of `size` ranks. Raises RuntimeError after `over` is set, or on a timeout."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=settings.address)]

@@ -1,7 +1,7 @@
-"""What transports over process groups share: receives posted ahead in the program's order, which is that of every lane,
-and sent tensors kept until they arrived.
+"""Base of transports over process groups: receives posted ahead, and sent tensors kept until delivery.
 
-Which group carries a lane, and how a wait on it ends when a peer is gone, is each transport's own: gloo.py, nccl.py.
+Receives are posted in program order, which is the order of every lane. gloo.py and lanes.py choose the groups of lanes,
+and end waits on peers that are gone.
 """
 
 from __future__ import annotations
@@ -27,29 +27,26 @@ from recycle.job.shape import Worker
 from recycle.plans.shards import Owners
 
 OVER_SECONDS = 0.02
-"""How often a wait that cannot be woken looks whether its generation is over."""
+"""Polling interval of waits that cannot be interrupted."""
 STATE_TAG = 1 << 20
 _LEFT_BEHIND: list[tuple[Future[Any], Any]] = []
-"""Waits that have not ended with their generation, and their groups; kept until they do (at the transport timeout at
-the latest), because freeing a group before that would block this process."""
+"""Waits that outlived their generation, and their groups, because freeing a group would block."""
 
 
 @dataclass(frozen=True)
 class GroupsOfGeneration:
-    """Which groups one generation needs, as one of its processes sees them.
+    """Groups that one generation needs, from the view of one process.
 
     Attributes:
-        name: of the generation; the names of all its groups begin with it.
-        role: this worker's role in the plan.
+        name: of the generation; prefix of the names of its groups.
         members: roles of all live workers, in the same order everywhere.
         hosts: stage (or number of a group of tied stages) -> roles of its live hosts, of the whole plan.
-        message: shape and type of an activation that crosses a stage boundary.
-        lanes: of the whole plan, and those by which states are copied to workers that join.
-        processes: role -> position that the process which plays it started in, where the two differ.
-        owners: stage -> of each of its shards, the roles of who owns it, the first first; of a sharded optimizer.
-        givers: of these who has its parameters, the first first; all of them when left out. Others get them in gathers.
+        lanes: of the whole plan, and of copies of states to workers that join.
+        processes: role -> position that its process started in, if different.
+        givers: owners that have the shard's parameters when the generation begins, and send them in gathers; by default
+            all.
         over: set when the generation is over.
-        warn: called with what is wrong and holds up nobody.
+        warn: called with problems that stop no worker.
         waiting: called with True before a wait on a peer and with False after it.
     """
 
@@ -68,34 +65,23 @@ class GroupsOfGeneration:
 
 
 class StateTransfer:
-    """A part of a state on its way while training goes on.
-
-    Args:
-        works: operations of the transport.
-        wait: waits for one. ended: when one that was waited for has ended.
-    """
+    """Transfer of a part of a state during training."""
 
     def __init__(self, works: Sequence[Any], wait: Callable[[Any], None], ended: Callable[[Any], float]) -> None:
         self._works, self._wait, self._ended, self._began = works, wait, ended, time.monotonic()
 
     def wait(self) -> float:
-        """Wait until it is there; the seconds that it took. Raises TransportError when it cannot be."""
+        """Wait for the transfer. Returns its seconds. Raises TransportError on failure."""
         for work in self._works:
             self._wait(work)
         return max(map(self._ended, self._works), default=self._began) - self._began
 
 
 class GroupTransport(ABC):
-    """Transport over torch process groups, one generation long.
+    """Transport over torch process groups, for one generation.
 
-    `form` fills `_outgoing` and `_incoming`, peer -> (group that carries the lane, the peer's rank in it), and `_sums`,
-    stage -> group of its hosts.
-
-    Args:
-        groups: what to form.
-        device: where messages lie.
-
-    A subclass whose groups have no timeout of their own sets `_patience`, the seconds of a wait.
+    `form` fills `_outgoing` and `_incoming`, peer -> (group of the lane, the peer's rank in it), and `_sums`, stage ->
+    group of its hosts. A subclass whose groups have no timeout sets `_patience`, the seconds of a wait.
     """
 
     def __init__(self, groups: GroupsOfGeneration, device: torch.device) -> None:
@@ -116,36 +102,32 @@ class GroupTransport(ABC):
 
     @abstractmethod
     def form(self) -> None:
-        """Form the groups. Raises TransportError when they do not form."""
+        """Form the groups. Raises TransportError on failure."""
 
     def _synchronize(self) -> None:
-        """Wait until what a wait on a group has only queued on the device is done. Raises RuntimeError if it failed."""
         return
 
     def settle(self) -> None:
-        """Wait until the device has done all that was queued on it, so that it may be said to others.
+        """Wait until the device has completed all queued work, before reporting it as done.
 
-        Raises:
-            TransportError: the generation ends first, the device failed, or the transport timeout expired.
+        Raises TransportError if the generation ends first, the device failed, or the transport timeout expired.
         """
         self._settle_behind(self._synchronize)
 
     def _settle_behind(self, action: Callable[[], Any], group: Any = None) -> None:
         self._wait_in_thread(action, group, self._patience)
-        # The end of a generation lets a device go on with whatever is in its buffers.
+        # After the end of a generation the device runs on, with undefined contents of buffers.
         if self._over.is_set():
             raise TransportError("the generation is over")
 
     def waits_for_peer(self) -> bool:
-        """Whether the device has nothing to do until a peer comes, as far as is known; asked from any thread."""
+        """Whether the device is known to be idle until a peer arrives; from any thread."""
         return False
 
     def _order(self, work: Any) -> None:
-        """Let what follows on the device wait for an operation; without a device the host waits."""
         work.wait()
 
     def _posted_ahead(self) -> int:
-        """How many receives are posted before the program comes to them, the next ones of all lanes."""
         return POSTED_AHEAD
 
     def _start_receive(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
@@ -164,7 +146,6 @@ class GroupTransport(ABC):
         self._receives.begin(program)
 
     def _may_be_ahead(self, receive: Transfer, posted: Collection[Transfer]) -> bool:
-        """Whether a receive may be posted before the program comes to it, beside those that are."""
         return True
 
     def _post(self, instruction: Transfer) -> Pending:
@@ -188,20 +169,17 @@ class GroupTransport(ABC):
         self._sent.setdefault(instruction.peer, deque()).append((self._iteration, sending, tensor))
 
     def messaged(self) -> list[Messaged]:
-        """What messages took and were waited for since the last call, by process; empty where that is not known."""
+        """Statistics of messages since the last call, by process; empty if unknown."""
         return []
 
     def _drop_sent(self, iteration: int) -> None:
-        """Let go of what is known to have arrived, without waiting, and wait for what was sent until `iteration`.
-
-        On a device a wait costs nothing once it has, and frees what the backend keeps of it.
-        """
+        """Release delivered tensors without waiting, and wait for the tensors sent up to `iteration`."""
         for sent in self._sent.values():
             while sent and (sent[0][0] <= iteration or sent[0][1].is_completed()):
                 self._wait(sent.popleft()[1])
 
     def _tag(self, instruction: Transfer) -> int:
-        """Place in the lane and parity of the iteration: two iterations may be under way on a lane, never three."""
+        """Place in the lane and parity of the iteration: at most two iterations share a lane."""
         return 2 * self._places[instruction] + self._iteration % 2
 
     def receive(self, instruction: Transfer) -> Pending:
@@ -227,19 +205,17 @@ class GroupTransport(ABC):
         self._settle_behind(add_up, group)
 
     def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
-        """As `Transport.reduce_scatter`; a plug-in that has it says so (`TransportPlugin.has_shards`)."""
+        """As `Transport.reduce_scatter`; plug-ins that support it set `TransportPlugin.has_shards`."""
         raise NotImplementedError
 
     def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
-        """As `Transport.gather`; a plug-in that has it says so (`TransportPlugin.has_shards`)."""
+        """As `Transport.gather`; plug-ins that support it set `TransportPlugin.has_shards`."""
         raise NotImplementedError
 
     def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
-        """Start to give `tensor`, contiguous, to the worker's other tensor ranks and to get theirs.
+        """Start to exchange `tensor`, contiguous, with the worker's other tensor ranks, all in the same order.
 
-        All of them exchange tensors of one shape in the same order. The call returned waits until `tensor` may be
-        written again and all have come, and returns them by tensor rank. Only a transport that allows tensor
-        parallelism has it.
+        The returned call waits for all tensors, and until `tensor` may be written again, and returns them by rank.
         """
         raise NotImplementedError
 
@@ -249,32 +225,30 @@ class GroupTransport(ABC):
             self._wait_state(self._start_send(peer, tensor.detach(), STATE_TAG + place))
 
     def receive_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> None:
-        """Fill `tensors` with what `peer` sends by `send_state`."""
+        """Fill `tensors` from the peer's `send_state`."""
         for place, tensor in enumerate(tensors):
             self._wait_state(self._start_receive(peer, tensor.detach(), STATE_TAG + place))
 
     @property
     def tells_times(self) -> bool:
-        """Whether it is known when a part of a state has arrived, and any number of them may be on their way at once,
-        from the first iteration on."""
+        """Whether delivery times of state parts are known, and several may be in flight from the first iteration."""
         return True
 
     def begin_send_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> StateTransfer:
-        """Begin to send `tensors`, which must not be written until the transfer is waited for."""
+        """Start to send `tensors`, which must not be written until the transfer completes."""
         sends = [self._start_send(peer, tensor, STATE_TAG + place) for place, tensor in enumerate(tensors)]
         return StateTransfer(sends, self._wait_state, self._ended)
 
     def begin_receive_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> StateTransfer:
-        """Begin to fill `tensors` with what `peer` sends by `begin_send_state`."""
+        """Start to fill `tensors` from the peer's `begin_send_state`."""
         receives = [self._start_receive(peer, tensor, STATE_TAG + place) for place, tensor in enumerate(tensors)]
         return StateTransfer(receives, self._wait_state, self._ended)
 
     def _ended(self, pending: Any) -> float:
-        """When a transfer that was waited for has ended, monotonic seconds, as far as that is known."""
         return time.monotonic()
 
     def release(self) -> None:
-        """Begin to end the groups where that wakes whoever waits on them, and return; called from any thread."""
+        """Start to end the groups, if that interrupts waits on them, and return; from any thread."""
         return
 
     def close(self) -> None:
@@ -284,15 +258,12 @@ class GroupTransport(ABC):
         self._thread.shutdown(wait=False)
 
     def _wait_state(self, pending: Any) -> None:
-        """Wait for a part of a state that was sent or is received."""
         self._wait(pending)
 
     def _wait_in_thread(self, action: Callable[[], Any], group: Any = None, seconds: float = math.inf) -> Any:
-        """The result of `action`, a wait on `group` that may not end when the group is woken.
+        """Return the result of `action`, a wait on `group` that an interrupt may not end.
 
-        Raises:
-            TransportError: it failed or, and then it is left behind and `group` with it, the generation ends first or
-                it takes longer than `seconds`.
+        Raises TransportError on failure; abandons the action if the generation ends or `seconds` pass.
         """
         self._waiting(True)
         running = self._thread.submit(action)
@@ -330,7 +301,6 @@ class GroupTransport(ABC):
             raise self._broken(error) from None
 
     def _broken(self, error: RuntimeError) -> TransportError:
-        """What an error of the group's says."""
         return TransportError(first_line(error))
 
 

@@ -1,21 +1,13 @@
-"""Transport with a communicator of its own per lane: what NCCL needs, and any backend can do.
+"""Transport with one communicator per lane: NCCL needs this, and any backend supports it.
 
-A lane is a directed pair of workers. On one communicator per lane only one worker sends and one receives, both in the
-order of the checked schedule, so first in, first out cannot deadlock, whatever other lanes do; and a lane whose peer
-is gone blocks no other. Each is between processes of one tensor rank; the processes of a worker have one more, which
-forms first. The others form in rounds (formation.py). Those on which nothing was under way when the generation before
-ended do not form again (communicators.py).
+On a lane's communicator one worker sends and one receives, both in the order of the checked schedule. So FIFO order
+cannot deadlock, and a dead peer blocks no other lane. Communicators form in rounds (formation.py), unless they are
+reused (communicators.py), and are warmed up at once.
 
-Communicators that form lazily would do so at the first transfer, in the order of the program and not in this one:
-each is warmed up as soon as it stands, which also keeps that time out of the first iteration.
-
-A wait on such a communicator only queues what follows behind it on the device, and the host goes on. Where others are
-told that something is done, `settle` waits for the device. A receive occupies the device until its peer comes, and the
-first use of a kernel may wait until the device is idle. So in the first iteration of a generation no receive is posted
-before the program comes to it: in the order of the program no wait of one instruction can depend on a later one.
-Later on at most one of each lane is posted ahead. Streams share a few work queues of the hardware. A receive that spins
-has left its queue; a second one of its lane stands there until the first has ended, and holds up what other streams
-have in that queue, perhaps the very computation that the first one's sender waits for.
+A wait on such a communicator only orders later work on the device after it; `settle` waits for the device. A receive
+occupies the device until its peer arrives, and the first use of a kernel may wait until the device is idle. In the
+first iteration of a generation receives are therefore not posted ahead. Later at most one per lane is: streams share a
+few hardware queues, and a second receive might hold up the computation that the first one's sender waits for.
 """
 
 from __future__ import annotations
@@ -42,11 +34,7 @@ from recycle.job.shape import Worker
 
 
 class LanePlugin(TransportPlugin):
-    """A transport with a communicator per lane.
-
-    Attributes:
-        communicators: of this process.
-    """
+    """A transport with a communicator per lane."""
 
     def __init__(self, settings: TransportSettings) -> None:
         super().__init__(settings)
@@ -62,13 +50,7 @@ def _offer_key(generation: str, member: str) -> str:
 
 
 class LaneTransport(GroupTransport):
-    """One worker's end of all its lanes and sums, in one generation; a subclass makes the communicators on `_store`.
-
-    Args:
-        settings: of the process.
-        groups: what the generation needs.
-        communicators: of the process.
-    """
+    """One worker's end of all its lanes and sums, in one generation; a subclass creates communicators on `_store`."""
 
     def __init__(self, settings: TransportSettings, groups: GroupsOfGeneration, communicators: Communicators) -> None:
         super().__init__(groups, settings.device)
@@ -88,15 +70,15 @@ class LaneTransport(GroupTransport):
 
     @abstractmethod
     def _make(self, name: str, rank: int, size: int) -> Any:
-        """A torch backend of `size` ranks; waits for the others."""
+        """Create a torch backend of `size` ranks; waits for the others."""
 
     @abstractmethod
     def _abort(self, groups: Sequence[Any]) -> None:
-        """End communicators together, which wakes whoever waits on them here; may take a while."""
+        """Abort communicators together, which interrupts waits on them here; may block for a while."""
 
     @abstractmethod
     def _mark(self) -> Callable[[], bool]:
-        """A call that says whether the device has done what it was given to compute until now."""
+        """Return a call that tells whether the device has completed the work queued until now."""
 
     def _order(self, work: Any) -> None:
         mark = self._mark()
@@ -110,10 +92,7 @@ class LaneTransport(GroupTransport):
             self._ordered.popleft()
 
     def waits_for_peer(self) -> bool:
-        """Whether the device has come to an operation that has not ended, because a peer has not come.
-
-        The host may wait for the device then: at the end of its program, or because the device takes no more launches.
-        """
+        """Whether the device, for which the host may wait, is at an operation that waits for a peer."""
         with self._lock, contextlib.suppress(RuntimeError):  # the main thread meets the same error
             self._forget_done()
             return bool(self._ordered) and self._ordered[0][0]()
@@ -134,7 +113,6 @@ class LaneTransport(GroupTransport):
                 self._incoming[part.peer] = communicator, 0
 
     def _kept(self) -> dict[CommunicatorKey, Communicator]:
-        """The communicators that go on, as all their members agree."""
         size = self._settings.tensor[1]
         live = [self._groups.processes.get(role, role) for role in self._groups.members]
         self._communicators.keep_among({member_of(process, rank, size) for process in live for rank in range(size)})
@@ -159,7 +137,6 @@ class LaneTransport(GroupTransport):
         return {key: one for key, one in agreed.items() if one is not None}
 
     def _stand(self, part: CommunicatorPart) -> Communicator:
-        """A new communicator, once all have come and something has passed over it."""
         try:
             formed: Communicator = self._wait_in_thread(
                 lambda: self._formed(part), seconds=self._settings.limits.form_timeout
@@ -227,7 +204,7 @@ class LaneTransport(GroupTransport):
         def add_up() -> None:
             for works, _ in begun:
                 self._order_all(works)
-            # A sum is there, for what is queued behind it, before it goes on.
+            # A broadcast may only start after the sum that it sends.
             self._order_all([work for _, of in begun for parts in of for work in sums.broadcast(parts)])
             self._synchronize()
 
@@ -273,23 +250,16 @@ class LaneTransport(GroupTransport):
         return pending
 
     def release(self) -> None:
-        """Begin to end the communicators that wait for a peer, in a thread of its own, and let no operation begin.
-
-        The caller holds up the heartbeat of nobody.
-        """
+        """Prevent new operations, and start to abort communicators that wait for a peer, in a separate thread."""
         with self._lock:
             if waiting := self._communicators.end():
                 self._endings.append(threading.Thread(target=self._abort, args=(waiting,), daemon=True))
                 self._endings[-1].start()
 
     def close(self) -> None:
-        """End the communicators that wait for a peer, and wait until the device is idle: what was queued may still
-        write to the state.
+        """Abort the communicators that wait for a peer, and wait until the device is idle.
 
-        An abort that hangs is found as a hang of this process.
-
-        Raises:
-            RunError: the device has failed, and only another process can use it again.
+        Raises RunError if the device has failed, and only another process can use it again.
         """
         super().close()
         self._tensor = None

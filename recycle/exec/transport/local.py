@@ -1,7 +1,7 @@
-"""Local transport: all workers in one process. For tests, notebooks and one GPU.
+"""Local transport: all workers in one process, for tests, notebooks and a single GPU.
 
-Instructions run one after the other in a global order that respects every dependency, so a receive always finds its
-tensor and a reduction always finds every host's sum complete.
+Instructions run one after the other in a global order that respects every dependency. So a receive always finds its
+tensor, and a reduction finds every host's sum complete.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from recycle.plans.shards import Owners
 
 @dataclass
 class Exchange:
-    """What the local workers share.
+    """State shared by the local workers.
 
     Attributes:
-        lanes: (sender, receiver, place in the lane) -> tensor under way.
-        sums: (stage, bucket; None for the last) -> host -> of each buffer of its gradients the parts by shard, of which
-            there is one where each host has all of the stage's state.
-        reduced: those whose sum of this iteration is done.
-        owners: stage -> of each of its shards, who owns it, the first first; of a sharded optimizer.
+        lanes: (sender, receiver, place in the lane) -> tensor in flight.
+        sums: (stage, bucket; None for the last) -> host -> parts by shard of each gradient buffer. Replicated state has
+            one part.
+        reduced: keys of `sums` that are done in this iteration.
         weights: stage -> host -> the parts of its parameters, by shard.
         gathered: stages whose parameters are gathered in this iteration.
     """
@@ -63,7 +62,7 @@ class LocalTransport:
         return pending
 
     def reduce(self, stage: int, buffers: object, bucket: int | None = None) -> None:
-        """Sum what all hosts have; who comes to it first does it for all."""
+        """Sum over all hosts; the first host that calls it sums for all."""
         if (stage, bucket) in self._exchange.reduced:
             return
         self._exchange.reduced.add((stage, bucket))
@@ -90,7 +89,7 @@ class LocalTransport:
                     of_host[place].copy_(every[owners[0]][place])
 
     def messaged(self) -> list[Messaged]:
-        """Nothing: messages take no time here."""
+        """Empty, because messages take no time here."""
         return []
 
     def close(self) -> None:

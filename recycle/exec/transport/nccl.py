@@ -1,14 +1,12 @@
-"""NCCL communicators for transports between GPUs. Not yet run: it needs several GPUs (see docs/guides/transports.md).
+"""NCCL communicators for transports between GPUs. Not yet run: needs several GPUs (see docs/guides/transports.md).
 
-What is known of NCCL's failures decides the design. A dead peer leaves kernels that spin for ever and no error, so
-nobody's death is ever learned from NCCL: heartbeats and process ends tell, and the watch thread then aborts every
-communicator of this process, which is what lets the spinning kernels end. All are aborted in one group: alone, the
-abort of one waits for the device, on which the receives of the others spin (pytorch issue 119797). Every communicator
-is made here and by itself, never split from another, since an abort does not reach split ones. After an abort nothing
-that was on its stream is valid: the iteration starts again from the committed step. A new generation forms under names
-of its own, and only once all have acknowledged that they left the old one, so that no one aborts while another
-initialises. torch's own watchdog must not end the process meanwhile: the environment switches it off before torch is
-imported. What NCCL does is simulated in `tests/exec/accelerator`, and this transport's code runs over it there.
+NCCL's failures decide the design. A dead peer leaves spinning kernels and no error, so heartbeats and process ends
+detect deaths. The watch thread then aborts every communicator of this process, which ends the spinning kernels. All are
+aborted in one group: a single abort waits for the device, where the receives of the others spin (pytorch issue 119797).
+Communicators are never split from others, because an abort does not reach split ones. After an abort everything on its
+stream is invalid, and the iteration restarts from the committed step. A new generation uses new names. It forms after
+all processes have left the old one, so that none aborts while another initializes. The environment disables torch's
+watchdog, which would end the process. `tests/exec/accelerator` runs this code on a simulated NCCL.
 """
 
 from __future__ import annotations
@@ -34,18 +32,17 @@ UNFIT_VERSIONS = ((2, 17, 1), (2, 25, 1))
 
 
 class Nccl(LanePlugin):
-    """Between processes with a GPU each, which is theirs alone: NCCL refuses two ranks on one.
+    """Transport between processes with one exclusive GPU each: NCCL refuses two ranks on one.
 
-    Raises:
-        RunError: no GPU, an NCCL that cannot be relied on, or torch's watchdog is on.
+    Raises RunError if there is no GPU, NCCL is missing or has a known defect, or torch's watchdog is on.
     """
 
     has_shards = True
     environment: ClassVar[Mapping[str, str]] = {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else torch's watchdog ends the process before the generation does
-        "TORCH_NCCL_ENABLE_MONITORING": "0",  # likewise, when the watchdog itself is stuck behind an abort
+        "TORCH_NCCL_ENABLE_MONITORING": "0",  # the same, when the watchdog itself waits for an abort
         "CUDA_MODULE_LOADING": "EAGER",  # a kernel that loads at its first use waits for receives that spin
-        "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # else streams share 8 queues, and a lane that waits may hold up computing
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # else streams share 8 queues, and a waiting lane may hold up computation
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # deterministic matrix products
     }
 
@@ -72,7 +69,7 @@ class Nccl(LanePlugin):
     def device(cls, local_index: int) -> torch.device:
         device = gpu_or_cpu(local_index)
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # libraries below that are not told one take the current one
+            torch.cuda.set_device(device)  # libraries use the current device by default
         return device
 
     def _form(self, groups: GroupsOfGeneration) -> LaneTransport:
@@ -80,7 +77,7 @@ class Nccl(LanePlugin):
 
 
 class NcclTransport(LaneTransport):
-    """One generation of it."""
+    """One generation of the NCCL transport."""
 
     def _make(self, name: str, rank: int, size: int) -> Any:
         nccl: Any = dist.ProcessGroupNCCL
@@ -106,7 +103,7 @@ class NcclTransport(LaneTransport):
 
 
 def require_usable(device: torch.device) -> None:
-    """Raise RunError that names what is missing for NCCL in this process."""
+    """Raise RunError that names what NCCL lacks in this process."""
     if device.type != "cuda":
         raise RunError("NCCL: no GPU is visible here")
     if not dist.is_nccl_available():

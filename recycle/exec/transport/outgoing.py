@@ -1,19 +1,12 @@
-"""The messages that a process sends: each held back as its link is paced, and timed until it is there.
+"""Messages that a process sends: delayed by emulated links and faults, and timed until delivery.
 
-An emulated stage takes its profile's time, and so does a message that it sends: it is held back for the latency and the
-bytes / bandwidth of its link. A `slow-link` fault has the messages to one other process take so many times as long, for
-some iterations; a `flaky-link` fault holds each back with some probability. The message itself goes over the network
-as ever, at the end of its time. Where nobody emulates a link, a slow one takes so many times what messages over it took
-lately, as the process measured.
+A message of an emulated stage is delayed by the latency and bytes / bandwidth of its link, then sent over the network.
+A `slow-link` fault multiplies the time of messages to one process, a `flaky-link` fault delays each with some
+probability. A lane carries one message at a time, and its thread waits for the delivery.
 
-A lane is a directed pair of workers and carries one message at a time, so that who waits for one waits for real: a
-transfer begins when it is asked for and the one before has ended, and ends when the receiver's process has it, which
-the thread of the lane waits for.
-
-Limits: only messages between stages are held back, not sums of gradients and not copies of states. Both ends of a link
-slow down what they send. gloo sends a message only once its receive is posted, so a receiver that is late makes the
-transfer look long: of the transfers of an iteration the lower quartile is told, and beside it how long the receiver
-waited (`Messaged`).
+Limits: sums of gradients and copies of states are not delayed. gloo sends a message only once its receive is posted, so
+a late receiver makes the transfer look long. Statistics therefore give the lower quartile of an iteration, and the time
+that the receiver waited (`Messaged`).
 """
 
 from __future__ import annotations
@@ -34,17 +27,11 @@ from recycle.job import Job, price
 from recycle.job.shape import Worker
 
 LOST_SECONDS = 0.2
-"""How long a flaky link holds a message back: TCP sends again what was lost after that at the soonest (the minimum
-retransmission timeout of Linux; RFC 6298 has a second)."""
+"""Delay of a message on a flaky link: Linux's minimum TCP retransmission timeout (RFC 6298 has a second)."""
 
 
 class PacedLinks:
-    """The links that one process sends over.
-
-    Args:
-        process: position that the process started in.
-        seconds: of a message to another process, where links are emulated.
-    """
+    """The links over which the process that started at position `process` sends."""
 
     def __init__(self, process: Worker, seconds: Callable[[Worker], float] = lambda _: 0.0) -> None:
         self._process, self._seconds = process, seconds
@@ -54,7 +41,7 @@ class PacedLinks:
 
     @classmethod
     def of(cls, job: Job, process: Worker) -> PacedLinks:
-        """Those that `job` emulates; none where its stages are real."""
+        """The links that `job` emulates; no delays if its stages are real."""
         scale = job.model.seconds_per_unit if job.model.kind == "emulated" else 0.0
         if not scale:
             return cls(process)
@@ -68,25 +55,21 @@ class PacedLinks:
         return cls(process, seconds)
 
     def begin(self) -> None:
-        """An iteration begins; what faults did to the one before is over."""
+        """Begin an iteration without faults."""
         self._factor, self._flaky = {}, {}
 
     def slow_down(self, one: Worker, other: Worker, factor: float) -> None:
-        """What this process sends between the two takes `factor` times as long in this iteration."""
+        """Multiply the time of this process's messages between two workers by `factor`, in this iteration."""
         peer = other if one == self._process else one
         self._factor[peer] = self._factor.get(peer, 1.0) * factor
 
     def make_flaky(self, one: Worker, other: Worker, probability: float, seed: str) -> None:
-        """Each message that this process sends between the two is held back with this probability in this iteration."""
+        """Delay each of this process's messages between two workers with this probability, in this iteration."""
         peer = other if one == self._process else one
         self._flaky[peer] = probability, Random(f"{seed} {self._process}")
 
     def hold(self, peer: Worker, usual: float) -> float:
-        """Seconds for which the next message to a process is held back before it is sent.
-
-        Args:
-            usual: what messages to it took lately over the network alone.
-        """
+        """Seconds to delay the next message to a process, given their recent time over the network alone."""
         if peer not in self._emulated:
             self._emulated[peer] = self._seconds(peer)
         emulated, factor = self._emulated[peer], self._factor.get(peer, 1.0)
@@ -96,17 +79,17 @@ class PacedLinks:
 
 
 _UNTIL_THE_END = timedelta(days=30)
-"""A sent tensor may wait for as long as its receiver computes; the end of the generation ends that wait."""
+"""A sent tensor may wait as long as its receiver computes; the end of the generation ends the wait."""
 MOST_TIMES = 4096
-"""Messages whose times are kept until somebody asks for them."""
+"""Most message times kept until they are queried."""
 LATELY = 32
-"""Messages of which the fastest says what the network takes."""
+"""Number of recent messages; the fastest gives the time of the network."""
 Start = Callable[["torch.Tensor", int], Any]
-"""Begins to send a tensor with a tag; what it returns can be waited for. Raises RuntimeError."""
+"""Starts to send a tensor with a tag; returns an object to wait for. Raises RuntimeError."""
 
 
 class Sending:
-    """What a thread waits for, a message under way or a sum; says whether it is there."""
+    """A message in flight or a sum that a thread waits for."""
 
     def __init__(self, waiting: Future[Any]) -> None:
         self.waiting = waiting
@@ -115,22 +98,12 @@ class Sending:
         return self.waiting.done()
 
     def wait(self) -> Any:
-        """Wait until it is there. Raises RuntimeError when it cannot be.
-
-        Returns:
-            of a part of a state when it has, monotonic seconds.
-        """
+        """Wait for completion; for a part of a state, returns when it was delivered. Raises RuntimeError."""
         return self.waiting.result()
 
 
 class OutgoingLane:
-    """One lane of one generation.
-
-    Args:
-        start: sends over it.
-        hold: seconds to hold the next message back, given what the network takes.
-        over: set when the generation is over.
-    """
+    """One lane of one generation. `hold` gives the delay of the next message, from the network's time."""
 
     def __init__(self, start: Start, hold: Callable[[float], float], over: threading.Event) -> None:
         self._start, self._hold, self._over = start, hold, over
@@ -151,16 +124,16 @@ class OutgoingLane:
         return self.last
 
     def send_state(self, tensor: torch.Tensor, tag: int) -> Sending:
-        """Send a part of a state, which is neither held back nor timed."""
+        """Send a part of a state, without delay and timing."""
         self.last = Sending(self._thread.submit(_until_there, self._start(tensor, tag)))
         return self.last
 
     def take_seconds(self) -> Sequence[float]:
-        """What each message took that has arrived since the last call."""
+        """Times of messages delivered since the last call."""
         return [self._taken.popleft() for _ in range(len(self._taken))]
 
     def close(self) -> None:
-        """Send nothing more."""
+        """Stop sending."""
         self._thread.shutdown(wait=False)
 
     def _send_later(self, asked: float, hold: float, tensor: torch.Tensor, tag: int) -> None:

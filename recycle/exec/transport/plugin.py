@@ -1,7 +1,7 @@
-"""What a transport is to everything outside of this folder, `TransportPlugin`, and which there are.
+"""`TransportPlugin`, the interface of transports to other folders, and the table of transports.
 
-A worker process has one plug-in object, which opens the groups of each generation in turn. To add a transport: a
-subclass in a file of its own, and its line in `TRANSPORTS`; docs/guides/transports.md has an example.
+A worker process has one plug-in object, which opens the groups of each generation in turn. To add a transport, write a
+subclass in a new file and add it to `TRANSPORTS`; docs/guides/transports.md has an example.
 """
 
 from __future__ import annotations
@@ -26,16 +26,14 @@ from recycle.job.shape import Worker
 
 @dataclass(frozen=True)
 class TransportSettings:
-    """What a plug-in knows of the process that it moves tensors for.
+    """Settings of a plug-in, from the process that uses it.
 
     Attributes:
         store: a torch store client that groups form on.
-        device: that the stages of this process compute on.
-        address: of this machine, by which peers reach it.
-        tensor: tensor rank of this process, and T. Lanes and sums are between processes of one tensor rank.
-        links: what makes messages take longer; None for nothing. Of a plug-in that has `paces_links`.
-        limits: seconds of a wait (`transport_timeout`, the last resort), of forming groups (`form_timeout`), and of a
-            connection without an answer, whose peer is out of reach then (`dead_after`).
+        tensor: tensor rank of this process, and T. Lanes and sums connect processes of one tensor rank.
+        links: delays of messages; None for no delays. For plug-ins with `paces_links`.
+        limits: timeouts in seconds: of a wait (`transport_timeout`, the last resort), of forming groups
+            (`form_timeout`), and of a connection without an answer (`dead_after`).
     """
 
     store: Any
@@ -47,18 +45,17 @@ class TransportSettings:
 
 
 class TransportPlugin(ABC):
-    """A transport. What is asked before any process runs are class methods; an object belongs to one process.
+    """A transport. Class methods need no process; an object belongs to one process.
 
     Attributes:
-        paces_links: whether its messages are held back as `TransportSettings.links` says, and their times told.
+        paces_links: whether `TransportSettings.links` delays its messages, and it reports their times.
         has_shards: whether its `GroupTransport` has the sums and gathers of a sharded optimizer.
-        progress: of the device that the process computes on.
     """
 
     has_shards: ClassVar[bool] = False
     paces_links: ClassVar[bool] = False
     environment: ClassVar[Mapping[str, str]] = {}
-    """Variables that a worker process sets first of all; torch is imported by then."""
+    """Variables that a worker process sets at the start, after importing torch."""
 
     def __init__(self, settings: TransportSettings) -> None:
         self.settings = settings
@@ -68,64 +65,52 @@ class TransportPlugin(ABC):
     @classmethod
     @abstractmethod
     def refusal(cls, job: Job) -> str | None:
-        """Why it cannot move what the stages of `job` make on this machine; None when it can."""
+        """Why this transport cannot move the tensors of `job` on this machine; None if it can."""
 
     @classmethod
     def require_machine(cls, processes: int) -> None:
-        """Raise JobError when it cannot connect so many processes of this machine; most can connect any number."""
+        """Raise JobError if the transport cannot connect so many processes of this machine."""
         return
 
     @classmethod
     def device(cls, local_index: int) -> torch.device:
-        """The device that the process with this number on its machine computes on."""
+        """The device of the process with this index on its machine."""
         return torch.device("cpu")
 
     def offer(self, generation: str, process: Worker) -> None:
-        """Tell the others what this process could keep for a generation, whose name this is; before it acknowledges it.
-
-        Args:
-            process: the position that this process started in.
-
-        Raises:
-            RunError: the agent does not answer.
-        """
+        """Publish what this process can reuse in a generation, before acknowledging it. May raise RunError."""
         return
 
     def open(self, groups: GroupsOfGeneration) -> GroupTransport:
-        """Form a generation's groups. Raises TransportError when they do not form."""
+        """Form a generation's groups. Raises TransportError on failure."""
         self._standing = self._form(groups)
         self._standing.form()
         return self._standing
 
     @abstractmethod
     def _form(self, groups: GroupsOfGeneration) -> GroupTransport:
-        """The transport of a generation, whose groups have not formed yet."""
+        """Create the transport of a generation, without forming its groups."""
 
     def wake(self) -> None:
-        """Let whoever waits for a peer in this process wake up with TransportError, and peers that wait for it too.
+        """Interrupt waits for peers in this process with TransportError, and waits of peers for it.
 
-        Called from another thread, again and again until the main thread has left its generation, which may not go on
-        meanwhile: so it returns at once. It releases the groups unless a subclass has another way.
+        Called from another thread, repeatedly until the main thread has left its generation, so it must return at once.
         """
         if (standing := self._standing) is not None:
             standing.release()
 
     def clock(self) -> Clock:
-        """The clock of the device that this process computes on; asked once, when the device is known."""
+        """The clock of the device that this process computes on; called once."""
         return clock_of(self.settings.device)
 
     def device_state(self) -> DeviceState:
-        """How far the device of this process is; asked by the heartbeat's thread."""
+        """Progress of the device, for heartbeats."""
         standing = self._standing
         waits = standing is not None and standing.waits_for_peer()
         return replace(self.progress.state(), waits=waits)
 
     def end(self) -> None:
-        """This process leaves its generation, whether its groups had formed or not.
-
-        Raises:
-            RunError: its device has failed for good.
-        """
+        """Leave the generation. Raises RunError if the device has failed permanently."""
         self.wake()
         if self._standing is not None:
             self._standing.close()
@@ -134,7 +119,7 @@ class TransportPlugin(ABC):
 
 
 def gpu_or_cpu(local_index: int = 0) -> torch.device:
-    """The GPU with this number on its machine, in turn where there are fewer; the CPU where there is none."""
+    """The GPU with this index, modulo their number; the CPU without GPUs."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", local_index % torch.cuda.device_count())
@@ -149,14 +134,13 @@ TRANSPORTS = {
     "nccl": "recycle.exec.transport.nccl:Nccl",
     "gloo": "recycle.exec.transport.gloo:Gloo",
 }
-"""Name -> `module:class` of its plug-in; "auto" takes the first that can move what the job's stages make. Entry points
-of other packages add names."""
+"""Name -> `module:class`; "auto" takes the first that fits. Entry points of other packages add names."""
 ANYWHERE = "gloo"
-"""The transport that needs nothing of a machine: what links are measured over."""
+"""The transport that works on any machine; links are measured over it."""
 
 
 def transport_named(name: str) -> type[TransportPlugin]:
-    """The plug-in with this name, or at this `package.module:Class`. Raises JobError when there is none."""
+    """The plug-in of this name, or at this `package.module:Class`. Raises JobError if there is none."""
     entries = {entry.name: entry for entry in entry_points(TRANSPORTS_GROUP, ("auto", *TRANSPORTS))}
     if name in entries:
         value = load_entry_point(entries[name])
@@ -181,11 +165,7 @@ def _is_plugin(value: Any) -> TypeGuard[type[TransportPlugin]]:
 
 
 def transport_of(job: Job) -> type[TransportPlugin]:
-    """The transport that `[membership] transport` asks for on this machine.
-
-    Raises:
-        JobError: there is none, or it cannot move what the stages make.
-    """
+    """The transport that `[membership] transport` selects here. Raises JobError if none fits the job."""
     wanted = job.membership.transport
     plugins = [transport_named(name) for name in (TRANSPORTS if wanted == "auto" else [wanted])]
     refusals = [plugin.refusal(job) or _shards_refusal(plugin, job) for plugin in plugins]
@@ -196,7 +176,6 @@ def transport_of(job: Job) -> type[TransportPlugin]:
 
 
 def _shards_refusal(plugin: type[TransportPlugin], job: Job) -> str | None:
-    """Why it cannot do what the job's optimizer needs; None when it can."""
     if job.train.sharded_optimizer and not plugin.has_shards:
         return f"[train] sharded_optimizer: the transport {plugin.__name__} does not have it yet; set it to false"
     return None

@@ -1,17 +1,13 @@
-"""Sums and gathers of shards, over sends and receives (gloo) or over sums on a root and broadcasts (NCCL).
+"""Sums and gathers of shards, over sends and receives (gloo) or over rooted sums and broadcasts (NCCL).
 
-Reduce: each shard is summed on its first owner, and the sum goes from there to the other owners. So all owners have the
-same bits, also of sums that depend on their order, and with N elements of g bytes over D hosts each sends
-g N (D - 1) / D for the first owners and g N (k - 1) / D for the others. Gather: the first owner of a shard gives it to
-the hosts that do not own it, w N (D - k) / D bytes, or by broadcasts to all, w N (D - 1) / D.
+Reduce: each shard is summed on its first owner, which sends the sum to the other owners. So all owners have the same
+bits. With N elements of g bytes over D hosts each host sends g N (D - 1) / D to the first owners and g N (k - 1) / D to
+the others. Gather: the first owner of a shard sends it to the hosts that do not own it, w N (D - k) / D bytes, or by
+broadcasts to all, w N (D - 1) / D.
 
-gloo has no reduce-scatter of its own (`ShardedSums`): every host sends its part of a shard to the first owner, which
-adds them in the order of the hosts. Parts go in pieces, so that all a host needs besides is two pieces from each peer,
-and adds one while the next comes.
-
-With NCCL (`RootedSums`) the owners of a shard have a communicator for themselves. An owner that has already what a
-broadcast brings takes it into a scratch, so that nobody reads its state while a buffer is written. All hosts begin the
-operations of a communicator in the order of the shards.
+`ShardedSums` sends parts in pieces, so a host needs only two more pieces per peer. In `RootedSums` the owners of a
+shard have a separate communicator; an owner that already has the parameters of a broadcast receives them into scratch
+memory. All hosts begin the operations of a communicator in the order of the shards.
 """
 
 from __future__ import annotations
@@ -31,16 +27,7 @@ _REDUCE, _SUM, _GATHER = range(3)
 
 
 class ShardedSums:
-    """One host's part in them.
-
-    Args:
-        group: of the stage's hosts; a torch backend with send and recv.
-        rank: of this host in it.
-        size: of the group.
-        owners: of each shard, ranks of those who own it, the first first.
-        givers: of these, who has its parameters before a gather.
-        wait: waits for an operation of the group.
-    """
+    """One host's part in the sums and gathers of a stage, over a torch backend with send and recv."""
 
     def __init__(
         self,
@@ -55,7 +42,7 @@ class ShardedSums:
         self._peers = [peer for peer in range(size) if peer != rank]
 
     def reduce_scatter(self, parts: Sequence[torch.Tensor]) -> None:
-        """Sum the parts in place; returns when the sums are there and all is sent."""
+        """Sum the parts in place; returns when the sums are complete and everything is sent."""
         sent, received, mine = list[Any](), list[Any](), list[int]()
         for shard, (part, owners) in enumerate(zip(parts, self._owners, strict=True)):
             first, *others = owners
@@ -65,7 +52,7 @@ class ShardedSums:
             for number, piece in enumerate(_pieces(part)):
                 sent.append(self._send(piece, first, shard, number, _REDUCE))
                 if self._rank in others:
-                    # The sum comes when the first owner has all of what is being sent from here.
+                    # The first owner sends the sum only after it has received all of this part.
                     received.append(self._receive(piece, first, shard, number, _SUM))
         for shard in mine:
             sent += self._add_up(shard, parts[shard])
@@ -73,7 +60,6 @@ class ShardedSums:
             self._wait(work)
 
     def _add_up(self, shard: int, part: torch.Tensor) -> list[Any]:
-        """Add what the peers have of a part, piece by piece, and send it to the other owners; what is being sent."""
         whole = _pieces(part)
         scratch = [
             [torch.empty_like(whole[0]) for _ in self._peers] if whole else [] for _ in range(min(AWAITED, len(whole)))
@@ -102,7 +88,7 @@ class ShardedSums:
         return sent
 
     def gather(self, parts: Sequence[torch.Tensor]) -> None:
-        """Fill the parts that this host does not own; returns when that and all sends are done."""
+        """Fill the parts that this host does not own; returns when all transfers are done."""
         works = []
         for shard, (part, owners) in enumerate(zip(parts, self._givers, strict=True)):
             for number, piece in enumerate(_pieces(part)):
@@ -121,7 +107,7 @@ class ShardedSums:
         return self._group.recv([piece], peer, self._tag(shard, number, purpose))
 
     def _tag(self, shard: int, number: int, purpose: int) -> int:
-        """Messages of one pair of hosts and tag come in the order in which they were sent, so iterations share tags."""
+        """Iterations share tags, because messages with one tag arrive in the order in which they were sent."""
         return ((shard % 4096) * 3 + purpose) * 32768 + number % 32768
 
 
@@ -130,13 +116,13 @@ def _pieces(part: torch.Tensor) -> list[torch.Tensor]:
 
 
 _OWNERS = 1 << 20
-"""Number of the first group of owners, beyond those of stages and of tied stages."""
+"""Number of the first group of owners, beyond the numbers of stages and of tied stages."""
 
 
 def with_owners(groups: GroupsOfGeneration) -> tuple[GroupsOfGeneration, dict[int, list[int | None]]]:
-    """What a generation needs, with the groups of owners; and stage -> the number of each shard's group.
+    """Add groups of owners to a generation's groups; also returns stage -> group number of each shard.
 
-    None for a shard with one owner. One that all hosts of the stage own has their group.
+    The number is None for a shard with one owner.
     """
     hosts, numbers = dict(groups.hosts), dict[int, list[int | None]]()
     most = max(map(len, groups.owners.values()), default=0)
@@ -151,15 +137,11 @@ def with_owners(groups: GroupsOfGeneration) -> tuple[GroupsOfGeneration, dict[in
 
 @dataclass(frozen=True)
 class RootedSums:
-    """One host's part in those of a stage.
+    """One host's part in the sums and gathers of a stage, by rooted collectives.
 
     Args:
-        hosts: communicator of all hosts.
-        role: of this host.
-        owners, givers: of each shard, as of `GroupsOfGeneration`.
-        of_owners: communicator of each shard's owners; None where this host is not one of several.
-        rank: of a role in a communicator.
-        attempt: begins an operation. Raises TransportError when it cannot.
+        of_owners: communicator of each shard's owners; None if this host is not one of several.
+        attempt: begins an operation. Raises TransportError on failure.
     """
 
     hosts: Communicator
@@ -179,7 +161,7 @@ class RootedSums:
         ]
 
     def broadcast(self, parts: Sequence[torch.Tensor]) -> list[Any]:
-        """Begin to give the sums to the other owners; what follows on the device waits for them."""
+        """Begin to send the sums to the other owners; later work on the device waits for them."""
         return [
             self._begin(group.broadcast, part, group, mine[0])
             for part, mine, group in zip(parts, self.owners, self.of_owners, strict=True)
@@ -187,7 +169,7 @@ class RootedSums:
         ]
 
     def gather(self, parts: Sequence[torch.Tensor]) -> list[Any]:
-        """Begin to fill the parts that this host has not."""
+        """Begin to fill the parts that this host does not have."""
         works = []
         for part, mine in zip(parts, self.givers, strict=True):
             has_it = self.role in mine[1:]

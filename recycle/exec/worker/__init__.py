@@ -1,1 +1,1 @@
-"""A worker process: takes part in generations, interprets its program and steps its stages by the commits."""
+"""A worker process: takes part in generations, runs its program and steps its stages. Begin with main_loop.py."""

@@ -1,17 +1,11 @@
-"""What one worker hosts: the state of units of the model, and the stages that its plan makes of them.
+"""Stages that a worker hosts, and the state of their units or shards.
 
-State belongs to units and outlives stages. When a plan gives the worker other stages, their modules are built anew
-around the tensors of the units that it keeps; the state of those that are new to it is allocated, and copied from who
-has them. It holds what it had until the generation may run (`confirm`): it can send that meanwhile, and loses nothing
-when the generation comes to nothing.
+State belongs to units and outlives stages: when a plan changes the worker's stages, modules are rebuilt around the
+tensors of the units that it keeps. Old state is kept until the generation runs (`confirm`), because others may copy it
+and a generation may fail to form.
 
-Where the optimizer's state is sharded a generation's workers own the shards that follow from who is alive
-(`recycle.plans.shards`). What is new to a worker is copied from an owner before the generation runs, or, where others
-go on with it meanwhile, while it runs (recycle.exec.hooks.background_copies). What a worker owns no more it keeps until
-the generation runs, because others may copy it, and a generation that comes to nothing loses nothing. What it has
-copied a part of when a generation ends is let go of. A process that begins with the initial state, or a checkpoint's,
-makes any shard from that until its first generation has run. The shards that a worker keeps outlive the stages that
-they were made in: their state is copied into the new ones, and the old ones are let go of once the generation runs.
+With a sharded optimizer the owners of shards follow from the live workers (`recycle.plans.shards`). A process that
+starts from the initial state or a checkpoint can create any shard until its first generation has run.
 """
 
 from __future__ import annotations
@@ -31,11 +25,11 @@ from recycle.job.shape import Worker
 from recycle.plans.shards import Owners, ShardHosts, held_by, plan_of, shards_of_schedule
 
 Build = Callable[..., dict[int, Stage]]
-"""Makes stages, as `recycle.exec.model.build.build_stages` does for a job."""
+"""Builds stages, as `recycle.exec.model.build.build_stages` does for a job."""
 Read = Callable[[Collection[Stage]], object]
 """Fills stages from a checkpoint."""
 HostedStages = tuple[tuple[int, ...], tuple[int, ...]]
-"""Units of each stage of the model where the layout cuts it, and the stages that a worker hosts of it."""
+"""Units of each stage of the model in this layout, and the stages that a worker hosts."""
 OwnersOfStages = dict[int, Owners]
 """Stage -> the owners of each of its shards."""
 
@@ -44,14 +38,11 @@ class Hosted:
     """The stages of one worker process.
 
     Args:
-        worker: position that the process started in.
-        build: makes them.
-        cut, indices: those that the process starts with.
-        holds: whether their state counts, as the initial one does; else it is to be copied.
+        holds: whether the initial state is valid; otherwise it must be copied.
 
     Attributes:
-        stages: by index; always the same object.
-        is_confirmed: whether the stages are those of the last generation that ran.
+        stages: by index; always the same dict.
+        is_confirmed: whether the last generation that ran had these stages.
     """
 
     def __init__(
@@ -72,15 +63,15 @@ class Hosted:
 
     @property
     def layout(self) -> HostedStages:
-        """What is hosted now."""
+        """The current layout."""
         return self._cut, tuple(sorted(self.stages))
 
     def place(self, cut: Sequence[int], indices: Iterable[int]) -> bool:
-        """Host these stages from now on; whether they are others than before."""
+        """Host other stages. Returns whether the stages changed."""
         indices = sorted(indices)
         if (tuple(cut), tuple(indices)) == self.layout:
             return False
-        self.stages.clear()  # the memory of their sums of gradients is for the new ones
+        self.stages.clear()  # free their gradient sums before building new stages
         self._cut, self.is_confirmed = tuple(cut), False
         self.stages.update(self._build(indices, cut=self._cut, held=self._held, is_filled=False))
         if self._stuck is not None:
@@ -88,14 +79,14 @@ class Hosted:
         return True
 
     def flip(self, target: str, bit: int) -> None:
-        """Flip a bit on the first of the stages, as `Stage.flip`. A stuck unit is the process's, whatever it hosts."""
+        """Flip a bit on the first stage, as `Stage.flip`. A kernel flip stays with the process when stages change."""
         if target == "kernel":
             self._stuck = bit
         if self.stages:
             self.stages[min(self.stages)].flip(target, bit)
 
     def confirm(self) -> None:
-        """The state of all stages is complete, and nothing else counts from now on."""
+        """Mark the state of all stages as complete, and drop all other state."""
         self._hold_units()
 
     def _hold_units(self) -> None:
@@ -103,7 +94,7 @@ class Hosted:
         self._confirmed, self.is_confirmed = self.layout, True
 
     def place_held(self) -> bool:
-        """Host the stages again whose state was complete last; whether they are others than before."""
+        """Host the stages of the last confirmed state again. Returns whether the stages changed."""
         if self.is_confirmed or self._confirmed is None:
             return False
         self.place(*self._confirmed)
@@ -111,56 +102,43 @@ class Hosted:
         return True
 
     def missing(self) -> set[int]:
-        """Units of the stages whose state does not count yet."""
+        """Units of the stages without valid state."""
         return {unit for unit, _ in self._placed()} - self._held.keys()
 
     def take(self, record: GenerationRecord, schedule: Schedule) -> bool:
-        """Hold what the record says of the stages; whether these are other parts of them than before.
+        """Own the units or shards that the record assigns. Returns whether the owned shards changed.
 
-        Raises:
-            RunError: something is neither there nor to be copied; a bug.
+        Raises RunError if a unit or shard is neither held nor copied; a bug.
         """
         if lacking := self.missing() - copied_to(self.worker, record.copies):
             raise RunError(f"nobody gives worker {self.worker} unit {min(lacking)} of the model")
         return False
 
     def hold_only(self, numbers: Collection[int]) -> None:
-        """Hold these parts of the stages, whose state is written next: a kept one, which is gone back to."""
+        """Own exactly these shards, before a kept state is restored into them."""
 
     def hosts(self, record: GenerationRecord, schedule: Schedule) -> dict[int, list[str]]:
-        """Number of each stage, or shard, that this worker holds -> the processes that do."""
+        """Processes that hold each stage or shard of this worker, by number."""
         processes = {place: process for process, place in record.roles.items()}
         return {index: [processes[str(role)] for role in schedule.hosts(index)] for index in self.stages}
 
     def owners(self, record: GenerationRecord) -> tuple[OwnersOfStages, OwnersOfStages]:
-        """The roles of the owners of shards in this generation; and of those that hold them from the beginning."""
+        """Roles of the owners of each shard, including background receivers, and of the initial holders."""
         return {}, {}
 
     def gather(self, transport: GroupTransport, record: GenerationRecord, is_stale: bool) -> bool:
-        """Have everybody's live parameters be those of the committed iteration, unless they are with all. Where layers
-        move, stages are built anew without them.
-
-        Args:
-            is_stale: live parameters of some process are not.
-
-        Returns:
-            whether hosts gather live parameters at all.
-        """
+        """All-gather parameters of the committed step, unless every worker has them; False if hosts never gather."""
         return False
 
     def held(self, first: int, last: int) -> list[torch.Tensor]:
-        """The state of units, or shards, from `first` up to but without `last`, to be sent.
-
-        Raises:
-            RunError: one is not held.
-        """
+        """State of the units, or shards, in [first, last), to send. Raises RunError if one is not held."""
         units = range(first, last)
         if lacking := [unit for unit in units if unit not in self._held]:
             raise RunError(f"unit {lacking[0]} of the model was to be copied from a worker that does not hold it")
         return tensors_of(self._held[unit] for unit in units)
 
     def placed(self, first: int, last: int) -> list[torch.Tensor]:
-        """The same of its stages, to be received."""
+        """Tensors of the hosted units, or shards, in [first, last), to receive into."""
         of = dict(self._placed())
         return tensors_of(of[unit] for unit in range(first, last))
 
@@ -170,25 +148,18 @@ class Hosted:
 
 
 def copied_to(worker: Worker, copies: Iterable[Copy]) -> set[int]:
-    """What a worker copies from others."""
+    """Numbers of the units or shards that a worker copies from others."""
     mine = (copy for copy in copies if copy.worker == str(worker))
     return {number for copy in mine for number in range(copy.first, copy.last)}
 
 
 def tensors_of(states: Iterable[StatePiece]) -> list[torch.Tensor]:
-    """Those that have anything in them."""
+    """The non-empty tensors of states."""
     return [tensor for state in states for tensor in state.state_tensors() if tensor.numel()]
 
 
 def hold_initial(job: Job, schedule: Schedule, stages: Mapping[Worker, Mapping[int, Stage]]) -> OwnersOfStages:
-    """Have workers own their shards of the initial state in a run without membership, where nobody fails.
-
-    Args:
-        stages: of these workers.
-
-    Returns:
-        the owners of each stage's shards.
-    """
+    """Give workers their shards of the initial state, in a run without membership. Returns the owners."""
     shards = shards_of_schedule(job, schedule)
     owned = shards.owned(schedule.live)
     for worker, hosted in stages.items():
@@ -200,13 +171,7 @@ def hold_initial(job: Job, schedule: Schedule, stages: Mapping[Worker, Mapping[i
 
 
 class HostedShards(Hosted):
-    """The stages of one worker process, and the shards that it holds of them.
-
-    Args:
-        job: the job.
-        worker: position that the process started in.
-        build, cut, indices, holds: as of `Hosted`.
-    """
+    """The stages of one worker process, with sharded optimizer state. Arguments as for `Hosted`."""
 
     def __init__(
         self,
@@ -229,7 +194,7 @@ class HostedShards(Hosted):
             self._settle()
 
     def read(self, read: Read) -> None:
-        """Fill the shards that are made of the initial state."""
+        """Register the function that fills shards created from the initial state."""
         self._read = read
 
     def take(self, record: GenerationRecord, schedule: Schedule) -> bool:
@@ -241,16 +206,6 @@ class HostedShards(Hosted):
         return self._own(self._holds.stages[self.worker], copied, behind)
 
     def _own(self, wanted: Collection[int], copied: Collection[int] = (), behind: Collection[int] = ()) -> bool:
-        """Own these shards from now on; whether they are others than before.
-
-        Args:
-            wanted: their numbers.
-            copied: those that come from other workers.
-            behind: of others besides, which come from other workers while the generation runs.
-
-        Raises:
-            RunError: one is neither there nor to be copied; a bug.
-        """
         self._wanted, self._behind = set(wanted), set(behind)
         for stage in self.stages.values():
             of = _of(stage)
@@ -266,7 +221,7 @@ class HostedShards(Hosted):
             shards_of_stage.incomplete = frozenset(self._behind)
         for number in self._wanted & self._shards.keys():
             here, there = self._placed_shard(number), self._shards[number]
-            if here is not there:  # the stage has been built anew
+            if here is not there:  # the stage has been rebuilt
                 copy_state(here.state_tensors(), there.state_tensors())
         return owned != self._run
 
@@ -279,7 +234,7 @@ class HostedShards(Hosted):
         self._hold_shards()
 
     def place_held(self) -> bool:
-        """Also own the shards again whose state was complete last, if a generation has run; of the same stages."""
+        """Also own the shards of the last complete state again, if a generation has run."""
         are_others = super().place_held()
         if self._initial is None:
             self._own(self._shards.keys())
@@ -291,7 +246,6 @@ class HostedShards(Hosted):
         self._hold_shards()
 
     def _hold_shards(self) -> None:
-        """The state of all wanted shards is complete, and nothing else counts from now on."""
         self._run = self._wanted | self._behind
         for stage in self.stages.values():
             _of(stage).keep_only(self._run)
@@ -301,11 +255,11 @@ class HostedShards(Hosted):
             self._settle()
 
     def apart(self, number: int) -> list[torch.Tensor]:
-        """What of a shard is copied while a generation runs: `Shards.apart`."""
+        """The tensors of a shard that are copied while a generation runs: `Shards.apart`."""
         return self._shards_with(number).apart(number)
 
     def complete(self, numbers: Collection[int]) -> None:
-        """All of these shards has come while the generation runs."""
+        """Mark shards as complete after a background copy."""
         self._shards |= {number: self._placed_shard(number) for number in numbers}
         for shards, numbers_of_stage in self._by_stage(numbers):
             shards.incomplete -= set(numbers_of_stage)
@@ -345,11 +299,9 @@ class HostedShards(Hosted):
         return True
 
     def _placed_shard(self, number: int) -> StatePiece:
-        """A shard as the stage has it that is hosted now."""
         return self._shards_with(number).pieces[number]
 
     def _make(self, numbers: Collection[int]) -> None:
-        """Make the initial state of shards, or read it. Raises RunError where that does not count any more."""
         named = self._holds.shards.named
         if self._initial is None:
             raise RunError(f"{named(min(numbers))} was to come from a worker that does not hold it")
@@ -364,7 +316,6 @@ class HostedShards(Hosted):
             raise RunError(f"{named(min(lacking))} is of no stage that this process began with")
 
     def _by_stage(self, numbers: Collection[int]) -> list[tuple[Shards, list[int]]]:
-        """The shards of each hosted stage that has some of these, and which."""
         every = [_of(self.stages[index]) for index in sorted(self.stages)]
         by_stage = [(shards, [number for number in numbers if number in shards.all_numbers]) for shards in every]
         return [(shards, numbers_of_stage) for shards, numbers_of_stage in by_stage if numbers_of_stage]

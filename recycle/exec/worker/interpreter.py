@@ -1,7 +1,7 @@
-"""The interpreter: a worker runs its program, each instruction as `kinds` says.
+"""The interpreter: runs a worker's program, each instruction as `kinds` defines.
 
-What an instruction waits for is asked of `ir.dependencies`, never known here. A value that the worker made itself is at
-hand; one made elsewhere was announced by a RECV, and the consumer waits for it.
+`ir.dependencies` defines the inputs of an instruction. A value of the same worker is stored; a value of another worker
+was announced by a RECV, and its first consumer waits for it.
 """
 
 from __future__ import annotations
@@ -39,24 +39,21 @@ from recycle.job.shape import MicroBatch
 class Interpreter:
     """Runs programs on the stages of one worker.
 
-    What runs a kind gets the interpreter, the instruction, and the tensors that it is handed (see
-    `recycle.ir.kinds.Origin`), None where the model has no such stage. It may use `stages`, `transport` and the methods
+    The function of an instruction class gets the interpreter, the instruction and its input tensors (see
+    `recycle.ir.kinds.Origin`), None beyond the ends of the model. It may use `stages`, `transport` and the methods
     below.
 
     Args:
-        stages: the stages that this worker hosts.
-        model_stages: S, the stages of the whole model.
-        transport: how tensors reach other workers.
-        step: called by STEP with the stage; steps its optimizer.
-        computed: called after each compute (F, I, W, B, R, ...) with its seconds, while it still counts as running.
-        ties: groups of stages that share a weight.
-        streams: of the device, where the halves of an overlapped pair can run beside each other.
-        device: that the stages compute on; learns what it is given.
-        buckets: in how many the gradients of each stage are reduced.
+        model_stages: S, the number of stages of the whole model.
+        computed: called after each compute (F, I, W, B, R, ...) with its seconds, while the instruction is still
+            running.
+        streams: streams of the device on which the halves of an overlapped pair run concurrently.
+        device: notified of the work given to the device.
+        buckets: number of buckets in which the gradients of each stage are reduced.
 
     Attributes:
-        executed: the instructions of the iteration so far.
-        replayed: what replays of the iteration made.
+        executed: instructions of the current iteration so far.
+        replayed: checksums of replays in the current iteration.
     """
 
     def __init__(
@@ -94,11 +91,11 @@ class Interpreter:
         batch: int | None = None,
         checked: Collection[Checked] = (),
     ) -> None:
-        """Start an iteration from a clean state, whatever the one before left behind.
+        """Start an iteration from a clean state, also after an interrupted iteration.
 
         Args:
-            batch: of an evaluation, which this is; `iteration` is then its number among transfers alone.
-            checked: what hosts replay in this iteration.
+            batch: of an evaluation; `iteration` then only numbers its transfers.
+            checked: micro-batches that hosts replay in this iteration.
         """
         self.replayed = {}
         self.executed, self._compute, self._values, self._held, self._summed_groups = [], {}, {}, {}, set()
@@ -119,7 +116,6 @@ class Interpreter:
         self.transport.begin(program, iteration)
 
     def _read_again(self, program: Sequence[Instruction]) -> dict[Value, int]:
-        """How often the values that have several readers in the program are read once the first has read them."""
         reads: Counter[Value] = Counter()
         for piece in _unpaired(program):
             if isinstance(piece, Send | Compute):
@@ -127,7 +123,7 @@ class Interpreter:
         return {value: count - 1 for value, count in reads.items() if count > 1}
 
     def execute(self, instruction: Instruction) -> None:
-        """Run one instruction: wait for its inputs, then do it."""
+        """Wait for the inputs of one instruction and run it."""
         if isinstance(instruction, OverlappedPair):
             self.overlap(instruction)
         elif isinstance(instruction, Compute):
@@ -143,7 +139,7 @@ class Interpreter:
                 self._device.record_given(f"{instruction.stage}{instruction.token}", began, executed.ended)
 
     def overlap(self, pair: OverlappedPair) -> None:
-        """Run both halves of a pair: at the same time where the device has streams for that."""
+        """Run both halves of a pair, concurrently if the device has streams."""
         if self._streams is None:
             self.execute(pair.forward)
             self.execute(pair.backward)
@@ -152,13 +148,12 @@ class Interpreter:
         ran_beside = (pair.backward.stage, pair.backward.micro_batch) in self._beside
         if not ran_beside:
             self._beside.add((pair.forward.stage, pair.forward.micro_batch))
-        # What runs beside must be launched first: it waits for all that was.
+        # The half on the other stream is launched first, because it waits for everything launched before.
         for half, tensors in halves[::-1] if ran_beside else halves:
             self._execute(half, tensors, beside=(half is pair.backward) == ran_beside)
         self._streams.join()
 
     def _execute(self, instruction: Compute, tensors: Sequence[torch.Tensor | None], beside: bool) -> None:
-        """Run a computation, on the other stream if that is where its micro-batch is; marks are of the same stream."""
         with self._streams.on_other_stream(tensors) if beside and self._streams is not None else nullcontext():
             began, started = self._device.clock.mark(), time.monotonic()
             self._run(instruction, tensors)
@@ -178,10 +173,7 @@ class Interpreter:
 
     @property
     def compute(self) -> list[Computed]:
-        """The F, I, W and B of the iteration so far by stage, with the seconds that they took; the device is idle.
-
-        The parts of a W are one W.
-        """
+        """Seconds of the iteration's F, I, W (all parts) and B so far, by stage. The device must be idle."""
         return [
             Computed(
                 stage,
@@ -193,7 +185,6 @@ class Interpreter:
         ]
 
     def _tensors(self, instruction: Compute) -> list[torch.Tensor | None]:
-        """What the instruction is handed; None stands for the end of the model."""
         values = inputs(instruction, self.model_stages)
         return [None if value is None else self._take(value) for value in values]
 
@@ -206,7 +197,6 @@ class Interpreter:
         return made() if callable(made) and not isinstance(made, torch.Tensor) else made
 
     def _run(self, instruction: Compute, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Compute, hand on what others need of it, and let go of what the values that it makes release."""
         row = instruction.row
         makes = produced(instruction)
         for held in (self._held.pop(value) for value in makes if value in self._held):
@@ -225,20 +215,19 @@ class Interpreter:
         self.transport.send(instruction, tensor)
 
     def receive(self, instruction: Receive) -> None:
-        """Take up the value that the instruction names; who reads it first waits for it."""
+        """Post the receive; the first consumer waits for it."""
         self._values[needs(instruction, self.model_stages)[0]] = self.transport.receive(instruction)
 
     def replay(self, one: Compute, activation: torch.Tensor | None, gradient: torch.Tensor | None) -> None:
-        """Run a peer's work on a micro-batch again, and keep the checksums of what comes of it."""
+        """Recompute a peer's micro-batch, and keep the checksums of the results."""
         made = self.stages[one.stage].replay(one.micro_batch, activation, gradient)
         self.replayed[Checked(one.stage, one.micro_batch)] = made
 
     def reduce(self, stage: int) -> None:
-        """Sum the weights that the stage shares, then its own gradients, each over their hosts.
+        """Sum the weights that the stage shares, then its own gradients (the last bucket), each over their hosts.
 
-        All hosts of a group of tied stages come to their first reduce in it without waiting for each other's own sums,
-        and sum the group's shared weights there in one order, so that nobody waits in one sum for who waits in another.
-        Of several buckets this is the last one, and the end of the others' sums.
+        All hosts of a group of tied stages sum the group's shared weights in one order at their first reduce in the
+        group. So no two hosts wait for each other in different sums.
         """
         group = int(self._groups[stage])
         if group not in self._summed_groups:
@@ -250,16 +239,15 @@ class Interpreter:
         self.begin_reduce(stage, self.buckets - 1)
 
     def gather(self, stage: int) -> None:
-        """Have the parameters of the stage that other hosts have stepped come from them, and give them this one's."""
+        """Exchange stepped parameters of the stage with its other hosts."""
         self.transport.gather(stage, self.stages[stage].layout.weights())
 
     def begin_reduce(self, stage: int, bucket: int) -> None:
-        """Begin to sum a bucket of the stage's gradients over its hosts; `reduce` waits for it."""
+        """Start to sum a bucket of the stage's gradients over its hosts; `reduce` waits for it."""
         summed = self.stages[stage]
         summed.layout.reduce(summed, self.transport, bucket, self.buckets)
 
 
 def _unpaired(program: Sequence[Instruction]) -> Iterator[Instruction]:
-    """The instructions of a program, those in overlapped pairs one by one."""
     for one in program:
         yield from (one.forward, one.backward) if isinstance(one, OverlappedPair) else (one,)

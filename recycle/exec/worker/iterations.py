@@ -1,12 +1,11 @@
-"""A worker's iterations in one generation: when it reports, steps, waits for a commit, and goes on.
+"""A worker's iterations in one generation: instructions, report, commit, optimizer step.
 
-With the barrier all its steps wait for the iteration's commit. A staggered step does not: the worker goes straight on
-with the next iteration, while its neighbours may still be in this one, and waits there before it steps again. So
-nobody is more than one iteration ahead of the last commit. A worker holds the values of one iteration
-only: it begins the next one when its own program is done.
+With the barrier all steps wait for the iteration's commit. After a staggered step the worker starts the next iteration
+at once, and waits for the commit before the next step. So a worker is at most one iteration ahead of the last commit.
+It holds the values of one iteration only.
 
-Where an evaluation follows an iteration, all wait for the commit of that, and then for the evaluation's result. A
-generation begins with an evaluation that the one before it did not come to an end with.
+An evaluation after an iteration waits for the iteration's commit, and all workers wait for the evaluation's result. A
+generation begins with the evaluation that the previous one did not finish.
 """
 
 from __future__ import annotations
@@ -40,20 +39,7 @@ from recycle.ir.replays import Checked
 
 @dataclass(kw_only=True)
 class Iterations:
-    """The iterations of one generation.
-
-    Args:
-        generation: what runs, and who else takes part.
-        stages: that this worker hosts.
-        updates: their optimizer steps.
-        hooks: what is optional.
-        progress: notes every operation, for the heartbeat.
-        streams: of the device, for overlapped pairs; None where the host computes.
-        device: that the stages compute on.
-
-    Attributes:
-        program: of this worker in the iteration at hand; the same in all but for replays, however an iteration steps.
-    """
+    """The iterations of one generation; `program` is this worker's in the current iteration."""
 
     generation: Generation
     stages: Mapping[int, Stage]
@@ -84,10 +70,9 @@ class Iterations:
             hook.begin_generation(self.generation)
 
     def run(self) -> Commit:
-        """Iterate until a commit says to leave; returns that commit.
+        """Iterate until the last commit of the generation for this worker, and return it.
 
-        Raises:
-            GenerationOver, TransportError: the generation ended before that.
+        Raises GenerationOver or TransportError if the generation ended before.
         """
         record = self.generation.record
         if record.commit is not None and record.is_evaluation_due:
@@ -121,7 +106,7 @@ class Iterations:
         if program is not self.program:
             self.program, self._last_reduce = program, _last_reduce(program)
         self._interpreter.begin(program, self._iteration, checked=rotation.checked(self._iteration))
-        if self._iteration != self._first:  # which waits for its own commit
+        if self._iteration != self._first:  # the first iteration waits for its own commit
             self.updates.begin(self._iteration)
         self._late: list[StageWide] = []
         self._is_reported = False
@@ -130,7 +115,7 @@ class Iterations:
         self.progress.ended()
 
     def execute(self, position: int) -> None:
-        """Execute the instruction at a position of the program, or put it off to the iteration's end."""
+        """Execute the instruction at a position of the program, or defer it to the iteration's end."""
         instruction = self.program[position]
         self.progress.begins(_operation(instruction))
         for before in self._before:
@@ -150,7 +135,7 @@ class Iterations:
         self.progress.ended()
 
     def step(self) -> None:
-        """Take the steps that wait for the iteration's commit. A worker that hosts nothing reports and waits here."""
+        """Run the steps that wait for the iteration's commit. A worker without stages reports and waits here."""
         if self._last_reduce < 0 and not self._is_reported:
             self._report()
         if self._late or self._last_reduce < 0:
@@ -158,13 +143,12 @@ class Iterations:
         self._catch_up(OptimizerStep)
 
     def end(self) -> None:
-        """Do what waits for the iteration's commit: the steps unless `step` has taken them, and the gathers behind."""
+        """Run everything that waits for the iteration's commit: the remaining steps, then gathers."""
         self.step()
         self._catch_up(GatherParameters)
         self._keep()
 
     def _catch_up(self, cls: type[StageWide]) -> None:
-        """Execute what was put off, of one kind."""
         late, self._late = self._late, [one for one in self._late if not isinstance(one, cls)]
         for instruction in (one for one in late if isinstance(one, cls)):
             self.progress.begins(_operation(instruction))
@@ -180,7 +164,6 @@ class Iterations:
         self.updates.gathered(instruction.stage, self._iteration)
 
     def _report(self) -> None:
-        """All gradient sums of this worker's stages are complete."""
         self._is_reported = True
         self.updates.reduced(self._iteration)
         self.device.clock.set()
@@ -195,7 +178,6 @@ class Iterations:
         self._reach("commit")
 
     def _mode(self) -> StepMode:
-        """How this iteration steps; waits for the commit of the one before, which every step needs."""
         if self._iteration == self._first:
             return self.generation.record.mode
         return self.generation.committed(self._iteration - 1).next_mode
@@ -224,12 +206,10 @@ class Iterations:
 
 
 def _last_reduce(program: Sequence[Instruction]) -> int:
-    """The position behind which a worker reports; -1 for none."""
     return max((p for p, one in enumerate(program) if isinstance(one, ReduceGradients)), default=-1)
 
 
 def _operation(instruction: Instruction) -> str:
-    """The kind of operation that the heartbeat names: those of one kind on one stage take about equally long."""
     if isinstance(instruction, OverlappedPair):
         return f"{_operation(instruction.forward)};{_operation(instruction.backward)}"
     stage = instruction.stage if isinstance(instruction, Compute | Transfer | StageWide) else ""
@@ -242,13 +222,7 @@ def report_of(
     replayed: Mapping[Checked, ChecksumBuilder] = MappingProxyType({}),
     links: Sequence[LinkTime] = (),
 ) -> Report:
-    """A worker's report of an iteration, once the gradients of all its stages are summed over their hosts.
-
-    Args:
-        compute: times of its instructions.
-        replayed: checksums of micro-batches that it has replayed.
-        links: times of its messages.
-    """
+    """A worker's report of an iteration, after the gradients of all its stages are reduced."""
     losses = [loss for stage in stages.values() if (loss := stage.loss_sum()) is not None]
     norms: dict[int, list[float]] = {}
     replicated: dict[int, list[float]] = {}

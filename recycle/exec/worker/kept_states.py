@@ -1,13 +1,11 @@
-"""Checksums of states, which hosts compare, and copies of them, which training goes back to where hosts differ.
+"""Checksums of states, which hosts compare, and snapshots, which training restores if hosts differ.
 
-What is compared of a stage the stage says (`Stage.compared`): its whole state, or each shard that this worker holds and
-the live parameters. A checksum is taken of the state that an iteration begins with, piece by piece. Of a state that is
-kept a copy is made first, and the checksum is that of the copy. Two copies are held: the one that is gone back to, and
-the one that takes its place. Which is which leader/commit.py decides. Live parameters follow from shards, so they are
-compared and not kept.
+`Stage.compared` defines the compared parts: the whole state, or each held shard and the live parameters. The checksum
+of the state at the beginning of an iteration is computed piece by piece. A state that is kept is copied first, and the
+checksum is taken from the copy. Two snapshots are held: the one to restore, and its successor; leader/commit.py
+decides. Live parameters follow from shards, so they are compared but not kept.
 
-A copy is of the stages and shards that the worker had then. Where layers or shards have moved since, the worker has
-those again when it goes back, and what the next generation wants is copied from there.
+A snapshot holds the stages and shards that the worker had at its time; restoring it restores them too.
 """
 
 from __future__ import annotations
@@ -28,18 +26,14 @@ _COPIES = 2
 
 
 class _Kept(NamedTuple):
-    """A copy: what was hosted, and the state by the numbers of `Stage.compared`."""
+    """A snapshot: the layout, and the state by the numbers of `Stage.compared`."""
 
     layout: HostedStages
     buffers: dict[int, list[torch.Tensor]]
 
 
 class StateCopy:
-    """A copy of a state on its way.
-
-    Args:
-        live, into: tensors of the state, and of the copy.
-    """
+    """A copy of a state in progress."""
 
     def __init__(self, live: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:
         self._pieces = [
@@ -52,26 +46,21 @@ class StateCopy:
 
     @torch.no_grad()
     def piece(self) -> bool:
-        """Copy the next piece; whether there was one."""
+        """Copy the next piece. Returns whether there was one."""
         if not self._pieces:
             return False
         live, into = self._pieces.pop()
-        into.copy_(live, non_blocking=True)  # where it is on the host; in order on the device
+        into.copy_(live, non_blocking=True)  # asynchronous between device and host; ordered on the device
         return True
 
     def finish(self) -> None:
-        """Copy all that is left."""
+        """Copy the remaining pieces."""
         while self.piece():
             pass
 
 
 class _Copying:
-    """The checksum of one part of a stage on its way, and where the part is kept the copy before it.
-
-    Args:
-        live: tensors of the part.
-        into: of the copy; None for a part that is compared only.
-    """
+    """Copy, if the part is kept, and checksum of one part of a stage, in progress."""
 
     def __init__(self, live: Sequence[torch.Tensor], into: Sequence[torch.Tensor] | None) -> None:
         self._copy: StateCopy | None = None if into is None else StateCopy(live, into)
@@ -80,7 +69,6 @@ class _Copying:
         self._checksum = RunningChecksum(into)
 
     def piece(self) -> bool:
-        """Copy the next piece, or else go through one of the copy; whether there was one."""
         if self._copy is not None:
             if self._copy.piece():
                 return True
@@ -96,13 +84,7 @@ class _Copying:
 
 
 class KeptStates:
-    """The kept states of one worker.
-
-    Args:
-        stages: that it hosts, at any time.
-        empty_like: makes a buffer for a tensor of a state.
-        hosting: hosts them; None where it always hosts the same.
-    """
+    """The snapshots of one worker."""
 
     def __init__(
         self,
@@ -117,7 +99,7 @@ class KeptStates:
         self.checksums: dict[int, Checksum] = {}
 
     def begin(self, comparison: Comparison) -> None:
-        """Begin to compare a state, which all stages have now and which is committed."""
+        """Begin to compare the current state, which must be committed."""
         if self._begun is not None and self._begun.step == comparison.step:
             return
         self._begun, self.checksums = comparison, {}
@@ -135,37 +117,33 @@ class KeptStates:
     def _buffers(
         self, comparison: Comparison, state: Mapping[int, Sequence[torch.Tensor]]
     ) -> dict[int, list[torch.Tensor]]:
-        """The buffers of the copy, those of an older one that fit among them."""
         steps, last = sorted(self._kept), dict[int, list[torch.Tensor]]()
         if comparison.step in self._kept:
             last = self._kept.pop(comparison.step).buffers
         elif len(steps) == _COPIES:
             last = self._kept.pop(next(kept for kept in steps if kept != comparison.besides)).buffers
         older = {number: last.pop(number, []) for number in state}
-        del last  # the memory of what is not held any more is for the new ones
+        del last  # free unused buffers before allocating
         buffers = {number: buffers_for(live, older[number], self._empty_like) for number, live in state.items()}
         self._kept[comparison.step] = _Kept(self._layout(), buffers)
         return buffers
 
     def piece(self) -> bool:
-        """Do a piece of what was begun; whether there was one."""
+        """Process the next piece. Returns whether there was one."""
         return any(copying.piece() for parts in self._copying.values() for copying in parts.values())
 
     def finish(self, index: int) -> None:
-        """Do all that is left of a stage: it steps next, or the worker reports."""
+        """Finish the parts of a stage, before its step or the report."""
         self.checksums |= {number: copying.finish() for number, copying in self._copying.pop(index, {}).items()}
 
     def finish_all(self) -> dict[int, Checksum]:
-        """Do all that is left; the checksums of all parts of all stages, by the numbers of `Stage.compared`."""
+        """Finish all parts. Returns the checksums by the numbers of `Stage.compared`."""
         for index in list(self._copying):
             self.finish(index)
         return self.checksums
 
     def go_back(self, step: int) -> bool:
-        """Have all stages be in the state after `step`, if it is kept; states of later steps count no more.
-
-        The stages and shards are those that the worker had then.
-        """
+        """Restore the snapshot after `step` with its stages and shards, and drop later ones; False if missing."""
         self.cancel()
         for later in [kept for kept in self._kept if kept > step]:
             del self._kept[later]
@@ -187,16 +165,16 @@ class KeptStates:
         return ((), tuple(sorted(self._stages))) if self._hosting is None else self._hosting.layout
 
     def is_of_others(self, step: int) -> bool:
-        """Whether the state after `step` is kept, of other stages than those that are hosted now."""
+        """Whether the snapshot after `step` has other stages than the worker hosts now."""
         return step in self._kept and self._kept[step].layout != self._layout()
 
     def cancel(self) -> None:
-        """The generation has ended: what was begun is begun anew in the next one."""
+        """Discard the comparison in progress after its generation has ended; the next generation repeats it."""
         if self._copying and self._begun is not None and self._begun.is_kept:
-            self._kept.pop(self._begun.step, None)  # a part of it is missing
+            self._kept.pop(self._begun.step, None)  # incomplete
         self._copying, self._begun, self.checksums = {}, None, {}
 
     def clear(self) -> None:
-        """The worker's states come from elsewhere now."""
+        """Drop all snapshots, because the worker's state now comes from elsewhere."""
         self._kept.clear()
         self._copying, self._begun, self.checksums = {}, None, {}

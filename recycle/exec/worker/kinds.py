@@ -1,7 +1,7 @@
-"""How the executor runs each kind of instruction.
+"""Functions that run each class of instruction.
 
-A kind of one's own enters a function here, from the file that registers it (see docs/guides/add-an-instruction.md).
-Imports no torch, so that such a file can be read by every command.
+User-defined classes are registered here from their own file (see docs/guides/add-an-instruction.md). Imports no torch,
+so every command can read such a file.
 """
 
 from __future__ import annotations
@@ -53,21 +53,23 @@ RUNS: dict[type[Instruction], Callable[..., Any]] = {
         one.micro_batch, activation
     ),
     Replay: lambda worker, one, activation, gradient: worker.replay(one, activation, gradient),
-    # A transport keeps what it sends until it has arrived, so that nothing needs to be waited for.
+    # A transport keeps a tensor until it is delivered, so these need not wait.
     WaitSendActivation: lambda worker, one: None,
     WaitSendGradient: lambda worker, one: None,
 }
-"""Kind -> (interpreter, instruction, a tensor for each need that is handed over, None beyond the model's ends) -> what
-the row's `produces` names first, None where that is not made."""
+"""Class -> function (interpreter, instruction, input tensors) -> first value of the row's `produces`.
+
+Tensors beyond the ends of the model are None; so is a value that is not produced.
+"""
 
 RELEASES: dict[type[Instruction], Callable[..., None]] = {
     RedundantForward: lambda worker, one: worker.stages[one.stage].release(one.micro_batch),
 }
-"""Kind whose row has `released_by` -> (interpreter, instruction): lets go of what the instruction holds."""
+"""Class whose row has `released_by` -> (interpreter, instruction): frees the values that the instruction holds."""
 
 
 def run_of(kind: type[Instruction]) -> Callable[..., Any]:
-    """How a kind is run. Raises RunError where nothing says so."""
+    """The function for a class of instructions. Raises RunError if none is registered."""
     try:
         return RUNS[kind]
     except KeyError:

@@ -1,12 +1,11 @@
 """A worker's loop over generations; every change of membership or plan goes through it.
 
-Whenever a generation ends a worker drops its groups and brings its stages to the iteration that the register says is
-committed: it rolls forward (the reduced gradient is still there) or takes a step back that it took too early. The next
-generation starts from there.
+When a generation ends, a worker drops its groups and brings its stages to the committed iteration. It rolls forward
+with the reduced gradient, or undoes a step taken ahead. The next generation starts from there.
 
-The plan of a generation reaches its workers as a file of the run directory, named by the hash in the record. Plans of
-large jobs have megabytes, and all processes need the same one; a file system serves that better than messages. Only
-where the disk takes no file, because it is full, does the proposal carry the plan's text.
+Workers read the plan of a generation from a file of the run directory, named by the hash in the record. Plans of large
+jobs have megabytes, so a file system serves them better than messages. If the disk is full, the proposal carries the
+plan's text.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from recycle.plans.plan import programs_of
 from recycle.runs.logs import plan_file
 
 PATIENCE_SECONDS = 60.0
-"""How long a worker looks for a plan; a shared file system may show a new file late."""
+"""Time limit for reading a plan; a shared file system may show a new file late."""
 PAUSE_SECONDS = 0.1
 
 
@@ -56,18 +55,9 @@ def read_plan(
     over: threading.Event,
     patience: float = PATIENCE_SECONDS,
 ) -> Schedule:
-    """The plan of a generation.
+    """Read the plan of a generation, from `text` if the proposal carries it.
 
-    Args:
-        folder: of the plans.
-        text: of the plan file, where the proposal carries it; else empty.
-        digest: hash of the schedule, as the generation's record states it.
-        over: set when the generation is over.
-        patience: seconds.
-
-    Raises:
-        GenerationOver: it is not needed any more.
-        RunError: it is missing, or what is there is not that schedule.
+    Raises GenerationOver if the generation ended meanwhile, and RunError if the plan is missing, or its hash differs.
     """
     path, deadline = plan_file(folder, digest), time.monotonic() + patience
     while True:
@@ -86,18 +76,7 @@ def read_plan(
 
 @dataclass(kw_only=True)
 class MainLoop:
-    """One worker process.
-
-    Args:
-        job: the job.
-        member: its side of membership.
-        hosted: its stages.
-        updates: the optimizer steps of its stages.
-        hooks: what is optional.
-        transport: opens the groups of each generation.
-        plans: folder of the run directory that plan files lie in.
-        tensor_group: that this worker's stages compute in; None without tensor parallelism.
-    """
+    """The main loop of one worker process."""
 
     job: Job
     member: Member
@@ -110,11 +89,10 @@ class MainLoop:
 
     def __post_init__(self) -> None:
         self._streams = streams_of(self.transport.settings.device)
-        self._undone: int | None = None  # the step that was taken back last, until a generation forms
+        self._undone: int | None = None  # the step undone last, until a generation forms
 
     def run(self) -> bool:
-        """Take part in generations until the last iteration is committed; False when this worker leaves before, as it
-        was told to."""
+        """Take part in generations until the last commit. Returns False if the worker leaves before, on request."""
         while (record := self.member.next_record()) is not None:
             self._settle(record)
             is_over = record.commit is not None and record.commit.finished and not record.is_evaluation_due
@@ -139,12 +117,11 @@ class MainLoop:
             hook.reach(phase, record.committed + 1)
 
     def _settle(self, record: GenerationRecord) -> None:
-        """Roll forward or undo, so that every stage is at the committed iteration."""
         if self.member.worker in record.joins:
             return
         ahead = self.updates.ahead(record.committed)
         way = self.updates.way_to(record.committed, record.has_gone_back)
-        self.member.progress.begins(way, warms_up=way == REHOST)  # which makes stages
+        self.member.progress.begins(way, warms_up=way == REHOST)  # rehosting builds stages
         if ahead:
             self._reach("undo", record)
         self.updates.settle(record.committed, record.commit, record.has_gone_back)
@@ -154,7 +131,6 @@ class MainLoop:
             self._undone = record.committed + 1
 
     def _live_through(self, record: GenerationRecord) -> Commit | None:
-        """One generation: acknowledge, form, run. Returns the commit after which all left; None if it ended before."""
         self._reach("acknowledge", record)
         self.member.progress.ended()
         self.transport.offer(generation_name(record.generation), Worker.parse(self.member.worker))
@@ -214,7 +190,7 @@ class MainLoop:
         except GenerationOver:
             return None
         finally:
-            self.member.progress.begins("leave")  # until a device is idle that is behind its host
+            self.member.progress.begins("leave")  # until the device is idle
             self.transport.end()
             for hook in self.hooks:
                 hook.end_generation()
@@ -223,7 +199,6 @@ class MainLoop:
                 self.tensor_group.exchange = None
 
     def _place(self, record: GenerationRecord, schedule: Schedule, role: Worker) -> None:
-        """Host what the plan says."""
         self.member.progress.begins("place")
         if self.hosted.place(schedule.shape.cut, schedule.stages_of(role)):
             self.updates.rehost(record.committed)
@@ -232,7 +207,6 @@ class MainLoop:
         self.member.progress.begins("form")
 
     def _form(self, record: GenerationRecord, schedule: Schedule, role: Worker) -> tuple[GroupTransport, list[Copied]]:
-        """The generation's groups, and what was copied over them."""
         processes = {Worker.parse(place): Worker.parse(process) for process, place in record.roles.items()}
         roles = {process: Worker.parse(place) for process, place in record.roles.items()}
         stage = next(iter(self.hosted.stages.values()), None)
@@ -265,7 +239,7 @@ class MainLoop:
                 continue
             tensors, began = self.hosted.placed(copy.first, copy.last), time.monotonic()
             transport.receive_state(roles[copy.source], tensors)
-            transport.settle()  # else its state might still be under way when others count on it
+            transport.settle()  # other workers rely on the copy once it is reported
             seconds, size = time.monotonic() - began, sum(tensor.nbytes for tensor in tensors)
             copied.append(Copied(copy.source, copy.first, copy.last, size, round(seconds, 6)))
         if self.member.worker in record.joins:
@@ -280,5 +254,5 @@ class MainLoop:
 
 
 def generation_name(generation: int) -> str:
-    """What the names of a generation's groups begin with; sorted as the generations are."""
+    """Prefix of the names of a generation's groups; sorts in the order of generations."""
     return f"generation{generation:08d}"

@@ -1,4 +1,4 @@
-"""A worker's side of the protocol: what it says, what it waits for, and how it learns that a generation is over."""
+"""A worker's side of the protocol: its messages, its waits for decisions, and the interruption of generations."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from recycle.exec.protocol import (
 AGENT = "the agent of this node"
 INTERRUPT_SECONDS = 0.02
 OF_GENERATION = (Acknowledged, Formed, CopyProgress, StepReport, Trouble, CutOff)
-"""What a process says of the generation that it is in."""
+"""Messages that belong to a generation."""
 _Answer = TypeVar("_Answer")
 
 
@@ -54,19 +54,14 @@ class GenerationOver(Exception):
 
 
 class MemberState:
-    """What the leader has told a process. Pure.
-
-    Args:
-        name: of the process.
-        incarnation: its number.
+    """State from the leader's messages to a process, as a pure state machine.
 
     Attributes:
-        generation: that the process is in.
-        live: workers of that generation.
+        generation: current generation of the process.
         over: the last generation that is known to be over.
-        may_leave: the process takes no part any more.
+        may_leave: the process may leave the run.
         strikes: number of a fault -> the process that it struck first.
-        earlier_strikes: the faults that had struck when the process's first generation began; None before it.
+        earlier_strikes: faults that struck before the process's first generation; None before it.
     """
 
     def __init__(self, name: str, incarnation: int, generation: int = 0) -> None:
@@ -83,7 +78,7 @@ class MemberState:
         self.earlier_strikes: frozenset[int] | None = None
 
     def take(self, message: LeaderMessage) -> None:
-        """Take a message of the leader. One that repeats another one changes nothing."""
+        """Process a message of the leader. A repeated message changes nothing."""
         match message:
             case Propose(record=record):
                 if record.generation > self.generation:
@@ -104,34 +99,34 @@ class MemberState:
                 self.strikes[message.fault] = message.member
 
     def begin(self) -> GenerationRecord | None:
-        """Begin the proposed generation if this process has a part in it and it is not over; its record."""
+        """Begin the proposed generation, unless this process has no part in it or it is over. Returns its record."""
         proposal = self._proposal
         if proposal is None or proposal.record.generation <= max(self.generation, self.over):
             return None
         record = proposal.record
         if self._worker not in record.live or record.incarnations.get(self._worker, 0) != self._incarnation:
-            return None  # it has no part in it, or one of the worker's processes before has
+            return None  # not a member, or only an earlier process of this worker is
         self.generation, self.live, self.plan = record.generation, record.live, proposal.plan
         if self.earlier_strikes is None:
-            self.earlier_strikes = frozenset(self.strikes)  # an agent tells these before it passes on a proposal
+            self.earlier_strikes = frozenset(self.strikes)  # an agent sends these before it passes on a proposal
         self._permits, self._commits, self._evaluated = {}, {}, None
         return proposal.record
 
     @property
     def is_over(self) -> bool:
-        """Whether the present generation is over."""
+        """Whether the current generation is over."""
         return self.over >= self.generation
 
     def permit(self, what: Literal["form", "run"]) -> Permit | None:
-        """The leader's permission in the present generation; None while there is none."""
+        """The leader's permission in the current generation, or None so far."""
         return self._permits.get(what)
 
     def commit(self, step: int) -> Commit | None:
-        """The commit of a step in the present generation; None while there is none."""
+        """The commit of a step in the current generation, or None so far."""
         return self._commits.get(step)
 
     def evaluated(self, step: int) -> Evaluated | None:
-        """The result of the evaluation after a step; None while there is none."""
+        """The result of the evaluation after a step, or None so far."""
         return self._evaluated if self._evaluated is not None and self._evaluated.step == step else None
 
 
@@ -139,19 +134,10 @@ class Member:
     """A process's connection to its agent.
 
     Args:
-        address: name of the agent's socket.
-        name: of this process, by the position it started in: `k.r`, see members.py.
-        incarnation: number of the position's process.
-        heartbeat: seconds between beats.
-        interrupt: called while the present generation is over; wakes the main thread. The next generation does not
-            begin here before it has returned.
-        lost: called with the reason when the agent is gone; the process should end then.
-        generation: the last one before this process; a run that is resumed counts on from its earlier ones.
-        device: as for `Progress`.
-
-    Attributes:
-        worker: of this process, `k.r`.
-        over: set while the present generation is over.
+        interrupt: called repeatedly while the current generation is over; wakes the main thread. The next generation
+            does not begin here before it has returned.
+        lost: called with the reason when the agent is gone; should end the process.
+        generation: the last one before this process; a resumed run counts on from its earlier generations.
     """
 
     def __init__(
@@ -178,7 +164,7 @@ class Member:
         threading.Thread(target=self._beat, args=(heartbeat,), daemon=True).start()
         threading.Thread(target=self._watch, daemon=True).start()
 
-    # What the leader says.
+    # Messages from the leader.
 
     def _read(self) -> None:
         try:
@@ -191,7 +177,7 @@ class Member:
             self._lost(f"{AGENT} is gone")
 
     def _watch(self) -> None:
-        """Interrupt the main thread when its generation stops, repeatedly until it has left the generation.
+        """Interrupt the main thread repeatedly until it has left its stopped generation.
 
         One interrupt is not enough, as the thread may be about to open a connection or to wait on one. The lock keeps
         interrupts out of the next generation.
@@ -204,10 +190,7 @@ class Member:
             time.sleep(INTERRUPT_SECONDS)
 
     def _until(self, answer: Callable[[], _Answer | None]) -> _Answer | None:
-        """Wait for an answer; None when the generation is over without it.
-
-        The leader owns the wait: it ends a generation in which all workers wait for too long.
-        """
+        """Wait for an answer; None if the generation is over. The leader ends generations that wait for too long."""
         self.progress.set_waiting(True)
         with self._changed:
             self._changed.wait_for(lambda: answer() is not None or self._state.is_over)
@@ -216,8 +199,7 @@ class Member:
         return found
 
     def next_record(self) -> GenerationRecord | None:
-        """Wait for the next generation that this worker has a part in and that is not over yet; None when it may leave,
-        as it was told to."""
+        """Wait for the next generation that includes this worker. Returns None if the worker may leave."""
         self.progress.begins("settle")
         self.progress.set_waiting(True)
         with self._changed:
@@ -234,42 +216,42 @@ class Member:
 
     @property
     def plan(self) -> str:
-        """The present generation's plan file, where the run directory does not hold it; else empty."""
+        """Text of the current generation's plan file, if the run directory does not hold it; else empty."""
         return self._state.plan
 
     def permitted(self, what: Literal["form", "run"]) -> bool:
-        """Wait until the generation may form or run; False when it is over instead."""
+        """Wait until the generation may form or run; False if it is over instead."""
         return self._until(lambda: self._state.permit(what)) is not None
 
     def is_stale_anywhere(self) -> bool:
-        """Whether live parameters of some process are not those of the committed iteration; asked once all may form."""
+        """Whether some process has live parameters of another iteration; call after permission to form."""
         permit = self._state.permit("form")
         return permit is not None and permit.stale
 
     def decision(self, step: int) -> Commit:
-        """Wait for the commit of `step`. Raises GenerationOver when the generation ends without it."""
+        """Wait for the commit of `step`. Raises GenerationOver if the generation ends without it."""
         commit = self._until(lambda: self._state.commit(step))
         if commit is None:
             raise GenerationOver
         return commit
 
     def decided(self, step: int) -> Commit | None:
-        """The commit of a step of the present generation, None while there is none; from any thread."""
+        """The commit of a step of the current generation, or None so far; from any thread."""
         return self._state.commit(step)
 
     def evaluated(self, step: int) -> Evaluated:
-        """Wait for the result of the evaluation after `step`. Raises GenerationOver when the generation ends before."""
+        """Wait for the result of the evaluation after `step`. Raises GenerationOver if the generation ends before."""
         result = self._until(lambda: self._state.evaluated(step))
         if result is None:
             raise GenerationOver
         return result
 
-    # What the process says.
+    # Messages to the leader.
 
     def say(self, message: WorkerMessage) -> None:
-        """Tell the leader; what is of the present generation with its number. Raises RunError when the agent is gone.
+        """Send a message to the leader, with the generation's number if it belongs to one; from any thread.
 
-        From any thread.
+        Raises RunError if the agent is gone.
         """
         try:
             self._link.send(Said(message, self._state.generation if isinstance(message, OF_GENERATION) else 0))
@@ -277,27 +259,26 @@ class Member:
             raise RunError(f"{AGENT} is gone") from None
 
     def report(self, step: int, report: Report) -> None:
-        """This process's part of the commit of `step`."""
+        """Send this process's part of the commit of `step`."""
         self.say(StepReport(step, report))
 
     def report_evaluation(self, step: int, report: EvaluationReport) -> None:
-        """This process's part of the evaluation after `step`."""
+        """Send this process's part of the evaluation after `step`."""
         self.say(StepReport(step, report))
 
     def warn(self, message: str) -> None:
-        """Something failed here that training can do without; only the first such message of a run is kept."""
+        """Report a failure that training can do without; a run keeps only the first such message."""
         self.say(Warned(message))
 
     # Faults.
 
     @property
     def live(self) -> Collection[str]:
-        """Workers of the present generation."""
+        """Workers of the current generation."""
         return self._state.live
 
     def claim(self, fault: int) -> bool:
-        """Whether a fault that has reached its point strikes this process, of all that reach it first; returns once the
-        leader has written the event. False where it has struck before. From any thread."""
+        """Wait for the leader's decision whether a fault strikes this process; False if it struck before."""
         strikes = self._state.strikes
         if fault in strikes:
             return False
@@ -307,8 +288,7 @@ class Member:
         return strikes[fault] == self.name
 
     def await_strike(self, fault: int) -> bool:
-        """Wait until a fault strikes that another process reaches; False where it had struck before this process took
-        part. From any thread."""
+        """Wait until a fault strikes another process; False if it struck before this one joined. From any thread."""
         state = self._state
         with self._changed:
             self._changed.wait_for(lambda: state.earlier_strikes is not None and fault in state.strikes)
@@ -328,11 +308,7 @@ class Member:
 
 
 class FormingKeys:
-    """The part of torch's store interface that process groups form on, served by the agent. From any thread.
-
-    Args:
-        address: name of the agent's socket.
-    """
+    """The part of torch's store interface on which process groups form, served by the agent. From any thread."""
 
     def __init__(self, address: str) -> None:
         self._link, self._lock = connect_locally(address, Values, AGENT), threading.Lock()
@@ -352,7 +328,7 @@ class FormingKeys:
         self._ask(SetKey(key, value.encode() if isinstance(value, str) else value))
 
     def get(self, key: str) -> bytes:
-        """The value of a key. Raises RuntimeError where it was not written."""
+        """Read a key. Raises RuntimeError if it was not written."""
         (value,) = self._ask(GetKeys([key]))
         if value is None:
             raise RuntimeError(f"{key} was not written")

@@ -1,4 +1,4 @@
-"""What a worker process is started with."""
+"""Specification that a worker process starts from."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ REFUSED = 2
 
 
 class RunSpecification(Struct, frozen=True, kw_only=True):
-    """What all worker processes of a run on one machine have in common.
+    """Settings common to all worker processes of a run on one machine.
 
     Attributes:
-        job: the job as TOML text.
-        cut: layers of each stage of the model, where the run begins with another cut than the job's (`Shape.cut`).
-        stages: that workers host when they start, where that is not as the job's shape says: worker -> stages.
-        faults: texts of all faults of the run, in the order of their numbers.
-        agent: name of the agent's socket.
-        address: of this machine, which the other workers connect to.
+        cut: layers of each stage of the model, if different from the job's at the start (`Shape.cut`).
+        stages: worker -> stages that it hosts at the start, if different from the job's shape.
+        address: of this machine, for the other workers.
         started: when the run started, by this machine's monotonic clock.
-        directory: the run directory.
         environment: variables that the transport needs.
     """
 
@@ -35,16 +31,13 @@ class RunSpecification(Struct, frozen=True, kw_only=True):
 
 
 class WorkerSpecification(Struct, frozen=True, kw_only=True):
-    """What one worker process is started with.
+    """Settings of one worker process.
 
     Attributes:
-        run: what it has in common with the others.
-        worker: position, `k.r`.
         incarnation: number of this position's process, from 0.
-        generation: the last one before the process.
         restored: step of the checkpoint to start from; None for the initial state.
         tensor_rank: of this process in its worker.
-        local_index: of this process among those of its machine, which is its GPU's number.
+        local_index: index of this process on its machine, which is its GPU's number.
     """
 
     run: RunSpecification

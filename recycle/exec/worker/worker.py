@@ -1,14 +1,11 @@
-"""A worker process: forked by the fork server, one per live worker and tensor rank.
+"""A worker process, forked by the fork server: one per live worker and tensor rank.
 
-It connects to the agent of its node, builds its stages, reports that it is ready and takes part in generations
-(main_loop.py). The first SIGTERM has it leave at the next boundary, a second ends the process: the signal is blocked in
-all threads but one that waits for it, so that it interrupts no transfer and is noticed however long the main thread
-waits. It ends with the launcher or agent that started it, never the other way round.
+It connects to its node's agent, builds its stages, reports that it is ready and takes part in generations
+(main_loop.py). After the first SIGTERM it leaves at the next boundary; a second ends the process. The signal is blocked
+in all threads except one that waits for it, so it interrupts no transfer. The process ends with its agent.
 
-What every worker does first the fork server does once (`warm_up`), so that no worker that it forks does it again. Some
-modules are imported at their first use (a part of numpy by `np.unique`, transports by name), and msgspec looks at the
-annotations of a type when it first decodes one. That took a third of a second per worker on a machine that starts many
-at once: at the start of a run, and whenever a worker comes back.
+`warm_up` does lazy imports and creates msgspec's decoders once in the fork server. This saves a third of a second per
+worker on a machine that starts many at once.
 """
 
 from __future__ import annotations
@@ -58,15 +55,11 @@ from recycle.runs.logs import log_path
 
 _TOLD_TO_LEAVE = {signal.SIGTERM}
 ENDED = 128 + signal.SIGTERM
-"""Exit code of a process that was told to leave a second time."""
+"""Exit code of a process after a second SIGTERM."""
 
 
 def run_worker(text: str) -> None:
-    """Run one worker to the end of its run. Its process should end at once: threads of its transport may still run.
-
-    Args:
-        text: its specification.
-    """
+    """Run one worker, from its JSON specification, to the end of its run; its process should end at once."""
     specification = msgspec.json.decode(text, type=WorkerSpecification)
     os.environ.update(specification.run.environment)  # before the first call of CUDA, which reads it
     _block_termination()
@@ -91,7 +84,7 @@ def run_worker(text: str) -> None:
         print(f"worker {name} ends: {reason}", file=sys.stderr, flush=True)
         os._exit(code)
 
-    # It beats from here on: to make stages and to read a checkpoint may take long.
+    # Heartbeats start here, because building stages and reading a checkpoint may take long.
     member = Member(
         run.agent,
         name,
@@ -114,7 +107,7 @@ def run_worker(text: str) -> None:
             hosted = HostedShards(job, worker, build, run.cut, indices, is_first)
         else:
             hosted = Hosted(worker, build, run.cut, indices, is_first)
-    except (RuntimeError, MemoryError, OverflowError) as error:  # torch's way to say that there is no memory
+    except (RuntimeError, MemoryError, OverflowError) as error:  # torch raises these if memory runs out
         end(f"its stages cannot be made: {first_line(error)}")
     except RecycleError as error:
         end(str(error), REFUSED)
@@ -176,7 +169,6 @@ def run_worker(text: str) -> None:
 
 
 def _block_termination() -> None:
-    """Before any other thread is made, because threads inherit what is blocked."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD_TO_LEAVE)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.register_at_fork(after_in_child=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _TOLD_TO_LEAVE))
@@ -191,7 +183,6 @@ def _await_termination(notify: Callable[[], None], end: Callable[[str, int], obj
 
 
 def _spoil(stages: Mapping[int, Stage]) -> None:
-    """What a `nan` fault does."""
     for stage in stages.values():
         stage.spoil_gradients()
 
@@ -200,7 +191,7 @@ _SMALLEST = "[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n"
 
 
 def warm_up() -> None:
-    """Read a job and a plan, lower it, and make the decoders of messages; starts no thread."""
+    """Import transports, and create the decoders of messages, jobs and plans; starts no thread."""
     for transport in TRANSPORTS:
         transport_named(transport)
     for message in (WorkerSpecification, GenerationRecord, Commit, Report):

@@ -1,4 +1,4 @@
-"""What a stage steps with: sums of gradients, the optimizer, and its state in units or in shards.
+"""Gradient sums and optimizer of a stage, with its state in units or in shards.
 
-Begin reading at optimizer.py; `recycle.exec.model.stage.StateLayout` says what the stage asks of it.
+Begin with optimizer.py; `recycle.exec.model.stage.StateLayout` is the interface to the stage.
 """

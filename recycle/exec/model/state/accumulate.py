@@ -1,15 +1,13 @@
 """Gradient accumulation over the micro-batches of one stage, in one flat buffer.
 
-`exact` makes the sum independent of order, of who computes which micro-batch and of how hosts are reduced: every
-addend is rounded to a multiple of 2^-q and summed in fp64, where each partial sum is a multiple of 2^-q below
-2^(53-q) and therefore representable, so that no addition ever rounds. With N addends of at most 2^e each,
-q = 53 - ceil(log2 N) - e. `fast` sums in fp32 in execution order.
+With `exact` the sum does not depend on the order, the assignment of micro-batches, or the reduction over hosts. Every
+addend is rounded to a multiple of 2^-q and summed in fp64. Each partial sum is a multiple of 2^-q below 2^(53-q) and
+therefore representable, so no addition rounds. With N addends of at most 2^e each, q = 53 - ceil(log2 N) - e. `fast`
+sums in fp32 in execution order.
 
-Assumes: one addend per parameter and micro-batch, at most N = D * m * uses in all, |addend| <= 2^e. The bound is
-tested on every addend; a larger or non-finite one makes the whole buffer's norm not a number.
-Limits: entries below 2^-(q+1) vanish. With e = 6 and N = 32 that is 2^-43, far below the fp32 noise of any gradient
-that matters. Rounding is done in fp32, where scaling by a power of two and rounding to a whole number are both exact:
-as fast as the trick of adding and subtracting 1.5 * 2^(52-q) in fp64, and right for every N.
+The bound 2^e is tested on every addend; a larger or non-finite addend makes the norm of the whole buffer NaN. Entries
+below 2^-(q+1) vanish: with e = 6 and N = 32 that is 2^-43, far below the fp32 noise of any relevant gradient. Rounding
+is done in fp32, where scaling by a power of two and rounding to an integer are both exact.
 """
 
 from __future__ import annotations
@@ -23,19 +21,11 @@ import torch
 from recycle.job.footprint import ON_CPU, ON_GPU
 
 ALIGNMENT = 64
-"""Elements between possible starts in a flat tensor: 256 bytes, as an own allocation would have. Kernels may choose
-another path, and other bits, for an unaligned matrix."""
+"""Alignment in a flat tensor, in elements (256 bytes): kernels may give other bits for unaligned matrices."""
 
 
 class FlatLayout:
-    """Where each of a list of tensors lies in one flat tensor.
-
-    Args:
-        shapes: of the tensors, in the order in which they lie.
-
-    Attributes:
-        size: elements of the flat tensor, with the gaps between its parts.
-    """
+    """Positions of a list of tensors in one flat tensor of `size` elements, including alignment gaps."""
 
     def __init__(self, shapes: Sequence[torch.Size]) -> None:
         self.shapes = tuple(shapes)
@@ -46,17 +36,14 @@ class FlatLayout:
             self.size += -(-shape.numel() // ALIGNMENT) * ALIGNMENT
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """The parts of `flat` [at least size], each in its own shape."""
+        """The tensors in `flat` [at least size], each in its own shape."""
         return [
             flat[offset : offset + shape.numel()].view(shape)
             for offset, shape in zip(self.offsets, self.shapes, strict=True)
         ]
 
     def blocks(self, elements: int) -> list[tuple[int, int]]:
-        """(first element, end) of each part in pieces of at most `elements`; the gaps behind parts are left out.
-
-        They depend on the parts alone, not on what lies beside them.
-        """
+        """(first element, end) of blocks of at most `elements` that cover each tensor, without gaps."""
         return [
             (offset + begin, offset + min(begin + elements, shape.numel()))
             for offset, shape in zip(self.offsets, self.shapes, strict=True)
@@ -64,29 +51,24 @@ class FlatLayout:
         ]
 
     def shards(self, count: int, elements: int, begin: int = 0, end: int | None = None) -> list[int]:
-        """Where to cut a flat tensor into shards, each about as large as the others: [count + 1].
+        """Bounds of `count` shards of about equal size in a range of a flat tensor: [count + 1].
 
-        Cuts lie at the beginnings of `blocks`, so that the norms of shards are made of the terms of the whole.
-
-        Args:
-            begin, end: elements at which the part that is cut begins and ends; all when left out.
+        Shards begin at `blocks`, so that the norms of shards have the same terms as the norms of the whole.
         """
         end = self.size if end is None else end
         return _nearest([*(at for at, _ in self.blocks(elements) if begin <= at < end), end], begin, end, count)
 
     def cut(self, buckets: int, places: Iterable[int], size: int) -> list[int]:
-        """Where to cut a flat tensor of `size` elements into buckets, each about as large as the others: [buckets + 1].
+        """Bounds of buckets of about equal size in a flat tensor of `size` elements: [buckets + 1].
 
-        Args:
-            places: of the parts at whose beginnings cuts may lie; their number for the end of the last. The last bucket
-                has all that is behind.
+        Buckets begin at the tensors with index in `places`. The last bucket includes all elements after the tensors.
         """
         offsets = [*self.offsets, self.size]
         return _nearest([offsets[place] for place in places], 0, size, buckets)
 
 
 def _nearest(places: Sequence[int], begin: int, end: int, count: int) -> list[int]:
-    """A range cut into `count` parts at those places that are nearest to equal shares: [count + 1]."""
+    """Split a range into `count` parts at the places nearest to equal shares: [count + 1]."""
     wanted = [begin + (end - begin) * part / count for part in range(1, count)]
     return [begin, *(min(places, key=lambda place: abs(place - cut)) for cut in wanted), end]
 
@@ -97,14 +79,11 @@ def grid_exponent(addends: int, exponent: int) -> int:
 
 
 class Accumulator(ABC):
-    """A flat sum of gradients. All that is done with it is done in chunks, so that nothing but it has its size.
-
-    Args:
-        layout: where each parameter's gradient lies in it.
-        buffer: the live flat tensor, which a reduction over the stage's hosts sums in place.
+    """A flat sum of gradients, processed in chunks so that no temporary has its size.
 
     Attributes:
-        has_mark: whether a number that says if addends were out of bounds comes behind the norms.
+        buffer: the live flat tensor, which a reduction over the stage's hosts sums in place.
+        has_mark: whether an out-of-bounds mark follows the norms.
     """
 
     has_mark = False
@@ -123,43 +102,34 @@ class Accumulator(ABC):
         self.add(position, left.matmul(right))
 
     def clear(self) -> None:
-        """Back to zero."""
+        """Reset to zero."""
         self.buffer.zero_()
 
     def mean(self, divisor: int, out: torch.Tensor, start: int = 0) -> None:
-        """The sum divided by `divisor` from element `start` on, written into `out`, fp32 [at most layout.size]."""
+        """Write the sum divided by `divisor`, from element `start`, into `out`, fp32 [at most layout.size]."""
         for target, part in zip(_chunks(out), _chunks(self.buffer[start : start + len(out)]), strict=True):
-            # One division, then one cast: two roundings whatever the number of hosts.
+            # One division, then one cast: two roundings for any number of hosts.
             target.copy_(torch.div(part, divisor))
 
     def mean_norms_squared(self, divisor: int, begin: int = 0, end: int | None = None) -> list[float]:
-        """Squared Euclidean norms of the mean, in fp64: of each parameter's, in blocks of `FlatLayout.blocks`.
+        """Squared Euclidean norms of the mean, in fp64, of the blocks that begin in a range; all by default.
 
-        Each depends on nothing else in the buffer. One at least is not finite when any addend was out of bounds.
-
-        Args:
-            begin, end: where the first of the blocks begins, and one behind the last would; all when left out.
+        Each depends only on its block. At least one is not finite if any addend was out of bounds.
         """
         blocks = self._blocks if end is None else [one for one in self._blocks if begin <= one[0] < end]
         squares = _norms_squared(self.buffer, blocks)
         return [square / divisor**2 for square in torch.stack(squares).tolist()] if squares else []
 
     def blocks_of(self) -> list[int]:
-        """How many blocks each parameter has, in order."""
+        """Number of blocks of each parameter, in order."""
         return [-(-shape.numel() // self.grain) for shape in self.layout.shapes]
 
 
 class ExactSum(Accumulator):
-    """Sum on a fixed grid in fp64.
+    """Sum on a fixed grid in fp64, of at most `addends` addends of at most 2^exponent.
 
-    Args:
-        layout: of the parameters.
-        addends: N, the most addends of one entry over all hosts.
-        exponent: e, no addend may exceed 2^e in absolute value.
-        device: of the buffer.
-
-    The buffer is one aligned block longer than the layout: its first extra entry becomes NaN when an addend is out of
-    bounds, and a reduction carries that to every host.
+    The buffer is one aligned block longer than the layout. Its first extra entry becomes NaN if an addend is out of
+    bounds, and a reduction carries the NaN to every host.
     """
 
     has_mark = True
@@ -185,18 +155,18 @@ class ExactSum(Accumulator):
 
     def _test(self, addend: torch.Tensor) -> None:
         low, high = torch.aminmax(addend)
-        # Both are written so that NaN fails the test.
+        # Both comparisons are written so that NaN fails the test.
         if addend.is_cpu:
             if not (low.item() >= -self._bound and high.item() <= self._bound):
                 self._violation.fill_(math.nan)
         else:
-            # Reading a value back would make the device wait.
+            # Reading a value back would synchronize with the device.
             inside = (low >= -self._bound) & (high <= self._bound)
             self._violation.add_(torch.where(inside, 0.0, math.nan))
 
 
 class FastSum(Accumulator):
-    """Plain fp32 sum in execution order; another order or another split over hosts gives other bits."""
+    """Plain fp32 sum in execution order; the bits depend on the order and on the split over hosts."""
 
     def __init__(self, layout: FlatLayout, addends: int, exponent: int, device: torch.device) -> None:
         super().__init__(layout, torch.zeros(layout.size, dtype=torch.float32, device=device))

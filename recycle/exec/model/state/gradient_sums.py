@@ -1,12 +1,12 @@
-"""Where the gradients of a stage are added up: in one sum for its own parameters, and one for a shared weight.
+"""Gradient sums of a stage: one for its own parameters, and one for a weight shared with another stage.
 
-They come from the store of delayed weight gradients, from layers that delay their own, and from autograd's hooks, and
-are added to the sums and to the checksums of watched micro-batches (`IncomingGradients`).
+Gradients come from the store of delayed weight gradients, from layers that delay their own, and from autograd's hooks.
+`IncomingGradients` adds them to the sums and to the checksums of watched micro-batches.
 
-First and last stage may share a weight. Each has a sum for its gradients, or both the same one where one worker hosts
-them. Hosts add their sums up, buffer by buffer, or bucket by bucket of the stage's own. Units and shards of an
-optimizer's state are ranges of all sums, one behind the other (`JoinedSums`); each sum keeps its own buffer, its grid,
-and its mark of gradients out of bounds.
+The first and last stage may share a weight. Each has a sum for its gradients, or both use one sum if one worker hosts
+them. Hosts reduce the sums buffer by buffer, and the stage's own sum optionally bucket by bucket. Units and shards of
+the optimizer's state are ranges of the concatenated sums (`JoinedSums`); each sum keeps its own buffer, grid, and
+out-of-bounds mark.
 """
 
 from __future__ import annotations
@@ -26,14 +26,12 @@ from recycle.job import Job
 
 
 class SumBuffer(NamedTuple):
-    """A buffer of sums of gradients, and the range of the stage's parameters that it is of.
+    """A buffer of gradient sums, and its range in the stage's parameters.
 
     Attributes:
-        begin: of the range.
-        size: its elements.
-        buffer: flat [at least size]; what lies behind goes with the shard that has the range's last element.
-        is_apart: whether it is summed over its hosts by itself, so that all of it is on each.
-        is_own: whether it is that of the stage's own parameters, which is summed in buckets.
+        buffer: flat [at least size]; extra elements go with the shard that holds the range's last element.
+        is_apart: whether the buffer is reduced separately, so that every host has all of it.
+        is_own: whether it is the sum of the stage's own parameters, which is reduced in buckets.
     """
 
     begin: int
@@ -43,7 +41,7 @@ class SumBuffer(NamedTuple):
     is_own: bool = True
 
     def part(self, begin: int, end: int, first: int = 0, last: int | None = None) -> torch.Tensor:
-        """The part of a range of the stage's parameters, as far as it lies between two elements of the buffer."""
+        """The part of the buffer in a range of the stage's parameters, limited to buffer elements `first` to `last`."""
         low, high = (min(max(0, bound - self.begin), self.size) for bound in (begin, end))
         if low < high == self.size:
             high = self.buffer.numel()
@@ -55,11 +53,10 @@ class Summed(NamedTuple):
     """One of the sums.
 
     Attributes:
-        sums: of some parameters' gradients.
         is_own: whether it is the stage's own.
-        is_counted: whether its norms are part of the stage's; not where another stage counts them.
-        is_apart: whether it is summed over its hosts by itself, so that all of it is on each.
-        common: its blocks that all tensor ranks of a worker have alike.
+        is_counted: whether its norms are part of the stage's; false if another stage counts them.
+        is_apart: whether it is reduced separately, so that every host has all of it.
+        common: its blocks that are the same on all tensor ranks of a worker.
     """
 
     sums: Accumulator
@@ -70,16 +67,7 @@ class Summed(NamedTuple):
 
 
 class JoinedSums:
-    """Sums one behind the other.
-
-    Args:
-        every: in the order of the parameters.
-        divisor: of a sum of gradients.
-
-    Attributes:
-        layout: of all parameters, in order.
-        grain: elements of a block.
-    """
+    """Concatenated sums, with norms by blocks of `grain` elements."""
 
     def __init__(self, every: Sequence[Summed], divisor: int) -> None:
         begins = accumulate((one.sums.layout.size for one in every), initial=0)
@@ -95,14 +83,14 @@ class JoinedSums:
         ]
 
     def mean(self, start: int, out: torch.Tensor) -> None:
-        """The mean gradient from element `start` on, written into `out`."""
+        """Write the mean gradient from element `start` into `out`."""
         for begin, one in self._placed:
             low, high = max(start, begin), min(start + len(out), begin + one.sums.layout.size)
             if low < high:
                 one.sums.mean(self._divisor, out[low - start : high - start], low - begin)
 
     def norms_squared(self, begin: int, end: int) -> list[float]:
-        """Squared norms of the mean gradient from one block up to another, those that this stage counts."""
+        """Squared norms of the mean gradient per block in [begin, end), as far as this stage counts them."""
         return [
             norm
             for first, one in self._placed
@@ -111,7 +99,7 @@ class JoinedSums:
         ]
 
     def common(self, begin: int, end: int) -> list[int]:
-        """Places in `norms_squared` of the numbers that all tensor ranks of a worker have alike."""
+        """Indices in `norms_squared` of the norms that all tensor ranks of a worker share."""
         found, place = list[int](), 0
         for first, one in self._placed:
             size = one.sums.layout.size
@@ -126,21 +114,14 @@ class JoinedSums:
 
 
 class GradientSums(JoinedSums):
-    """The sums of a stage's gradients.
+    """The gradient sums of a stage.
 
     Args:
-        job: how gradients are accumulated, and which stages share a weight.
-        index: the stage.
-        parameters: of the stage by name, unit by unit, in each those that decay first; a shared one comes before all
-            others on the first stage, and else behind them.
-        shared: name of the parameter that another stage has too; None where there is none.
-        cut: names of those of which each tensor rank has a part of its own.
-        tied: the sum of the shared weight's gradients that another stage of this worker has.
-        device: of the sums.
-
-    Attributes:
-        own: of all parameters but a shared one.
-        tied: of the shared weight; None where there is none.
+        parameters: of the stage by name, unit by unit, decayed parameters first in each unit. A shared parameter comes
+            first on the first stage, and last elsewhere.
+        shared: name of the parameter that another stage has too; None without one.
+        cut: names of parameters that are split between tensor ranks.
+        tied: gradient sum of the shared weight, from another stage of this worker.
     """
 
     def __init__(
@@ -168,46 +149,46 @@ class GradientSums(JoinedSums):
         }
         self.tied: Accumulator | None = None
         if shared is not None:
-            # Embedding and output layer each give a gradient, and each is rounded by itself.
+            # Embedding and output layer each add a gradient, and each is rounded separately.
             self.tied = tied or accumulator(FlatLayout([parameters[shared].shape]), 2 * divisor, bound)
             self._place[parameters[shared]] = self.tied, 0
-            # A shared weight counts once, where the embedding is.
+            # The norm of a shared weight counts once, at the embedding.
             one = Summed(self.tied, is_own=False, is_counted=index == 0, is_apart=self._has_ties)
             every.insert(0 if index == 0 else 1, one)
         super().__init__(every, divisor)
-        # In each unit biases and norms come behind the weights: their gradients are there when those of their layers
-        # are, so they may be in a later bucket, and in no earlier one.
+        # In each unit biases and norms follow the weights. Their gradients come in the layers' I, so a later bucket may
+        # hold them, but not an earlier one.
         self._begins = [*(place for place, one in enumerate(own.values()) if decays(one)), len(own)]
         self._bounds: dict[int, Sequence[int]] = {}
 
     def clear(self) -> None:
-        """Back to zero, for the next iteration."""
+        """Reset to zero for the next iteration."""
         for _, one in self._placed:
             one.sums.clear()
         for parameter in self._place:
-            # An exception inside a backward may have left one behind.
+            # An exception inside a backward may have left a gradient.
             parameter.grad = None
 
     def place_of(self, parameter: torch.Tensor) -> tuple[Accumulator, int]:
-        """The sum that a parameter's gradients are added to, and its position in the sum's layout."""
+        """The sum of a parameter's gradients, and the parameter's position in its layout."""
         return self._place[parameter]
 
     def buffers(self) -> list[torch.Tensor]:
-        """What is summed over the stage's hosts."""
+        """The buffers that are reduced over the stage's hosts."""
         return [self.own.buffer] + ([] if self._has_ties or self.tied is None else [self.tied.buffer])
 
     def tied_buffers(self) -> list[torch.Tensor]:
-        """What is summed over the hosts of all stages that share a weight."""
+        """The buffers that are reduced over the hosts of all tied stages."""
         return [self.tied.buffer] if self._has_ties and self.tied is not None else []
 
     def bucket_bounds(self, buckets: int) -> Sequence[int]:
-        """Where to cut the stage's own sum into so many buckets: [buckets + 1]."""
+        """Bounds of the buckets in the stage's own sum: [buckets + 1]."""
         if buckets not in self._bounds:
             self._bounds[buckets] = self.own.layout.cut(buckets, self._begins, self.own.buffer.numel())
         return self._bounds[buckets]
 
     def is_in_bucket(self, weight: torch.Tensor, bucket: int, buckets: int) -> bool:
-        """Whether this bucket, of so many, has a weight's gradients."""
+        """Whether a bucket holds a weight's gradients."""
         begin, end = self.bucket_bounds(buckets)[bucket : bucket + 2]
         accumulator, position = self._place[weight]
         return accumulator is self.own and begin <= accumulator.layout.offsets[position] < end
@@ -217,16 +198,14 @@ Half = Literal["I", "W"]
 
 
 class IncomingGradients:
-    """Takes the gradients of a stage's parameters.
+    """Receives the gradients of a stage's parameters.
 
     Args:
-        sums: that they are added to.
         parameters: of the stage, in the order in which checksums count their words.
-        summed: those whose gradients tensor ranks sum first.
+        summed: parameters whose gradients are first summed over the tensor ranks.
 
     Attributes:
-        making: takes checksums of what the backward under way makes; None where nobody wants them.
-        placed: parameter -> the half of the backward that gave its gradient last.
+        placed: parameter -> the half of the backward that last computed its gradient.
     """
 
     def __init__(
@@ -241,30 +220,24 @@ class IncomingGradients:
         self.placed: dict[torch.Tensor, Half] = {}
         self.reset()
         for parameter in parameters:
-            # Fires for what autograd computes in I: norms, embeddings, biases outside the linear layers.
+            # Called for gradients that autograd computes in I: norms, embeddings, biases outside the linear layers.
             parameter.register_post_accumulate_grad_hook(self._take_from_autograd)  # type: ignore[no-untyped-call]
 
     def reset(self) -> None:
-        """No backward is under way, also where the last one was interrupted."""
+        """Reset the state of the current backward, also after an interruption."""
         self.making: ChecksumBuilder | None = None
         self._half: Half | None = None
         self._is_scratch = False
 
     @contextmanager
     def of(self, making: ChecksumBuilder | None, half: Half | None = None, is_scratch: bool = False) -> Iterator[None]:
-        """The gradients that come up inside are of one micro-batch.
-
-        Args:
-            making: takes their checksums.
-            half: of the backward that is run; None for all of it.
-            is_scratch: they are for checksums alone.
-        """
+        """Attribute gradients inside the block to one micro-batch; scratch gradients are for checksums only."""
         self.making, self._half, self._is_scratch = making, half, is_scratch
         yield
         self.making, self._is_scratch = None, False
 
     def add(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Take a parameter's gradient."""
+        """Add a parameter's gradient."""
         accumulator, position = self._sums.place_of(parameter)
         if parameter in self._summed:
             from megatron.core.parallel_state import get_tensor_model_parallel_group
@@ -278,14 +251,14 @@ class IncomingGradients:
             self._note(parameter)
 
     def add_product(self, weight: torch.Tensor, rows: torch.Tensor, inputs: torch.Tensor) -> None:
-        """Take a matrix's gradient, which is the product of `rows`, transposed, and `inputs`."""
+        """Add a matrix's gradient, the product of transposed `rows` and `inputs`."""
         accumulator, position = self._sums.place_of(weight)
         if self.making is not None:
             product = rows.t().matmul(inputs)
             self.making.weight_gradient(self._first_word[weight], product)
             if self._is_scratch:
                 return
-            if isinstance(accumulator, ExactSum):  # which would make it once more
+            if isinstance(accumulator, ExactSum):  # avoids a second product
                 accumulator.add(position, product)
                 self._note(weight)
                 return
@@ -298,6 +271,6 @@ class IncomingGradients:
 
     def _take_from_autograd(self, parameter: torch.Tensor) -> None:
         gradient, parameter.grad = parameter.grad, None
-        # The hook fires for a weight of the store too, with nothing in it.
+        # The hook also runs for weights of the store, without a gradient.
         if gradient is not None:
             self.add(parameter, gradient)

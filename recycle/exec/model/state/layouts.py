@@ -1,17 +1,13 @@
-"""What a host of a stage holds of the optimizer's state: all of it, or where that is sharded the state of some shards.
+"""Layouts of the optimizer's state on a host of a stage: replicated by unit, or sharded.
 
-Where it is sharded each host has all live parameters. Sum of gradients and live parameters are flat tensors of one
-layout, and a shard is a range of both: from where one of the blocks begins that norms are made of up to where another
-does. The state of a shard is a tensor of its own for each moment, made when the worker comes to own the shard and let
-go of when it owns it no more. After a step the parameters of shards that others own come from them (`GATHER_PARAMS`),
-and likewise at the beginning of each generation: so a step that is taken back is taken back on the owned shards alone.
+With sharded state each host has all live parameters. The gradient sum and the live parameters are flat tensors of one
+layout. A shard is a range of both, with bounds at norm blocks. Only owners hold a shard's moments. After a step, and at
+the beginning of each generation, they send its parameters (`GATHER_PARAMS`), so undoing a step needs the owned shards
+only. If layers may move, each unit is divided into shards separately. Steps have the same bits as on a host of the
+whole stage.
 
-Each element is stepped as a host that holds the whole stage does it, to the same bits. A stage's parameters lie unit by
-unit, and where layers may move each unit is cut into shards by itself, at the same elements in every stage that has it.
-
-Where each host has all of it the state lies unit by unit too, each unit's in tensors of its own (`UnitOptimizers`). A
-unit is what may move to another worker, so its tensors outlive the stage: when the model is cut anew, the next stage
-that has the unit takes them over.
+Replicated state is stored in separate tensors per unit (`UnitOptimizers`), which outlive the stage: after
+repartitioning, the next stage with the unit takes them over.
 """
 
 from __future__ import annotations
@@ -40,17 +36,11 @@ from recycle.job.sections import TrainSection
 
 
 class Shards(StateLayout):
-    """The shards of one stage on one of its hosts.
+    """The shards of one stage on one of its hosts; `pieces` are by number in the whole model.
 
     Args:
         first: number of the stage's first shard in the whole model.
-        bounds: elements at which the shards begin, and the end of the last: [count + 1]. Where shards are of units,
-            those of one unit lie behind those of another.
-        weights: the live parameters, flat [bounds[-1]].
-        sums: of the gradients.
-
-    Attributes:
-        pieces: number in the whole model -> the state of a shard that this worker holds, in order.
+        bounds: elements at which the shards begin, ordered by unit, and the end of the last: [count + 1].
     """
 
     kind = "shard"
@@ -68,26 +58,26 @@ class Shards(StateLayout):
 
     @abstractmethod
     def _make(self, begin: int, end: int) -> StatePiece:
-        """The initial state of a shard, of a range of the parameters."""
+        """Create the initial state of a shard, a range of the parameters."""
 
     @abstractmethod
     def _norms(self, begin: int, end: int) -> list[float]:
-        """The squared norms that a range of the summed gradients gives, as `Stage.gradient_norms_squared`."""
+        """Squared norms of a range of the summed gradients, as `Stage.gradient_norms_squared`."""
 
     @abstractmethod
     def _common(self, begin: int, end: int) -> Collection[int]:
-        """Places in the norms of a range of those that all tensor ranks of a worker have alike."""
+        """Indices in the norms of a range that all tensor ranks of a worker share."""
 
     def settled(self) -> None:
-        """Shards come from their owners from now on, not from the initial state."""
+        """Free the initial state; later shards are copied from their owners."""
 
     @property
     def all_numbers(self) -> range:
-        """Of the stage's shards in the whole model, whoever owns them."""
+        """Numbers of all shards of the stage, for any owner."""
         return range(self._first, self._first + len(self._bounds) - 1)
 
     def own(self, numbers: Collection[int]) -> None:
-        """Hold the state of these shards of the stage too; of a new one the initial state."""
+        """Add shards of the stage to the held state; new shards get the initial state."""
         new = {number: self._make(*self._range(number)) for number in sorted(set(numbers) - self.pieces.keys())}
         self.pieces = dict(sorted((self.pieces | new).items()))
 
@@ -105,10 +95,9 @@ class Shards(StateLayout):
         return [self._weights]
 
     def apart(self, number: int) -> list[torch.Tensor]:
-        """The state of an owned shard without live parameters, which gathers bring, flat.
+        """The state of an owned shard, flat, without live parameters, which gathers bring.
 
-        In an order in which it may be copied in pieces between steps: those of an element that its others follow from
-        come first, the step counts before the moments and these before the parameters.
+        Step counts come first, then moments, then parameters, so that it may be copied in pieces between steps.
         """
         live = self._weights.untyped_storage().data_ptr()
         apart = [one for one in self.pieces[number].state_tensors() if one.untyped_storage().data_ptr() != live]
@@ -130,7 +119,6 @@ class Shards(StateLayout):
         return [buffer.part(*self._range(number)) for buffer in self._sums]
 
     def _range(self, number: int) -> tuple[int, int]:
-        """The elements at which a shard begins and ends."""
         place = number - self._first
         return self._bounds[place], self._bounds[place + 1]
 
@@ -138,7 +126,7 @@ class Shards(StateLayout):
         transport.reduce_scatter(stage.index, self.bucket(stage, bucket, buckets), bucket_key(bucket, buckets))
 
     def weights(self) -> list[torch.Tensor]:
-        """The live parameters of all shards, in order, whoever owns them."""
+        """The live parameters of all shards of the stage, in order."""
         return [self._weights[begin:end] for begin, end in pairwise(self._bounds)]
 
     def reduced(self, stage: Stage) -> Iterator[tuple[int, list[float], Collection[int], int]]:
@@ -148,24 +136,20 @@ class Shards(StateLayout):
             yield number, self._norms(*bounds), self._common(*bounds), words % (1 << 64)
 
     def publish(self) -> None:
-        """Write the live parameters of the owned shards that are complete."""
+        """Write the live parameters of complete owned shards."""
         for number, shard in self.pieces.items():
             if number not in self.incomplete:
                 shard.publish()
 
 
 class ShardedOptimizer(Shards):
-    """What a stage's optimizer is where its state is sharded.
+    """Sharded optimizer of a stage.
 
     Args:
         parameters: of the stage by name; their data moves into one flat tensor in `working_type`.
-        names: what they are called in checkpoints.
-        sums: of their gradients, in the same order.
-        train, working_type: as of `UnitOptimizer`.
-        first: number of the stage's first shard in the whole model.
-        count: of its shards, or of those of each unit.
-        ends: elements at which what is cut into so many shards begins, the stage or each of its units, and ends.
-        tells_shapes: whether names of pieces of a parameter say its shape, as is wanted of parts of tensor ranks.
+        count: number of shards, per stage or per unit.
+        ends: elements at which the divided ranges (the stage, or each unit) begin and end.
+        tells_shapes: whether names of pieces state the shape of the parameter, as needed for parts of tensor ranks.
     """
 
     def __init__(
@@ -219,13 +203,7 @@ class ShardedOptimizer(Shards):
 
 
 class UnitOptimizers(ReplicatedState):
-    """The optimizers of a stage's units, as one.
-
-    Args:
-        ends: unit of the stage -> elements at which it begins and ends, in order.
-        parameters, names, sums, train, working_type: as of `ShardedOptimizer`.
-        held: units whose state is there already; that of all others begins with the parameters as they are.
-    """
+    """The optimizers of a stage's units; other units than those in `held` start from the current parameters."""
 
     pieces: dict[int, UnitOptimizer]
 
@@ -244,7 +222,7 @@ class UnitOptimizers(ReplicatedState):
         device = next(iter(parameters.values())).device if parameters else torch.device("cpu")
         places = dict(zip(parameters, layout.offsets, strict=True))
         shapes = {name: parameter.shape for name, parameter in parameters.items()}
-        # Kept, since a fresh tensor costs more in page faults than what fills it.
+        # Reused, because a fresh tensor costs more in page faults than the computation that fills it.
         scratch = scratch_of(layout.size, device)
         for unit, (begin, end) in ends.items():
             mine = [parameter for name, parameter in parameters.items() if begin <= places[name] < end]
@@ -261,15 +239,11 @@ class UnitOptimizers(ReplicatedState):
 
 
 def scratch_of(size: int, device: torch.device) -> torch.Tensor:
-    """What a stage of this size steps with besides, as `recycle.job.analytic` counts it."""
+    """Scratch memory for the step of a stage of this size, as `recycle.job.analytic` counts it."""
     return torch.empty(min(piece_of_step(device), size), dtype=torch.float32, device=device)
 
 
 def ends_of_units(units: range, of: Sequence[int], layout: FlatLayout) -> dict[int, tuple[int, int]]:
-    """Unit of a stage -> the elements at which it begins and ends.
-
-    Args:
-        of: the unit of each parameter; they lie unit by unit.
-    """
+    """Unit of a stage -> the elements at which it begins and ends; `of` has the unit of each parameter."""
     offsets = [*layout.offsets, layout.size]
     return {unit: (offsets[bisect_left(of, unit)], offsets[bisect_right(of, unit)]) for unit in units}

@@ -1,4 +1,4 @@
-"""The course of the learning rate over a run."""
+"""The learning rate schedule of a run."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from recycle.job.sections import TrainSection
 FINAL_SHARE = 0.1
 """Share of the peak learning rate at which the cosine ends."""
 DECAY_SHARE = 0.1
-"""Of the steps, in which the rate of "warmup-stable-decay" goes down (Hu et al., MiniCPM, arXiv 2404.06395)."""
+"""Share of the steps in which the rate of "warmup-stable-decay" decays (Hu et al., MiniCPM, arXiv 2404.06395)."""
 _SHARES: dict[str, Callable[[float], float]] = {
     "linear": lambda progress: 1.0 - progress,
     "cosine": lambda progress: 0.5 * (math.cos(math.pi * progress) + 1.0),
     "exponential": lambda progress: 2.0 * math.pow(0.5, progress) - 1.0,
     "minus-sqrt": lambda progress: 1.0 - math.sqrt(progress),
 }
-"""From the highest to the lowest learning rate, by how much of the way is behind; megatron-core's."""
+"""Progress of the decay -> position between lowest (0) and highest (1) learning rate; megatron-core's formulas."""
 
 
 def learning_rate(train: TrainSection, iteration: int) -> float:
     """Learning rate of an iteration, counted from 0.
 
-    With a `schedule`, what megatron-core's `OptimizerParamScheduler` gives after that many iterations. Without, it
-    rises linearly over the first `warmup` iterations to `learning_rate`, then follows half a cosine down to a tenth of
-    it at the last of `steps`, and stays there. Depends on `steps`, so a run resumed with more steps has another course.
+    With a `schedule`, as megatron-core's `OptimizerParamScheduler` after that many iterations. Otherwise the rate rises
+    linearly over the first `warmup` iterations to `learning_rate`. It then follows half a cosine down to a tenth at the
+    last of `steps`, and stays there. It depends on `steps`, so resuming a run with more steps changes the schedule.
     """
     if train.schedule is not None:
         return _scheduled(train, iteration)

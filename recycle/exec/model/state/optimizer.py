@@ -1,14 +1,9 @@
 """AdamW on flat tensors, and the names of its state in checkpoints.
 
-The update is computed in fp32. Parameters of a narrower type are copies that follow the fp32 ones after each step.
-
-Parameters are re-bound to parts of a flat tensor, decayed ones first, so that the optimizer works on two long runs and
-everything that a new host of the unit must copy is four tensors. The module that computes with them may be built
-anew, for a stage of other units, around the same tensors (`bind`). Learning rate and clip factor are pure functions, so
-that every worker derives the same step from the same record.
-
-Tensor ranks cut each half of a gated layer by itself, so each half has a name of its own in checkpoints. Of tied stages
-the first stores the shared weight.
+The update is computed in fp32. Parameters of a narrower type are copies of the fp32 ones, updated after each step.
+Parameters are views of a flat tensor, decayed ones first, so the optimizer works on two long runs and a new host copies
+four tensors. Learning rate and clip factor are pure functions, so every worker derives the same step from the same
+record. Tensor ranks split each half of a gated layer separately, so each half has its own name in checkpoints.
 
 Decoupled weight decay: Loshchilov and Hutter, https://arxiv.org/abs/1711.05101; the update itself is torch's.
 """
@@ -29,11 +24,11 @@ from recycle.job.footprint import ON_CPU, ON_GPU
 from recycle.job.sections import TrainSection
 
 SHAPED = ("", "exp_avg.", "exp_avg_sq.", "rounded.")
-"""Before a parameter's name: what of the state has its shape, see `FlatOptimizer.named_state`."""
+"""Prefixes of a parameter's name for tensors of its shape, see `FlatOptimizer.named_state`."""
 UNROUNDED = 4
-"""Tensors of a state without rounded parameters."""
+"""Number of tensors of a state without rounded parameters."""
 COUNTED = "step."
-"""Before a parameter's name: how many steps it has taken."""
+"""Prefix of a parameter's name for its step count."""
 
 
 def decays(parameter: torch.Tensor) -> bool:
@@ -42,7 +37,7 @@ def decays(parameter: torch.Tensor) -> bool:
 
 
 class Run(NamedTuple):
-    """Elements behind each other that all decay, or all not."""
+    """Adjacent elements that are all decayed, or all not."""
 
     begin: int
     end: int
@@ -50,24 +45,18 @@ class Run(NamedTuple):
 
 
 class StateNames(NamedTuple):
-    """What lies where in a range of the state.
-
-    Attributes:
-        shaped: name in checkpoints of a parameter, a half of one, or the part of it that the range has -> first element
-            and end in the range, and the shape of all of it.
-        counted: parameters that begin in the range -> their first element.
-    """
+    """Names of the parts of a range of the state, with first element and end in the range, and whole shape."""
 
     shaped: Mapping[str, tuple[int, int, torch.Size]]
     counted: Mapping[str, int]
 
 
 Mean = Callable[[int, torch.Tensor], object]
-"""Takes a and a tensor, fp32 [n]: writes the mean gradient from element a on into it. Asked for each element once."""
+"""Takes (a, tensor): writes the mean gradient from element a into the tensor, fp32 [n]. Called once per element."""
 
 
 def flattened(parameters: Sequence[torch.nn.Parameter], layout: FlatLayout) -> torch.Tensor:
-    """The parameters as one flat tensor, fp32 [layout.size], whose parts they become in place of their own memory."""
+    """Move the parameters into one flat tensor, fp32 [layout.size], and make them views of it."""
     device = parameters[0].device if parameters else torch.device("cpu")
     flat = torch.zeros(layout.size, dtype=torch.float32, device=device)
     for parameter, view in zip(parameters, layout.views(flat), strict=True):
@@ -77,12 +66,7 @@ def flattened(parameters: Sequence[torch.nn.Parameter], layout: FlatLayout) -> t
 
 
 def runs_of(decaying: Iterable[bool], layout: FlatLayout, begin: int = 0, end: int | None = None) -> list[Run]:
-    """The runs of a range of parameters that lie so.
-
-    Args:
-        decaying: whether each parameter decays.
-        begin, end: elements at which the range begins and ends; all when left out.
-    """
+    """The runs of decayed and other parameters in a range of a layout."""
     runs: list[Run] = []
     ranges = zip(decaying, pairwise([*layout.offsets, layout.size]), strict=True)
     for decays, (low, high) in ranges:
@@ -95,23 +79,17 @@ def runs_of(decaying: Iterable[bool], layout: FlatLayout, begin: int = 0, end: i
 
 
 def piece_of_step(device: torch.device) -> int:
-    """Elements that a step works on at a time."""
+    """Number of elements that a step processes at a time."""
     return (ON_CPU if device.type == "cpu" else ON_GPU).stepped
 
 
 class FlatOptimizer:
-    """AdamW over a flat tensor: what of a stage steps by itself, a unit or a shard (`StatePiece`).
+    """AdamW over a flat tensor: one unit or shard (`StatePiece`).
 
     Args:
-        parameters: fp32 [n], what is updated: the live parameters, or those that they are rounded from.
-        runs: of the elements, in order.
-        train: betas, epsilon, weight decay and the course of the learning rate.
-        working: [n], the live parameters where they are not `parameters`; no part of the state.
-        is_new: whether moments begin at 0. Else they are to be copied from elsewhere, and filling them would only have
-            the host find memory for them in a moment in which others wait.
-
-    Attributes:
-        parameters: as given.
+        parameters: fp32 [n], updated by steps: the live parameters, or the fp32 masters of rounded ones.
+        working: [n], the live parameters if they are not `parameters`; not part of the state.
+        is_new: whether moments start at 0; otherwise they are left uninitialized, to be copied from elsewhere.
     """
 
     def __init__(
@@ -126,29 +104,22 @@ class FlatOptimizer:
         make = torch.zeros_like if is_new else torch.empty_like
         self._averages = make(parameters)
         self._squares = make(parameters)
-        # Of what decays and of what does not, side by side in one tensor.
+        # Step counts of decayed and of other parameters, in one tensor.
         self._counts = torch.zeros(2, dtype=torch.float32, device=parameters.device)
         self._piece = piece_of_step(parameters.device)
 
     def attach(self, mean: Mean, begin: int, scratch: torch.Tensor, names: StateNames) -> None:
-        """Be a part of a stage.
-
-        Args:
-            mean: gives the stage's gradient.
-            begin: the first element in the stage.
-            scratch: fp32 [as many as there are, or as `piece_of_step`], overwritten; pieces of a stage share one.
-            names: what lies where.
-        """
+        """Attach to a stage. Pieces of a stage share `scratch`, fp32 [min(n, `piece_of_step`)]."""
         self._mean, self._begin, self._scratch, self._names = mean, begin, scratch, names
 
     @property
     def live(self) -> torch.Tensor:
-        """What the model computes with, [n]."""
+        """The parameters that the model computes with, [n]."""
         return self.parameters if self._working is None else self._working
 
     @torch.no_grad()
     def step(self, iteration: int, clip_factor: float) -> None:
-        """One update, with the learning rate of an iteration and a factor on the gradient."""
+        """Apply one update, with the learning rate of an iteration and a factor on the gradient."""
         rate = learning_rate(self._train, iteration)
         for run in self._runs:
             count = self._counts[int(not run.decays)]
@@ -176,19 +147,19 @@ class FlatOptimizer:
                 )
                 if self._working is not None:
                     self._working[piece].copy_(self.parameters[piece])
-        # A count without a parameter has no name, so a checkpoint could not bring it back: it stays 0.
+        # A count without a parameter has no name, so a checkpoint could not restore it: it stays 0.
         for decays in {run.decays for run in self._runs}:
             self._counts[int(not decays)] += 1
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """Parameters, first and second moments, step counts: the live tensors."""
+        """The live tensors: parameters, first and second moments, step counts."""
         return [self.parameters, self._averages, self._squares, self._counts]
 
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Each parameter under its name, its moments and step count under `exp_avg.`, `exp_avg_sq.` and `step.` before
-        it, a rounded one under `rounded.`.
+        """Each parameter by its name, and by prefixes its moments, step count and rounded copy.
 
-        Rounded parameters that are no part of the state are made of the others: to read them changes nothing.
+        The prefixes are `exp_avg.`, `exp_avg_sq.`, `step.` and `rounded.`. Rounded parameters that are not part of the
+        state are computed from the fp32 ones.
         """
         if self.live.dtype != torch.float32 and len(tensors) == UNROUNDED:
             tensors = [*tensors, tensors[0].to(self.live.dtype)]
@@ -204,21 +175,15 @@ class FlatOptimizer:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Write the live parameters that follow from the state."""
+        """Write the live parameters from the fp32 parameters."""
         if self._working is not None:
             self._working.copy_(self.parameters)
 
 
 class UnitOptimizer(FlatOptimizer):
-    """AdamW over the parameters of a unit; where they are rounded, the rounded ones are part of its state.
+    """AdamW over the parameters of a unit; rounded parameters are part of its state.
 
-    Args:
-        parameters: fp32, of the unit; their data moves into one flat tensor, or into a copy of it in `working_type`.
-        train: as of `FlatOptimizer`.
-        working_type: in which the model computes.
-
-    Attributes:
-        layout: where each parameter lies in `parameters`.
+    The data of the parameters moves into one flat tensor, or into a copy of it in `working_type`.
     """
 
     def __init__(
@@ -234,29 +199,24 @@ class UnitOptimizer(FlatOptimizer):
         self.bind(parameters)
 
     def bind(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Have parameters of the layout's shapes be the live ones, or their copies in the working type."""
+        """Make parameters of the layout's shapes views of the live tensor."""
         for parameter, view in zip(parameters, self.layout.views(self.live), strict=True):
             parameter.data = view
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """Parameters, first and second moments, step counts, then the rounded parameters if any: the live tensors."""
+        """The live tensors: parameters, first and second moments, step counts, then rounded parameters if any."""
         state = super().state_tensors()
         return state if self._working is None else [*state, self._working]
 
 
 HALVES = (".gate", ".up")
-"""Behind the name of a gated layer's parameter: its halves."""
+"""Suffixes of a gated layer's parameter name for its halves."""
 
 
 class StoredNames:
-    """The names of one stage.
+    """The names of a stage's parameters in checkpoints.
 
-    Args:
-        cut: parameter -> the dimension that tensor ranks cut; None where each has one of its own.
-        halved: parameters of gated layers.
-
-    Attributes:
-        cut, halved: as given.
+    `cut` has the dimension split between tensor ranks; None for a whole parameter of this rank only.
     """
 
     def __init__(self, cut: Mapping[str, int | None], halved: Collection[str]) -> None:
@@ -283,14 +243,7 @@ class StoredNames:
         end: int,
         tells_shapes: bool = False,
     ) -> StateNames:
-        """The names of a range of the state.
-
-        Args:
-            shapes: of parameters.
-            places: their first elements in one flat layout.
-            begin, end: elements of it at which the range begins and ends.
-            tells_shapes: as of `piece_name`.
-        """
+        """The names in a range of the state, from the parameters' first elements in the flat layout."""
         shaped: dict[str, tuple[int, int, torch.Size]] = {}
         for name, shape in shapes.items():
             part = torch.Size([shape[0] // 2, *shape[1:]]) if name in self.halved else shape
@@ -304,6 +257,6 @@ class StoredNames:
 
 
 def without_shared(named: Mapping[str, torch.Tensor], shared: str) -> dict[str, torch.Tensor]:
-    """The same tensors but those of the shared weight, or of a piece of it."""
+    """The tensors without the shared weight and its pieces."""
     dropped = {f"{prefix}{shared}" for prefix in (*SHAPED, COUNTED)}
     return {name: view for name, view in named.items() if (piece_of(name) or (name,))[0] not in dropped}
