@@ -149,7 +149,8 @@ class Communicator:
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Work:
         """What the root has, on all of them."""
         (tensor,), root = tensors, options.rootRank
-        return self._collect(tensor, tensors, lambda parts: [[parts[root]]] * self._size)
+        taken = [] if self._rank == root else tensors  # the root's tensor may be read meanwhile
+        return self._collect(tensor, taken, lambda parts: [[parts[root]] * (rank != root) for rank in self._ranks])
 
     def allgather(self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor]) -> Work:
         """Every rank's tensor, on all of them."""
