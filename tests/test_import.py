@@ -150,13 +150,13 @@ def test_the_top_loads_nothing_heavy(statement: str) -> None:
     assert run(f"{statement}; import sys; print([m for m in {HEAVY!r} if m in sys.modules])") == "[]"
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("package", ["recycle", "recycle.exec"])
 def test_all_public_names_can_be_imported(package: str) -> None:
     module = import_module(package)
     assert [name for name in module.__all__ if getattr(module, name).__name__ != name] == []
 
 
+@pytest.mark.process
 def test_the_list_of_commands_imports_none_of_them() -> None:
     shown = run("import sys; from recycle.cli.app import app\ntry: app(['--help'])\nexcept SystemExit: pass\n"
                 "print(sorted(m for m in sys.modules if m.startswith('recycle.cli.')))")  # fmt: skip

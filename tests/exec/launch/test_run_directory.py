@@ -28,8 +28,14 @@ def test_latest_leads_to_the_run_that_was_started_last(tmp_path: Path) -> None:
         RunDirectory(runs / name, JOB)
         assert (runs / "latest").readlink() == Path(name)
     assert sorted(path.name for path in runs.iterdir()) == ["latest", "one", "two"]
-    RunDirectory(runs / "latest", JOB)  # of a run that goes on
-    assert (runs / "latest").readlink() == Path("two")
+
+
+def test_a_run_in_latest_itself_leaves_the_link_alone(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    (runs / "one").mkdir(parents=True)
+    (runs / "latest").symlink_to("one")
+    RunDirectory(runs / "latest", JOB)
+    assert (runs / "latest").readlink() == Path("one")
 
 
 def test_only_a_folder_of_runs_gets_the_link_and_a_file_of_its_name_stays(tmp_path: Path) -> None:
