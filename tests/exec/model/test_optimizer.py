@@ -202,6 +202,20 @@ def test_each_addend_is_rounded_to_the_nearest_grid_point_ties_to_even() -> None
     assert (total(ExactSum, [values])[:8] / unit).tolist() == [0.0, 2.0, 2.0, 0.0, -2.0, 0.0, 1.0, 3.0]
 
 
+@pytest.mark.parametrize(
+    ("count", "exponent", "grid"), [(1, 0, 53), (2, 6, 46), (18, 6, 42), (32, 6, 42), (33, 6, 41), (4, -20, 71)]
+)
+def test_the_grid_follows_the_formula(count: int, exponent: int, grid: int) -> None:
+    assert grid_exponent(count, exponent) == grid
+
+
+def test_the_largest_addends_allowed_still_sum_exactly() -> None:
+    ones = [torch.full((1,), 64.0 - 2.0**-17) for _ in range(ADDENDS)]
+    assert float(total(ExactSum, ones)[0]) == ADDENDS * (64.0 - 2.0**-17)
+    mixed = [*ones[:-1], torch.full((1,), 2.0**-42)]
+    assert float(total(ExactSum, mixed)[0]) == math.fsum([17 * (64.0 - 2.0**-17), 2.0**-42])
+
+
 def test_long_parameters_are_rounded_and_added_in_chunks_with_the_same_result() -> None:
     part = addends(1, size=2 * ON_CPU.added + 17)[0]
     accumulator = ExactSum(FlatLayout([torch.Size([3]), part.shape, torch.Size([2])]), ADDENDS, 6, CPU)
