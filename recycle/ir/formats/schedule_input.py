@@ -160,7 +160,6 @@ def first_difference(found: Sequence[object], wanted: Sequence[object]) -> tuple
     return next(((place, one, other) for place, (one, other) in pairs if one != other), None)
 
 
-_log = logging.getLogger(__name__)
 _MOST_PERIODS = 64
 
 
