@@ -82,6 +82,23 @@ def test_every_volume_and_every_secret_is_there_and_every_mount_has_its_volume()
             assert {mount["name"] for mount in container["volumeMounts"]} == volumes
 
 
+def test_containers_have_no_privileges_and_bounded_memory() -> None:
+    for pod in pods().values():
+        assert pod["securityContext"]["runAsNonRoot"]
+        for container in pod["containers"]:
+            security = container["securityContext"]
+            assert (security["allowPrivilegeEscalation"], security["readOnlyRootFilesystem"]) == (False, True)
+            assert container["resources"]["limits"]["memory"]
+            assert "livenessProbe" in container
+
+
+def test_what_the_image_is_made_of_is_there() -> None:
+    recipe = (FOLDER / "Dockerfile").read_text()
+    for line in re.findall(r"^COPY (.+) \S+$", recipe, re.MULTILINE):
+        for source in line.split():
+            assert (FOLDER.parents[1] / source).exists()
+
+
 def test_the_job_has_a_pod_per_node_and_reads_what_is_mounted() -> None:
     of_run, trained = manifest("Job", "recycle")["spec"], job()
     trained.profile()
