@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 from recycle import Profile, ScheduleError, Shape, check
+from recycle.cli import main
 from recycle.ir import families
+from recycle.ir.gaps import GapCause
 from recycle.ir.instruction import parse_instruction
 from recycle.ir.schedule import Schedule
 
@@ -130,6 +133,29 @@ def test_the_readme_example_runs_and_draws_its_timeline(capsys: pytest.CaptureFi
     (code,) = blocks("README.md", "python")
     exec(compile(code, "README.md", "exec"), {})
     assert "  1.1 xxx" in capsys.readouterr().out
+
+
+def test_the_first_commands_of_the_readme_run_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    first = (ROOT / "README.md").read_text().split("## A first run")[1].split("##")[0]
+    commands = re.findall(r"^    (?:\$ )?recycle ((?:plan|schedule|view .*--export) .*)$", first, flags=re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        with pytest.raises(SystemExit) as ended:
+            main(shlex.split(command, comments=True))
+        assert ended.value.code == 0, command
+    printed = capsys.readouterr().out
+    assert re.search(r"^0 0 1 0 +27 +29 +27 +optimal", printed, flags=re.MULTILINE)
+    drawn = [path.read_text() for path in (tmp_path / "failure.svg", ROOT / "docs" / "pictures" / "failure.svg")]
+    assert [re.findall("period [0-9.]+", picture) for picture in drawn] == [["period 27", "period 27"]] * 2
+
+
+def test_every_cause_of_a_gap_is_on_its_page() -> None:
+    table = (DOCS / "guides" / "read-a-timeline.md").read_text().split("| cause |")[1].split("Where several hold")[0]
+    assert set(re.findall(r"^\| `([A-Z_]+)`", table, flags=re.MULTILINE)) == {cause.name for cause in GapCause}
 
 
 def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
