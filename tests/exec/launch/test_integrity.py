@@ -124,11 +124,11 @@ STATES = [
         )
     ),
     row("two", 2, "emulated", {"digests": 2}, "flip=weight:1.1@5", (at(6),), back=(4,)),
-    # Step 3, which is evaluated and lies between the state gone back to and the flip, is evaluated again.
+    # The evaluation after step 7 lies behind the state gone back to, and is of what the flip has spoiled.
     row(
-        *("evaluated again", 2, "emulated", {"digests": 3}, "flip=moment:1.1@6", ((range(6, 10), ""),)),
+        *("evaluated again", 2, "emulated", {"digests": 3}, "flip=moment:1.1@7", (at(9),)),
         sections={"eval": {"every": 4}},
-        back=(3,),
+        back=(6,),
     ),
     row("infinite gradients", 3, "gpt", {"digests": 3}, "flip=weight,30:1.0@4", (at(4, "1.0"),), bit=30, soak=True),
     # It joins at step 6; only first iterations of generations compare: 0, 3 and 6. What is flipped at 6 shows when the
