@@ -264,7 +264,7 @@ def main() -> None:
 
 
 def _print_row(name: str, cap: str, job: PricedJob, dead: list[Worker], seconds: float) -> None:
-    problem = Problem.of(job, dead)
+    problem = Problem.from_job(job, dead)
     answer, made = in_child(problem, seconds), plan(job, dead)
     row = f"{made.lower_bound:>6.4g} {made.period:>6g} {answer.period or '-':>8} {answer.bound:>10g}"
     print(f"  {name:<30} {cap:<12} {row} {answer.seconds:>8.1f}", flush=True)
@@ -274,7 +274,7 @@ def _check_bounds(count: int, seconds: float) -> None:
     closed = met = 0
     wrong: list[int] = []
     cases = [small_job(random.Random(seed)) for seed in range(count)]
-    problems = [Problem.of(job, dead) for job, dead in cases]
+    problems = [Problem.from_job(job, dead) for job, dead in cases]
     with concurrent.futures.ProcessPoolExecutor(1, get_context("spawn")) as pool:
         answers = pool.map(solve, problems, [min(seconds, 5.0)] * count)
         for seed, ((job, _), problem, answer) in enumerate(zip(cases, problems, answers, strict=True)):

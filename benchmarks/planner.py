@@ -167,7 +167,7 @@ def measured(case: Case, arguments: argparse.Namespace) -> list[str]:
 
     made = plan(job, dead, seconds=case.seconds * arguments.scale, processes=arguments.processes, progress=progress)
     took = time.perf_counter() - begun
-    problem = Problem.of(job, made.schedule.failed)
+    problem = Problem.from_job(job, made.schedule.failed)
     weaker = closed_form(problem)
     peer = ""
     if arguments.cp_sat and problem.size <= CP_SAT_UP_TO:

@@ -25,7 +25,7 @@ from recycle.job.shape import Shape, Worker
 from recycle.plans import Entry, Plan, PlanLibrary, Vector, cache_directory, failure_vector
 from recycle.plans.plan import figures
 from recycle.solve.effort import Progress
-from recycle.solve.filling import Filling, library_vectors, plan_library
+from recycle.solve.filling import LibraryProgress, library_vectors, plan_library
 from recycle.solve.planner import plan as plan_one
 from recycle.solve.planner import plan_vector
 from recycle.solve.problem import Problem
@@ -101,12 +101,12 @@ def plan(
     _require_bearable(loaded.shape, failures)
     priced = price(loaded)
     with errors_as(PlanError, f"{job} with {loaded.times.profile}" if loaded.times.profile else str(job)):
-        Problem.of(priced)
+        Problem.from_job(priced)
     with errors_as(PlanError, "plan: --failed"):
         named = [Worker.parse(name) for name in (failed or "").split(",") if name.strip()]
     dead = [priced.shape.require(worker, "plan: --failed") for worker in named]
     with errors_as(PlanError, "plan: --failed"):
-        Problem.of(priced, dead)
+        Problem.from_job(priced, dead)
     if priced.planner.layout == "elastic" and (failures is not None or library is not None):
         what = "--library" if failures is None else "--failures"
         raise PlanError(f"plan: {what}: elastic layouts are planned for one set of dead workers: give --failed alone")
@@ -357,11 +357,11 @@ def _progress() -> Iterator[Progress | None]:
 
 
 @contextmanager
-def _bar() -> Iterator[Callable[[Filling], None]]:
+def _bar() -> Iterator[Callable[[LibraryProgress], None]]:
     with progress_bars() as advance:
 
-        def report(filling: Filling) -> None:
-            done = filling.done if filling.made else None
-            advance(filling.phase, done, filling.total, f"{filling.phase}, vector {_vector(filling.vector)}")
+        def report(progress: LibraryProgress) -> None:
+            done = progress.done if progress.entry else None
+            advance(progress.phase, done, progress.total, f"{progress.phase}, vector {_vector(progress.vector)}")
 
         yield report

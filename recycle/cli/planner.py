@@ -18,7 +18,7 @@ def require_plannable(job: Job) -> None:
     """Raise PlanError or JobError, before any process starts, for a job that cannot be planned."""
     from recycle.solve.problem import Problem
 
-    Problem.of(price(job))
+    Problem.from_job(price(job))
 
 
 def plan_for_training(

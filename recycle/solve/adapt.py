@@ -54,10 +54,10 @@ def adapt(job: PricedJob, like: Schedule, vector: Sequence[int]) -> Plan:
     begun = time.perf_counter()
     profile, shape = job.prices, job.shape
     dead = dead_roles(shape, vector)
-    problem = Problem.of(job, dead, profile)
+    problem = Problem.from_job(job, dead, profile)
     planes, n = shape.stages * problem.micro_batches, problem.micro_batches
-    timeline = simulate(lower(like), profile)
-    pieces = work(timeline.schedule)
+    original = simulate(lower(like), profile)
+    pieces = work(original.schedule)
     home = np.full(planes, -1, dtype=np.int64)
     priority = np.zeros(problem.size)
     for kind, operations in _OPERATIONS.items():
@@ -65,7 +65,7 @@ def adapt(job: PricedJob, like: Schedule, vector: Sequence[int]) -> Plan:
         place = pieces.stage[of_kind] * n + pieces.micro_batch[of_kind]
         home[place] = pieces.worker[of_kind]
         for operation in operations[: problem.kinds - operations[0]]:
-            priority[operation * planes + place] = timeline.start[pieces.row[of_kind]]
+            priority[operation * planes + place] = original.start[pieces.row[of_kind]]
     ranks = [{worker.rank for worker in like.live if stage in like.stages_of(worker)} for stage in range(shape.stages)]
     hosts = [
         [shape.worker_index(w) for w in shape.workers() if w.rank in ranks[stage] and w not in dead]
@@ -79,7 +79,7 @@ def adapt(job: PricedJob, like: Schedule, vector: Sequence[int]) -> Plan:
         schedule = replace(problem.schedule(order), placement=placement, optimizer=like.optimizer, buckets=like.buckets)
         return with_updates_of(schedule, job).with_metadata(planner="recycle")
 
-    found = [like] if not dead and not like.failed else []
+    schedules = [like] if not dead and not like.failed else []
     with contextlib.suppress(PlanError):
         for patience, weight_patience in product(PATIENCES, repeat=2):
             order = schedule_by_priority(
@@ -89,23 +89,24 @@ def adapt(job: PricedJob, like: Schedule, vector: Sequence[int]) -> Plan:
                 patience=patience * problem.unit,
                 weight_patience=weight_patience * problem.unit,
             )
-            found.append(schedule_of(order))
-    if not found:
-        raise PlanError("[memory] limit: too little for this schedule's order without the dead workers")
-    made, schedule = min(((simulate(one, profile), one) for one in found), key=lambda pair: pair[0].period)
+            schedules.append(schedule_of(order))
+    if not schedules:
+        raise PlanError("[memory] limit: too small to adapt this schedule to the dead workers; raise it")
+    pairs = ((simulate(candidate, profile), candidate) for candidate in schedules)
+    timeline, schedule = min(pairs, key=lambda pair: pair[0].period)
     wrong = errors(schedule, job)
     if wrong:
         raise PlanError(f"the schedule cannot be adapted to {tuple(vector)} dead workers per rank: {wrong[0]}")
     limits = job.limits
     return Plan(
         schedule=schedule,
-        makespan=made.makespan,
-        period=made.period,
-        lower_bound=min(made.period, _load(problem, hosts, by_rank)),
+        makespan=timeline.makespan,
+        period=timeline.period,
+        lower_bound=min(timeline.period, _load(problem, hosts, by_rank)),
         seconds=round(time.perf_counter() - begun, 3),
         profile=profile.digest(),
         limits=None if limits is None else tuple(limits),
-        planner={"like": dict(like.metadata).get("family", "a schedule of one's own")},
+        planner={"like": dict(like.metadata).get("family", "a custom schedule")},
     )
 
 

@@ -47,26 +47,28 @@ class Assignment:
 
 def possible_assignments(problem: Problem) -> list[Assignment]:
     """Return the assignments to try, at least one, the generally best first."""
-    slots = by_slots(problem)
+    slots = assign_by_slots(problem)
     if not problem.dead and problem.peers_are_alike:
         return [slots]
-    found = [slots]
+    assignments = [slots]
     for speed in dict.fromkeys((problem.speed, (1.0,) * problem.shape.worker_count)):
-        one = by_load(replace(problem, speed=speed))
-        if not any(np.array_equal(one.host, other.host) for other in found):
-            found.append(one)
-    found = found if problem.peers_are_alike else [*found[1:], slots]
-    return [*(around_slow_links(problem, one) for one in found), *found] if problem.hops else found
+        by_load = assign_by_load(replace(problem, speed=speed))
+        if not any(np.array_equal(by_load.host, other.host) for other in assignments):
+            assignments.append(by_load)
+    assignments = assignments if problem.peers_are_alike else [*assignments[1:], slots]
+    if problem.hops:
+        return [*(avoid_slow_links(problem, assignment) for assignment in assignments), *assignments]
+    return assignments
 
 
-def at_home(problem: Problem) -> Operations:
+def home_hosts(problem: Problem) -> Operations:
     """Return [stages, pipelines, micro-batches per pipeline], the worker of each in the fault-free layout."""
     shape, stages = problem.shape, problem.shape.stages
     homes = np.arange(shape.pipelines)[None, :] * shape.ranks + np.arange(stages)[:, None] % shape.ranks
     return np.repeat(homes[:, :, None], shape.micro_batches, axis=2)
 
 
-def by_slots(problem: Problem, running: int | None = None) -> Assignment:
+def assign_by_slots(problem: Problem, running: int | None = None) -> Assignment:
     """Return the assignment by slots, which assumes that peers are alike.
 
     Args:
@@ -74,7 +76,7 @@ def by_slots(problem: Problem, running: int | None = None) -> Assignment:
             stage; then no worker has two micro-batches of one stage in one slot.
     """
     shape, stages = problem.shape, problem.shape.stages
-    host = at_home(problem)
+    host = home_hosts(problem)
     if not problem.dead:
         return Assignment(host.ravel(), np.arange(problem.micro_batches) % shape.micro_batches, is_free_of_clashes=True)
     slot = np.empty((shape.pipelines, shape.micro_batches), dtype=np.int64)
@@ -99,7 +101,7 @@ def by_slots(problem: Problem, running: int | None = None) -> Assignment:
     return Assignment(host.ravel(), slot.ravel(), is_free_of_clashes=running <= fewest)
 
 
-def around_slow_links(problem: Problem, assignment: Assignment) -> Assignment:
+def avoid_slow_links(problem: Problem, assignment: Assignment) -> Assignment:
     """Exchange hosts of a stage within a slot to reduce the time on links.
 
     Without slots, micro-batches with the same index are exchanged. Numbers of micro-batches per host do not change.
@@ -115,26 +117,26 @@ def around_slow_links(problem: Problem, assignment: Assignment) -> Assignment:
         return sum(problem.hop_between(worker, w) + problem.hop_between(w, worker) for w in near)
 
     for place in range(int(slot.max()) + 1):
-        here = np.flatnonzero(slot == place).tolist()
+        together = np.flatnonzero(slot == place).tolist()
         for s in range(1, shape.stages):
-            for g in here:
-                mine = int(host[s, g])
+            for g in together:
+                host_now = int(host[s, g])
                 most, other = TOLERANCE, g
-                now = cost(s, g, mine)
+                now = cost(s, g, host_now)
                 if now <= 4 * problem.hop + TOLERANCE:
                     continue
-                for h in here:
-                    theirs = int(host[s, h])
-                    gain = now + cost(s, h, theirs) - cost(s, g, theirs) - cost(s, h, mine)
-                    if theirs != mine and gain > most + TOLERANCE:
+                for h in together:
+                    host_then = int(host[s, h])
+                    gain = now + cost(s, h, host_then) - cost(s, g, host_then) - cost(s, h, host_now)
+                    if host_then != host_now and gain > most + TOLERANCE:
                         most, other = gain, h
-                host[s, g], host[s, other] = host[s, other], mine
+                host[s, g], host[s, other] = host[s, other], host_now
     return replace(assignment, host=host.ravel())
 
 
-def by_load(problem: Problem) -> Assignment:
+def assign_by_load(problem: Problem) -> Assignment:
     """Return the assignment by load, taking micro-batches by index."""
-    shape, host = problem.shape, at_home(problem)
+    shape, host = problem.shape, home_hosts(problem)
     units = np.zeros(shape.worker_count, dtype=np.int64)  # counts all chunks of a worker
     for s, live in enumerate(problem.hosts):
         kept = _kept(problem, live, units)
@@ -170,13 +172,13 @@ def assign_to_peers(home: Operations, hosts: Sequence[Sequence[int]]) -> Operati
 
 def _slots(problem: Problem, most: int) -> list[list[int]]:
     pipelines = problem.shape.pipelines
-    left = [problem.shape.micro_batches] * pipelines
+    remaining = [problem.shape.micro_batches] * pipelines
     slots: list[list[int]] = []
-    while any(left):
-        by_need = sorted(range(pipelines), key=lambda k: (-left[k], (k - len(slots)) % pipelines))
-        running = sorted(k for k in by_need[:most] if left[k])
+    while any(remaining):
+        by_need = sorted(range(pipelines), key=lambda k: (-remaining[k], (k - len(slots)) % pipelines))
+        running = sorted(k for k in by_need[:most] if remaining[k])
         for k in running:
-            left[k] -= 1
+            remaining[k] -= 1
         slots.append(running)
     return slots
 

@@ -25,22 +25,22 @@ class Deadline:
         self.stop = stop
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         if self.stop is not None and self.stop.is_set():
             return 0.0
         return float("inf") if self.end is None else self.end - time.monotonic()
 
     def part(self, share: float) -> Deadline:
         """Return a deadline after this share of the remaining time."""
-        return Deadline(None if self.end is None else self.left * share, self.stop)
+        return Deadline(None if self.end is None else self.seconds_left * share, self.stop)
 
     def earlier(self, seconds: float) -> Deadline:
         """Return a deadline `seconds` earlier."""
-        return Deadline(None if self.end is None else self.left - seconds, self.stop)
+        return Deadline(None if self.end is None else self.seconds_left - seconds, self.stop)
 
     @property
     def is_over(self) -> bool:
-        return self.left <= 0
+        return self.seconds_left <= 0
 
 
 class Pace:
@@ -54,7 +54,7 @@ class Pace:
         """Return whether a step, up to `longer` times the latest, would miss the deadline. Call before each step."""
         now = time.monotonic()
         latest = 0.0 if self.begun is None else now - self.begun
-        if self.deadline.left <= longer * latest:
+        if self.deadline.seconds_left <= longer * latest:
             return True
         self.begun = now
         return False
@@ -74,9 +74,9 @@ class Incumbent:
     period: float
 
 
-def by_period(found: Iterable[Incumbent]) -> list[Incumbent]:
+def sort_by_period(incumbents: Iterable[Incumbent]) -> list[Incumbent]:
     """Sort incumbents by period, shortest first."""
-    return sorted(found, key=lambda one: one.period)
+    return sorted(incumbents, key=lambda incumbent: incumbent.period)
 
 
 def is_met(problem: Problem, period: float, bound: float) -> bool:
@@ -111,22 +111,22 @@ class Effort:
     def __post_init__(self) -> None:
         self._pace, self._orders = Pace(self.deadline), 0
 
-    def part(self, share: float, left: float = 1.0, **changes: Any) -> Effort:
+    def part(self, share: float, remaining_share: float = 1.0, **changes: Any) -> Effort:
         """Return a share of the steps, or of the time, with changed attributes.
 
         Args:
-            left: share of the whole time that earlier parts have left.
+            remaining_share: share of the whole time that earlier parts have not used.
         """
         steps = None if self.steps is None else int(self.steps * share)
-        own = {"steps": steps, "deadline": self.deadline.part(share / left), "whole": self}
+        own = {"steps": steps, "deadline": self.deadline.part(share / remaining_share), "whole": self}
         return replace(self, **{**own, **changes})
 
-    def rest(self, **changes: Any) -> Effort:
+    def remaining(self, **changes: Any) -> Effort:
         """Return the remaining effort."""
-        return self.part(1.0, **{"steps": None if self.steps is None else int(self.left), **changes})
+        return self.part(1.0, **{"steps": None if self.steps is None else int(self.steps_left), **changes})
 
     @property
-    def left(self) -> float:
+    def steps_left(self) -> float:
         """Remaining steps."""
         return inf if self.steps is None else max(0, self.steps - self.spent)
 
@@ -141,7 +141,7 @@ class Effort:
         if self.whole is not None:
             self.whole.spend(steps)
 
-    def goes_on(self, problem: Problem, best: float, cost: int = 1) -> bool:
+    def claim_order(self, problem: Problem, best: float, cost: int = 1) -> bool:
         """Return whether bound, time and steps allow another order of `cost` steps, and count these."""
         if self._orders >= self.orders or self._pace.is_over() or self.is_met(problem, best):
             return False

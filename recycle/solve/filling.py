@@ -1,4 +1,4 @@
-"""Fill a plan library: select vectors, order them and share the time; and plan for the workers that are alive now.
+"""Fill a plan library: select vectors, order them and share the time.
 
 All vectors with up to N dead workers are planned if they are few. Otherwise the library holds
 
@@ -13,7 +13,7 @@ depend on the number of processes; with a limit in seconds it depends on the mac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -23,24 +23,19 @@ import msgspec
 
 from recycle.errors import PlanError
 from recycle.job import Job, PricedJob, price
-from recycle.job.shape import Worker
 from recycle.plans import (
     Entry,
-    Move,
     Plan,
     PlanLibrary,
     Vector,
     cache_path,
     cached_plan,
     count_vectors,
-    dead_roles,
-    failure_vector,
     likely_vectors,
 )
-from recycle.solve.bounds import lower_bound
 from recycle.solve.effort import Deadline
 from recycle.solve.normalize import StageBounds, normal_vectors
-from recycle.solve.planner import keep, plan, plan_vector
+from recycle.solve.planner import plan_vector, write_to_cache
 from recycle.solve.problem import Problem
 from recycle.solve.processes import map_unordered
 
@@ -50,21 +45,19 @@ WORTH_PROCESSES = 300_000
 """Operations of all first plans from which starting processes pays."""
 SHORTEST = 0.2
 """Minimum seconds of a search."""
-NEAR = 1.05
-"""Ratio to the lower bound up to which a plan for more dead workers is used."""
 
 
-class Filling(NamedTuple):
+class LibraryProgress(NamedTuple):
     """Progress of a library: `done` of `total` plans of a phase, and the latest plan begun or made."""
 
     phase: str
     done: int
     total: int
     vector: Vector
-    made: Entry | None
+    entry: Entry | None
 
 
-FillingProgress = Callable[[Filling], None]
+LibraryProgressCallback = Callable[[LibraryProgress], None]
 
 
 def library_vectors(job: PricedJob, failures: int) -> tuple[list[Vector], bool]:
@@ -87,7 +80,7 @@ def plan_library(
     job: Job,
     failures: int,
     directory: str | Path | None,
-    progress: FillingProgress | None = None,
+    progress: LibraryProgressCallback | None = None,
     *,
     cache: str | Path | None = None,
     processes: int = 1,
@@ -127,7 +120,7 @@ def fill(
     library: PlanLibrary | None,
     vectors: Sequence[Vector],
     entries: dict[Vector, Entry],
-    progress: FillingProgress | None = None,
+    progress: LibraryProgressCallback | None = None,
     *,
     cache: str | Path | None = None,
     processes: int = 1,
@@ -149,22 +142,22 @@ def fill(
                 if deadline.is_over or (not quick and share is not None and share < SHORTEST):
                     return
                 if progress:
-                    progress(Filling(phase, begun, len(wanted), vector, None))
+                    progress(LibraryProgress(phase, begun, len(wanted), vector, None))
                 yield job, vector, quick, share, None if cache is None else str(cache)
 
-        for done, ((_, vector, *_), made) in enumerate(map_unordered(_make, tasks(), count)):
-            entries[vector] = _store(library, entries.get(vector), made)
+        for done, ((_, vector, *_), new) in enumerate(map_unordered(_make, tasks(), count)):
+            entries[vector] = _store(library, entries.get(vector), new)
             if progress:
-                progress(Filling(phase, done + 1, len(wanted), vector, entries[vector]))
+                progress(LibraryProgress(phase, done + 1, len(wanted), vector, entries[vector]))
 
     missing = [vector for vector in vectors if vector not in entries]
-    operations = len(missing) * Problem.of(job).size
+    operations = len(missing) * Problem.from_job(job).size
     run("first plans", missing, True, processes if operations > WORTH_PROCESSES else 1)
-    left = sum(vector not in entries for vector in vectors)
-    if left and seconds is not None:
+    missing_count = sum(vector not in entries for vector in vectors)
+    if missing_count and seconds is not None:
         raise PlanError(
-            f"{seconds:g} seconds are too few: {left} of {len(vectors)} vectors have no plan yet;"
-            f" what is planned is kept: run it again to go on, or allow more time"
+            f"{seconds:g} seconds are too few: {missing_count} of {len(vectors)} vectors have no plan yet;"
+            f" the plans made so far are kept; run the command again to continue, or allow more time"
         )
     hurried = [vector for vector in vectors if entries[vector].quick]
     run("searching", hurried, False, min(processes, len(hurried)))
@@ -173,7 +166,7 @@ def fill(
 def _share(job: PricedJob, deadline: Deadline, plans: int, processes: int) -> float | None:
     if job.planner.steps is not None:
         return None
-    return min(job.planner.seconds, deadline.left * processes / plans)
+    return min(job.planner.seconds, deadline.seconds_left * processes / plans)
 
 
 def _make(job: PricedJob, vector: Vector, quick: bool, seconds: float | None, cache: str | None) -> Plan:
@@ -181,45 +174,20 @@ def _make(job: PricedJob, vector: Vector, quick: bool, seconds: float | None, ca
     kept = None if path is None else cached_plan(path, job, vector)
     if kept is not None:
         return kept
-    made = plan_vector(job, vector, quick, seconds=None if quick else seconds)
+    result = plan_vector(job, vector, quick, seconds=None if quick else seconds)
     was_hurried = seconds is not None and seconds < job.planner.seconds
-    if path is not None and (made.gap == 0 or not (quick or was_hurried)):
-        keep(made, path)
-    return made
+    if path is not None and (result.gap == 0 or not (quick or was_hurried)):
+        write_to_cache(result, path)
+    return result
 
 
-def _store(library: PlanLibrary | None, before: Entry | None, made: Plan) -> Entry:
+def _store(library: PlanLibrary | None, before: Entry | None, new: Plan) -> Entry:
     if before is not None:
-        made = replace(made, lower_bound=max(made.lower_bound, before.lower_bound))
-    if before is not None and before.period < made.period:
+        new = replace(new, lower_bound=max(new.lower_bound, before.lower_bound))
+    if before is not None and before.period < new.period:
         if library is None:
             return msgspec.structs.replace(before, quick=False)
         kept = library.read(before)
         if kept is not None:
-            made = replace(kept, planner={**kept.planner, "quick": False}, lower_bound=made.lower_bound)
-    return Entry.of(made) if library is None else library.add(made)
-
-
-def serve(
-    job: PricedJob, failed: Iterable[Worker], library: PlanLibrary | None = None
-) -> tuple[Plan, dict[Worker, Worker], list[Move]]:
-    """Return the result of `PlanLibrary.lookup`, or the list scheduler's plan without a good plan in the library.
-
-    Raises:
-        PlanError: a stage has no live worker, or a cap is too small.
-    """
-    failed = frozenset(failed)
-    found = None
-    if library is not None and job.prices.are_peers_alike:
-        try:
-            found = library.lookup(failed)
-        except PlanError:
-            found = None  # planning reports errors of the set itself
-        else:
-            dead = dead_roles(job.shape, failure_vector(job.shape, failed))
-            if found[0].period <= NEAR * lower_bound(Problem.of(job, dead)):
-                return found
-    made = plan(job, failed, quick=True)
-    if found is not None and found[0].period <= made.period:
-        return found
-    return made, made.roles(failed), []
+            new = replace(kept, planner={**kept.planner, "quick": False}, lower_bound=new.lower_bound)
+    return Entry.of(new) if library is None else library.add(new)

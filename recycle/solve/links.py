@@ -20,9 +20,9 @@ def _transfers(
     ]
     for boundary in range(shape.stages - 1):
         hosts, following = live[boundary % shape.ranks], live[(boundary + 1) % shape.ranks]
-        here, there = (side.ravel() for side in np.meshgrid(hosts, following))
-        here, there = here[here != there], there[here != there]
-        for sender, receiver in ((here, there), (there, here)):
+        near, far = (side.ravel() for side in np.meshgrid(hosts, following))
+        near, far = near[near != far], far[near != far]
+        for sender, receiver in ((near, far), (far, near)):
             yield sender, receiver, profile.transfer_seconds(shape, sender, receiver, boundary)
 
 
@@ -37,8 +37,8 @@ def lanes_between(shape: Shape, sender: Operations | np.int64, receiver: Operati
 
     With three ranks or more, gradients go to other ranks than activations; their lanes have the higher numbers.
     """
-    here, there = sender % shape.ranks, receiver % shape.ranks
-    goes_back = (shape.ranks > 2) & ((here - there) % shape.ranks == 1)
+    from_rank, to_rank = sender % shape.ranks, receiver % shape.ranks
+    goes_back = (shape.ranks > 2) & ((from_rank - to_rank) % shape.ranks == 1)
     lane: Operations = (sender + shape.worker_count * goes_back) * shape.pipelines + receiver // shape.ranks
     return lane
 

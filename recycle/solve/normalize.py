@@ -25,7 +25,7 @@ from recycle.plans import Move, Vector, arrange, dead_roles, failure_vector, mov
 from recycle.solve.bounds import closed_form
 from recycle.solve.effort import Effort
 from recycle.solve.problem import TOLERANCE, Problem
-from recycle.solve.search.initial_orders import initial_orders
+from recycle.solve.search.initial_orders import find_initial_order
 
 POLICIES, OPERATIONS = 4, 50_000
 """Minimum number of policies per candidate, and operations of all candidates up to which more are tried."""
@@ -36,7 +36,7 @@ _FIRST = float(1 << 20)
 """Weight of the first of two costs; larger than the number of dead workers of any vector."""
 
 
-class Normalized(NamedTuple):
+class Normalization(NamedTuple):
     """Result of normalizing a set of dead workers.
 
     Attributes:
@@ -62,7 +62,7 @@ class StageBounds:
     """
 
     def __init__(self, job: PricedJob, failures: int, above: float = float("inf")) -> None:
-        whole = Problem.of(job)
+        whole = Problem.from_job(job)
         base = closed_form(whole)
         self.rows: list[list[float]] = []
         for rank in range(job.shape.ranks):
@@ -75,7 +75,7 @@ class StageBounds:
                 row.append(max(row[-1], bound))
             self.rows.append(row)
 
-    def of(self, vector: Sequence[int]) -> float:
+    def bound_of(self, vector: Sequence[int]) -> float:
         """Return the bound of a vector."""
         return max(row[k] for row, k in zip(self.rows, vector, strict=True))
 
@@ -113,11 +113,11 @@ def normal_vectors(bounds: StageBounds, failures: int) -> list[Vector]:
         _leaning(lambda rank, dead: float(dead * dead), _LEAN),
         _leaning(lambda rank, dead: _FIRST * (dead > 0) + dead * dead, _LEAN),
     ]
-    found = [cheapest(room, failures, cost) for cost in costs]
-    return list(dict.fromkeys(vector for vector in found if vector is not None))
+    vectors = [cheapest(room, failures, cost) for cost in costs]
+    return list(dict.fromkeys(vector for vector in vectors if vector is not None))
 
 
-def normalize(job: PricedJob, failed: Iterable[Worker]) -> Normalized:
+def normalize(job: PricedJob, failed: Iterable[Worker]) -> Normalization:
     """Return the vector to plan for after `failed`, and the moves that lead to it.
 
     No worker moves without `[planner] move`, or if peers differ in speed or links.
@@ -126,13 +126,13 @@ def normalize(job: PricedJob, failed: Iterable[Worker]) -> Normalized:
         PlanError: a stage has no live worker, re-routing is off, or a cap is too small.
     """
     failed = frozenset(failed)
-    here, profile = failure_vector(job.shape, failed), job.prices
-    problem, bound = _bounded(job, here)
-    best = Normalized(here, failed, (), 0.0, _period(problem, bound))
+    present, profile = failure_vector(job.shape, failed), job.prices
+    problem, bound = _bounded(job, present)
+    best = Normalization(present, failed, (), 0.0, _period(problem, bound))
     if not failed or not job.planner.move or not profile.are_peers_alike:
         return best
     candidates = []
-    for vector in _candidates(job, here, bound):
+    for vector in _candidates(job, present, bound):
         candidate, its_bound = _bounded(job, vector)
         if its_bound <= bound + TOLERANCE:
             arrangement = arrange(job.shape, failed, vector, profile)
@@ -141,45 +141,45 @@ def normalize(job: PricedJob, failed: Iterable[Worker]) -> Normalized:
             candidates.append((order, spread, arrangement, candidate, its_bound))
     score = best.period
     for (least, *_, vector), spread, (vacant, moves, seconds), candidate, its_bound in sorted(
-        candidates, key=lambda one: one[0]
+        candidates, key=lambda candidate_order: candidate_order[0]
     ):
         if least < score - TOLERANCE:
             period = _period(candidate, its_bound)
             if period + spread < score - TOLERANCE:
-                best, score = Normalized(vector, vacant, moves, seconds, period), period + spread
+                best, score = Normalization(vector, vacant, moves, seconds, period), period + spread
     return best
 
 
 def _bounded(job: PricedJob, vector: Vector) -> tuple[Problem, float]:
-    problem = Problem.of(job, dead_roles(job.shape, vector))
+    problem = Problem.from_job(job, dead_roles(job.shape, vector))
     return problem, closed_form(problem)
 
 
 def _period(problem: Problem, bound: float) -> float:
-    return initial_orders(problem, Effort(bound), max(POLICIES, OPERATIONS // problem.size)).best.period
+    return find_initial_order(problem, Effort(bound), max(POLICIES, OPERATIONS // problem.size)).best.period
 
 
-def _candidates(job: PricedJob, here: Vector, bound: float) -> list[Vector]:
-    failures = sum(here)
+def _candidates(job: PricedJob, present: Vector, bound: float) -> list[Vector]:
+    failures = sum(present)
     bounds = StageBounds(job, failures, bound)
     least_moves: dict[int, list[int]] = {}
     for threshold in bounds.thresholds(failures):
         room = bounds.room(threshold)
-        least_moves.setdefault(moves_needed(here, room), room)
+        least_moves.setdefault(moves_needed(present, room), room)
     rooms = list(least_moves.values())
 
     def moves_first(rank: int, dead: int) -> float:
-        return _FIRST * max(0, here[rank] - dead) + (dead > 0)
+        return _FIRST * max(0, present[rank] - dead) + (dead > 0)
 
     def touched_first(rank: int, dead: int) -> float:
-        return _FIRST * (dead > 0) + max(0, here[rank] - dead)
+        return _FIRST * (dead > 0) + max(0, present[rank] - dead)
 
     costs = [
         _leaning(cost, lean) for cost in (moves_first, touched_first) for lean in (_LEAN, -_LEAN)
     ]  # towards early stages, then towards late stages
     wanted = dict.fromkeys(tuple(room) for room in rooms[:FRONTIER] + rooms[-FRONTIER:])
-    found = [cheapest(room, failures, cost) for room in wanted for cost in costs]
-    return [vector for vector in dict.fromkeys(found) if vector is not None and vector != here]
+    vectors = [cheapest(room, failures, cost) for room in wanted for cost in costs]
+    return [vector for vector in dict.fromkeys(vectors) if vector is not None and vector != present]
 
 
 def _leaning(cost: Callable[[int, int], float], lean: float) -> Callable[[int, int], float]:

@@ -36,18 +36,18 @@ from recycle.plans import (
 )
 from recycle.solve import time_indexed
 from recycle.solve.adapt import adapt
-from recycle.solve.assignment import by_slots
+from recycle.solve.assignment import assign_by_slots
 from recycle.solve.bounds import RisingBound
 from recycle.solve.effort import Deadline, Effort, Incumbent, Progress, Stop, is_met
 from recycle.solve.fuse_backward import fuse_backward
-from recycle.solve.layout.elastic import elastic_plan, listed_plan, rerouted_within
+from recycle.solve.layout.elastic import elastic_plan, quick_elastic_plan, reroute_in_layout
 from recycle.solve.layout.limits import LIMIT_SECONDS, layout_limit
 from recycle.solve.normalize import normalize
 from recycle.solve.problem import Order, Problem
-from recycle.solve.search.initial_orders import ALL_POLICIES, begin_all
+from recycle.solve.search.initial_orders import ALL_POLICIES, find_start
 from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.local_search import search_from
-from recycle.solve.template import copied_to_all, one_pipeline
+from recycle.solve.template import copy_to_pipelines, template_problem
 
 QUICK_SECONDS, QUICK_POLICIES = 0.5, 4
 """Seconds for the orders of a first plan (`BOUND_SHARE` of them for its bound); number of policies."""
@@ -58,11 +58,7 @@ ORDERS = 10_000
 BOUND_SHARE = 0.4
 """Maximum share of the time for the bound if no thread computes it during the search."""
 FINISHING_SECONDS, FINISHING, CHECKING = 1e-5, 3.0, 1.0
-"""Time reserved after the search for schedule, simulations and check: seconds per operation before a simulation has
-been
-
-timed, then a number of simulations; number of simulations for the check alone.
-"""
+"""Reserved after the search: seconds per operation until a simulation is timed, then simulations; of the check."""
 TOO_LATE_SHARE, TOO_LATE_SECONDS = 1.2, 0.5
 """Allowed delay of a plan; a job whose first plan would take longer is refused."""
 FIXED_SHARE = 0.25
@@ -119,13 +115,13 @@ def plan(
             progress=progress,
         )
         limit = Deadline(None if seconds is None else seconds - (time.perf_counter() - begun), stop)
-        made = elastic_plan(job, failed, fixed, limit, within)
-        made = replace(made, seconds=round(time.perf_counter() - begun, 3))
-        if made.schedule.shape.cut:
-            return made
+        result = elastic_plan(job, failed, fixed, limit, within)
+        result = replace(result, seconds=round(time.perf_counter() - begun, 3))
+        if result.schedule.shape.cut:
+            return result
         least, most = LIMIT_SECONDS
         limit = Deadline(None if seconds is None else min(max(seconds, least), most), stop)
-        return replace(made, layout_limit=layout_limit(job, failed, made.period, made.lower_bound, limit, within))
+        return replace(result, layout_limit=layout_limit(job, failed, result.period, result.lower_bound, limit, within))
     vector, vacant = failure_vector(job.shape, failed), failed
     moves: tuple[Move, ...] = ()
     searched = partial(
@@ -137,8 +133,8 @@ def plan(
         if progress:
             progress("normalizing", float("inf"))
         vector, vacant, moves, *_ = normalize(job, failed)
-    made = searched(dead_roles(job.shape, vector), begun=begun)
-    return replace(made.for_processes(vacant), moves=moves)
+    result = searched(dead_roles(job.shape, vector), begun=begun)
+    return replace(result.for_processes(vacant), moves=moves)
 
 
 def plan_vector(
@@ -173,9 +169,9 @@ def _plan(
 ) -> Plan:
     begun = time.perf_counter() if begun is None else begun
     profile = job.prices
-    whole = problem = Problem.of(job, dead, profile)
+    whole = problem = Problem.from_job(job, dead, profile)
     if not dead and whole.peers_are_alike:
-        problem = one_pipeline(whole, job.shape.micro_batches)  # all pipelines run the same order
+        problem = template_problem(whole, job.shape.micro_batches)  # all pipelines run the same order
     section = job.planner
     if seconds is None and steps is None:
         steps = section.steps
@@ -185,11 +181,11 @@ def _plan(
     limit = Deadline(None if seconds is None else seconds - (time.perf_counter() - begun), stop)
     deadline = limit.earlier(FINISHING_SECONDS * whole.size)
     is_timed = steps is None and not quick
-    is_long = deadline.left * (1 - SEARCH_SHARE) > EXACT_FROM
+    is_long = deadline.seconds_left * (1 - SEARCH_SHARE) > EXACT_FROM
     exactly = is_timed and is_long and problem.size <= EXACT_UP_TO
 
     def copied(order: Order) -> Order:
-        return order if problem is whole else copied_to_all(whole, by_slots(whole), problem, order)
+        return order if problem is whole else copy_to_pipelines(whole, assign_by_slots(whole), problem, order)
 
     def schedule_of(for_all: Order) -> Schedule:
         return with_updates_of(whole.schedule(for_all), job)
@@ -199,7 +195,7 @@ def _plan(
     with RisingBound(whole, for_bound, is_first=not is_timed) as bound:
 
         def report(stage: str, period: float) -> None:
-            bound.found(period)
+            bound.report_period(period)
             if progress:
                 progress(stage, period)
 
@@ -208,28 +204,28 @@ def _plan(
         report("constructing", inf)
         in_time = bound.until(Deadline(QUICK_SECONDS, stop) if quick else deadline)
         first = Effort(bound.value, in_time, progress=report)
-        beginning = begin_all(problem, first, QUICK_POLICIES if quick else ALL_POLICIES)
-        start = found = beginning.best
+        beginning = find_start(problem, first, QUICK_POLICIES if quick else ALL_POLICIES)
+        start = best = beginning.best
         schedule = schedule_of(copied(start.order))
         simulated = time.perf_counter()
         graph = lowered_graph(schedule)
         timeline = time_graph(graph, profile)
         simulated = time.perf_counter() - simulated
         deadline = limit.earlier(FINISHING * simulated)
-        report("searching", found.period)
+        report("searching", best.period)
         effort = Effort(bound.value, bound.until(deadline), steps, section.seed, processes, report)
         if not quick:
-            found = search_from(beginning, effort.part(SEARCH_SHARE if exactly else 1.0))
+            best = search_from(beginning, effort.part(SEARCH_SHARE if exactly else 1.0))
     proven = bound.value
-    if exactly and deadline.left > EXACT_FROM and not is_met(problem, found.period, proven):
+    if exactly and deadline.seconds_left > EXACT_FROM and not is_met(problem, best.period, proven):
         if progress:
-            progress("proving", found.period)
-        solved = time_indexed.solve(problem, found.order, proven, deadline.left)
-        found = Incumbent(solved.order, solved.period)
+            progress("proving", best.period)
+        solved = time_indexed.solve(problem, best.order, proven, deadline.seconds_left)
+        best = Incumbent(solved.order, solved.period)
         if problem.shape == whole.shape:  # the bound of a template holds only if pipelines exchange no micro-batches
             proven = max(proven, solved.bound)
-    if found.order != start.order:
-        searched = schedule_of(copied(found.order))
+    if best.order != start.order:
+        searched = schedule_of(copied(best.order))
         searched_graph = lowered_graph(searched)
         searched_timeline = time_graph(searched_graph, profile)
         if problem.is_exact or searched_timeline.period < timeline.period:
@@ -269,11 +265,11 @@ def _require_time(problem: Problem, seconds: float) -> None:
         )
 
 
-def keep(made: Plan, path: Path) -> None:
+def write_to_cache(plan: Plan, path: Path) -> None:
     """Write a plan to the cache; ignore write errors."""
     with contextlib.suppress(OSError, PlanError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        made.save(path)
+        plan.save(path)
 
 
 def plan_for_training(
@@ -308,16 +304,16 @@ def plan_for_training(
         return (adapted if failed is None else adapted.for_processes(failed)).text()
     layout = None if within is None else Schedule.load(within)
     if layout is not None and not moves:
-        return rerouted_within(job, layout, failed or (), Deadline(QUICK_SECONDS)).text()
+        return reroute_in_layout(job, layout, failed or (), Deadline(QUICK_SECONDS)).text()
     if moves:
         if max(vector) < job.shape.pipelines:
             return plan(job, failed or (), within=layout).text()
         # if all workers of a rank are dead, workers that moved before can still hold its layers
-        made = listed_plan(job, failed or (), Deadline(job.planner.seconds), layout)
-        if made is None:
+        result = quick_elastic_plan(job, failed or (), Deadline(job.planner.seconds), layout)
+        if result is None:
             reason = layout_limit(job, failed or (), inf, 0.0, Deadline(QUICK_SECONDS), layout)
             raise PlanError(f"the live workers cannot hold the model: {reason}")
-        return made.text()
+        return result.text()
     seconds = min(TRAINING_SECONDS, job.planner.seconds)
     limit = None if job.planner.steps is not None else seconds
     if failed is not None:
@@ -328,10 +324,10 @@ def plan_for_training(
     if cache is None:
         return plan_vector(hurried_job, vector, quick, seconds=limit).text()
     for wanted in (job, hurried_job):
-        kept = cached_plan(cache_path(cache, wanted, vector), wanted, vector)
-        if kept is not None:
-            return kept.text()
-    made = plan_vector(hurried_job, vector, quick, seconds=limit)
+        cached = cached_plan(cache_path(cache, wanted, vector), wanted, vector)
+        if cached is not None:
+            return cached.text()
+    result = plan_vector(hurried_job, vector, quick, seconds=limit)
     if not quick:
-        keep(made, cache_path(cache, hurried_job, vector))
-    return made.text()
+        write_to_cache(result, cache_path(cache, hurried_job, vector))
+    return result.text()

@@ -38,18 +38,14 @@ _SPLIT: list[type[Instruction]] = [Forward, BackwardInput, BackwardWeight]
 _FACTORS = (1, 2, 4, 5, 10, 20, 100)
 """Denominators of times that count as whole in some unit."""
 MOST_OPERATIONS = MOST_INSTRUCTIONS
-"""Maximum number of operations of a problem, so that its plan can be read again. An operation takes about a kilobyte
-and
-
-10 microseconds without any search.
-"""
+"""Maximum operations of a problem, so that its plan can be read again: about 1 kB and 10 microseconds each."""
 SHORTEST, LONGEST = 1e-6, 1e12
 """Range of times in seconds; beyond it, tolerances and sums lose accuracy."""
 TOLERANCE = 1e-9
 """Difference up to which two times, or two numbers of activations, count as equal."""
 
 
-def flat(order: Order) -> tuple[Operations, Operations]:
+def flatten(order: Order) -> tuple[Operations, Operations]:
     """Return (the concatenated programs, offset of each program and of the end)."""
     offsets = np.array([0, *accumulate(map(len, order))], dtype=np.int64)
     return np.fromiter(chain.from_iterable(order), np.int64, int(offsets[-1])), offsets
@@ -92,7 +88,7 @@ class Problem:
     hops: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, job: PricedJob, dead: Iterable[Worker] = (), profile: Profile | None = None) -> Problem:
+    def from_job(cls, job: PricedJob, dead: Iterable[Worker] = (), profile: Profile | None = None) -> Problem:
         """Create the problem of `job` without the workers in `dead`.
 
         Raises:
@@ -115,8 +111,8 @@ class Problem:
         for rank, limit in enumerate(limits):
             if limit < shape.chunks:
                 raise PlanError(
-                    f"[memory] limit: stage {rank} has memory for {max(0.0, limit):g} activations beside its static"
-                    f" bytes, and one micro-batch needs {shape.chunks}; raise the limit"
+                    f"[memory] limit: stage {rank} has memory for {max(0.0, limit):g} activations besides its"
+                    f" static bytes, and one micro-batch needs {shape.chunks}; raise the limit"
                 )
         speed = tuple(profile.speed_of(worker) for worker in shape.workers())
         links = link_times(shape, dead, profile)
@@ -262,11 +258,11 @@ class Problem:
     @cached_property
     def rest_of_way(self) -> tuple[list[float], list[float]]:
         """(F, backward) times of a micro-batch from each stage to the last, on the fastest hosts; then 0."""
-        rest: tuple[list[float], list[float]] = ([0.0], [0.0])
+        sums_to_end: tuple[list[float], list[float]] = ([0.0], [0.0])
         for s in range(self.shape.stages - 1, -1, -1):
-            for sums, times in zip(rest, (self.forward, self.backward), strict=True):
+            for sums, times in zip(sums_to_end, (self.forward, self.backward), strict=True):
                 sums.append(sums[-1] + times[s] * self.fastest[s])
-        return rest[0][::-1], rest[1][::-1]
+        return sums_to_end[0][::-1], sums_to_end[1][::-1]
 
     @cached_property
     def way_back(self) -> list[float]:
@@ -392,7 +388,7 @@ class Problem:
     def schedule(self, order: Order) -> Schedule:
         """Convert `order` into a compute-only schedule."""
         stages, m = self.shape.stages, self.shape.micro_batches
-        operations, offsets = flat(order)
+        operations, offsets = flatten(order)
         place, micro_batch = np.divmod(operations, self.micro_batches)
         kind, stage = np.divmod(place, stages)
         columns = Columns.from_arrays(

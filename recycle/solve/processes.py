@@ -101,11 +101,11 @@ def _uninterrupted() -> Iterator[None]:
 
     The mask belongs to this thread. Another thread may take the signal, and the handler still runs in the main thread.
     """
-    came: list[int] = []
+    signals: list[int] = []
     usual = signal.getsignal(signal.SIGINT)
     is_ours = callable(usual) and threading.current_thread() is threading.main_thread()
     if is_ours:
-        signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+        signal.signal(signal.SIGINT, lambda number, _: signals.append(number))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -113,7 +113,7 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if is_ours:
             signal.signal(signal.SIGINT, usual)
-        if came:
+        if signals:
             signal.raise_signal(signal.SIGINT)
 
 

@@ -16,7 +16,7 @@ from recycle.ir.simulate import simulate
 from recycle.job import Job, PricedJob, price
 from recycle.plans import Entry, Plan, PlanLibrary, Vector, errors, failure_vector
 from recycle.solve.bounds import lower_bound
-from recycle.solve.filling import FillingProgress, fill
+from recycle.solve.filling import LibraryProgressCallback, fill
 from recycle.solve.problem import Problem
 
 THRESHOLD = 0.02
@@ -69,7 +69,7 @@ def refresh(
     job: Job,
     directory: str | Path,
     threshold: float = THRESHOLD,
-    progress: FillingProgress | None = None,
+    progress: LibraryProgressCallback | None = None,
     *,
     cache: str | Path | None = None,
     processes: int = 1,
@@ -93,16 +93,16 @@ def refresh(
     job = price(job)
     library = PlanLibrary(Path(directory), job)
     if not Path(directory).is_dir():
-        raise PlanError(f"{directory}: is no plan library: make one with --failures N")
+        raise PlanError(f"{directory}: not a plan library; make one with --failures N")
     library.prepare()
-    found = [entry for entry in library.entries().values() if len(entry.vector) == job.shape.ranks]
+    stored = [entry for entry in library.entries().values() if len(entry.vector) == job.shape.ranks]
     old = []
-    for entry in found:
+    for entry in stored:
         plan = None if entry.job == library.key else library.read(entry)
         if plan is not None and plan.shape == job.shape:
             old.append((entry, *_priced(job, plan)))
     if not old and not library.usable():
-        raise PlanError(f"{directory}: holds no plan for {job.shape}: make them with --failures N")
+        raise PlanError(f"{directory}: has no plan for {job.shape}; make plans with --failures N")
     drifts = [drift for _, drift, _ in old]
     entries = {entry.vector: entry for entry in library.usable()}
     again = []
@@ -120,7 +120,7 @@ def refresh(
 
 def _priced(job: PricedJob, plan: Plan) -> tuple[PlanDrift, Plan | None]:
     profile, limits = job.prices, job.limits
-    problem = Problem.of(job, plan.schedule.failed)
+    problem = Problem.from_job(job, plan.schedule.failed)
     bound = lower_bound(problem)
     stored = (failure_vector(job.shape, plan.schedule.failed), plan.period, plan.gap)
     is_split = bool(plan.planner.get("decoupled", True))

@@ -24,21 +24,17 @@ from math import floor, inf
 import numpy as np
 
 from recycle.job.shape import Shape
-from recycle.solve.assignment import Assignment, around_slow_links, by_load
+from recycle.solve.assignment import Assignment, assign_by_load, avoid_slow_links
 from recycle.solve.effort import Deadline, Incumbent, Pace
 from recycle.solve.problem import TOLERANCE, Order, Problem
 from recycle.solve.search.list_scheduling import schedule_by_priority
-from recycle.solve.search.order_kernels import time_order, timed
+from recycle.solve.search.order_kernels import evaluate, time_order
 
 RULES = ((0.9, 0.5, 0.5), (0.9, 1.0, 0.5), (0.0, 0.0, 0.0), (1.0, 0.0, 0.5))
-"""Parameters of each list scheduling: share of its due time at which a micro-batch may begin; patience of F and I, and
-of
-
-W, in typical operation times.
-"""
+"""Per list scheduling: share of its due time at which a micro-batch may begin; patience of F and I, and of W."""
 
 
-def one_pipeline(problem: Problem, micro_batches: int, running: int = 1) -> Problem:
+def template_problem(problem: Problem, micro_batches: int, running: int = 1) -> Problem:
     """Return the fault-free problem of a single pipeline, with the worst live worker of each rank.
 
     Args:
@@ -62,14 +58,14 @@ def one_pipeline(problem: Problem, micro_batches: int, running: int = 1) -> Prob
     )
 
 
-def copied_to_all(problem: Problem, assignment: Assignment, template: Problem, order: Order) -> Order:
-    """Return the order in which every pipeline follows `order` of `one_pipeline`, in the slots of `assignment`."""
+def copy_to_pipelines(problem: Problem, assignment: Assignment, template: Problem, order: Order) -> Order:
+    """Return the order in which every pipeline follows `order` of `template_problem`, in the slots of `assignment`."""
     place = np.empty(template.size, dtype=np.int64)
     for program in order:
         place[program] = np.arange(len(program))
-    mine = place.reshape(problem.kinds, problem.shape.stages, template.micro_batches)[:, :, assignment.slot].ravel()
+    position = place.reshape(problem.kinds, problem.shape.stages, template.micro_batches)[:, :, assignment.slot].ravel()
     host = np.tile(assignment.host, problem.kinds)
-    line = np.lexsort((mine, host))
+    line = np.lexsort((position, host))
     ends = np.cumsum(np.bincount(host, minlength=problem.shape.worker_count))[:-1]
     return [program.tolist() for program in np.split(line, ends)]
 
@@ -83,21 +79,21 @@ def unfold(
     most: int = len(RULES) * 2,
 ) -> Incumbent:
     """Return the best of `most` orders of the whole problem, unfolded from an order of its template."""
-    found: Incumbent | None = None
+    best: Incumbent | None = None
     pace = Pace(deadline)
-    ways = [around_slow_links(problem, assignment), assignment] if problem.hops else [assignment]
+    ways = [avoid_slow_links(problem, assignment), assignment] if problem.hops else [assignment]
     assignment = ways[0]
     if assignment.is_free_of_clashes:
-        copies = [timed(problem, copied_to_all(problem, way, template, order)) for way in ways]
-        found, assignment = min(zip(copies, ways, strict=True), key=lambda pair: pair[0].period)
+        copies = [evaluate(problem, copy_to_pipelines(problem, way, template, order)) for way in ways]
+        best, assignment = min(zip(copies, ways, strict=True), key=lambda pair: pair[0].period)
         most -= 1
     starts = time_order(template, order).latest_starts
     due = (starts - starts.min()).reshape(template.kinds, template.shape.stages, -1)[:, :, assignment.slot]
-    hosts = (assignment.host, by_load(problem).host)
-    for (share, patience, weight_patience), host in list(product(RULES, hosts))[: max(most, found is None)]:
-        if pace.is_over() and found is not None:
+    hosts = (assignment.host, assign_by_load(problem).host)
+    for (share, patience, weight_patience), host in list(product(RULES, hosts))[: max(most, best is None)]:
+        if pace.is_over() and best is not None:
             break
-        made = schedule_by_priority(
+        order_of_rule = schedule_by_priority(
             problem,
             host,
             due.ravel(),
@@ -105,8 +101,8 @@ def unfold(
             weight_patience=weight_patience * problem.unit,
             release=share * due[0, 0],
         )
-        unfolded = timed(problem, made)
-        if found is None or unfolded.period < found.period:
-            found = unfolded
-    assert found is not None
-    return found
+        unfolded = evaluate(problem, order_of_rule)
+        if best is None or unfolded.period < best.period:
+            best = unfolded
+    assert best is not None
+    return best

@@ -47,7 +47,7 @@ MOST_VARIABLES = 60_000
 
 
 @dataclass(frozen=True)
-class Solved:
+class ExactResult:
     """Result of the exact model.
 
     Attributes:
@@ -70,29 +70,29 @@ def solve(
     seconds: float,
     *,
     most: int = MOST_VARIABLES,
-) -> Solved:
+) -> ExactResult:
     """Return the best order, or the bound that `seconds` prove, with at most `most` variables."""
     period = time_order(problem, start).period
     unit = problem.grain
     is_one_rank_linked = problem.shape.ranks == 1 and problem.link > 0
     is_fixed = not problem.reroute and problem.shape.pipelines > 1
     if not unit or len(problem.links) > 1 or is_one_rank_linked or is_fixed:
-        return Solved(start, period, bound, "not modelled")
+        return ExactResult(start, period, bound, "not modelled")
     first, last = ceil(bound / unit - TOLERANCE), ceil(period / unit - TOLERANCE) - 1
     if first > last:
-        return Solved(start, period, bound, "optimal")
+        return ExactResult(start, period, bound, "optimal")
     if TimeGrid(problem, unit, last).variables > most:
-        return Solved(start, period, bound, "too large")
+        return ExactResult(start, period, bound, "too large")
     for slots, starts in _in_child((problem, unit, first, last, seconds), seconds):
         if starts is None:
             bound = max(bound, slots * unit + (unit / problem.shape.stages if problem.staggered else unit))
             continue
         order = _order(problem, starts)
-        found = time_order(problem, order).period
-        if found < period - TOLERANCE and problem.is_within_caps(order):
-            start, period = order, found
+        found_period = time_order(problem, order).period
+        if found_period < period - TOLERANCE and problem.is_within_caps(order):
+            start, period = order, found_period
     closed = ceil(period / unit - TOLERANCE) == ceil(bound / unit - TOLERANCE)
-    return Solved(start, period, bound, "optimal" if closed else "feasible")
+    return ExactResult(start, period, bound, "optimal" if closed else "feasible")
 
 
 def _order(problem: Problem, starts: list[list[int]]) -> Order:
@@ -121,14 +121,14 @@ class TimeGrid:
     @cached_property
     def _hosts(self) -> list[list[int]]:
         problem, n = self.problem, self.problem.micro_batches
-        found: list[list[int]] = []
+        hosts: list[list[int]] = []
         for s, live in enumerate(problem.hosts):
             kinds: dict[tuple[float, float], list[int]] = {}
             for w in live:
                 kinds.setdefault((problem.speed[w], problem.cap[w]), []).append(w)
             most = [g + 1 if s < problem.shape.ranks else len(live) for g in range(n)]
-            found += [sorted(w for alike in kinds.values() for w in alike[:count]) for count in most]
-        return found
+            hosts += [sorted(w for alike in kinds.values() for w in alike[:count]) for count in most]
+        return hosts
 
     def length(self, x: int, worker: int) -> int:
         n = self.problem.micro_batches
@@ -149,8 +149,8 @@ class TimeGrid:
         """(x, y, slots): y starts at least `slots` after the end of x, by dependency or symmetry."""
         edges = []
         needs = zip(self.problem.needs.tolist(), self.problem.needs_here.tolist(), strict=True)
-        for y, (across, here) in enumerate(needs):
-            edges += [(across, y, self.link)] * (across >= 0) + [(here, y, 0)] * (here >= 0)
+        for y, (across, same_stage) in enumerate(needs):
+            edges += [(across, y, self.link)] * (across >= 0) + [(same_stage, y, 0)] * (same_stage >= 0)
         return edges + [(x, y, 0) for x, y in self.in_line]
 
     @cached_property
@@ -312,8 +312,8 @@ class _Program:
     def _worker(self, w: int) -> None:
         grid, problem = self.grid, self.grid.problem
         n, plane, ranks = problem.micro_batches, grid.plane, problem.shape.ranks
-        mine = [x for x in range(plane) if x // n % ranks == w % ranks and w in grid.hosts(x)]
-        rows = [x + kind * plane for x in mine for kind in range(problem.kinds)]
+        places = [x for x in range(plane) if x // n % ranks == w % ranks and w in grid.hosts(x)]
+        rows = [x + kind * plane for x in places for kind in range(problem.kinds)]
         work: list[tuple[float, int | None]] = [(grid.length(x, w), self.by[x, w][-1]) for x in rows]
         updates = sum(grid.update_slots(s) for s in range(w % ranks, problem.shape.stages, ranks))
         self._row(work, "<", grid.slots - updates)
@@ -321,10 +321,10 @@ class _Program:
         for slot in range(min(grid.windows[x][0] for x in rows), max(grid.windows[x][-1] for x in rows) + 1):
             running = [(1.0, self._started(x, w, slot)) for x in rows]
             self._row(running + [(-1.0, self._ended(x, w, slot)) for x in rows], "<", 1)
-            if problem.cap[w] < len(mine):
-                held = [(1.0, self._started(x, w, slot)) for x in mine]
-                held += [(stash - 1, self._ended(x + plane, w, slot)) for x in mine]
-                held += [(-stash, self._ended(x + 2 * plane, w, slot)) for x in mine if stash]
+            if problem.cap[w] < len(places):
+                held = [(1.0, self._started(x, w, slot)) for x in places]
+                held += [(stash - 1, self._ended(x + plane, w, slot)) for x in places]
+                held += [(-stash, self._ended(x + 2 * plane, w, slot)) for x in places if stash]
                 self._row(held, "<", problem.cap[w] + TOLERANCE)
 
     def _windows(self) -> None:
@@ -362,9 +362,9 @@ def _answers(problem: Problem, unit: float, first: int, last: int, seconds: floa
     low = bisect_left(range(first, high), True, key=lambda slots: of_slots(slots).is_open) + first - 1
     if low >= first:
         yield low, None
-    while high - low > 1 and (left := begun + seconds - monotonic()) > 0:
+    while high - low > 1 and (seconds_left := begun + seconds - monotonic()) > 0:
         slots = min(low + step, (low + high) // 2)
-        exists, starts = _Program(of_slots(slots)).solved(max(0.1, left / 2))
+        exists, starts = _Program(of_slots(slots)).solved(max(0.1, seconds_left / 2))
         if exists:
             high = slots
             yield slots, starts

@@ -39,8 +39,8 @@ from recycle.solve.effort import Effort
 from recycle.solve.normalize import StageBounds, cheapest
 from recycle.solve.planner import plan_vector
 from recycle.solve.problem import Problem
-from recycle.solve.search.initial_orders import initial_orders
-from recycle.solve.template import one_pipeline
+from recycle.solve.search.initial_orders import find_initial_order
+from recycle.solve.template import template_problem
 from recycle.systems.grids import CheckpointedSystem
 from recycle.systems.setting import FATAL_SHARE, Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
@@ -139,7 +139,7 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
             for job in (self._planned(shaped, way) for way in ways):
                 if load >= least or _misfit(shaped, job) is not None:
                     continue
-                if (period := _period(Problem.of(job))) < least:
+                if (period := _period(Problem.from_job(job))) < least:
                     best, least = (shaped, job), period
         return best
 
@@ -203,7 +203,7 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
     def period(self, vector: Vector) -> float:
         """Return the period of a vector's plan, in the job's unit of time, after a search if planned ahead."""
         if vector not in self._periods:
-            problem = Problem.of(self.job, dead_roles(self.job.shape, vector), self.profile)
+            problem = Problem.from_job(self.job, dead_roles(self.job.shape, vector), self.profile)
             self._periods[vector] = _period(problem)
         return self._periods[vector]
 
@@ -248,7 +248,7 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
         here = self._vector(slots)
         vector = self.serving(here)
         normal = self.normal(sum(here)) if self.move else None
-        aim = self._bounds.of(here) if normal is None else self.period(normal)
+        aim = self._bounds.bound_of(here) if normal is None else self.period(normal)
         if vector is None or self.period(vector) > NEAR * aim:
             self.period(here if self.move else self._ahead(here))
             vector = self.serving(here)
@@ -309,7 +309,7 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
         vacant = frozenset(shape.workers()) - slots.keys()
         arranged = arrange(shape, vacant, target, self._copying)
         if copied and arranged.seconds > CHEAP * best * (iterations := self._iterations_until_change()):
-            gain = max(self._bounds.of(here) - best, 0.0) or self.period(here) - best
+            gain = max(self._bounds.bound_of(here) - best, 0.0) or self.period(here) - best
             if gain * iterations <= arranged.seconds:
                 return slots, 0.0, 0.0
         slots = dict(slots)
@@ -349,9 +349,9 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
 
 def _period(problem: Problem) -> float:
     if not problem.dead and problem.peers_are_alike:
-        problem = one_pipeline(problem, problem.shape.micro_batches)
+        problem = template_problem(problem, problem.shape.micro_batches)
     policies = max(1, min(POLICIES, OPERATIONS // problem.size))
-    return initial_orders(problem, Effort(closed_form(problem)), policies).best.period
+    return find_initial_order(problem, Effort(closed_form(problem)), policies).best.period
 
 
 def _misfit(setting: Setting, job: PricedJob) -> DoesNotFit | None:

@@ -18,7 +18,7 @@ from collections import defaultdict
 from recycle.job.pricing import profile_of_layout
 from recycle.plans import Plan, Vector, plan_key
 from recycle.solve.effort import Deadline
-from recycle.solve.layout.elastic import listed_plan
+from recycle.solve.layout.elastic import quick_elastic_plan
 from recycle.systems.recycle import ReCycle, RecycleRunning
 from recycle.systems.setting import Setting
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State, Timed
@@ -81,7 +81,7 @@ class ElasticReCycle(ReCycle):
         if key not in _LAYOUTS:
             live = {self.job.shape.worker_at(slot) for slot in self.setting.slots(state.live)}
             dead = frozenset(self.job.shape.workers()) - live
-            _LAYOUTS[key] = listed_plan(self.job, dead, Deadline(None))
+            _LAYOUTS[key] = quick_elastic_plan(self.job, dead, Deadline(None))
         plan = _LAYOUTS[key]
         return plan if plan is not None and plan.period < state.period else None
 

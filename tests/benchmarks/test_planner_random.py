@@ -15,7 +15,7 @@ def test_every_job_of_a_family_can_be_planned_and_is_drawn_from_its_number_alone
         job, dead, text = drawn(family, number, seed=3)
         assert drawn(family, number, seed=3) == (job, dead, text)
         texts.add(text)
-        problem = Problem.of(job, dead)
+        problem = Problem.from_job(job, dead)
         assert problem.shape.chunks in FAMILIES[family].chunks
         assert bool(job.prices.speed) == bool(FAMILIES[family].slow)
         assert (problem.link >= 1.0) == (family == "link")

@@ -27,7 +27,7 @@ def every_order(problem: Problem) -> Iterator[Order]:
     """Every order within the caps; some of those with several chunks wait for themselves."""
     for given in _shares(problem):
         chains = [[range(x, problem.size, problem.size // problem.kinds) for x in share] for share in given]
-        for programs in itertools.product(*(list(interleavings(mine)) for mine in chains)):
+        for programs in itertools.product(*(list(interleavings(own)) for own in chains)):
             order = [list(program) for program in programs]
             if problem.is_within_caps(order):
                 yield order
@@ -54,5 +54,5 @@ def interleavings(chains: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
     if not chains:
         yield ()
     for i, chain in enumerate(chains):
-        for rest in interleavings([*chains[:i], chain[1:], *chains[i + 1 :]]):
-            yield (chain[0], *rest)
+        for remainder in interleavings([*chains[:i], chain[1:], *chains[i + 1 :]]):
+            yield (chain[0], *remainder)

@@ -19,9 +19,9 @@ def job(
     memory = {"limit": limit, "weight_stash": other.pop("weight_stash", 1.0)}
     keys = ("decoupled", "staggered", "reroute", "seed", "steps", "seconds", "move", "iterations_between_changes")
     planner = {key: other.pop(key) for key in keys if key in other}
-    made = msgspec.convert({"shape": shape, "memory": memory, "planner": planner, "times": other}, type=Job)
-    made.validate()
-    return price(made)
+    unpriced = msgspec.convert({"shape": shape, "memory": memory, "planner": planner, "times": other}, type=Job)
+    unpriced.validate()
+    return price(unpriced)
 
 
 def worked_example(limit: int | list[int], **other: Any) -> PricedJob:
@@ -42,7 +42,7 @@ def small_jobs(draw: st.DrawFn) -> tuple[PricedJob, list[Worker]]:
     slots = st.integers(chunks, 6)
     limit = draw(st.one_of(st.none(), slots, st.lists(slots, min_size=ranks, max_size=ranks)))
     per_stage = st.lists(_time, min_size=ranks * chunks, max_size=ranks * chunks)
-    made = job(
+    priced = job(
         pipelines, ranks, draw(st.integers(1, 4)), limit, chunks=chunks,
         forward=draw(per_stage), backward_input=draw(per_stage), backward_weight=draw(per_stage),
         link=draw(st.sampled_from([0.0, 0.0, 0.2, 1.0])), step=draw(st.sampled_from([0.0, 0.5])),
@@ -53,4 +53,4 @@ def small_jobs(draw: st.DrawFn) -> tuple[PricedJob, list[Worker]]:
     for rank in range(ranks):
         count = draw(st.integers(0, pipelines - 1))
         dead += [Worker(k, rank) for k in draw(st.permutations(range(pipelines)))[:count]]
-    return made, dead
+    return priced, dead

@@ -18,9 +18,7 @@ def job(limit: int | None = None) -> PricedJob:
 
 @pytest.mark.parametrize("family", ["zb-v", "v-half", "dualpipe-v", "interleaved", "looped-bfs"])
 @pytest.mark.parametrize("vector", [(0, 0, 0, 0), (0, 1, 0, 0), (2, 0, 1, 2)])
-def test_the_plan_is_valid_on_the_placement_of_the_schedule_and_meets_its_bound_without_failures(
-    family: str, vector: tuple[int, ...]
-) -> None:
+def test_adapted_schedule_is_valid_on_its_placement(family: str, vector: tuple[int, ...]) -> None:
     like = FAMILIES[family](Shape(3, 4, 8, 2))
     plan = adapt(job(), like, vector)
     assert check(plan.schedule) == []
@@ -34,7 +32,7 @@ def test_the_plan_is_valid_on_the_placement_of_the_schedule_and_meets_its_bound_
         assert plan.period <= simulate(like).period
 
 
-def test_micro_batches_of_live_workers_stay_and_the_others_are_dealt_evenly() -> None:
+def test_micro_batches_of_dead_workers_are_spread_evenly() -> None:
     like = FAMILIES["zb-v"](Shape(3, 4, 8, 2))
     schedule = adapt(job(), like, (0, 0, 1, 0)).schedule
     forwards = {
@@ -48,7 +46,7 @@ def test_micro_batches_of_live_workers_stay_and_the_others_are_dealt_evenly() ->
         assert sum(batch.pipeline == 2 for batch in forwards[name]) == 4
 
 
-def test_memory_limits_are_kept_or_named() -> None:
+def test_memory_limits_are_kept() -> None:
     like = FAMILIES["v-min"](Shape(3, 4, 8, 2))
     plan = adapt(job(limit=6), like, (1, 0, 0, 1))
     assert max(peak for peak in simulate(plan.schedule).peak_activations if peak is not None) <= 6

@@ -13,7 +13,7 @@ from recycle.solve.search.list_scheduling import schedule_by_policy
 from tests.solve.jobs import small_jobs
 
 
-def test_the_first_stage_is_fused_and_a_stage_others_wait_for_is_not():
+def test_first_stage_is_fused_and_a_stage_with_waiting_neighbors_is_not():
     text = {"0.0": "0F0 0F1 0I0 0W0 0I1 0W1", "0.1": "1F0 1I0 1W0 1F1 1I1 1W1"}
     schedule = Schedule.from_text(Shape(1, 2, 2), text)
     fused, timeline = fuse_backward(schedule, Profile(), Deadline(None))
@@ -21,21 +21,21 @@ def test_the_first_stage_is_fused_and_a_stage_others_wait_for_is_not():
     assert timeline.makespan == simulate(schedule).makespan
 
 
-def test_halves_that_stand_apart_stay_apart():
+def test_separate_halves_are_not_fused():
     schedule = Schedule.from_text(Shape(1, 1, 2), {"0.0": "0F0 0I0 0F1 0W0 0I1 0W1"})
     assert fuse_backward(schedule, Profile(), Deadline(None))[0].text() == {"0.0": "0F0.0 0I0.0 0F0.1 0W0.0 0B0.1"}
 
 
 @settings(max_examples=40, deadline=None)
 @given(small_jobs())
-def test_fusing_keeps_schedules_valid_and_is_never_slower(case):
-    made, dead = case
-    problem = Problem.of(made, dead)
-    schedule, profile = problem.schedule(schedule_by_policy(problem)), made.profile()
+def test_fusing_keeps_schedules_valid_and_is_not_slower(case):
+    priced, dead = case
+    problem = Problem.from_job(priced, dead)
+    schedule, profile = problem.schedule(schedule_by_policy(problem)), priced.profile()
     fused, timeline = fuse_backward(schedule, profile, Deadline(None))
     before = simulate(schedule, profile)
     assert timeline.period <= before.period * (1 + 1e-9)
     assert timeline.makespan <= before.makespan * (1 + 1e-9)
     assert timeline.peak_activations == before.peak_activations
-    assert check(fused, profile=profile, limits=made.activation_limits()) == []
+    assert check(fused, profile=profile, limits=priced.activation_limits()) == []
     assert (fused.columns.kind == BackwardWeight.kind).sum() <= (schedule.columns.kind == BackwardWeight.kind).sum()

@@ -19,12 +19,12 @@ def moving(*arguments, **other):
     return job(*arguments, move=True, **other)
 
 
-def bound_of(made, vector):
-    return closed_form(Problem.of(made, dead_roles(made.shape, vector)))
+def bound_of(priced, vector):
+    return closed_form(Problem.from_job(priced, dead_roles(priced.shape, vector)))
 
 
 @pytest.mark.parametrize(("limit", "stays", "moves"), [(7, 48, 33), (4, 49, 35)])
-def test_where_the_ceilings_differ_the_dead_are_spread(limit, stays, moves):
+def test_dead_workers_are_spread_over_stages_if_it_pays(limit, stays, moves):
     stacked = [Worker(0, 1), Worker(1, 1)]
     before = normalize(job(4, 4, 8, limit), stacked)
     after = normalize(moving(4, 4, 8, limit), stacked)
@@ -36,22 +36,22 @@ def test_where_the_ceilings_differ_the_dead_are_spread(limit, stays, moves):
 
 @settings(max_examples=40, deadline=None)
 @given(small_jobs())
-def test_the_bound_of_a_vector_is_the_largest_of_its_stages(case):
-    made, dead = case
-    vector = failure_vector(made.shape, dead)
-    bounds = StageBounds(made, sum(vector))
-    assert bounds.of(vector) == pytest.approx(bound_of(made, vector))
+def test_bound_of_a_vector_is_the_largest_of_its_stages(case):
+    priced, dead = case
+    vector = failure_vector(priced.shape, dead)
+    bounds = StageBounds(priced, sum(vector))
+    assert bounds.bound_of(vector) == pytest.approx(bound_of(priced, vector))
 
 
-def test_nobody_moves_when_copying_takes_longer_than_it_saves(tmp_path):
+def test_no_worker_moves_if_copying_costs_more_than_it_saves(tmp_path):
     stacked = [Worker(0, 1), Worker(1, 1)]  # moving one worker saves 15 units of time in each iteration
 
     def moved(seconds, **planner):
         path = tmp_path / f"{seconds}.json"
         Profile(static=[0.0, 2.0 * seconds, 0.0, 0.0], bandwidth=2.0).save(path)
-        found = normalize(moving(4, 4, 8, 7, profile=str(path), **planner), stacked)
-        assert all((move.bytes, found.seconds) == (2.0 * seconds, seconds) for move in found.moves)
-        return len(found.moves)
+        result = normalize(moving(4, 4, 8, 7, profile=str(path), **planner), stacked)
+        assert all((move.bytes, result.seconds) == (2.0 * seconds, seconds) for move in result.moves)
+        return len(result.moves)
 
     assert (moved(14_000), moved(16_000)) == (1, 0)
     assert moved(16_000, iterations_between_changes=10_000.0) == 1
@@ -70,16 +70,16 @@ def test_moving_is_never_worse_than_staying(seed):
     if max(failure_vector(shape, dead)) == shape.pipelines:
         dead = [worker for worker in dead if worker.pipeline]
     stays, moves = normalize(job(*sizes, limit), dead), normalize(moving(*sizes, limit), dead)
-    made = moving(*sizes, limit)
+    priced = moving(*sizes, limit)
     assert moves.period <= stays.period
-    assert bound_of(made, moves.vector) <= bound_of(made, stays.vector)
+    assert bound_of(priced, moves.vector) <= bound_of(priced, stays.vector)
     assert (moves.period < stays.period) == bool(moves.moves)
     assert failure_vector(shape, moves.vacant) == moves.vector
     assert len(moves.moves) == moves_needed(stays.vector, moves.vector)
     assert max(moves.vector) < shape.pipelines
 
 
-def test_copies_come_from_the_peer_that_is_done_first():
+def test_copies_come_from_the_peer_that_finishes_first():
     shape = Shape(4, 2, 1)
     profile = Profile(static=[10.0, 40.0], bandwidth=1.0, links={"3.1>*.0": Link(0.0, 4.0)})
     failed = [Worker(0, 1), Worker(1, 1)]
@@ -94,22 +94,22 @@ def test_copies_come_from_the_peer_that_is_done_first():
         arrange(shape, failed, (0, 1), profile)
 
 
-def test_normal_vectors_are_the_most_even_and_the_one_that_touches_fewest_stages():
+def test_normal_vectors_are_the_most_even_and_the_one_with_fewest_stages():
     assert normal_vectors(StageBounds(job(16, 4, 4, 7), 3), 3) == [(0, 2, 1, 0), (0, 3, 0, 0)]
     even = normal_vectors(StageBounds(job(4, 4, 8, 7), 4), 4)
     assert even == [(1, 1, 1, 1)]
     assert normal_vectors(StageBounds(job(2, 2, 2), 3), 3) == []
 
 
-def test_the_dynamic_program_finds_the_least_cost():
+def test_dynamic_program_finds_the_least_cost():
     chance = random.Random(3)
     for _ in range(30):
         room = [chance.randint(0, 3) for _ in range(4)]
         table = {(rank, dead): chance.random() for rank in range(4) for dead in range(4)}
         total = chance.randint(0, 6)
         fitting = [v for v in itertools.product(*(range(most + 1) for most in room)) if sum(v) == total]
-        found = cheapest(room, total, lambda rank, dead, costs=table: costs[rank, dead])
+        vector = cheapest(room, total, lambda rank, dead, costs=table: costs[rank, dead])
         least = min((sum(table[pair] for pair in enumerate(v)) for v in fitting), default=None)
-        assert (found is None) == (least is None)
-        if found is not None:
-            assert sum(table[pair] for pair in enumerate(found)) == pytest.approx(least)
+        assert (vector is None) == (least is None)
+        if vector is not None:
+            assert sum(table[pair] for pair in enumerate(vector)) == pytest.approx(least)

@@ -27,14 +27,14 @@ def wait_for(path, seconds):
     time.sleep(seconds)
 
 
-def test_every_task_is_done_by_the_processes_that_are_there():
-    found = dict(map_unordered(square, iter([(n,) for n in range(6)]), 2))
-    assert {task: result for task, (result, _) in found.items()} == {(n,): n * n for n in range(6)}
-    assert 1 <= len({pid for _, pid in found.values()} - {os.getpid()}) <= 2
+def test_all_tasks_are_done_by_the_given_processes():
+    results = dict(map_unordered(square, iter([(n,) for n in range(6)]), 2))
+    assert {task: result for task, (result, _) in results.items()} == {(n,): n * n for n in range(6)}
+    assert 1 <= len({pid for _, pid in results.values()} - {os.getpid()}) <= 2
     assert [pid for _, (_, pid) in map_unordered(square, iter([(3,)]), 1)] == [os.getpid()]
 
 
-def test_tasks_are_asked_for_only_when_a_process_is_free():
+def test_next_task_is_taken_only_when_a_process_is_free():
     asked = []
     tasks = ((asked.append(n) or n,) for n in range(5))
     results = map_unordered(square, tasks, 1)
@@ -44,17 +44,17 @@ def test_tasks_are_asked_for_only_when_a_process_is_free():
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_an_error_of_ours_comes_through(processes):
+def test_recycle_errors_reach_the_caller(processes):
     with pytest.raises(PlanError, match="-3 is negative"):
         list(map_unordered(square, iter([(-3,)]), processes))
 
 
-def test_a_killed_process_is_one_message_and_no_hang():
+def test_killed_process_raises_an_error():
     with pytest.raises(PlanError, match="a planning process ended with -9; is there enough memory for 2 processes"):
         list(map_unordered(end_suddenly, iter([(1,), (2,)]), 2))
 
 
-def test_leaving_early_ends_the_processes_at_once(tmp_path):
+def test_closing_early_kills_the_processes(tmp_path):
     files = [tmp_path / "a", tmp_path / "b"]
     begun = time.monotonic()
     results = map_unordered(wait_for, iter([(files[0], 0), (files[1], 60)]), 2)
@@ -68,7 +68,7 @@ def test_leaving_early_ends_the_processes_at_once(tmp_path):
             os.kill(int(file.read_text()), 0)
 
 
-def test_an_interrupt_while_a_process_starts_takes_effect_once_it_is_known(monkeypatch, capfd):
+def test_interrupt_during_a_process_start_is_deferred(monkeypatch, capfd):
     """Another thread takes the signal, and Python's handler would run in the main thread amid the start."""
     start, started = SpawnProcess.start, []
 

@@ -28,48 +28,48 @@ from tests.solve.jobs import job
 MOST_ORDERS = 300
 
 
-def in_buckets(of: PricedJob, buckets: int, reduce: float | list[float]) -> PricedJob:
+def in_buckets(priced: PricedJob, buckets: int, reduce: float | list[float]) -> PricedJob:
     """The job with a reduce of so many seconds per stage, in so many buckets."""
-    train = msgspec.structs.replace(of.train, reduce_buckets=buckets)
-    return msgspec.structs.replace(of, train=train, prices=replace(of.prices, reduce=reduce))
+    train = msgspec.structs.replace(priced.train, reduce_buckets=buckets)
+    return msgspec.structs.replace(priced, train=train, prices=replace(priced.prices, reduce=reduce))
 
 
 @pytest.mark.parametrize("staggered", [True, False])
-def test_a_plan_counts_only_what_of_its_reduces_is_not_hidden(staggered: bool) -> None:
+def test_period_includes_only_reduces_that_no_weight_gradient_hides(staggered: bool) -> None:
     """The reduce of 2 units behind W's of a unit or more: at most 1.25 units of it show, in four buckets."""
-    of = job(2, 3, 4, 5, steps=40, staggered=staggered, step=0.5)
-    whole, cut = (plan(in_buckets(of, buckets, 2.0)) for buckets in (1, 4))
+    priced = job(2, 3, 4, 5, steps=40, staggered=staggered, step=0.5)
+    whole, cut = (plan(in_buckets(priced, buckets, 2.0)) for buckets in (1, 4))
     assert cut.schedule.buckets == 4
     assert cut.period <= whole.period - 0.75 + 1e-9
     assert cut.lower_bound <= cut.period + 1e-9
-    timeline = simulate(cut.schedule, replace(of.prices, reduce=2.0))
+    timeline = simulate(cut.schedule, replace(priced.prices, reduce=2.0))
     assert (timeline.period, timeline.makespan) == (cut.period, cut.makespan)
-    assert is_true(cut, in_buckets(of, 4, 2.0))
+    assert is_true(cut, in_buckets(priced, 4, 2.0))
 
 
-def test_plans_in_other_buckets_are_other_plans(tmp_path: Path) -> None:
-    of = in_buckets(job(2, 2, 3, 4, steps=5), 1, 1.0)
-    cut = in_buckets(of, 3, 1.0)
-    made = plan(cut, quick=True)
-    assert Plan.from_text(made.text()).schedule == made.schedule
-    assert cache_path(tmp_path, of, (0, 0)) != cache_path(tmp_path, cut, (0, 0))
-    made.save(tmp_path / "plan.json")
+def test_cache_and_library_distinguish_buckets(tmp_path: Path) -> None:
+    priced = in_buckets(job(2, 2, 3, 4, steps=5), 1, 1.0)
+    cut = in_buckets(priced, 3, 1.0)
+    planned = plan(cut, quick=True)
+    assert Plan.from_text(planned.text()).schedule == planned.schedule
+    assert cache_path(tmp_path, priced, (0, 0)) != cache_path(tmp_path, cut, (0, 0))
+    planned.save(tmp_path / "plan.json")
     assert cached_plan(tmp_path / "plan.json", cut, (0, 0)) is not None
-    assert cached_plan(tmp_path / "plan.json", of, (0, 0)) is None
+    assert cached_plan(tmp_path / "plan.json", priced, (0, 0)) is None
     library = PlanLibrary(tmp_path / "library", cut)
-    library.add(made)
-    assert library.get((0, 0)) == made
-    assert PlanLibrary(tmp_path / "library", of).get((0, 0)) is None
+    library.add(planned)
+    assert library.get((0, 0)) == planned
+    assert PlanLibrary(tmp_path / "library", priced).get((0, 0)) is None
 
 
-def test_a_schedule_is_adapted_in_its_own_buckets_or_the_jobs() -> None:
-    of = in_buckets(job(2, 2, 3, 6), 2, 1.0)
-    plain: Schedule = plan(in_buckets(of, 1, 1.0), quick=True).schedule
-    assert adapt(of, plain, (0, 1)).schedule.buckets == 2
-    assert adapt(of, replace(plain, buckets=3), (0, 0)).schedule.buckets == 3
+def test_adapted_schedule_keeps_its_buckets_or_takes_the_jobs() -> None:
+    priced = in_buckets(job(2, 2, 3, 6), 2, 1.0)
+    plain: Schedule = plan(in_buckets(priced, 1, 1.0), quick=True).schedule
+    assert adapt(priced, plain, (0, 1)).schedule.buckets == 2
+    assert adapt(priced, replace(plain, buckets=3), (0, 0)).schedule.buckets == 3
 
 
-def test_buckets_need_a_backward_that_may_be_split() -> None:
+def test_buckets_need_a_split_backward() -> None:
     shape = "[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n"
     text = f"{shape}[planner]\ndecoupled = false\n[train]\nreduce_buckets = 4"
     with pytest.raises(JobError, match=r"job: \[train\] reduce_buckets: 4 buckets .* set it to true"):
@@ -77,29 +77,29 @@ def test_buckets_need_a_backward_that_may_be_split() -> None:
 
 
 @pytest.mark.search
-def test_no_bound_is_above_the_best_of_all_orders_in_buckets() -> None:
+def test_bounds_with_buckets_are_not_above_the_optimum() -> None:
     seed, tried = 0, 0
     while tried < 15:
         rng = random.Random(seed)
         seed += 1
-        of, dead = cp_sat.small_job(rng, most=2)
-        if not of.planner.decoupled:
+        priced, dead = cp_sat.small_job(rng, most=2)
+        if not priced.planner.decoupled:
             continue
         buckets = rng.choice([2, 3, 4])
-        of = in_buckets(of, buckets, [rng.choice([0.5, 1.0, 3.0]) for _ in range(of.shape.stages)])
-        problem = Problem.of(of, dead)
+        priced = in_buckets(priced, buckets, [rng.choice([0.5, 1.0, 3.0]) for _ in range(priced.shape.stages)])
+        problem = Problem.from_job(priced, dead)
         if problem.size > 24 or not 1 < count_of_orders(problem) <= MOST_ORDERS:
             continue
         tried += 1
         schedules = (replace(problem.schedule(order), buckets=buckets) for order in every_order(problem))
-        optimum = min(_period(schedule, of) for schedule in schedules)
+        optimum = min(_period(schedule, priced) for schedule in schedules)
         bound = lower_bound(problem)
         solved = time_indexed.solve(problem, schedule_by_policy(problem), bound, 0.5)
-        assert max(closed_form(problem), bound, solved.bound) <= optimum + 1e-9, (seed, of, problem.dead)
+        assert max(closed_form(problem), bound, solved.bound) <= optimum + 1e-9, (seed, priced, problem.dead)
 
 
-def _period(schedule: Schedule, of: PricedJob) -> float:
+def _period(schedule: Schedule, priced: PricedJob) -> float:
     try:
-        return simulate(schedule, of.prices).period
+        return simulate(schedule, priced.prices).period
     except ScheduleError:  # some orders of several chunks wait for themselves
         return float("inf")

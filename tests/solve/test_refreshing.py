@@ -17,21 +17,21 @@ def under(tmp_path, name, limit=4, **times):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def library(tmp_path_factory):
     """A library of single failures under unit times."""
-    folder = tmp_path_factory.mktemp("made")
+    folder = tmp_path_factory.mktemp("library")
     plan_library(under(folder, "unit"), 1, folder / "plans")
     return folder / "plans"
 
 
 @pytest.fixture
-def shelf(tmp_path, made):
-    """A copy of it, which the test may change."""
-    return copytree(made, tmp_path / "plans")
+def shelf(tmp_path, library):
+    """A copy of the library that the test may change."""
+    return copytree(library, tmp_path / "plans")
 
 
 @pytest.mark.slow
-def test_plans_that_scale_with_the_profile_are_kept_and_priced_anew(tmp_path, shelf):
+def test_plans_that_scale_with_the_profile_are_kept_with_new_figures(tmp_path, shelf):
     before = {entry.vector: entry for entry in PlanLibrary(shelf).usable()}
     twice = under(tmp_path, "twice", forward=2.0, backward_input=2.0, backward_weight=2.0)
     drifts, entries = refresh(twice, shelf)
@@ -45,7 +45,7 @@ def test_plans_that_scale_with_the_profile_are_kept_and_priced_anew(tmp_path, sh
 
 
 @pytest.mark.search
-def test_only_stale_plans_are_made_again(tmp_path, shelf):
+def test_only_stale_plans_are_replaced(tmp_path, shelf):
     before = {entry.vector: entry for entry in PlanLibrary(shelf).usable()}
     heavy = under(tmp_path, "heavy", forward=[1.0, 1.0, 1.0, 3.0], backward_weight=[1.0, 1.0, 0.2, 1.0])
     drifts, entries = refresh(heavy, shelf, 0.02)
@@ -63,7 +63,7 @@ def test_only_stale_plans_are_made_again(tmp_path, shelf):
 
 
 @pytest.mark.search
-def test_a_plan_that_no_longer_fits_the_memory_is_stale_and_replaced(tmp_path, shelf):
+def test_plan_that_exceeds_the_memory_is_stale(tmp_path, shelf):
     tight = under(tmp_path, "tight", limit=3, forward=1.5)
     drifts, entries = refresh(tight, shelf, 10.0)
     assert all(drift.period is None and drift.is_stale(10.0) for drift in drifts)
@@ -71,9 +71,9 @@ def test_a_plan_that_no_longer_fits_the_memory_is_stale_and_replaced(tmp_path, s
     assert all(plan.limits == (3.0,) * 4 for plan in PlanLibrary(shelf, tight).plans())
 
 
-def test_a_place_without_plans_is_refused(tmp_path):
-    made = under(tmp_path, "unit")
-    with pytest.raises(PlanError, match="is no plan library"):
-        refresh(made, tmp_path / "nowhere")
-    with pytest.raises(PlanError, match="holds no plan for D=3 P=4 m=6"):
-        refresh(made, tmp_path)
+def test_folder_without_plans_is_refused(tmp_path):
+    priced = under(tmp_path, "unit")
+    with pytest.raises(PlanError, match="not a plan library"):
+        refresh(priced, tmp_path / "nowhere")
+    with pytest.raises(PlanError, match="has no plan for D=3 P=4 m=6"):
+        refresh(priced, tmp_path)

@@ -12,7 +12,7 @@ from recycle.solve.bounds import lower_bound
 from recycle.solve.problem import Problem
 from recycle.solve.search.list_scheduling import schedule_by_policy
 from recycle.solve.search.order_kernels import time_order
-from recycle.solve.time_indexed import Solved, solve
+from recycle.solve.time_indexed import ExactResult, solve
 from tests.solve.exhaustive import best_of_all
 from tests.solve.jobs import DEAD, job, worked_example
 
@@ -50,9 +50,9 @@ def worst_start(problem):
 )
 def test_the_model_finds_the_optimum_of_an_exhaustive_search(shape, dead, keys, optimum):
     speed, keys = keys.get("speed", {}), {key: value for key, value in keys.items() if key != "speed"}
-    made = job(*shape, **keys)
-    profile = replace(made.profile(), speed=speed)
-    problem = Problem.of(made, dead, profile)
+    priced = job(*shape, **keys)
+    profile = replace(priced.profile(), speed=speed)
+    problem = Problem.from_job(priced, dead, profile)
     solved = solve(problem, worst_start(problem), 0.0, 20)
     assert (solved.status, solved.period) == ("optimal", optimum)
     assert best_of_all(problem, profile) == optimum
@@ -60,7 +60,7 @@ def test_the_model_finds_the_optimum_of_an_exhaustive_search(shape, dead, keys, 
     assert lower_bound(problem) <= optimum
     schedule = problem.schedule(solved.order)
     assert simulate(schedule, profile).period == optimum
-    assert check(schedule, profile=profile, limits=made.activation_limits()) == []
+    assert check(schedule, profile=profile, limits=priced.activation_limits()) == []
 
 
 @st.composite
@@ -69,19 +69,19 @@ def whole_jobs(draw):
     pipelines, ranks = draw(st.integers(1, 2)), draw(st.integers(1, 3))
     times = st.lists(st.sampled_from([1.0, 1.0, 2.0]), min_size=ranks, max_size=ranks)
     limit = draw(st.lists(st.integers(1, 3), min_size=ranks, max_size=ranks))
-    made = job(
+    priced = job(
         pipelines, ranks, draw(st.integers(1, 3 if pipelines * ranks < 4 else 2)), limit,
         forward=draw(times), backward_input=draw(times), backward_weight=draw(times),
         link=draw(st.sampled_from([0.0, 0.0, 1.0])), weight_stash=draw(st.sampled_from([0.0, 0.5, 1.0])),
         decoupled=draw(st.booleans()), staggered=draw(st.booleans()),
     )  # fmt: skip
-    return Problem.of(made, [Worker(1, r) for r in range(ranks) if pipelines == 2 and draw(st.booleans())])
+    return Problem.from_job(priced, [Worker(1, r) for r in range(ranks) if pipelines == 2 and draw(st.booleans())])
 
 
 @pytest.mark.process
 @settings(max_examples=8, deadline=None)
 @given(whole_jobs())
-def test_no_bound_is_above_the_optimum(problem):
+def test_bound_is_not_above_the_optimum(problem):
     bound, start = lower_bound(problem), schedule_by_policy(problem)
     solved = solve(problem, start, max(0.0, bound - 2), 1.5)
     assert solved.period >= bound
@@ -91,23 +91,23 @@ def test_no_bound_is_above_the_optimum(problem):
 
 @pytest.mark.soak
 @pytest.mark.process
-def test_an_open_case_keeps_its_start_and_what_is_proven():
-    problem = Problem.of(worked_example(4), [DEAD])
+def test_unfinished_proof_keeps_start_and_bound():
+    problem = Problem.from_job(worked_example(4), [DEAD])
     start = schedule_by_policy(problem)
     solved = solve(problem, start, 20.0, 8)
     assert solved.status == "feasible"
     assert 20 < solved.bound <= 29 <= solved.period <= time_order(problem, start).period
-    assert solve(problem, start, 20.0, 3, most=100) == Solved(start, 30.0, 20.0, "too large")
+    assert solve(problem, start, 20.0, 3, most=100) == ExactResult(start, 30.0, 20.0, "too large")
 
 
-def test_a_period_at_the_bound_is_optimal_without_a_solver():
-    problem = Problem.of(job(2, 2, 2, 4))
+def test_period_at_the_bound_is_optimal_without_a_solver():
+    problem = Problem.from_job(job(2, 2, 2, 4))
     start = schedule_by_policy(problem)
-    assert solve(problem, start, 7.0, 0.0) == Solved(start, 7.0, 7.0, "optimal")
+    assert solve(problem, start, 7.0, 0.0) == ExactResult(start, 7.0, 7.0, "optimal")
 
 
-def test_what_has_no_common_unit_is_not_modelled():
-    odd = Problem.of(job(1, 2, 2, forward=[1.0, 3**0.5]))
+def test_times_without_a_common_unit_are_not_modelled():
+    odd = Problem.from_job(job(1, 2, 2, forward=[1.0, 3**0.5]))
     assert odd.grain == 0
     assert solve(odd, schedule_by_policy(odd), 0.0, 1).status == "not modelled"
-    assert Problem.of(job(1, 2, 2, forward=[1.5, 3.0], backward_input=4.5, backward_weight=6.0)).grain == 1.5
+    assert Problem.from_job(job(1, 2, 2, forward=[1.5, 3.0], backward_input=4.5, backward_weight=6.0)).grain == 1.5

@@ -52,18 +52,18 @@ def closed_form(problem: Problem) -> float:
 
 def _chains(problem: Problem) -> list[tuple[int, ...]]:
     shape, ranks = problem.shape, range(problem.shape.ranks)
-    found = closed_forms.detours(problem)
+    detours = closed_forms.detours(problem)
     if shape.stages <= ALL_STAGES:
-        together = [tuple(ranks), max(found)[1:]]
+        chains = [tuple(ranks), max(detours)[1:]]
     else:
-        _, _, longest = max(one for one in found if one[1] == 0)
+        _, _, longest = max(detour for detour in detours if detour[1] == 0)
         loaded = max(ranks, key=lambda r: closed_forms.work(problem, r))
-        held = max(ranks, key=lambda r: closed_forms.through_slots(problem, r))
-        together = [(0, longest), (0, loaded), (0, held), max(found)[1:], (held,)]
-        together = together if shape.chunks == 1 else together[::-1]
+        held = max(ranks, key=lambda r: closed_forms.slot_time(problem, r))
+        chains = [(0, longest), (0, loaded), (0, held), max(detours)[1:], (held,)]
+        chains = chains if shape.chunks == 1 else chains[::-1]
     return [
         tuple(s for s in range(shape.stages) if s % shape.ranks in chosen)
-        for chosen in dict.fromkeys(map(frozenset, together))
+        for chosen in dict.fromkeys(map(frozenset, chains))
     ]
 
 
@@ -97,7 +97,7 @@ class RisingBound:
         if self._failure is not None and error is None:
             raise self._failure
 
-    def found(self, period: float) -> None:
+    def report_period(self, period: float) -> None:
         """Report that an order has this period."""
         self._best = min(self._best, period)
 
@@ -107,7 +107,7 @@ class RisingBound:
 
     def until(self, deadline: Deadline) -> Deadline:
         """Return the deadline, which also ends when the bound is met."""
-        return Deadline(None if deadline.end is None else deadline.left, self)
+        return Deadline(None if deadline.end is None else deadline.seconds_left, self)
 
     def _raise(self) -> None:
         try:

@@ -62,7 +62,7 @@ def work(problem: Problem, rank: int) -> float:
     return problem.micro_batches * each / sum(1 / problem.speed[w] for w in problem.hosts[rank])
 
 
-def through_slots(problem: Problem, rank: int, after: float = 0.0) -> float:
+def slot_time(problem: Problem, rank: int, after: float = 0.0) -> float:
     """Return the time from the first start of a rank until all units have passed the whole slots of its hosts.
 
     Args:
@@ -74,9 +74,9 @@ def through_slots(problem: Problem, rank: int, after: float = 0.0) -> float:
     units, total = problem.micro_batches * len(held), problem.micro_batches * sum(held)
 
     def room_of(w: int) -> Room:
-        mine, slower = _held(problem, rank, problem.speed[w], share), _slower(problem, rank, w, share)
+        own_times, slower = _held(problem, rank, problem.speed[w], share), _slower(problem, rank, w, share)
         taken = np.arange(floor(min(problem.cap[w], units) + TOLERANCE)) * shortest * problem.speed[w]
-        return lambda time: float(_filled(np.maximum(0.0, time + after - taken), mine).sum()) / slower
+        return lambda time: float(_filled(np.maximum(0.0, time + after - taken), own_times).sum()) / slower
 
     rooms = [(count, room_of(w)) for w, count in problem.kinds_of_host[rank].items()]
     return _least(problem, rooms, total, total / sum(min(problem.cap[w], units) for w in problem.hosts[rank]))
@@ -88,9 +88,9 @@ def _filled(times: Floats, lengths: Sequence[float]) -> Floats:
     longer, shorter = lengths[0], lengths[-1]
     filled = np.zeros_like(times)
     for count in range(floor(times.max(initial=0.0) / longer + TOLERANCE) + 1 if longer > shorter else 1):
-        left = times - count * longer
-        whole = count * longer + np.floor(left / shorter + TOLERANCE) * shorter
-        filled = np.where(left >= -TOLERANCE, np.maximum(filled, whole), filled)
+        remaining = times - count * longer
+        whole = count * longer + np.floor(remaining / shorter + TOLERANCE) * shorter
+        filled = np.where(remaining >= -TOLERANCE, np.maximum(filled, whole), filled)
     return filled
 
 
@@ -107,7 +107,7 @@ def _slower(problem: Problem, rank: int, worker: int, share: float) -> float:
         _held(problem, rank, problem.fastest[rank], share),
         strict=True,
     )
-    return min(mine / least for mine, least in pairs)
+    return min(own / least for own, least in pairs)
 
 
 def detours(problem: Problem, from_idle: bool = False) -> list[tuple[float, int, int]]:
@@ -115,18 +115,18 @@ def detours(problem: Problem, from_idle: bool = False) -> list[tuple[float, int,
 
     For each rank r these are the detour from rank 0 and the longest one. `from_idle` counts from the iteration's start.
     """
-    found: list[tuple[float, int, int]] = []
+    lengths: list[tuple[float, int, int]] = []
     way, longest = 0.0, (-inf, 0)
     for r in range(problem.shape.ranks):
-        mine = problem.weight[r] * problem.fastest[r] + problem.update_seconds[r]
-        mine += _fill(problem, r) if from_idle else 0.0
-        longest = max(longest, (mine - way, r))
+        tail = problem.weight[r] * problem.fastest[r] + problem.update_seconds[r]
+        tail += _fill(problem, r) if from_idle else 0.0
+        longest = max(longest, (tail - way, r))
         if r == 0:
-            first = mine
+            first = tail
         length = way + last_backward(problem, r)
-        found += [(length + first, 0, r), (length + longest[0], longest[1], r)]
+        lengths += [(length + first, 0, r), (length + longest[0], longest[1], r)]
         way += (problem.forward[r] + problem.backward[r]) * problem.fastest[r] + 2 * problem.hop
-    return found
+    return lengths
 
 
 def last_backward(problem: Problem, rank: int) -> float:
@@ -140,7 +140,7 @@ def last_backward(problem: Problem, rank: int) -> float:
     both = [problem.forward[s] + problem.backward[s] for s in stages]
     rooms = [(count, _room(problem, rank, both, w)) for w, count in kinds.items()]
     after = max(problem.weight[s] for s in stages) * problem.fastest[rank] if problem.stash == 1 else 0.0
-    bound = max(_held(problem, rank, problem.fastest[rank], 0.0)[0], through_slots(problem, rank, after))
+    bound = max(_held(problem, rank, problem.fastest[rank], 0.0)[0], slot_time(problem, rank, after))
     bound = max(bound, _least(problem, rooms, problem.micro_batches * sum(both)))
     if not problem.split:
         return bound
@@ -179,8 +179,8 @@ def _room(problem: Problem, rank: int, each: Sequence[float], worker: int) -> Ro
 
     def room(time: float) -> float:
         units = int(np.searchsorted(seconds, time + TOLERANCE, "right")) - 1
-        left = max(0.0, time - idle[units]) if units > 0 else 0.0
-        return (floor(left / grain + TOLERANCE) * grain if grain else left) / speed
+        remaining = max(0.0, time - idle[units]) if units > 0 else 0.0
+        return (floor(remaining / grain + TOLERANCE) * grain if grain else remaining) / speed
 
     return room
 

@@ -63,7 +63,7 @@ def rising_bounds(
     """Yield `bound`, then the bounds raised by the fluid through each chain of stages, on each grid.
 
     Args:
-        chains: stages as in `through`; with the barrier only chains from stage 0 count.
+        chains: stages as in `max_completed`; with the barrier only chains from stage 0 count.
         deadline: no linear program is begun that would end after it.
     """
     yield bound
@@ -95,10 +95,10 @@ def _climb(
         if pace.is_over(1.0 if turn else longer):
             break
         window = bound + k * step
-        left = n - through(problem, window, stages, points, pace.deadline)
-        if left > 1e-6:
+        missing = n - max_completed(problem, window, stages, points, pace.deadline)
+        if missing > 1e-6:
             short = k
-            up = max(1, 2 * up, int(left / n * window / step))
+            up = max(1, 2 * up, int(missing / n * window / step))
             k += up
         else:
             enough = k
@@ -109,7 +109,7 @@ def _climb(
     return bound if short == lowest else bound + short * step + whole
 
 
-def through(
+def max_completed(
     problem: Problem,
     window: float,
     stages: Sequence[int],
@@ -163,9 +163,9 @@ class _FluidRelaxation:
     def add_crews(self) -> None:
         """Add the rows of each crew: monotone, order, rate, memory, its share of the units."""
         problem, n = self.problem, self.problem.micro_batches
-        before, after, one = np.arange(self.points - 1), np.arange(1, self.points), np.zeros(1, dtype=np.int64)
+        before, after, zero = np.arange(self.points - 1), np.arange(1, self.points), np.zeros(1, dtype=np.int64)
         for crew in self.crews:
-            groups = [(g, s) for g, (s, its) in enumerate(self.groups) if its is crew]
+            groups = [(g, s) for g, (s, group_crew) in enumerate(self.groups) if group_crew is crew]
             rate = []
             for g, s in groups:
                 for kind in range(problem.kinds):
@@ -177,7 +177,7 @@ class _FluidRelaxation:
                     self._follow([(g, 2)], [(g, 1, 1.0, self._gap(g, 2))], 0.0)
             self._add(rate, np.diff(self.times) * sum(1 / problem.speed[w] for w in crew.hosts))
             if crew.units < n * len(groups):
-                self._add([(one, self._at(g, 0, one + self.points - 1), 1.0) for g, _ in groups], float(crew.units))
+                self._add([(zero, self._at(g, 0, zero + self.points - 1), 1.0) for g, _ in groups], float(crew.units))
             self._add_memory(crew, groups)
 
     def _add_memory(self, crew: _Crew, groups: list[tuple[int, int]]) -> None:
@@ -209,8 +209,8 @@ class _FluidRelaxation:
     def add_ways(self) -> None:
         """Add the paths of forwards between chosen stages, of inputs back, and through the rest of the model."""
         for near, far in zip(self.stages, self.stages[1:], strict=False):
-            here, there = self._of(near), self._of(far)
-            for kind, source, target in ((0, here, there), (1, there, here)):
+            near_groups, far_groups = self._of(near), self._of(far)
+            for kind, source, target in ((0, near_groups, far_groups), (1, far_groups, near_groups)):
                 way, least = self._between(near, far, kind), min(self._its(g, kind) for g in target)
                 before = [(g, kind, 1.0, way + min(self._its(g, kind), least)) for g in source]
                 self._follow([(g, kind) for g in target], before, 0.0)
@@ -274,11 +274,11 @@ class _FluidRelaxation:
         pairs = list(zip(self.stages, self.stages[1:], strict=False))
         return held + [self._apart(near, far, kind) for near, far in pairs for kind in (0, 1)]
 
-    def _apart(self, one: int, other: int, kind: int) -> float:
-        return self._between(one, other, kind) + self._least(one, kind, other, kind)
+    def _apart(self, stage: int, other: int, kind: int) -> float:
+        return self._between(stage, other, kind) + self._least(stage, kind, other, kind)
 
-    def _between(self, one: int, other: int, kind: int) -> float:
-        near, far = sorted((one, other))
+    def _between(self, stage: int, other: int, kind: int) -> float:
+        near, far = sorted((stage, other))
         return (far - near) * self.problem.hop + sum(self._time(j, kind) for j in range(near + 1, far))
 
     def _narrowest(self, near: int, far: int) -> int:
@@ -295,17 +295,17 @@ class _FluidRelaxation:
 
     def add_goal(self) -> None:
         """Limit the goal to the operations of each kind that every chosen stage has done at its last end."""
-        n, one = self.problem.micro_batches, np.zeros(1, dtype=np.int64)
-        last = one + self.points - 1
+        n, zero = self.problem.micro_batches, np.zeros(1, dtype=np.int64)
+        last = zero + self.points - 1
         for s in self.stages:
-            self._add([(one, self._at(g, 0, last), 1.0) for g in self._of(s)], float(n))
+            self._add([(zero, self._at(g, 0, last), 1.0) for g in self._of(s)], float(n))
         tails = self._tails()
         for kind, s in tails:
             done = []
             for g in self._of(s):
                 at = np.minimum(np.searchsorted(self.times, [self._tail(tails, g, kind) - TOLERANCE]), last)
-                done.append((one, self._at(g, kind, at), -1.0))
-            self._add([(one, one + self.goal, 1.0), *done], 0.0)
+                done.append((zero, self._at(g, kind, at), -1.0))
+            self._add([(zero, zero + self.goal, 1.0), *done], 0.0)
 
     def _heads(self) -> dict[tuple[int, int], float]:
         problem, way = self.problem, 0.0
@@ -339,8 +339,8 @@ class _FluidRelaxation:
             end = min(end, tails[1, s] - self._time(s, 1))
             tails[0, s] = end
             end -= self._time(s, 0) + hop
-        found = {(kind, s): tails[kind, s] for s in self.stages for kind in range(problem.kinds)}
-        return {place: end for place, end in found.items() if end < inf}
+        chosen = {(kind, s): tails[kind, s] for s in self.stages for kind in range(problem.kinds)}
+        return {place: end for place, end in chosen.items() if end < inf}
 
     def most(self, deadline: Deadline) -> float:
         """Return an upper bound on the goal by weak duality, from the solver's multipliers at the deadline."""
@@ -376,8 +376,8 @@ class _FluidRelaxation:
         solver.setOptionValue("solver", "ipx")
         solver.setOptionValue("run_crossover", "off")
         solver.setOptionValue("ipm_iteration_limit", MOST_ITERATIONS)
-        if deadline.left < inf:
-            solver.setOptionValue("time_limit", max(0.0, deadline.left))
+        if deadline.seconds_left < inf:
+            solver.setOptionValue("time_limit", max(0.0, deadline.seconds_left))
         for presolve in ("on", "off"):  # presolve sometimes returns useless multipliers
             solver.setOptionValue("presolve", presolve)
             solver.passModel(program)
@@ -387,8 +387,8 @@ class _FluidRelaxation:
         multipliers = np.maximum(0.0, -np.array(solver.getSolution().row_dual))
         if len(multipliers) != self.row_count:
             return float(highest[self.goal])
-        left = gain - np.bincount(columns, weights=coefficients * multipliers[rows], minlength=count)
-        return float(limits @ multipliers + np.maximum(0.0, left) @ highest)
+        reduced_gain = gain - np.bincount(columns, weights=coefficients * multipliers[rows], minlength=count)
+        return float(limits @ multipliers + np.maximum(0.0, reduced_gain) @ highest)
 
     def _of(self, stage: int) -> list[int]:
         return [g for g, (s, _) in enumerate(self.groups) if s == stage]
@@ -426,13 +426,13 @@ class _FluidRelaxation:
 
 
 def _grouped(problem: Problem, stages: Sequence[int]) -> tuple[list[_Crew], list[tuple[int, _Crew]]]:
-    ranks, found, groups = problem.shape.ranks, list[_Crew](), list[tuple[int, _Crew]]()
+    ranks, crews_of_all, groups = problem.shape.ranks, list[_Crew](), list[tuple[int, _Crew]]()
     for rank in dict.fromkeys(s % ranks for s in stages):
         chunks = [s for s in stages if s % ranks == rank]
         crews = _crews(problem, rank, len(chunks))
-        found += crews
+        crews_of_all += crews
         groups += [(s, crew) for s in chunks for crew in crews]
-    return found, groups
+    return crews_of_all, groups
 
 
 def _crews(problem: Problem, rank: int, chunks: int) -> list[_Crew]:

@@ -10,5 +10,4 @@ routes          the path of each micro-batch through its hosts, and the schedule
 route_search    order of the operations of all paths
 elastic         the plan, the best of re-routing and of hostings; begin here
 limits          why no layer moves, and the memory limits that would allow it
-exact           integer program of small layouts, for comparison
 """

@@ -42,7 +42,7 @@ def best_cut(units: Units, workers: int) -> tuple[Cut, float] | None:
     count = len(units)
     if workers > count:
         return None
-    seconds, static = (np.concatenate([[0.0], np.cumsum(of)]) for of in (units.seconds, units.static))
+    seconds, static = (np.concatenate([[0.0], np.cumsum(values)]) for values in (units.seconds, units.static))
 
     def ends(most: float) -> list[int]:
         """Where each worker's part ends when it takes as many units as it may; too many parts: it cannot be done."""
@@ -80,7 +80,7 @@ def _even(units: Units, workers: int) -> tuple[Cut, float] | None:
     return tuple(b - a for a, b in pairwise(at)), max(float(units.seconds[a:b].sum()) for a, b in pairwise(at))
 
 
-def shares_of(seconds: Sequence[float], micro_batches: int) -> tuple[list[int], float]:
+def share_micro_batches(seconds: Sequence[float], micro_batches: int) -> tuple[list[int], float]:
     """Return (micro-batches of each chain, seconds of the busiest worker), given seconds per micro-batch."""
     ideal = micro_batches / sum(1 / each for each in seconds)
     shares = [int(ideal / each) for each in seconds]
@@ -97,9 +97,9 @@ def candidates(units: Units, workers: int, micro_batches: int) -> list[Chains]:
     """Return the best chains of each number, the fastest first, ignoring warm-up and tail."""
     options: dict[int, tuple[Cut, float]] = {}
     for length in range(1, min(workers, len(units)) + 1):
-        found = best_cut(units, length)
-        if found is not None and all(found[1] < other[1] * (1 - TOLERANCE) for other in options.values()):
-            options[length] = found
+        option = best_cut(units, length)
+        if option is not None and all(option[1] < other[1] * (1 - TOLERANCE) for other in options.values()):
+            options[length] = option
     if not options:
         return []
     lengths = np.array(list(options))
@@ -108,7 +108,7 @@ def candidates(units: Units, workers: int, micro_batches: int) -> list[Chains]:
     best = np.full(workers + 1, -np.inf)
     best[0] = 0.0
     chosen: list[np.ndarray] = []
-    found_chains = []
+    best_chains = []
     for chains in range(1, most + 1):
         tries = np.full((len(lengths), workers + 1), -np.inf)
         for row, (length, gain) in enumerate(zip(lengths.tolist(), pace.tolist(), strict=True)):
@@ -117,11 +117,11 @@ def candidates(units: Units, workers: int, micro_batches: int) -> list[Chains]:
         best = tries.max(axis=0)
         if not np.isfinite(best).any():
             break
-        used, mine = int(best.argmax()), []
+        used, chosen_lengths = int(best.argmax()), []
         for turn in range(chains - 1, -1, -1):
-            mine.append(int(lengths[chosen[turn][used]]))
-            used -= mine[-1]
-        mine.sort(reverse=True)
-        shares, seconds = shares_of([options[n][1] for n in mine], micro_batches)
-        found_chains.append(Chains(tuple(options[n][0] for n in mine), tuple(shares), seconds))
-    return sorted(found_chains, key=lambda one: (one.seconds, -len(one.cuts)))
+            chosen_lengths.append(int(lengths[chosen[turn][used]]))
+            used -= chosen_lengths[-1]
+        chosen_lengths.sort(reverse=True)
+        shares, seconds = share_micro_batches([options[n][1] for n in chosen_lengths], micro_batches)
+        best_chains.append(Chains(tuple(options[n][0] for n in chosen_lengths), tuple(shares), seconds))
+    return sorted(best_chains, key=lambda chains: (chains.seconds, -len(chains.cuts)))

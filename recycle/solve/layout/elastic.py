@@ -21,8 +21,8 @@ from recycle.job.pricing import byte_limit, profile_of_layout
 from recycle.job.shape import Worker, node_of
 from recycle.plans import Move, Plan
 from recycle.solve.effort import Deadline, Pace
-from recycle.solve.layout.hostings import Hosting, hosting_as_held, hostings
-from recycle.solve.layout.hosts import moves_to
+from recycle.solve.layout.hostings import Hosting, hosting_from_layout, hostings
+from recycle.solve.layout.hosts import plan_copies
 from recycle.solve.layout.route_search import best_order
 from recycle.solve.layout.routes import Routes, joint_schedule
 from recycle.solve.layout.units import Parts, Units
@@ -37,7 +37,7 @@ CLOSE = 1.01
 
 
 @dataclass(frozen=True, eq=False)
-class Listed:
+class ListedHosting:
     """A hosting with its routes, their order, and an upper estimate of the period."""
 
     hosting: Hosting
@@ -57,26 +57,28 @@ def elastic_plan(
     Args:
         fixed: plan with the job's stages.
         limit: no further hosting is tried after it.
-        within: current layout of the live workers (`Units.of`), from which copies are counted.
+        within: current layout of the live workers (`Units.from_job`), from which copies are counted.
     """
-    maker = Maker(job, frozenset(failed), within)
-    if maker.units.held and not fixed.moves:
-        fixed = replace(fixed, moves=maker.moves_to({worker: maker.units.given[worker.rank] for worker in maker.live}))
+    planner = LayoutPlanner(job, frozenset(failed), within)
+    if planner.units.held and not fixed.moves:
+        fixed = replace(
+            fixed, moves=planner.plan_copies({worker: planner.units.fault_free[worker.rank] for worker in planner.live})
+        )
     plans = [fixed]
-    if fixed.gap_to(maker.bound) > 0:
-        listed = maker.listed(fixed.period, limit.part(LISTED_SHARE))
+    if fixed.gap_to(planner.bound) > 0:
+        listed = planner.list_hostings(fixed.period, limit.part(LISTED_SHARE))
         pace = Pace(limit)
-        for turn, one in enumerate(_of_interest(listed)):
+        for turn, candidate in enumerate(_of_interest(listed)):
             over = pace.is_over()
-            if not (turn and over) and one.hosting.seconds < min(made.period for made in plans):
-                plans += filter(None, [maker.plan(one)])
-    shortest = min(made.period for made in plans)
-    near = [made for made in plans if made.period <= shortest * CLOSE]
-    best = min(near, key=lambda made: (_copied(made), made.period))
-    return replace(best, lower_bound=maker.bound, fixed_bound=fixed.lower_bound)
+            if not (turn and over) and candidate.hosting.seconds < min(plan.period for plan in plans):
+                plans += filter(None, [planner.plan(candidate)])
+    shortest = min(plan.period for plan in plans)
+    near = [plan for plan in plans if plan.period <= shortest * CLOSE]
+    best = min(near, key=lambda plan: (_copied(plan), plan.period))
+    return replace(best, lower_bound=planner.bound, fixed_bound=fixed.lower_bound)
 
 
-def listed_plan(
+def quick_elastic_plan(
     job: PricedJob, failed: Iterable[Worker], deadline: Deadline, within: Schedule | None = None
 ) -> Plan | None:
     """Return the best hosting's plan by list scheduling alone; None without any. Arguments as in `elastic_plan`.
@@ -85,13 +87,13 @@ def listed_plan(
         PlanError, JobError: as in `solve.planner.plan`.
     """
     begun = time.perf_counter()
-    maker = Maker(job, frozenset(failed), within)
-    plans = map(maker.plan, maker.listed(float("inf"), deadline))
-    made = next((made for made in plans if made is not None), None)
-    return made and replace(made, seconds=round(time.perf_counter() - begun, 3))
+    planner = LayoutPlanner(job, frozenset(failed), within)
+    plans = map(planner.plan, planner.list_hostings(float("inf"), deadline))
+    plan = next((plan for plan in plans if plan is not None), None)
+    return plan and replace(plan, seconds=round(time.perf_counter() - begun, 3))
 
 
-def rerouted_within(job: PricedJob, within: Schedule, failed: Iterable[Worker], deadline: Deadline) -> Plan:
+def reroute_in_layout(job: PricedJob, within: Schedule, failed: Iterable[Worker], deadline: Deadline) -> Plan:
     """Plan `job` without `failed` in the layout of a schedule: each live worker hosts the same units as there.
 
     Args:
@@ -102,36 +104,36 @@ def rerouted_within(job: PricedJob, within: Schedule, failed: Iterable[Worker], 
         PlanError: a unit has no live host, or too little memory is left for the order.
     """
     begun = time.perf_counter()
-    maker = Maker(job, frozenset(failed))
-    held = {w: parts for w in within.live if w not in maker.failed and (parts := within.unit_runs(w))}
-    held |= {w: maker.units.given[w.rank] for w in within.failed - maker.failed}
-    hosting = hosting_as_held(maker.units, job.shape, held, job.prices)
+    planner = LayoutPlanner(job, frozenset(failed))
+    held = {w: parts for w in within.live if w not in planner.failed and (parts := within.unit_runs(w))}
+    held |= {w: planner.units.fault_free[w.rank] for w in within.failed - planner.failed}
+    hosting = hosting_from_layout(planner.units, job.shape, held, job.prices)
     if hosting is None:
-        raise PlanError("in the layout at hand a unit of the model has no live host")
-    listed = maker.listed_one(hosting, float("inf"), deadline)
-    made = None if listed is None else maker.plan(listed)
-    if made is None:
-        raise PlanError("[memory] limit: too little for the layout at hand without the dead workers")
-    return replace(made, moves=(), seconds=round(time.perf_counter() - begun, 3))
+        raise PlanError("a unit of the model has no live host in the current layout; only moving layers can help")
+    listed = planner.list_hosting(hosting, float("inf"), deadline)
+    plan = None if listed is None else planner.plan(listed)
+    if plan is None:
+        raise PlanError("[memory] limit: too small for the current layout without the dead workers; raise it")
+    return replace(plan, moves=(), seconds=round(time.perf_counter() - begun, 3))
 
 
-def _of_interest(listed: Sequence[Listed]) -> Sequence[Listed]:
+def _of_interest(listed: Sequence[ListedHosting]) -> Sequence[ListedHosting]:
     if not listed or len(listed[0].routes) > LARGE:
         return listed[:1]
-    near = [one for one in listed if one.period <= listed[0].period * CLOSE]
-    least = min(near, key=lambda one: one.copied)
+    near = [candidate for candidate in listed if candidate.period <= listed[0].period * CLOSE]
+    least = min(near, key=lambda candidate: candidate.copied)
     return [*listed[:SIMULATED], *([least] if least not in listed[:SIMULATED] else [])]
 
 
-def _copied(made: Plan) -> int:
-    return sum(move.units[1] - move.units[0] for move in made.moves if move.units)
+def _copied(plan: Plan) -> int:
+    return sum(move.units[1] - move.units[0] for move in plan.moves if move.units)
 
 
-class Maker:
+class LayoutPlanner:
     """Makes plans of hostings for one job and one set of dead workers."""
 
     def __init__(self, job: PricedJob, failed: frozenset[Worker], within: Schedule | None = None) -> None:
-        self.job, self.units, self.failed = job, Units.of(job, within), failed
+        self.job, self.units, self.failed = job, Units.from_job(job, within), failed
         self.live = [worker for worker in job.shape.workers() if worker not in failed]
         self.split = job.planner.decoupled
         self.room = byte_limit(job, job.prices)
@@ -142,24 +144,24 @@ class Maker:
         speeds = [self.job.prices.speed_of(worker) for worker in self.live]
         return self.units.bound(self.job.shape.global_micro_batches, speeds)
 
-    def moves_to(self, wanted: Mapping[Worker, Parts]) -> tuple[Move, ...]:
+    def plan_copies(self, wanted: Mapping[Worker, Parts]) -> tuple[Move, ...]:
         """Return the copies that give each worker the units in `wanted`, with their sources."""
-        return moves_to(self.units, self.job.shape, self.live, wanted, self.job.prices)[0]
+        return plan_copies(self.units, self.job.shape, self.live, wanted, self.job.prices)[0]
 
-    def listed(self, below: float, deadline: Deadline) -> list[Listed]:
+    def list_hostings(self, below: float, deadline: Deadline) -> list[ListedHosting]:
         """Return the hostings with list schedules below a period, shortest period first."""
         per_node = self.job.cluster.workers_per_node
         nodes = node_of(self.job.shape, per_node) if per_node > 1 and self.job.shape.pipelines > 1 else {}
-        found: list[Listed] = []
+        scheduled: list[ListedHosting] = []
         for hosting in hostings(self.units, self.job.shape, self.live, self.job.prices, nodes, below):
-            one = self.listed_one(hosting, below, deadline.part(0.5))
-            if one is not None:
-                found.append(one)
-            if deadline.is_over and found:
+            candidate = self.list_hosting(hosting, below, deadline.part(0.5))
+            if candidate is not None:
+                scheduled.append(candidate)
+            if deadline.is_over and scheduled:
                 break
-        return sorted(found, key=lambda one: (one.period, one.copied))
+        return sorted(scheduled, key=lambda candidate: (candidate.period, candidate.copied))
 
-    def listed_one(self, hosting: Hosting, below: float, deadline: Deadline) -> Listed | None:
+    def list_hosting(self, hosting: Hosting, below: float, deadline: Deadline) -> ListedHosting | None:
         """Return a hosting with its best order; None if its period is not below the given one."""
         routes = hosting.routes()
         order = best_order(
@@ -175,7 +177,7 @@ class Maker:
         )
         if order is None or order.period >= below:
             return None
-        return Listed(hosting, routes, order.programs, order.period, hosting.copied(self.units))
+        return ListedHosting(hosting, routes, order.programs, order.period, hosting.copied(self.units))
 
     def _caps(self, routes: Routes) -> list[float]:
         if self.room is None:
@@ -189,21 +191,21 @@ class Maker:
             for parts in routes.parts
         ]
 
-    def plan(self, one: Listed) -> Plan | None:
+    def plan(self, listed: ListedHosting) -> Plan | None:
         """Return the plan; None if its schedule exceeds a memory limit."""
         job = self.job
         schedule = joint_schedule(
             job.shape,
-            one.routes,
-            one.programs,
-            one.routes.names(job.shape),
+            listed.routes,
+            listed.programs,
+            listed.routes.names(job.shape),
             sorted(self.failed),
             "staggered" if job.planner.staggered else "barrier",
             split=self.split,
             tied=bool(job.ties),
         )
         ties = job.ties_among(schedule.shape.stages)
-        wanted = one.hosting.wanted
+        wanted = listed.hosting.wanted
         layout = {str(worker): [end for part in parts for end in part] for worker, parts in sorted(wanted.items())}
         gathers = job.train.sharded_optimizer
         schedule = replace(schedule, ties=ties, gathers=gathers).with_metadata(planner="recycle", layout=layout)
@@ -222,5 +224,5 @@ class Maker:
             profile=job.prices.digest(),
             limits=None if limits is None else tuple(limits),
             planner=msgspec.to_builtins(job.planner),
-            moves=self.moves_to(wanted),
+            moves=self.plan_copies(wanted),
         )

@@ -14,10 +14,10 @@ import numpy as np
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
 from recycle.solve.layout.chains import Chains, candidates
-from recycle.solve.layout.hosts import assign, homes_of
+from recycle.solve.layout.hosts import assign, home_pipelines
 from recycle.solve.layout.ranges import balanced, cheapest_ranges
 from recycle.solve.layout.routes import Routes, routes_of
-from recycle.solve.layout.units import Parts, Units, common, count_of, ranges_of
+from recycle.solve.layout.units import Parts, Units, count_shared, count_units, ranges_from_cut
 from recycle.solve.problem_arrays import Operations
 
 LOADS = (1.02, 1.0025)
@@ -58,7 +58,7 @@ class Hosting:
     def copied(self, units: Units) -> int:
         """Return the number of units that workers host and did not host before."""
         return sum(
-            _new(parts, units.held_before(worker)) for worker, parts in zip(self.workers, self.parts, strict=True)
+            _new(parts, units.present_parts(worker)) for worker, parts in zip(self.workers, self.parts, strict=True)
         )
 
 
@@ -77,14 +77,14 @@ def hostings(
 
 
 def _hosts_kept(units: Units, live: Sequence[Worker]) -> Operations:
-    return np.minimum(_hosts_of(units, [units.given[worker.rank] for worker in live]), 2)
+    return np.minimum(_hosts_of(units, [units.fault_free[worker.rank] for worker in live]), 2)
 
 
 def _hosts_of(units: Units, hosted: Sequence[Parts]) -> Operations:
-    found, ranges = np.zeros(len(units) + 1, dtype=np.int64), [part for parts in hosted for part in parts]
-    np.add.at(found, [begin for begin, _ in ranges], 1)
-    np.subtract.at(found, [end for _, end in ranges], 1)
-    return np.cumsum(found[:-1])
+    changes, ranges = np.zeros(len(units) + 1, dtype=np.int64), [part for parts in hosted for part in parts]
+    np.add.at(changes, [begin for begin, _ in ranges], 1)
+    np.subtract.at(changes, [end for _, end in ranges], 1)
+    return np.cumsum(changes[:-1])
 
 
 def every_hosting(
@@ -96,13 +96,13 @@ def every_hosting(
     if len(set(speeds)) == 1:
         for chains in _of_interest(units, shape, len(live), count, below / speeds[0]):
             yield _of_chains(units, live, chains, nodes)
-    had = [units.held_before(worker) for worker in live]
+    had = [units.present_parts(worker) for worker in live]
     least = count * float(units.seconds.sum()) / sum(1 / speed for speed in speeds)
     seen: set[tuple[tuple[Worker, Parts], ...]] = set()
     hosts = _hosts_wanted(units, shape, live)
     for factor in LOADS:
         tries = (cheapest_ranges(units, had, speeds, count, least * factor, each) for each in hosts)
-        wanted = next((one for one in tries if one is not None), None)
+        wanted = next((ranges for ranges in tries if ranges is not None), None)
         if wanted is None:
             continue
         helped = _of_ranges(units, live, profile, wanted, count, nodes)
@@ -114,7 +114,7 @@ def every_hosting(
             yield helped
 
 
-def hosting_as_held(units: Units, shape: Shape, held: Mapping[Worker, Parts], profile: Profile) -> Hosting | None:
+def hosting_from_layout(units: Units, shape: Shape, held: Mapping[Worker, Parts], profile: Profile) -> Hosting | None:
     """Return the hosting in which workers run the units that they hold; None if a unit has no host.
 
     Every worker runs a micro-batch of each of its units if there are enough, so that it keeps hosting them.
@@ -122,10 +122,10 @@ def hosting_as_held(units: Units, shape: Shape, held: Mapping[Worker, Parts], pr
     workers, hosted = list(held), list(held.values())
     speeds = [profile.speed_of(worker) for worker in workers]
     for least in (1, 0):
-        found = balanced(units, hosted, speeds, shape.global_micro_batches, least=least)
-        if found is not None:
+        result = balanced(units, hosted, speeds, shape.global_micro_batches, least=least)
+        if result is not None:
             groups = tuple(worker.pipeline for worker in workers)
-            return _used(Hosting(tuple(workers), tuple(hosted), groups, found[1], found[0]))
+            return _used(Hosting(tuple(workers), tuple(hosted), groups, result[1], result[0]))
     return None
 
 
@@ -147,9 +147,9 @@ def _of_interest(units: Units, shape: Shape, live: int, micro_batches: int, belo
 
 
 def _of_chains(units: Units, live: Sequence[Worker], chains: Chains, nodes: Mapping[Worker, int]) -> Hosting:
-    ranges = [part for cut in chains.cuts for part in ranges_of(cut)]
+    ranges = [part for cut in chains.cuts for part in ranges_from_cut(cut)]
     groups = [k for k, cut in enumerate(chains.cuts) for _ in cut]
-    homes = dict(enumerate(homes_of(live, len(chains.cuts))))
+    homes = dict(enumerate(home_pipelines(live, len(chains.cuts))))
     quotas = np.zeros((len(ranges), len(units)), dtype=np.int64)
     for i, (group, (begin, end)) in enumerate(zip(groups, ranges, strict=True)):
         quotas[i, begin:end] = chains.shares[group]
@@ -169,31 +169,31 @@ def _of_ranges(
     workers: list[Worker] = []
     hosted: list[Parts] = []
     for speed in sorted({speed for _, speed in wanted}):
-        mine = [parts for parts, of in wanted if of == speed]
+        parts_of_speed = [parts for parts, part_speed in wanted if part_speed == speed]
         alike = [worker for worker in live if profile.speed_of(worker) == speed]
-        chosen = assign(units, alike, mine)
-        workers += _apart(units, chosen, mine, alike, nodes)
-        hosted += mine
-    found = balanced(units, hosted, [profile.speed_of(worker) for worker in workers], micro_batches, least=1)
-    if found is None:
+        chosen = assign(units, alike, parts_of_speed)
+        workers += _apart(units, chosen, parts_of_speed, alike, nodes)
+        hosted += parts_of_speed
+    result = balanced(units, hosted, [profile.speed_of(worker) for worker in workers], micro_batches, least=1)
+    if result is None:
         return None
-    seconds, quotas = found
+    seconds, quotas = result
     groups = tuple(worker.pipeline for worker in workers)
     return _used(Hosting(tuple(workers), tuple(hosted), groups, quotas, seconds))
 
 
-def _used(made: Hosting) -> Hosting:
-    keep = [i for i in range(len(made.workers)) if made.quotas[i].any()]
+def _used(hosting: Hosting) -> Hosting:
+    keep = [i for i in range(len(hosting.workers)) if hosting.quotas[i].any()]
     hosted = []
     for i in keep:
-        runs = (begin + np.flatnonzero(made.quotas[i, begin:end]) for begin, end in made.parts[i])
+        runs = (begin + np.flatnonzero(hosting.quotas[i, begin:end]) for begin, end in hosting.parts[i])
         hosted.append(tuple((int(at[0]), int(at[-1]) + 1) for at in runs if len(at)))
     return replace(
-        made,
-        workers=tuple(made.workers[i] for i in keep),
-        groups=tuple(made.groups[i] for i in keep),
+        hosting,
+        workers=tuple(hosting.workers[i] for i in keep),
+        groups=tuple(hosting.groups[i] for i in keep),
         parts=tuple(hosted),
-        quotas=made.quotas[keep],
+        quotas=hosting.quotas[keep],
     )
 
 
@@ -207,31 +207,31 @@ def _apart(
     if not nodes:
         return list(workers)
 
-    def on_one_node(of: Sequence[Worker]) -> list[int]:
+    def on_one_node(order: Sequence[Worker]) -> list[int]:
         on: list[set[int]] = [set() for _ in range(len(units))]
-        for worker, parts in zip(of, hosted, strict=False):
+        for worker, parts in zip(order, hosted, strict=False):
             for u in (u for part in parts for u in range(*part)):
                 on[u].add(nodes[worker])
         return [u for u, each in enumerate(on) if len(each) < 2]
 
-    def new(of: Sequence[Worker]) -> int:
-        return sum(_new(parts, units.held_before(worker)) for worker, parts in zip(of, hosted, strict=False))
+    def new(order: Sequence[Worker]) -> int:
+        return sum(_new(parts, units.present_parts(worker)) for worker, parts in zip(order, hosted, strict=False))
 
-    everybody = [*workers, *sorted(set(live).difference(workers))]  # workers without units at the end
-    while bad := on_one_node(everybody):
+    order_of_all = [*workers, *sorted(set(live).difference(workers))]  # workers without units at the end
+    while bad := on_one_node(order_of_all):
         tries = []
-        for i in [i for i, parts in enumerate(hosted) if common(parts, ((bad[0], bad[0] + 1),))]:
-            for j in range(len(everybody)):
-                if nodes[everybody[j]] != nodes[everybody[i]]:
-                    other = list(everybody)
+        for i in [i for i, parts in enumerate(hosted) if count_shared(parts, ((bad[0], bad[0] + 1),))]:
+            for j in range(len(order_of_all)):
+                if nodes[order_of_all[j]] != nodes[order_of_all[i]]:
+                    other = list(order_of_all)
                     other[i], other[j] = other[j], other[i]
                     tries.append((len(on_one_node(other)), new(other), other))
-        best = min(tries, key=lambda one: one[:2], default=None)
+        best = min(tries, key=lambda attempt: attempt[:2], default=None)
         if best is None or best[0] >= len(bad):
             break
-        everybody = best[2]
-    return everybody[: len(workers)]
+        order_of_all = best[2]
+    return order_of_all[: len(workers)]
 
 
 def _new(parts: Parts, had: Parts) -> int:
-    return count_of(parts) - common(parts, had)
+    return count_units(parts) - count_shared(parts, had)

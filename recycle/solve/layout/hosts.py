@@ -16,10 +16,10 @@ from recycle.job.shape import Shape, Worker
 from recycle.plans import Move
 from recycle.plans.hosting import without
 from recycle.solve.layout.linear import LinearProgram
-from recycle.solve.layout.units import Parts, Units, common, count_of
+from recycle.solve.layout.units import Parts, Units, count_shared, count_units
 
 
-def homes_of(live: Sequence[Worker], chains: int) -> list[int]:
+def home_pipelines(live: Sequence[Worker], chains: int) -> list[int]:
     """Return the home pipeline of each chain; first chains take the pipelines with the most live workers."""
     alive = Counter(worker.pipeline for worker in live)
     return sorted(alive, key=lambda k: (-alive[k], k))[:chains]
@@ -38,23 +38,25 @@ def assign(
     def take(key_of: Callable[[Parts, int | None], Hashable]) -> None:
         waiting: dict[Hashable, list[Worker]] = {}
         for worker in sorted(set(live).difference(taken.values()), reverse=True):
-            waiting.setdefault(key_of(units.held_before(worker), worker.pipeline), []).append(worker)
+            waiting.setdefault(key_of(units.present_parts(worker), worker.pipeline), []).append(worker)
         for i, (part, home) in enumerate(zip(wanted, homes or [None] * len(wanted), strict=True)):
-            if i not in taken and (mine := waiting.get(key_of(part, home))):
-                taken[i] = mine.pop()
+            if i not in taken and (candidates := waiting.get(key_of(part, home))):
+                taken[i] = candidates.pop()
 
     take(lambda part, home: (part, home))
     take(lambda part, _: part)
-    left = [i for i in range(len(wanted)) if i not in taken]
+    unassigned = [i for i in range(len(wanted)) if i not in taken]
     spare = sorted(set(live).difference(taken.values()))
-    matched = _matched([wanted[i] for i in left], [units.held_before(worker) for worker in spare])
-    taken |= {i: spare[which] for i, which in zip(left, matched, strict=True)}
+    matched = _matched([wanted[i] for i in unassigned], [units.present_parts(worker) for worker in spare])
+    taken |= {i: spare[which] for i, which in zip(unassigned, matched, strict=True)}
     return [taken[i] for i in range(len(wanted))]
 
 
 def _matched(wanted: Sequence[Parts], had: Sequence[Parts]) -> list[int]:
     program, kinds, holders = LinearProgram(), Counter(wanted), Counter(had)
-    takes = {(want, has): program.variable(count_of(want) - common(want, has)) for want in kinds for has in holders}
+    takes = {
+        (want, has): program.variable(count_units(want) - count_shared(want, has)) for want in kinds for has in holders
+    }
     for want, count in kinds.items():
         program.row([(takes[want, has], 1.0) for has in holders], float(count), float(count))
     for has, count in holders.items():
@@ -71,7 +73,7 @@ def _matched(wanted: Sequence[Parts], had: Sequence[Parts]) -> list[int]:
     return [givers[want].pop(0) for want in wanted]
 
 
-def moves_to(
+def plan_copies(
     units: Units, shape: Shape, live: Sequence[Worker], wanted: Mapping[Worker, Parts], profile: Profile
 ) -> tuple[tuple[Move, ...], float]:
     """Return (copies of each worker, seconds until all are done), with each source sending in sequence.
@@ -82,10 +84,10 @@ def moves_to(
     until = dict.fromkeys(live, 0.0)
     moves: list[Move] = []
     for worker, parts in wanted.items():
-        for begin, end in without(parts, units.held_before(worker)):
+        for begin, end in without(parts, units.present_parts(worker)):
             while begin < end:
                 holders = [
-                    (peer, last) for peer in live for first, last in units.held_before(peer) if first <= begin < last
+                    (peer, last) for peer in live for first, last in units.present_parts(peer) if first <= begin < last
                 ]
                 if not holders:  # workers that moved before may hold the units
                     begin += 1

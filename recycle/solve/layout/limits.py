@@ -26,8 +26,8 @@ from recycle.job.pricing import byte_limit, profile_of_layout, size_text
 from recycle.job.shape import Worker
 from recycle.plans import LayoutLimit, Plan, RaisedLimit
 from recycle.solve.effort import Deadline
-from recycle.solve.layout.elastic import CLOSE, Maker
-from recycle.solve.layout.units import Units, count_of
+from recycle.solve.layout.elastic import CLOSE, LayoutPlanner
+from recycle.solve.layout.units import Units, count_units
 
 LIMIT_SECONDS = 1.0, 5.0
 """Range of the wall-clock limit of the search, which is `[planner] seconds`."""
@@ -77,47 +77,47 @@ class _Search:
     def find(self) -> LayoutLimit:
         memory = self.job.memory
         if memory.limit is not None and (faster := self._layout(memory.state_limit, None)) is not None:
-            limit, made = self._raised_limit(memory.state_limit, faster)
-            return LayoutLimit("limits", (limit,), made.period)
+            limit, plan = self._raised_limit(memory.state_limit, faster)
+            return LayoutLimit("limits", (limit,), plan.period)
         if (raised := self._raised_state(memory.limit)) is not None:
             return LayoutLimit("limits", (raised[0],), raised[1].period, self._layers(raised[1]))
         if memory.limit is None or (raised := self._raised_state(None)) is None:
             return LayoutLimit("none")
         state, faster = raised
         assert isinstance(state.needed, float)
-        limit, made = self._raised_limit(state.needed, faster)
-        return LayoutLimit("limits", (state, limit), made.period, self._layers(made))
+        limit, plan = self._raised_limit(state.needed, faster)
+        return LayoutLimit("limits", (state, limit), plan.period, self._layers(plan))
 
     def _raised_state(self, limit: Limit) -> tuple[RaisedLimit, Plan] | None:
-        values = _state_limits(Units.of(self.job), self.job.memory.state_limit)
-        found = _smallest(len(values), lambda place: self._layout(values[place], limit))
-        if found is None:
+        values = _state_limits(Units.from_job(self.job), self.job.memory.state_limit)
+        smallest = _smallest(len(values), lambda place: self._layout(values[place], limit))
+        if smallest is None:
             return None
-        return RaisedLimit("memory.state_limit", self.job.memory.state_limit, values[found[0]]), found[1]
+        return RaisedLimit("memory.state_limit", self.job.memory.state_limit, values[smallest[0]]), smallest[1]
 
     def _raised_limit(self, state_limit: float, faster: Plan) -> tuple[RaisedLimit, Plan]:
         now = self.job.memory.limit
         assert now is not None
         values = _limits_up_to(self.job, now, faster)
-        found = _smallest(len(values), lambda place: self._layout(state_limit, values[place]), faster)
-        assert found is not None
-        return RaisedLimit("memory.limit", now, values[found[0]]), found[1]
+        smallest = _smallest(len(values), lambda place: self._layout(state_limit, values[place]), faster)
+        assert smallest is not None
+        return RaisedLimit("memory.limit", now, values[smallest[0]]), smallest[1]
 
     def _layout(self, state_limit: float, limit: Limit) -> Plan | None:
         if self.deadline.is_over:
             raise _OutOfTime
         memory = msgspec.structs.replace(self.job.memory, state_limit=state_limit, limit=limit)
         job = msgspec.structs.replace(self.job, memory=memory)
-        maker = Maker(job, self.failed, self.within)
+        planner = LayoutPlanner(job, self.failed, self.within)
         below = self.period
         if limit != self.job.memory.limit:  # the job's stages may profit from the limit as well
-            below = min(below, _work_of_given(job, maker.units, maker.live))
-        listed = maker.listed(below / CLOSE, self.deadline)
-        plans = (maker.plan(hosting) for hosting in listed if hosting.copied)
+            below = min(below, _work_of_given(job, planner.units, planner.live))
+        listed = planner.list_hostings(below / CLOSE, self.deadline)
+        plans = (planner.plan(hosting) for hosting in listed if hosting.copied)
         return next((plan for plan in plans if plan is not None and plan.period * CLOSE < below), None)
 
     def _layers(self, faster: Plan) -> tuple[int, int] | None:
-        units = Units.of(self.job)
+        units = Units.from_job(self.job)
         allowed = max(
             end - begin
             for begin in range(len(units))
@@ -125,13 +125,13 @@ class _Search:
             if units.static_of(((begin, end),)) <= units.most_static or end == begin + 1
         )
         schedule = faster.schedule
-        needed = max(count_of(tuple(schedule.unit_runs(worker))) for worker in schedule.live)
+        needed = max(count_units(tuple(schedule.unit_runs(worker))) for worker in schedule.live)
         return (allowed, needed) if needed > allowed else None
 
 
 def _work_of_given(job: PricedJob, units: Units, live: Sequence[Worker]) -> float:
     most = 0.0
-    for rank, parts in enumerate(units.given):
+    for rank, parts in enumerate(units.fault_free):
         pace = sum(1 / job.prices.speed_of(worker) for worker in live if worker.rank == rank)
         seconds = sum(float(units.seconds[begin:end].sum()) for begin, end in parts)
         most = max(most, job.shape.global_micro_batches * seconds / pace if pace else inf)
@@ -139,13 +139,13 @@ def _work_of_given(job: PricedJob, units: Units, live: Sequence[Worker]) -> floa
 
 
 def _state_limits(units: Units, now: float) -> list[float]:
-    heaviest = max(units.static_of(parts) for parts in units.given)
+    heaviest = max(units.static_of(parts) for parts in units.fault_free)
     upto = [0.0]
     for static in units.static.tolist():
         upto.append(upto[-1] + static)
     ranges = {later - before for place, before in enumerate(upto) for later in upto[place + 1 :]}
     if units.chunks > 1:  # a worker may hold a range in addition to its present units
-        ranges |= {units.static_of(parts) + more for parts in set(units.given) for more in ranges}
+        ranges |= {units.static_of(parts) + more for parts in set(units.fault_free) for more in ranges}
     hundredths = {ceil(static / heaviest * 100 - 1e-6) for static in ranges if static <= upto[-1] * (1 + 1e-9)}
     return [value / 100 for value in sorted(hundredths) if value / 100 > now]
 
@@ -168,12 +168,12 @@ def _limits_up_to(job: PricedJob, now: int | list[int] | str, faster: Plan) -> l
 def _smallest(
     count: int, layout_with: Callable[[int], Plan | None], largest: Plan | None = None
 ) -> tuple[int, Plan] | None:
-    below, at, made = -1, count - 1, largest
-    if made is None:
+    below, at, plan = -1, count - 1, largest
+    if plan is None:
         at = 0
-        while at < count and (made := layout_with(at)) is None:
+        while at < count and (plan := layout_with(at)) is None:
             below, at = at, count if at == count - 1 else min(count - 1, 2 * at + 1)
-    if made is None:
+    if plan is None:
         return None
     with contextlib.suppress(_OutOfTime):
         while at - below > 1:
@@ -182,5 +182,5 @@ def _smallest(
             if tried is None:
                 below = middle
             else:
-                at, made = middle, tried
-    return at, made
+                at, plan = middle, tried
+    return at, plan

@@ -14,7 +14,7 @@ import numpy as np
 
 from recycle.plans.hosting import joined
 from recycle.solve.layout.linear import LinearProgram
-from recycle.solve.layout.units import Parts, Units, common, count_of
+from recycle.solve.layout.units import Parts, Units, count_shared, count_units
 from recycle.solve.problem_arrays import Floats, Operations
 
 _HAND_OVER = 1e-4
@@ -33,7 +33,9 @@ def balanced(
     None if a unit has no host, or has too many to give each `least` micro-batches.
     """
     kinds = sorted(set(zip(hosted, speeds, strict=True)))
-    members = [[w for w, kind in enumerate(zip(hosted, speeds, strict=True)) if kind == one] for one in kinds]
+    members = [
+        [w for w, kind in enumerate(zip(hosted, speeds, strict=True)) if kind == kind_here] for kind_here in kinds
+    ]
     if {u for parts, _ in kinds for u in _units_in(parts)} < set(range(len(units))):
         return None
     program = _Program(len(units), [window for window, _ in kinds], micro_batches)
@@ -101,16 +103,16 @@ def cheapest_ranges(
         load: wanted seconds of the busiest worker, with micro-batches divisible.
         hosts: minimum number of hosts of each unit.
     """
-    if len(units.whole) > MOST_BLOCKS:
+    if len(units.cut) > MOST_BLOCKS:
         return None
     blocks, ends = units.in_blocks(MOST_BLOCKS, (end for parts in had for part in parts for end in part))
     number = {end: i for i, end in enumerate(ends)}
     before = [tuple((number[a], number[b]) for a, b in parts) for parts in had]
     each = np.maximum.reduceat(np.array(hosts), ends[:-1]).tolist()
-    found = _cheapest(blocks, before, speeds, micro_batches, load, each)
-    if found is None:
+    ranges = _cheapest(blocks, before, speeds, micro_batches, load, each)
+    if ranges is None:
         return None
-    return [(tuple((ends[a], ends[b]) for a, b in parts), speed) for parts, speed in found]
+    return [(tuple((ends[a], ends[b]) for a, b in parts), speed) for parts, speed in ranges]
 
 
 def _cheapest(
@@ -130,11 +132,11 @@ def _cheapest(
         terms = [(program.share(row, u), float(units.seconds[u]) * speed) for u in _units_in(window)]
         program.row([*terms, (stay[row], -load), (come[row], -load)], -np.inf, 0.0)
     for speed, count in of_speed.items():
-        mine = [row for row, kind in enumerate(kinds) if kind[1] == speed]
-        program.row([(each[row], 1.0) for row in mine for each in (stay, come)], 0.0, float(count))
+        rows = [row for row, kind in enumerate(kinds) if kind[1] == speed]
+        program.row([(each[row], 1.0) for row in rows for each in (stay, come)], 0.0, float(count))
     for u in range(len(units)):
-        mine = [row for row, (window, _) in enumerate(kinds) if common(window, ((u, u + 1),))]
-        program.row([(each[row], 1.0) for row in mine for each in (stay, come)], float(hosts[u]), np.inf)
+        rows = [row for row, (window, _) in enumerate(kinds) if count_shared(window, ((u, u + 1),))]
+        program.row([(each[row], 1.0) for row in rows for each in (stay, come)], float(hosts[u]), np.inf)
     program.hand_overs(1e-3 / micro_batches)
     solution = program.solve(MOST_NODES)
     if solution is None:
@@ -156,14 +158,14 @@ def _widest_back(units: Units, end: int) -> int:
 def _widened(units: Units, parts: Parts) -> Iterator[Parts]:
     room = units.most_static - units.static_of(parts)
     for begin, end in parts:
-        behind = int(np.searchsorted(np.cumsum(units.static[end:]), room, "right"))
+        after = int(np.searchsorted(np.cumsum(units.static[end:]), room, "right"))
         before = int(np.searchsorted(np.cumsum(units.static[:begin][::-1]), room, "right"))
-        yield joined([*parts, (end, end + behind)])
+        yield joined([*parts, (end, end + after)])
         yield joined([*parts, (begin - before, begin)])
 
 
 def _copied(window: Parts, had: Sequence[Parts]) -> float:
-    return count_of(window) - max(common(window, parts) for parts in set(had)) + 0.01
+    return count_units(window) - max(count_shared(window, parts) for parts in set(had)) + 0.01
 
 
 class _Program(LinearProgram):
@@ -174,8 +176,8 @@ class _Program(LinearProgram):
         self.windows = windows
         self._shares = [{u: self.variable(0.0, float(micro_batches)) for u in _units_in(window)} for window in windows]
         for u in range(units):
-            mine = [(share[u], 1.0) for share in self._shares if u in share]
-            self.row(mine, float(micro_batches), float(micro_batches))
+            terms = [(share[u], 1.0) for share in self._shares if u in share]
+            self.row(terms, float(micro_batches), float(micro_batches))
 
     def share(self, row: int, unit: int) -> int:
         """Return the variable of the micro-batches of a unit that a window's workers run together."""

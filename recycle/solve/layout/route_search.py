@@ -18,9 +18,9 @@ from recycle.job.profile import Profile
 from recycle.job.shape import Shape
 from recycle.solve.effort import Deadline, Pace
 from recycle.solve.layout.routes import Routes
-from recycle.solve.layout.units import Units, common
+from recycle.solve.layout.units import Units, count_shared
 from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays
-from recycle.solve.search.event_loop import Rule, by_worker, list_schedule, plain_rule, queues_of
+from recycle.solve.search.event_loop import Rule, group_by_worker, initial_queues, list_schedule, priority_rule
 
 WORTH_LOADING, COMPILING_SECONDS = 1_000_000, 60.0
 """Operations in all orders from which compiled loops pay; seconds that must remain to compile them."""
@@ -77,16 +77,16 @@ def best_order(
     best: RouteOrder | None = None
     rules = list(_policies(legs))
     if len(rules) * len(legs.arrays.times) >= WORTH_LOADING and (
-        is_cached(list_schedule) or deadline.left > COMPILING_SECONDS
+        is_cached(list_schedule) or deadline.seconds_left > COMPILING_SECONDS
     ):
         load(list_schedule)
     pace = Pace(deadline)
     for turn, rule in enumerate(rules):
         if turn and pace.is_over():
             break
-        found = _scheduled(legs, units, rule)
-        if found is not None and (best is None or found.period < best.period * (1 - 1e-9)):
-            best = found
+        candidate = _scheduled(legs, units, rule)
+        if candidate is not None and (best is None or candidate.period < best.period * (1 - 1e-9)):
+            best = candidate
     return best
 
 
@@ -102,7 +102,7 @@ def _legs_of(
     staggered: bool,
 ) -> _Legs:
     n, leg, workers = len(routes), np.arange(len(routes)), len(routes.workers)
-    size = np.full(len(units), len(units.whole) / len(units)) if not in_bytes else units.price("activation")
+    size = np.full(len(units), len(units.cut) / len(units)) if not in_bytes else units.price("activation")
     parts = np.array([*(units.price(name) for name in ("forward", "backward_input", "backward_weight")), size])
     sums = np.concatenate([np.zeros((4, 1)), np.cumsum(parts, axis=1)], axis=1)
     amounts = sums[:, routes.end] - sums[:, routes.begin]
@@ -151,7 +151,7 @@ def _policies(legs: _Legs) -> Iterator[Rule]:
     np.maximum.at(size, routes.host, legs.size)
     yes = np.ones(workers, dtype=np.int64)
     priority = np.tile(np.arange(len(routes)), 2).astype(np.float64)
-    plain = plain_rule(priority, workers, np.flatnonzero(np.diff(routes.micro_batch, prepend=-1)))._replace(
+    plain = priority_rule(priority, workers, np.flatnonzero(np.diff(routes.micro_batch, prepend=-1)))._replace(
         by_priority=0
     )
     yield plain
@@ -169,7 +169,7 @@ def _policies(legs: _Legs) -> Iterator[Rule]:
 def _scheduled(legs: _Legs, units: Units, rule: Rule) -> RouteOrder | None:
     arrays, host, workers = legs.arrays, legs.routes.host, len(legs.routes.workers)
     n, operations = len(host), (3 if arrays.split else 2) * len(host)
-    queues = queues_of(host, host, 1, rule.priority, 3 * n, workers=workers, size=legs.size, hop=legs.hop)
+    queues = initial_queues(host, host, 1, rule.priority, 3 * n, workers=workers, size=legs.size, hop=legs.hop)
     done, *_, after = run(list_schedule, operations, arrays, rule, queues)
     if done < operations:
         return None
@@ -178,7 +178,7 @@ def _scheduled(legs: _Legs, units: Units, rule: Rule) -> RouteOrder | None:
     np.maximum.at(end, host[begun % n], start[begun] + arrays.times[begun])
     ready = _ready(legs.routes, units, end)
     period = float((ready - _latest_first_starts(legs, begun.tolist(), end)).max() if arrays.staggered else ready.max())
-    line, ends = by_worker(begun, host, workers)
+    line, ends = group_by_worker(begun, host, workers)
     return RouteOrder(np.split(line, ends[:-1]), period)
 
 
@@ -200,6 +200,6 @@ def _ready(routes: Routes, units: Units, end: Floats) -> Floats:
     cuts = [0, *np.cumsum(routes.common_cut()).tolist()]
     updates = np.concatenate([[0.0], np.cumsum(units.update_seconds)])
     for begin, stop in pairwise(cuts):
-        hosts = [w for w, parts in enumerate(routes.parts) if common(parts, ((begin, stop),))]
+        hosts = [w for w, parts in enumerate(routes.parts) if count_shared(parts, ((begin, stop),))]
         ready[hosts] = ready[hosts].max() + updates[stop] - updates[begin]
     return ready

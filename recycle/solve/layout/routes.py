@@ -71,7 +71,7 @@ class Routes:
         for host in self.host[first].tolist():
             home = self.workers[host].pipeline
             names.append(MicroBatch(home, free[home].pop()) if free[home] else None)
-        spare = (MicroBatch(k, j) for k, left in free.items() for j in left[::-1])
+        spare = (MicroBatch(k, j) for k, remaining in free.items() for j in remaining[::-1])
         return [name or next(spare) for name in names]
 
 
@@ -84,17 +84,17 @@ def routes_of(workers: Sequence[Worker], quotas: Operations, groups: Sequence[in
         parts: units that each worker hosts; the first and last unit of each range have a micro-batch.
     """
     count = int(quotas[:, 0].sum())
-    here = np.array(_evenly_mixed(dict(enumerate(quotas[:, 0].tolist()))), dtype=np.int64)
-    hosts = [here]
+    current = np.array(_evenly_mixed(dict(enumerate(quotas[:, 0].tolist()))), dtype=np.int64)
+    hosts = [current]
     for before, wanted in zip(quotas.T[:-1], quotas.T[1:], strict=True):
-        here = here.copy()
+        current = current.copy()
         change = wanted - before
         for worker, flows in _flows(groups, change).items():
-            mine = np.flatnonzero(hosts[-1] == worker)
+            own = np.flatnonzero(hosts[-1] == worker)
             leaving = sum(flows.values())
-            chosen = mine[((np.arange(leaving) + 0.5) * len(mine) / leaving).astype(np.int64)]
-            here[chosen] = _evenly_mixed(flows)
-        hosts.append(here)
+            chosen = own[((np.arange(leaving) + 0.5) * len(own) / leaving).astype(np.int64)]
+            current[chosen] = _evenly_mixed(flows)
+        hosts.append(current)
     by_unit = np.array(hosts)
     starts = np.ones_like(by_unit, dtype=bool)
     starts[1:] = by_unit[1:] != by_unit[:-1]
@@ -115,15 +115,15 @@ def routes_of(workers: Sequence[Worker], quotas: Operations, groups: Sequence[in
 
 
 def _flows(groups: Sequence[int], change: Operations) -> dict[int, dict[int, int]]:
-    left = {w: -c for w, c in enumerate(change.tolist()) if c < 0}
+    surplus = {w: -c for w, c in enumerate(change.tolist()) if c < 0}
     wanted = {w: c for w, c in enumerate(change.tolist()) if c > 0}
-    flows: dict[int, dict[int, int]] = {w: {} for w in left}
-    in_group = [(w, v) for w in left for v in wanted if groups[w] == groups[v]]
-    for w, v in in_group + [(w, v) for w in left for v in wanted]:
-        amount = min(left[w], wanted[v])
+    flows: dict[int, dict[int, int]] = {w: {} for w in surplus}
+    in_group = [(w, v) for w in surplus for v in wanted if groups[w] == groups[v]]
+    for w, v in in_group + [(w, v) for w in surplus for v in wanted]:
+        amount = min(surplus[w], wanted[v])
         if amount:
             flows[w][v] = flows[w].get(v, 0) + amount
-            left[w] -= amount
+            surplus[w] -= amount
             wanted[v] -= amount
     return flows
 
@@ -163,7 +163,7 @@ def joint_schedule(
     first, last = np.searchsorted(ends, routes.begin), np.searchsorted(ends, routes.end)
     codes = np.array([cls.kind for cls in (Forward, BackwardInput if split else Backward, BackwardWeight)])
     pipeline, index = (np.array([name[i] for name in names]) for i in (0, 1))
-    by_worker: list[dict[str, Operations]] = [dict.fromkeys(_COLUMNS, _NONE) for _ in range(shape.worker_count)]
+    rows_by_worker: list[dict[str, Operations]] = [dict.fromkeys(_COLUMNS, _NONE) for _ in range(shape.worker_count)]
     placement: dict[Worker | str, Sequence[int]] = {}
     for worker, program, parts in zip(routes.workers, programs, routes.parts, strict=True):
         ranges = [range(*np.searchsorted(ends, part).tolist()) for part in parts]
@@ -178,22 +178,22 @@ def joint_schedule(
         shared = {0, shape.stages - 1} if tied else set()
         updates = np.array(_updates(stages, shared, together=optimizer == "barrier"), dtype=np.int64).reshape(-1, 2)
         none = np.full(len(updates), -1)
-        by_worker[shape.worker_index(worker)] = {
+        rows_by_worker[shape.worker_index(worker)] = {
             "kind": np.append(np.repeat(codes[kind], sizes), updates[:, 0]),
             "stage": np.append(stage, updates[:, 1]),
             "pipeline": np.append(pipeline[micro_batch], none),
             "index": np.append(index[micro_batch], none),
         }
-    offsets = np.cumsum([0, *(len(rows["kind"]) for rows in by_worker)])
-    columns = {name: np.concatenate([rows[name] for rows in by_worker]) for name in _COLUMNS}
+    offsets = np.cumsum([0, *(len(rows["kind"]) for rows in rows_by_worker)])
+    columns = {name: np.concatenate([rows[name] for rows in rows_by_worker]) for name in _COLUMNS}
     return Schedule.from_columns(
         shape, Columns.from_arrays(offsets, **columns), placement=placement, failed=failed, optimizer=optimizer
     )
 
 
 def _updates(stages: Sequence[int], shared: Collection[int], *, together: bool) -> list[tuple[int, int]]:
-    groups = [[one for one in stages if one not in shared], [one for one in stages if one in shared]]
-    groups = [[*groups[0], *groups[1]]] if together else [*([one] for one in groups[0]), groups[1]]
+    groups = [[stage for stage in stages if stage not in shared], [stage for stage in stages if stage in shared]]
+    groups = [[*groups[0], *groups[1]]] if together else [*([stage] for stage in groups[0]), groups[1]]
     return [(kind, stage) for group in groups for kind in (ReduceGradients.kind, OptimizerStep.kind) for stage in group]
 
 

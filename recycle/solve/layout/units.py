@@ -23,17 +23,17 @@ Parts = tuple[UnitRange, ...]
 """Units of a worker: disjoint ranges in order."""
 
 
-def ranges_of(cut: Sequence[int]) -> list[UnitRange]:
+def ranges_from_cut(cut: Sequence[int]) -> list[UnitRange]:
     """Return the range of each part, given the number of units per part."""
     return list(pairwise([0, *accumulate(cut)]))
 
 
-def count_of(parts: Parts) -> int:
+def count_units(parts: Parts) -> int:
     """Return the number of units."""
     return sum(end - begin for begin, end in parts)
 
 
-def common(some: Parts, others: Parts) -> int:
+def count_shared(some: Parts, others: Parts) -> int:
     """Return the number of units in both."""
     return sum(max(0, min(b, d) - max(a, c)) for a, b in some for c, d in others)
 
@@ -43,7 +43,7 @@ class Units:
     """The units of a job's model, first to last.
 
     Attributes:
-        whole: units of each fault-free stage.
+        cut: units of each fault-free stage.
         prices: [units] each, costs of a unit by the names of `Profile`; missing names cost 0.
         has_bytes: "static" is bytes of parameters, gradients and optimizer state; otherwise 1 for each unit.
         most_static: limit of `static` per worker: `[memory] state_limit` times that of the largest fault-free worker.
@@ -51,7 +51,7 @@ class Units:
         held: present units of workers that may differ from the fault-free layout.
     """
 
-    whole: tuple[int, ...]
+    cut: tuple[int, ...]
     prices: Mapping[str, Floats]
     has_bytes: bool
     most_static: float
@@ -59,7 +59,7 @@ class Units:
     held: Mapping[Worker, Parts] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, job: PricedJob, within: Schedule | None = None) -> Units:
+    def from_job(cls, job: PricedJob, within: Schedule | None = None) -> Units:
         """Create the units of a job in a layout (`Shape.cut`). Raises JobError if the layers do not divide."""
         shape, whole = job.shape, units_of(job)
         held = {worker: within.unit_runs(worker) for worker in within.live} if within and within.shape.cut else {}
@@ -68,22 +68,22 @@ class Units:
         prices = {name: np.array(single.per_stage(name, count)) for name in _PRICES}
         has_bytes = bool(prices["static"].any())
         static = prices["static"] if has_bytes else np.ones(count)
-        made = cls(whole, prices | {"static": static}, has_bytes, 0.0, shape.chunks, held)
-        heaviest = max(made.static_of(parts) for parts in made.given)
-        return replace(made, most_static=float(job.memory.state_limit * heaviest) * (1 + TOLERANCE))
+        units = cls(whole, prices | {"static": static}, has_bytes, 0.0, shape.chunks, held)
+        heaviest = max(units.static_of(parts) for parts in units.fault_free)
+        return replace(units, most_static=float(job.memory.state_limit * heaviest) * (1 + TOLERANCE))
 
     def __len__(self) -> int:
-        return sum(self.whole)
+        return sum(self.cut)
 
     @cached_property
-    def given(self) -> tuple[Parts, ...]:
+    def fault_free(self) -> tuple[Parts, ...]:
         """Units of each rank in the fault-free layout."""
-        ranges, ranks = ranges_of(self.whole), len(self.whole) // self.chunks
+        ranges, ranks = ranges_from_cut(self.cut), len(self.cut) // self.chunks
         return tuple(joined(ranges[rank::ranks]) for rank in range(ranks))
 
-    def held_before(self, worker: Worker) -> Parts:
+    def present_parts(self, worker: Worker) -> Parts:
         """Return the units that a worker has before any copies."""
-        return self.held.get(worker, self.given[worker.rank])
+        return self.held.get(worker, self.fault_free[worker.rank])
 
     def static_of(self, parts: Parts) -> float:
         """Return the sum of `static` over a worker's units."""
@@ -113,14 +113,14 @@ class Units:
 
         Fault-free stages have equally many blocks, at least one. Blocks also end before the units in `others`.
         """
-        each, found = max(1, most // len(self.whole)), {0, *others}
-        for begin, end in ranges_of(self.whole):
+        each, cut_points = max(1, most // len(self.cut)), {0, *others}
+        for begin, end in ranges_from_cut(self.cut):
             count = min(each, end - begin)
-            found |= {begin + (end - begin) * (i + 1) // count for i in range(count)}
-        ends = sorted(found)
+            cut_points |= {begin + (end - begin) * (i + 1) // count for i in range(count)}
+        ends = sorted(cut_points)
         prices = {name: np.add.reduceat(price, ends[:-1]) for name, price in self.prices.items()}
-        whole = tuple(sum(begin <= at < end for at in ends) for begin, end in ranges_of(self.whole))
-        return replace(self, whole=whole, prices=prices, held={}), ends
+        cut = tuple(sum(begin <= at < end for at in ends) for begin, end in ranges_from_cut(self.cut))
+        return replace(self, cut=cut, prices=prices, held={}), ends
 
     def bound(self, micro_batches: int, speeds: list[float]) -> float:
         """Return a lower bound on the period of any layout of live workers with these speed factors.

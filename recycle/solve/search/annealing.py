@@ -30,7 +30,7 @@ from recycle.solve.effort import Deadline, Effort, Incumbent, Pace
 from recycle.solve.problem import TOLERANCE, Order, Problem
 from recycle.solve.problem_arrays import Operations, seeded
 from recycle.solve.search.kernels import are_loaded, load_if_worth_it
-from recycle.solve.search.order_kernels import Annealing, anneal_order, time_order, timed_order
+from recycle.solve.search.order_kernels import Annealing, anneal_order, initial_state, time_order
 
 HEATS = ((0.15, 0.03), (0.1, 0.02))
 """First and last temperature of successive rounds, in typical operation times. No single pair wins on every problem."""
@@ -47,7 +47,7 @@ PATIENCE = 6
 
 
 @dataclass(frozen=True)
-class Annealed:
+class AnnealingResult:
     """Result of one round.
 
     Attributes:
@@ -73,7 +73,7 @@ def anneal(
     wide: bool = False,
     hot: float = 1.0,
     cold: float = 0.1,
-) -> Annealed:
+) -> AnnealingResult:
     """Run one round of simulated annealing; stop when the target is met.
 
     Args:
@@ -98,15 +98,15 @@ def anneal(
         latest=np.zeros(problem.size),
         places=np.zeros(2 * problem.micro_batches + 3, dtype=np.int64),
     )
-    start = by_turn(problem, order) if problem.shape.pipelines == 1 else order
+    start = relabel_by_index(problem, order) if problem.shape.pipelines == 1 else order
     # the search as a whole decides whether compiling pays, not a single round
-    (met, tried), _, changed, annealing = run(anneal_order, 0, problem.arrays, timed_order(problem, start), annealing)
+    (met, tried), _, changed, annealing = run(anneal_order, 0, problem.arrays, initial_state(problem, start), annealing)
     sequence = np.asarray(changed.sequence).tolist()
     programs = [sequence[first:end] for first, end in pairwise(changed.offsets)]
-    return Annealed(programs, [float(time) for time in annealing.due], bool(met), int(tried))
+    return AnnealingResult(programs, [float(time) for time in annealing.due], bool(met), int(tried))
 
 
-def by_turn(problem: Problem, order: Order) -> Order:
+def relabel_by_index(problem: Problem, order: Order) -> Order:
     """Rename micro-batches of a single pipeline so that each worker runs each kind and stage in index order."""
     programs = []
     for program in order:
@@ -127,8 +127,8 @@ def _is_mobile(problem: Problem, wide: bool) -> Flags:
     fastest = np.array(problem.fastest[:ranks])
     is_left: Flags = (live == 0) | (speed > fastest + TOLERANCE)
     home, rank = np.arange(problem.micro_batches) // problem.shape.micro_batches, np.arange(stages) % ranks
-    left = (is_left | _has_slow_link(problem))[home][:, rank].T & problem.reroute
-    return np.repeat(left.any(axis=1), problem.micro_batches) if wide else left.ravel()
+    is_displaced = (is_left | _has_slow_link(problem))[home][:, rank].T & problem.reroute
+    return np.repeat(is_displaced.any(axis=1), problem.micro_batches) if wide else is_displaced.ravel()
 
 
 def _has_slow_link(problem: Problem) -> Flags:
@@ -145,18 +145,18 @@ def improve(problem: Problem, start: Incumbent, effort: Effort) -> Incumbent:
     deadline, patience = effort.deadline, max(PATIENCE, problem.size // 100)
     longest = max(3_000, min(LONGEST, LONGEST_WORK // problem.size))
     length, idle, turn = min(2_000, longest), 0, 0
-    load_if_worth_it(problem, min(effort.left, 4 * longest) // 100, deadline)
-    if not are_loaded() and deadline.left < inf:
-        length = min(length, max(10, int(deadline.left * PLAIN_WORK / problem.size / ROUNDS)))
+    load_if_worth_it(problem, min(effort.steps_left, 4 * longest) // 100, deadline)
+    if not are_loaded() and deadline.seconds_left < inf:
+        length = min(length, max(10, int(deadline.seconds_left * PLAIN_WORK / problem.size / ROUNDS)))
     best, due = start, time_order(problem, start.order).due
     order, order_due = best.order, due
-    while effort.left and idle < patience and not effort.is_met(problem, best.period) and not deadline.is_over:
+    while effort.steps_left and idle < patience and not effort.is_met(problem, best.period) and not deadline.is_over:
         target = _target(problem, best.period, effort.bound)
         if turn % 5 == 4:
             order, order_due = best.order, due
-        load_if_worth_it(problem, effort.left, deadline)
+        load_if_worth_it(problem, effort.steps_left, deadline)
         begun = time.monotonic()
-        size = int(min(length, effort.left))
+        size = int(min(length, effort.steps_left))
         result = _round(problem, order, order_due, target, size, effort.seed, turn, deadline)
         effort.spend(result.steps)
         order, order_due, turn = result.order, result.due, turn + 1
@@ -169,7 +169,7 @@ def improve(problem: Problem, start: Incumbent, effort: Effort) -> Incumbent:
             idle += length >= longest
             # a round that is cut short has not cooled down, so the next one must fit into the remaining time
             moves_per_second = result.steps / max(time.monotonic() - begun, 1e-6)
-            moves_left = min(max(0.0, deadline.left) * moves_per_second, effort.left)
+            moves_left = min(max(0.0, deadline.seconds_left) * moves_per_second, effort.steps_left)
             length = int(min(max(2 * length, moves_left / ROUNDS), longest, moves_left))
             if length < 10:
                 break
@@ -186,11 +186,11 @@ def _round(
     seed: int,
     turn: int,
     deadline: Deadline,
-) -> Annealed:
+) -> AnnealingResult:
     hot, cold = HEATS[turn % len(HEATS)]
     wide = turn // len(HEATS) % 2 == 1
     parts = min(PARTS, 1 + steps // LEAST_PART)
-    spent, result, pace = 0, Annealed(order, due, False, 0), Pace(deadline)
+    spent, result, pace = 0, AnnealingResult(order, due, False, 0), Pace(deadline)
     for part in range(parts):
         if pace.is_over():
             break

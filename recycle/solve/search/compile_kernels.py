@@ -18,7 +18,7 @@ from recycle.job import Job, price
 from recycle.solve.assignment import possible_assignments
 from recycle.solve.problem import Problem
 from recycle.solve.search.annealing import anneal
-from recycle.solve.search.insertion import inserted, plain
+from recycle.solve.search.insertion import default_parameters, insertion_order
 from recycle.solve.search.kernels import KERNELS
 from recycle.solve.search.list_scheduling import schedule_by_policy
 from recycle.solve.search.order_kernels import time_order
@@ -29,11 +29,11 @@ _SMALLEST = "[shape]\npipelines = 1\nranks = 2\nmicro_batches = 2\n"
 def compile_all() -> None:
     """Call each kernel once."""
     load(*KERNELS)
-    problem = Problem.of(price(Job.from_toml(_SMALLEST, "the smallest job")))
+    problem = Problem.from_job(price(Job.from_toml(_SMALLEST, "the smallest job")))
     order = schedule_by_policy(problem)
     timing = time_order(problem, order)
     anneal(problem, order, timing.due, timing.period, steps=1)
-    inserted(problem, plain(problem, possible_assignments(problem)[0], waiting=1))
+    insertion_order(problem, default_parameters(problem, possible_assignments(problem)[0], waiting=1))
     touch_cache(*KERNELS)
     event_graph.compile_all()
 

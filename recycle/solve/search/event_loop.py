@@ -52,7 +52,7 @@ class Rule(NamedTuple):
     release: Floats
 
 
-def plain_rule(priority: Floats, stages: int, starts: Operations) -> Rule:
+def priority_rule(priority: Floats, stages: int, starts: Operations) -> Rule:
     """Return the rule by priority without limits, patience or release times."""
     no = np.zeros(stages, dtype=np.int64)
     return Rule(
@@ -123,7 +123,7 @@ class Queues(NamedTuple):
     start: Floats
 
 
-def scheduled(problem: Problem, arrays: ProblemArrays, host: Operations, rule: Rule) -> Order:
+def run_event_loop(problem: Problem, arrays: ProblemArrays, host: Operations, rule: Rule) -> Order:
     """Run the event loop and return its order, complete and within the memory caps.
 
     Args:
@@ -134,24 +134,24 @@ def scheduled(problem: Problem, arrays: ProblemArrays, host: Operations, rule: R
         PlanError: no further activation fits. Impossible if chunk c of rank r is on stage c * P + r.
     """
     queue = host * problem.shape.chunks + problem.stage_of // problem.shape.ranks
-    queues = queues_of(
+    queues = initial_queues(
         host, queue, problem.shape.chunks, rule.priority, problem.size, workers=len(arrays.cap), lanes=problem.lanes
     )
     done, *_, after = run(list_schedule, problem.size, arrays, rule, queues)
     if done < problem.size:
-        raise PlanError("[memory] limit: list scheduling comes to a halt for want of memory; raise the limit")
-    line, ends = by_worker(np.array(after.begun, dtype=np.int64), host, len(arrays.cap))
+        raise PlanError("[memory] limit: too little memory for any order of the list scheduler; raise the limit")
+    line, ends = group_by_worker(np.array(after.begun, dtype=np.int64), host, len(arrays.cap))
     operations = line.tolist()
     return [operations[first:end] for first, end in pairwise([0, *ends.tolist()])]
 
 
-def by_worker(begun: Operations, host: Operations, workers: int) -> tuple[Operations, Operations]:
+def group_by_worker(begun: Operations, host: Operations, workers: int) -> tuple[Operations, Operations]:
     """Return the operations grouped by worker, in the order of their starts, and the end offset of each group."""
     worker = host[begun % len(host)]
     return begun[np.argsort(worker, kind="stable")], np.cumsum(np.bincount(worker, minlength=workers))
 
 
-def queues_of(
+def initial_queues(
     host: Operations,
     queue: Operations,
     chunks: int,

@@ -23,11 +23,11 @@ from recycle.errors import ScheduleError
 from recycle.ir.families import BUILT_IN, FAMILIES, TWO_CHUNKS
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward
 from recycle.ir.schedule import Schedule
-from recycle.solve.assignment import Assignment, by_slots, possible_assignments
-from recycle.solve.effort import Effort, Incumbent, Pace, by_period
+from recycle.solve.assignment import Assignment, assign_by_slots, possible_assignments
+from recycle.solve.effort import Effort, Incumbent, Pace, sort_by_period
 from recycle.solve.problem import Order, Problem
 from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT
-from recycle.solve.search.insertion import Manner, insertion_orders
+from recycle.solve.search.insertion import InsertionParameters, insertion_orders
 from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.list_scheduling import (
     Policy,
@@ -36,8 +36,8 @@ from recycle.solve.search.list_scheduling import (
     schedule_by_priority,
     warm_up,
 )
-from recycle.solve.search.order_kernels import timed
-from recycle.solve.template import one_pipeline, unfold
+from recycle.solve.search.order_kernels import evaluate
+from recycle.solve.template import template_problem, unfold
 
 TEMPLATE_SHARE, PORTFOLIO_SHARE = 0.15, 0.2
 """Maximum shares of the remaining time for templates and for the policies."""
@@ -62,7 +62,7 @@ MOST_LEFT_OUT = 4
 
 
 @dataclass(frozen=True)
-class Beginning:
+class SearchStart:
     """Start of a search: a problem and its best order.
 
     Attributes:
@@ -73,19 +73,19 @@ class Beginning:
     problem: Problem
     best: Incumbent
     policy: Policy
-    inserted: tuple[Incumbent, Manner] | None = None
+    inserted: tuple[Incumbent, InsertionParameters] | None = None
 
 
-def begin_all(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> Beginning:
+def find_start(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> SearchStart:
     """Return the best start among the problem and the problem without slow workers, with `most` policies each."""
     smaller = _without_slow(problem)
-    best = initial_orders(problem, effort.part(BEGINNING_SHARE if smaller else 1.0), most)
+    best = find_initial_order(problem, effort.part(BEGINNING_SHARE if smaller else 1.0), most)
     pace = Pace(effort.deadline)
-    for turn, one in enumerate(smaller):
+    for turn, subproblem in enumerate(smaller):
         if pace.is_over() or effort.is_met(problem, best.best.period):
             break
-        begun = initial_orders(one, effort.part(LESS_SHARE if turn else NO_SLOW_SHARE), most)
-        best = min(best, begun, key=lambda one: one.best.period)
+        candidate = find_initial_order(subproblem, effort.part(LESS_SHARE if turn else NO_SLOW_SHARE), most)
+        best = min(best, candidate, key=lambda start: start.best.period)
     return best
 
 
@@ -99,45 +99,45 @@ def _without_slow(problem: Problem) -> list[Problem]:
     return [replace(problem, dead=problem.dead | {problem.shape.worker_at(w) for w in out}) for out in left_out]
 
 
-def initial_orders(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> Beginning:
+def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> SearchStart:
     """Return the best initial order of a problem, and the best of `most` policies on the whole problem."""
     deadline = effort.deadline
     assignments = possible_assignments(problem)
-    found: list[Incumbent] = []
+    orders: list[Incumbent] = []
     first: list[Policy] = []
     if problem.dead or not problem.peers_are_alike:
         unfolded, policy = _best_template(problem, effort, most)
-        found, first = [unfolded], [replace(policy, assignment=assignment) for assignment in assignments]
+        orders, first = [unfolded], [replace(policy, assignment=assignment) for assignment in assignments]
         most = min(most, max(BESIDE_TEMPLATE, BESIDE_OPERATIONS // problem.size))
-        is_late = OPERATION_SECONDS * problem.size > TOO_LATE * max(0.0, deadline.left)
+        is_late = OPERATION_SECONDS * problem.size > TOO_LATE * max(0.0, deadline.seconds_left)
         if is_late or effort.is_met(problem, unfolded.period):
-            return Beginning(problem, unfolded, first[0])
+            return SearchStart(problem, unfolded, first[0])
     order, policy = _best_of_portfolio(problem, effort.part(PORTFOLIO_SHARE), most, assignments, first)
-    found.append(order)
+    orders.append(order)
     pace = Pace(deadline.part(SIMPLE_SHARE) if problem.shape.chunks > 1 else deadline)
-    ways: list[Iterator[tuple[Order, Manner | None]]] = [
+    ways: list[Iterator[tuple[Order, InsertionParameters | None]]] = [
         ((greedy_1f1b(problem, assignment), None) for assignment in assignments),
         insertion_orders(problem, assignments) if problem.size <= INSERTION_UP_TO else iter(()),
-        ((one, None) for one in family_orders(problem)),
+        ((incumbent, None) for incumbent in family_orders(problem)),
     ]
     simple = chain.from_iterable(islice(way, most) for way in ways)
-    best = by_period(found)[0]
-    inserted: tuple[Incumbent, Manner] | None = None
-    while not (pace.is_over() or effort.is_met(problem, best.period)) and (made := next(simple, None)) is not None:
-        one, manner = timed(problem, made[0]), made[1]
-        best = by_period([best, one])[0]
-        if manner is not None and (inserted is None or one.period < inserted[0].period):
-            inserted = one, manner
-    return Beginning(problem, best, policy, inserted)
+    best = sort_by_period(orders)[0]
+    inserted: tuple[Incumbent, InsertionParameters] | None = None
+    while not (pace.is_over() or effort.is_met(problem, best.period)) and (generated := next(simple, None)) is not None:
+        incumbent, parameters = evaluate(problem, generated[0]), generated[1]
+        best = sort_by_period([best, incumbent])[0]
+        if parameters is not None and (inserted is None or incumbent.period < inserted[0].period):
+            inserted = incumbent, parameters
+    return SearchStart(problem, best, policy, inserted)
 
 
 def _best_template(problem: Problem, effort: Effort, most: int) -> tuple[Incumbent, Policy]:
     best: tuple[Incumbent, Policy] | None = None
     for running in _running(problem)[:most]:
         part = effort.part(TEMPLATE_SHARE, bound=0.0, progress=None)
-        assignment = by_slots(problem, running)
-        template = one_pipeline(problem, assignment.slots, running)
-        begun = initial_orders(template, part, most)
+        assignment = assign_by_slots(problem, running)
+        template = template_problem(problem, assignment.slots, running)
+        begun = find_initial_order(template, part, most)
         unfolded = unfold(problem, assignment, template, begun.best.order, part.deadline, most)
         if best is None or unfolded.period < best[0].period:
             best = unfolded, begun.policy
@@ -162,7 +162,7 @@ def _best_of_portfolio(
     portfolios = [portfolio(problem, assignment) for assignment in assignments]
 
     def policies() -> Iterator[Policy]:
-        yield from chain(first, *zip(*(islice(one, OF_EACH_DEAL) for one in portfolios), strict=True))
+        yield from chain(first, *zip(*(islice(policies_of, OF_EACH_DEAL) for policies_of in portfolios), strict=True))
         yield from portfolios[assignments.index(chosen.assignment) if chosen else 0]
 
     load_if_worth_it(problem, 100, effort.deadline, is_search=False)
@@ -171,9 +171,9 @@ def _best_of_portfolio(
         is_late = pace.is_over()
         if best is not None and (is_late or count >= most or effort.is_met(problem, best.period)):
             break
-        found = timed(problem, schedule_by_policy(problem, policy))
-        if best is None or found.period < best.period:
-            best, chosen = found, policy
+        candidate = evaluate(problem, schedule_by_policy(problem, policy))
+        if best is None or candidate.period < best.period:
+            best, chosen = candidate, policy
             effort.report("constructing", best.period)
     assert best is not None
     assert chosen is not None
@@ -186,14 +186,14 @@ def family_orders(problem: Problem) -> Iterator[Order]:
         if problem.dead or name in TWO_CHUNKS:  # these place their chunks on a V
             continue
         try:
-            order = order_of(problem, FAMILIES[name](problem.shape))
+            order = order_from_schedule(problem, FAMILIES[name](problem.shape))
         except ScheduleError:
             continue
         if order is not None and problem.is_within_caps(order):
             yield order
 
 
-def order_of(problem: Problem, schedule: Schedule) -> Order | None:
+def order_from_schedule(problem: Problem, schedule: Schedule) -> Order | None:
     """Convert a compute-only schedule into an order; None if only the schedule splits the backward pass."""
     c = schedule.columns
     operation = c.stage * problem.micro_batches + c.pipeline * problem.shape.micro_batches + c.index

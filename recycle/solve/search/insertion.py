@@ -24,12 +24,12 @@ from typing import NamedTuple
 import numpy as np
 
 from recycle.ir.compiled import called_by_kernels, run
-from recycle.solve.assignment import Assignment, at_home
+from recycle.solve.assignment import Assignment, home_hosts
 from recycle.solve.effort import Effort, Incumbent
 from recycle.solve.problem import Order, Problem
 from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays
 from recycle.solve.search.event_loop import UNLIMITED
-from recycle.solve.search.order_kernels import timed
+from recycle.solve.search.order_kernels import evaluate
 
 NEVER = 1e300
 SAME = 1e-9
@@ -45,7 +45,7 @@ DELAYS = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Manner:
+class InsertionParameters:
     """Parameters of insertion.
 
     Attributes:
@@ -72,7 +72,7 @@ class Insertion(NamedTuple):
         host: [units], fixed host of a unit, or -1; the kernel fills in the chosen host.
         home: [units], host of a unit in the fault-free layout.
         quota: [stages * workers], units without a fixed host that each worker has to take.
-        waiting, delay, sequence: see `Manner`.
+        waiting, delay, sequence: see `InsertionParameters`.
         preference: seconds by which a host may be later for each unit it still has to take, and for being the home.
         units: [workers + 1].
         start: [operations], start times; the result.
@@ -108,36 +108,38 @@ class Insertion(NamedTuple):
     last: Operations
 
 
-def plain(problem: Problem, assignment: Assignment, waiting: int, is_free: bool = False, spare: float = 0.0) -> Manner:
+def default_parameters(
+    problem: Problem, assignment: Assignment, waiting: int, is_free: bool = False, spare: float = 0.0
+) -> InsertionParameters:
     """Return parameters without delays; micro-batches are inserted by index, then pipeline."""
     m = problem.shape.micro_batches
     g = np.arange(problem.micro_batches)
     sequence = tuple(np.lexsort((g // m, g % m)).tolist())
-    return Manner(
+    return InsertionParameters(
         assignment, (waiting,) * problem.shape.ranks, (0.0,) * 2 * problem.shape.stages, sequence, is_free, spare
     )
 
 
-def insertion_orders(problem: Problem, assignments: list[Assignment]) -> Iterator[tuple[Order, Manner]]:
+def insertion_orders(problem: Problem, assignments: list[Assignment]) -> Iterator[tuple[Order, InsertionParameters]]:
     """Yield the orders of plain parameters with each assignment; orders that exceed the memory are skipped."""
     ways = [(False, 0.0)]
     if problem.reroute and problem.shape.pipelines > 1:
         ways += [(True, 0.0)] + [(True, SPARE)] * (min(problem.cap) < inf)
     for waiting, (is_free, spare), assignment in product(WAITING if problem.split else WAITING[:1], ways, assignments):
-        manner = plain(problem, assignment, waiting, is_free, spare)
-        order = inserted(problem, manner)
+        parameters = default_parameters(problem, assignment, waiting, is_free, spare)
+        order = insertion_order(problem, parameters)
         if order is not None:
-            yield order, manner
+            yield order, parameters
 
 
-def inserted(problem: Problem, manner: Manner) -> Order | None:
+def insertion_order(problem: Problem, parameters: InsertionParameters) -> Order | None:
     """Return the order that insertion makes; None if rounding exceeds a memory cap."""
-    order = _made(problem, manner)
+    order = _insert_all(problem, parameters)
     return order if problem.is_within_caps(order) else None
 
 
-def _made(problem: Problem, manner: Manner) -> Order:
-    state = _state(problem, manner)
+def _insert_all(problem: Problem, parameters: InsertionParameters) -> Order:
+    state = _state(problem, parameters)
     *_, state = run(insert, problem.size, problem.arrays, state)
     plane = problem.shape.stages * problem.micro_batches
     host, start = np.tile(np.asarray(state.host), problem.kinds), np.asarray(state.start)
@@ -147,23 +149,23 @@ def _made(problem: Problem, manner: Manner) -> Order:
     return [program.tolist() for program in np.split(line, ends)]
 
 
-def vary_insertion(problem: Problem, start: Incumbent, manner: Manner, effort: Effort) -> Incumbent:
+def vary_insertion(problem: Problem, start: Incumbent, parameters: InsertionParameters, effort: Effort) -> Incumbent:
     """Change insertion parameters at random and keep those that are not worse; never worse than `start`."""
     random = Random(effort.seed)
-    best, current, candidate, current_period = start, manner, manner, inf
-    while effort.goes_on(problem, best.period):
-        found = timed(problem, _made(problem, candidate))
-        if found.period <= current_period and problem.is_within_caps(found.order):
-            current, current_period = candidate, found.period
-            if found.period < best.period - SAME:
-                best = found
-        candidate = vary_manner(problem, current, random)
+    best, current, candidate, current_period = start, parameters, parameters, inf
+    while effort.claim_order(problem, best.period):
+        result = evaluate(problem, _insert_all(problem, candidate))
+        if result.period <= current_period and problem.is_within_caps(result.order):
+            current, current_period = candidate, result.period
+            if result.period < best.period - SAME:
+                best = result
+        candidate = vary_parameters(problem, current, random)
     return best
 
 
-def vary_manner(problem: Problem, manner: Manner, random: Random) -> Manner:
+def vary_parameters(problem: Problem, parameters: InsertionParameters, random: Random) -> InsertionParameters:
     """Return the parameters with one or two random changes."""
-    waiting, delay, sequence = list(manner.waiting), list(manner.delay), list(manner.sequence)
+    waiting, delay, sequence = list(parameters.waiting), list(parameters.delay), list(parameters.sequence)
     for _ in range(random.choice((1, 1, 2))):
         how = random.random()
         if how < 0.3 and problem.split:
@@ -178,17 +180,17 @@ def vary_manner(problem: Problem, manner: Manner, random: Random) -> Manner:
             i = random.randrange(len(sequence))
             j = max(0, min(len(sequence) - 1, i + random.randint(-problem.shape.pipelines, problem.shape.pipelines)))
             sequence.insert(j, sequence.pop(i))
-    spare = random.choice(SPARES) if manner.is_free and random.random() < 0.1 else manner.spare
-    return replace(manner, waiting=tuple(waiting), delay=tuple(delay), sequence=tuple(sequence), spare=spare)
+    spare = random.choice(SPARES) if parameters.is_free and random.random() < 0.1 else parameters.spare
+    return replace(parameters, waiting=tuple(waiting), delay=tuple(delay), sequence=tuple(sequence), spare=spare)
 
 
-def _state(problem: Problem, manner: Manner) -> Insertion:
-    stages, workers, plane = problem.shape.stages, problem.shape.worker_count, len(manner.assignment.host)
-    assigned, home = manner.assignment.host, at_home(problem).ravel()
-    moved = np.full(plane, True) if manner.is_free else assigned != home
+def _state(problem: Problem, parameters: InsertionParameters) -> Insertion:
+    stages, workers, plane = problem.shape.stages, problem.shape.worker_count, len(parameters.assignment.host)
+    assigned, home = parameters.assignment.host, home_hosts(problem).ravel()
+    moved = np.full(plane, True) if parameters.is_free else assigned != home
     quota = np.bincount((problem.stage_of * workers + assigned)[moved], minlength=stages * workers)
-    if manner.spare:
-        more = np.ceil(quota * manner.spare).astype(np.int64) + 1
+    if parameters.spare:
+        more = np.ceil(quota * parameters.spare).astype(np.int64) + 1
         quota = np.where(quota > 0, np.minimum(quota + more, problem.micro_batches), 0)
     most = np.bincount(assigned[~moved], minlength=workers) + quota.reshape(stages, workers).sum(axis=0)
     units = np.concatenate([[0], np.cumsum(most)])
@@ -201,9 +203,9 @@ def _state(problem: Problem, manner: Manner) -> Insertion:
         host=np.where(moved, -1, home),
         home=home,
         quota=quota,
-        waiting=np.array(manner.waiting, dtype=np.int64),
-        delay=np.array(manner.delay, dtype=np.float64),
-        sequence=np.array(manner.sequence, dtype=np.int64),
+        waiting=np.array(parameters.waiting, dtype=np.int64),
+        delay=np.array(parameters.delay, dtype=np.float64),
+        sequence=np.array(parameters.sequence, dtype=np.int64),
         preference=PREFERENCE * problem.unit,
         units=units.astype(np.int64),
         start=np.zeros(problem.size),
@@ -246,10 +248,10 @@ def insert(problem: ProblemArrays, state: Insertion) -> None:
                         favour = state.preference * (quota[s * workers + v] + (1 if v == home[x] else 0))
                         if ready + time - favour >= least:
                             continue
-                        here = _forward_gap(problem, state, v, ready, time)
-                        if here + time - favour < least:
-                            least = here + time - favour
-                            at = here
+                        gap = _forward_gap(problem, state, v, ready, time)
+                        if gap + time - favour < least:
+                            least = gap + time - favour
+                            at = gap
                             w = v
                 quota[s * workers + w] -= 1
                 host[x] = w
@@ -296,8 +298,8 @@ def _hop(problem: ProblemArrays, before: int, w: int, goes_back: bool) -> float:
     if len(problem.hops) == 0:
         return problem.link
     workers, ranks = len(problem.speed), problem.ranks
-    behind = workers if goes_back and ranks > 2 else 0
-    hop: float = problem.hops[(before + behind) * (workers // ranks) + w // ranks]
+    offset = workers if goes_back and ranks > 2 else 0
+    hop: float = problem.hops[(before + offset) * (workers // ranks) + w // ranks]
     return hop
 
 

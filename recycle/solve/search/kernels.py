@@ -28,12 +28,12 @@ KERNELS = (list_schedule, time_from_idle, anneal_order, insert)
 
 def load_if_worth_it(problem: Problem, orders: float, deadline: Deadline, *, is_search: bool = True) -> None:
     """Load the compiled kernels if making so many orders pays for it; a search may start the compilation."""
-    if are_loaded() or deadline.left <= WORTH_LOADING or problem.size * orders <= WORTH_COMPILING_FOR:
+    if are_loaded() or deadline.seconds_left <= WORTH_LOADING or problem.size * orders <= WORTH_COMPILING_FOR:
         return
-    if deadline.left > WORTH_COMPILING or is_cached(*KERNELS):
+    if deadline.seconds_left > WORTH_COMPILING or is_cached(*KERNELS):
         load(*KERNELS)
     elif is_search:
-        compile_beside()
+        start_compile_process()
 
 
 def are_loaded() -> bool:
@@ -41,7 +41,7 @@ def are_loaded() -> bool:
     return is_loaded(*KERNELS)
 
 
-def compile_beside() -> None:
+def start_compile_process() -> None:
     """Start the compile process, once for all processes that share the cache; do nothing if the cache is read-only.
 
     The process starts in the folder of this package, so that it imports this copy.

@@ -26,9 +26,9 @@ from itertools import product
 import numpy as np
 
 from recycle.solve.assignment import Assignment, possible_assignments
-from recycle.solve.problem import Order, Problem, flat
+from recycle.solve.problem import Order, Problem, flatten
 from recycle.solve.problem_arrays import Floats, Operations
-from recycle.solve.search.event_loop import UNLIMITED, plain_rule, scheduled
+from recycle.solve.search.event_loop import UNLIMITED, priority_rule, run_event_loop
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def warm_up(problem: Problem, more: int = 0) -> tuple[int, ...]:
 def schedule_by_policy(problem: Problem, policy: Policy | None = None) -> Order:
     """Return the list scheduler's order for `policy`, complete and within the memory caps."""
     policy = policy or default_policy(problem)
-    rule = plain_rule(_priority(problem, policy), problem.shape.stages, np.arange(problem.micro_batches))._replace(
+    rule = priority_rule(_priority(problem, policy), problem.shape.stages, np.arange(problem.micro_batches))._replace(
         by_priority=0,
         hold=np.array(policy.hold, dtype=np.float64),
         weights=np.array(policy.weights),
@@ -124,7 +124,7 @@ def schedule_by_policy(problem: Problem, policy: Policy | None = None) -> Order:
         link=problem.link * (1 - policy.evenness),
         hops=problem.arrays.hops * (1 - policy.evenness),
     )
-    return scheduled(problem, arrays, policy.assignment.host, rule)
+    return run_event_loop(problem, arrays, policy.assignment.host, rule)
 
 
 def _priority(problem: Problem, policy: Policy) -> Floats:
@@ -141,7 +141,7 @@ def _priority(problem: Problem, policy: Policy) -> Floats:
 
 def hosts_in(problem: Problem, order: Order) -> Operations:
     """Return the worker of each (stage, micro-batch) in an order, flat."""
-    operations, offsets = flat(order)
+    operations, offsets = flatten(order)
     host = np.empty(problem.shape.stages * problem.micro_batches, dtype=np.int64)
     host[operations % len(host)] = np.repeat(np.arange(len(order)), np.diff(offsets))
     return host
@@ -166,13 +166,13 @@ def schedule_by_priority(
         hold: per stage, maximum micro-batches between F and I on a host; None for as many as memory allows.
 
     Raises:
-        PlanError: see `event_loop.scheduled`.
+        PlanError: see `event_loop.run_event_loop`.
     """
-    rule = plain_rule(priority, problem.shape.stages, np.arange(problem.micro_batches))._replace(
+    rule = priority_rule(priority, problem.shape.stages, np.arange(problem.micro_batches))._replace(
         patience=float(patience), weight_patience=float(weight_patience)
     )
     if hold is not None:
         rule = rule._replace(hold=np.array(hold, dtype=np.float64))
     if release is not None:
         rule = rule._replace(release=release)
-    return scheduled(problem, problem.arrays, host, rule)
+    return run_event_loop(problem, problem.arrays, host, rule)

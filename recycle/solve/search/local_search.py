@@ -10,11 +10,11 @@ import contextlib
 import multiprocessing
 from functools import partial
 
-from recycle.solve.effort import STEPS_OF_ORDER, Deadline, Effort, Incumbent, Stop, by_period
+from recycle.solve.effort import STEPS_OF_ORDER, Deadline, Effort, Incumbent, Stop, sort_by_period
 from recycle.solve.problem import Problem
 from recycle.solve.processes import map_unordered
 from recycle.solve.search.annealing import improve
-from recycle.solve.search.initial_orders import Beginning
+from recycle.solve.search.initial_orders import SearchStart
 from recycle.solve.search.insertion import vary_insertion
 from recycle.solve.search.list_scheduling import Policy
 from recycle.solve.search.policy_search import vary_policy
@@ -25,10 +25,7 @@ LARGE = 10_000
 WAVE_SHARE, WAVE_SECONDS = 0.35, 1e-5
 """Share of the time or steps for waves with several chunks; seconds per operation that waves need."""
 INSERTION_SHARE, ALONE_SHARE, CLOSE = 0.3, 0.08, 1.15
-"""Maximum shares of the time or steps for insertion, generally and in a single pipeline with one chunk; ratio to the
-
-best period up to which insertion pays.
-"""
+"""Maximum shares of the effort for insertion, generally and in one plain pipeline; period ratio up to which it pays."""
 WALKS = 2
 SINGLE_UP_TO = 100_000
 """Number of operations from which moving single operations is too slow."""
@@ -42,35 +39,35 @@ WORTH_PROCESSES = 4.0
 """Seconds of search from which starting processes for the walks pays."""
 
 
-def search_from(beginning: Beginning, effort: Effort) -> Incumbent:
+def search_from(beginning: SearchStart, effort: Effort) -> Incumbent:
     """Return the best order, never worse than the best of the beginning."""
     problem, best, shape = beginning.problem, beginning.best, beginning.problem.shape
-    is_time_left = effort.deadline.left > WAVE_SECONDS * problem.size
+    is_time_left = effort.deadline.seconds_left > WAVE_SECONDS * problem.size
     if shape.chunks > 1 and is_time_left and not effort.is_met(problem, best.period):
-        best = by_period([best, best_wave(problem, effort.part(WAVE_SHARE))])[0]
+        best = sort_by_period([best, best_wave(problem, effort.part(WAVE_SHARE))])[0]
         effort.report("searching", best.period)
     inserted = beginning.inserted
     if inserted is not None and inserted[0].period <= CLOSE * best.period:
-        is_alone = shape.pipelines == shape.chunks == 1 and problem.size <= LARGE
-        part = effort.part(ALONE_SHARE if is_alone else INSERTION_SHARE)
-        best = by_period([best, vary_insertion(problem, *inserted, part)])[0]
-    return _walks(problem, best, beginning.policy, effort.rest())
+        is_single = shape.pipelines == shape.chunks == 1 and problem.size <= LARGE
+        part = effort.part(ALONE_SHARE if is_single else INSERTION_SHARE)
+        best = sort_by_period([best, vary_insertion(problem, *inserted, part)])[0]
+    return _walks(problem, best, beginning.policy, effort.remaining())
 
 
 def _walks(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -> Incumbent:
     if effort.is_met(problem, start.period) or effort.deadline.is_over:
         return start
-    if effort.processes > 1 and effort.deadline.left > WORTH_PROCESSES:
-        return by_period(_in_processes(problem, start, policy, effort))[0]
+    if effort.processes > 1 and effort.deadline.seconds_left > WORTH_PROCESSES:
+        return sort_by_period(_in_processes(problem, start, policy, effort))[0]
     is_long = effort.steps is None and effort.processes == 1 and ONE_WALK_FROM < problem.size < ONE_WALK_UP_TO
     walks = 1 if is_long else WALKS
-    found = [start]
+    results = [start]
     for turn in range(walks):
         part = effort.part(1 / walks, 1 - turn / walks, seed=effort.seed * WALKS + turn)
-        found.append(_walk(problem, start, policy, part))
-        if effort.is_met(problem, found[-1].period):
+        results.append(_walk(problem, start, policy, part))
+        if effort.is_met(problem, results[-1].period):
             break
-    return by_period(found)[0]
+    return sort_by_period(results)[0]
 
 
 def _walk(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -> Incumbent:
@@ -80,28 +77,28 @@ def _walk(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) ->
         share = 1.0
     most = min(POLICIES, 3 * problem.size) * STEPS_OF_ORDER
     steps = most if effort.steps is None else min(most, effort.steps)
-    found = vary_policy(problem, start, policy, effort.part(share, steps=steps))
-    return improve(problem, found, effort.part(1.0)) if problem.size < SINGLE_UP_TO else found
+    varied = vary_policy(problem, start, policy, effort.part(share, steps=steps))
+    return improve(problem, varied, effort.part(1.0)) if problem.size < SINGLE_UP_TO else varied
 
 
 def _in_processes(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -> list[Incumbent]:
     over, deadline, processes = multiprocessing.get_context("spawn").Event(), effort.deadline, effort.processes
-    seconds = None if effort.steps is not None else deadline.left / -(-WALKS // processes)
+    seconds = None if effort.steps is not None else deadline.seconds_left / -(-WALKS // processes)
     steps = None if effort.steps is None else effort.steps // WALKS
-    found: dict[int, Incumbent] = {}
+    results: dict[int, Incumbent] = {}
     seeds = range(effort.seed * WALKS, (effort.seed + 1) * WALKS)
     tasks = iter([(problem, start, policy, effort.bound, steps, seconds, seed) for seed in seeds])
     walks = map_unordered(
         partial(_walk_in_child, over), tasks, processes, lambda: over.set() if deadline.is_over else None
     )
     with contextlib.closing(walks):
-        for (*_, seed), (one, spent) in walks:
-            found[seed] = one
+        for (*_, seed), (result, spent) in walks:
+            results[seed] = result
             effort.spend(spent)
-            effort.report("searching", one.period)
-            if effort.steps is None and effort.is_met(problem, one.period):
+            effort.report("searching", result.period)
+            if effort.steps is None and effort.is_met(problem, result.period):
                 break
-    return [found[seed] for seed in seeds if seed in found]
+    return [results[seed] for seed in seeds if seed in results]
 
 
 def _walk_in_child(

@@ -30,7 +30,7 @@ import numpy as np
 
 from recycle.ir.compiled import called_by_kernels, run
 from recycle.solve.effort import Incumbent
-from recycle.solve.problem import Order, Problem, flat
+from recycle.solve.problem import Order, Problem, flatten
 from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays, draw, draw_below
 
 MOVED, EXCHANGED, SHIFTED, REHOSTED = 1, 2, 3, 4
@@ -121,9 +121,9 @@ class Annealing(NamedTuple):
     places: Operations
 
 
-def timed_order(problem: Problem, order: Order) -> TimedOrder:
+def initial_state(problem: Problem, order: Order) -> TimedOrder:
     """Return the state of `order` before its first pass, with every worker released at 0."""
-    sequence, offsets = flat(order)
+    sequence, offsets = flatten(order)
     workers, size = len(order), problem.size
     host, place = np.full(size, -1, dtype=np.int64), np.full(size, -1, dtype=np.int64)
     host[sequence] = np.repeat(np.arange(workers), np.diff(offsets))
@@ -204,13 +204,13 @@ def forward_pass(problem: ProblemArrays, order: TimedOrder, since: float, number
             if before >= 0:
                 v = host[before]
                 if timed_in[before] == number:
-                    there = new_arrival[before] if link > 0.0 and v != w else new_end[before]
+                    arrives = new_arrival[before] if link > 0.0 and v != w else new_end[before]
                 elif place[before] < first[v]:
-                    there = arrival[before] if link > 0.0 and v != w else end[before]
+                    arrives = arrival[before] if link > 0.0 and v != w else end[before]
                 else:
                     break
-                if there > ready:
-                    ready = there
+                if arrives > ready:
+                    ready = arrives
             new_begin[x] = ready
             ready += times[x // n] * speed[w]
             new_end[x] = ready
@@ -356,7 +356,7 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
     kinds = 3 if problem.split else 2
     lanes_may_overrun = len(order.lane_first) > 0 and problem.staggered
     size = len(sequence)
-    is_alone = len(offsets) - 1 == ranks
+    is_single = len(offsets) - 1 == ranks
     current = NEVER
     heat = annealing.hot
     cooling = (annealing.cold / annealing.hot) ** (1.0 / annealing.steps) if annealing.steps > 0 else 1.0
@@ -379,7 +379,7 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
             if draw_below(random, 1000) < PER_THOUSAND_CRITICAL:
                 i = _critical_place(problem, order, annealing, i)
             x = sequence[i]
-            if is_alone and (roll < PER_THOUSAND_NOT_SHIFTED or not problem.staggered):
+            if is_single and (roll < PER_THOUSAND_NOT_SHIFTED or not problem.staggered):
                 roll %= PER_THOUSAND_MOVED
             if roll < PER_THOUSAND_MOVED:
                 reach = 1 + draw_below(random, 6)
@@ -388,7 +388,7 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
                 j = i + reach if (draw(random) >> 16) % 2 else i - reach
                 kind = x // plane
                 many = 1
-                if is_alone and draw_below(random, 1000) < PER_THOUSAND_RUNS:
+                if is_single and draw_below(random, 1000) < PER_THOUSAND_RUNS:
                     many = 2 + draw_below(random, n)
                     j = i + (j - i) // 2 if abs(j - i) > 3 else j  # long runs rarely fit as a whole
                 shifted = j - i
@@ -397,7 +397,7 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
                 while moved < many:
                     i = place[x]
                     j = max(offsets[host[x]], min(offsets[host[x] + 1] - 1, i + shifted))
-                    if not is_alone:
+                    if not is_single:
                         if kind > 0:
                             j = max(j, place[x - plane] + 1)
                         if kind < kinds - 1:
@@ -406,9 +406,9 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
                         break
                     since = min(since, begin[sequence[min(i, j)]])
                     _move(order, i, j)
-                    if is_alone and not _named_by_turn(order, i, j, n, plane, kinds):
+                    if is_single and not _relabel_range(order, i, j, n, plane, kinds):
                         _move(order, j, i)
-                        _named_by_turn(order, j, i, n, plane, kinds)
+                        _relabel_range(order, j, i, n, plane, kinds)
                         break
                     annealing.places[2 * moved] = i
                     annealing.places[2 * moved + 1] = j
@@ -495,8 +495,8 @@ def anneal_order(problem: ProblemArrays, order: TimedOrder, annealing: Annealing
                 i = annealing.places[2 * moved]
                 j = annealing.places[2 * moved + 1]
                 _move(order, j, i)
-                if is_alone:
-                    _named_by_turn(order, j, i, n, plane, kinds)
+                if is_single:
+                    _relabel_range(order, j, i, n, plane, kinds)
     return False, annealing.steps
 
 
@@ -518,22 +518,22 @@ def _critical_place(problem: ProblemArrays, order: TimedOrder, annealing: Anneal
     if last < 0:
         return otherwise
     length = 0
-    left = -1
+    remaining = -1
     while True:  # the first pass counts the path, the second finds the chosen operation
         x = last
-        while x >= 0 and left != 0:
+        while x >= 0 and remaining != 0:
             k = place[x]
             length += 1
-            left -= 1
+            remaining -= 1
             if k > offsets[host[x]] and end[sequence[k - 1]] >= begin[x] - 1e-9:
                 x = sequence[k - 1]
             elif begin[x] > release[host[x]] + 1e-9:
                 x = needs[x]
             else:
                 x = -1
-        if left >= 0:
+        if remaining >= 0:
             break
-        left = draw_below(random, length)
+        remaining = draw_below(random, length)
     return int(place[x])
 
 
@@ -566,7 +566,7 @@ def _move(order: TimedOrder, i: int, j: int) -> None:
 
 
 @called_by_kernels
-def _named_by_turn(order: TimedOrder, i: int, j: int, n: int, plane: int, kinds: int) -> bool:
+def _relabel_range(order: TimedOrder, i: int, j: int, n: int, plane: int, kinds: int) -> bool:
     sequence, place = order.sequence, order.place
     row = sequence[j] // n
     step = 1 if i > j else -1
@@ -665,11 +665,11 @@ class Timing:
 
 def time_order(problem: Problem, order: Order) -> Timing:
     """Time an order."""
-    state, due, latest = timed_order(problem, order), np.zeros(problem.shape.ranks), np.zeros(problem.size)
+    state, due, latest = initial_state(problem, order), np.zeros(problem.shape.ranks), np.zeros(problem.size)
     (period, makespan), *_, due, latest = run(time_from_idle, problem.size, problem.arrays, state, due, latest)
     return Timing(float(period), float(makespan), np.asarray(due).tolist(), np.asarray(latest))
 
 
-def timed(problem: Problem, order: Order) -> Incumbent:
+def evaluate(problem: Problem, order: Order) -> Incumbent:
     """Return an order with its period."""
     return Incumbent(order, time_order(problem, order).period)

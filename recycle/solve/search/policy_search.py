@@ -15,7 +15,7 @@ from recycle.solve.problem import Problem
 from recycle.solve.search.event_loop import UNLIMITED
 from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.list_scheduling import Policy, groups, schedule_by_policy
-from recycle.solve.search.order_kernels import timed
+from recycle.solve.search.order_kernels import evaluate
 
 NEAR = 1.12
 """Maximum ratio of the policy's period to the best period for a search to pay."""
@@ -27,17 +27,17 @@ def vary_policy(problem: Problem, start: Incumbent, policy: Policy, effort: Effo
     """Search locally over policies; return `start` if the policy's own order is much worse."""
     random = Random(effort.seed)
     load_if_worth_it(problem, effort.orders, effort.deadline)
-    own = timed(problem, schedule_by_policy(problem, policy)).period
+    own = evaluate(problem, schedule_by_policy(problem, policy)).period
     best, current, current_period = start, policy, max(own, start.period)
     if own > NEAR * start.period:
         return start
-    while effort.goes_on(problem, best.period):
+    while effort.claim_order(problem, best.period):
         candidate = _neighbour(problem, current, random)
-        found = timed(problem, schedule_by_policy(problem, candidate))
-        if found.period <= current_period:
-            current, current_period = candidate, found.period
-            if found.period < best.period:
-                best = found
+        result = evaluate(problem, schedule_by_policy(problem, candidate))
+        if result.period <= current_period:
+            current, current_period = candidate, result.period
+            if result.period < best.period:
+                best = result
         effort.report("searching", best.period)
     return best
 

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from recycle.solve.assignment import possible_assignments
-from recycle.solve.effort import STEPS_OF_ORDER, Effort, Incumbent, by_period
+from recycle.solve.effort import STEPS_OF_ORDER, Effort, Incumbent, sort_by_period
 from recycle.solve.problem import Order, Problem
 from recycle.solve.problem_arrays import Floats, Operations
 from recycle.solve.search.list_scheduling import schedule_by_priority
-from recycle.solve.search.order_kernels import timed
+from recycle.solve.search.order_kernels import evaluate
 
 SIZES, DISTANCES, SPACINGS = (0.0, 0.3, 0.5, 0.7, 1.0), (0.9, 1.05), (1.0, 0.0)
 """Grid values: wave size as a share of the forwards that fill the memory; interval in shortest intervals; `spacing`."""
@@ -69,32 +69,32 @@ def wave_orders(problem: Problem, hosts: Sequence[Operations], seed: int = 0) ->
     """Yield orders and their periods without end: first the grid, then changed waves, on choices of hosts."""
     way = _unhindered(problem)
 
-    def made(wave: Wave) -> Incumbent:
-        return timed(problem, _order(problem, way, hosts[wave.assignment % len(hosts)], wave))
+    def evaluate_wave(wave: Wave) -> Incumbent:
+        return evaluate(problem, _order(problem, way, hosts[wave.assignment % len(hosts)], wave))
 
     tried: list[tuple[float, Wave]] = []
     for wave in _grid(problem):
-        found = made(wave)
-        tried.append((found.period, wave))
-        yield found
-    climbs = sorted(tried, key=lambda one: one[0])[:CLIMBS]
+        result = evaluate_wave(wave)
+        tried.append((result.period, wave))
+        yield result
+    climbs = sorted(tried, key=lambda trial: trial[0])[:CLIMBS]
     draw = Random(seed)
     while True:
         for place, (period, wave) in enumerate(climbs):
             changed = _changed(problem, wave, draw)
-            found = made(changed)
-            if found.period <= period:
-                climbs[place] = found.period, changed
-            yield found
+            result = evaluate_wave(changed)
+            if result.period <= period:
+                climbs[place] = result.period, changed
+            yield result
 
 
 def best_wave(problem: Problem, effort: Effort) -> Incumbent:
     """Return the best order of waves; at least one is made."""
     waves = wave_orders(problem, [assignment.host for assignment in possible_assignments(problem)], effort.seed)
-    effort.goes_on(problem, inf, STEPS_OF_ORDER)  # make the first order regardless of the remaining time
+    effort.claim_order(problem, inf, STEPS_OF_ORDER)  # make the first order regardless of the remaining time
     best = next(waves)
-    while effort.goes_on(problem, best.period, STEPS_OF_ORDER):
-        best = by_period([best, next(waves)])[0]
+    while effort.claim_order(problem, best.period, STEPS_OF_ORDER):
+        best = sort_by_period([best, next(waves)])[0]
     return best
 
 

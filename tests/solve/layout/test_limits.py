@@ -1,4 +1,4 @@
-"""Which memory limit keeps layers where they are, the value with which they move, and the period that it gives."""
+"""The memory limit that keeps layers in place, the value with which they move, and its period."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def planned(its_job: PricedJob, dead: str = "1.1") -> Plan:
 @pytest.mark.search
 def test_state_limit_is_named_with_the_value_that_moves_layers() -> None:
     """Each worker has two layers; one layer more is half of the state more."""
-    made = planned(job(4, 8, 8), "1.2")
-    assert made.layout_limit == LayoutLimit("limits", (RaisedLimit("memory.state_limit", 1.25, 1.5),), 29.0, (2, 3))
-    assert (made.period, made.moves) == (48.0, ())
-    assert Plan.from_text(made.text()) == made
+    unmoved = planned(job(4, 8, 8), "1.2")
+    assert unmoved.layout_limit == LayoutLimit("limits", (RaisedLimit("memory.state_limit", 1.25, 1.5),), 29.0, (2, 3))
+    assert (unmoved.period, unmoved.moves) == (48.0, ())
+    assert Plan.from_text(unmoved.text()) == unmoved
     raised = planned(job(4, 8, 8, state_limit=1.5), "1.2")
     assert raised.period == 29.0
     assert raised.moves
@@ -53,32 +53,32 @@ def test_state_limit_is_named_with_the_value_that_moves_layers() -> None:
 def test_activation_limit_is_named_with_the_value_that_moves_layers(
     shape: tuple[int, int, int], limit: Any, needed: Any, period: float
 ) -> None:
-    made = planned(job(*shape, limit=limit, state_limit=1.5))
-    assert made.layout_limit == LayoutLimit("limits", (RaisedLimit("memory.limit", limit, needed),), period)
-    assert not made.moves
+    unmoved = planned(job(*shape, limit=limit, state_limit=1.5))
+    assert unmoved.layout_limit == LayoutLimit("limits", (RaisedLimit("memory.limit", limit, needed),), period)
+    assert not unmoved.moves
     raised = planned(job(*shape, limit=needed, state_limit=1.5))
-    assert raised.period == period < made.period
+    assert raised.period == period < unmoved.period
     assert raised.moves
 
 
-def test_two_limits_are_named_where_neither_is_enough() -> None:
-    found = planned(job(limit=1)).layout_limit
+def test_two_limits_are_named_if_neither_suffices() -> None:
+    limit = planned(job(limit=1)).layout_limit
     both = RaisedLimit("memory.state_limit", 1.25, 1.5), RaisedLimit("memory.limit", 1, 2)
-    assert found == LayoutLimit("limits", both, 19.5, (2, 3))
+    assert limit == LayoutLimit("limits", both, 19.5, (2, 3))
 
 
 def test_limit_in_bytes_is_named_in_its_unit() -> None:
     text = ANALYTIC.replace("state_limit = 2.0", 'state_limit = 2.0\nlimit = "4 GiB"').replace("ranks = 4", "ranks = 2")
     text = text.replace("micro_batches = 16", "micro_batches = 2").replace("layers = 8", "layers = 4")
-    made = planned(price(Job.from_toml(text)))
-    assert made.layout_limit is not None
-    (limit,) = made.layout_limit.limits
+    unmoved = planned(price(Job.from_toml(text)))
+    assert unmoved.layout_limit is not None
+    (limit,) = unmoved.layout_limit.limits
     assert (limit.key, limit.value) == ("memory.limit", "4 GiB")
     assert isinstance(limit.needed, str)
     assert 4 * 2**30 < parse_bytes(limit.needed, limit.key) < 6 * 2**30
     raised = planned(price(Job.from_toml(text.replace("4 GiB", limit.needed))))
     assert raised.moves
-    assert raised.period < made.period
+    assert raised.period < unmoved.period
 
 
 def test_bound_none_and_time_are_causes_without_values() -> None:
@@ -88,12 +88,12 @@ def test_bound_none_and_time_are_causes_without_values() -> None:
     assert layout_limit(job(4, 8, 8), dead, 48.0, 28.5, Deadline(0)) == LayoutLimit("time")
 
 
-def test_limit_is_named_where_all_workers_of_a_rank_are_dead() -> None:
-    """Nobody holds the last two layers, so that there is no plan to compare with."""
+def test_limit_is_named_if_all_workers_of_a_rank_are_dead() -> None:
+    """No worker holds the last two layers, so no plan exists to compare with."""
     dead = [Worker(0, 1), Worker(1, 1)]
-    found = layout_limit(job(), dead, inf, 0.0, Deadline(60))
-    assert found.limits == (RaisedLimit("memory.state_limit", 1.25, 2.0),)
+    limit = layout_limit(job(), dead, inf, 0.0, Deadline(60))
+    assert limit.limits == (RaisedLimit("memory.state_limit", 1.25, 2.0),)
     with pytest.raises(PlanError):
         plan_for_training(job(), (0, 2), failed=dead, moves=True)
     raised = Plan.from_text(plan_for_training(job(state_limit=2.0), (0, 2), failed=dead, moves=True))
-    assert raised.period == found.period
+    assert raised.period == limit.period

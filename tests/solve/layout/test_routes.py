@@ -1,4 +1,4 @@
-"""Routes: every micro-batch goes once through the model as asked for; their order; and all legs as one schedule."""
+"""Routes: every micro-batch passes the model once, within its quotas; the order of the legs, and their schedule."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from recycle.ir.check import check
-from recycle.ir.compiled import load
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
@@ -23,7 +22,6 @@ from recycle.solve.layout.route_search import RouteOrder, best_order
 from recycle.solve.layout.routes import Routes, joint_schedule, routes_of
 from recycle.solve.layout.units import Parts, Units
 from recycle.solve.problem_arrays import Operations
-from recycle.solve.search.event_loop import list_schedule
 
 SHAPE = Shape(2, 3, 6)
 UNITS = Units(
@@ -39,12 +37,12 @@ HELPED = np.array([[8, 6, 0, 0, 0, 0], [0, 3, 9, 3, 0, 0], [0, 0, 0, 2, 6, 7], [
 
 def routed(workers: list[Worker], quotas: Operations) -> Routes:
     """The routes where each worker hosts the units from the first up to and with the last that it runs."""
-    at = [np.flatnonzero(mine) for mine in quotas]
-    parts: list[Parts] = [((int(mine[0]), int(mine[-1]) + 1),) if len(mine) else () for mine in at]
+    at = [np.flatnonzero(row) for row in quotas]
+    parts: list[Parts] = [((int(row[0]), int(row[-1]) + 1),) if len(row) else () for row in at]
     return routes_of(workers, quotas, [worker.pipeline for worker in workers], parts)
 
 
-def made(
+def schedule_of_routes(
     quotas: Operations, split: bool = True, cap: float = 6.0, optimizer: Literal["staggered", "barrier"] = "staggered"
 ) -> Schedule:
     routes = routed(WORKERS, quotas)
@@ -59,19 +57,19 @@ def random_quotas(seed: int) -> tuple[list[Worker], Operations]:
     chance = random.Random(seed)
     workers = [Worker(k, r) for k in range(3) for r in range(2)]
     quotas = np.zeros((6, 7), dtype=np.int64)
-    here = np.array([8, 0, 8, 0, 8, 0])
+    current = np.array([8, 0, 8, 0, 8, 0])
     for u in range(7):
-        quotas[:, u] = here
+        quotas[:, u] = current
         for _ in range(chance.randint(0, 2)):
-            giver, taker = chance.choice(np.flatnonzero(here).tolist()), chance.randrange(6)
-            amount = chance.randint(0, int(here[giver]))
-            here[giver] -= amount
-            here[taker] += amount
+            giver, taker = chance.choice(np.flatnonzero(current).tolist()), chance.randrange(6)
+            amount = chance.randint(0, int(current[giver]))
+            current[giver] -= amount
+            current[taker] += amount
     return workers, quotas
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_quotas_are_kept_with_as_few_hand_overs_as_can_be(seed: int) -> None:
+def test_quotas_are_kept_with_the_fewest_hand_overs(seed: int) -> None:
     workers, quotas = random_quotas(seed)
     routes = routed(workers, quotas)
     counted = np.zeros_like(quotas)
@@ -80,15 +78,15 @@ def test_quotas_are_kept_with_as_few_hand_overs_as_can_be(seed: int) -> None:
     assert np.array_equal(counted, quotas)
     assert routes.micro_batches == 24
     for g in range(24):
-        mine = np.flatnonzero(routes.micro_batch == g)
-        assert (routes.begin[mine[0]], routes.end[mine[-1]]) == (0, 7)
-        assert all(routes.end[a] == routes.begin[b] for a, b in pairwise(mine))
-        assert all(routes.host[a] != routes.host[b] for a, b in pairwise(mine))
+        legs = np.flatnonzero(routes.micro_batch == g)
+        assert (routes.begin[legs[0]], routes.end[legs[-1]]) == (0, 7)
+        assert all(routes.end[a] == routes.begin[b] for a, b in pairwise(legs))
+        assert all(routes.host[a] != routes.host[b] for a, b in pairwise(legs))
     hand_overs = sum(int(np.clip(b - a, 0, None).sum()) for a, b in pairwise(quotas.T))
     assert len(routes) == 24 + hand_overs
 
 
-def test_a_worker_that_helps_two_pipelines_gets_an_even_stream_of_both() -> None:
+def test_helper_of_two_pipelines_gets_an_even_stream_of_both() -> None:
     """Worker 2.0 runs unit 1 of every third micro-batch of pipelines 0 and 1."""
     quotas = np.array([[6, 4, 6], [6, 4, 6], [0, 4, 0]])
     routes = routed([Worker(0, 0), Worker(1, 0), Worker(2, 0)], quotas)
@@ -98,32 +96,32 @@ def test_a_worker_that_helps_two_pipelines_gets_an_even_stream_of_both() -> None
     assert max(b - a for a, b in pairwise([-1, *helped.tolist(), 12])) <= 6
 
 
-def test_micro_batches_start_in_their_home_where_they_can() -> None:
+def test_micro_batches_start_in_their_home_pipeline_if_possible() -> None:
     routes = routed([Worker(0, 0), Worker(2, 1)], np.array([[5, 5], [4, 4]]))
     names = routes.names(Shape(3, 2, 3))
     assert len(set(names)) == 9
     starts = [routes.workers[host].pipeline for host in routes.host]
-    at_home = sum(name.pipeline == start for name, start in zip(names, starts, strict=True))
-    assert at_home == 6, "three of each live home; the dead pipeline's three go to both"
+    home_hosts = sum(name.pipeline == start for name, start in zip(names, starts, strict=True))
+    assert home_hosts == 6, "three of each live home; the dead pipeline's three go to both"
 
 
 @pytest.mark.parametrize("optimizer", ["staggered", "barrier"])
 @pytest.mark.parametrize("split", [True, False])
 @pytest.mark.parametrize("quotas", [CHAINS, HELPED], ids=["chains", "helped"])
-def test_their_schedule_is_valid_and_reads_back(
+def test_joint_schedule_is_valid_and_reads_back(
     quotas: Operations, split: bool, optimizer: Literal["staggered", "barrier"]
 ) -> None:
-    schedule = made(quotas, split, optimizer=optimizer)
+    schedule = schedule_of_routes(quotas, split, optimizer=optimizer)
     assert check(lower(schedule), limits=[6.0] * 3) == []
     assert Schedule.loads(schedule.dumps()) == schedule
     assert (schedule.shape.units, schedule.failed) == (6, {Worker(1, 1)})
 
 
-def test_stages_lie_between_the_cuts_of_any_worker_and_a_leg_goes_down_and_back_up() -> None:
-    schedule = made(CHAINS)
+def test_stages_lie_between_the_cuts_of_all_workers() -> None:
+    schedule = schedule_of_routes(CHAINS)
     assert schedule.shape.cut == (2, 1, 1, 2)
     assert [schedule.stages_of(worker) for worker in WORKERS] == [(0,), (1, 2), (3,), (0, 1), (2, 3)]
-    program = [str(one) for one in schedule.program(Worker(1, 0))]
+    program = [str(instruction) for instruction in schedule.program(Worker(1, 0))]
     first = program[0].split("F")[1]
     assert program[:2] == [f"0F{first}", f"1F{first}"]
     assert program.index(f"1I{first}") == program.index(f"0I{first}") - 1
@@ -132,7 +130,7 @@ def test_stages_lie_between_the_cuts_of_any_worker_and_a_leg_goes_down_and_back_
 
 def test_activations_count_by_the_units_of_their_stage() -> None:
     """A fault-free stage has two units, and three micro-batches of three units count 4.5."""
-    schedule = made(CHAINS, cap=4.5)
+    schedule = schedule_of_routes(CHAINS, cap=4.5)
     assert max(peak for peak in simulate(schedule).peak_activations if peak) <= 4.5
 
 
@@ -149,16 +147,16 @@ def ordered(seed: int, cap: float = 8.0) -> tuple[Routes, RouteOrder | None]:
     for worker in live:
         begin = max(0, 2 * worker.rank - chance.randint(0, 1))
         parts.append(((begin, min(8, 2 * worker.rank + 2 + chance.randint(0, 1))),))
-    found = balanced(LARGER_UNITS, parts, [1.0] * len(live), 24)
-    assert found is not None
-    routes = routed(live, found[1])
+    shares = balanced(LARGER_UNITS, parts, [1.0] * len(live), 24)
+    assert shares is not None
+    routes = routed(live, shares[1])
     caps = [cap] * len(routes.workers)
     return routes, best_order(routes, LARGER_UNITS, Profile(), LARGER, caps, Deadline(None), split=True)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_period_is_an_estimate_from_above(seed: int) -> None:
-    """And not by more than a tenth, though reduces of stages in a row are waited for."""
+def test_period_is_an_upper_estimate(seed: int) -> None:
+    """At most a tenth above the period, although reduces of successive stages wait for each other."""
     routes, order = ordered(seed)
     assert order is not None
     names = routes.names(LARGER)
@@ -169,16 +167,5 @@ def test_the_period_is_an_estimate_from_above(seed: int) -> None:
     assert order.period <= 1.1 * period
 
 
-def test_memory_that_one_micro_batch_does_not_fit_into_gives_no_order() -> None:
+def test_too_little_memory_for_one_micro_batch_gives_no_order() -> None:
     assert ordered(0, 0.4)[1] is None
-
-
-@pytest.mark.soak
-def test_compiled_loops_make_the_same_order() -> None:
-    _, plain = ordered(1)
-    load(list_schedule)
-    _, compiled = ordered(1)
-    assert plain is not None
-    assert compiled is not None
-    assert plain.period == compiled.period
-    assert all(np.array_equal(a, b) for a, b in zip(plain.programs, compiled.programs, strict=True))

@@ -13,7 +13,7 @@ from recycle.solve.search.compile_kernels import compile_all
 
 
 @pytest.mark.slow
-def test_the_process_that_compiles_calls_every_kernel_with_the_types_of_a_search() -> None:
+def test_compile_process_compiles_every_kernel() -> None:
     compile_all()
     assert all(compiled._compiled[kernel].signatures for kernel in kernels.KERNELS)
     assert compiled.is_loaded(*kernels.KERNELS)
@@ -22,7 +22,7 @@ def test_the_process_that_compiles_calls_every_kernel_with_the_types_of_a_search
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_given", [False, True])
-def test_compiled_code_is_looked_for_where_numba_keeps_it(is_given, tmp_path, monkeypatch) -> None:
+def test_cache_folder_is_numbas(is_given, tmp_path, monkeypatch) -> None:
     from numba.core import caching
 
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
@@ -31,19 +31,20 @@ def test_compiled_code_is_looked_for_where_numba_keeps_it(is_given, tmp_path, mo
         monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     for kernel in kernels.KERNELS:
         locators = (caching.UserProvidedCacheLocator, caching.InTreeCacheLocator)
-        found = [locator.from_function(kernel, kernel.__code__.co_filename) for locator in locators]
-        places = [Path(one.get_cache_path()) for one in found if one is not None]
+        numbas = [locator.from_function(kernel, kernel.__code__.co_filename) for locator in locators]
+        places = [Path(locator.get_cache_path()) for locator in numbas if locator is not None]
         assert compiled.cache_folder(kernel) == places[0]
 
 
 @pytest.mark.soak
-def test_the_process_that_compiles_imports_the_copy_that_started_it(tmp_path) -> None:
-    """It is started from a folder in which another package has the same name."""
+def test_compile_process_imports_the_package_that_started_it(tmp_path) -> None:
+    """The current folder contains another package with the same name."""
     (tmp_path / "recycle").mkdir()
     (tmp_path / "recycle" / "__init__.py").write_text("raise SystemExit('the wrong one')\n")
-    here = Path(kernels.__file__).parents[3]
+    package_folder = Path(kernels.__file__).parents[3]
     starts = (
-        f"import sys; sys.path[0] = {str(here)!r}; from recycle.solve.search import kernels; kernels.compile_beside()"
+        f"import sys; sys.path[0] = {str(package_folder)!r};"
+        " from recycle.solve.search import kernels; kernels.start_compile_process()"
     )
     cache = tmp_path / "cache"
     environment = os.environ | {"NUMBA_CACHE_DIR": str(cache)}
@@ -52,10 +53,12 @@ def test_the_process_that_compiles_imports_the_copy_that_started_it(tmp_path) ->
     while [*cache.glob("*/compiling")] and time.monotonic() < until:
         time.sleep(0.2)
     compiled_ones = {index.name.split("-")[0] for index in cache.glob("*/*.nbi")}
-    assert {f"{Path(one.__code__.co_filename).stem}.{one.__name__}" for one in kernels.KERNELS} <= compiled_ones
+    assert {
+        f"{Path(kernel.__code__.co_filename).stem}.{kernel.__name__}" for kernel in kernels.KERNELS
+    } <= compiled_ones
 
 
-def test_a_seed_gives_the_same_numbers_for_ever() -> None:
+def test_random_numbers_of_a_seed_never_change() -> None:
     state = seeded(3)
     assert [int(draw(state)) for _ in range(4)] == [119106029, 1583775778, 687545011, 243210352]
     assert seeded(3 + 2147483647) == seeded(3)

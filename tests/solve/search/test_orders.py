@@ -1,4 +1,4 @@
-"""Orders that are made, not searched: by policy, priorities and insertion, of families, in waves; and their times."""
+"""Constructed orders: by policy, priorities, insertion, families and waves; and their times."""
 
 import itertools
 from dataclasses import replace
@@ -16,46 +16,48 @@ from recycle.ir.instruction import BackwardWeight
 from recycle.ir.simulate import simulate
 from recycle.job.profile import Link
 from recycle.job.shape import Worker
-from recycle.solve.assignment import at_home, possible_assignments
+from recycle.solve.assignment import home_hosts, possible_assignments
 from recycle.solve.planner import plan
 from recycle.solve.problem import Problem
-from recycle.solve.search.initial_orders import greedy_1f1b, order_of
-from recycle.solve.search.insertion import inserted, insertion_orders, vary_manner
+from recycle.solve.search.initial_orders import greedy_1f1b, order_from_schedule
+from recycle.solve.search.insertion import insertion_order, insertion_orders, vary_parameters
 from recycle.solve.search.list_scheduling import hosts_in, portfolio, schedule_by_policy, schedule_by_priority
 from recycle.solve.search.order_kernels import time_order
 from recycle.solve.search.waves import wave_orders
 from tests.solve.jobs import DEAD, job, small_jobs
 
 
-def is_valid(made, problem, order):
-    return check(problem.schedule(order), profile=made.profile(), limits=made.activation_limits()) == []
+def is_valid(priced, problem, order):
+    return check(problem.schedule(order), profile=priced.profile(), limits=priced.activation_limits()) == []
 
 
 @pytest.mark.search
 @settings(max_examples=25, deadline=None)
 @given(small_jobs())
-def test_every_policy_and_greedy_1f1b_give_a_schedule_without_findings(case):
-    made, dead = case
-    problem = Problem.of(made, dead)
+def test_every_policy_and_greedy_1f1b_give_a_valid_schedule(case):
+    priced, dead = case
+    problem = Problem.from_job(priced, dead)
     for policy in itertools.islice(portfolio(problem), 0, None, 5):
         order = schedule_by_policy(problem, policy)
-        assert is_valid(made, problem, order)
+        assert is_valid(priced, problem, order)
         assert problem.is_within_caps(order)
-    assert all(is_valid(made, problem, greedy_1f1b(problem, one)) for one in possible_assignments(problem))
+    assert all(
+        is_valid(priced, problem, greedy_1f1b(problem, assignment)) for assignment in possible_assignments(problem)
+    )
 
 
 @pytest.mark.parametrize(("limit", "chunks"), [(2, 2), (3, 3), (4, 2)])
 def test_chunks_do_not_deadlock_under_the_tightest_caps(limit, chunks):
-    made = job(3, 4, 6, limit, chunks=chunks)
-    problem = Problem.of(made, [DEAD])
-    assert is_valid(made, problem, schedule_by_policy(problem))
+    priced = job(3, 4, 6, limit, chunks=chunks)
+    problem = Problem.from_job(priced, [DEAD])
+    assert is_valid(priced, problem, schedule_by_policy(problem))
 
 
 @settings(max_examples=80, deadline=None)
 @given(small_jobs(), st.integers(0, 99), st.sampled_from([0.0, 0.5, 2.0]), st.sampled_from([0.0, 0.5, 5.0]))
 def test_any_priorities_give_a_valid_schedule(case, seed, patience, weight_patience):
-    made, dead = case
-    problem = Problem.of(made, dead)
+    priced, dead = case
+    problem = Problem.from_job(priced, dead)
     random = np.random.default_rng(seed)
     order = schedule_by_priority(
         problem,
@@ -65,69 +67,69 @@ def test_any_priorities_give_a_valid_schedule(case, seed, patience, weight_patie
         weight_patience=weight_patience,
         release=random.random(problem.micro_batches),
     )
-    assert is_valid(made, problem, order)
+    assert is_valid(priced, problem, order)
 
 
 @pytest.mark.search
 @settings(max_examples=60, deadline=None)
 @given(small_jobs())
-def test_every_manner_of_insertion_gives_a_schedule_without_findings(case):
-    made, dead = case
-    problem = Problem.of(made, dead)
-    found = list(insertion_orders(problem, possible_assignments(problem)))[::3]
-    varied = (inserted(problem, vary_manner(problem, manner, Random(2))) for _, manner in found)
-    orders = [*(order for order, _ in found), *filter(None, varied)]
+def test_insertion_gives_a_valid_schedule(case):
+    priced, dead = case
+    problem = Problem.from_job(priced, dead)
+    inserted = list(insertion_orders(problem, possible_assignments(problem)))[::3]
+    varied = (insertion_order(problem, vary_parameters(problem, parameters, Random(2))) for _, parameters in inserted)
+    orders = [*(order for order, _ in inserted), *filter(None, varied)]
     assert orders
-    assert all(is_valid(made, problem, order) for order in orders)
+    assert all(is_valid(priced, problem, order) for order in orders)
 
 
 @pytest.mark.parametrize("decoupled", [True, False])
 @pytest.mark.parametrize(("chunks", "limit", "stash"), [(1, 3, 0.5), (2, 2, 1.0), (3, 4, 0.5)])
-def test_waves_are_schedules_without_findings_within_the_caps(chunks, limit, stash, decoupled):
+def test_waves_give_valid_schedules(chunks, limit, stash, decoupled):
     times = {"forward": [1.0, 1.3, 0.6] * chunks, "backward_weight": [0.5, 1.0, 1.4] * chunks, "link": 0.2}
-    made = job(1, 3, 5, limit, chunks=chunks, weight_stash=stash, decoupled=decoupled, **times)
-    problem = Problem.of(made)
-    found = list(itertools.islice(wave_orders(problem, [at_home(problem).ravel()]), 60))
-    assert len({one.period for one in found}) > 1
-    for one in found:
-        assert is_valid(made, problem, one.order)
-        assert simulate(problem.schedule(one.order), made.profile()).period <= one.period + 1e-9
+    priced = job(1, 3, 5, limit, chunks=chunks, weight_stash=stash, decoupled=decoupled, **times)
+    problem = Problem.from_job(priced)
+    incumbents = list(itertools.islice(wave_orders(problem, [home_hosts(problem).ravel()]), 60))
+    assert len({incumbent.period for incumbent in incumbents}) > 1
+    for incumbent in incumbents:
+        assert is_valid(priced, problem, incumbent.order)
+        assert simulate(problem.schedule(incumbent.order), priced.profile()).period <= incumbent.period + 1e-9
 
 
-def test_a_family_becomes_the_order_that_it_writes():
-    whole, split = (Problem.of(job(2, 4, 8, decoupled=decoupled)) for decoupled in (False, True))
+def test_family_is_converted_to_its_own_order():
+    whole, split = (Problem.from_job(job(2, 4, 8, decoupled=decoupled)) for decoupled in (False, True))
     shape = whole.shape
-    assert whole.schedule(order_of(whole, one_f_one_b(shape))).text() == one_f_one_b(shape).text()
-    assert split.schedule(order_of(split, zb_h1(shape))).text() == zb_h1(shape).text()
-    assert order_of(whole, zb_h1(shape)) is None
+    assert whole.schedule(order_from_schedule(whole, one_f_one_b(shape))).text() == one_f_one_b(shape).text()
+    assert split.schedule(order_from_schedule(split, zb_h1(shape))).text() == zb_h1(shape).text()
+    assert order_from_schedule(whole, zb_h1(shape)) is None
 
 
 @pytest.mark.parametrize(("chunks", "family"), [(1, one_f_one_b), (1, gpipe), (2, interleaved)])
-def test_a_whole_backward_becomes_an_input_gradient_and_the_weight_gradient_behind_it(chunks, family):
-    made = job(1, 3, 6, chunks=chunks, forward=1.3, link=0.25)
-    problem = Problem.of(made)
-    order = order_of(problem, family(problem.shape))
-    assert is_valid(made, problem, order)
-    assert time_order(problem, order).period <= simulate(family(problem.shape), made.profile()).period + 1e-9
+def test_whole_backward_becomes_an_input_gradient_and_then_a_weight_gradient(chunks, family):
+    priced = job(1, 3, 6, chunks=chunks, forward=1.3, link=0.25)
+    problem = Problem.from_job(priced)
+    order = order_from_schedule(problem, family(problem.shape))
+    assert is_valid(priced, problem, order)
+    assert time_order(problem, order).period <= simulate(family(problem.shape), priced.profile()).period + 1e-9
     text = problem.schedule(order).text()["0.0"].split()
-    assert all(after == one.replace("I", "W") for one, after in itertools.pairwise(text) if "I" in one)
+    assert all(after == before.replace("I", "W") for before, after in itertools.pairwise(text) if "I" in before)
 
 
 @pytest.mark.search
 @settings(max_examples=10, deadline=None)
 @given(small_jobs())
 def test_no_family_beats_a_plan(case):
-    made, _ = case
-    planned = plan(made, steps=50)
+    priced, _ = case
+    planned = plan(priced, steps=50)
     for name, family in FAMILIES.items():
         try:
-            schedule = family(made.shape, optimizer=planned.schedule.optimizer)
+            schedule = family(priced.shape, optimizer=planned.schedule.optimizer)
         except ScheduleError:
             continue
-        fits = not check(schedule, profile=made.profile(), limits=made.activation_limits())
-        fits = fits and (made.planner.decoupled or not any(schedule.columns.kind == BackwardWeight.kind))
+        fits = not check(schedule, profile=priced.profile(), limits=priced.activation_limits())
+        fits = fits and (priced.planner.decoupled or not any(schedule.columns.kind == BackwardWeight.kind))
         if fits and schedule.placement == planned.schedule.placement:
-            assert planned.period <= simulate(schedule, made.profile()).period + 1e-9, name
+            assert planned.period <= simulate(schedule, priced.profile()).period + 1e-9, name
 
 
 def any_order(problem, seed):
@@ -143,11 +145,11 @@ def any_order(problem, seed):
 
 @settings(max_examples=80, deadline=None)
 @given(small_jobs(), st.integers(0, 999))
-def test_an_order_takes_as_long_as_the_simulator_says(case, seed):
-    made, dead = case
-    problem = Problem.of(made, dead)
+def test_timing_of_an_order_equals_the_simulators(case, seed):
+    priced, dead = case
+    problem = Problem.from_job(priced, dead)
     order = any_order(problem, seed)
-    timing, exact = time_order(problem, order), simulate(problem.schedule(order), made.profile())
+    timing, exact = time_order(problem, order), simulate(problem.schedule(order), priced.profile())
     assert timing.makespan == exact.makespan
     assert timing.period >= exact.period - 1e-9
 
@@ -155,23 +157,24 @@ def test_an_order_takes_as_long_as_the_simulator_says(case, seed):
 @pytest.mark.parametrize("staggered", [True, False])
 @pytest.mark.parametrize(
     ("ranks", "chunks", "base", "is_alike"),
-    [(1, 2, 1.0, True), *((*one, alike) for one in [(2, 1, 0.25), (2, 2, 1), (3, 2, 0.5)] for alike in (True, False))],
+    [
+        (1, 2, 1.0, True),
+        *((*value, alike) for value in [(2, 1, 0.25), (2, 2, 1), (3, 2, 0.5)] for alike in (True, False)),
+    ],
 )
-def test_right_shift_gives_the_simulators_period_whether_transfers_queue_or_not(
-    ranks, chunks, base, is_alike, staggered
-):
+def test_right_shift_gives_the_simulators_period(ranks, chunks, base, is_alike, staggered):
     """Two ranks with chunks send activations and gradients over the same lanes, one rank with chunks to peers only."""
     equal = 0
     for seed in range(12):
         draw = np.random.default_rng(seed)
         link = base * (1, 2, 4, 6)[seed % 4] if is_alike else base
-        made = job(3, ranks, 4, chunks * ranks, chunks=chunks, link=link, step=0.5, staggered=staggered)
+        priced = job(3, ranks, 4, chunks * ranks, chunks=chunks, link=link, step=0.5, staggered=staggered)
         slow = {
             f"{k}.{r}>{h}.{(r + 1) % ranks}": Link(base * draw.integers(1, 6))
             for k, r, h in ([] if is_alike else draw.integers(0, 2, (4, 3)))
         }
-        profile = replace(made.profile(), links={pair: one for pair, one in slow.items() if pair[:3] != pair[4:]})
-        problem = Problem.of(made, [Worker(2, seed % ranks)], profile)
+        profile = replace(priced.profile(), links={pair: value for pair, value in slow.items() if pair[:3] != pair[4:]})
+        problem = Problem.from_job(priced, [Worker(2, seed % ranks)], profile)
         order = any_order(problem, seed)
         timing, exact = time_order(problem, order), simulate(problem.schedule(order), profile)
         assert timing.makespan == exact.makespan
@@ -181,8 +184,8 @@ def test_right_shift_gives_the_simulators_period_whether_transfers_queue_or_not(
 
 
 @pytest.mark.search
-def test_compiled_loops_make_and_time_the_same_orders(in_both_ways):
-    problem = Problem.of(job(4, 8, 8, 8, link=0.25), [Worker(1, 3)])
+def test_compiled_loops_give_the_same_orders_and_times(in_both_ways):
+    problem = Problem.from_job(job(4, 8, 8, 8, link=0.25), [Worker(1, 3)])
     policy = list(portfolio(problem))[7]
     plain, fast = in_both_ways(lambda: schedule_by_policy(problem, policy))
     assert fast == plain
@@ -191,5 +194,7 @@ def test_compiled_loops_make_and_time_the_same_orders(in_both_ways):
     assert (timing.latest_starts == plainly.latest_starts).all()
     priority = timing.latest_starts + np.random.default_rng(5).normal(0, 1, problem.size)
     host = hosts_in(problem, plain)
-    one, other = in_both_ways(lambda: schedule_by_priority(problem, host, priority, patience=0.5, weight_patience=1.0))
-    assert one == other
+    interpreted, other = in_both_ways(
+        lambda: schedule_by_priority(problem, host, priority, patience=0.5, weight_patience=1.0)
+    )
+    assert interpreted == other

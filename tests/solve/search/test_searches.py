@@ -16,7 +16,7 @@ from recycle.solve import effort as efforts
 from recycle.solve.effort import STEPS_OF_ORDER, Deadline, Effort, Incumbent, Pace
 from recycle.solve.problem import Problem
 from recycle.solve.search.annealing import improve
-from recycle.solve.search.initial_orders import Beginning, initial_orders
+from recycle.solve.search.initial_orders import SearchStart, find_initial_order
 from recycle.solve.search.insertion import vary_insertion
 from recycle.solve.search.local_search import search_from
 from recycle.solve.search.order_kernels import time_order
@@ -25,11 +25,11 @@ from recycle.solve.search.waves import best_wave
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 
 
-def insertion(begun: Beginning, effort: Effort) -> Incumbent:
+def insertion(begun: SearchStart, effort: Effort) -> Incumbent:
     return begun.best if begun.inserted is None else vary_insertion(begun.problem, *begun.inserted, effort)
 
 
-SEARCHES: dict[str, Callable[[Beginning, Effort], Incumbent]] = {
+SEARCHES: dict[str, Callable[[SearchStart, Effort], Incumbent]] = {
     "policies": lambda begun, effort: vary_policy(begun.problem, begun.best, begun.policy, effort),
     "operations": lambda begun, effort: improve(begun.problem, begun.best, effort),
     "insertion": insertion,
@@ -39,48 +39,46 @@ SEARCHES: dict[str, Callable[[Beginning, Effort], Incumbent]] = {
 FROM_START = [name for name in SEARCHES if name not in ("insertion", "waves")]
 
 
-def begun_at(made: PricedJob, dead: list[Worker]) -> Beginning:
-    return initial_orders(Problem.of(made, dead), Effort(0.0), 3)
+def start_of(priced: PricedJob, dead: list[Worker]) -> SearchStart:
+    return find_initial_order(Problem.from_job(priced, dead), Effort(0.0), 3)
 
 
 @pytest.mark.search
 @pytest.mark.parametrize("name", SEARCHES)
 @settings(max_examples=12, deadline=None)
 @given(small_jobs())
-def test_searches_keep_schedules_valid_and_never_make_them_worse(
-    name: str, case: tuple[PricedJob, list[Worker]]
-) -> None:
-    made, dead = case
-    begun = begun_at(made, dead)
-    found = SEARCHES[name](begun, Effort(0.0, steps=15 * STEPS_OF_ORDER, seed=1))
-    schedule = begun.problem.schedule(found.order)
-    assert check(schedule, profile=made.profile(), limits=made.activation_limits()) == []
-    assert simulate(schedule, made.profile()).makespan == time_order(begun.problem, found.order).makespan
-    assert time_order(begun.problem, found.order).period <= found.period + 1e-6
+def test_searches_give_valid_schedules_that_are_not_worse(name: str, case: tuple[PricedJob, list[Worker]]) -> None:
+    priced, dead = case
+    begun = start_of(priced, dead)
+    result = SEARCHES[name](begun, Effort(0.0, steps=15 * STEPS_OF_ORDER, seed=1))
+    schedule = begun.problem.schedule(result.order)
+    assert check(schedule, profile=priced.profile(), limits=priced.activation_limits()) == []
+    assert simulate(schedule, priced.profile()).makespan == time_order(begun.problem, result.order).makespan
+    assert time_order(begun.problem, result.order).period <= result.period + 1e-6
     if name in FROM_START:
-        assert found.period <= begun.best.period + 1e-9
+        assert result.period <= begun.best.period + 1e-9
 
 
 @pytest.mark.search
 @pytest.mark.parametrize("name", SEARCHES)
 def test_the_same_seed_and_steps_give_the_same_order(name: str) -> None:
-    begun = begun_at(job(2, 3, 6, 4, chunks=2), [Worker(1, 2)])
+    begun = start_of(job(2, 3, 6, 4, chunks=2), [Worker(1, 2)])
     runs = [SEARCHES[name](begun, Effort(0.0, steps=30 * STEPS_OF_ORDER, seed=4)) for _ in range(2)]
     assert runs[0] == runs[1]
 
 
 @pytest.mark.parametrize("name", FROM_START)
-def test_a_search_that_has_no_time_or_meets_its_bound_returns_its_start(name: str) -> None:
-    begun = begun_at(worked_example(4), [DEAD])
+def test_search_without_time_or_with_met_bound_returns_its_start(name: str) -> None:
+    begun = start_of(worked_example(4), [DEAD])
     for effort in (Effort(0.0, Deadline(0.0)), Effort(begun.best.period)):
         assert SEARCHES[name](begun, effort).period == begun.best.period
 
 
 @pytest.mark.search
 @pytest.mark.parametrize("name", SEARCHES)
-def test_searches_find_the_same_in_plain_python_and_compiled(name: str, in_both_ways: Callable[..., object]) -> None:
-    made = job(1, 3, 5, 4, chunks=2, link=0.3, weight_stash=0.5, forward=[1.0, 1.1, 0.7] * 2)
-    begun = begun_at(made, [])
+def test_searches_give_the_same_in_plain_python_and_compiled(name: str, in_both_ways: Callable[..., object]) -> None:
+    priced = job(1, 3, 5, 4, chunks=2, link=0.3, weight_stash=0.5, forward=[1.0, 1.1, 0.7] * 2)
+    begun = start_of(priced, [])
     plain, compiled = in_both_ways(lambda: SEARCHES[name](begun, Effort(0.0, steps=4 * STEPS_OF_ORDER, seed=3)))
     assert plain == compiled
 
@@ -96,11 +94,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_parts_and_earlier_deadlines_count_from_now(clock: list[float]) -> None:
     whole = Deadline(10.0)
     clock[0] += 2.0
-    assert (whole.left, whole.part(0.5).left, whole.earlier(3.0).left) == (8.0, 4.0, 5.0)
-    assert Deadline(None).earlier(3.0).left == float("inf")
+    assert (whole.seconds_left, whole.part(0.5).seconds_left, whole.earlier(3.0).seconds_left) == (8.0, 4.0, 5.0)
+    assert Deadline(None).earlier(3.0).seconds_left == float("inf")
 
 
-def test_a_loop_ends_before_a_step_that_would_not_fit(clock: list[float]) -> None:
+def test_loop_ends_before_a_step_that_would_miss_the_deadline(clock: list[float]) -> None:
     pace, steps = Pace(Deadline(10.0)), 0
     while not pace.is_over():
         clock[0] += 3.0
@@ -108,7 +106,7 @@ def test_a_loop_ends_before_a_step_that_would_not_fit(clock: list[float]) -> Non
     assert (steps, clock[0]) == (3, 109.0)
 
 
-def test_a_stop_ends_what_has_no_limit() -> None:
+def test_stop_ends_a_loop_without_a_limit() -> None:
     stop = threading.Event()
     pace = Pace(Deadline(None, stop).earlier(5.0))
     assert not pace.is_over()
