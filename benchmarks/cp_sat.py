@@ -120,6 +120,7 @@ def _model(problem: Problem, cut: int) -> tuple[Any, Any, list[Any], list[Any], 
 
     shape, n, kinds = problem.shape, problem.micro_batches, problem.kinds
     stages, m, plane = shape.stages, shape.micro_batches, shape.stages * problem.micro_batches
+    times = problem.times.reshape(3, stages)
     model = cp_model.CpModel()
     most = sum(problem.times) * n * max(problem.speed) + sum(problem.update_seconds) + 2 * n * stages * problem.link
     horizon = round(2 * most * cut)
@@ -141,7 +142,7 @@ def _model(problem: Problem, cut: int) -> tuple[Any, Any, list[Any], list[Any], 
             rows = [kind * plane + s * n + g for kind in range(kinds)]
             for w in hosts:
                 here = chosen[s, g, w]
-                lengths = [round(problem.duration(kind, s, w) * cut) for kind in range(kinds)]
+                lengths = [round(float(times[kind, s]) * problem.speed[w] * cut) for kind in range(kinds)]
                 for x, length in zip(rows, lengths, strict=True):
                     busy[w].append(model.new_optional_interval_var(start[x], length, end[x], here, f"run{x}_{w}"))
                 work[w].append(sum(lengths) * here)

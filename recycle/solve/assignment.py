@@ -1,9 +1,7 @@
 """Assignments: the live worker that runs each micro-batch at each stage, and its slot.
 
-*By slots* divides an iteration into slots, in which every pipeline runs at most one micro-batch, and a given number of
-pipelines run one. Pipelines with the most remaining micro-batches go first, which minimizes the number of slots and
-spreads re-routed work evenly. If this number is at most the live workers of the poorest stage, no worker runs two
-micro-batches of one stage in a slot.
+*By slots* divides an iteration into slots, in which a given number of pipelines run one micro-batch each. Pipelines
+with the most remaining micro-batches go first, which minimizes the number of slots and spreads re-routed work evenly.
 
 *By load* gives each micro-batch without a home to the host with the earliest end; a slow worker keeps as many of its
 own as it completes by then. If peers are alike, the numbers of two hosts of a stage differ by at most one. A stage with
@@ -39,9 +37,7 @@ class Assignment:
 
     @property
     def slots(self) -> int:
-        """Number of slots. Raises ValueError for an assignment without slots."""
-        if self.slot is None:
-            raise ValueError("the assignment has no slots")
+        assert self.slot is not None
         return int(self.slot.max()) + 1
 
 

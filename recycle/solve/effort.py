@@ -31,11 +31,9 @@ class Deadline:
         return float("inf") if self.end is None else self.end - time.monotonic()
 
     def part(self, share: float) -> Deadline:
-        """Return a deadline after this share of the remaining time."""
         return Deadline(None if self.end is None else self.seconds_left * share, self.stop)
 
     def earlier(self, seconds: float) -> Deadline:
-        """Return a deadline `seconds` earlier."""
         return Deadline(None if self.end is None else self.seconds_left - seconds, self.stop)
 
     @property
@@ -75,7 +73,6 @@ class Incumbent:
 
 
 def sort_by_period(incumbents: Iterable[Incumbent]) -> list[Incumbent]:
-    """Sort incumbents by period, shortest first."""
     return sorted(incumbents, key=lambda incumbent: incumbent.period)
 
 
@@ -122,12 +119,10 @@ class Effort:
         return replace(self, **{**own, **changes})
 
     def remaining(self, **changes: Any) -> Effort:
-        """Return the remaining effort."""
         return self.part(1.0, **{"steps": None if self.steps is None else int(self.steps_left), **changes})
 
     @property
     def steps_left(self) -> float:
-        """Remaining steps."""
         return inf if self.steps is None else max(0, self.steps - self.spent)
 
     @property

@@ -6,9 +6,8 @@ All vectors with up to N dead workers are planned if they are few. Otherwise the
     (k, ..., k), k up to N    serves every set whose most affected stage has k dead; other stages have idle workers
     of each number of dead    the normalized vectors (`solve/normalize.py`), which live workers can move to
 
-The list scheduler plans all vectors first, which makes the library usable early; searches then improve plans that do
-not meet their bound. Plans are stored immediately, so a later call continues an interrupted one. The result does not
-depend on the number of processes; with a limit in seconds it depends on the machine.
+The list scheduler plans all vectors first; searches then improve plans that do not meet their bound. Plans are stored
+immediately, so a later call continues. The result does not depend on the number of processes.
 """
 
 from __future__ import annotations

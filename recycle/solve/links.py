@@ -8,7 +8,7 @@ import numpy as np
 
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
-from recycle.solve.problem_arrays import Floats, Operations
+from recycle.solve.problem_arrays import Floats, Operations, lane_between
 
 
 def _transfers(
@@ -33,14 +33,10 @@ def link_times(shape: Shape, dead: frozenset[Worker], profile: Profile) -> tuple
 
 
 def lanes_between(shape: Shape, sender: Operations | np.int64, receiver: Operations | np.int64) -> Operations:
-    """Return the lane numbers of worker pairs, given by index.
-
-    With three ranks or more, gradients go to other ranks than activations; their lanes have the higher numbers.
-    """
-    from_rank, to_rank = sender % shape.ranks, receiver % shape.ranks
-    goes_back = (shape.ranks > 2) & ((from_rank - to_rank) % shape.ranks == 1)
-    lane: Operations = (sender + shape.worker_count * goes_back) * shape.pipelines + receiver // shape.ranks
-    return lane
+    """Return the lane numbers of pairs of workers on neighboring ranks, given by index."""
+    is_gradient = (sender - receiver) % shape.ranks == 1
+    lanes: Operations = lane_between(sender, receiver, is_gradient, shape.worker_count, shape.ranks)
+    return lanes
 
 
 def hops_between(shape: Shape, dead: frozenset[Worker], profile: Profile) -> tuple[float, ...]:

@@ -1,14 +1,10 @@
 """Failure normalization: map any set of dead workers to a vector with a good plan.
 
-If peers are alike, only the vector (k_0 ... k_{P-1}) of a set of dead workers matters: the same vector has the same
-plan without copies. A live worker may also change its stage (`plans/roles.py`), so every vector with the same number of
-dead workers is reachable. The most affected stage determines the period, through ceil(D m / (D - k)) and the round trip
-of early stages.
-
-A threshold on the bounds of `StageBounds` gives the maximum number of dead workers per stage. Within these limits, a
-dynamic program over the stages (state: dead workers used) finds the cheapest vector. The list scheduler plans several
-candidates, and the best counts by period plus copy seconds per iteration until the next change. Ties go to fewest
-moves, then fewest affected stages.
+If peers are alike, only the vector (k_0 ... k_{P-1}) of a set of dead workers matters, and a live worker may change its
+stage (`plans/roles.py`), so every vector with the same number of dead workers is reachable. A threshold on the bounds
+of `StageBounds` gives the maximum number of dead workers per stage; a dynamic program over the stages (state: dead
+workers used) finds the cheapest vector within. The list scheduler plans several candidates. The best has the least
+period plus copy seconds per iteration until the next change, then the fewest moves and affected stages.
 
 Limits: the list scheduler's periods are a few per cent above a search's, so close decisions may be wrong.
 """
@@ -76,7 +72,6 @@ class StageBounds:
             self.rows.append(row)
 
     def bound_of(self, vector: Sequence[int]) -> float:
-        """Return the bound of a vector."""
         return max(row[k] for row, k in zip(self.rows, vector, strict=True))
 
     def room(self, period: float) -> list[int]:

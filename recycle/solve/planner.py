@@ -199,9 +199,9 @@ def _plan(
         report("constructing", inf)
         in_time = bound.until(Deadline(QUICK_SECONDS, stop) if quick else deadline)
         first = Effort(bound.value, in_time, progress=report)
-        beginning = find_start(problem, first, QUICK_POLICIES if quick else ALL_POLICIES)
-        start = best = beginning.best
-        schedule = schedule_of(copied(start.order))
+        start = find_start(problem, first, QUICK_POLICIES if quick else ALL_POLICIES)
+        best = start.best
+        schedule = schedule_of(copied(best.order))
         simulated = time.perf_counter()
         graph = lowered_graph(schedule)
         timeline = time_graph(graph, profile)
@@ -210,8 +210,8 @@ def _plan(
         report("searching", best.period)
         effort = Effort(bound.value, bound.until(deadline), steps, section.seed, processes, report)
         if not quick:
-            best = search_from(beginning, effort)
-    if best.order != start.order:
+            best = search_from(start, effort)
+    if best.order != start.best.order:
         searched = schedule_of(copied(best.order))
         searched_graph = lowered_graph(searched)
         searched_timeline = time_graph(searched_graph, profile)

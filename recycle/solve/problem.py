@@ -165,7 +165,6 @@ class Problem:
 
     @cached_property
     def stage_of(self) -> Operations:
-        """Stage of each (stage, micro-batch), flat."""
         return np.repeat(np.arange(self.shape.stages), self.micro_batches)
 
     @cached_property
@@ -227,7 +226,6 @@ class Problem:
 
     @property
     def size(self) -> int:
-        """Number of operations."""
         return self.kinds * self.shape.stages * self.micro_batches
 
     @cached_property
@@ -256,7 +254,7 @@ class Problem:
         return kinds
 
     @cached_property
-    def rest_of_way(self) -> tuple[list[float], list[float]]:
+    def remaining_path(self) -> tuple[list[float], list[float]]:
         """(F, backward) times of a micro-batch from each stage to the last, on the fastest hosts; then 0."""
         sums_to_end: tuple[list[float], list[float]] = ([0.0], [0.0])
         for s in range(self.shape.stages - 1, -1, -1):
@@ -265,9 +263,9 @@ class Problem:
         return sums_to_end[0][::-1], sums_to_end[1][::-1]
 
     @cached_property
-    def way_back(self) -> list[float]:
+    def return_path(self) -> list[float]:
         """Per stage: least time from the end of an F until its backward can start, through all later stages."""
-        out, back = self.rest_of_way
+        out, back = self.remaining_path
         stages = self.shape.stages
         return [out[s + 1] + back[s + 1] + 2 * (stages - 1 - s) * self.hop for s in range(stages)]
 
@@ -368,10 +366,6 @@ class Problem:
         """Typical operation time, the scale of small differences."""
         times = [t for t in (*self.forward, *self.backward, *self.weight) if t > 0]
         return sum(times) / len(times) if times else 1.0
-
-    def duration(self, kind: int, stage: int, worker: int) -> float:
-        """Return the time of F (0), I or B (1), or W (2) of `stage` on `worker`."""
-        return (self.forward, self.backward, self.weight)[kind][stage] * self.speed[worker]
 
     def is_within_caps(self, order: Order) -> bool:
         """Return whether no worker ever exceeds its cap of activations."""

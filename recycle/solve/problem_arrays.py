@@ -52,6 +52,15 @@ class ProblemArrays(NamedTuple):
     wakes: Operations
 
 
+@called_by_kernels
+def lane_between(sender: Any, receiver: Any, is_gradient: Any, workers: int, ranks: int) -> Any:
+    """Return the number of a lane, a directed pair of workers.
+
+    With three ranks or more, gradients go to other ranks than activations; their lanes have the higher numbers.
+    """
+    return (sender + workers * (is_gradient & (ranks > 2))) * (workers // ranks) + receiver // ranks
+
+
 def seeded(seed: int) -> Operations:
     """Return [1], the generator's state for a seed."""
     return np.array([seed % 2147483647 + 1], dtype=np.int64)

@@ -1,18 +1,14 @@
 """The template: one fault-free pipeline, planned with one micro-batch per slot, and copied to all pipelines.
 
 Every pipeline runs the template slot by slot (`assignment`); a slot without a micro-batch is a gap. If no worker has
-two micro-batches of one stage in one slot, every program is a part of a template program. So the template's
-dependencies and memory limits hold. The period is at most that of a fault-free pipeline with ceil(D m / fewest live
-workers) micro-batches. Planning the template costs 1 / D of planning the whole.
+two micro-batches of one stage in one slot, the template's dependencies and memory limits hold, and the period is at
+most that of a fault-free pipeline with ceil(D m / fewest live workers) micro-batches.
 
-Unfolding schedules the whole problem with the template's times as due times of the slots. The first stage begins each
-micro-batch no earlier than a share of its due time: an early micro-batch takes memory that a deeper chunk waits for. If
-memory limits the iteration, fewer slots with more running pipelines may be faster. The template for this case has
-slower workers with less memory at the poorest stages, and its order is unfolded.
+Unfolding list-schedules the whole problem with the template's times as due times of the slots. A micro-batch begins no
+earlier than a share of its due time, because it would take memory that a deeper chunk waits for. If memory limits the
+iteration, fewer slots with more running pipelines may be faster; the poorest ranks of that template are slower.
 
-If links differ, a template's transfers take the time of the fastest link, because slower ones are to be avoided. Limit:
-on a single rank with several chunks, a micro-batch with chunks on different peers has a transfer that the template
-lacks.
+Limits: all transfers take the time of the fastest link, and none goes between peers of a single rank.
 """
 
 from __future__ import annotations
@@ -25,13 +21,11 @@ import numpy as np
 
 from recycle.job.shape import Shape
 from recycle.solve.assignment import Assignment, assign_by_load, avoid_slow_links
+from recycle.solve.constants import UNFOLD_RULES
 from recycle.solve.effort import Deadline, Incumbent, Pace
 from recycle.solve.problem import TOLERANCE, Order, Problem
 from recycle.solve.search.list_scheduling import schedule_by_priority
 from recycle.solve.search.order_kernels import evaluate, time_order
-
-RULES = ((0.9, 0.5, 0.5), (0.9, 1.0, 0.5), (0.0, 0.0, 0.0), (1.0, 0.0, 0.5))
-"""Per list scheduling: share of its due time at which a micro-batch may begin; patience of F and I, and of W."""
 
 
 def template_problem(problem: Problem, micro_batches: int, running: int = 1) -> Problem:
@@ -76,21 +70,21 @@ def unfold(
     template: Problem,
     order: Order,
     deadline: Deadline,
-    most: int = len(RULES) * 2,
+    most: int = len(UNFOLD_RULES) * 2,
 ) -> Incumbent:
     """Return the best of `most` orders of the whole problem, unfolded from an order of its template."""
     best: Incumbent | None = None
     pace = Pace(deadline)
-    ways = [avoid_slow_links(problem, assignment), assignment] if problem.hops else [assignment]
-    assignment = ways[0]
+    variants = [avoid_slow_links(problem, assignment), assignment] if problem.hops else [assignment]
+    assignment = variants[0]
     if assignment.is_free_of_clashes:
-        copies = [evaluate(problem, copy_to_pipelines(problem, way, template, order)) for way in ways]
-        best, assignment = min(zip(copies, ways, strict=True), key=lambda pair: pair[0].period)
+        copies = [evaluate(problem, copy_to_pipelines(problem, variant, template, order)) for variant in variants]
+        best, assignment = min(zip(copies, variants, strict=True), key=lambda pair: pair[0].period)
         most -= 1
     starts = time_order(template, order).latest_starts
     due = (starts - starts.min()).reshape(template.kinds, template.shape.stages, -1)[:, :, assignment.slot]
     hosts = (assignment.host, assign_by_load(problem).host)
-    for (share, patience, weight_patience), host in list(product(RULES, hosts))[: max(most, best is None)]:
+    for (share, patience, weight_patience), host in list(product(UNFOLD_RULES, hosts))[: max(most, best is None)]:
         if pace.is_over() and best is not None:
             break
         order_of_rule = schedule_by_priority(

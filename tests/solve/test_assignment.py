@@ -6,7 +6,6 @@ from hypothesis import assume, given, settings
 
 from recycle.ir.check import check
 from recycle.job.profile import Link, Profile
-from recycle.job.shape import Worker
 from recycle.solve.assignment import assign_by_load, assign_by_slots, avoid_slow_links, home_hosts
 from recycle.solve.effort import Deadline
 from recycle.solve.problem import Problem
@@ -91,11 +90,3 @@ def test_unfolded_template_is_valid(case):
             check(problem.schedule(unfolded.order), profile=priced.profile(), limits=priced.activation_limits()) == []
         )
         assert time_order(problem, unfolded.order).period == unfolded.period
-
-
-def test_template_of_a_rank_with_few_live_workers_is_slower_with_less_memory():
-    problem = Problem.from_job(job(4, 3, 12, [8, 8, 3], chunks=2), [Worker(3, 1), Worker(2, 2), Worker(3, 2)])
-    template = template_problem(problem, 12, 4)
-    assert template.speed == pytest.approx((1.0, 4 / 3, 2.0))
-    assert template.cap == (8, 6, 2)
-    assert template_problem(problem, 24, 2).speed == (1.0, 1.0, 1.0)

@@ -29,15 +29,6 @@ def test_library_is_continued(tmp_path):
     assert {p.hash for p in PlanLibrary(tmp_path, tiny).plans()} == {p.hash for p in plans}
 
 
-def test_damaged_file_is_planned_again(tmp_path):
-    tiny = job(3, 2, 2, 3, steps=100)
-    before = plan_library(tiny, 1, tmp_path)
-    (tmp_path / before[1].file).write_text("half of")
-    assert PlanLibrary(tmp_path, tiny).get(before[1].vector) is None
-    assert [entry.hash for entry in plan_library(tiny, 1, tmp_path)] == [entry.hash for entry in before]
-    assert PlanLibrary(tmp_path, tiny).get(before[1].vector) is not None
-
-
 class _Stop(Exception):
     pass
 

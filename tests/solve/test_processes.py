@@ -34,15 +34,6 @@ def test_all_tasks_are_done_by_the_given_processes():
     assert [pid for _, (_, pid) in map_unordered(square, iter([(3,)]), 1)] == [os.getpid()]
 
 
-def test_next_task_is_taken_only_when_a_process_is_free():
-    asked = []
-    tasks = ((asked.append(n) or n,) for n in range(5))
-    results = map_unordered(square, tasks, 1)
-    next(results)
-    assert asked == [0]
-    results.close()
-
-
 @pytest.mark.parametrize("processes", [1, 2])
 def test_recycle_errors_reach_the_caller(processes):
     with pytest.raises(PlanError, match="-3 is negative"):

@@ -20,11 +20,9 @@ from threading import Thread
 from types import TracebackType
 
 from recycle.solve.bounds import closed_forms, fluid
+from recycle.solve.constants import ALL_STAGES
 from recycle.solve.effort import Deadline, is_met
 from recycle.solve.problem import Problem
-
-ALL_STAGES = 4
-"""Number of stages up to which the linear program includes all of them."""
 
 
 def lower_bound(problem: Problem, deadline: Deadline | None = None) -> float:
@@ -38,7 +36,8 @@ def rising_bounds(problem: Problem, deadline: Deadline | None = None) -> Iterato
     if problem.grain not in (0, 1):
         yield from (problem.grain * bound for bound in rising_bounds(problem.in_grains(), deadline))
     else:
-        yield from fluid.rising_bounds(problem, closed_form(problem), _chains(problem), deadline)
+        bound = max(closed_form(problem), closed_forms.lanes(problem))
+        yield from fluid.rising_bounds(problem, bound, _chains(problem), deadline)
 
 
 def closed_form(problem: Problem) -> float:
@@ -98,7 +97,6 @@ class RisingBound:
             raise self._failure
 
     def report_period(self, period: float) -> None:
-        """Report that an order has this period."""
         self._best = min(self._best, period)
 
     def is_set(self) -> bool:

@@ -4,7 +4,7 @@ A rank hosts one stage, or with several chunks the stages r, r + P, ... on the s
 in one chunk. A bound is the smallest period in which the live hosts have room for all units (`_least`).
 
 S is the first start among all hosts of rank r, and w* its host. w* begins its next program only after S + T, and its
-reduces wait for every host. So all work of the rank lies in S to S + T. No host can run a backward before S + `way`:
+reduces wait for every host. So all work of the rank lies in S to S + T. No host can run a backward before S + `path`:
 one micro-batch from r through all later stages and back to the deepest chunk of the rank. Until then a host runs only
 forwards, limited by its memory and its units, and waits for the rest: `idle`.
 
@@ -24,6 +24,7 @@ Limits: assumes the fastest links, and the fastest hosts on the path.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from math import ceil, floor, gcd, inf
 
 import numpy as np
@@ -54,6 +55,20 @@ def load(problem: Problem, rank: int) -> float:
     each = [problem.forward[s] + problem.backward[s] + problem.weight[s] for s in _stages(problem, rank)]
     rooms = [(count, _room(problem, rank, each, w)) for w, count in problem.kinds_of_host[rank].items()]
     return _least(problem, rooms, problem.micro_batches * sum(each)) + problem.rank_update_seconds[rank]
+
+
+def lanes(problem: Problem) -> float:
+    """Return the bound from transfers between neighboring stages, one at a time per pair of workers.
+
+    The last activation to leave a stage waits for the others of its lane, and returns through all later stages.
+    """
+    bound = 0.0
+    for s, (hosts, receivers) in enumerate(pairwise(problem.hosts)):
+        waits = ceil(problem.micro_batches / (len(hosts) * len(receivers))) - 1
+        own = (problem.forward[s] + problem.backward[s] + problem.weight[s]) * problem.fastest[s]
+        start = 0.0 if problem.staggered else _fill(problem, s)
+        bound = max(bound, start + own + waits * problem.hop + problem.return_path[s] + problem.update_seconds[s])
+    return bound
 
 
 def work(problem: Problem, rank: int) -> float:
@@ -96,7 +111,7 @@ def _filled(times: Floats, lengths: Sequence[float]) -> Floats:
 
 def _held(problem: Problem, rank: int, speed: float, share: float) -> list[float]:
     return [
-        (problem.forward[s] + problem.backward[s] + share * problem.weight[s]) * speed + problem.way_back[s]
+        (problem.forward[s] + problem.backward[s] + share * problem.weight[s]) * speed + problem.return_path[s]
         for s in _stages(problem, rank)
     ]
 
@@ -116,16 +131,16 @@ def detours(problem: Problem, from_idle: bool = False) -> list[tuple[float, int,
     For each rank r these are the detour from rank 0 and the longest one. `from_idle` counts from the iteration's start.
     """
     lengths: list[tuple[float, int, int]] = []
-    way, longest = 0.0, (-inf, 0)
+    path, longest = 0.0, (-inf, 0)
     for r in range(problem.shape.ranks):
         tail = problem.weight[r] * problem.fastest[r] + problem.update_seconds[r]
         tail += _fill(problem, r) if from_idle else 0.0
-        longest = max(longest, (tail - way, r))
+        longest = max(longest, (tail - path, r))
         if r == 0:
             first = tail
-        length = way + last_backward(problem, r)
+        length = path + last_backward(problem, r)
         lengths += [(length + first, 0, r), (length + longest[0], longest[1], r)]
-        way += (problem.forward[r] + problem.backward[r]) * problem.fastest[r] + 2 * problem.hop
+        path += (problem.forward[r] + problem.backward[r]) * problem.fastest[r] + 2 * problem.hop
     return lengths
 
 
@@ -157,12 +172,12 @@ def last_backward(problem: Problem, rank: int) -> float:
 
 
 def _idle(problem: Problem, rank: int, worker: int) -> Floats:
-    stages, (out, back) = _stages(problem, rank), problem.rest_of_way
+    stages, (out, back) = _stages(problem, rank), problem.remaining_path
     hops = (problem.shape.stages - 1 - rank) + (problem.shape.stages - 1 - stages[-1])
-    way = out[rank] + back[stages[-1] + 1] + hops * problem.hop
+    path = out[rank] + back[stages[-1] + 1] + hops * problem.hop
     forwards = np.floor(np.minimum(problem.cap[worker], np.arange(problem.micro_batches * len(stages) + 1)) + TOLERANCE)
     longest = max(problem.forward[s] for s in stages) * problem.speed[worker]
-    return np.where(forwards > 0, np.maximum(0.0, way - forwards * longest), 0.0)
+    return np.where(forwards > 0, np.maximum(0.0, path - forwards * longest), 0.0)
 
 
 def _rising(seconds: Floats) -> Floats:
@@ -206,6 +221,6 @@ def _stages(problem: Problem, rank: int) -> range:
     return range(rank, problem.shape.stages, problem.shape.ranks)
 
 
-def _fill(problem: Problem, rank: int) -> float:
-    out, _ = problem.rest_of_way
-    return out[0] - out[rank] + rank * problem.hop
+def _fill(problem: Problem, stage: int) -> float:
+    out, _ = problem.remaining_path
+    return out[0] - out[stage] + stage * problem.hop

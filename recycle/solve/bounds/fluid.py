@@ -10,8 +10,6 @@ running ones. Every schedule gives such functions, for any assignment and order,
     sharing    of n equal hosts one gets at least ceil(units / n), a unit being a micro-batch in a chunk
     heads      done(t) = 0 until a micro-batch can arrive from the first of the chosen stages
     tails      all operations are done when their successors must begin to end in time
-    lanes      each directed pair of hosts carries one transfer at a time; between two chosen stages only the boundary
-               with the fewest pairs counts, if these carry less than the hosts make
 
 Between the chosen stages a micro-batch travels on the fastest hosts. Time 0 is the first start at the first of them
 (with the barrier: at stage 0). If no such fluid completes all units by T - update_seconds, the period exceeds T.
@@ -21,39 +19,34 @@ rows. A grid that is fine in warm-up and drain comes first. Chains of few stages
 because with tight memory rounded holding times lose too much. A solver proposes multipliers. The proof is weak duality,
 computed here from the rows, so the solver's tolerances and limits cannot make a bound wrong.
 
-Limits: omits the windows of the other ranks with the staggered optimizer.
+Limits: omits the windows of the other ranks with the staggered optimizer, and transfers that wait for each other.
 """
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from math import ceil, floor, inf
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from recycle.solve.constants import (
+    FINE_COLUMNS,
+    GRID_POINTS,
+    GRID_STEPS,
+    LARGER_TAKES,
+    LEAST_POINTS,
+    MOST_ITERATIONS,
+    MOST_PROGRAMS,
+    NEAR_ENOUGH,
+    WIDEST_STEP,
+)
 from recycle.solve.effort import Deadline, Pace
 from recycle.solve.problem import TOLERANCE, Problem
 from recycle.solve.problem_arrays import Floats
 
-FINE_COLUMNS, LEAST_POINTS = 3_000, 80
-"""Columns of a program on an aligned grid, which determine its points; minimum number of points."""
-LARGER_TAKES = 2.0
-"""Expected ratio of a larger program's time to the latest one's; the remaining time also limits the solver."""
-NEAR_ENOUGH = 1.5e-3
-"""Relative accuracy of the longest infeasible window."""
-MOST_RAISES = 12
-"""Maximum number of linear programs per chain of stages."""
-MOST_CREWS = 3
-"""Maximum number of crews of a rank by speed; the slowest hosts form one."""
-MOST_ITERATIONS = 100
-"""Maximum iterations of the interior point method per program."""
-POINTS = 40
-"""Grid points at either end of the window, and between, of a grid that is fine at both ends."""
-STEPS, WIDEST = 200, 1.5
-"""Number of grid distances to try, and their maximum ratio to the shortest possible distance."""
 Integers = npt.NDArray[np.int64]
 
 
@@ -72,41 +65,41 @@ def rising_bounds(
     columns = {stages: problem.kinds * len(_grouped(problem, stages)[1]) for stages in chains}  # per grid point
     latest = inf
     for stages in chains:
-        bound = _climb(problem, bound, stages, None, pace, LARGER_TAKES if columns[stages] > latest else 1.0)
+        bound = _raise_bound(problem, bound, stages, None, pace, LARGER_TAKES if columns[stages] > latest else 1.0)
         latest = columns[stages]
         yield bound
     for stages in chains if not is_exact(problem, bound) else ():
         points = FINE_COLUMNS // columns[stages]
         if points >= LEAST_POINTS:
-            bound = _climb(problem, bound, stages, points, pace, LARGER_TAKES)
+            bound = _raise_bound(problem, bound, stages, points, pace, LARGER_TAKES)
             yield bound
 
 
-def _climb(
+def _raise_bound(
     problem: Problem, bound: float, stages: tuple[int, ...], points: int | None, pace: Pace, longer: float
 ) -> float:
     whole, n = problem.is_integral, problem.micro_batches
     step = max(1.0, floor(problem.unit / 8)) if whole else problem.unit / 8
-    short = lowest = -1 if whole else 0
-    enough: int | None = None
-    k = short + 1
-    up = 0
-    for turn in range(MOST_RAISES):
+    infeasible = lowest = -1 if whole else 0
+    feasible: int | None = None
+    k = infeasible + 1
+    stride = 0
+    for turn in range(MOST_PROGRAMS):
         if pace.is_over(1.0 if turn else longer):
             break
         window = bound + k * step
         missing = n - max_completed(problem, window, stages, points, pace.deadline)
         if missing > 1e-6:
-            short = k
-            up = max(1, 2 * up, int(missing / n * window / step))
-            k += up
+            infeasible = k
+            stride = max(1, 2 * stride, int(missing / n * window / step))
+            k += stride
         else:
-            enough = k
-        if enough is not None:
-            if enough - short <= 1 or (enough - short) * step <= NEAR_ENOUGH * bound:
+            feasible = k
+        if feasible is not None:
+            if feasible - infeasible <= 1 or (feasible - infeasible) * step <= NEAR_ENOUGH * bound:
                 break
-            k = (short + enough) // 2
-    return bound if short == lowest else bound + short * step + whole
+            k = (infeasible + feasible) // 2
+    return bound if infeasible == lowest else bound + infeasible * step + whole
 
 
 def max_completed(
@@ -126,18 +119,16 @@ def max_completed(
     """
     fluid = _FluidRelaxation(problem, window, stages, points)
     fluid.add_crews()
-    fluid.add_ways()
-    fluid.add_lanes()
+    fluid.add_paths()
     fluid.add_goal()
-    return fluid.most(deadline or Deadline(None))
+    return fluid.solve(deadline or Deadline(None))
 
 
 class _Crew(NamedTuple):
-    """Hosts of one rank that are nearly alike: maximum units (micro-batches in chunks), and the fastest speed."""
+    """Hosts of one rank, which take the fastest host's time; and their maximum units (micro-batches in chunks)."""
 
     hosts: list[int]
     units: int
-    speed: float = 1.0
 
 
 class _FluidRelaxation:
@@ -152,7 +143,6 @@ class _FluidRelaxation:
         self.crews, self.groups = _grouped(problem, stages)
         self.times = aligned(problem, end, points, self._lags()) if points else fine_at_ends(problem, end)
         self.points = len(self.times)
-        self.lanes: dict[tuple[int, int], list[int]] = {}  # by the sending and the receiving rank
         self.goal = 0
         self.rows: list[Integers] = []
         self.columns: list[Integers] = []
@@ -169,15 +159,17 @@ class _FluidRelaxation:
             rate = []
             for g, s in groups:
                 for kind in range(problem.kinds):
-                    earlier, later = self._at(g, kind, before), self._at(g, kind, after)
-                    self._add([(before, earlier, 1.0), (before, later, -1.0)], 0.0)
+                    earlier, later = self._column(g, kind, before), self._column(g, kind, after)
+                    self._add_rows([(before, earlier, 1.0), (before, later, -1.0)], 0.0)
                     time = float(problem.times[kind * problem.shape.stages + s])
                     rate += [(before, later, time), (before, earlier, -time)]
                 if problem.split:
-                    self._follow([(g, 2)], [(g, 1, 1.0, self._gap(g, 2))], 0.0)
-            self._add(rate, np.diff(self.times) * sum(1 / problem.speed[w] for w in crew.hosts))
+                    self._add_dependency([(g, 2)], [(g, 1, 1.0, min(self._time(s, 1), self._time(s, 2)))], 0.0)
+            self._add_rows(rate, np.diff(self.times) * sum(1 / problem.speed[w] for w in crew.hosts))
             if crew.units < n * len(groups):
-                self._add([(zero, self._at(g, 0, zero + self.points - 1), 1.0) for g, _ in groups], float(crew.units))
+                self._add_rows(
+                    [(zero, self._column(g, 0, zero + self.points - 1), 1.0) for g, _ in groups], float(crew.units)
+                )
             self._add_memory(crew, groups)
 
     def _add_memory(self, crew: _Crew, groups: list[tuple[int, int]]) -> None:
@@ -186,145 +178,58 @@ class _FluidRelaxation:
         caps = [min(problem.cap[w], float(crew.units)) for w in crew.hosts]
         slots = sum(floor(cap + TOLERANCE) for cap in caps) if stash in (0.0, 1.0) else sum(caps)
         if slots < crew.units:
-            shortest = min(self._its(g, 0) for g, _ in groups)
+            shortest = min(self._time(s, 0) for _, s in groups)
             freed = [
-                (g, kind, share, min(shortest, self._its(g, kind)))
-                for g, _ in groups
+                (g, kind, share, min(shortest, self._time(s, kind)))
+                for g, s in groups
                 for kind, share in ((1, 1 - stash), (2, stash))
                 if share
             ]
-            # by way of inputs and of forwards, because the grid rounds every lag but a sum of lags only once
-            forwards = [(g, 0) for g, _ in groups]
-            by_inputs = [(g, 1, share, lag + self._gap(g, kind)) for g, kind, share, lag in freed]
-            by_forwards = [(g, 0, share, lag + self._turn(g)) for g, _, share, lag in by_inputs]
-            for earlier in (freed, by_inputs, by_forwards):
-                self._follow(forwards, earlier, slots)
+            self._add_dependency([(g, 0) for g, _ in groups], freed, slots)
 
-    def _gap(self, group: int, kind: int) -> float:
-        return min(self._its(group, 1), self._its(group, 2)) if kind == 2 else 0.0
+    def _turn(self, stage: int) -> float:
+        return self.problem.return_path[stage] + min(self._time(stage, 0), self._time(stage, 1))
 
-    def _turn(self, group: int) -> float:
-        return self.problem.way_back[self.groups[group][0]] + min(self._its(group, 0), self._its(group, 1))
-
-    def add_ways(self) -> None:
+    def add_paths(self) -> None:
         """Add the paths of forwards between chosen stages, of inputs back, and through the rest of the model."""
-        for near, far in zip(self.stages, self.stages[1:], strict=False):
-            near_groups, far_groups = self._of(near), self._of(far)
+        for near, far in pairwise(self.stages):
+            near_groups, far_groups = self._groups_of(near), self._groups_of(far)
             for kind, source, target in ((0, near_groups, far_groups), (1, far_groups, near_groups)):
-                way, least = self._between(near, far, kind), min(self._its(g, kind) for g in target)
-                before = [(g, kind, 1.0, way + min(self._its(g, kind), least)) for g in source]
-                self._follow([(g, kind) for g in target], before, 0.0)
-        for g, _ in enumerate(self.groups):
-            self._follow([(g, 1)], [(g, 0, 1.0, self._turn(g))], 0.0)
-
-    def add_lanes(self) -> None:
-        """Add transfers between the chosen stages and beyond the last, if few pairs of hosts carry them."""
-        problem, end = self.problem, self.problem.shape.stages - 1
-        for near, far in zip(self.stages, self.stages[1:], strict=False):
-            boundary = self._narrowest(near, far)
-            for kind, source, target in ((0, near, far), (1, far, near)):
-                if (
-                    self._pace(boundary, boundary + 1)
-                    < min(self._host_pace(source, kind), self._host_pace(target, kind)) - TOLERANCE
-                ):
-                    lane = self._lane(boundary, kind)
-                    self._lead_in(source, kind, boundary, lane)
-                    self._lead_out(lane, boundary, target, kind)
-        last = self.stages[-1]
-        if last < end:
-            boundary = self._narrowest(last, end)
-            if self._pace(boundary, boundary + 1) < max(self._host_pace(last, 0), self._host_pace(last, 1)) - TOLERANCE:
-                out, back, beyond = self._lane(boundary, 0), self._lane(boundary, 1), boundary + 1
-                turn = self._time(beyond, 0) + problem.way_back[beyond] + self._time(beyond, 1)
-                self._lead_in(last, 0, boundary, out)
-                self._follow([(back, 0)], [(out, 0, 1.0, turn + problem.hop)], 0.0)
-                self._lead_out(back, boundary, last, 1)
-        step = np.diff(self.times)
-        before, after = np.arange(self.points - 1), np.arange(1, self.points)
-        for (sender, receiver), lanes in self.lanes.items():
-            rate = [(before, self._at(g, 0, at), sign) for g in lanes for at, sign in ((after, 1.0), (before, -1.0))]
-            self._add(rate, step * self._pace(sender, receiver))
-
-    def _lane(self, boundary: int, kind: int) -> int:
-        ranks, g = self.problem.shape.ranks, len(self.groups)
-        self.groups.append((-1, _Crew([], self.problem.micro_batches)))
-        ends = boundary % ranks, (boundary + 1) % ranks
-        self.lanes.setdefault(ends if kind == 0 else ends[::-1], []).append(g)
-        before = np.arange(self.points - 1)
-        self._add([(before, self._at(g, 0, before), 1.0), (before, self._at(g, 0, before + 1), -1.0)], 0.0)
-        return g
-
-    def _lead_in(self, source: int, kind: int, boundary: int, lane: int) -> None:
-        sender = boundary + kind
-        gap = 0.0 if sender == source else self._between(source, sender, kind) + self._time(sender, kind)
-        lag = gap + min(self.problem.hop, self._time(source, kind))
-        self._follow([(lane, 0)], [(g, kind, 1.0, lag) for g in self._of(source)], 0.0)
-
-    def _lead_out(self, lane: int, boundary: int, target: int, kind: int) -> None:
-        receiver = boundary + 1 - kind
-        gap = 0.0 if receiver == target else self._between(receiver, target, kind) + self._time(receiver, kind)
-        lag = gap + min(self.problem.hop, self._time(target, kind))
-        self._follow([(g, kind) for g in self._of(target)], [(lane, 0, 1.0, lag)], 0.0)
+                lag = self._lag(near, far, kind)
+                self._add_dependency([(g, kind) for g in target], [(g, kind, 1.0, lag) for g in source], 0.0)
+        for g, (s, _) in enumerate(self.groups):
+            self._add_dependency([(g, 1)], [(g, 0, 1.0, self._turn(s))], 0.0)
 
     def _lags(self) -> list[float]:
         held = [
-            self._turn(g) + self._its(g, 1) + (self._its(g, 2) if self.problem.split else 0.0)
-            for g, _ in enumerate(self.groups)
+            self._turn(s) + self._time(s, 1) + (self._time(s, 2) if self.problem.split else 0.0) for s in self.stages
         ]
-        pairs = list(zip(self.stages, self.stages[1:], strict=False))
-        return held + [self._apart(near, far, kind) for near, far in pairs for kind in (0, 1)]
+        return held + [self._lag(near, far, kind) for near, far in pairwise(self.stages) for kind in (0, 1)]
 
-    def _apart(self, stage: int, other: int, kind: int) -> float:
-        return self._between(stage, other, kind) + self._least(stage, kind, other, kind)
-
-    def _between(self, stage: int, other: int, kind: int) -> float:
-        near, far = sorted((stage, other))
-        return (far - near) * self.problem.hop + sum(self._time(j, kind) for j in range(near + 1, far))
-
-    def _narrowest(self, near: int, far: int) -> int:
-        return min(range(near, far), key=lambda s: self._pace(s, s + 1))
-
-    def _pace(self, stage: int, other: int) -> float:
-        hosts = self.problem.hosts
-        return len(hosts[stage]) * len(hosts[other]) / self.problem.hop if self.problem.hop else inf
-
-    def _host_pace(self, stage: int, kind: int) -> float:
-        problem = self.problem
-        base = float(problem.times[kind * problem.shape.stages + stage])
-        return sum(1 / problem.speed[w] for w in problem.hosts[stage]) / base
+    def _lag(self, near: int, far: int, kind: int) -> float:
+        between = (far - near) * self.problem.hop + sum(self._time(s, kind) for s in range(near + 1, far))
+        return between + min(self._time(near, kind), self._time(far, kind))
 
     def add_goal(self) -> None:
         """Limit the goal to the operations of each kind that every chosen stage has done at its last end."""
         n, zero = self.problem.micro_batches, np.zeros(1, dtype=np.int64)
         last = zero + self.points - 1
         for s in self.stages:
-            self._add([(zero, self._at(g, 0, last), 1.0) for g in self._of(s)], float(n))
+            self._add_rows([(zero, self._column(g, 0, last), 1.0) for g in self._groups_of(s)], float(n))
         tails = self._tails()
-        for kind, s in tails:
-            done = []
-            for g in self._of(s):
-                at = np.minimum(np.searchsorted(self.times, [self._tail(tails, g, kind) - TOLERANCE]), last)
-                done.append((zero, self._at(g, kind, at), -1.0))
-            self._add([(zero, zero + self.goal, 1.0), *done], 0.0)
+        for (kind, s), end in tails.items():
+            at = np.minimum(np.searchsorted(self.times, [end - TOLERANCE]), last)
+            done = [(zero, self._column(g, kind, at), -1.0) for g in self._groups_of(s)]
+            self._add_rows([(zero, zero + self.goal, 1.0), *done], 0.0)
 
     def _heads(self) -> dict[tuple[int, int], float]:
-        problem, way = self.problem, 0.0
+        problem, path = self.problem, 0.0
         heads: dict[tuple[int, int], float] = {}
         for s in range(self.stages[0], problem.shape.stages):
-            for g in self._of(s):
-                back = way + self._its(g, 0) + problem.way_back[s]
-                heads |= {(0, g): way, (1, g): back, (2, g): back + self._its(g, 1)}
-            way += self._time(s, 0) + problem.hop
+            back = path + self._time(s, 0) + problem.return_path[s]
+            heads |= {(0, s): path, (1, s): back, (2, s): back + self._time(s, 1)}
+            path += self._time(s, 0) + problem.hop
         return heads
-
-    def _tail(self, tails: dict[tuple[int, int], float], group: int, kind: int) -> float:
-        s = self.groups[group][0]
-        end = tails[kind, s]
-        if kind == 1 and s in self.ends and self.problem.split:
-            return min(end, self.ends[s] - self._its(group, 2))
-        if kind == 0:
-            return min(end, self._tail(tails, group, 1) - self._its(group, 1) - self.problem.way_back[s])
-        return end
 
     def _tails(self) -> dict[tuple[int, int], float]:
         problem, hop, end = self.problem, self.problem.hop, inf
@@ -342,7 +247,7 @@ class _FluidRelaxation:
         chosen = {(kind, s): tails[kind, s] for s in self.stages for kind in range(problem.kinds)}
         return {place: end for place, end in chosen.items() if end < inf}
 
-    def most(self, deadline: Deadline) -> float:
+    def solve(self, deadline: Deadline) -> float:
         """Return an upper bound on the goal by weak duality, from the solver's multipliers at the deadline."""
         import highspy
 
@@ -351,11 +256,11 @@ class _FluidRelaxation:
         count = 1 + len(self.groups) * self.problem.kinds * self.points
         highest = np.full(count, float(self.problem.micro_batches))
         heads = self._heads()
-        for g, (_, crew) in enumerate(self.groups):
+        for g, (s, crew) in enumerate(self.groups):
             for kind in range(self.problem.kinds):
-                idle = np.searchsorted(self.times, heads.get((kind, g), 0.0) + TOLERANCE)
-                highest[self._at(g, kind, np.arange(self.points))] = min(crew.units, self.problem.micro_batches)
-                highest[self._at(g, kind, np.arange(idle))] = 0
+                idle = np.searchsorted(self.times, heads[kind, s] + TOLERANCE)
+                highest[self._column(g, kind, np.arange(self.points))] = min(crew.units, self.problem.micro_batches)
+                highest[self._column(g, kind, np.arange(idle))] = 0
         gain = np.zeros(count)
         gain[self.goal] = 1.0
         # merge lags that the grid rounds to one point: the solver accepts only one entry per place
@@ -390,38 +295,35 @@ class _FluidRelaxation:
         reduced_gain = gain - np.bincount(columns, weights=coefficients * multipliers[rows], minlength=count)
         return float(limits @ multipliers + np.maximum(0.0, reduced_gain) @ highest)
 
-    def _of(self, stage: int) -> list[int]:
+    def _groups_of(self, stage: int) -> list[int]:
         return [g for g, (s, _) in enumerate(self.groups) if s == stage]
 
-    def _at(self, group: int, kind: int, point: Integers) -> Integers:
+    def _column(self, group: int, kind: int, point: Integers) -> Integers:
         return 1 + (group * self.problem.kinds + kind) * self.points + point
-
-    def _its(self, group: int, kind: int) -> float:
-        stage, crew = self.groups[group]
-        return float(self.problem.times[kind * self.problem.shape.stages + stage]) * crew.speed
 
     def _time(self, stage: int, kind: int) -> float:
         return float(self.problem.times[kind * self.problem.shape.stages + stage]) * self.problem.fastest[stage]
 
-    def _least(self, stage: int, kind: int, other: int, other_kind: int) -> float:
-        return min(self._time(stage, kind), self._time(other, other_kind))
-
-    def _follow(self, nexts: list[tuple[int, int]], before: list[tuple[int, int, float, float]], more: float) -> None:
+    def _add_dependency(
+        self, nexts: list[tuple[int, int]], before: list[tuple[int, int, float, float]], more: float
+    ) -> None:
         points = np.arange(self.points)
-        terms: list[tuple[Integers, Integers, float]] = [(points, self._at(g, kind, points), 1.0) for g, kind in nexts]
+        terms: list[tuple[Integers, Integers, float]] = [
+            (points, self._column(g, kind, points), 1.0) for g, kind in nexts
+        ]
         for g, kind, share, lag in before:
             earlier = np.searchsorted(self.times, self.times - lag - TOLERANCE)
             begun = np.flatnonzero(earlier > 0)
-            terms.append((begun, self._at(g, kind, earlier[begun]), -share))
-        self._add(terms, np.full(self.points, float(more)))
+            terms.append((begun, self._column(g, kind, earlier[begun]), -share))
+        self._add_rows(terms, np.full(self.points, float(more)))
 
-    def _add(self, terms: list[tuple[Integers, Integers, float]], most: float | Floats) -> None:
+    def _add_rows(self, terms: list[tuple[Integers, Integers, float]], solve: float | Floats) -> None:
         count = 1 + max(int(rows.max()) for rows, _, _ in terms if len(rows))
         for rows, columns, coefficient in terms:
             self.rows.append(self.row_count + rows)
             self.columns.append(columns)
             self.coefficients.append(np.full(len(rows), coefficient))
-        self.limits.append(np.broadcast_to(np.asarray(most, dtype=np.float64), (count,)))
+        self.limits.append(np.broadcast_to(np.asarray(solve, dtype=np.float64), (count,)))
         self.row_count += count
 
 
@@ -437,26 +339,20 @@ def _grouped(problem: Problem, stages: Sequence[int]) -> tuple[list[_Crew], list
 
 def _crews(problem: Problem, rank: int, chunks: int) -> list[_Crew]:
     hosts, units = problem.hosts[rank], problem.micro_batches * chunks
-    speeds = sorted({problem.speed[w] for w in hosts})
-    if len(speeds) > 1:
-        kept = speeds[: MOST_CREWS - 1] + speeds[MOST_CREWS - 1 :][:1]
-        of_each = [[w for w in hosts if bisect(kept, problem.speed[w]) == place + 1] for place in range(len(kept))]
-        return [_Crew(crew, units, speed) for crew, speed in zip(of_each, kept, strict=True)]
-    if len(hosts) == 1 or len(problem.kinds_of_host[rank]) > 1 or units % len(hosts) == 0:
-        return [_Crew(hosts, units, speeds[0])]
-    share = ceil(units / len(hosts))
-    return [_Crew(hosts[:1], units, speeds[0]), _Crew(hosts[1:], units - share, speeds[0])]
+    if len(problem.kinds_of_host[rank]) > 1 or units % len(hosts) == 0:
+        return [_Crew(hosts, units)]
+    return [_Crew(hosts[:1], units), _Crew(hosts[1:], units - ceil(units / len(hosts)))]
 
 
 def fine_at_ends(problem: Problem, end: float) -> Floats:
     """Return times from 0 to `end`, dense in warm-up and drain, sparse between."""
-    step = max(_shortest(problem), problem.shape.stages * problem.unit / POINTS)
+    step = max(_shortest(problem), problem.shape.stages * problem.unit / GRID_POINTS)
     if problem.is_integral:
         step = max(1.0, ceil(step - TOLERANCE))
-    if 2 * POINTS * step >= end:
+    if 2 * GRID_POINTS * step >= end:
         return np.append(np.arange(0, end - TOLERANCE, step), end)
-    near = np.arange(POINTS) * step
-    between = np.linspace(near[-1], end - near[-1], POINTS)
+    near = np.arange(GRID_POINTS) * step
+    between = np.linspace(near[-1], end - near[-1], GRID_POINTS)
     return np.concatenate([near, between[1:-1], end - near[::-1]])
 
 
@@ -470,7 +366,7 @@ def aligned(problem: Problem, end: float, points: int, lags: list[float]) -> Flo
     least = 1.0 if problem.is_integral else _shortest(problem)
     if end <= least * points:
         return np.append(np.arange(0, end - TOLERANCE, least), end)
-    steps = np.linspace(1.0, WIDEST, STEPS) * end / (points - 1)
+    steps = np.linspace(1.0, WIDEST_STEP, GRID_STEPS) * end / (points - 1)
     exact = np.array([lag for lag in lags if lag > 0])[:, None]
     lost = exact - np.floor(exact / steps + TOLERANCE) * steps
     step = float(steps[np.argmin((lost / exact).sum(axis=0))])

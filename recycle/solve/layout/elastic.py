@@ -20,6 +20,7 @@ from recycle.job import PricedJob
 from recycle.job.pricing import byte_limit, profile_of_layout
 from recycle.job.shape import Worker, node_of
 from recycle.plans import Move, Plan
+from recycle.solve.constants import CLOSE, LARGE_LAYOUT, LISTED_SHARE, SIMULATED
 from recycle.solve.effort import Deadline, Pace
 from recycle.solve.layout.hostings import Hosting, hosting_from_layout, hostings
 from recycle.solve.layout.hosts import plan_copies
@@ -27,13 +28,6 @@ from recycle.solve.layout.route_search import best_order
 from recycle.solve.layout.routes import Routes, joint_schedule
 from recycle.solve.layout.units import Parts, Units
 from recycle.solve.problem_arrays import Operations
-
-LISTED_SHARE = 0.5
-"""Share of the remaining time for list-scheduling hostings."""
-SIMULATED, LARGE = 3, 50_000
-"""Number of hostings to simulate besides the one with the fewest copies; one above `LARGE` legs."""
-CLOSE = 1.01
-"""Plans within this factor of the shortest period are equally good; the fewest copies then decide."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +112,7 @@ def reroute_in_layout(job: PricedJob, within: Schedule, failed: Iterable[Worker]
 
 
 def _of_interest(listed: Sequence[ListedHosting]) -> Sequence[ListedHosting]:
-    if not listed or len(listed[0].routes) > LARGE:
+    if not listed or len(listed[0].routes) > LARGE_LAYOUT:
         return listed[:1]
     near = [candidate for candidate in listed if candidate.period <= listed[0].period * CLOSE]
     least = min(near, key=lambda candidate: candidate.copied)

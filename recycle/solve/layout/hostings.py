@@ -13,19 +13,13 @@ import numpy as np
 
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
+from recycle.solve.constants import CLOSE, LOADS, MOST_CHAINS
 from recycle.solve.layout.chains import Chains, candidates
 from recycle.solve.layout.hosts import assign, home_pipelines
 from recycle.solve.layout.ranges import balanced, cheapest_ranges
 from recycle.solve.layout.routes import Routes, routes_of
 from recycle.solve.layout.units import Parts, Units, count_shared, count_units, ranges_from_cut
 from recycle.solve.problem_arrays import Operations
-
-LOADS = (1.02, 1.0025)
-"""Ratios of the busiest worker's load to the even share, for which helpers are searched."""
-CLOSE = 1.01
-"""Chains within this factor of the fastest are equally fast; the fewest copies then decide."""
-MOST_CHAINS = 3
-"""Maximum number of ways to form chains."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +46,6 @@ class Hosting:
         return {self.workers[i]: self.parts[i] for i in order}
 
     def routes(self) -> Routes:
-        """Return the routes of its micro-batches."""
         return routes_of(self.workers, self.quotas, self.groups, self.parts)
 
     def copied(self, units: Units) -> int:

@@ -1,10 +1,7 @@
 """Explain why no layer moves, and find the smallest memory limits of the job with which layers would move.
 
-A limit is raised over its effective values, and the layout is planned by list scheduling each time. Steps double until
-a value allows a faster layout, then a bisection follows. So each reported value has been planned, with its plan's
-period.
-
-One limit is reported if one suffices: the limit on activations, else the limit on state. Otherwise both are reported.
+Each value tried is planned by list scheduling: steps double until a value allows a faster layout, then a bisection
+follows. One limit is reported if one suffices, the limit on activations before that on state; otherwise both.
 
 Limits: assumes that a larger value allows all that a smaller one does. After a timeout during the bisection the
 smallest value so far is reported. A step is never interrupted.
@@ -25,8 +22,9 @@ from recycle.job import PricedJob
 from recycle.job.pricing import byte_limit, profile_of_layout, size_text
 from recycle.job.shape import Worker
 from recycle.plans import LayoutLimit, Plan, RaisedLimit
+from recycle.solve.constants import CLOSE
 from recycle.solve.effort import Deadline
-from recycle.solve.layout.elastic import CLOSE, LayoutPlanner
+from recycle.solve.layout.elastic import LayoutPlanner
 from recycle.solve.layout.units import Units, count_units
 
 LIMIT_SECONDS = 1.0, 5.0
@@ -39,7 +37,7 @@ Limit = int | list[int] | str | None
 
 
 class _OutOfTime(Exception):
-    """The time is over before the next step."""
+    pass
 
 
 def layout_limit(

@@ -13,16 +13,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from recycle.plans.hosting import joined
+from recycle.solve.constants import HAND_OVER, MOST_BLOCKS, MOST_NODES, MOST_REPAIRS
 from recycle.solve.layout.linear import LinearProgram
 from recycle.solve.layout.units import Parts, Units, count_shared, count_units
 from recycle.solve.problem_arrays import Floats, Operations
-
-_HAND_OVER = 1e-4
-"""Weight of all micro-batches changing workers once, relative to the load of the busiest worker."""
-_REPAIRS = 4_000
-"""Maximum number of single micro-batches that change workers after rounding."""
-MOST_NODES, MOST_BLOCKS = 30, 32
-"""Maximum number of nodes of the branch-and-bound tree, and of blocks of the model."""
 
 
 def balanced(
@@ -45,7 +39,7 @@ def balanced(
         program.row([*terms, (busiest, -float(len(members[row])))], -np.inf, 0.0)
         for share, _ in terms if least else ():
             program.row([(share, 1.0)], float(least * len(members[row])), np.inf)
-    program.hand_overs(_HAND_OVER * float(units.seconds.sum()) / len(units))
+    program.hand_overs(HAND_OVER * float(units.seconds.sum()) / len(units))
     solution = program.solve()
     if solution is None:
         return None
@@ -69,7 +63,7 @@ def _repair(units: Units, hosted: Sequence[Parts], speeds: Floats, quotas: Opera
     for w, parts in enumerate(hosted):
         for u in _units_in(parts):
             hosts_of[u].append(w)
-    for _ in range(_REPAIRS):
+    for _ in range(MOST_REPAIRS):
         most = int(loads.argmax())
         best: tuple[float, int, int] | None = None
         for u in _units_in(hosted[most]):
@@ -169,8 +163,6 @@ def _copied(window: Parts, had: Sequence[Parts]) -> float:
 
 
 class _Program(LinearProgram):
-    """Program over the micro-batches of each unit that the workers of each window run."""
-
     def __init__(self, units: int, windows: Sequence[Parts], micro_batches: int) -> None:
         super().__init__()
         self.windows = windows

@@ -29,7 +29,6 @@ def ranges_from_cut(cut: Sequence[int]) -> list[UnitRange]:
 
 
 def count_units(parts: Parts) -> int:
-    """Return the number of units."""
     return sum(end - begin for begin, end in parts)
 
 
@@ -86,7 +85,6 @@ class Units:
         return self.held.get(worker, self.fault_free[worker.rank])
 
     def static_of(self, parts: Parts) -> float:
-        """Return the sum of `static` over a worker's units."""
         return float(sum(self.static[begin:end].sum() for begin, end in parts))
 
     def price(self, name: str) -> Floats:
@@ -133,8 +131,8 @@ class Units:
         pace, fastest = sum(1 / speed for speed in speeds), min(speeds)
         work = micro_batches * float(self.seconds.sum())
         bounds = [work / pace, (work + float(self.update_seconds.sum()) * fastest) / pace]
-        way = float((self.price("forward") + self.price("backward_input")).sum()) * fastest
-        bounds.append(way + float(self.price("backward_weight")[0]) * fastest + float(self.update_seconds[0]))
+        path = float((self.price("forward") + self.price("backward_input")).sum()) * fastest
+        bounds.append(path + float(self.price("backward_weight")[0]) * fastest + float(self.update_seconds[0]))
         if np.ptp(self.seconds) <= TOLERANCE * self.seconds.max() and fastest == max(speeds):
             each = micro_batches * len(self) / len(speeds)
             bounds.append(ceil(each - 1e-6) * float(self.seconds.min()) * fastest)

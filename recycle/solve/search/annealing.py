@@ -10,9 +10,9 @@ Moves:
     re-host    a mobile micro-batch on another live host, at about the same time
     shift      a due time; with the barrier every due time equals the target and none shifts
 
-A micro-batch is mobile at a stage if its home is dead, slower than another host, or has a slower link. In a wide round
-the other micro-batches of such a stage are mobile too. Many moves start on the critical path of a late worker, because
-only these can make the worker end earlier. `order_kernels` defines the cost of a state.
+A micro-batch is mobile at a stage if its home is dead, slower than another host, or has a slower link; in a wide round
+all are at such a stage. Many moves start on the critical path of a late worker, because only these can make it end
+earlier. `order_kernels` defines the cost of a state.
 """
 
 from __future__ import annotations
@@ -26,24 +26,21 @@ import numpy as np
 
 from recycle.ir.columns import Flags
 from recycle.ir.compiled import run
+from recycle.solve.constants import (
+    HEATS,
+    IDLE_ROUNDS,
+    LEAST_PART,
+    LONGEST_ROUND,
+    LONGEST_WORK,
+    MOST_PARTS,
+    PLAIN_WORK,
+    ROUNDS,
+)
 from recycle.solve.effort import Deadline, Effort, Incumbent, Pace
 from recycle.solve.problem import TOLERANCE, Order, Problem
 from recycle.solve.problem_arrays import Operations, seeded
 from recycle.solve.search.kernels import are_loaded, load_if_worth_it
 from recycle.solve.search.order_kernels import Annealing, anneal_order, initial_state, time_order
-
-HEATS = ((0.15, 0.03), (0.1, 0.02))
-"""First and last temperature of successive rounds, in typical operation times. No single pair wins on every problem."""
-LONGEST, LONGEST_WORK = 600_000, 240_000_000
-"""Limits of a round: moves, and moves times operations (about a second). Shorter rounds gain less."""
-ROUNDS = 6
-"""Maximum number of rounds for the remaining moves, unless the limits of a round ask for more."""
-PLAIN_WORK = 2_000_000
-"""Least number of moves times operations per second in plain Python, to size a short search."""
-PARTS, LEAST_PART = 8, 2_000
-"""Maximum number of parts of a round, and minimum number of moves of a part."""
-PATIENCE = 6
-"""Rounds without success before the search stops; more on larger problems, where a round covers less."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +139,8 @@ def _has_slow_link(problem: Problem) -> Flags:
 
 def improve(problem: Problem, start: Incumbent, effort: Effort) -> Incumbent:
     """Anneal in rounds, each for a slightly shorter period, until the bound is met; never worse than `start`."""
-    deadline, patience = effort.deadline, max(PATIENCE, problem.size // 100)
-    longest = max(3_000, min(LONGEST, LONGEST_WORK // problem.size))
+    deadline, patience = effort.deadline, max(IDLE_ROUNDS, problem.size // 100)
+    longest = max(3_000, min(LONGEST_ROUND, LONGEST_WORK // problem.size))
     length, idle, turn = min(2_000, longest), 0, 0
     load_if_worth_it(problem, min(effort.steps_left, 4 * longest) // 100, deadline)
     if not are_loaded() and deadline.seconds_left < inf:
@@ -189,7 +186,7 @@ def _round(
 ) -> AnnealingResult:
     hot, cold = HEATS[turn % len(HEATS)]
     wide = turn // len(HEATS) % 2 == 1
-    parts = min(PARTS, 1 + steps // LEAST_PART)
+    parts = min(MOST_PARTS, 1 + steps // LEAST_PART)
     spent, result, pace = 0, AnnealingResult(order, due, False, 0), Pace(deadline)
     for part in range(parts):
         if pace.is_over():

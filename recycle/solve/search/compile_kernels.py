@@ -27,7 +27,6 @@ _SMALLEST = "[shape]\npipelines = 1\nranks = 2\nmicro_batches = 2\n"
 
 
 def compile_all() -> None:
-    """Call each kernel once."""
     load(*KERNELS)
     problem = Problem.from_job(price(Job.from_toml(_SMALLEST, "the smallest job")))
     order = schedule_by_policy(problem)

@@ -21,7 +21,7 @@ import numpy as np
 from recycle.errors import PlanError
 from recycle.ir.compiled import called_by_kernels, run
 from recycle.solve.problem import Order, Problem
-from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT, Floats, Operations, ProblemArrays
+from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT, Floats, Operations, ProblemArrays, lane_between
 
 SAME_INSTANT = 1e-12
 """Events within this many seconds count as simultaneous."""
@@ -345,8 +345,7 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
             after = wakes[x]
             if after >= 0 and host[after % plane] != w:
                 v = host[after % plane]
-                # with three ranks or more, activations and gradients go to different ranks
-                lane = (w + (workers if kind == INPUT and ranks > 2 else 0)) * (workers // ranks) + v // ranks
+                lane = lane_between(w, v, kind == INPUT, workers, ranks)
                 hop = hop_of[x] if len(hop_of) > 0 else hops[lane] if len(hops) > 0 else link
                 if link > 0.0 and len(lane_free) == 0:
                     until += hop

@@ -7,7 +7,7 @@ best.
 
 A schedule family fits a problem if all workers are alive, chunk c of rank r is on stage c * P + r, and memory suffices.
 The family may split the backward pass only if the problem does. In a split problem a whole B is an I directly followed
-by its W. Greedy 1F1B comes from the list scheduler, so it fits any dead workers and any assignment.
+by its W.
 """
 
 from __future__ import annotations
@@ -24,6 +24,22 @@ from recycle.ir.families import BUILT_IN, FAMILIES, TWO_CHUNKS
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward
 from recycle.ir.schedule import Schedule
 from recycle.solve.assignment import Assignment, assign_by_slots, possible_assignments
+from recycle.solve.constants import (
+    INSERTION_UP_TO,
+    MOST_LEFT_OUT,
+    MOST_TEMPLATES,
+    NO_SLOW_SHARE,
+    OPERATION_SECONDS,
+    OPERATIONS_AFTER_TEMPLATE,
+    POLICIES_AFTER_TEMPLATE,
+    POLICIES_PER_ASSIGNMENT,
+    PORTFOLIO_SHARE,
+    SIMPLE_SHARE,
+    TEMPLATE_SHARE,
+    TOO_LATE,
+    WHOLE_SHARE,
+    WITHOUT_ONE_SHARE,
+)
 from recycle.solve.effort import Effort, Incumbent, Pace, sort_by_period
 from recycle.solve.problem import Order, Problem
 from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT
@@ -33,32 +49,11 @@ from recycle.solve.search.list_scheduling import (
     Policy,
     portfolio,
     schedule_by_policy,
-    schedule_by_priority,
-    warm_up,
 )
 from recycle.solve.search.order_kernels import evaluate
 from recycle.solve.template import template_problem, unfold
 
-TEMPLATE_SHARE, PORTFOLIO_SHARE = 0.15, 0.2
-"""Maximum shares of the remaining time for templates and for the policies."""
-SIMPLE_SHARE = 0.25
-"""Maximum share of the remaining time for greedy 1F1B, insertion and families with several chunks per worker."""
-MOST_TEMPLATES = 4
-"""Maximum number of templates."""
 ALL_POLICIES = 1 << 30
-BESIDE_TEMPLATE, BESIDE_OPERATIONS = 60, 600_000
-"""Policies tried on the whole problem after its template; operations they may schedule on small problems."""
-OPERATION_SECONDS, TOO_LATE = 1e-5, 4.0
-"""Seconds per operation of a policy on the whole problem; skip it beyond `TOO_LATE` times the remaining time."""
-INSERTION_UP_TO = 200_000
-"""Maximum number of operations for insertion."""
-OF_EACH_DEAL = 4
-"""Policies tried with each assignment; the rest is tried with the best assignment."""
-
-BEGINNING_SHARE, NO_SLOW_SHARE, LESS_SHARE = 0.25, 0.3, 0.1
-"""Maximum shares of the remaining time: the whole problem, without all slow workers, without each slow worker."""
-MOST_LEFT_OUT = 4
-"""Maximum number of slow workers that are left out alone, slowest first."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +74,12 @@ class SearchStart:
 def find_start(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> SearchStart:
     """Return the best start among the problem and the problem without slow workers, with `most` policies each."""
     smaller = _without_slow(problem)
-    best = find_initial_order(problem, effort.part(BEGINNING_SHARE if smaller else 1.0), most)
+    best = find_initial_order(problem, effort.part(WHOLE_SHARE if smaller else 1.0), most)
     pace = Pace(effort.deadline)
     for turn, subproblem in enumerate(smaller):
         if pace.is_over() or effort.is_met(problem, best.best.period):
             break
-        candidate = find_initial_order(subproblem, effort.part(LESS_SHARE if turn else NO_SLOW_SHARE), most)
+        candidate = find_initial_order(subproblem, effort.part(WITHOUT_ONE_SHARE if turn else NO_SLOW_SHARE), most)
         best = min(best, candidate, key=lambda start: start.best.period)
     return best
 
@@ -108,19 +103,18 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
     if problem.dead or not problem.peers_are_alike:
         unfolded, policy = _best_template(problem, effort, most)
         orders, first = [unfolded], [replace(policy, assignment=assignment) for assignment in assignments]
-        most = min(most, max(BESIDE_TEMPLATE, BESIDE_OPERATIONS // problem.size))
+        most = min(most, max(POLICIES_AFTER_TEMPLATE, OPERATIONS_AFTER_TEMPLATE // problem.size))
         is_late = OPERATION_SECONDS * problem.size > TOO_LATE * max(0.0, deadline.seconds_left)
         if is_late or effort.is_met(problem, unfolded.period):
             return SearchStart(problem, unfolded, first[0])
     order, policy = _best_of_portfolio(problem, effort.part(PORTFOLIO_SHARE), most, assignments, first)
     orders.append(order)
     pace = Pace(deadline.part(SIMPLE_SHARE) if problem.shape.chunks > 1 else deadline)
-    ways: list[Iterator[tuple[Order, InsertionParameters | None]]] = [
-        ((greedy_1f1b(problem, assignment), None) for assignment in assignments),
+    variants: list[Iterator[tuple[Order, InsertionParameters | None]]] = [
         insertion_orders(problem, assignments) if problem.size <= INSERTION_UP_TO else iter(()),
         ((incumbent, None) for incumbent in family_orders(problem)),
     ]
-    simple = chain.from_iterable(islice(way, most) for way in ways)
+    simple = chain.from_iterable(islice(variant, most) for variant in variants)
     best = sort_by_period(orders)[0]
     inserted: tuple[Incumbent, InsertionParameters] | None = None
     while not (pace.is_over() or effort.is_met(problem, best.period)) and (generated := next(simple, None)) is not None:
@@ -162,7 +156,9 @@ def _best_of_portfolio(
     portfolios = [portfolio(problem, assignment) for assignment in assignments]
 
     def policies() -> Iterator[Policy]:
-        yield from chain(first, *zip(*(islice(policies_of, OF_EACH_DEAL) for policies_of in portfolios), strict=True))
+        yield from chain(
+            first, *zip(*(islice(policies_of, POLICIES_PER_ASSIGNMENT) for policies_of in portfolios), strict=True)
+        )
         yield from portfolios[assignments.index(chosen.assignment) if chosen else 0]
 
     load_if_worth_it(problem, 100, effort.deadline, is_search=False)
@@ -215,14 +211,3 @@ def order_from_schedule(problem: Problem, schedule: Schedule) -> Order | None:
     operations = np.concatenate(stands_for)[line]
     ends = np.cumsum(np.bincount(worker[np.concatenate(place)[line] // 2], minlength=problem.shape.worker_count))
     return [program.tolist() for program in np.split(operations, ends[:-1])]
-
-
-def greedy_1f1b(problem: Problem, assignment: Assignment) -> Order:
-    """Return greedy 1F1B on the live workers.
-
-    A worker prefers a ready backward pass, and runs its W at once. Micro-batches in flight are limited to the warm-up.
-    """
-    n, m, stages = problem.micro_batches, problem.shape.micro_batches, problem.shape.stages
-    turn = np.tile(np.arange(n) % m * problem.shape.pipelines + np.arange(n) // m, stages)
-    priority = np.concatenate([turn + 2 * n, turn + n, turn][: problem.kinds])
-    return schedule_by_priority(problem, assignment.host, priority.astype(np.float64), hold=warm_up(problem))

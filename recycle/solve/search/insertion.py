@@ -25,23 +25,17 @@ import numpy as np
 
 from recycle.ir.compiled import called_by_kernels, run
 from recycle.solve.assignment import Assignment, home_hosts
+from recycle.solve.constants import DELAYS, HOST_PREFERENCE, INITIAL_SPARE, SPARES
 from recycle.solve.effort import Effort, Incumbent
 from recycle.solve.problem import Order, Problem
-from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays
+from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays, lane_between
 from recycle.solve.search.event_loop import UNLIMITED
-from recycle.solve.search.order_kernels import evaluate
+from recycle.solve.search.order_kernels import NEVER, evaluate
 
-NEVER = 1e300
 SAME = 1e-9
 """Times closer than this are equal."""
-PREFERENCE = 1e-3
-"""Lateness allowed to a host for each further micro-batch that it has to take, in typical operation times."""
 WAITING = (0, UNLIMITED, 2, 5, 1, 3)
 """Values of `waiting` for all ranks, in the order of trials."""
-SPARE, SPARES = 0.2, (0.0, 0.1, 0.2, 0.5, 1.0)
-"""Initial `spare` with limited memory, and the values that a search tries."""
-DELAYS = 8
-"""A search draws delays from 0 to half of this number, in units of half a typical operation time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,10 +116,12 @@ def default_parameters(
 
 def insertion_orders(problem: Problem, assignments: list[Assignment]) -> Iterator[tuple[Order, InsertionParameters]]:
     """Yield the orders of plain parameters with each assignment; orders that exceed the memory are skipped."""
-    ways = [(False, 0.0)]
+    variants = [(False, 0.0)]
     if problem.reroute and problem.shape.pipelines > 1:
-        ways += [(True, 0.0)] + [(True, SPARE)] * (min(problem.cap) < inf)
-    for waiting, (is_free, spare), assignment in product(WAITING if problem.split else WAITING[:1], ways, assignments):
+        variants += [(True, 0.0)] + [(True, INITIAL_SPARE)] * (min(problem.cap) < inf)
+    for waiting, (is_free, spare), assignment in product(
+        WAITING if problem.split else WAITING[:1], variants, assignments
+    ):
         parameters = default_parameters(problem, assignment, waiting, is_free, spare)
         order = insertion_order(problem, parameters)
         if order is not None:
@@ -164,7 +160,6 @@ def vary_insertion(problem: Problem, start: Incumbent, parameters: InsertionPara
 
 
 def vary_parameters(problem: Problem, parameters: InsertionParameters, random: Random) -> InsertionParameters:
-    """Return the parameters with one or two random changes."""
     waiting, delay, sequence = list(parameters.waiting), list(parameters.delay), list(parameters.sequence)
     for _ in range(random.choice((1, 1, 2))):
         how = random.random()
@@ -206,7 +201,7 @@ def _state(problem: Problem, parameters: InsertionParameters) -> Insertion:
         waiting=np.array(parameters.waiting, dtype=np.int64),
         delay=np.array(parameters.delay, dtype=np.float64),
         sequence=np.array(parameters.sequence, dtype=np.int64),
-        preference=PREFERENCE * problem.unit,
+        preference=HOST_PREFERENCE * problem.unit,
         units=units.astype(np.int64),
         start=np.zeros(problem.size),
         low=np.zeros(problem.kinds * room),
@@ -297,9 +292,7 @@ def _hop(problem: ProblemArrays, before: int, w: int, goes_back: bool) -> float:
         return 0.0
     if len(problem.hops) == 0:
         return problem.link
-    workers, ranks = len(problem.speed), problem.ranks
-    offset = workers if goes_back and ranks > 2 else 0
-    hop: float = problem.hops[(before + offset) * (workers // ranks) + w // ranks]
+    hop: float = problem.hops[lane_between(before, w, goes_back, len(problem.speed), problem.ranks)]
     return hop
 
 

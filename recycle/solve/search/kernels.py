@@ -37,7 +37,6 @@ def load_if_worth_it(problem: Problem, orders: float, deadline: Deadline, *, is_
 
 
 def are_loaded() -> bool:
-    """Return whether the search runs compiled."""
     return is_loaded(*KERNELS)
 
 

@@ -19,14 +19,14 @@ forward-backward improvement in project scheduling.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 
 from recycle.solve.assignment import Assignment, possible_assignments
-from recycle.solve.problem import Order, Problem, flatten
+from recycle.solve.problem import Order, Problem
 from recycle.solve.problem_arrays import Floats, Operations
 from recycle.solve.search.event_loop import UNLIMITED, priority_rule, run_event_loop
 
@@ -139,14 +139,6 @@ def _priority(problem: Problem, policy: Policy) -> Floats:
     return np.concatenate([begun + chunk * size, begun + (chunks - 1 - chunk) * size])
 
 
-def hosts_in(problem: Problem, order: Order) -> Operations:
-    """Return the worker of each (stage, micro-batch) in an order, flat."""
-    operations, offsets = flatten(order)
-    host = np.empty(problem.shape.stages * problem.micro_batches, dtype=np.int64)
-    host[operations % len(host)] = np.repeat(np.arange(len(order)), np.diff(offsets))
-    return host
-
-
 def schedule_by_priority(
     problem: Problem,
     host: Operations,
@@ -154,7 +146,6 @@ def schedule_by_priority(
     *,
     patience: float = 0.0,
     weight_patience: float = 0.0,
-    hold: Sequence[int] | None = None,
     release: Floats | None = None,
 ) -> Order:
     """Return the order for these priorities, complete and within the memory caps.
@@ -163,7 +154,6 @@ def schedule_by_priority(
         host: worker of each (stage, micro-batch), flat.
         priority: of each operation, lowest first.
         patience, weight_patience: seconds that an F or I, and a W, waits for a more urgent operation.
-        hold: per stage, maximum micro-batches between F and I on a host; None for as many as memory allows.
 
     Raises:
         PlanError: see `event_loop.run_event_loop`.
@@ -171,8 +161,6 @@ def schedule_by_priority(
     rule = priority_rule(priority, problem.shape.stages, np.arange(problem.micro_batches))._replace(
         patience=float(patience), weight_patience=float(weight_patience)
     )
-    if hold is not None:
-        rule = rule._replace(hold=np.array(hold, dtype=np.float64))
     if release is not None:
         rule = rule._replace(release=release)
     return run_event_loop(problem, problem.arrays, host, rule)

@@ -10,6 +10,22 @@ import contextlib
 import multiprocessing
 from functools import partial
 
+from recycle.solve.constants import (
+    ANNEALING_UP_TO,
+    INSERTION_RATIO,
+    INSERTION_SHARE,
+    LESS_POLICY_SHARE,
+    MOST_POLICIES,
+    MOVES_UP_TO,
+    ONE_WALK_FROM,
+    ONE_WALK_UP_TO,
+    PIPELINE_INSERTION_SHARE,
+    POLICY_SHARE,
+    PROCESS_SECONDS,
+    WALKS,
+    WAVE_SECONDS,
+    WAVE_SHARE,
+)
 from recycle.solve.effort import STEPS_OF_ORDER, Deadline, Effort, Incumbent, Stop, sort_by_period
 from recycle.solve.problem import Problem
 from recycle.solve.processes import map_unordered
@@ -20,44 +36,26 @@ from recycle.solve.search.list_scheduling import Policy
 from recycle.solve.search.policy_search import vary_policy
 from recycle.solve.search.waves import best_wave
 
-LARGE = 10_000
-"""Number of operations from which annealing gains less than other initial orders."""
-WAVE_SHARE, WAVE_SECONDS = 0.35, 1e-5
-"""Share of the time or steps for waves with several chunks; seconds per operation that waves need."""
-INSERTION_SHARE, ALONE_SHARE, CLOSE = 0.3, 0.08, 1.15
-"""Maximum shares of the effort for insertion, generally and in one plain pipeline; period ratio up to which it pays."""
-WALKS = 2
-SINGLE_UP_TO = 100_000
-"""Number of operations from which moving single operations is too slow."""
-POLICY_SHARE, LARGE_POLICY_SHARE = 0.3, 0.1
-"""Shares of the remaining time for policies, generally and where annealing gains most; annealing gets the rest."""
-POLICIES = 4_000
-"""Maximum number of policies of a walk; fewer on small problems."""
-ONE_WALK_FROM, ONE_WALK_UP_TO = 1_000, 30_000
-"""Range of operations in which one long walk beats two in the same process; measured up to the second."""
-WORTH_PROCESSES = 4.0
-"""Seconds of search from which starting processes for the walks pays."""
 
-
-def search_from(beginning: SearchStart, effort: Effort) -> Incumbent:
+def search_from(start: SearchStart, effort: Effort) -> Incumbent:
     """Return the best order, never worse than the best of the beginning."""
-    problem, best, shape = beginning.problem, beginning.best, beginning.problem.shape
+    problem, best, shape = start.problem, start.best, start.problem.shape
     is_time_left = effort.deadline.seconds_left > WAVE_SECONDS * problem.size
     if shape.chunks > 1 and is_time_left and not effort.is_met(problem, best.period):
         best = sort_by_period([best, best_wave(problem, effort.part(WAVE_SHARE))])[0]
         effort.report("searching", best.period)
-    inserted = beginning.inserted
-    if inserted is not None and inserted[0].period <= CLOSE * best.period:
-        is_single = shape.pipelines == shape.chunks == 1 and problem.size <= LARGE
-        part = effort.part(ALONE_SHARE if is_single else INSERTION_SHARE)
+    inserted = start.inserted
+    if inserted is not None and inserted[0].period <= INSERTION_RATIO * best.period:
+        is_single = shape.pipelines == shape.chunks == 1 and problem.size <= ANNEALING_UP_TO
+        part = effort.part(PIPELINE_INSERTION_SHARE if is_single else INSERTION_SHARE)
         best = sort_by_period([best, vary_insertion(problem, *inserted, part)])[0]
-    return _walks(problem, best, beginning.policy, effort.remaining())
+    return _walks(problem, best, start.policy, effort.remaining())
 
 
 def _walks(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -> Incumbent:
     if effort.is_met(problem, start.period) or effort.deadline.is_over:
         return start
-    if effort.processes > 1 and effort.deadline.seconds_left > WORTH_PROCESSES:
+    if effort.processes > 1 and effort.deadline.seconds_left > PROCESS_SECONDS:
         return sort_by_period(_in_processes(problem, start, policy, effort))[0]
     is_long = effort.steps is None and effort.processes == 1 and ONE_WALK_FROM < problem.size < ONE_WALK_UP_TO
     walks = 1 if is_long else WALKS
@@ -72,13 +70,13 @@ def _walks(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -
 
 def _walk(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -> Incumbent:
     is_plain = problem.shape.chunks == 1 < problem.shape.pipelines
-    share = POLICY_SHARE if is_plain and problem.size < LARGE else LARGE_POLICY_SHARE
-    if problem.size >= SINGLE_UP_TO:
+    share = POLICY_SHARE if is_plain and problem.size < ANNEALING_UP_TO else LESS_POLICY_SHARE
+    if problem.size >= MOVES_UP_TO:
         share = 1.0
-    most = min(POLICIES, 3 * problem.size) * STEPS_OF_ORDER
+    most = min(MOST_POLICIES, 3 * problem.size) * STEPS_OF_ORDER
     steps = most if effort.steps is None else min(most, effort.steps)
     varied = vary_policy(problem, start, policy, effort.part(share, steps=steps))
-    return improve(problem, varied, effort.part(1.0)) if problem.size < SINGLE_UP_TO else varied
+    return improve(problem, varied, effort.part(1.0)) if problem.size < MOVES_UP_TO else varied
 
 
 def _in_processes(problem: Problem, start: Incumbent, policy: Policy, effort: Effort) -> list[Incumbent]:

@@ -31,7 +31,7 @@ import numpy as np
 from recycle.ir.compiled import called_by_kernels, run
 from recycle.solve.effort import Incumbent
 from recycle.solve.problem import Order, Problem, flatten
-from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays, draw, draw_below
+from recycle.solve.problem_arrays import Floats, Operations, ProblemArrays, draw, draw_below, lane_between
 
 MOVED, EXCHANGED, SHIFTED, REHOSTED = 1, 2, 3, 4
 """Kinds of steps: move an operation, exchange two micro-batches, shift a due time, re-host a micro-batch."""
@@ -65,7 +65,7 @@ class TimedOrder(NamedTuple):
         next, first: [W], index of the next operation to time, and of the first one of the pass.
         free: [W], end of each worker's last timed operation.
         lane_first, lane_free: [lanes], latest begin of the first transfer, and the corresponding end of the last one.
-            Indexed by `_lane`; empty if transfers never queue.
+            Indexed by `lane_between`; empty if transfers never queue.
     """
 
     sequence: Operations
@@ -238,7 +238,7 @@ def forward_pass(problem: ProblemArrays, order: TimedOrder, since: float, number
                     i -= 1
                 if v != w:
                     if len(hops) > 0:
-                        sent += hops[_lane(x >= plane and ranks > 2, w, v, workers, ranks)]
+                        sent += hops[lane_between(w, v, x >= plane, workers, ranks)]
                     else:
                         sent += link
                     new_arrival[x] = sent
@@ -251,11 +251,6 @@ def forward_pass(problem: ProblemArrays, order: TimedOrder, since: float, number
         free[w] = ready
         place_of_next[w] = k
     return count if count == expected else -1
-
-
-@called_by_kernels
-def _lane(goes_back: bool, w: int, v: int, workers: int, ranks: int) -> int:
-    return (w + (workers if goes_back else 0)) * (workers // ranks) + v // ranks
 
 
 def time_from_idle(problem: ProblemArrays, order: TimedOrder, due: Floats, latest: Floats) -> tuple[float, float]:
@@ -304,7 +299,7 @@ def _right_shift(problem: ProblemArrays, order: TimedOrder, count: int, due: Flo
             sent = latest[after]
             v = host[after]
             if v != w:
-                lane = _lane(x >= plane and ranks > 2, w, v, workers, ranks)
+                lane = lane_between(w, v, x >= plane, workers, ranks)
                 hop = hops[lane] if len(hops) > 0 else link
                 if queues:
                     sent = min(sent, lane_first[lane]) - hop
@@ -336,7 +331,7 @@ def _longest_lane(problem: ProblemArrays, order: TimedOrder, latest: Floats) -> 
         w = host[x]
         after = feeds[x]
         if after >= 0 and host[after] != w:
-            lane = _lane(x >= plane and ranks > 2, w, host[after], workers, ranks)
+            lane = lane_between(w, host[after], x >= plane, workers, ranks)
             hop = hops[lane] if len(hops) > 0 else link
             lane_free[lane] = max(lane_free[lane], latest[x] + times[x // n] * speed[w]) + hop
     longest = 0.0
@@ -664,7 +659,6 @@ class Timing:
 
 
 def time_order(problem: Problem, order: Order) -> Timing:
-    """Time an order."""
     state, due, latest = initial_state(problem, order), np.zeros(problem.shape.ranks), np.zeros(problem.size)
     (period, makespan), *_, due, latest = run(time_from_idle, problem.size, problem.arrays, state, due, latest)
     return Timing(float(period), float(makespan), np.asarray(due).tolist(), np.asarray(latest))

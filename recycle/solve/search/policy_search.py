@@ -10,6 +10,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from recycle.solve.constants import POLICY_RATIO
 from recycle.solve.effort import Effort, Incumbent
 from recycle.solve.problem import Problem
 from recycle.solve.search.event_loop import UNLIMITED
@@ -17,8 +18,6 @@ from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.list_scheduling import Policy, groups, schedule_by_policy
 from recycle.solve.search.order_kernels import evaluate
 
-NEAR = 1.12
-"""Maximum ratio of the policy's period to the best period for a search to pay."""
 _PER_STAGE = ("hold", "hold", "weights", "forward_first", "weight_first")
 """Fields per stage, weighted by repetition; the hold matters most."""
 
@@ -29,7 +28,7 @@ def vary_policy(problem: Problem, start: Incumbent, policy: Policy, effort: Effo
     load_if_worth_it(problem, effort.orders, effort.deadline)
     own = evaluate(problem, schedule_by_policy(problem, policy)).period
     best, current, current_period = start, policy, max(own, start.period)
-    if own > NEAR * start.period:
+    if own > POLICY_RATIO * start.period:
         return start
     while effort.claim_order(problem, best.period):
         candidate = _neighbour(problem, current, random)

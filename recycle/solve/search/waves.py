@@ -1,12 +1,11 @@
 """Waves: micro-batches enter a pipeline in groups, with due times as if each group ran unhindered.
 
-With little memory a worker holds few micro-batches. Evenly spaced forwards meet a backward pass at every rank; one of
-the two waits and holds its memory. A wave of close micro-batches meets a returning wave as a whole, so less waits, and
-the first waves fill the memory at once. The distance of waves follows from the work and memory of their micro-batches.
+With little memory, evenly spaced forwards meet a backward pass at every rank; one of the two waits and holds memory. A
+wave of close micro-batches meets a returning wave as a whole, so less waits, and the first waves fill the memory at
+once. The distance of waves follows from the work and memory of their micro-batches.
 
 List scheduling turns due times into an order. The parameters (`Wave`) are tried on a grid, then changed at random; a
-change is kept if the period is not longer. Waves of a single pipeline are a template. Waves of several pipelines,
-simultaneous or staggered, let each micro-batch find its hosts at different times.
+change is kept if the period is not longer.
 """
 
 from __future__ import annotations
@@ -21,18 +20,12 @@ from typing import Any
 import numpy as np
 
 from recycle.solve.assignment import possible_assignments
+from recycle.solve.constants import CHANGES, WAVE_CLIMBS, WAVE_DISTANCES, WAVE_SIZES, WAVE_SPACINGS
 from recycle.solve.effort import STEPS_OF_ORDER, Effort, Incumbent, sort_by_period
 from recycle.solve.problem import Order, Problem
 from recycle.solve.problem_arrays import Floats, Operations
 from recycle.solve.search.list_scheduling import schedule_by_priority
 from recycle.solve.search.order_kernels import evaluate
-
-SIZES, DISTANCES, SPACINGS = (0.0, 0.3, 0.5, 0.7, 1.0), (0.9, 1.05), (1.0, 0.0)
-"""Grid values: wave size as a share of the forwards that fill the memory; interval in shortest intervals; `spacing`."""
-CLIMBS = 4
-"""Number of the best grid points from which the search continues, in turn."""
-CHANGES = (1, 1, 2, 3)
-"""Numbers of parameters changed at a time, chosen at random."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +60,17 @@ class Wave:
 
 def wave_orders(problem: Problem, hosts: Sequence[Operations], seed: int = 0) -> Iterator[Incumbent]:
     """Yield orders and their periods without end: first the grid, then changed waves, on choices of hosts."""
-    way = _unhindered(problem)
+    unhindered = _unhindered(problem)
 
     def evaluate_wave(wave: Wave) -> Incumbent:
-        return evaluate(problem, _order(problem, way, hosts[wave.assignment % len(hosts)], wave))
+        return evaluate(problem, _order(problem, unhindered, hosts[wave.assignment % len(hosts)], wave))
 
     tried: list[tuple[float, Wave]] = []
     for wave in _grid(problem):
         result = evaluate_wave(wave)
         tried.append((result.period, wave))
         yield result
-    climbs = sorted(tried, key=lambda trial: trial[0])[:CLIMBS]
+    climbs = sorted(tried, key=lambda trial: trial[0])[:WAVE_CLIMBS]
     draw = Random(seed)
     while True:
         for place, (period, wave) in enumerate(climbs):
@@ -101,8 +94,8 @@ def best_wave(problem: Problem, effort: Effort) -> Incumbent:
 def _grid(problem: Problem) -> Iterator[Wave]:
     interval, chunks, m = _shortest_interval(problem), problem.shape.chunks, problem.shape.micro_batches
     most = min(max(problem.cap), m * chunks) / chunks
-    for size in sorted({min(m, max(1, round(share * most))) for share in SIZES}):
-        for distance, spacing in product(DISTANCES, SPACINGS if size > 1 else SPACINGS[:1]):
+    for size in sorted({min(m, max(1, round(share * most))) for share in WAVE_SIZES}):
+        for distance, spacing in product(WAVE_DISTANCES, WAVE_SPACINGS if size > 1 else WAVE_SPACINGS[:1]):
             yield Wave(size, size * interval * distance, spacing)
 
 
@@ -111,8 +104,8 @@ def _shortest_interval(problem: Problem) -> float:
     times = problem.times.reshape(3, shape.stages)
     for rank, hosts in enumerate(problem.hosts[: shape.ranks]):
         f, i, w = times[:, rank :: shape.ranks] * problem.fastest[rank]
-        way_back = np.array(problem.way_back)[rank :: shape.ranks]
-        held = f + i + way_back + (problem.stash * w if problem.split else 0.0)
+        return_path = np.array(problem.return_path)[rank :: shape.ranks]
+        held = f + i + return_path + (problem.stash * w if problem.split else 0.0)
         pace = sum(problem.fastest[rank] / problem.speed[worker] for worker in hosts)
         slots = sum(problem.cap[worker] for worker in hosts)
         longest = max(longest, float((f + i + w).sum()) / pace, float(held.sum()) / slots)
@@ -123,8 +116,8 @@ def _unhindered(problem: Problem) -> Floats:
     stages = problem.shape.stages
     starts, now = np.zeros((problem.kinds, stages)), 0.0
     times = problem.times.reshape(3, stages) * np.array(problem.fastest)
-    for kind, way in ((0, range(stages)), (1, range(stages)[::-1])):
-        for turn, s in enumerate(way):
+    for kind, unhindered in ((0, range(stages)), (1, range(stages)[::-1])):
+        for turn, s in enumerate(unhindered):
             now += problem.hop if turn else 0.0
             starts[kind, s] = now
             now += times[kind, s]
@@ -133,13 +126,13 @@ def _unhindered(problem: Problem) -> Floats:
     return starts
 
 
-def _order(problem: Problem, way: Floats, host: Operations, wave: Wave) -> Order:
+def _order(problem: Problem, unhindered: Floats, host: Operations, wave: Wave) -> Order:
     shape = problem.shape
     pipeline, index = np.divmod(np.arange(problem.micro_batches), shape.micro_batches)
     number, place = np.divmod(index, wave.size)
     enters = (number + wave.phase * pipeline / shape.pipelines) * wave.interval
     enters = enters + place * wave.spacing * max(problem.forward)
-    due = (wave.stretch * way)[:, :, None] + enters
+    due = (wave.stretch * unhindered)[:, :, None] + enters
     due[0] += (np.arange(shape.stages) // shape.ranks * wave.chunk_delay * problem.unit)[:, None]
     if problem.split:
         due[2] += wave.weight_delay * problem.unit

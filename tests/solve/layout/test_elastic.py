@@ -87,26 +87,6 @@ def require_sound(planned: Plan, priced: PricedJob) -> None:
 
 
 @pytest.mark.search
-@pytest.mark.parametrize(
-    ("D", "P", "m", "layers", "dead", "most"),
-    [
-        (4, 8, 64, 64, ["1.2"], 1.03),
-        (4, 8, 64, 16, ["1.0"], 1.08),
-        (2, 8, 32, 32, ["0.5"], 1.06),
-    ],
-)
-def test_period_is_close_to_the_even_share(D: int, P: int, m: int, layers: int, dead: list[str], most: float) -> None:
-    priced = job(D, P, m, layers)
-    planned = plan(priced, [Worker.parse(name) for name in dead])
-    require_sound(planned, priced)
-    even = 3 * D * m * P / (D * P - len(dead))
-    assert even <= planned.lower_bound <= 1.01 * even
-    assert planned.period <= most * even
-    assert planned.fixed_bound is not None
-    assert planned.fixed_bound > planned.period, "re-routing alone cannot reach it"
-
-
-@pytest.mark.search
 @pytest.mark.parametrize("seed", range(3))
 def test_plans_of_random_jobs_are_sound(seed: int) -> None:
     chance = random.Random(seed)
@@ -157,19 +137,17 @@ def test_no_node_has_all_hosts_of_a_unit() -> None:
 
 
 @pytest.mark.search
-def test_plan_with_steps_is_repeatable() -> None:
-    priced = job(3, 4, 12, 12)
-    first, second = (plan(priced, [Worker(1, 2)], steps=200) for _ in range(2))
-    assert first.hash == second.hash
-    assert first.moves == second.moves
-
-
-@pytest.mark.search
 @pytest.mark.parametrize(
     ("D", "P", "V", "m", "layers", "dead", "most"),
-    [(3, 2, 2, 4, 8, ["1.1"], 1.08), (4, 4, 2, 16, 32, ["1.2"], 1.05), (2, 4, 3, 12, 24, ["0.2"], 1.10)],
+    [
+        (4, 8, 1, 64, 64, ["1.2"], 1.03),
+        (4, 8, 1, 64, 16, ["1.0"], 1.08),
+        (2, 8, 1, 32, 32, ["0.5"], 1.06),
+        (3, 2, 2, 4, 8, ["1.1"], 1.08),
+        (2, 4, 3, 12, 24, ["0.2"], 1.10),
+    ],
 )
-def test_period_with_several_chunks_is_close_to_the_even_share(
+def test_period_is_close_to_the_even_share(
     D: int, P: int, V: int, m: int, layers: int, dead: list[str], most: float
 ) -> None:
     text = JOB.format(D=D, P=P, m=m, limit=2 * P * V, layers=layers, seconds=4.0)

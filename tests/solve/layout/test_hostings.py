@@ -13,9 +13,9 @@ from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
 from recycle.solve.layout.chains import best_cut, candidates, share_micro_batches
 from recycle.solve.layout.hostings import hosting_from_layout, hostings
-from recycle.solve.layout.hosts import assign, home_pipelines, plan_copies
+from recycle.solve.layout.hosts import assign, plan_copies
 from recycle.solve.layout.ranges import balanced, cheapest_ranges
-from recycle.solve.layout.units import Parts, Units, count_shared, count_units, ranges_from_cut
+from recycle.solve.layout.units import Parts, Units, count_shared, count_units
 
 
 def units(seconds: Sequence[float], most: float, whole: tuple[int, ...] = (), chunks: int = 1) -> Units:
@@ -105,30 +105,7 @@ def test_helpers_copy_no_more_than_the_load_requires(factor: float, copied: int)
     assert cheapest_ranges(model, had, [1.0] * 31, 64, least * 0.99, [1] * 16) is None, "less than an even share"
 
 
-def test_blocks_never_cross_a_fault_free_stage() -> None:
-    blocks, ends = units([0.0, 1.0, 2.0, 3.0], 3.0, (3, 1)).in_blocks(4)
-    assert (blocks.cut, ends, blocks.seconds.tolist()) == ((2, 1), [0, 1, 3, 4], [0.0, 3.0, 3.0])
-
-
 EIGHT = Units((2, 2, 2, 2), {"forward": np.ones(8), "static": np.full(8, 10.0)}, True, 40.0)
-
-
-def chained(live: list[Worker], cuts: list[tuple[int, ...]]) -> list[list[Worker]]:
-    """The workers of each chain."""
-    groups = [k for k, cut in enumerate(cuts) for _ in cut]
-    homes = home_pipelines(live, len(cuts))
-    workers = assign(
-        EIGHT, live, [(part,) for cut in cuts for part in ranges_from_cut(cut)], [homes[k] for k in groups]
-    )
-    return [[worker for worker, group in zip(workers, groups, strict=True) if group == k] for k in range(len(cuts))]
-
-
-def wanted(chains: list[list[Worker]], cuts: list[tuple[int, ...]]) -> dict[Worker, Parts]:
-    return {
-        worker: (part,)
-        for group, cut in zip(chains, cuts, strict=True)
-        for worker, part in zip(group, ranges_from_cut(cut), strict=True)
-    }
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -148,33 +125,16 @@ def test_assignment_copies_least(seed: int) -> None:
     assert copied(assigned) == min(copied(workers) for workers in itertools.permutations(live, len(hosted)))
 
 
-def test_whole_pipelines_keep_their_units() -> None:
-    shape = Shape(3, 4, 1)
-    chains = chained(list(shape.workers()), [(2, 2, 2, 2)] * 3)
-    assert sorted(map(tuple, chains)) == [tuple(Worker(k, r) for r in range(4)) for k in range(3)]
-    assert plan_copies(EIGHT, shape, list(shape.workers()), wanted(chains, [(2, 2, 2, 2)] * 3), Profile()) == ((), 0.0)
-
-
-def test_shorter_chain_copies_only_missing_units() -> None:
-    """Pipeline 0 lost rank 1: its three workers take 3, 3 and 2 units, and each lacks one at most."""
-    shape, dead = Shape(2, 4, 1), Worker(0, 1)
-    live = [worker for worker in shape.workers() if worker != dead]
-    cuts = [(2, 2, 2, 2), (3, 3, 2)]
-    chains = chained(live, cuts)
-    assert chains == [[Worker(1, r) for r in range(4)], [Worker(0, 0), Worker(0, 2), Worker(0, 3)]]
-    moves, seconds = plan_copies(EIGHT, shape, live, wanted(chains, cuts), Profile(bandwidth=5.0))
+def test_copies_come_from_live_workers_one_at_a_time() -> None:
+    """Pipeline 0 lost rank 1: its three workers take 3, 3 and 2 units, and two of them lack one."""
+    shape, live = Shape(2, 4, 1), [Worker(0, 0), Worker(0, 2), Worker(0, 3), *(Worker(1, r) for r in range(4))]
+    ranges: list[Parts] = [((0, 3),), ((3, 6),), ((6, 8),)]
+    workers = assign(EIGHT, live, ranges, [0, 0, 0])
+    assert workers == live[:3]
+    moves, seconds = plan_copies(EIGHT, shape, live, dict(zip(workers, ranges, strict=True)), Profile(bandwidth=5.0))
     copies = [(move.worker, move.source, move.units, move.bytes, move.seconds) for move in moves]
     assert copies == [("0.0", "1.1", (2, 3), 10.0, 2.0), ("0.2", "1.1", (3, 4), 10.0, 2.0)]
-    assert seconds == 4.0, "both come from 1.1, the only one that is left of rank 1"
-
-
-def test_worker_with_two_chunks_copies_only_missing_units() -> None:
-    """Rank 0 has units 0-1 and 4-5, rank 1 the others; without 0.1 a chain of 1.1 and 0.0 takes four units each."""
-    two = Units((2, 2, 2, 2), EIGHT.prices, True, 40.0, chunks=2)
-    shape, live = Shape(2, 2, 1, 2), [Worker(0, 0), Worker(1, 0), Worker(1, 1)]
-    moves, _ = plan_copies(two, shape, live, {Worker(0, 0): ((0, 5),), Worker(1, 1): ((3, 8),)}, Profile())
-    copies = [(move.worker, move.source, move.units) for move in moves]
-    assert copies == [("0.0", "1.1", (2, 4)), ("1.1", "0.0", (4, 6))]
+    assert seconds == 4.0, "1.1 is the only live worker of rank 1, and sends both"
 
 
 def hosts(hosted: Sequence[Parts], count: int) -> list[int]:

@@ -13,12 +13,10 @@ from recycle.ir.check import check
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
-from recycle.job.cut import profile_of_cut
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
 from recycle.solve.effort import Deadline
-from recycle.solve.layout.ranges import balanced
-from recycle.solve.layout.route_search import RouteOrder, best_order
+from recycle.solve.layout.route_search import best_order
 from recycle.solve.layout.routes import Routes, joint_schedule, routes_of
 from recycle.solve.layout.units import Parts, Units
 from recycle.solve.problem_arrays import Operations
@@ -117,55 +115,7 @@ def test_joint_schedule_is_valid_and_reads_back(
     assert (schedule.shape.units, schedule.failed) == (6, {Worker(1, 1)})
 
 
-def test_stages_lie_between_the_cuts_of_all_workers() -> None:
-    schedule = schedule_of_routes(CHAINS)
-    assert schedule.shape.cut == (2, 1, 1, 2)
-    assert [schedule.stages_of(worker) for worker in WORKERS] == [(0,), (1, 2), (3,), (0, 1), (2, 3)]
-    program = [str(instruction) for instruction in schedule.program(Worker(1, 0))]
-    first = program[0].split("F")[1]
-    assert program[:2] == [f"0F{first}", f"1F{first}"]
-    assert program.index(f"1I{first}") == program.index(f"0I{first}") - 1
-    assert program[-4:] == ["0REDUCE_GRAD", "0STEP", "1REDUCE_GRAD", "1STEP"]
-
-
 def test_activations_count_by_the_units_of_their_stage() -> None:
     """A fault-free stage has two units, and three micro-batches of three units count 4.5."""
     schedule = schedule_of_routes(CHAINS, cap=4.5)
     assert max(peak for peak in simulate(schedule).peak_activations if peak) <= 4.5
-
-
-LARGER = Shape(3, 4, 8)
-COSTS = {"forward": 1.0, "backward_input": 1.5, "backward_weight": 0.5, "step": 0.25, "static": 1.0, "message": 0.0}
-LARGER_UNITS = Units((2,) * 4, {name: np.full(8, cost) for name, cost in COSTS.items()}, False, 3.0)
-
-
-def ordered(seed: int, cap: float = 8.0) -> tuple[Routes, RouteOrder | None]:
-    """Routes in which neighbours share units at random, and their order."""
-    chance = random.Random(seed)
-    live = [worker for worker in LARGER.workers() if worker != Worker(1, 2)]
-    parts: list[Parts] = []
-    for worker in live:
-        begin = max(0, 2 * worker.rank - chance.randint(0, 1))
-        parts.append(((begin, min(8, 2 * worker.rank + 2 + chance.randint(0, 1))),))
-    shares = balanced(LARGER_UNITS, parts, [1.0] * len(live), 24)
-    assert shares is not None
-    routes = routed(live, shares[1])
-    caps = [cap] * len(routes.workers)
-    return routes, best_order(routes, LARGER_UNITS, Profile(), LARGER, caps, Deadline(None), split=True)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_period_is_an_upper_estimate(seed: int) -> None:
-    """At most a tenth above the period, although reduces of successive stages wait for each other."""
-    routes, order = ordered(seed)
-    assert order is not None
-    names = routes.names(LARGER)
-    schedule = joint_schedule(LARGER, routes, order.programs, names, [Worker(1, 2)], "staggered", split=True)
-    prices = profile_of_cut(Profile(2.0, 3.0, 1.0, step=0.5), schedule.shape, (2,) * 4)
-    period = simulate(schedule, prices).period
-    assert period <= order.period + 1e-9
-    assert order.period <= 1.1 * period
-
-
-def test_too_little_memory_for_one_micro_batch_gives_no_order() -> None:
-    assert ordered(0, 0.4)[1] is None

@@ -76,23 +76,6 @@ def test_micro_batches_of_a_single_pipeline_stay_in_index_order():
         assert relabel_by_index(problem, result.order) == result.order
 
 
-def test_slow_worker_gives_micro_batches_to_its_peers():
-    """Three stages of three pipelines; the assignment is even, and worker 1.1 takes three times as long."""
-    problem = slow(Problem.from_job(job(3, 3, 6, reroute=False)), 4, 3.0)
-    order = schedule_by_policy(problem)
-    start = time_order(problem, order)
-    free = replace(problem, reroute=True)
-    due, target = start.due, start.period - 12
-    stuck, result = (
-        anneal(variant, order, due, target, steps=10_000, hot=0.3, cold=0.05) for variant in (problem, free)
-    )
-    assert not stuck.met
-    assert result.met
-    period = time_order(free, result.order).period
-    assert period <= target
-    assert len(result.order[4]) < len(order[4]) == 18
-
-
 def test_target_is_met_only_if_all_lanes_finish_within_it():
     """Each lane carries 18 transfers of 2.5 per iteration, so that no order is faster than 45."""
     priced = job(1, 2, 6, chunks=2, link=2.5)

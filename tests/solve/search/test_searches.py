@@ -77,8 +77,8 @@ def test_search_without_time_or_with_met_bound_returns_its_start(name: str) -> N
 @pytest.mark.search
 @pytest.mark.parametrize("name", SEARCHES)
 def test_searches_give_the_same_in_plain_python_and_compiled(name: str, in_both_ways: Callable[..., object]) -> None:
-    priced = job(1, 3, 5, 4, chunks=2, link=0.3, weight_stash=0.5, forward=[1.0, 1.1, 0.7] * 2)
-    begun = start_of(priced, [])
+    priced = job(2, 3, 3, 4, chunks=2, link=1.3, weight_stash=0.5, forward=[1.0, 1.1, 0.7] * 2)
+    begun = start_of(priced, [Worker(1, 2)])
     plain, compiled = in_both_ways(lambda: SEARCHES[name](begun, Effort(0.0, steps=4 * STEPS_OF_ORDER, seed=3)))
     assert plain == compiled
 
