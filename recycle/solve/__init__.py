@@ -13,5 +13,6 @@ layout/         layouts in which live workers host other layers than before
 adapt           a given schedule on any placement, without the dead workers
 fuse_backward   fuses I and W where splitting the backward pass does not pay
 effort          incumbents, deadlines and limits of a search
+constants       tuned constants, and the commands that check them
 processes       tasks in several processes
 """

@@ -64,7 +64,7 @@ def hostings(
     state.
     """
     spare = _hosts_kept(units, live)
-    for hosting in every_hosting(units, shape, live, profile, nodes, below):
+    for hosting in _all_hostings(units, shape, live, profile, nodes, below):
         if (_hosts_of(units, hosting.parts) >= spare).all():
             yield hosting
 
@@ -80,10 +80,9 @@ def _hosts_of(units: Units, hosted: Sequence[Parts]) -> Operations:
     return np.cumsum(changes[:-1])
 
 
-def every_hosting(
+def _all_hostings(
     units: Units, shape: Shape, live: Sequence[Worker], profile: Profile, nodes: Mapping[Worker, int], below: float
 ) -> Iterator[Hosting]:
-    """Yield hostings as `hostings` does, without the minimum number of hosts per unit."""
     speeds = [profile.speed_of(worker) for worker in live]
     count = shape.global_micro_batches
     if len(set(speeds)) == 1:
@@ -91,7 +90,7 @@ def every_hosting(
             yield _of_chains(units, live, chains, nodes)
     had = [units.present_parts(worker) for worker in live]
     least = count * float(units.seconds.sum()) / sum(1 / speed for speed in speeds)
-    seen: set[tuple[tuple[Worker, Parts], ...]] = set()
+    seen: list[Mapping[Worker, Parts]] = []
     hosts = _hosts_wanted(units, shape, live)
     for factor in LOADS:
         tries = (cheapest_ranges(units, had, speeds, count, least * factor, each) for each in hosts)
@@ -101,9 +100,8 @@ def every_hosting(
         helped = _of_ranges(units, live, profile, wanted, count, nodes)
         if helped is None or helped.seconds >= below:
             continue
-        key = tuple(sorted(helped.wanted.items()))
-        if key not in seen:
-            seen.add(key)
+        if helped.wanted not in seen:
+            seen.append(helped.wanted)
             yield helped
 
 
