@@ -173,7 +173,7 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
         seed: seed of the initial weights.
     """
 
-    kind: Literal["gpt", "llama", "qwen", "mixtral", "emulated"] = "gpt"
+    kind: Literal["gpt", "llama", "mistral", "qwen", "qwen_moe", "mixtral", "emulated"] = "gpt"
     provider: str | None = None
     weights: str | None = None
     import_from: list[str] | None = None

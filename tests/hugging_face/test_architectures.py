@@ -24,7 +24,7 @@ EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_co
 
 
 def config(name: str = "LlamaForCausalLM", **changes: Any) -> dict[str, Any]:
-    return LLAMA | {"architectures": [name], "model_type": MODEL_TYPES[name]} | changes
+    return LLAMA | {"architectures": [name], "model_type": MODEL_TYPES[name], "sliding_window": None} | changes
 
 
 @pytest.mark.parametrize("architectures", [{}, {"architectures": None}, {"architectures": []}])
@@ -47,7 +47,7 @@ def test_a_config_of_transformers_4_and_one_of_5_are_the_same_model() -> None:
 def test_what_a_config_leaves_out_is_what_its_architecture_has_there() -> None:
     left_out = ("rms_norm_eps", "num_key_value_heads", "max_position_embeddings")
     short = {key: LLAMA[key] for key in LLAMA if key not in left_out}
-    short |= {"num_attention_heads": 32, "hidden_size": 64}
+    short |= {"num_attention_heads": 32, "hidden_size": 64, "sliding_window": None}
     found = {
         one.name: model_of(short | {"architectures": [one.name], "model_type": one.model_type}, "c")
         for one in ARCHITECTURES
@@ -58,12 +58,14 @@ def test_what_a_config_leaves_out_is_what_its_architecture_has_there() -> None:
     }
     assert figures == {
         "LlamaForCausalLM": (32, 2, 1e-6),
+        "MistralForCausalLM": (8, 2, 1e-6),
         "Qwen2ForCausalLM": (32, 2, 1e-6),
         "Qwen3ForCausalLM": (32, 128, 1e-6),
+        "Qwen3MoeForCausalLM": (4, 2, 1e-6),
         "MixtralForCausalLM": (8, 2, 1e-5),
     }
-    assert [model.rotary_base for model in found.values()] == [1e4, 1e4, 1e4, 1e6]
-    assert [model.sequence for model in found.values()] == [2048, 32768, 32768, 131072]
+    assert [model.rotary_base for model in found.values()] == [1e4, 1e4, 1e4, 1e4, 1e4, 1e6]
+    assert [model.sequence for model in found.values()] == [2048, 131072, 32768, 32768, 32768, 131072]
 
 
 @pytest.mark.parametrize(
@@ -73,6 +75,9 @@ def test_what_a_config_leaves_out_is_what_its_architecture_has_there() -> None:
         config("Qwen2ForCausalLM", tie_word_embeddings=True, use_sliding_window=False, sliding_window=4096),
         config("Qwen3ForCausalLM", head_dim=16, layer_types=["full_attention"] * 2),
         config("MixtralForCausalLM", **EXPERTS),
+        config("MistralForCausalLM", sliding_window=None),
+        config("Qwen3MoeForCausalLM", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=20),
+        config("Qwen3MoeForCausalLM", **EXPERTS, moe_intermediate_size=20, norm_topk_prob=True),
     ],
     ids=lambda given: given["architectures"][0],
 )
@@ -91,10 +96,10 @@ def test_a_model_has_the_config_that_it_was_read_from(given: dict[str, Any]) -> 
         ({"hidden_size": None}, r"c: Object missing required field `hidden_size`"),
         ({"num_hidden_layers": "2"}, r"c: Expected `int`, got `str` - at `num_hidden_layers`"),
         ({"vocab_size": 0}, r"c: Expected `int` >= 1 - at `vocab_size`"),
-        ({"hidden_act": "gelu"}, r"c: hidden_act: 'gelu' is not supported, only 'silu' is"),
-        ({"attention_bias": True}, r"c: attention_bias: True is not supported, only False is"),
+        ({"hidden_act": "gelu"}, r"c: hidden_act: 'gelu' is not supported, only .silu. is"),
+        ({"attention_bias": True}, r"c: attention_bias: True is not supported, only false is"),
         ({"mlp_bias": True}, r"c: mlp_bias: True"),
-        ({"quantization_config": {"bits": 4}}, r"c: quantization_config: .* is not supported, only None is"),
+        ({"quantization_config": {"bits": 4}}, r"c: quantization_config: .* is not supported, only null is"),
         ({"auto_map": {"AutoModel": "own.py"}}, r"c: auto_map: "),
         ({"use_sliding_window": True}, r"c: use_sliding_window: True"),
         ({"layer_types": 2}, r"c: layer_types: 2 is not supported"),
@@ -115,6 +120,8 @@ def test_a_model_has_the_config_that_it_was_read_from(given: dict[str, Any]) -> 
             r"c: num_experts_per_tok: 9 of num_local_experts 8",
         ),
         ({"architectures": ["MixtralForCausalLM"], "router_jitter_noise": 0.1}, r"c: router_jitter_noise: 0.1"),
+        ({"architectures": ["MistralForCausalLM"]}, r"c: sliding_window: 4096 is not supported, only null is"),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": [0]}, r"c: mlp_only_layers: \[0\] is not"),
     ],
 )
 def test_what_recycles_models_do_not_have_is_refused_by_its_key(changes: dict[str, Any], complaint: str) -> None:
@@ -127,7 +134,7 @@ def test_what_recycles_models_do_not_have_is_refused_by_its_key(changes: dict[st
 @pytest.mark.parametrize(
     ("model", "complaint"),
     [
-        (ModelSection(), r'x: \[model\] kind: "gpt" cannot be exported; llama, qwen, mixtral can'),
+        (ModelSection(), r'x: \[model\] kind: "gpt" cannot be exported; llama, mistral, qwen, qwen_moe, mixtral can'),
         (ModelSection(kind="llama", provider="a:b"), r"x: \[model\] provider: what a:b builds"),
         (ModelSection(kind="llama", config={"normalization": "LayerNorm"}), r"\[model.config\] normalization: "),
         (ModelSection(kind="llama", config={"rotary_interleaved": True}), r"\[model.config\] rotary_interleaved: "),

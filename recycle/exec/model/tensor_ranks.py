@@ -161,8 +161,8 @@ def ensure_parallel_state(tensor_group: TensorGroup | None = None) -> None:
     elif torch.distributed.get_world_size() != 1:
         raise RunError("torch.distributed has several ranks; initialise megatron-core's parallel_state before a stage")
     parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
+    install()
     if tensor_group is not None:
-        install()
         parallel_state._TENSOR_MODEL_PARALLEL_GROUP = tensor_group
         parallel_state.set_tensor_model_parallel_world_size(tensor_group.size())
         parallel_state.set_tensor_model_parallel_rank(tensor_group.rank())

@@ -70,7 +70,7 @@ def assert_same(struck: RunResult, calm: RunResult) -> None:
 
 @pytest.mark.parametrize(
     ("name", "phase"),
-    cases({"gpt": "", "llama 3.1": "backward", "qwen 3": "", "mixtral": "step"}),
+    cases({"gpt": "", "llama 3.1": "backward", "qwen 3": "", "mixtral": "step", "qwen 3 moe": "reduce"}),
 )
 def test_a_killed_rejoined_and_stopped_run_has_the_bits_of_the_calm_one(launch: Run, name: str, phase: str) -> None:
     of = run_job(FAMILIES[name])
