@@ -29,7 +29,7 @@ class HubArchitecture:
     Attributes:
         config: fields of `[model.config]` that distinguish it from others of the kind.
         defaults: values of keys that a `config.json` may leave out.
-        only: as `_ONLY`, further keys of this architecture.
+        only: as `_SUPPORTED_VALUES`, further keys of this architecture.
     """
 
     name: str
@@ -132,7 +132,7 @@ class _Config(msgspec.Struct):
     router_aux_loss_coef: float = 0.001
 
 
-_ONLY: Mapping[str, tuple[Any, ...]] = {
+_SUPPORTED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
@@ -179,7 +179,7 @@ def model_of(config: Mapping[str, Any], where: str) -> ModelSection:
         JobError: a key is missing, has another type, or states something unsupported; names the key.
     """
     architecture = architecture_of(config, where)
-    for key, values in (_ONLY | architecture.only).items():
+    for key, values in {**_SUPPORTED_VALUES, **architecture.only}.items():
         value = config.get(key, architecture.defaults.get(key, values[0]))
         if value not in values:
             raise JobError(f"{where}: {key}: {value!r} is not supported, only {json.dumps(values[0])} is")
@@ -237,7 +237,7 @@ def _rotary(config: _Config, architecture: HubArchitecture, where: str) -> tuple
     nested = next((name for name, value in stated.items() if isinstance(value, dict)), None)
     if nested is not None or kind not in ("default", "llama3"):
         what = f"{key}.{nested}" if nested is not None else f"{key}.rope_type: {kind!r}"
-        raise JobError(f"{where}: {what} is not supported, only 'default' and 'llama3' for all layers alike are")
+        raise JobError(f"{where}: {what} is not supported, only 'default' and 'llama3', equal for all layers, are")
     known: dict[str, Any] = {"partial_rotary_factor": 1.0, **(LLAMA_3_SCALING if kind == "llama3" else {})}
     for name, value in known.items():
         if stated.get(name, value) != value:
@@ -256,23 +256,25 @@ def hub_architecture(model: ModelSection, where: str) -> HubArchitecture:
         JobError: none does; begins with `where` and names the key.
     """
     if model.provider is not None:
-        raise JobError(f"{where}: [model] provider: what {model.provider} builds is none of recycle's own models")
-    alike = [one for one in ARCHITECTURES if one.kind == model.kind]
-    if not alike or not is_rotary(model):
-        known = ", ".join(dict.fromkeys(one.kind for one in ARCHITECTURES))
+        raise JobError(
+            f"{where}: [model] provider: a model of {model.provider} cannot be exported, only recycle's own models"
+        )
+    same_kind = [architecture for architecture in ARCHITECTURES if architecture.kind == model.kind]
+    if not same_kind or not is_rotary(model):
+        known = ", ".join(dict.fromkeys(architecture.kind for architecture in ARCHITECTURES))
         raise JobError(f'{where}: [model] kind: "{model.kind}" cannot be exported; {known} can')
     fields, family = config_of(model), FAMILIES[model.kind]
     written = {*_WRITTEN, *CHOSEN_BY_JOBS}
-    if alike[0].has_experts:
+    if same_kind[0].has_experts:
         written.update(_WRITTEN_OF_EXPERTS)
     if model.kind == "qwen_moe":
         written.add("moe_router_pre_softmax")
     for name, value in fields.items():
         if name not in written and family.get(name) != value:
-            raise JobError(f"{where}: [model.config] {name}: no architecture of Hugging Face here has {value!r}")
-    for one in alike:
-        if all(fields.get(name, False) == one.config.get(name, False) for name in _QUERIES_AND_KEYS):
-            return one
+            raise JobError(f"{where}: [model.config] {name}: no supported architecture of Hugging Face has {value!r}")
+    for architecture in same_kind:
+        if all(fields.get(name, False) == architecture.config.get(name, False) for name in _QUERIES_AND_KEYS):
+            return architecture
     has = " and ".join(name for name in _QUERIES_AND_KEYS if fields.get(name)) or "neither"
     raise JobError(f"{where}: [model.config] qk_layernorm and add_qkv_bias: no architecture of this kind has {has}")
 

@@ -27,7 +27,7 @@ from recycle.exec.model.other_layers import GraphSplit
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight
 from recycle.job.shape import MicroBatch
 from recycle.megatron.gradient_sync import GradientSync
-from recycle.megatron.placement import seen_as_rank
+from recycle.megatron.placement import presented_as_rank
 
 
 @dataclass
@@ -78,7 +78,11 @@ class ModelChunk:
         self._store = WeightGradientStore(self._add)
         self._layers = SplitLinears(model, self._store) if is_split else None
         self._graph = None
-        if is_split and config.recompute_granularity is None and any(holds_matrix(one) for one in model.modules()):
+        if (
+            is_split
+            and config.recompute_granularity is None
+            and any(holds_matrix(module) for module in model.modules())
+        ):
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
             self._graph = GraphSplit(trained, self._store, self._add)
         self._hooks: dict[torch.nn.Parameter, Any] = {}
@@ -92,9 +96,9 @@ class ModelChunk:
         self.call, self.data = call, data
         if self._layers is not None and not call.forward_only:
             stack.enter_context(self._layers)
-        stack.callback(self._let_go)
+        stack.callback(self._release)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._held.clear()
         self._store.clear()
         self.data = None
@@ -111,7 +115,7 @@ class ModelChunk:
             activation.requires_grad_(not call.forward_only)
         with ExitStack() as stack:
             if self._seen_rank is not None:
-                stack.enter_context(seen_as_rank(self._seen_rank))
+                stack.enter_context(presented_as_rank(self._seen_rank))
             output, tokens = forward_step(
                 call.forward_step_func,
                 self.data,
@@ -145,7 +149,7 @@ class ModelChunk:
         if not self._warned and not self._store.held(micro_batch):
             self._warned = True
             warnings.warn(
-                f"stage {self._stage}: no layer of it can leave its weight gradients to W, so I is a whole backward;"
+                f"stage {self._stage}: none of its layers can defer weight gradients to W, so I is a whole backward;"
                 " use megatron-core's local layer spec, or torch.nn.Linear without recomputation",
                 ScheduleWarning,
                 stacklevel=2,
@@ -168,8 +172,8 @@ class ModelChunk:
             if gradient is None and config.grad_scale_func is not None:
                 output = config.grad_scale_func(output)
             return self._graph.backward(output, gradient, entry)
-        found: torch.Tensor | None = backward_step(entry, output, gradient, get_model_type(self.model), config)
-        return found
+        input_gradient: torch.Tensor | None = backward_step(entry, output, gradient, get_model_type(self.model), config)
+        return input_gradient
 
     def _add(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         assert isinstance(parameter, torch.nn.Parameter)

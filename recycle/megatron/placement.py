@@ -13,7 +13,7 @@ from typing import Any
 
 from megatron.core import parallel_state
 
-from recycle.megatron.order import Given, MegatronGrid, schedule_in, stages_of_rank
+from recycle.megatron.order import MegatronGrid, ScheduleSource, schedule_in, stages_of_rank
 
 
 class _OtherRank:
@@ -29,7 +29,7 @@ class _OtherRank:
         return getattr(self._group, name)
 
 
-def grid_now() -> MegatronGrid:
+def current_grid() -> MegatronGrid:
     """Return this process's position according to `parallel_state`."""
     chunks: int | None = parallel_state.get_virtual_pipeline_model_parallel_world_size()
     return MegatronGrid(
@@ -42,7 +42,7 @@ def grid_now() -> MegatronGrid:
 
 
 @contextmanager
-def as_stage(schedule: Given, vp_stage: int | None = None) -> Iterator[None]:
+def as_stage(schedule: ScheduleSource, vp_stage: int | None = None) -> Iterator[None]:
     """Build a model chunk inside this block as the stage that the schedule places on this rank.
 
     `parallel_state` then describes the first or last stage, and megatron-core's modules build the stage's layers. Has
@@ -54,7 +54,7 @@ def as_stage(schedule: Given, vp_stage: int | None = None) -> Iterator[None]:
     Raises:
         ScheduleError, JobError: the schedule is for another number of ranks or chunks.
     """
-    grid = grid_now()
+    grid = current_grid()
     stages = stages_of_rank(schedule_in(schedule, grid, 4 * grid.ranks), grid.rank)
     seen = stages[vp_stage or 0] % grid.ranks
     if seen == grid.rank:
@@ -63,14 +63,14 @@ def as_stage(schedule: Given, vp_stage: int | None = None) -> Iterator[None]:
     group = parallel_state._PIPELINE_MODEL_PARALLEL_GROUP
     parallel_state._PIPELINE_MODEL_PARALLEL_GROUP = _OtherRank(group, seen)
     try:
-        with seen_as_rank(seen):
+        with presented_as_rank(seen):
             yield
     finally:
         parallel_state._PIPELINE_MODEL_PARALLEL_GROUP = group
 
 
 @contextmanager
-def seen_as_rank(rank: int) -> Iterator[None]:
+def presented_as_rank(rank: int) -> Iterator[None]:
     """Give this process another pipeline rank in `parallel_state` inside the block."""
     before = parallel_state._MPU_PIPELINE_MODEL_PARALLEL_RANK
     parallel_state.set_pipeline_model_parallel_rank(rank)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from recycle import JobError
@@ -95,14 +94,9 @@ def test_a_model_has_the_config_that_it_was_read_from(given: dict[str, Any]) -> 
         ({"architectures": None}, r"c: has neither architectures nor model_type"),
         ({"hidden_size": None}, r"c: Object missing required field `hidden_size`"),
         ({"num_hidden_layers": "2"}, r"c: Expected `int`, got `str` - at `num_hidden_layers`"),
-        ({"vocab_size": 0}, r"c: Expected `int` >= 1 - at `vocab_size`"),
         ({"hidden_act": "gelu"}, r"c: hidden_act: 'gelu' is not supported, only .silu. is"),
         ({"attention_bias": True}, r"c: attention_bias: True is not supported, only false is"),
-        ({"mlp_bias": True}, r"c: mlp_bias: True"),
         ({"quantization_config": {"bits": 4}}, r"c: quantization_config: .* is not supported, only null is"),
-        ({"auto_map": {"AutoModel": "own.py"}}, r"c: auto_map: "),
-        ({"use_sliding_window": True}, r"c: use_sliding_window: True"),
-        ({"layer_types": 2}, r"c: layer_types: 2 is not supported"),
         ({"rms_norm_eps": float("nan")}, r"c: Expected `float` > 0.* - at `rms_norm_eps`"),
         ({"rope_theta": float("inf")}, r"c: rope_scaling.rope_theta: inf must be a number of at least 1"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, r"c: layer_types: 'sliding_attention' is not"),
@@ -110,7 +104,6 @@ def test_a_model_has_the_config_that_it_was_read_from(given: dict[str, Any]) -> 
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, r"c: rope_scaling.rope_type: 'yarn' is not supported"),
         ({"rope_parameters": {"full_attention": {}}}, r"c: rope_parameters.full_attention is not supported"),
         ({"rope_scaling": SCALED | {"low_freq_factor": 2.0}}, r"c: rope_scaling.low_freq_factor: 2.0 .* only 1 is"),
-        ({"rope_scaling": SCALED | {"factor": "8"}}, r"c: rope_scaling.factor: '8' must be a number of at least 1"),
         (
             {"architectures": ["MixtralForCausalLM"], "sliding_window": 4096},
             r"c: sliding_window: 4096 is not supported, only null is",
@@ -119,7 +112,6 @@ def test_a_model_has_the_config_that_it_was_read_from(given: dict[str, Any]) -> 
             {"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9},
             r"c: num_experts_per_tok: 9 of num_local_experts 8",
         ),
-        ({"architectures": ["MixtralForCausalLM"], "router_jitter_noise": 0.1}, r"c: router_jitter_noise: 0.1"),
         ({"architectures": ["MistralForCausalLM"]}, r"c: sliding_window: 4096 is not supported, only null is"),
         ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": [0]}, r"c: mlp_only_layers: \[0\] is not"),
     ],
@@ -135,9 +127,8 @@ def test_what_recycles_models_do_not_have_is_refused_by_its_key(changes: dict[st
     ("model", "complaint"),
     [
         (ModelSection(), r'x: \[model\] kind: "gpt" cannot be exported; llama, mistral, qwen, qwen_moe, mixtral can'),
-        (ModelSection(kind="llama", provider="a:b"), r"x: \[model\] provider: what a:b builds"),
+        (ModelSection(kind="llama", provider="a:b"), r"x: \[model\] provider: a model of a:b cannot be exported"),
         (ModelSection(kind="llama", config={"normalization": "LayerNorm"}), r"\[model.config\] normalization: "),
-        (ModelSection(kind="llama", config={"rotary_interleaved": True}), r"\[model.config\] rotary_interleaved: "),
         (ModelSection(kind="llama", config={"num_moe_experts": 4}), r"\[model.config\] num_moe_experts: "),
         (ModelSection(kind="llama", config={"qk_layernorm": True}), r"no architecture of this kind has qk_layernorm"),
         (ModelSection(kind="qwen", config={"qk_layernorm": False}), r"no architecture of this kind has neither"),
@@ -146,11 +137,3 @@ def test_what_recycles_models_do_not_have_is_refused_by_its_key(changes: dict[st
 def test_a_model_that_no_architecture_computes_is_refused_by_its_key(model: ModelSection, complaint: str) -> None:
     with pytest.raises(JobError, match=complaint):
         hub_architecture(model, "x")
-
-
-def test_a_family_as_it_is_built_in_can_be_exported() -> None:
-    names = [hub_architecture(ModelSection(kind=kind), "x").name for kind in ("llama", "qwen", "mixtral")]
-    assert names == ["LlamaForCausalLM", "Qwen3ForCausalLM", "MixtralForCausalLM"]
-    free = ModelSection(kind="mixtral", config={"moe_aux_loss_coeff": 0.0, "recompute_modules": ["mlp"]})
-    assert config_json(free, hub_architecture(free, "x"))["router_aux_loss_coef"] == 0.0
-    assert msgspec.json.encode(config_json(free, hub_architecture(free, "x")))

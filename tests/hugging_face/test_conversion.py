@@ -54,36 +54,27 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), r"config.json: cannot be read \(No such file"),
     "config cut off": (lambda f: (f / "config.json").write_text("{"), r"config.json: not valid JSON, perhaps cut off"),
-    "config no object": (lambda f: (f / "config.json").write_text("[]"), r"config.json: holds no JSON object"),
+    "config no object": (lambda f: (f / "config.json").write_text("[]"), r"config.json: does not hold a JSON object"),
     "heads": (lambda f: config(f, num_key_value_heads=3), r"config.json: \[model.config\] num_query_groups: 3 groups"),
     "shard missing": (lambda f: (f / FIRST).unlink(), rf"{FIRST}: missing, though {INDEX} names it; fetch it"),
     "shard cut off": (
         lambda f: (f / FIRST).write_bytes((f / FIRST).read_bytes()[:-1]),
         rf"{FIRST}: cannot be read as safetensors \(.*incomplete.*\); fetch it again",
     ),
-    "shard empty": (lambda f: (f / FIRST).write_bytes(b""), rf"{FIRST}: cannot be read as safetensors"),
-    "index elsewhere": (lambda f: names_a_file(f, "../x"), r"weight_map: '../x' is not the name of a file beside it"),
-    "index empty": (lambda f: (f / INDEX).write_text("{}"), r"weight_map: does not map tensors to files"),
+    "index elsewhere": (
+        lambda f: names_a_file(f, "../x"),
+        r"weight_map: '../x' is not the name of a file in the folder",
+    ),
     "shard is a pointer": (
         lambda f: (f / FIRST).write_bytes(POINTER),
         rf"{FIRST}: is a pointer of Git LFS.*git lfs pull",
     ),
-    "tokenizer is a pointer": (
-        lambda f: (f / "tokenizer.model").write_bytes(POINTER),
-        r"tokenizer.model: is a pointer of Git LFS",
-    ),
-    "shards without index": (lambda f: (f / INDEX).unlink(), rf"has {FIRST} and no {INDEX}"),
-    "types contradict": (lambda f: config(f, model_type="qwen3"), r"config.json: model_type: 'qwen3' contradicts"),
+    "shards without index": (lambda f: (f / INDEX).unlink(), rf"has {FIRST} but not {INDEX}"),
     "not a number": (
         lambda f: replaced(f, "model.norm.weight", torch.full((8,), float("nan"))),
         r"safetensors: model.norm.weight has values that are NaN",
     ),
-    "infinite": (
-        lambda f: replaced(f, "model.norm.weight", torch.full((8,), float("inf"), dtype=torch.bfloat16)),
-        r"safetensors: model.norm.weight has values that are NaN",
-    ),
-    "pickles": (pickled, r"has no weights, model.safetensors or .*; what it has are pickles"),
-    "another depth": (lambda f: config(f, num_hidden_layers=3), r"has no tensor model.layers.2.input_layernorm.weight"),
+    "pickles": (pickled, r"has no weights, model.safetensors or .*; it has pickle files only"),
     "endless": (lambda f: config(f, num_hidden_layers=2**31 - 1), r"has no tensor model.layers.2.input_layernorm.wei"),
     "fewer layers": (
         lambda f: config(f, num_hidden_layers=1),
@@ -112,7 +103,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
             lambda f, content=content: (f / "tokenizer.json").write_text(content),
             r"tokenizer.json: (not valid JSON|Expected|Object missing)",
         )
-        for content in ("{", "[]", "{}", '{"model": {"vocab": 3}}', '{"model": {"vocab": []}, "added_tokens": 1}')
+        for content in ("{", '{"model": {"vocab": 3}}')
     },
     "tied to another": (lambda f: config(f, tie_word_embeddings=True), r"lm_head.weight is not the embedding, though"),
 }

@@ -27,7 +27,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 
 from recycle.errors import RunError
 from recycle.exec.model.tensor_group import TensorGroup
-from recycle.exec.model.tensor_ranks import begin_reduce_scatter, gathered
+from recycle.exec.model.tensor_ranks import begin_reduce_scatter, gather_sequences
 from recycle.job.shape import MicroBatch
 
 TESTED_VERSIONS = ("0.16.1",)
@@ -140,7 +140,7 @@ class WeightGradientStore:
         sequences: TensorGroup | None,
     ) -> None:
         if sequences is not None:
-            inputs = gathered(inputs, sequences)
+            inputs = gather_sequences(inputs, sequences)
         rows = gradient.reshape(-1, gradient.shape[-1])
         self._product(weight, rows, inputs.reshape(-1, inputs.shape[-1]))
         if bias is not None:
@@ -168,7 +168,7 @@ class _SplitLinear(torch.autograd.Function):
         # Not saved: recomputation would return another tensor object, and the store identifies weights by object.
         weight, bias = ctx.weights = weights
         ctx.store, ctx.reduce_group, ctx.sequences = store, reduce_group, sequences
-        output = torch.matmul(inputs if sequences is None else gathered(inputs, sequences), weight.t())
+        output = torch.matmul(inputs if sequences is None else gather_sequences(inputs, sequences), weight.t())
         return output if bias is None else output + bias
 
     @staticmethod
@@ -281,7 +281,9 @@ def require_all_split(model: torch.nn.Module) -> None:
         kind = type(layer).__name__
         below = takewhile(lambda base: base not in LINEAR_CLASSES, type(layer).__mro__)
         if isinstance(layer, LINEAR_CLASSES) and any("forward" in vars(base) for base in below):
-            raise RunError(f"{name}: {kind} has a forward of its own, which may go round the split backward")
+            raise RunError(
+                f"{name}: {kind} overrides forward, which may bypass the split backward; remove the override"
+            )
         split = isinstance(vars(layer).get("_forward_impl"), _SplitForward)
         if not split and (isinstance(layer, LINEAR_CLASSES) or holds_matrix(layer)) and not delays_itself(layer):
             raise RunError(f"{name}: {kind} has no split backward; use megatron-core's local layer spec")
@@ -310,7 +312,7 @@ def require_tested_version() -> None:
 def _refuse(layer: str, uses: dict[str, Any]) -> None:
     for name, used in uses.items():
         if used:
-            raise RunError(f"{layer}: the split backward knows no {name}; switch it off in the model's config")
+            raise RunError(f"{layer}: the split backward does not support {name}; switch it off in the model's config")
 
 
 def holds_matrix(layer: torch.nn.Module) -> bool:

@@ -46,9 +46,9 @@ def build_stages(
         is_filled: initialize all other weights; otherwise leave them uninitialized.
     """
     if job.model.kind == "emulated":
-        of, scale = job.with_cut(cut), job.model.seconds_per_unit
-        profile = profile_of_layout(job, price(job).prices, of.shape)
-        return {index: EmulatedStage(of, index, profile, scale, held) for index in indices}
+        emulated_job, scale = job.with_cut(cut), job.model.seconds_per_unit
+        profile = profile_of_layout(job, price(job).prices, emulated_job.shape)
+        return {index: EmulatedStage(emulated_job, index, profile, scale, held) for index in indices}
     job = job.with_cut(cut)
     if job.grid.tensor_parallel != (1 if tensor_group is None else tensor_group.size()):
         raise RunError(
@@ -62,12 +62,12 @@ def build_stages(
         # Filling fresh tensors helps to find bugs and costs time; it changes no result.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     indices, ends = list(indices), {0, job.shape.stages - 1}
-    providers = providers or Providers.of(job)
+    providers = providers or Providers.from_job(job)
     # The first stage reads tokens, the last stage labels.
     batches, evaluation = None, None
     if ends.intersection(indices):
         batches = load_batches(job, providers.data)
-        evaluation = load_evaluation(job, providers.of_evaluation(job)) if job.evaluation.every else None
+        evaluation = load_evaluation(job, providers.evaluation_data(job)) if job.evaluation.every else None
     stages, tied = dict[int, Stage](), None
     with warnings.catch_warnings():
         # megatron-core warns of every missing optional package in every process.

@@ -35,26 +35,26 @@ ACTIVATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
 
 TRANSFORMER_ENGINE = "transformer_engine"
 """Value of `transformer_impl` that selects Transformer Engine's modules; "local" selects megatron-core's."""
-_OWN_STATE = "what it updates between iterations is not part of the state that workers copy"
+_OWN_STATE = "it updates state between iterations that workers do not copy"
 _REASONS: Mapping[str, Sequence[str]] = {
-    "[model] layers says it": ("num_layers",),
-    "[model] hidden says it": ("hidden_size",),
-    "[model] heads says it": ("num_attention_heads",),
-    "[model] ffn says it": ("ffn_hidden_size",),
-    "[model] dropout says it": ("hidden_dropout",),
-    "[model] attention_dropout says it": ("attention_dropout",),
-    "[shape] tensor_parallel says it": ("tensor_model_parallel_size",),
-    "[shape] sequence_parallel says it": ("sequence_parallel",),
-    "[shape] expert_parallel says it": ("expert_model_parallel_size",),
-    "[model] recompute says it": (
+    "[model] layers sets it": ("num_layers",),
+    "[model] hidden sets it": ("hidden_size",),
+    "[model] heads sets it": ("num_attention_heads",),
+    "[model] ffn sets it": ("ffn_hidden_size",),
+    "[model] dropout sets it": ("hidden_dropout",),
+    "[model] attention_dropout sets it": ("attention_dropout",),
+    "[shape] tensor_parallel sets it": ("tensor_model_parallel_size",),
+    "[shape] sequence_parallel sets it": ("sequence_parallel",),
+    "[shape] expert_parallel sets it": ("expert_model_parallel_size",),
+    "[model] recompute sets it": (
         "recompute_granularity",
         "recompute_method",
         "recompute_num_layers",
         "num_microbatches_with_partial_activation_checkpoints",
         "moe_layer_recompute",
     ),
-    "[train] precision says it": ("params_dtype", "pipeline_dtype", "bf16"),
-    "[shape], [model] split and the schedule say it": (
+    "[train] precision sets it": ("params_dtype", "pipeline_dtype", "bf16"),
+    "[shape], [model] split and the schedule set it": (
         "pipeline_model_parallel_size",
         "virtual_pipeline_model_parallel_size",
         "pipeline_model_parallel_layout",
@@ -64,7 +64,7 @@ _REASONS: Mapping[str, Sequence[str]] = {
         "account_for_loss_in_pipeline_split",
         "microbatch_group_size_per_vp_stage",
     ),
-    "it takes a function, which a job file cannot hold; build the model with [model] provider": (
+    "its value is a function, which a job file cannot state; build the model with [model] provider": (
         "init_method",
         "output_layer_init_method",
         "embedding_init_method",
@@ -77,7 +77,7 @@ _REASONS: Mapping[str, Sequence[str]] = {
         "quant_recipe",
     ),
     "weights are drawn by name with deviation 0.02": ("init_method_std", "embedding_init_method_std"),
-    "it needs kernels of Transformer Engine or Apex, which the executor does without": (
+    "it needs kernels of Transformer Engine or Apex, which the executor does not use": (
         "use_te_activation_func",
         "use_te_rng_tracker",
         "use_kitchen",
@@ -107,7 +107,7 @@ _REASONS: Mapping[str, Sequence[str]] = {
         "batch_invariant_mode",
         "delay_wgrad_compute",
     ),
-    "the executor has no such group of processes": (
+    "the executor does not have such a process group": (
         "context_parallel_size",
         "hierarchical_context_parallel_sizes",
         "hybrid_context_parallel",
@@ -134,7 +134,7 @@ _REASONS: Mapping[str, Sequence[str]] = {
         "cuda_graph_impl",
         "cuda_graph_scope",
     ),
-    "stages built by recycle have no such layers; build the model with [model] provider": (
+    "recycle does not build such layers; build the model with [model] provider": (
         "mtp_num_layers",
         "multi_latent_attention",
         "experimental_attention_variant",
@@ -147,11 +147,11 @@ _REASONS: Mapping[str, Sequence[str]] = {
         "no_rope_freq",
     ),
     _OWN_STATE: ("moe_router_enable_expert_bias", "moe_router_bias_update_rate", "qk_clip", "log_max_attention_logit"),
-    "what it draws depends on which worker runs the micro-batch": (
+    "its random numbers depend on the worker that runs the micro-batch": (
         "moe_input_jitter_eps",
         "moe_router_force_load_balancing",
     ),
-    "no token is dropped here, so that a result does not depend on which worker ran it": (
+    "tokens are never dropped, so that results do not depend on the worker": (
         "moe_token_dropping",
         "moe_expert_capacity_factor",
         "moe_pad_expert_input_to_capacity",
@@ -167,16 +167,14 @@ _REASONS: Mapping[str, Sequence[str]] = {
         "attention_softmax_in_fp32",
     ),
     '[train] precision is "fp32" or "bf16"': ("fp16", "enable_autocast", "autocast_dtype"),
-    "which experts a token goes to is not kept between runs": ("moe_enable_routing_replay",),
-    "it adds to one buffer in the order of execution, inside I": ("gradient_accumulation_fusion",),
-    "W of the output layer is an instruction of its own here": ("defer_embedding_wgrad_compute",),
-    "each micro-batch's mean loss counts alike here, however many tokens its mask leaves": (
-        "calculate_per_token_loss",
-    ),
+    "the experts of a token are not stored between runs": ("moe_enable_routing_replay",),
+    "it adds to one buffer in the order of execution, during I": ("gradient_accumulation_fusion",),
+    "the schedule decides when W of the output layer runs": ("defer_embedding_wgrad_compute",),
+    "every micro-batch's mean loss has the same weight, whatever its mask": ("calculate_per_token_loss",),
     "messages between stages have one shape": ("variable_seq_lengths",),
     "weights are drawn on the host": ("init_model_with_meta_device", "use_cpu_initialization"),
     "weights are drawn by name": ("perform_initialization",),
-    "a run's directory has its job as resolved": ("config_logger_dir",),
+    "the run directory contains the resolved job": ("config_logger_dir",),
 }
 """Reason -> fields that cannot be set."""
 _UNSUPPORTED = {field: why for why, refused in _REASONS.items() for field in refused}
@@ -207,7 +205,7 @@ def transformer_config(job: Job, **changes: Any) -> TransformerConfig:
         "apply_rope_fusion": False,
         "transformer_impl": "local",
     }
-    settings |= further_fields(config_of(model))
+    settings |= converted_fields(config_of(model))
     if "num_moe_experts" in settings:
         # A worker has all experts of its layers: each is split over the tensor ranks or whole on one of them.
         settings |= {"expert_tensor_parallel_size": 1, "moe_token_dispatcher_type": "allgather"}
@@ -222,9 +220,9 @@ def transformer_config(job: Job, **changes: Any) -> TransformerConfig:
     return config
 
 
-def further_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+def converted_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `[model.config]`, converted for megatron-core. Raises JobError naming a bad field."""
-    known, found = _types(), {}
+    known, converted = _types(), {}
     for name, value in config.items():
         key = f"[model.config] {name}"
         if name in _UNSUPPORTED:
@@ -240,19 +238,19 @@ def further_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         if name == "activation_func":
             if value not in ACTIVATIONS:
                 raise JobError(f"{key}: {value!r} is none of {', '.join(ACTIVATIONS)}")
-            found[name] = ACTIVATIONS[value]
+            converted[name] = ACTIVATIONS[value]
             continue
         try:
-            found[name] = msgspec.convert(value, known[name])
+            converted[name] = msgspec.convert(value, known[name])
         except (msgspec.ValidationError, TypeError) as error:
             raise JobError(f"{key}: {error}") from None
-    return found
+    return converted
 
 
 @cache
 def _types() -> dict[str, Any]:
     hints = get_type_hints(TransformerConfig)
-    return {each.name: hints[each.name] for each in fields(TransformerConfig) if each.init and each.name[0] != "_"}
+    return {field.name: hints[field.name] for field in fields(TransformerConfig) if field.init and field.name[0] != "_"}
 
 
 def prepare_for_engine(config: TransformerConfig) -> None:

@@ -64,13 +64,13 @@ class Router(TopKRouter):  # type: ignore[misc]
             super()._apply_expert_bias(routing_map, padding_mask=padding_mask)
 
 
-_STAYING = {RotaryEmbedding: Rotary, TopKRouter: Router}
+_DEVICE_CLASSES = {RotaryEmbedding: Rotary, TopKRouter: Router}
 
 
 def stay_on_device(part: torch.nn.Module) -> None:
     """Keep the modules of `part` on their device; call before moving the part."""
     for module in part.modules():
-        for kind, staying in _STAYING.items():
+        for kind, staying in _DEVICE_CLASSES.items():
             if type(module) is kind:
                 module.__class__ = staying  # type: ignore[assignment]
         if isinstance(module, Router):
@@ -86,7 +86,7 @@ def fuse(part: torch.nn.Module) -> None:
         elif type(module) is MLP and _is_swiglu(module.config):
             module.__class__ = _GatedMLP
         elif type(module) is RotaryEmbedding and not module.rotary_interleaved:
-            module.__class__ = _Angles
+            module.__class__ = _CachedRotary
 
 
 class _Norm(torch.nn.RMSNorm):
@@ -111,14 +111,14 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, None]:
         x, scale, weight = ctx.saved_tensors
         wide, gradient = x.float(), gradient.float()
-        of_weight = (wide * scale).mul_(gradient).sum_to_size(weight.shape).to(weight.dtype)
+        weight_gradient = (wide * scale).mul_(gradient).sum_to_size(weight.shape).to(weight.dtype)
         weighted = gradient * weight
-        of_scale = (weighted * wide).sum(-1, keepdim=True)
-        of_mean = (-0.5 * of_scale * scale.pow(3)) / x.shape[-1]
-        direct, through_scale = weighted.mul_(scale), wide * (2 * of_mean)
+        scale_gradient = (weighted * wide).sum(-1, keepdim=True)
+        mean_gradient = (-0.5 * scale_gradient * scale.pow(3)) / x.shape[-1]
+        direct, through_scale = weighted.mul_(scale), wide * (2 * mean_gradient)
         if x.dtype == torch.float32:
-            return direct, through_scale, of_weight, None
-        return direct.add_(through_scale).to(x.dtype), None, of_weight, None  # summed before rounding
+            return direct, through_scale, weight_gradient, None
+        return direct.add_(through_scale).to(x.dtype), None, weight_gradient, None  # summed before rounding
 
 
 class _GatedMLP(MLP):  # type: ignore[misc]
@@ -150,11 +150,11 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         both, opened = ctx.saved_tensors
         gate, up = both.chunk(2, dim=-1)
-        found = torch.empty_like(both)
-        of_gate, of_up = found.chunk(2, dim=-1)
-        torch.ops.aten.silu_backward.grad_input(gradient * up, gate, grad_input=of_gate)
-        torch.mul(gradient, opened, out=of_up)
-        return found
+        both_gradient = torch.empty_like(both)
+        gate_gradient, up_gradient = both_gradient.chunk(2, dim=-1)
+        torch.ops.aten.silu_backward.grad_input(gradient * up, gate, grad_input=gate_gradient)
+        torch.mul(gradient, opened, out=up_gradient)
+        return both_gradient
 
 
 def _is_swiglu(config: Any) -> bool:
@@ -168,7 +168,7 @@ def _is_swiglu(config: Any) -> bool:
     )
 
 
-class _Angles(Rotary):
+class _CachedRotary(Rotary):
     """Rotary positions whose cosines and sines are computed once per length, for all layers and micro-batches."""
 
     _last: tuple[tuple[Any, ...], Any] | None = None
@@ -188,39 +188,39 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(cos, sin)
-        return _turn(x, cos, sin, 1)
+        return _rotate(x, cos, sin, 1)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        return _turn(gradient, cos, sin, -1), None, None
+        return _rotate(gradient, cos, sin, -1), None, None
 
 
-def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: int) -> torch.Tensor:
-    (first, second), (of_first, of_second) = x.chunk(2, dim=-1), sin.chunk(2, dim=-1)
-    turned = x * cos
-    left, right = turned.chunk(2, dim=-1)
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: int) -> torch.Tensor:
+    (first, second), (first_sin, second_sin) = x.chunk(2, dim=-1), sin.chunk(2, dim=-1)
+    result = x * cos
+    first_result, second_result = result.chunk(2, dim=-1)
     if direction > 0:
-        left.sub_(second * of_first)
-        right.add_(first * of_second)
+        first_result.sub_(second * first_sin)
+        second_result.add_(first * second_sin)
     else:
-        left.add_(second * of_second)
-        right.sub_(first * of_first)
-    return turned
+        first_result.add_(second * second_sin)
+        second_result.sub_(first * first_sin)
+    return result
 
 
-_theirs = attention.apply_rotary_pos_emb
+_megatron_rotary = attention.apply_rotary_pos_emb
 
 
 def _apply_rotary(
     x: torch.Tensor, angles: torch.Tensor, *arguments: Any, mscale: float = 1.0, **named: Any
 ) -> torch.Tensor:
-    turns = getattr(angles, "turns", None)
-    if turns is None or angles.shape[-1] != x.shape[-1] or mscale != 1.0:
-        theirs: torch.Tensor = _theirs(x, angles, *arguments, mscale=mscale, **named)
-        return theirs
-    turned: torch.Tensor = _Rotation.apply(x, *(part.to(x.dtype) for part in turns))  # type: ignore[no-untyped-call]
-    return turned
+    cos_sin = getattr(angles, "turns", None)
+    if cos_sin is None or angles.shape[-1] != x.shape[-1] or mscale != 1.0:
+        plain: torch.Tensor = _megatron_rotary(x, angles, *arguments, mscale=mscale, **named)
+        return plain
+    rotated: torch.Tensor = _Rotation.apply(x, *(part.to(x.dtype) for part in cos_sin))  # type: ignore[no-untyped-call]
+    return rotated
 
 
 attention.apply_rotary_pos_emb = _apply_rotary  # megatron-core handles the angles of other models

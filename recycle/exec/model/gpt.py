@@ -29,7 +29,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from recycle.errors import RunError
 from recycle.exec.model.config import TRANSFORMER_ENGINE, transformer_config
 from recycle.exec.model.fused import fuse
-from recycle.exec.model.tensor_ranks import cut_sequences, groups_with_shared_experts, prepare_mixtures
+from recycle.exec.model.tensor_ranks import enable_sequence_parallel, groups_with_shared_experts, prepare_mixtures
 from recycle.exec.model.weights import initialise, read_weights
 from recycle.job import Job
 from recycle.job.architecture import is_rotary
@@ -157,7 +157,7 @@ def build_part(job: Job, stage: int, tensor_rank: int = 0, *, is_filled: bool = 
     prepare_mixtures(part)
     fuse(part)
     if job.grid.sequence_parallel:
-        cut_sequences(part)
+        enable_sequence_parallel(part)
     first_layer, tensor = sum(layers[:stage]), (tensor_rank, job.grid.tensor_parallel)
     if not is_filled:
         return part

@@ -72,7 +72,7 @@ class DropoutSeeds:
                 attention.register_forward_hook(self._start(f"behind attention {number}{own}"))
 
     @contextmanager
-    def of(self, iteration: int, micro_batch: int) -> Iterator[None]:
+    def seeded(self, iteration: int, micro_batch: int) -> Iterator[None]:
         """Seed forwards inside the block for this iteration and micro-batch (global id)."""
         self._iteration, self._micro_batch = iteration, micro_batch
         before = self._generator.get_state()
@@ -100,7 +100,7 @@ PARTS: Mapping[str, str] = {
 DEFAULT_PARTS = ("core_attn",)
 
 
-class _Again:
+class _Recomputed:
     """A forward that is recomputed in the backward; replaces the method as an attribute of its module."""
 
     def __init__(self, forward: Callable[..., Any], draws: bool) -> None:
@@ -117,7 +117,7 @@ def recompute_layers(part: torch.nn.Module, draws: bool) -> None:
     if not any(name.rpartition(".")[2] == LAYERS for name, _ in part.named_modules()):
         raise JobError(f'[model] recompute: "layers" needs a list named `{LAYERS}` in every stage\'s module')
     for _, layer in layers_of(part, 0).values():
-        layer.forward = _Again(layer.forward, draws)
+        layer.forward = _Recomputed(layer.forward, draws)
 
 
 def recompute_parts(part: torch.nn.Module, names: Sequence[str], draws: bool) -> None:
@@ -128,11 +128,11 @@ def recompute_parts(part: torch.nn.Module, names: Sequence[str], draws: bool) ->
     modules = dict(part.named_modules())
     for place in layers_of(part, 0):
         if f"{place}.self_attention" not in modules:
-            raise JobError('[model] recompute: "selective" knows the layers of megatron-core; take "layers" or "full"')
+            raise JobError('[model] recompute: "selective" needs layers of megatron-core; use "layers" or "full"')
         for wanted in dict.fromkeys(PARTS[name] for name in names):
-            found = modules.get(f"{place}.{wanted}")
-            if found is not None:
-                found.forward = _Again(found.forward, draws)
+            module = modules.get(f"{place}.{wanted}")
+            if module is not None:
+                module.forward = _Recomputed(module.forward, draws)
 
 
 MESSAGE_SHAPE = "message_shape"
@@ -172,8 +172,8 @@ class StageModule:
         if is_provided and job.shape.stages > 1 and not layers_of(module, first_layer):
             if job.shape.cut or job.planner.layout == "elastic":
                 raise JobError(
-                    f"[model] provider: the module of stage {index} has no layers by the name of layers, so the model"
-                    " cannot be cut anew; name a list of them so (docs/guides/models.md), or write"
+                    f"[model] provider: the module of stage {index} has no list named layers, so the model cannot be"
+                    " repartitioned; name its list of layers so (docs/guides/models.md), or write"
                     ' [planner] layout = "fixed"'
                 )
             # Another stage's module may use the same names.
@@ -192,10 +192,10 @@ class StageModule:
         self._versions = {name: buffer._version for name, buffer in module.named_buffers()}
         self._modes = [(part, part.training) for part in module.modules()]
 
-    def evaluates(self, whether: bool) -> None:
+    def set_evaluating(self, enabled: bool) -> None:
         """Switch evaluation mode on or off for every submodule that was training."""
         for part, trains in self._modes:
-            part.training = trains and not whether
+            part.training = trains and not enabled
 
     def output(self, entry: torch.Tensor | None, batch: Batch | None, iteration: int, micro_batch: int) -> torch.Tensor:
         """Run the forward of a micro-batch: the next stage's input, or the mean loss. Bit-identical on each call.
@@ -203,7 +203,7 @@ class StageModule:
         Raises RunError if the output has another shape or type, or the forward changes a buffer.
         """
         with self._forward(iteration, micro_batch):
-            output = self._returned(entry, batch or {})
+            output = self._call_module(entry, batch or {})
             return mean_loss(self._loss, output, batch or {}) if self._is_last else output
 
     def losses(
@@ -211,16 +211,16 @@ class StageModule:
     ) -> tuple[torch.Tensor, Any]:
         """Run the forward of a micro-batch on the last stage: sum of the losses, and their number."""
         with self._forward(iteration, micro_batch):
-            return loss_sum(self._loss, self._returned(entry, batch), batch)
+            return loss_sum(self._loss, self._call_module(entry, batch), batch)
 
     @contextmanager
     def _forward(self, iteration: int, micro_batch: int) -> Iterator[None]:
-        with self._dropout.of(iteration, micro_batch) if self._dropout is not None else nullcontext():
+        with self._dropout.seeded(iteration, micro_batch) if self._dropout is not None else nullcontext():
             yield
         if self._versions:
             self._require_same_buffers()
 
-    def _returned(self, entry: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+    def _call_module(self, entry: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         output: torch.Tensor
         if not self._is_megatrons:
             output = self.module(batch["tokens"] if entry is None else entry)
@@ -238,14 +238,14 @@ class StageModule:
             self.module.set_input_tensor(None)
         return output
 
-    def require_message(self, output: torch.Tensor, of: torch.dtype) -> None:
+    def require_message(self, output: torch.Tensor, dtype: torch.dtype) -> None:
         """Raise RunError unless `output` has the shape and type of a message to the next stage."""
-        if not isinstance(output, torch.Tensor) or (tuple(output.shape), output.dtype) != (self.message_shape, of):
-            found = f"{list(output.shape)} {output.dtype}" if isinstance(output, torch.Tensor) else type(output)
+        if not isinstance(output, torch.Tensor) or (tuple(output.shape), output.dtype) != (self.message_shape, dtype):
+            returned = f"{list(output.shape)} {output.dtype}" if isinstance(output, torch.Tensor) else type(output)
             raise RunError(
-                f"[model] provider: the module of stage {self._index} returned {found}, but stages hand on"
-                f" {list(self.message_shape)} {of}; an attribute {MESSAGE_SHAPE} of every stage's module states another"
-                " shape"
+                f"[model] provider: the module of stage {self._index} returned {returned}, but stages pass"
+                f" {list(self.message_shape)} {dtype}; state another shape in the attribute {MESSAGE_SHAPE} of every"
+                " stage's module"
             )
 
     def _require_same_buffers(self) -> None:
@@ -263,7 +263,7 @@ def require_trainable(module: Any, job: Job, index: int, where: str) -> None:
     if not isinstance(module, torch.nn.Module):
         raise JobError(f"{where}: it returned {type(module).__name__}, not a torch.nn.Module")
     if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise JobError(f"{where}: its module has no parameters to train; give it a layer, by [model] split")
+        raise JobError(f"{where}: its module has no parameters to train; give it a layer by [model] split")
     names = global_names(module, 0)
     for name, parameter in names.items():
         if not parameter.requires_grad:

@@ -45,13 +45,15 @@ class TensorGroup(dist.ProcessGroup):
         Raises TransportError if the generation ends first, and RunError if called between generations.
         """
         if self.exchange is None:
-            raise RunError("an all-reduce between tensor ranks outside of a generation")
+            raise RunError("all-reduce between tensor ranks outside of a generation")
         (tensor,) = tensors
         largest = options is not None and options.reduceOp == dist.ReduceOp.MAX
-        return _Summing(tensor, self.exchange(tensor.detach().contiguous()), torch.maximum if largest else torch.add)
+        return _PendingAllReduce(
+            tensor, self.exchange(tensor.detach().contiguous()), torch.maximum if largest else torch.add
+        )
 
 
-class _Summing:
+class _PendingAllReduce:
     """A pending all-reduce; a second wait does nothing."""
 
     def __init__(

@@ -48,10 +48,10 @@ def prepare_mixtures(part: torch.nn.Module) -> None:
             # The layer refuses tensor ranks that have all tokens; it takes their number from this group only.
             module.attn_tp_group = module.token_dispatcher.tp_group
             if module.ep_group.size() > 1:
-                module.token_dispatcher.__class__ = _RanksExperts
+                module.token_dispatcher.__class__ = _OwnExpertsDispatcher
 
 
-def own_experts(part: torch.nn.Module) -> set[torch.nn.Parameter]:
+def own_expert_parameters(part: torch.nn.Module) -> set[torch.nn.Parameter]:
     """Parameters of experts that only this tensor rank holds."""
     layers = [module for module in part.modules() if isinstance(module, BaseMoELayer) and module.ep_group.size() > 1]
     return {parameter for layer in layers for parameter in layer.experts.parameters()}
@@ -62,7 +62,7 @@ def first_expert(part: torch.nn.Module) -> int:
     return next((module.local_expert_indices[0] for module in part.modules() if isinstance(module, BaseMoELayer)), 0)
 
 
-class _RanksExperts(MoEAllGatherTokenDispatcher):  # type: ignore[misc]
+class _OwnExpertsDispatcher(MoEAllGatherTokenDispatcher):  # type: ignore[misc]
     """Dispatcher that runs each rank's experts on the tokens routed to them, and sums the outputs."""
 
     def token_dispatch(self, hidden_states: torch.Tensor, probs: torch.Tensor) -> Any:
@@ -77,7 +77,7 @@ class _RanksExperts(MoEAllGatherTokenDispatcher):  # type: ignore[misc]
         return summed.to(hidden_states.dtype)
 
 
-def cut_sequences(part: Any) -> None:
+def enable_sequence_parallel(part: Any) -> None:
     """Switch a part of megatron-core's GPTModel, which must be built without, to sequence parallelism."""
     part.config.sequence_parallel = True
     for module in part.modules():
@@ -87,7 +87,7 @@ def cut_sequences(part: Any) -> None:
             module.allreduce_dgrad = False
 
 
-def partly_computed(part: torch.nn.Module) -> set[torch.nn.Parameter]:
+def sequence_split_parameters(part: torch.nn.Module) -> set[torch.nn.Parameter]:
     """Parameters that all tensor ranks use on their part of the sequences: all except positions.
 
     A rank's gradient covers its tokens; the full gradient is the sum over the ranks.
@@ -101,7 +101,7 @@ def partly_computed(part: torch.nn.Module) -> set[torch.nn.Parameter]:
     return set(part.parameters()) - positions
 
 
-def gathered(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
+def gather_sequences(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
     """Gather sequences from the ranks' parts: [sequence / T, ...] to [sequence, ...]."""
     return torch.cat(_exchange(group)(tensor.detach().contiguous())())
 
@@ -112,12 +112,12 @@ def begin_reduce_scatter(tensor: torch.Tensor, group: TensorGroup) -> Callable[[
     return lambda: reduce(torch.add, [whole.chunk(size)[rank] for whole in pending()])
 
 
-def install() -> None:
+def install_collectives() -> None:
     """Make megatron-core use these collectives for a `TensorGroup`, and draw from the part's own generator."""
-    random._CUDA_RNG_STATE_TRACKER = _OneGenerator()
+    random._CUDA_RNG_STATE_TRACKER = _SharedGenerator()
     random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
     for name, ours in (
-        ("_gather_along_first_dim", gathered),
+        ("_gather_along_first_dim", gather_sequences),
         ("_reduce_scatter_along_first_dim", lambda tensor, group: begin_reduce_scatter(tensor, group)()),
     ):
         setattr(mappings, name, _for_tensor_groups(ours, getattr(mappings, name)))
@@ -134,11 +134,11 @@ def _for_tensor_groups(ours: Callable[..., torch.Tensor], theirs: Callable[..., 
 
 def _exchange(group: TensorGroup) -> TensorExchange:
     if group.exchange is None:
-        raise RunError("tensor ranks give each other parts of sequences outside of a generation")
+        raise RunError("exchange of sequences between tensor ranks outside of a generation")
     return group.exchange
 
 
-class _OneGenerator(random.CudaRNGStatesTracker):  # type: ignore[misc]
+class _SharedGenerator(random.CudaRNGStatesTracker):  # type: ignore[misc]
     @contextmanager
     def fork(self, name: str = "") -> Iterator[None]:
         yield
@@ -161,7 +161,7 @@ def ensure_parallel_state(tensor_group: TensorGroup | None = None) -> None:
     elif torch.distributed.get_world_size() != 1:
         raise RunError("torch.distributed has several ranks; initialise megatron-core's parallel_state before a stage")
     parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
-    install()
+    install_collectives()
     if tensor_group is not None:
         parallel_state._TENSOR_MODEL_PARALLEL_GROUP = tensor_group
         parallel_state.set_tensor_model_parallel_world_size(tensor_group.size())

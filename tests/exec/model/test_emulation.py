@@ -81,18 +81,6 @@ def test_a_message_for_another_micro_batch_stage_or_step_is_refused() -> None:
         first.backward(MicroBatch(0, 0), activation)
 
 
-def test_instructions_out_of_order_are_refused() -> None:
-    first, _ = pipeline()
-    batch = MicroBatch(0, 0)
-    with pytest.raises(RunError, match="its F has not run"):
-        first.backward_input(batch, None)
-    with pytest.raises(RunError, match="its I has not run"):
-        first.backward_weight(batch)
-    first.forward(batch, None)
-    with pytest.raises(RunError, match="already held"):
-        first.forward(batch, None)
-
-
 def test_time_and_bytes_are_the_profiles() -> None:
     profile = Profile([9.0, 2.0], backward_input=3.0, backward_weight=5.0, message=4096.0, activation=[1.0, 50.0])
     stage = EmulatedStage(JOB, 1, profile, scale=0.01)

@@ -13,15 +13,13 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from recycle import Job
 from recycle.errors import JobError
 from recycle.exec import run
-from recycle.exec.data.loading import load_batches
 from recycle.exec.model import config as model_config
 from recycle.exec.model import gpt
 from recycle.exec.model.config import transformer_config
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.drive import build_pipeline, differing, gradients_by_name, run_deferred, run_pipelines, small_job
-from tests.exec.model import reference
-from tests.exec.model.test_other_layers import Delays
+from tests.exec.model.test_other_layers import DelayedLinear
 
 pytestmark = pytest.mark.slow
 
@@ -52,26 +50,6 @@ def sharpened(stages: list[MegatronStage]) -> None:
                 scale = 10.0 if parameter.dim() > 1 else 1.0
                 noise = torch.empty(parameter.shape).normal_(0.0, 0.1, generator=generator)
                 parameter.mul_(scale).add_(noise if parameter.dim() == 1 or "router" in name else 0.0)
-
-
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_loss_and_gradients_are_those_of_the_reference(model: dict[str, Any]) -> None:
-    # The auxiliary loss has a test of its own.
-    without = {"moe_aux_loss_coeff": 0.0} if "num_moe_experts" in model["config"] else {}
-    of = family_job(model | {"config": model["config"] | without}, ranks=1, micro_batches=1)
-    stages = build_pipeline(of)
-    sharpened(stages)
-    found = run_pipelines([stages], 0, 1)
-    batch = load_batches(of).batch(0, 0)
-    weights = {name: tensor.detach().clone().requires_grad_() for name, tensor in stages[0].parameters.items()}
-    expected = reference.loss(of, weights, batch["tokens"], batch["labels"])
-    assert found == pytest.approx(expected.item(), rel=1e-5)
-    expected.backward()
-    gradients = gradients_by_name(stages)
-    assert gradients.keys() == weights.keys()
-    for name, weight in weights.items():
-        gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
-        torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_the_auxiliary_loss_is_that_of_the_paper() -> None:
@@ -141,44 +119,21 @@ def iterate(of: Any) -> tuple[float, dict[str, torch.Tensor]]:
 ASKED = {"transformer_impl": "transformer_engine"}
 
 
-def of_weight(inputs: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.reshape(-1, gradient.shape[-1]).t().matmul(inputs.reshape(-1, inputs.shape[-1]))
-
-
-class Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, store: Delays) -> torch.Tensor:
-        ctx.save_for_backward(inputs, weight)
-        ctx.store = store
-        return torch.matmul(inputs, weight.t())
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
-        inputs, weight = ctx.saved_tensors
-        ctx.store.put([inputs, gradient], of_weight)
-        return gradient.matmul(weight), None, None
-
-
-class Linear(torch.nn.Linear):
-    """The constructor of megatron-core's wrappers around Transformer Engine's linear layers, and their answer."""
-
-    fuse_wgrad_accumulation = False
+class Linear(DelayedLinear):
+    """The constructor and result of megatron-core's wrappers around Transformer Engine's linear layers."""
 
     def __init__(
         self, input_size: int, output_size: int, *, config: TransformerConfig, bias: bool, skip_bias_add: bool, **_: Any
     ) -> None:
         assert config.delay_wgrad_compute
         super().__init__(input_size, output_size, bias)
-        self.config, self.wgrad_store, self.skips = config, Delays(), skip_bias_add
+        self.config, self.skips = config, skip_bias_add
 
     def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:  # type: ignore[override]
-        output: torch.Tensor = Product.apply(inputs, self.weight, self.wgrad_store)  # type: ignore[no-untyped-call]
+        output = self.product(inputs)
         if self.bias is None or self.skips:
             return output, self.bias
         return output + self.bias, None
-
-    def backward_dw(self) -> None:
-        self.weight.grad, _ = self.wgrad_store.pop()
 
 
 class Norm(WrappedTorchNorm):  # type: ignore[misc]

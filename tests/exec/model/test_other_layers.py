@@ -128,7 +128,7 @@ def test_between_i_and_w_the_graph_is_gone() -> None:
 
 
 class Delays:
-    """What a layer computes later: entries of [tensors, function], oldest first."""
+    """Delayed computations of a layer: entries of [tensors, function], oldest first."""
 
     def __init__(self) -> None:
         self.context: queue.Queue[Any] = queue.Queue()
@@ -136,51 +136,44 @@ class Delays:
     def delay_wgrad_compute(self) -> bool:
         return True
 
-    def put(self, tensors: list[torch.Tensor], function: Callable[..., Any]) -> None:
-        self.context.put([tensors, function])
 
-    def pop(self) -> Any:
-        tensors, function = self.context.get_nowait()
-        return function(*tensors), tensors
-
-
-def weight_gradients(inputs: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = gradient.reshape(-1, gradient.shape[-1])
-    return rows.t() @ inputs.reshape(-1, inputs.shape[-1]), rows.sum(0)
+def weight_gradient(inputs: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.reshape(-1, gradient.shape[-1]).t().matmul(inputs.reshape(-1, inputs.shape[-1]))
 
 
 class Product(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, store: Delays
-    ) -> torch.Tensor:
+    def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, delays: Delays) -> torch.Tensor:
         ctx.save_for_backward(inputs, weight)
-        ctx.store = store
-        return inputs @ weight.t() + bias
+        ctx.delays = delays
+        return torch.matmul(inputs, weight.t())
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
         inputs, weight = ctx.saved_tensors
-        ctx.store.put([inputs, gradient], weight_gradients)
-        return gradient @ weight, None, None, None
+        ctx.delays.context.put([[inputs, gradient], weight_gradient])
+        return gradient.matmul(weight), None, None
 
 
 class DelayedLinear(nn.Linear):
-    """A linear layer whose weight gradients wait for `backward_dw`."""
+    """A linear layer whose weight gradients wait for `backward_dw`; autograd computes the bias gradients."""
 
     fuse_wgrad_accumulation = False
 
-    def __init__(self, inside: int, outside: int) -> None:
-        super().__init__(inside, outside)
+    def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
+        super().__init__(inputs, outputs, bias)
         self.wgrad_store = Delays()
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = Product.apply(inputs, self.weight, self.bias, self.wgrad_store)  # type: ignore[no-untyped-call]
+    def product(self, inputs: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = Product.apply(inputs, self.weight, self.wgrad_store)  # type: ignore[no-untyped-call]
         return output
 
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.product(inputs) + self.bias
+
     def backward_dw(self) -> None:
-        (of_weight, of_bias), _ = self.wgrad_store.pop()
-        self.weight.grad, self.bias.grad = of_weight, of_bias
+        tensors, function = self.wgrad_store.context.get_nowait()
+        self.weight.grad = function(*tensors)
 
 
 class Stack(nn.Module):
@@ -245,9 +238,8 @@ def test_i_and_deferred_w_in_any_order_equal_whole_b(kind: type[Stack], precisio
     placed = {name: half for stage in deferred for name, half in stage.placement().items()}
     assert placed.keys() == gradients.keys()
     # A layer that runs again is not looked at, since that would run it once more; one that delays by itself does.
-    products = {
-        f"layers.{layer}.{place}.{part}" for layer in range(4) for place in (1, 3) for part in ("weight", "bias")
-    }
+    parts = ("weight",) if kind is Delayed else ("weight", "bias")
+    products = {f"layers.{layer}.{place}.{part}" for layer in range(4) for place in (1, 3) for part in parts}
     delayed = products if kind is Delayed or recompute != "layers" else set()
     assert {name for name, half in placed.items() if half == "W"} == delayed | (
         {"head.weight"} if recompute != "layers" else set()
@@ -255,5 +247,5 @@ def test_i_and_deferred_w_in_any_order_equal_whole_b(kind: type[Stack], precisio
 
 
 def test_a_layer_that_adds_to_its_own_buffer_is_refused() -> None:
-    with pytest.raises(RunError, match=r"layers\.0\.1: adds weight gradients to a buffer of its own"):
+    with pytest.raises(RunError, match=r"layers\.0\.1: adds weight gradients to its own buffer"):
         pipeline(small_job(), FusedStack)

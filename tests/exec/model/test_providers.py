@@ -10,6 +10,7 @@ import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import nn
 
+from examples.megatron_loop.without_gpu import without_gpu
 from recycle import Job, JobError, RunError
 from recycle.exec import run
 from recycle.exec.launch.checks import check_request
@@ -19,7 +20,10 @@ from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.providers import Providers
 from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.drive import CPU, small_job
+from tests.exec.model.megatron_models import FIELDS, builder
 from tests.exec.model.test_other_layers import Stack
+from tests.exec.runs import Run, assert_same_training, kinds
+from tests.exec.runs import job as process_job
 
 pytestmark = pytest.mark.slow
 
@@ -61,6 +65,24 @@ def losses(job: Job, family: Any = one_f_one_b, **given: Any) -> list[float]:
 def test_a_megatron_model_of_ones_own_has_the_bits_of_the_same_model_built_in() -> None:
     job = small_job(model={"dropout": 0.0})
     assert losses(job, model=megatrons) == losses(job)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_megatron_layers_have_the_same_bits_under_every_schedule(name: str) -> None:
+    results = []
+    with without_gpu():
+        for family in (one_f_one_b, zb_h1):
+            job = small_job(ranks=2, model=OWN | {"layers": 4})
+            results.append(losses(job, family, model=builder(name)))
+    assert results[0] == results[1]
+    assert len(set(results[0])) == 3
+
+
+def test_megatron_layers_survive_a_kill_with_the_bits_of_the_calm_run(launch: Run) -> None:
+    job = process_job(2, 2, 2, kind="gpt", model={"provider": "tests.exec.model.megatron_models:dense_then_experts"})
+    struck = launch(job, 6, "kill:1.1@2.backward", "rejoin:1.1@4")
+    assert kinds(struck).count("rejoined") == 1
+    assert_same_training(struck, launch(job, 6))
 
 
 class Repeated:
@@ -136,7 +158,7 @@ def too_wide(job: Job, first: int, last: int, pre_process: bool, post_process: b
         ({"model": running}, r"\[model\] provider: the forward of stage 0 changes the buffer layers.1."),
         (
             {"model": too_wide},
-            r"\[model\] provider: the module of stage 0 returned \[1, 8, 16\] torch.float32, but stages hand on"
+            r"\[model\] provider: the module of stage 0 returned \[1, 8, 16\] torch.float32, but stages pass"
             r" \[8, 1, 16\]",
         ),
         ({"data": lambda job: lambda i, m: [1]}, r"\[data\] provider: .* gave list as a batch"),
@@ -188,7 +210,7 @@ def test_names_hold_in_the_whole_model_or_say_which_stage_they_are_of() -> None:
 
 def test_a_function_is_given_or_named_but_not_both() -> None:
     job = with_keys(own_job(), "train", loss="os.path:join")
-    with pytest.raises(JobError, match=r"^\[train\] loss: the job names os.path:join, and another function is given"):
+    with pytest.raises(JobError, match=r"^\[train\] loss: the job names os.path:join, and another function is passed"):
         losses(job, loss=bad_sum)
 
 
@@ -196,19 +218,19 @@ def test_a_function_is_given_or_named_but_not_both() -> None:
     ("config", "complaint"),
     [
         ({"kv_chanels": 8}, r"kv_chanels: .* has no such field; did you mean \"kv_channels\"\?"),
-        ({"num_layers": 8}, "num_layers: cannot be set: \\[model\\] layers says it"),
+        ({"num_layers": 8}, "num_layers: cannot be set: \\[model\\] layers sets it"),
         ({"fp8": "hybrid"}, "fp8: cannot be set: it needs kernels of Transformer Engine"),
-        ({"calculate_per_token_loss": True}, "calculate_per_token_loss: cannot be set: each micro-batch's mean loss"),
-        ({"moe_expert_capacity_factor": 1.0}, "moe_expert_capacity_factor: cannot be set: no token is dropped"),
+        ({"calculate_per_token_loss": True}, "calculate_per_token_loss: cannot be set: every micro-batch's mean loss"),
+        ({"moe_expert_capacity_factor": 1.0}, "moe_expert_capacity_factor: cannot be set: tokens are never dropped"),
         ({"layernorm_epsilon": "many"}, "layernorm_epsilon: Expected `float`, got `str`"),
         ({"normalization": "Norm"}, "normalization: Invalid enum value 'Norm'"),
         ({"activation_func": "swish"}, "activation_func: 'swish' is none of gelu, silu"),
-        ({"init_method": "normal"}, "init_method: cannot be set: it takes a function"),
-        ({"moe_layer_freq": 2}, "moe_layer_freq: cannot be set: stages built by recycle have no such layers"),
-        ({"sequence_parallel": True}, r"sequence_parallel: cannot be set: \[shape\] sequence_parallel says it"),
+        ({"init_method": "normal"}, "init_method: cannot be set: its value is a function"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq: cannot be set: recycle does not build such layers"),
+        ({"sequence_parallel": True}, r"sequence_parallel: cannot be set: \[shape\] sequence_parallel sets it"),
         (
             {"expert_model_parallel_size": 2},
-            r"expert_model_parallel_size: cannot be set: \[shape\] expert_parallel says it",
+            r"expert_model_parallel_size: cannot be set: \[shape\] expert_parallel sets it",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from recycle import JobError, Worker
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage, copy_state, digest
 from recycle.exec.model.state.accumulate import ExactSum, FlatLayout
-from recycle.exec.model.state.gradient_sums import JoinedSums, Summed
+from recycle.exec.model.state.gradient_sums import JoinedSums, PartialSum
 from recycle.exec.model.state.layouts import ShardedOptimizer, Shards, ends_of_units
 from recycle.exec.model.state.optimizer import StateNames, StoredNames, UnitOptimizer
 from recycle.exec.model.weights import units_of
@@ -55,12 +55,14 @@ def summed(order: Sequence[str] = NAMES) -> ExactSum:
 
 def sharded(sums: ExactSum, count: int, working: torch.dtype = torch.float32) -> Shards:
     ends = [0, sums.layout.size]
-    return ShardedOptimizer(parameters(), GATED, JoinedSums([Summed(sums)], DIVISOR), TRAIN, working, 10, count, ends)
+    return ShardedOptimizer(
+        parameters(), GATED, JoinedSums([PartialSum(sums)], DIVISOR), TRAIN, working, 10, count, ends
+    )
 
 
 def in_one_piece(sums: ExactSum, working: torch.dtype) -> UnitOptimizer:
     whole = UnitOptimizer(list(parameters().values()), TRAIN, working)
-    mean = JoinedSums([Summed(sums)], DIVISOR).mean
+    mean = JoinedSums([PartialSum(sums)], DIVISOR).mean
     whole.attach(mean, 0, torch.empty_like(whole.parameters), StateNames({}, {}))
     return whole
 
@@ -135,7 +137,7 @@ def test_only_what_is_owned_is_held_and_the_initial_state_is_let_go_of() -> None
 def test_shards_of_units_end_where_units_do_and_step_to_the_same_bits(working: torch.dtype) -> None:
     """Three units, one without parameters; in the last those that decay come last, as a shared weight does there."""
     order = ["gated", "bias", "norm", "wide", "small"]
-    whole_sums, joined_sums = summed(), JoinedSums([Summed(summed(order))], DIVISOR)
+    whole_sums, joined_sums = summed(), JoinedSums([PartialSum(summed(order))], DIVISOR)
     in_order = {name: parameters()[name] for name in order}
     ends = ends_of_units(range(4, 7), [4, 4, 6, 6, 6], joined_sums.layout)
     cuts = [0, *(end for _, end in ends.values())]

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from recycle import Job, MicroBatch, RunError
-from recycle.exec.leader.commit import clip_factor
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.job.sections import ShapeSection
@@ -19,12 +18,10 @@ from tests.exec.drive import (
     CPU,
     build_pipeline,
     differing,
-    execute,
     gradients_by_name,
     iterated,
     micro_batches,
     norm_squared_of,
-    reduce_gradients,
     run_deferred,
     run_pipelines,
     small_job,
@@ -126,37 +123,6 @@ def test_i_and_deferred_w_in_any_order_equal_whole_b(order: list[int], model: di
         assert torch.equal(left.gradient_buffers()[0], right.gradient_buffers()[0])
         assert left.gradient_norms_squared() == right.gradient_norms_squared()
     assert whole[-1].loss_sum() == deferred[-1].loss_sum()
-
-
-def rerouted(job: Job, pipelines: list[list[MegatronStage]], step: int) -> float:
-    """One iteration in which worker 1.1's micro-batches run on 0.1 and 2.1, interleaved with their own."""
-    for stages in pipelines:
-        begin(stages, step)
-    home = [micro_batches(pipeline, job.shape.micro_batches) for pipeline in range(3)]
-    (own, _, other), adopted = home, home[1]
-    last = {0: [adopted[0], own[0], adopted[2], *own[1:]], 2: [other[0], adopted[3], *other[1:], adopted[1]]}
-    for pipeline, batches in last.items():
-        firsts = [(pipelines[batch.pipeline][0], [("F", batch), ("B", batch)]) for batch in batches]
-        for (first, program), batch in zip(firsts, batches, strict=True):
-            execute([(first, program), (pipelines[pipeline][1], [("F", batch), ("B", batch)])])
-    reduce_gradients([stages[0] for stages in pipelines])
-    reduce_gradients([pipelines[0][1], pipelines[2][1]])
-    return pipelines[0][1].loss_sum() + pipelines[2][1].loss_sum()
-
-
-def train(job: Job, steps: int, lost: bool) -> tuple[list[float], list[str]]:
-    """Losses, and digests of stage 0 and stage 1 at the end, with worker 1.1 there or lost throughout."""
-    pipelines = [build_pipeline(job) for _ in range(3)]
-    losses = []
-    for step in range(steps):
-        losses.append(rerouted(job, pipelines, step) if lost else run_pipelines(pipelines, step, 4))
-        live = [stages[0] for stages in pipelines] + [pipelines[place][1] for place in ((0, 2) if lost else (0, 1, 2))]
-        norm_squared = norm_squared_of(pipelines[0])
-        for stage in live:
-            stage.step(step, clip_factor(job.train.clip, norm_squared))
-    for index in (0, 1):
-        assert len({stage.state_digest() for stage in live if stage.index == index}) == 1
-    return losses, [pipelines[0][0].state_digest(), pipelines[0][1].state_digest()]
 
 
 def test_a_gradient_beyond_the_bound_makes_the_norm_not_finite() -> None:
