@@ -99,3 +99,16 @@ def dense_then_experts(job: Job, first: int, last: int, pre_process: bool, post_
     return build(
         job, first, last, pre_process=pre_process, post_process=post_process, fields=fields, attention=CausalAttention
     )
+
+
+def masked(job: Job) -> Callable[[int, int], dict[str, torch.Tensor]]:
+    """Return data whose micro-batches have masks of unlike lengths."""
+    shape = job.data.micro_batch_size, job.model.sequence + 1
+
+    def batch(iteration: int, micro_batch: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(10 * iteration + micro_batch)
+        tokens = torch.randint(job.model.vocabulary, shape, generator=generator)
+        mask = torch.arange(job.model.sequence).expand(shape[0], -1) < 2 + 3 * micro_batch
+        return {"tokens": tokens[:, :-1], "labels": tokens[:, 1:], "loss_mask": mask}
+
+    return batch

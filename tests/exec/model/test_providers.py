@@ -20,7 +20,7 @@ from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.providers import Providers
 from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.drive import CPU, small_job
-from tests.exec.model.megatron_models import FIELDS, builder
+from tests.exec.model.megatron_models import FIELDS, builder, masked
 from tests.exec.model.test_other_layers import Stack
 from tests.exec.runs import Run, assert_same_training, kinds
 from tests.exec.runs import job as process_job
@@ -79,7 +79,13 @@ def test_megatron_layers_have_the_same_bits_under_every_schedule(name: str) -> N
 
 
 def test_megatron_layers_survive_a_kill_with_the_bits_of_the_calm_run(launch: Run) -> None:
-    job = process_job(2, 2, 2, kind="gpt", model={"provider": "tests.exec.model.megatron_models:dense_then_experts"})
+    module = "tests.exec.model.megatron_models"
+    sections = {
+        "model": {"provider": f"{module}:dense_then_experts"},
+        "data": {"provider": f"{module}:masked"},
+        "train": {"per_token_loss": True},
+    }
+    job = process_job(2, 2, 2, kind="gpt", **sections)
     struck = launch(job, 6, "kill:1.1@2.backward", "rejoin:1.1@4")
     assert kinds(struck).count("rejoined") == 1
     assert_same_training(struck, launch(job, 6))
@@ -128,6 +134,34 @@ def test_only_tokens_of_the_mask_count(model: Any) -> None:
     assert found[0] == found[1]
     assert found[0] != losses(job, model=model, data=lambda job: Masked(job, 8, False))
     assert losses(job, model=model, data=lambda job: Masked(job, 0, False)) == [0.0] * 3
+
+
+class Joined:
+    """The micro-batches of `masked` in one."""
+
+    def __init__(self, job: Job) -> None:
+        self._batch = masked(with_keys(job, "data", micro_batch_size=1))
+
+    def batch(self, iteration: int, micro_batch: int) -> dict[str, torch.Tensor]:
+        parts = [self._batch(iteration, number) for number in range(2)]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def test_per_token_loss_does_not_depend_on_the_cut_into_micro_batches() -> None:
+    results = {}
+    for count, data in ((2, masked), (1, Joined)):
+        for per_token in (True, False):
+            job = own_job(ranks=2, micro_batches=count, data={"micro_batch_size": 2 // count})
+            results[count, per_token] = losses(with_keys(job, "train", per_token_loss=per_token), data=data)
+    assert results[2, True] == pytest.approx(results[1, True], rel=1e-5)
+    assert results[1, True] == pytest.approx(results[1, False], rel=1e-6)
+    assert abs(results[2, True][0] - results[2, False][0]) > 1e-3
+
+
+def test_per_token_loss_refuses_a_loss_that_counts_other_tokens_than_the_mask() -> None:
+    job = with_keys(own_job(), "train", per_token_loss=True)
+    with pytest.raises(RunError, match=r"\[train\] per_token_loss: .*lambda.* counts 8 tokens, .* loss_mask 2; both"):
+        losses(job, data=masked, loss=lambda output, batch: (output.sum(), output.numel()))
 
 
 def test_a_loss_of_ones_own_gives_sum_and_count() -> None:
@@ -220,7 +254,7 @@ def test_a_function_is_given_or_named_but_not_both() -> None:
         ({"kv_chanels": 8}, r"kv_chanels: .* has no such field; did you mean \"kv_channels\"\?"),
         ({"num_layers": 8}, "num_layers: cannot be set: \\[model\\] layers sets it"),
         ({"fp8": "hybrid"}, "fp8: cannot be set: it needs kernels of Transformer Engine"),
-        ({"calculate_per_token_loss": True}, "calculate_per_token_loss: cannot be set: every micro-batch's mean loss"),
+        ({"calculate_per_token_loss": True}, r"calculate_per_token_loss: cannot be set: \[train\] per_token_loss says it"),
         ({"moe_expert_capacity_factor": 1.0}, "moe_expert_capacity_factor: cannot be set: tokens are never dropped"),
         ({"layernorm_epsilon": "many"}, "layernorm_epsilon: Expected `float`, got `str`"),
         ({"normalization": "Norm"}, "normalization: Invalid enum value 'Norm'"),
