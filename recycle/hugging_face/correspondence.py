@@ -41,12 +41,10 @@ class TensorBlock:
     their_index: tuple[slice, ...]
 
     def copy_in(self, ours: torch.Tensor, block: torch.Tensor) -> None:
-        """Copy a block of Hugging Face's tensor into recycle's."""
         target = ours.view(self.our_view)[self.our_index]
         target.copy_(block.reshape(target.shape))
 
     def copy_out(self, theirs: torch.Tensor, ours: torch.Tensor) -> None:
-        """Copy the block of recycle's tensor into Hugging Face's."""
         target = theirs[self.their_index]
         target.copy_(ours.view(self.our_view)[self.our_index].reshape(target.shape))
 

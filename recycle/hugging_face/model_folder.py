@@ -34,8 +34,6 @@ class _Token(msgspec.Struct):
 
 
 class _Tokenizer(msgspec.Struct):
-    """The keys of a tokenizer.json that name tokens."""
-
     model: _Vocabulary
     added_tokens: list[_Token] | None = None
 

@@ -1,29 +1,29 @@
 """Compares the model arguments in a Megatron checkpoint with the model of a job.
 
 Models of equal shapes can compute different results: 4 heads with 2 query groups have the matrices of 8 heads with 4.
-Megatron-LM keeps its arguments as an `argparse.Namespace` in `common.pt`, a pickle; recycle's exports have a dict under
-`EXPORTED`. No code of the pickle runs: classes and functions in it are replaced by an inert stand-in, and only plain
-values of the arguments are read.
+Megatron-LM keeps its arguments as an `argparse.Namespace` in a pickle (`stored_common_state`); recycle's exports have a
+dict under `EXPORTED`. No code of the pickle runs: classes and functions in it are replaced by an inert stand-in, and
+only plain values of the arguments are read.
 """
 
 from __future__ import annotations
 
-import pickle
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from recycle.errors import JobError
 from recycle.exec.model.config import ACTIVATIONS
 from recycle.job.architecture import is_rotary
 from recycle.job.sections import ModelSection
+from recycle.megatron_versions import stored_common_state
 
 EXPORTED = "model_arguments"
-"""Key of `common.pt` in exported checkpoints."""
+"""Key of the common state in exported checkpoints."""
 ROWS_DIVISIBLE_BY = 128
 """Default of Megatron-LM's `make_vocab_size_divisible_by`."""
 _JOB_KEYS = {
@@ -76,14 +76,18 @@ class _InertObject:
 
 def common_state(folder: Path) -> dict[str, Any]:
     """Return an iteration's non-tensor state; empty if it cannot be read without running code."""
-    path = folder / COMMON_STATE_FNAME
     try:
-        named = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
+        stored = stored_common_state(folder)
+        if stored is None:
+            return {}
+        content = stored.read()
+        named = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content))  # type: ignore[arg-type]
         stand_ins: list[Any] = [(type("Inert", (_InertObject,), {}), name) for name in named]
         with torch.serialization.safe_globals(stand_ins):
-            common = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, AttributeError, pickle.UnpicklingError):
+            common = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception:  # a damaged pickle can raise any exception
         return {}
+    common = common[0] if isinstance(common, list) and common else common
     return common if isinstance(common, dict) else {}
 
 
@@ -109,7 +113,6 @@ def stated_arguments(common: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_arguments(model: ModelSection, config: TransformerConfig) -> dict[str, Any]:
-    """Return the arguments of a job's model under Megatron-LM's names."""
     activations = {function: name for name, function in ACTIVATIONS.items()}
     arguments: dict[str, Any] = {
         "num_attention_heads": config.num_attention_heads,

@@ -31,7 +31,6 @@ class GradientSync:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Turn synchronization off inside the block."""
         self._hold()
         try:
             yield

@@ -17,11 +17,8 @@ from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
-from megatron.core import parallel_state
-from megatron.core.enums import ModelType
 from megatron.core.pipeline_parallel.schedules import get_tensor_shapes
-from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.utils import get_attr_wrapped_model, get_model_config, get_model_type
+from megatron.core.utils import get_attr_wrapped_model, get_model_config
 
 from recycle.errors import RunError
 from recycle.exec.model.stage import Stage
@@ -34,6 +31,7 @@ from recycle.megatron.gradient_sync import GradientSync
 from recycle.megatron.lanes import PipelineLanes
 from recycle.megatron.order import MegatronGrid, RankOrder, ScheduleSource, evaluation_order, training_order
 from recycle.megatron.placement import current_grid
+from recycle.megatron_versions import is_encoder_decoder, loop_groups
 
 _OWN_SCHEDULE = "it selects one of megatron-core's own schedules"
 _REFUSED: Mapping[str, str] = {
@@ -46,8 +44,12 @@ _REFUSED: Mapping[str, str] = {
     "mtp_standalone": "transfers have one shape",
     "fine_grained_activation_offloading": "it follows the order of megatron-core's own schedules",
     "cpu_offloading": "it follows the order of megatron-core's own schedules",
+    # Only some versions of megatron-core have these.
+    "moe_paged_stash": "it follows the order of megatron-core's own schedules",
+    "flextron": "finalize_model_grads sums other losses than the schedule's",
 }
 """Field of the model's config -> why it cannot be set."""
+_SHARDED_WEIGHTS = ("gtp_weight_remat_size", "expert_gtp_weight_remat_size")
 
 
 def forward_backward_func(schedule: ScheduleSource) -> ForwardBackward:
@@ -108,7 +110,7 @@ class ForwardBackward:
         config = get_model_config(models[0])
         if adjust_tensor_shapes_fn is not None:
             raise RunError("adjust_tensor_shapes_fn: transfers of a schedule have one shape")
-        groups = pg_collection if pg_collection is not None else _process_groups()
+        groups = pg_collection if pg_collection is not None else loop_groups()
         order = self._order(forward_only, num_microbatches)
         chunks = self._model_chunks(models, order, config)
         shape = get_tensor_shapes(
@@ -206,17 +208,6 @@ class ForwardBackward:
         return self._chunks[key][1]
 
 
-def _process_groups() -> ProcessGroupCollection:
-    groups = ProcessGroupCollection()
-    groups.tp = parallel_state.get_tensor_model_parallel_group()
-    groups.cp = parallel_state.get_context_parallel_group()
-    groups.pp = parallel_state.get_pipeline_model_parallel_group()
-    groups.embd = parallel_state.get_embedding_group(check_initialized=False)
-    groups.pos_embd = parallel_state.get_position_embedding_group(check_initialized=False)
-    groups.dp_cp = parallel_state.get_data_parallel_group(with_context_parallel=True, partial_data_parallel=False)
-    return groups
-
-
 def _iterators(data: Any, count: int) -> list[Any]:
     iterators = data if isinstance(data, list) else [data]
     if len(iterators) != count:
@@ -230,9 +221,12 @@ def _require_fit(models: Sequence[Any], order: RankOrder, config: Any) -> None:
     for name, why in _REFUSED.items():
         if getattr(config, name, None):
             raise RunError(f"config.{name} is set: {why}; switch it off")
+    for name in _SHARDED_WEIGHTS:
+        if getattr(config, name, 1) > 1:
+            raise RunError(f"config.{name} is set: schedules do not gather weights; set it to 1")
     if getattr(config, "cuda_graph_impl", "none") != "none":
         raise RunError("config.cuda_graph_impl is set: the loop does not capture CUDA graphs; switch it off")
-    if get_model_type(models[0]) == ModelType.encoder_and_decoder:
+    if is_encoder_decoder(models[0]):
         raise RunError("model: encoder and decoder pass two tensors between stages; a schedule's stages pass one")
     for model, stage in zip(models, order.stages, strict=True):
         for name, wanted in (("pre_process", stage == 0), ("post_process", stage == order.all_stages - 1)):

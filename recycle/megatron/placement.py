@@ -14,6 +14,7 @@ from typing import Any
 from megatron.core import parallel_state
 
 from recycle.megatron.order import MegatronGrid, ScheduleSource, schedule_in, stages_of_rank
+from recycle.megatron_versions import pipeline_group, pipeline_rank
 
 
 class _OtherRank:
@@ -30,7 +31,6 @@ class _OtherRank:
 
 
 def current_grid() -> MegatronGrid:
-    """Return this process's position according to `parallel_state`."""
     chunks: int | None = parallel_state.get_virtual_pipeline_model_parallel_world_size()
     return MegatronGrid(
         parallel_state.get_pipeline_model_parallel_group().rank(),
@@ -60,21 +60,5 @@ def as_stage(schedule: ScheduleSource, vp_stage: int | None = None) -> Iterator[
     if seen == grid.rank:
         yield
         return
-    group = parallel_state._PIPELINE_MODEL_PARALLEL_GROUP
-    parallel_state._PIPELINE_MODEL_PARALLEL_GROUP = _OtherRank(group, seen)
-    try:
-        with presented_as_rank(seen):
-            yield
-    finally:
-        parallel_state._PIPELINE_MODEL_PARALLEL_GROUP = group
-
-
-@contextmanager
-def presented_as_rank(rank: int) -> Iterator[None]:
-    """Give this process another pipeline rank in `parallel_state` inside the block."""
-    before = parallel_state._MPU_PIPELINE_MODEL_PARALLEL_RANK
-    parallel_state.set_pipeline_model_parallel_rank(rank)
-    try:
+    with pipeline_group(lambda group: _OtherRank(group, seen)), pipeline_rank(seen):
         yield
-    finally:
-        parallel_state.set_pipeline_model_parallel_rank(before)

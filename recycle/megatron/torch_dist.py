@@ -24,7 +24,6 @@ from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.core import CONFIG_FNAME, CheckpointingConfig
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factories
-from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -35,6 +34,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from recycle.errors import JobError, RecycleError, first_line
 from recycle.job.manifest import MANIFEST
 from recycle.megatron.arguments import common_state, padding_multiple, stated_arguments
+from recycle.megatron_versions import common_state_path
 
 NEWEST = "latest_checkpointed_iteration.txt"
 """Megatron-LM's file that names the newest iteration."""
@@ -61,8 +61,8 @@ def write(
         folder: existing folder; gets `iter_NNNNNNN` and the file that names it.
         states: pairs (name prefix, megatron-core model on the CPU with all layers); the first is the model itself, with
             an empty prefix.
-        beside: further content of `common.pt`: the model's arguments, and as "optimizer" the optimizer state that is
-            not a tensor of a parameter's shape, in the form of its `state_dict`.
+        further: further content of the common state: the model's arguments, and as "optimizer" the optimizer state
+            that is not a tensor of a parameter's shape, in the form of its `state_dict`.
 
     Raises:
         RecycleError: the checkpoint cannot be written.
@@ -87,7 +87,7 @@ def write(
             planner=DefaultSavePlanner(flatten_state_dict=False),
             no_dist=True,
         )
-        torch.save(common, inside / COMMON_STATE_FNAME)
+        torch.save(common, common_state_path(inside))
         (inside / CONFIG_FNAME).write_text(json.dumps(asdict(CheckpointingConfig("torch_dist"))))
         (folder / NEWEST).write_text(str(iteration))
     except (CheckpointException, OSError, RuntimeError) as error:
@@ -130,7 +130,6 @@ class TorchDistCheckpoint:
                 raise JobError(f"{path}: cut off, {path.stat().st_size} bytes of at least {length}; copy it again")
 
     def has(self, prefix: str) -> bool:
-        """Return whether any tensor's name begins with `prefix`."""
         return any(name.startswith(prefix) for name in self._tensors)
 
     @property

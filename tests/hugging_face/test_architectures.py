@@ -18,7 +18,7 @@ SCALED = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-MODEL_TYPES = {one.name: one.model_type for one in ARCHITECTURES}
+MODEL_TYPES = {architecture.name: architecture.model_type for architecture in ARCHITECTURES}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.01}
 
 
@@ -27,15 +27,15 @@ def config(name: str = "LlamaForCausalLM", **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("architectures", [{}, {"architectures": None}, {"architectures": []}])
-@pytest.mark.parametrize("name", [one.name for one in ARCHITECTURES])
-def test_a_config_without_architectures_is_what_its_model_type_says(name: str, architectures: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", [architecture.name for architecture in ARCHITECTURES])
+def test_model_type_replaces_missing_architectures(name: str, architectures: dict[str, Any]) -> None:
     left_out = {key: value for key, value in config(name).items() if key != "architectures"}
     assert model_of(left_out | architectures, "c") == model_of(config(name), "c")
     with pytest.raises(JobError, match="c: model_type: 'gemma2' is not supported"):
         model_of(left_out | architectures | {"model_type": "gemma2"}, "c")
 
 
-def test_a_config_of_transformers_4_and_one_of_5_are_the_same_model() -> None:
+def test_configs_of_transformers_4_and_5_are_equal() -> None:
     older = model_of(config(rope_theta=5e5, rope_scaling=SCALED, head_dim=16, torch_dtype="bfloat16"), "c")
     newer = model_of(config(rope_parameters=SCALED | {"rope_theta": 5e5}, head_dim=16, dtype="bfloat16"), "c")
     assert older == newer
@@ -43,17 +43,19 @@ def test_a_config_of_transformers_4_and_one_of_5_are_the_same_model() -> None:
     assert older.config == {"num_query_groups": 1, "kv_channels": 16, "layernorm_epsilon": 1e-5}
 
 
-def test_what_a_config_leaves_out_is_what_its_architecture_has_there() -> None:
+def test_missing_keys_have_the_defaults_of_the_architecture() -> None:
     left_out = ("rms_norm_eps", "num_key_value_heads", "max_position_embeddings")
     short = {key: LLAMA[key] for key in LLAMA if key not in left_out}
     short |= {"num_attention_heads": 32, "hidden_size": 64, "sliding_window": None}
-    found = {
-        one.name: model_of(short | {"architectures": [one.name], "model_type": one.model_type}, "c")
-        for one in ARCHITECTURES
+    models = {
+        architecture.name: model_of(
+            short | {"architectures": [architecture.name], "model_type": architecture.model_type}, "c"
+        )
+        for architecture in ARCHITECTURES
     }
     figures = {
         name: (model.config["num_query_groups"], model.config["kv_channels"], model.config["layernorm_epsilon"])
-        for name, model in found.items()
+        for name, model in models.items()
     }
     assert figures == {
         "LlamaForCausalLM": (32, 2, 1e-6),
@@ -63,8 +65,8 @@ def test_what_a_config_leaves_out_is_what_its_architecture_has_there() -> None:
         "Qwen3MoeForCausalLM": (4, 2, 1e-6),
         "MixtralForCausalLM": (8, 2, 1e-5),
     }
-    assert [model.rotary_base for model in found.values()] == [1e4, 1e4, 1e4, 1e4, 1e4, 1e6]
-    assert [model.sequence for model in found.values()] == [2048, 131072, 32768, 32768, 32768, 131072]
+    assert [model.rotary_base for model in models.values()] == [1e4, 1e4, 1e4, 1e4, 1e4, 1e6]
+    assert [model.sequence for model in models.values()] == [2048, 131072, 32768, 32768, 32768, 131072]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_what_a_config_leaves_out_is_what_its_architecture_has_there() -> None:
     ],
     ids=lambda given: given["architectures"][0],
 )
-def test_a_model_has_the_config_that_it_was_read_from(given: dict[str, Any]) -> None:
+def test_config_of_a_model_reads_back_equal(given: dict[str, Any]) -> None:
     model = model_of(given, "c")
     written = config_json(model, hub_architecture(model, "checkpoint"))
     assert written["architectures"] == given["architectures"]
@@ -116,7 +118,7 @@ def test_a_model_has_the_config_that_it_was_read_from(given: dict[str, Any]) -> 
         ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": [0]}, r"c: mlp_only_layers: \[0\] is not"),
     ],
 )
-def test_what_recycles_models_do_not_have_is_refused_by_its_key(changes: dict[str, Any], complaint: str) -> None:
+def test_unsupported_config_is_refused_by_key(changes: dict[str, Any], complaint: str) -> None:
     given = LLAMA | {"model_type": None} | changes
     given = {key: value for key, value in given.items() if value is not None or key == "architectures"}
     with pytest.raises(JobError, match=complaint):
@@ -134,6 +136,6 @@ def test_what_recycles_models_do_not_have_is_refused_by_its_key(changes: dict[st
         (ModelSection(kind="qwen", config={"qk_layernorm": False}), r"no architecture of this kind has neither"),
     ],
 )
-def test_a_model_that_no_architecture_computes_is_refused_by_its_key(model: ModelSection, complaint: str) -> None:
+def test_model_without_architecture_is_refused_by_key(model: ModelSection, complaint: str) -> None:
     with pytest.raises(JobError, match=complaint):
         hub_architecture(model, "x")

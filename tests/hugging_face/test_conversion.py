@@ -110,9 +110,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("spoil", "complaint"), WRONG.values(), ids=WRONG)
-def test_a_model_that_cannot_be_imported_is_refused_and_leaves_nothing(
-    spoil: Callable[[Path], object], complaint: str, tmp_path: Path
-) -> None:
+def test_refused_import_leaves_no_files(spoil: Callable[[Path], object], complaint: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", shards=3)
     spoil(folder)
     with pytest.raises(JobError, match=complaint):
@@ -120,11 +118,11 @@ def test_a_model_that_cannot_be_imported_is_refused_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_tokenizer_with_as_many_tokens_as_the_vocabulary_is_taken(tmp_path: Path) -> None:
+def test_tokenizer_may_fill_the_vocabulary(tmp_path: Path) -> None:
     import_model(saved_tokenizer(write_model(tmp_path / "model", vocab_size=300)), tmp_path / "checkpoint")
 
 
-def test_a_tied_models_second_copy_and_old_buffers_are_left_out(tmp_path: Path) -> None:
+def test_redundant_tensors_are_dropped(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", tie_word_embeddings=True)
     tensors = stored(folder)
     more = {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
@@ -134,7 +132,7 @@ def test_a_tied_models_second_copy_and_old_buffers_are_left_out(tmp_path: Path) 
     assert same_bits(stored(tmp_path / "back"), tensors)
 
 
-def test_files_of_several_types_come_back_in_the_widest(tmp_path: Path) -> None:
+def test_mixed_types_are_exported_in_the_widest(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     tensors = {name: t.bfloat16() if t.dim() > 1 else t for name, t in stored(folder).items()}
     write_tensors(folder, tensors)
@@ -143,7 +141,7 @@ def test_files_of_several_types_come_back_in_the_widest(tmp_path: Path) -> None:
     assert same_bits(stored(tmp_path / "back"), {name: tensor.float() for name, tensor in tensors.items()})
 
 
-def test_what_is_written_has_the_modes_that_the_umask_gives(tmp_path: Path) -> None:
+def test_written_files_follow_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         folder = write_model(tmp_path / "model")
@@ -152,12 +150,12 @@ def test_what_is_written_has_the_modes_that_the_umask_gives(tmp_path: Path) -> N
         export_model(tmp_path / "made" / "checkpoint", tmp_path / "made" / "back")
     finally:
         os.umask(before)
-    made = list((tmp_path / "made").rglob("*"))
-    assert {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_file()} == {0o640}
-    assert {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_dir()} == {0o750}
+    written = list((tmp_path / "made").rglob("*"))
+    assert {stat.S_IMODE(path.stat().st_mode) for path in written if path.is_file()} == {0o640}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in written if path.is_dir()} == {0o750}
 
 
-def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+def test_refused_export_leaves_no_files(tmp_path: Path) -> None:
     folder, checkpoint = write_model(tmp_path / "model"), tmp_path / "run" / "checkpoints" / "step-00000004"
     checkpoint.parent.mkdir(parents=True)
     big = tensors_of(LLAMA)
@@ -187,7 +185,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) -
         export_model(checkpoint, target)
 
 
-def test_an_import_never_holds_more_than_a_file_of_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_holds_at_most_one_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_model(tmp_path / "model", num_hidden_layers=12)
     monkeypatch.setattr(conversion, "PART_BYTES", 4096)
     most = 0
@@ -200,16 +198,16 @@ def test_an_import_never_holds_more_than_a_file_of_the_weights(tmp_path: Path, m
     gc.collect()
     look()
     before, most = most, 0
-    found = import_model(folder, tmp_path / "checkpoint", look)
+    result = import_model(folder, tmp_path / "checkpoint", look)
     assert len(verify_files(tmp_path / "checkpoint").manifest.files) > 5
-    assert most - before < 3 * 4096 < found.parameters * 4 / 2
+    assert most - before < 3 * 4096 < result.parameters * 4 / 2
 
 
 IMPORT = "import sys; from recycle.cli import main; main(['import-hf', *sys.argv[1:]])"
 
 
 @pytest.mark.process
-def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+def test_full_disk_leaves_no_files(tmp_path: Path) -> None:
     """A limit on the size of files is a disk that is full."""
     folder = write_model(tmp_path / "model", vocab_size=4000)
     ended = subprocess.run(
@@ -229,7 +227,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_config_of_another_model_beside_a_checkpoint_is_not_exported(tmp_path: Path) -> None:
+def test_config_of_another_model_is_not_exported(tmp_path: Path) -> None:
     import_model(write_model(tmp_path / "model"), tmp_path / "checkpoint")
     config(tmp_path / "checkpoint" / "huggingface", rope_theta=5e5)
     with pytest.raises(JobError, match=r"huggingface/config.json: \[model\] rotary_base"):

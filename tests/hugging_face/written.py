@@ -68,10 +68,10 @@ def stored(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
 
 
-def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+def same_bits(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
     """Whether both have tensors of the same names, types and bits."""
-    return one.keys() == other.keys() and all(
-        tensor.dtype == other[name].dtype and torch.equal(tensor, other[name]) for name, tensor in one.items()
+    return first.keys() == second.keys() and all(
+        tensor.dtype == second[name].dtype and torch.equal(tensor, second[name]) for name, tensor in first.items()
     )
 
 
@@ -138,8 +138,8 @@ def logits_of(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
     """What transformers makes of the model in a folder and tokens [rows, sequence], in fp32."""
     model = transformers().AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
-        found: torch.Tensor = model(tokens).logits
-    return found
+        logits: torch.Tensor = model(tokens).logits
+    return logits
 
 
 CPU = torch.device("cpu")

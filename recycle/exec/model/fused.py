@@ -21,12 +21,12 @@ from megatron.core.transformer import attention
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.moe.router import TopKRouter
 
+from recycle.megatron_versions import without_idle_expert_bias
+
 _ROUTER_TYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
 
 class Rotary(RotaryEmbedding):  # type: ignore[misc]
-    """Rotary positions on the device of their frequencies."""
-
     inv_freq: torch.Tensor
 
     def get_emb(self, max_seq_len: int, offset: int = 0) -> torch.Tensor:
@@ -49,19 +49,14 @@ class Rotary(RotaryEmbedding):  # type: ignore[misc]
         return moved
 
 
+@without_idle_expert_bias
 class Router(TopKRouter):  # type: ignore[misc]
     """A router on the device of its weight, without token counts and logs of auxiliary losses."""
 
     def gating(self, input: torch.Tensor) -> torch.Tensor:
-        """Scores of all experts, [sequence, batch, experts]."""
         computed_in = _ROUTER_TYPES.get(self.config.moe_router_dtype, input.dtype)
         bias = None if self.bias is None else self.bias.to(computed_in)
         return torch.nn.functional.linear(input.to(computed_in), self.weight.to(computed_in), bias)
-
-    def _apply_expert_bias(self, routing_map: torch.Tensor, padding_mask: torch.Tensor | None = None) -> None:
-        # megatron-core compiles this even if the expert bias is off.
-        if self.enable_expert_bias:
-            super()._apply_expert_bias(routing_map, padding_mask=padding_mask)
 
 
 _DEVICE_CLASSES = {RotaryEmbedding: Rotary, TopKRouter: Router}
@@ -122,8 +117,6 @@ class _RmsNorm(torch.autograd.Function):
 
 
 class _GatedMLP(MLP):  # type: ignore[misc]
-    """megatron-core's feed-forward part with fused SwiGLU."""
-
     def forward(self, hidden_states: torch.Tensor, per_token_scale: torch.Tensor | None = None, **_: Any) -> Any:
         both, bias = self.linear_fc1(hidden_states)
         product: torch.Tensor = _SwiGLU.apply(both if bias is None else both + bias)  # type: ignore[no-untyped-call]
@@ -137,8 +130,6 @@ class _GatedMLP(MLP):  # type: ignore[misc]
 
 
 class _SwiGLU(torch.autograd.Function):
-    """silu(gate) * up; the last dimension is [gate, up]."""
-
     @staticmethod
     def forward(ctx: Any, both: torch.Tensor) -> torch.Tensor:
         gate, up = both.chunk(2, dim=-1)
@@ -169,8 +160,6 @@ def _is_swiglu(config: Any) -> bool:
 
 
 class _CachedRotary(Rotary):
-    """Rotary positions whose cosines and sines are computed once per length, for all layers and micro-batches."""
-
     _last: tuple[tuple[Any, ...], Any] | None = None
 
     def forward(self, max_seq_len: int, offset: int = 0, packed_seq: bool = False, cp_group: Any = None) -> Any:
@@ -183,8 +172,6 @@ class _CachedRotary(Rotary):
 
 
 class _Rotation(torch.autograd.Function):
-    """Rotation of channel pairs, one channel from each half, by an angle."""
-
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(cos, sin)

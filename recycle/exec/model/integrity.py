@@ -48,7 +48,6 @@ class RunningChecksum:
         return True
 
     def finish(self) -> Checksum:
-        """Process the remaining pieces and return the checksum."""
         while self.piece():
             pass
         return _checksum(self._sums)
@@ -76,11 +75,9 @@ class ChecksumBuilder:
         self._sums: tuple[list[torch.Tensor], ...] = ([], [], [])
 
     def activation(self, output: torch.Tensor) -> None:
-        """Add the output of the forward, or the loss."""
         self._sums[0].append(word_sums(output))
 
     def input_gradient(self, gradient: torch.Tensor) -> None:
-        """Add the input gradient."""
         self._sums[1].append(word_sums(gradient))
 
     def weight_gradient(self, first: int, gradient: torch.Tensor) -> None:
@@ -88,7 +85,6 @@ class ChecksumBuilder:
         self._sums[2].append(word_sums(gradient, first))
 
     def finish(self) -> MicroBatchChecksums:
-        """The checksums of all results so far."""
         none = torch.zeros(1, 2, dtype=torch.int64)
         return MicroBatchChecksums(*(_checksum((torch.stack(sums) if sums else none).sum(0)) for sums in self._sums))
 
@@ -129,7 +125,6 @@ def _checksum(sums: torch.Tensor) -> Checksum:
 
 @torch.no_grad()
 def flip_largest(tensor: torch.Tensor, bit: int) -> None:
-    """Flip one bit of the largest entry of a contiguous tensor, in place."""
     flat = tensor.view(-1)
     if not flat.numel():
         return
@@ -139,7 +134,6 @@ def flip_largest(tensor: torch.Tensor, bit: int) -> None:
 
 
 def flipped_copy(tensor: torch.Tensor, bit: int) -> torch.Tensor:
-    """A copy with one bit of its largest entry flipped."""
     copy = tensor.detach().clone(memory_format=torch.contiguous_format)
     flip_largest(copy, bit)
     return copy
@@ -158,8 +152,6 @@ def flipped_tokens(tokens: torch.Tensor, vocabulary: int, bit: int) -> torch.Ten
 
 
 class PendingBitFlips:
-    """Pending bit flips of a stage's forwards."""
-
     def __init__(self) -> None:
         self._once: dict[str, int] = {}
         self._stuck: int | None = None
@@ -182,8 +174,6 @@ class PendingBitFlips:
 
 
 class _Flip(torch.autograd.Function):
-    """Flips bits of a tensor and passes the gradient through."""
-
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, bits: list[int]) -> torch.Tensor:
         for bit in bits:

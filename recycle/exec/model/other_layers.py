@@ -27,6 +27,7 @@ from torch.autograd.graph import GradientEdge
 
 from recycle.errors import RunError
 from recycle.exec.model.backward import Deferred, Sink, WeightGradientStore, delays_itself
+from recycle.megatron_versions import saved_product
 
 _BIASED, _PLAIN, _TRANSPOSED, _LEAF = "AddmmBackward0", "MmBackward0", "TBackward0", "AccumulateGrad"
 
@@ -93,12 +94,14 @@ def _products(root: Any) -> list[_Product]:
         weight = _single_use_leaf(leaf, uses)
         if weight is None or weight.dim() != 2:
             continue
-        if node.name() == _PLAIN:
-            products.append(_Product(node, weight, None, node._saved_self, is_transposed))
-        elif is_transposed and node._saved_alpha == node._saved_beta == 1:
+        is_biased = node.name() == _BIASED
+        inputs, is_scaled = saved_product(node, has_addend=is_biased)
+        if not is_biased:
+            products.append(_Product(node, weight, None, inputs, is_transposed))
+        elif is_transposed and not is_scaled:
             bias = _single_use_leaf(node.next_functions[0][0], uses)
             is_output_bias = bias is not None and bias.shape == weight.shape[:1]
-            products.append(_Product(node, weight, bias if is_output_bias else None, node._saved_mat1, True))
+            products.append(_Product(node, weight, bias if is_output_bias else None, inputs, True))
     return products
 
 
@@ -147,7 +150,6 @@ class DelayedLayers:
                 self._store.defer(Deferred(weights, tensors, partial(self._compute, layer, entry)))
 
     def clear(self) -> None:
-        """Discard entries of an interrupted backward."""
         for layer in self._layers:
             while not layer.wgrad_store.context.empty():
                 layer.wgrad_store.context.get()

@@ -32,6 +32,7 @@ from recycle.exec.model.loss import cross_entropy, loss_sum, masked_sum, mean_lo
 from recycle.exec.model.providers import NONE, Providers
 from recycle.exec.model.weights import LAYERS, SHARED_WEIGHT, global_names, layers_of
 from recycle.job import Job
+from recycle.megatron_versions import content_version
 
 
 class DropoutSeeds:
@@ -101,8 +102,6 @@ DEFAULT_PARTS = ("core_attn",)
 
 
 class _Recomputed:
-    """A forward that is recomputed in the backward; replaces the method as an attribute of its module."""
-
     def __init__(self, forward: Callable[..., Any], draws: bool) -> None:
         self._forward, self._draws = forward, draws
 
@@ -189,11 +188,10 @@ class StageModule:
         elif job.recompute_of(index) == "selective":
             parts = model.config.get("recompute_modules")
             recompute_parts(module, list(map(str, parts)) if isinstance(parts, list) else DEFAULT_PARTS, bool(draws))
-        self._versions = {name: buffer._version for name, buffer in module.named_buffers()}
+        self._versions = {name: content_version(buffer) for name, buffer in module.named_buffers()}
         self._modes = [(part, part.training) for part in module.modules()]
 
     def set_evaluating(self, enabled: bool) -> None:
-        """Switch evaluation mode on or off for every submodule that was training."""
         for part, trains in self._modes:
             part.training = trains and not enabled
 
@@ -260,7 +258,7 @@ class StageModule:
 
     def _require_same_buffers(self) -> None:
         for name, buffer in self.module.named_buffers():
-            if buffer._version != self._versions.get(name, buffer._version):
+            if name in self._versions and content_version(buffer) != self._versions[name]:
                 raise RunError(
                     f"[model] provider: the forward of stage {self._index} changes the buffer {name}, which workers do"
                     " not copy from each other; use a layer without running statistics"

@@ -97,7 +97,6 @@ class Providers:
         return Providers(**{name: getattr(self, name) or getattr(named, name) for name in _KEYS})
 
     def build(self, job: Job, index: int) -> Any:
-        """Build the module of a stage. Raises JobError that names the function and the stage."""
         assert self.model is not None
         layers = job.layers_per_stage()
         first = sum(layers[:index])
@@ -111,7 +110,6 @@ class Providers:
             ) from error
 
     def origin_of(self, job: Job, index: int) -> str:
-        """Origin of a stage's module, as a prefix of messages."""
         name = job.model.provider or getattr(self.model, "__qualname__", repr(self.model))
         return f"[model] provider: {name}: stage {index}"
 

@@ -136,8 +136,6 @@ class StateLayout(ABC):
 
 
 class ReplicatedState(StateLayout):
-    """Replicated optimizer state: each host holds all units of the stage."""
-
     kind = "stage"
 
     def units(self) -> Mapping[int, StatePiece]:
@@ -400,7 +398,6 @@ class Stage(ABC):
         return {}
 
     def step(self, iteration: int, clip_factor: float) -> None:
-        """Apply one AdamW update with the learning rate of `iteration`. Call after the reduction."""
         for piece in self.layout.pieces.values():
             piece.step(iteration, clip_factor)
 
@@ -458,7 +455,6 @@ class Stage(ABC):
 
 @torch.no_grad()
 def copy_state(target: Sequence[torch.Tensor], source: Sequence[torch.Tensor]) -> None:
-    """Copy state tensors into tensors of the same layout."""
     for into, tensor in zip(target, source, strict=True):
         into.copy_(tensor, non_blocking=True)  # asynchronous between host and device; ordered on the device
 
@@ -481,7 +477,6 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def digest(tensors: Sequence[torch.Tensor]) -> str:
-    """sha256 over tensors, in hexadecimal."""
     result = hashlib.sha256()
     for tensor in tensors:
         result.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())

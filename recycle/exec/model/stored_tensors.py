@@ -47,7 +47,6 @@ def shape_told(piece: str) -> tuple[int, ...] | None:
 
 
 def with_part(name: str, rank: int, size: int) -> str:
-    """`part_name` of a tensor, or of the tensor that the piece `name` belongs to."""
     match = _PIECE.fullmatch(name)
     whole = name if match is None else match[1]
     return part_name(whole, rank, size) + name[len(whole) :]

@@ -12,8 +12,7 @@ Outputs and gradients are summed over the ranks, as for a row-parallel matrix. N
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -21,7 +20,6 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import mappings, random
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
@@ -30,6 +28,7 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer.moe.moe_layer import BaseMoELayer, MoELayer
 from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher
 
+from recycle import megatron_versions
 from recycle.errors import RunError
 from recycle.exec.model.tensor_group import TensorExchange, TensorGroup
 
@@ -52,7 +51,6 @@ def prepare_mixtures(part: torch.nn.Module) -> None:
 
 
 def own_expert_parameters(part: torch.nn.Module) -> set[torch.nn.Parameter]:
-    """Parameters of experts that only this tensor rank holds."""
     layers = [module for module in part.modules() if isinstance(module, BaseMoELayer) and module.ep_group.size() > 1]
     return {parameter for layer in layers for parameter in layer.experts.parameters()}
 
@@ -63,8 +61,6 @@ def first_expert(part: torch.nn.Module) -> int:
 
 
 class _OwnExpertsDispatcher(MoEAllGatherTokenDispatcher):  # type: ignore[misc]
-    """Dispatcher that runs each rank's experts on the tokens routed to them, and sums the outputs."""
-
     def token_dispatch(self, hidden_states: torch.Tensor, probs: torch.Tensor) -> Any:
         return (
             copy_to_tensor_model_parallel_region(hidden_states, self.ep_group),
@@ -114,34 +110,18 @@ def begin_reduce_scatter(tensor: torch.Tensor, group: TensorGroup) -> Callable[[
 
 def install_collectives() -> None:
     """Make megatron-core use these collectives for a `TensorGroup`, and draw from the part's own generator."""
-    random._CUDA_RNG_STATE_TRACKER = _SharedGenerator()
-    random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
-    for name, ours in (
-        ("_gather_along_first_dim", gather_sequences),
-        ("_reduce_scatter_along_first_dim", lambda tensor, group: begin_reduce_scatter(tensor, group)()),
-    ):
-        setattr(mappings, name, _for_tensor_groups(ours, getattr(mappings, name)))
-
-
-def _for_tensor_groups(ours: Callable[..., torch.Tensor], theirs: Callable[..., torch.Tensor]) -> Any:
-    def move(tensor: torch.Tensor, group: Any, *arguments: Any, **named: Any) -> torch.Tensor:
-        if isinstance(group, TensorGroup):
-            return ours(tensor, group)
-        return theirs(tensor, group, *arguments, **named)
-
-    return move
+    megatron_versions.share_random_generator()
+    megatron_versions.replace_sequence_collectives(
+        lambda group: isinstance(group, TensorGroup),
+        gather_sequences,
+        lambda tensor, group: begin_reduce_scatter(tensor, group)(),
+    )
 
 
 def _exchange(group: TensorGroup) -> TensorExchange:
     if group.exchange is None:
         raise RunError("exchange of sequences between tensor ranks outside of a generation")
     return group.exchange
-
-
-class _SharedGenerator(random.CudaRNGStatesTracker):  # type: ignore[misc]
-    @contextmanager
-    def fork(self, name: str = "") -> Iterator[None]:
-        yield
 
 
 def ensure_parallel_state(tensor_group: TensorGroup | None = None) -> None:
@@ -154,15 +134,10 @@ def ensure_parallel_state(tensor_group: TensorGroup | None = None) -> None:
     if parallel_state.is_initialized():
         return
     if not torch.distributed.is_initialized():
-        # Importing the module registers the backend with torch.
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+        megatron_versions.join_world_of_one()
     elif torch.distributed.get_world_size() != 1:
         raise RunError("torch.distributed has several ranks; initialise megatron-core's parallel_state before a stage")
     parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
     install_collectives()
     if tensor_group is not None:
-        parallel_state._TENSOR_MODEL_PARALLEL_GROUP = tensor_group
-        parallel_state.set_tensor_model_parallel_world_size(tensor_group.size())
-        parallel_state.set_tensor_model_parallel_rank(tensor_group.rank())
+        megatron_versions.set_tensor_group(tensor_group)

@@ -29,7 +29,7 @@ def run_job(model: dict[str, Any], tensor_parallel: int = 1, shared: str = "") -
     """A job whose tensor ranks share sequences or experts, if `shared` is "sequence" or "expert"."""
     small = {"layers": 2, "hidden": 32, "heads": 4, "sequence": 16, "ffn": 48}
     keys = {key: value for key, value in (small | model).items() if key != "config"}
-    of = job(
+    tested_job = job(
         2,
         2,
         2,
@@ -39,7 +39,7 @@ def run_job(model: dict[str, Any], tensor_parallel: int = 1, shared: str = "") -
         train={"clip": 1e9},
         eval={"every": 3, "batches": 1},
     )
-    return msgspec.structs.replace(of, model=msgspec.structs.replace(of.model, config=model["config"]))
+    return msgspec.structs.replace(tested_job, model=msgspec.structs.replace(tested_job.model, config=model["config"]))
 
 
 def struck_by(phase: str, killed: str) -> list[str]:
@@ -73,9 +73,9 @@ def test_run_with_kill_rejoin_and_stop_has_the_bits_of_the_calm_run(
     launch: Run, name: str, phase: str, ranks: int
 ) -> None:
     family, _, is_shared = name.partition(", ")
-    job = run_job(FAMILIES[family], ranks, "expert" if is_shared else "")
-    struck = launch(job, STEPS, *struck_by(phase, "1.1" if ranks == 1 else "1.1t1"))
-    calm = run(one_f_one_b(job.shape), job, steps=STEPS) if ranks == 1 else launch(job, STEPS)
+    tested_job = run_job(FAMILIES[family], ranks, "expert" if is_shared else "")
+    struck = launch(tested_job, STEPS, *struck_by(phase, "1.1" if ranks == 1 else "1.1t1"))
+    calm = run(one_f_one_b(tested_job.shape), tested_job, steps=STEPS) if ranks == 1 else launch(tested_job, STEPS)
     assert kinds(struck).count("detected") == 2
     assert kinds(struck).count("rejoined") == 1
     assert sorted(calm.evaluations) == [2, 5, 6]
@@ -107,15 +107,17 @@ def pair() -> Iterator[TensorWorkers]:
         ("llama", {"recompute": "layers"}, "sequence"),
     ],
 )
-def test_two_tensor_ranks_have_the_gradients_of_one_and_the_same_bits_split_up(
+def test_two_tensor_ranks_have_the_gradients_of_one(
     pair: TensorWorkers, name: str, keys: dict[str, Any], shared: str
 ) -> None:
-    of = family_job(FAMILIES[name] | keys)
-    stages = build_pipeline(of)
-    loss = run_pipelines([stages], 0, of.shape.micro_batches)
+    tested_job = family_job(FAMILIES[name] | keys)
+    stages = build_pipeline(tested_job)
+    loss = run_pipelines([stages], 0, tested_job.shape.micro_batches)
     gradients = in_halves(gradients_by_name(stages), stages)
     sharing = {f"{shared}_parallel": True} if shared else {}
-    parted = msgspec.structs.replace(of, grid=msgspec.structs.replace(of.grid, tensor_parallel=2, **sharing))
+    parted = msgspec.structs.replace(
+        tested_job, grid=msgspec.structs.replace(tested_job.grid, tensor_parallel=2, **sharing)
+    )
     parts = pair.iterate(parted)
     assert parts[0].report.loss == parts[1].report.loss == pytest.approx(loss, rel=1e-6)
     whole = whole_gradients(parts)
@@ -126,12 +128,14 @@ def test_two_tensor_ranks_have_the_gradients_of_one_and_the_same_bits_split_up(
     assert [part.report.norms for part in parts] == [part.report.norms for part in apart]
 
 
-def test_a_run_whose_experts_are_shared_goes_on_without_and_back(launch: Run, tmp_path: Path) -> None:
-    """Checkpoints are the same however experts were dealt out, moments and step counts included."""
+def test_run_resumes_with_and_without_shared_experts(launch: Run, tmp_path: Path) -> None:
+    """Checkpoints are the same for any distribution of experts, moments and step counts included."""
     model, directory = FAMILIES["mixtral"], tmp_path / "run"
-    for steps, of in ((2, run_job(model, 2, "expert")), (4, run_job(model)), (5, run_job(model, 2, "expert"))):
-        keeping = msgspec.structs.replace(of.train, checkpoint_every=1)
-        result = launch(msgspec.structs.replace(of, train=keeping), steps, directory=directory, resume=steps > 2)
-    calm = run(one_f_one_b(of.shape), run_job(model), steps=5)
+    for steps, tested_job in ((2, run_job(model, 2, "expert")), (4, run_job(model)), (5, run_job(model, 2, "expert"))):
+        keeping = msgspec.structs.replace(tested_job.train, checkpoint_every=1)
+        result = launch(
+            msgspec.structs.replace(tested_job, train=keeping), steps, directory=directory, resume=steps > 2
+        )
+    calm = run(one_f_one_b(tested_job.shape), run_job(model), steps=5)
     for key, tolerance in (("loss", 1e-6), ("grad_norm", 1e-5)):
         assert [line[key] for line in result.metrics] == pytest.approx([line[key] for line in calm.metrics], tolerance)

@@ -49,19 +49,19 @@ class Bare(nn.Module):
 def once(model: nn.Module, inputs: torch.Tensor, whole: bool = False) -> tuple[Any, list[str], list[str]]:
     """Gradients of the input and of all parameters; the names of those in I; of those in W."""
     names = {parameter: name for name, parameter in model.named_parameters()}
-    found = Gradients()
-    store = WeightGradientStore(found)
-    graph = GraphSplit(list(names), store, found)
+    gradients = Gradients()
+    store = WeightGradientStore(gradients)
+    graph = GraphSplit(list(names), store, gradients)
     output = model(inputs).square().sum()
     if whole:
         by_entry = graph.backward(output, None, inputs if inputs.requires_grad else None)
-        return (by_entry, dict(sorted((names[one], g) for one, g in found.items()))), [], []
+        return (by_entry, dict(sorted((names[parameter], g) for parameter, g in gradients.items()))), [], []
     with store.record(BATCH):
         by_entry = graph.backward(output, None, inputs if inputs.requires_grad else None)
-    early = sorted(names[one] for one in found)
+    early = sorted(names[parameter] for parameter in gradients)
     store.flush(BATCH)
-    late = sorted(names[one] for one in found if names[one] not in early)
-    return (by_entry, dict(sorted((names[one], g) for one, g in found.items()))), early, late
+    late = sorted(names[parameter] for parameter in gradients if names[parameter] not in early)
+    return (by_entry, dict(sorted((names[parameter], g) for parameter, g in gradients.items()))), early, late
 
 
 def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -82,14 +82,14 @@ CASES: dict[str, tuple[nn.Module, list[str], list[str]]] = {
     "scaled weight": (Bare(lambda m, x: linear(x, 2 * m.a), a=(6, 6)), ["a"], []),
     "batched weights": (Bare(lambda m, x: torch.bmm(x, m.a), a=(3, 6, 4)), ["a"], []),
     "convolution": (Bare(lambda m, x: nn.functional.conv1d(x, m.a), a=(2, 5, 3)), ["a"], []),
-    "beside the input": (Bare(lambda m, x: x + linear(m.a, m.b), a=(5, 4), b=(6, 4)), ["a"], ["b"]),
+    "without the input": (Bare(lambda m, x: x + linear(m.a, m.b), a=(5, 4), b=(6, 4)), ["a"], ["b"]),
     "one that is not used": (Bare(lambda m, x: linear(x, m.a), a=(6, 6), b=(6, 6)), [], ["a"]),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("has_entry", [True, False])
-def test_matrix_products_go_to_w_and_the_rest_stays(case: str, has_entry: bool) -> None:
+def test_matrix_products_run_in_w_and_others_in_i(case: str, has_entry: bool) -> None:
     model, early, late = CASES[case]
 
     def inputs() -> torch.Tensor:
@@ -112,19 +112,19 @@ def test_matrix_products_go_to_w_and_the_rest_stays(case: str, has_entry: bool) 
             torch.testing.assert_close(split_up[1][name], parameter.grad, rtol=1e-5, atol=1e-5)
 
 
-def test_between_i_and_w_the_graph_is_gone() -> None:
+def test_graph_is_freed_between_i_and_w() -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6))
-    found = Gradients()
-    store = WeightGradientStore(found)
+    gradients = Gradients()
+    store = WeightGradientStore(gradients)
     entry = torch.randn(3, 6).requires_grad_()
     watched = weakref.ref(entry)
     with store.record(BATCH):
-        GraphSplit(list(model.parameters()), store, found).backward(model(entry * 2).sum(), None, entry)
+        GraphSplit(list(model.parameters()), store, gradients).backward(model(entry * 2).sum(), None, entry)
     del entry
     gc.collect()
     assert watched() is None
     assert len(store.held(BATCH)) == 4
-    assert not found
+    assert not gradients
 
 
 class Delays:
@@ -246,6 +246,6 @@ def test_i_and_deferred_w_in_any_order_equal_whole_b(kind: type[Stack], precisio
     )
 
 
-def test_a_layer_that_adds_to_its_own_buffer_is_refused() -> None:
+def test_layer_with_its_own_gradient_buffer_is_refused() -> None:
     with pytest.raises(RunError, match=r"layers\.0\.1: adds weight gradients to its own buffer"):
         pipeline(small_job(), FusedStack)

@@ -44,16 +44,16 @@ def tied(pipelines: int, ranks: int, micro_batches: int, chunks: int = 1, **trai
 
 @pytest.fixture(scope="module")
 def whole() -> RunResult:
-    one = tied(1, 1, 6)
-    return run(one_f_one_b(one.shape), one, steps=STEPS)
+    single = tied(1, 1, 6)
+    return run(one_f_one_b(single.shape), single, steps=STEPS)
 
 
 @pytest.mark.parametrize("accumulation", ["exact", "fast"])
-def test_the_shared_weight_has_the_sum_of_both_uses_gradients_however_the_model_is_split(accumulation: str) -> None:
+def test_shared_weight_has_the_gradients_of_both_uses(accumulation: str) -> None:
     results = []
     for ranks in (1, 2, 4):
-        of = small_job(ranks=ranks, model={"tied": True}, train={"accumulation": accumulation})
-        stages = build_pipeline(of)
+        tested_job = small_job(ranks=ranks, model={"tied": True}, train={"accumulation": accumulation})
+        stages = build_pipeline(tested_job)
         assert [SHARED in stage.parameters for stage in stages] == [s in (0, ranks - 1) for s in range(ranks)]
         loss = run_pipelines([stages], step=2, count=4)
         gradients = gradients_by_name(stages)
@@ -73,14 +73,14 @@ def test_the_shared_weight_has_the_sum_of_both_uses_gradients_however_the_model_
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("is_tied", [False, True])
-def test_gradients_are_those_of_megatron_cores_own_model_by_plain_autograd(is_tied: bool, precision: str) -> None:
-    of = small_job(1, 1, 1, model={"tied": is_tied}, train={"precision": precision})
-    (stage,) = build_pipeline(of)
+def test_gradients_equal_autograd_on_megatrons_model(is_tied: bool, precision: str) -> None:
+    tested_job = small_job(1, 1, 1, model={"tied": is_tied}, train={"precision": precision})
+    (stage,) = build_pipeline(tested_job)
     loss = run_pipelines([[stage]], step=0, count=1)
-    plain = build_part(of, 0)
+    plain = build_part(tested_job, 0)
     if precision == "bf16":
         plain.bfloat16()
-    tokens, labels = load_corpus(of).batch(0, 0).values()
+    tokens, labels = load_corpus(tested_job).batch(0, 0).values()
     mean = plain(
         input_ids=tokens, position_ids=torch.arange(32).expand(1, 32), attention_mask=None, labels=labels
     ).mean()
