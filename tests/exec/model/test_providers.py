@@ -257,7 +257,7 @@ def test_function_is_not_both_passed_and_named() -> None:
         ({"fp8": "hybrid"}, "fp8: cannot be set: it needs kernels of Transformer Engine"),
         (
             {"calculate_per_token_loss": True},
-            r"calculate_per_token_loss: cannot be set: \[train\] per_token_loss says it",
+            r"calculate_per_token_loss: cannot be set: \[train\] per_token_loss sets it",
         ),
         ({"moe_expert_capacity_factor": 1.0}, "moe_expert_capacity_factor: cannot be set: tokens are never dropped"),
         ({"layernorm_epsilon": "many"}, "layernorm_epsilon: Expected `float`, got `str`"),
