@@ -1,9 +1,9 @@
 """Tuned constants of the planner.
 
-`python benchmarks/gaps.py "1 s" "20 s"` checks those of the search: a change must not raise a mean gap of gaps.json.
-`python benchmarks/planner.py` checks the bounds, and `python benchmarks/elastic.py` the layouts. Shares are of the
-remaining time or steps; operations are those of a problem. The thresholds of the annealing moves are in
-`search/order_kernels.py`, because numba compiles a cached kernel again only if its own file changes.
+`python benchmarks/gaps.py "1 s" "20 s"` checks the search: a change must not raise a mean gap of gaps.json.
+`python benchmarks/planner.py` checks the bounds, and `python benchmarks/elastic.py` the layouts. A share is a part of
+the remaining time or steps. The thresholds of the annealing moves are in `search/order_kernels.py`, because numba
+compiles a cached kernel again only if the kernel's own file changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SIMPLE_SHARE = 0.25  # for insertion and families with several chunks per worker
 POLICIES_AFTER_TEMPLATE, OPERATIONS_AFTER_TEMPLATE = 60, 600_000  # policies, or operations they schedule if more
 OPERATION_SECONDS, TOO_LATE = 1e-5, 4.0  # policies are skipped if they need `TOO_LATE` times the remaining time
 INSERTION_UP_TO = 200_000  # operations
-POLICIES_PER_ASSIGNMENT = 4  # then only those of the best assignment
+POLICIES_PER_ASSIGNMENT = 4  # then only policies with the best assignment
 UNFOLD_RULES = ((0.9, 0.5, 0.5), (0.9, 1.0, 0.5), (0.0, 0.0, 0.0), (1.0, 0.0, 0.5))
 """Share of its due time at which a micro-batch may begin; patience of F and I, and of W, in typical operation times."""
 

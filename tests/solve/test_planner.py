@@ -79,7 +79,7 @@ def test_wall_clock_limit_is_kept():
     assert time.process_time() - begun < 1.2 * 2.0 + 0.5
 
 
-def test_job_whose_first_plan_takes_too_long_is_refused_unless_the_caller_sets_the_limit():
+def test_job_with_too_few_seconds_for_a_first_plan_is_refused():
     priced = job(16, 16, 64, 16, seconds=0.01, steps=None)
     with pytest.raises(PlanError, match=r"seconds: 0.01 are too few for the 98,304 operations"):
         plan(job(16, 16, 128, 16, seconds=0.01))
