@@ -132,10 +132,10 @@ class _Crew(NamedTuple):
 
 
 class _FluidRelaxation:
-    """The linear program, with columns (group, kind, grid point); a group is a crew at one of the stages."""
+    """The linear program, with columns goal and (group, kind, grid point); a group is a crew at one of the stages."""
 
     def __init__(self, problem: Problem, window: float, stages: Sequence[int], points: int | None) -> None:
-        self.problem, self.window, self.stages = problem, window, stages
+        self.problem, self.stages = problem, stages
         ranks = problem.shape.ranks
         counted = [s for s in stages if s % ranks == stages[0] % ranks] if problem.staggered else stages
         self.ends = {s: window - problem.update_seconds[s] for s in counted}
@@ -143,7 +143,6 @@ class _FluidRelaxation:
         self.crews, self.groups = _grouped(problem, stages)
         self.times = aligned(problem, end, points, self._lags()) if points else fine_at_ends(problem, end)
         self.points = len(self.times)
-        self.goal = 0
         self.rows: list[Integers] = []
         self.columns: list[Integers] = []
         self.coefficients: list[Floats] = []
@@ -220,7 +219,7 @@ class _FluidRelaxation:
         for (kind, s), end in tails.items():
             at = np.minimum(np.searchsorted(self.times, [end - TOLERANCE]), last)
             done = [(zero, self._column(g, kind, at), -1.0) for g in self._groups_of(s)]
-            self._add_rows([(zero, zero + self.goal, 1.0), *done], 0.0)
+            self._add_rows([(zero, zero, 1.0), *done], 0.0)
 
     def _heads(self) -> dict[tuple[int, int], float]:
         problem, path = self.problem, 0.0
@@ -262,7 +261,7 @@ class _FluidRelaxation:
                 highest[self._column(g, kind, np.arange(self.points))] = min(crew.units, self.problem.micro_batches)
                 highest[self._column(g, kind, np.arange(idle))] = 0
         gain = np.zeros(count)
-        gain[self.goal] = 1.0
+        gain[0] = 1.0
         # merge lags that the grid rounds to one point: the solver accepts only one entry per place
         places, entry = np.unique(columns * self.row_count + rows, return_inverse=True)
         column, row = np.divmod(places, self.row_count)
@@ -291,7 +290,7 @@ class _FluidRelaxation:
                 break
         multipliers = np.maximum(0.0, -np.array(solver.getSolution().row_dual))
         if len(multipliers) != self.row_count:
-            return float(highest[self.goal])
+            return float(highest[0])
         reduced_gain = gain - np.bincount(columns, weights=coefficients * multipliers[rows], minlength=count)
         return float(limits @ multipliers + np.maximum(0.0, reduced_gain) @ highest)
 
