@@ -23,7 +23,7 @@ EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_co
 
 
 def config(name: str = "LlamaForCausalLM", **changes: Any) -> dict[str, Any]:
-    return LLAMA | {"architectures": [name], "model_type": MODEL_TYPES[name]} | changes
+    return LLAMA | {"architectures": [name], "model_type": MODEL_TYPES[name], "sliding_window": None} | changes
 
 
 @pytest.mark.parametrize("architectures", [{}, {"architectures": None}, {"architectures": []}])
@@ -46,7 +46,7 @@ def test_configs_of_transformers_4_and_5_are_equal() -> None:
 def test_missing_keys_have_the_defaults_of_the_architecture() -> None:
     left_out = ("rms_norm_eps", "num_key_value_heads", "max_position_embeddings")
     short = {key: LLAMA[key] for key in LLAMA if key not in left_out}
-    short |= {"num_attention_heads": 32, "hidden_size": 64}
+    short |= {"num_attention_heads": 32, "hidden_size": 64, "sliding_window": None}
     models = {
         architecture.name: model_of(
             short | {"architectures": [architecture.name], "model_type": architecture.model_type}, "c"
@@ -59,12 +59,14 @@ def test_missing_keys_have_the_defaults_of_the_architecture() -> None:
     }
     assert figures == {
         "LlamaForCausalLM": (32, 2, 1e-6),
+        "MistralForCausalLM": (8, 2, 1e-6),
         "Qwen2ForCausalLM": (32, 2, 1e-6),
         "Qwen3ForCausalLM": (32, 128, 1e-6),
+        "Qwen3MoeForCausalLM": (4, 2, 1e-6),
         "MixtralForCausalLM": (8, 2, 1e-5),
     }
-    assert [model.rotary_base for model in models.values()] == [1e4, 1e4, 1e4, 1e6]
-    assert [model.sequence for model in models.values()] == [2048, 32768, 32768, 131072]
+    assert [model.rotary_base for model in models.values()] == [1e4, 1e4, 1e4, 1e4, 1e4, 1e6]
+    assert [model.sequence for model in models.values()] == [2048, 131072, 32768, 32768, 32768, 131072]
 
 
 @pytest.mark.parametrize(
@@ -74,6 +76,9 @@ def test_missing_keys_have_the_defaults_of_the_architecture() -> None:
         config("Qwen2ForCausalLM", tie_word_embeddings=True, use_sliding_window=False, sliding_window=4096),
         config("Qwen3ForCausalLM", head_dim=16, layer_types=["full_attention"] * 2),
         config("MixtralForCausalLM", **EXPERTS),
+        config("MistralForCausalLM", sliding_window=None),
+        config("Qwen3MoeForCausalLM", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=20),
+        config("Qwen3MoeForCausalLM", **EXPERTS, moe_intermediate_size=20, norm_topk_prob=True),
     ],
     ids=lambda given: given["architectures"][0],
 )
@@ -91,9 +96,9 @@ def test_config_of_a_model_reads_back_equal(given: dict[str, Any]) -> None:
         ({"architectures": None}, r"c: has neither architectures nor model_type"),
         ({"hidden_size": None}, r"c: Object missing required field `hidden_size`"),
         ({"num_hidden_layers": "2"}, r"c: Expected `int`, got `str` - at `num_hidden_layers`"),
-        ({"hidden_act": "gelu"}, r"c: hidden_act: 'gelu' is not supported, only 'silu' is"),
-        ({"attention_bias": True}, r"c: attention_bias: True is not supported, only False is"),
-        ({"quantization_config": {"bits": 4}}, r"c: quantization_config: .* is not supported, only None is"),
+        ({"hidden_act": "gelu"}, r"c: hidden_act: 'gelu' is not supported, only .silu. is"),
+        ({"attention_bias": True}, r"c: attention_bias: True is not supported, only false is"),
+        ({"quantization_config": {"bits": 4}}, r"c: quantization_config: .* is not supported, only null is"),
         ({"rms_norm_eps": float("nan")}, r"c: Expected `float` > 0.* - at `rms_norm_eps`"),
         ({"rope_theta": float("inf")}, r"c: rope_scaling.rope_theta: inf must be a number of at least 1"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, r"c: layer_types: 'sliding_attention' is not"),
@@ -109,6 +114,8 @@ def test_config_of_a_model_reads_back_equal(given: dict[str, Any]) -> None:
             {"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9},
             r"c: num_experts_per_tok: 9 of num_local_experts 8",
         ),
+        ({"architectures": ["MistralForCausalLM"]}, r"c: sliding_window: 4096 is not supported, only null is"),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": [0]}, r"c: mlp_only_layers: \[0\] is not"),
     ],
 )
 def test_unsupported_config_is_refused_by_key(changes: dict[str, Any], complaint: str) -> None:
@@ -121,7 +128,7 @@ def test_unsupported_config_is_refused_by_key(changes: dict[str, Any], complaint
 @pytest.mark.parametrize(
     ("model", "complaint"),
     [
-        (ModelSection(), r'x: \[model\] kind: "gpt" cannot be exported; llama, qwen, mixtral can'),
+        (ModelSection(), r'x: \[model\] kind: "gpt" cannot be exported; llama, mistral, qwen, qwen_moe, mixtral can'),
         (ModelSection(kind="llama", provider="a:b"), r"x: \[model\] provider: a model of a:b cannot be exported"),
         (ModelSection(kind="llama", config={"normalization": "LayerNorm"}), r"\[model.config\] normalization: "),
         (ModelSection(kind="llama", config={"num_moe_experts": 4}), r"\[model.config\] num_moe_experts: "),

@@ -99,6 +99,12 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "qwen 2": ("Qwen2", {}),
     "qwen 3": ("Qwen3", {"tie_word_embeddings": True, "head_dim": 16}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": None}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "qwen 3 moe": ("Qwen3Moe", {"num_local_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}),
+    "qwen 3 moe 30b": (
+        "Qwen3Moe",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
+    ),
 }
 
 

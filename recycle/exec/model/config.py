@@ -176,7 +176,7 @@ _REASONS: Mapping[str, Sequence[str]] = {
     "the experts of a token are not stored between runs": ("moe_enable_routing_replay",),
     "it adds to one buffer in the order of execution, during I": ("gradient_accumulation_fusion",),
     "the schedule decides when W of the output layer runs": ("defer_embedding_wgrad_compute",),
-    "every micro-batch's mean loss has the same weight, whatever its mask": ("calculate_per_token_loss",),
+    "[train] per_token_loss sets it": ("calculate_per_token_loss",),
     "messages between stages have one shape": ("variable_seq_lengths",),
     "weights are drawn on the host": ("init_model_with_meta_device", "use_cpu_initialization"),
     "weights are drawn by name": ("perform_initialization",),

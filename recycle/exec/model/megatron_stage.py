@@ -18,6 +18,7 @@ from recycle.exec.data.batches import Batch, Batches
 from recycle.exec.data.loading import BatchesAhead
 from recycle.exec.model.backward import WeightGradientStore, split_linears
 from recycle.exec.model.integrity import ChecksumBuilder, flip_first_layer_outputs, flipped_copy, flipped_tokens
+from recycle.exec.model.loss import TokenMean
 from recycle.exec.model.other_layers import DelayedLayers, GraphSplit
 from recycle.exec.model.part import StageModule
 from recycle.exec.model.providers import NONE, Providers
@@ -76,6 +77,9 @@ class MegatronStage(Stage):
         self._trained_on = None if batches is None else BatchesAhead(batches, is_pinned)
         self._evaluated_on = None if evaluation is None else BatchesAhead(evaluation, is_pinned)
         self._data = self._trained_on
+        self._token_mean: TokenMean | None = None
+        if job.train.per_token_loss and self._is_last and batches is not None:
+            self._token_mean = TokenMean(batches, job.shape.global_micro_batches)
         self._micro_batches = job.shape.micro_batches
         self._recomputes = job.recompute_of(index) == "full"
 
@@ -277,7 +281,8 @@ class MegatronStage(Stage):
         batch = self._batch(number) if self._is_first or self._is_last else None
         if entry is not None:
             entry.requires_grad_(torch.is_grad_enabled())
-        output = self._part.output(entry, batch, self._iteration, number)
+        tokens = None if self._token_mean is None else self._token_mean.of(self._iteration)
+        output = self._part.output(entry, batch, self._iteration, number, tokens)
         if not self._is_last:
             self._part.require_message(output, self._type)
         return output

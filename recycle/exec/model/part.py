@@ -195,14 +195,24 @@ class StageModule:
         for part, trains in self._modes:
             part.training = trains and not enabled
 
-    def output(self, entry: torch.Tensor | None, batch: Batch | None, iteration: int, micro_batch: int) -> torch.Tensor:
-        """Run the forward of a micro-batch: the next stage's input, or the mean loss. Bit-identical on each call.
+    def output(
+        self,
+        entry: torch.Tensor | None,
+        batch: Batch | None,
+        iteration: int,
+        micro_batch: int,
+        tokens: float | None = None,
+    ) -> torch.Tensor:
+        """Run the forward of a micro-batch: the next stage's input, or the loss. Bit-identical on each call.
 
         Raises RunError if the output has another shape or type, or the forward changes a buffer.
+
+        Args:
+            tokens: divides the sum of losses; the micro-batch's own count if None.
         """
         with self._forward(iteration, micro_batch):
             output = self._call_module(entry, batch or {})
-            return mean_loss(self._loss, output, batch or {}) if self._is_last else output
+            return mean_loss(self._loss, output, batch or {}, tokens) if self._is_last else output
 
     def losses(
         self, entry: torch.Tensor | None, batch: Batch, iteration: int, micro_batch: int

@@ -138,6 +138,6 @@ def ensure_parallel_state(tensor_group: TensorGroup | None = None) -> None:
     elif torch.distributed.get_world_size() != 1:
         raise RunError("torch.distributed has several ranks; initialise megatron-core's parallel_state before a stage")
     parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
+    install_collectives()
     if tensor_group is not None:
-        install_collectives()
         megatron_versions.set_tensor_group(tensor_group)

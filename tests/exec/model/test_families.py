@@ -28,6 +28,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen 3": {"kind": "qwen", "tied": True, "rotary_base": 1e6, "config": {"num_query_groups": 2, "kv_channels": 16}},
     "qwen 2": {"kind": "qwen", "config": {"qk_layernorm": False, "add_qkv_bias": True}},
     "mixtral": {"kind": "mixtral", "config": {"num_moe_experts": 4, "num_query_groups": 2}},
+    "qwen 3 moe": {
+        "kind": "qwen_moe",
+        "config": {"num_moe_experts": 4, "moe_router_topk": 3, "num_query_groups": 2, "kv_channels": 16},
+    },
 }
 
 

@@ -57,6 +57,7 @@ SOAK = pytest.mark.soak
     [
         ("llama 3.1", "backward", 1),
         ("mixtral", "step", 1),
+        ("qwen 3 moe", "reduce", 1),
         *(
             pytest.param(name, phase, 1, marks=SOAK)
             for name, phase in (("gpt", "evaluation"), ("gpt", "form"), ("qwen 3", "reduce"))

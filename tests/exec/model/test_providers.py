@@ -10,6 +10,7 @@ import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import nn
 
+from examples.megatron_loop.without_gpu import without_gpu
 from recycle import Job, JobError, RunError
 from recycle.exec import run
 from recycle.exec.launch.checks import check_request
@@ -20,7 +21,10 @@ from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.providers import Providers
 from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.drive import CPU, small_job
+from tests.exec.model.megatron_models import FIELDS, builder, masked
 from tests.exec.model.test_other_layers import Stack
+from tests.exec.runs import Run, assert_same_training, kinds
+from tests.exec.runs import job as process_job
 
 pytestmark = pytest.mark.slow
 
@@ -62,6 +66,30 @@ def losses(job: Job, family: Any = one_f_one_b, **given: Any) -> list[float]:
 def test_provided_megatron_model_has_the_bits_of_the_built_in_model() -> None:
     job = small_job(model={"dropout": 0.0})
     assert losses(job, model=megatrons) == losses(job)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_megatron_layers_have_the_same_bits_under_every_schedule(name: str) -> None:
+    results = []
+    with without_gpu():
+        for family in (one_f_one_b, zb_h1):
+            job = small_job(ranks=2, model=OWN | {"layers": 4})
+            results.append(losses(job, family, model=builder(name)))
+    assert results[0] == results[1]
+    assert len(set(results[0])) == 3
+
+
+def test_megatron_layers_survive_a_kill_with_the_bits_of_the_calm_run(launch: Run) -> None:
+    module = "tests.exec.model.megatron_models"
+    sections = {
+        "model": {"provider": f"{module}:dense_then_experts"},
+        "data": {"provider": f"{module}:masked"},
+        "train": {"per_token_loss": True},
+    }
+    job = process_job(2, 2, 2, kind="gpt", **sections)
+    struck = launch(job, 6, "kill:1.1@2.backward", "rejoin:1.1@4")
+    assert kinds(struck).count("rejoined") == 1
+    assert_same_training(struck, launch(job, 6))
 
 
 class Repeated:
@@ -107,6 +135,34 @@ def test_masked_tokens_do_not_count(model: Any) -> None:
     assert results[0] == results[1]
     assert results[0] != losses(job, model=model, data=lambda job: Masked(job, 8, False))
     assert losses(job, model=model, data=lambda job: Masked(job, 0, False)) == [0.0] * 3
+
+
+class Joined:
+    """The micro-batches of `masked` in one."""
+
+    def __init__(self, job: Job) -> None:
+        self._batch = masked(with_keys(job, "data", micro_batch_size=1))
+
+    def batch(self, iteration: int, micro_batch: int) -> dict[str, torch.Tensor]:
+        parts = [self._batch(iteration, number) for number in range(2)]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def test_per_token_loss_does_not_depend_on_the_cut_into_micro_batches() -> None:
+    results = {}
+    for count, data in ((2, masked), (1, Joined)):
+        for per_token in (True, False):
+            job = own_job(ranks=2, micro_batches=count, data={"micro_batch_size": 2 // count})
+            results[count, per_token] = losses(with_keys(job, "train", per_token_loss=per_token), data=data)
+    assert results[2, True] == pytest.approx(results[1, True], rel=1e-5)
+    assert results[1, True] == pytest.approx(results[1, False], rel=1e-6)
+    assert abs(results[2, True][0] - results[2, False][0]) > 1e-3
+
+
+def test_per_token_loss_refuses_a_loss_that_counts_other_tokens_than_the_mask() -> None:
+    job = with_keys(own_job(), "train", per_token_loss=True)
+    with pytest.raises(RunError, match=r"\[train\] per_token_loss: .*lambda.* counts 8 tokens, .* loss_mask 2; both"):
+        losses(job, data=masked, loss=lambda output, batch: (output.sum(), output.numel()))
 
 
 def test_provided_loss_returns_sum_and_count() -> None:
@@ -199,7 +255,10 @@ def test_function_is_not_both_passed_and_named() -> None:
         ({"kv_chanels": 8}, r"kv_chanels: .* has no such field; did you mean \"kv_channels\"\?"),
         ({"num_layers": 8}, "num_layers: cannot be set: \\[model\\] layers sets it"),
         ({"fp8": "hybrid"}, "fp8: cannot be set: it needs kernels of Transformer Engine"),
-        ({"calculate_per_token_loss": True}, "calculate_per_token_loss: cannot be set: every micro-batch's mean loss"),
+        (
+            {"calculate_per_token_loss": True},
+            r"calculate_per_token_loss: cannot be set: \[train\] per_token_loss sets it",
+        ),
         ({"moe_expert_capacity_factor": 1.0}, "moe_expert_capacity_factor: cannot be set: tokens are never dropped"),
         ({"layernorm_epsilon": "many"}, "layernorm_epsilon: Expected `float`, got `str`"),
         ({"normalization": "Norm"}, "normalization: Invalid enum value 'Norm'"),
