@@ -8,6 +8,7 @@ the values.
 from __future__ import annotations
 
 import difflib
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -77,7 +78,6 @@ _REASONS: Mapping[str, Sequence[str]] = {
         "param_sync_func",
         "quant_recipe",
     ),
-    "weights are drawn by name with deviation 0.02": ("init_method_std", "embedding_init_method_std"),
     "it needs kernels of Transformer Engine or Apex, which the executor does not use": (
         "use_te_activation_func",
         "use_te_rng_tracker",
@@ -148,8 +148,6 @@ _REASONS: Mapping[str, Sequence[str]] = {
         "no_rope_freq",
     ),
     "it updates state between iterations that workers do not copy": (
-        "moe_router_enable_expert_bias",
-        "moe_router_bias_update_rate",
         "qk_clip",
         "log_max_attention_logit",
     ),
@@ -193,14 +191,15 @@ def _names(text: str) -> frozenset[str]:
 _SUPPORTED = _names(
     """
     activation_func activation_func_clamp_value add_bias_linear add_qkv_bias apply_residual_connection_post_layernorm
-    deterministic_mode disable_bf16_reduced_precision_matmul fp32_residual_connection gated_linear_unit
-    glu_linear_offset kv_channels layernorm_epsilon normalization num_query_groups qk_l2_norm qk_layernorm
-    recompute_modules rotary_interleaved softmax_scale transformer_impl
+    deterministic_mode disable_bf16_reduced_precision_matmul embedding_init_method_std fp32_residual_connection
+    gated_linear_unit glu_linear_offset init_method_std kv_channels layernorm_epsilon normalization num_query_groups
+    qk_l2_norm qk_layernorm recompute_modules rotary_interleaved softmax_scale transformer_impl
 
-    moe_apply_probs_on_input moe_aux_loss_coeff moe_ffn_hidden_size moe_per_layer_logging moe_router_dtype
-    moe_router_group_topk moe_router_load_balancing_type moe_router_num_groups moe_router_pre_softmax
-    moe_router_score_function moe_router_topk moe_router_topk_scaling_factor moe_shared_expert_gate
-    moe_shared_expert_intermediate_size moe_z_loss_coeff num_moe_experts
+    moe_apply_probs_on_input moe_aux_loss_coeff moe_ffn_hidden_size moe_per_layer_logging moe_router_bias_update_rate
+    moe_router_dtype moe_router_enable_expert_bias moe_router_group_topk moe_router_load_balancing_type
+    moe_router_num_groups moe_router_pre_softmax moe_router_score_function moe_router_topk
+    moe_router_topk_scaling_factor moe_shared_expert_gate moe_shared_expert_intermediate_size moe_z_loss_coeff
+    num_moe_experts
     """
 )
 """Fields that change what recycle's stages compute."""
@@ -297,6 +296,8 @@ def converted_fields(config: Mapping[str, Any]) -> dict[str, Any]:
             converted[name] = msgspec.convert(value, known[name])
         except (msgspec.ValidationError, TypeError) as error:
             raise JobError(f"{key}: {error}") from None
+        if name.endswith("init_method_std") and not (isinstance(value, float | int) and 0 < value < math.inf):
+            raise JobError(f"{key}: {value!r} must be a number above 0")
     return converted
 
 
