@@ -38,11 +38,11 @@ def read_whole(path: str | Path, refusal: type[RecycleError], most: int = MOST_B
     """
     try:
         with open(path, "rb", opener=_open_without_waiting) as stream:
-            found = os.fstat(stream.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise refusal(f"{path}: cannot be read (not a regular file: write what it gives to one first)")
-            if found.st_size > most:
-                raise refusal(f"{path}: too large to be what it should be ({found.st_size} bytes, at most {most})")
+            status = os.fstat(stream.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise refusal(f"{path}: cannot be read (not a regular file: copy its content to one first)")
+            if status.st_size > most:
+                raise refusal(f"{path}: too large ({status.st_size} bytes, at most {most})")
             content = stream.read()
     except OSError as error:
         raise refusal(f"{path}: cannot be read ({error.strerror})") from None
@@ -79,7 +79,7 @@ def write_whole(path: str | Path, text: str | bytes | Iterable[str]) -> None:
     path = Path(path)
     try:
         if path.exists() and not path.is_file():
-            raise RecycleError(f"{path}: cannot be written (there is something that is not a regular file)")
+            raise RecycleError(f"{path}: cannot be written (it is not a regular file)")
         temporary, handle = create_beside(path)
     except OSError as error:
         raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
@@ -165,11 +165,11 @@ def require_writable(path: Path) -> None:
         if not path.parent.is_dir():
             raise RecycleError(f"{path}: cannot be written (the folder {path.parent} does not exist)")
         if path.exists() and not path.is_file():
-            raise RecycleError(f"{path}: cannot be written (there is something that is not a regular file)")
+            raise RecycleError(f"{path}: cannot be written (it is not a regular file)")
     except OSError as error:  # a name that is too long
         raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
     if not os.access(path.parent, os.W_OK):
-        raise RecycleError(f"{path}: cannot be written (the folder {path.parent} may not be written to)")
+        raise RecycleError(f"{path}: cannot be written (the folder {path.parent} is not writable)")
 
 
 class _Key:
@@ -198,8 +198,8 @@ def entries(content: str | bytes | msgspec.Raw, refusal: type[RecycleError], whe
         seen.add(text)
         return cls(text)
 
-    found = msgspec.json.decode(content, type=dict[_Key, msgspec.Raw], dec_hook=key)
-    return {key.text: value for key, value in found.items()}
+    parsed = msgspec.json.decode(content, type=dict[_Key, msgspec.Raw], dec_hook=key)
+    return {key.text: value for key, value in parsed.items()}
 
 
 def decoded(content: str | bytes, kind: type[T], refusal: type[RecycleError]) -> T:

@@ -33,7 +33,7 @@ def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "echo_child"
 
 
-def test_answers_come_line_by_line_and_prints_go_elsewhere(echo: str, tmp_path: Path) -> None:
+def test_answers_are_lines_and_prints_go_to_standard_error(echo: str, tmp_path: Path) -> None:
     with (tmp_path / "errors").open("w+b") as errors:
         child = Child(echo, ">", errors=errors)
         lines = child.lines()

@@ -23,7 +23,7 @@ def colors(edges: list[Edge]) -> int:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_bipartite_graph_with_parallel_edges_needs_as_many_colors_as_its_largest_degree(seed: int) -> None:
+def test_bipartite_graph_needs_as_many_colors_as_its_degree(seed: int) -> None:
     random = Random(seed)
     sides = random.randint(1, 12), random.randint(1, 12)
     edges = [(random.randrange(sides[0]), 100 + random.randrange(sides[1])) for _ in range(random.randint(1, 120))]
@@ -31,7 +31,7 @@ def test_a_bipartite_graph_with_parallel_edges_needs_as_many_colors_as_its_large
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_any_graph_needs_hardly_more(seed: int) -> None:
+def test_any_graph_meets_vizings_bound(seed: int) -> None:
     random = Random(seed)
     vertices = range(random.randint(3, 12))
     edges = [tuple(random.sample(vertices, 2)) for _ in range(random.randint(1, 120))]

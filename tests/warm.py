@@ -282,11 +282,11 @@ class WarmPool:
 
     def _start(self, rank: int) -> tuple[Any, Any]:
         context = warm_context()
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_answer, args=(theirs, rank, *self._arguments), daemon=True)
+        parent_end, child_end = context.Pipe()
+        process = context.Process(target=_answer, args=(child_end, rank, *self._arguments), daemon=True)
         process.start()
-        theirs.close()
-        return process, ours
+        child_end.close()
+        return process, parent_end
 
     def await_end(self, rank: int) -> None:
         """Wait until a process has ended by itself, and start another in its place."""

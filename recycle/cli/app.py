@@ -55,8 +55,8 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that `args` call, imported, and the remaining arguments."""
-        name, _, left = super().resolve_command(ctx, args)
-        return name, command_of(str(name)), left
+        name, _, remaining = super().resolve_command(ctx, args)
+        return name, command_of(str(name)), remaining
 
 
 def command_of(name: str) -> Any:

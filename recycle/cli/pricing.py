@@ -72,11 +72,11 @@ def with_slow_links(profile: Profile, shape: Shape, written: Sequence[str]) -> P
         match = _LINK.fullmatch(text)
         if match is None or match[1] == match[2]:
             raise JobError(f"--link {text!r}: write WORKER,WORKER=FACTOR, two workers, for example 1.0,1.1=4")
-        one, other = (shape.require(Worker.parse(name), f"--link {text}") for name in match.groups()[:2])
+        first, second = (shape.require(Worker.parse(name), f"--link {text}") for name in match.groups()[:2])
         (factor,) = _numbers("--link", match[3], "FACTOR", 1)
         if not factor:
             raise JobError(f"--link {text!r}: a transfer takes some time; write a factor above 0")
-        profile = profile.with_slow_link(shape, one, other, factor)
+        profile = profile.with_slow_link(shape, first, second, factor)
     return profile
 
 

@@ -130,7 +130,7 @@ def _print(timeline: Timeline, gaps: Gaps) -> None:
     if schedule.shape.worker_count <= DRAWN and timeline.makespan:
         print(timeline.text(width()))
     _print_table(schedule, _load_columns(timeline))
-    print("seconds in which a worker does nothing, by what it waits for")
+    print("idle seconds of each worker, by what it waits for")
     idle = {cause.name.lower().replace("_", " "): gaps.seconds[:, cause].tolist() for cause in GapCause}
     _print_table(schedule, {cause: [f"{seconds:g}" for seconds in column] for cause, column in idle.items()})
     for gap in gaps.longest(GapCause.ORDER, HINTS):

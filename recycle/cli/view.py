@@ -84,7 +84,7 @@ def view(
 
     job, library, others = _sorted(paths or [])
     folders = [path for path in others if _is_folder_of_runs(path)]
-    others = [one for path in others for one in (runs_in(path)[:RUNS_OPENED] if path in folders else [path])]
+    others = [source for path in others for source in (runs_in(path)[:RUNS_OPENED] if path in folders else [path])]
     comparisons = {path.name: load_comparison(path) for path in others if is_comparison(path)}
     pricing.require_one("view", times=times, profile=profile, job=priced_by)
     is_priced = any(option is not None for option in (times, overlap, comm, profile, priced_by))
@@ -141,9 +141,9 @@ def _is_folder_of_runs(path: Path) -> bool:
 def _sorted(paths: list[Path]) -> tuple[PricedJob | None, PlanLibrary | None, list[Path]]:
     jobs = [path for path in paths if path.suffix.lower() == ".toml" and not path.is_dir()]
     libraries = [path for path in paths if (path / MANIFEST).is_file()]
-    for found, what in ((jobs, "job file"), (libraries, "plan library")):
-        if len(found) > 1:
-            raise RecycleError(f"view: {found[1]}: is a second {what}, after {found[0]}: give one")
+    for files, what in ((jobs, "job file"), (libraries, "plan library")):
+        if len(files) > 1:
+            raise RecycleError(f"view: {files[1]}: is a second {what}, after {files[0]}: give one")
     job = price(Job.load(jobs[0])) if jobs else None
     library = PlanLibrary(libraries[0], job) if libraries else None
     return job, library, [path for path in paths if path not in (*jobs, *libraries)]

@@ -92,30 +92,30 @@ _LOGITS = 4
 
 def layers(job: Sections, pieces: Pieces = ON_GPU) -> tuple[Layer, ...]:
     """Return the layers of the job's `[model]`, priced for one micro-batch on a worker of T GPUs."""
-    model, how = job.model, job.analytic
-    gpu, ways, weigh = GPUS[how.gpu], job.grid.tensor_parallel, parameter_bytes(job)
+    model, options = job.model, job.analytic
+    gpu, ways, weigh = GPUS[options.gpu], job.grid.tensor_parallel, parameter_bytes(job)
     b, s, h, v = job.data.micro_batch_size, model.sequence, model.hidden, model.vocabulary
     w, bf16, built = PRECISION_BYTES[job.train.precision], job.train.precision == "bf16", Architecture.of(model)
-    full = how.activations == "full" or model.recompute in ("full", "layers")
+    full = options.activations == "full" or model.recompute in ("full", "layers")
     alone = 1 if built.experts == 1 or job.grid.expert_parallel else ways  # tensor ranks that compute the same experts
     every, chosen = built.experts * built.expert_matrices, built.active * built.expert_matrices
     linear = 2 * b * s * (built.products + (alone - 1) * chosen)
     attention, head = 4 * b * s * s * built.query, 2 * b * s * h * v
-    again = linear + attention if full else attention if how.activations == "selective" else 0
-    rate = (gpu.flops if bf16 else gpu.fp32_flops) * how.achieved * ways
+    again = linear + attention if full else attention if options.activations == "selective" else 0
+    rate = (gpu.flops if bf16 else gpu.fp32_flops) * options.achieved * ways
     group = 2 * ring_seconds(w * b * s * h, ways, gpu.fast_link)
     message = w * b * s * h / ways
     kept = w * b * s * h if full else _kept(job)
     body, embedding = (built.layer + (alone - 1) * every) / ways, (v + built.positions) * h / ways
     how_summed = job.train.precision, job.train.accumulation
     more_moved = moved_bytes(*how_summed) - moved_bytes(how_summed[0], "fast")
-    found = []
+    result = []
     for number in range(model.layers):
         first, last = number == 0, number == model.layers - 1
         parameters = body + (embedding if first else 0) + ((v * h + built.final) / ways if last else 0)
         products = linear + (head if last else 0)
         logits = b * s * v / ways if last else 0
-        found.append(
+        result.append(
             Layer(
                 forward=(products + attention) / rate + group,
                 backward_input=(products + 2 * attention + again) / rate + group * (2 if full else 1),
@@ -130,7 +130,7 @@ def layers(job: Sections, pieces: Pieces = ON_GPU) -> tuple[Layer, ...]:
                 message=message,
             )
         )
-    return tuple(found)
+    return tuple(result)
 
 
 def model_flops(job: Sections) -> float:
@@ -180,15 +180,15 @@ def _workspace(job: Sections, pieces: Pieces, first: bool, last: bool) -> float:
     table, matrix = model.hidden * model.vocabulary / ways, model.hidden * wide / ways
     temporary = (4 + pieces.widened if exact else 0) + (4 if bf16 and (exact or pieces.widened) else 0)
 
-    def made(entries: float) -> float:
+    def gradient_bytes(entries: float) -> float:
         held = entries * (exact or bf16)
         return w * held + min(pieces.added, held) * temporary
 
     # In a whole backward (B), W also holds what I made for both products of the feed-forward part, less what B freed.
     freed = built.ffn * (2 if built.inner == 2 else 1) + wide
-    behind = made(matrix / built.inner) + w * tokens * (model.hidden + built.ffn)
-    before = made(matrix) + w * tokens * max(model.hidden + wide - freed, -model.hidden - built.ffn)
-    added = max(behind, before, (made(table) + 5 * message) * last)
+    second_product = gradient_bytes(matrix / built.inner) + w * tokens * (model.hidden + built.ffn)
+    both_products = gradient_bytes(matrix) + w * tokens * max(model.hidden + wide - freed, -model.hidden - built.ffn)
+    added = max(second_product, both_products, (gradient_bytes(table) + 5 * message) * last)
     looked_up = (w * table + min(pieces.added, table) * temporary + message) * first
     # The logits, in addition to the kept softmax; with recomputation, the softmax too.
     output = tokens * model.vocabulary * ((w if bf16 else 0) + (_LOGITS if again else 0)) * last

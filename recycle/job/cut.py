@@ -29,7 +29,10 @@ _NO_WEIGHTS: Mapping[str, Sequence[float]] = MappingProxyType({})
 
 
 def profile_of_cut(
-    profile: Profile, shape: Shape, whole: Sequence[int] = (), weights: Mapping[str, Sequence[float]] = _NO_WEIGHTS
+    profile: Profile,
+    shape: Shape,
+    fault_free_units: Sequence[int] = (),
+    weights: Mapping[str, Sequence[float]] = _NO_WEIGHTS,
 ) -> Profile:
     """Return `profile` with one entry for each stage of `shape.cut`; `profile` itself for a shape without a cut.
 
@@ -45,10 +48,14 @@ def profile_of_cut(
     """
     if not shape.cut:
         return profile
-    count = len(whole) or shape.ranks * shape.chunks
-    if whole and sum(whole) != shape.units:
-        raise JobError(f"shape: the cut has {shape.units} units, the fault-free stages {sum(whole)}")
-    ends = [0.0, *accumulate(whole)] if whole else [shape.units * s / count for s in range(count + 1)]
+    count = len(fault_free_units) or shape.ranks * shape.chunks
+    if fault_free_units and sum(fault_free_units) != shape.units:
+        raise JobError(f"shape: the cut has {shape.units} units, the fault-free stages {sum(fault_free_units)}")
+    ends = (
+        [0.0, *accumulate(fault_free_units)]
+        if fault_free_units
+        else [shape.units * s / count for s in range(count + 1)]
+    )
     cuts = list(pairwise([0, *accumulate(shape.cut)]))
     parts = [_parts(begin, end, ends) for begin, end in cuts]
     changes: dict[str, list[float]] = {}
@@ -56,7 +63,7 @@ def profile_of_cut(
         value = getattr(profile, name)
         if value is None:
             continue
-        if isinstance(value, list) and len(value) == shape.stages and len(value) != len(whole):
+        if isinstance(value, list) and len(value) == shape.stages and len(value) != len(fault_free_units):
             continue
         of_stage = profile.per_stage(name, count)
         if name == "message":
@@ -64,7 +71,7 @@ def profile_of_cut(
         elif name in ("workspace", "reduce_latency"):
             changes[name] = [max(of_stage[stage] for stage, _ in part) for part in parts]
         elif name in weights:
-            on_unit = _weighted(of_stage, weights[name], whole)
+            on_unit = _weighted(of_stage, weights[name], fault_free_units)
             changes[name] = [sum(on_unit[begin:end]) for begin, end in cuts]
         else:
             changes[name] = [sum(of_stage[stage] * share for stage, share in part) for part in parts]
@@ -88,21 +95,21 @@ def units_of(job: Sections) -> tuple[int, ...]:
         return (1,) * job.shape.stages
 
 
-def _weighted(of_stage: Sequence[float], weights: Sequence[float], whole: Sequence[int]) -> list[float]:
-    found: list[float] = []
-    for price, (begin, end) in zip(of_stage, pairwise([0, *accumulate(whole)]), strict=True):
+def _weighted(of_stage: Sequence[float], weights: Sequence[float], fault_free_units: Sequence[int]) -> list[float]:
+    prices: list[float] = []
+    for price, (begin, end) in zip(of_stage, pairwise([0, *accumulate(fault_free_units)]), strict=True):
         total = sum(weights[begin:end])
-        found += [price * each / total if total else price / (end - begin) for each in weights[begin:end]]
-    return found
+        prices += [price * each / total if total else price / (end - begin) for each in weights[begin:end]]
+    return prices
 
 
 def _parts(begin: float, end: float, ends: Sequence[float]) -> list[tuple[int, float]]:
-    found = []
+    parts = []
     for stage, (first, last) in enumerate(pairwise(ends)):
         inside = min(end, last) - max(begin, first)
         if inside > 1e-9:
-            found.append((stage, inside / (last - first)))
-    return found
+            parts.append((stage, inside / (last - first)))
+    return parts
 
 
 @cache

@@ -58,8 +58,8 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         recompute = self.model.recompute
         if isinstance(recompute, list) and len(set(recompute)) > 1:
             raise JobError(
-                "[model] recompute: lists a word for each stage, but other layers make up the stages of this schedule;"
-                " write one word for all"
+                "[model] recompute: lists a value for each stage of the job, but the stages of this schedule differ;"
+                " write one value for all"
             )
         return CutJob(
             **{field.name: getattr(self, field.name) for field in msgspec.structs.fields(Job)}, cut=tuple(cut)
@@ -214,7 +214,7 @@ def _text(path: str | Path) -> str:
 
 def _parsed(text: str) -> dict[str, Any]:
     if text.lstrip().startswith("{"):
-        raise JobError("is JSON, and a job file is TOML; a plan or schedule goes to recycle check, simulate or view")
+        raise JobError("is JSON, but a job file is TOML; for a plan or schedule use recycle check, simulate or view")
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # numbers of over 4300 digits, deep nesting
@@ -222,7 +222,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _resolved(section: S, folder: Path, *keys: str) -> S:
-    found: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for key in keys:
         stated = getattr(section, key)
         if stated is not None:
@@ -230,8 +230,8 @@ def _resolved(section: S, folder: Path, *keys: str) -> S:
             paths = [str(folder / Path(path).expanduser()) for path in several]
             for path in paths:
                 require_text(path, JobError)
-            found[key] = paths[0] if isinstance(stated, str) else paths
-    return msgspec.structs.replace(section, **found)
+            changes[key] = paths[0] if isinstance(stated, str) else paths
+    return msgspec.structs.replace(section, **changes)
 
 
 def toml_value(value: Any) -> str:
@@ -250,8 +250,8 @@ def _placed(message: str, job: type[Sections]) -> str:
         return _about_keys(message, job, "") or message
     section, _, key = match[2].partition(".")
     where = f"[{section}]" + (f" {key}" if key else "") if section else "top level"
-    if not key and (said := _about_keys(match[1], job, section)) is not None:
-        return said
+    if not key and (text := _about_keys(match[1], job, section)) is not None:
+        return text
     return f"{where}: {match[1][0].lower()}{match[1][1:]}{_remedy(job, section, key)}"
 
 
@@ -267,22 +267,22 @@ def _about_keys(message: str, job: type[Sections], section: str) -> str | None:
     close = difflib.get_close_matches(key, known, 1)
     what = "key" if section else "section"
     hint = f'did you mean "{close[0]}"?' if close else f"known are {', '.join(known)}"
-    return f"{named}: there is no such {what}; {hint}"
+    return f"{named}: unknown {what}; {hint}"
 
 
 def _keys(job: type[Sections], section: str) -> list[str]:
-    found: Any = msgspec.inspect.type_info(job)
+    section_type: Any = msgspec.inspect.type_info(job)
     if section:
-        found = next(each.type for each in found.fields if each.encode_name == section)
-    return [each.encode_name for each in getattr(found, "fields", ())]
+        section_type = next(each.type for each in section_type.fields if each.encode_name == section)
+    return [each.encode_name for each in getattr(section_type, "fields", ())]
 
 
 def _remedy(job: type[Sections], section: str, key: str) -> str:
-    found: Any = msgspec.inspect.type_info(job)
+    value_type: Any = msgspec.inspect.type_info(job)
     for name in (section, key):
-        fields = {each.encode_name: each.type for each in getattr(found, "fields", ())}
-        found = fields.get(name)
-    types = getattr(found, "types", (found,))
+        fields = {each.encode_name: each.type for each in getattr(value_type, "fields", ())}
+        value_type = fields.get(name)
+    types = getattr(value_type, "types", (value_type,))
     words = [json.dumps(word) for kind in types for word in getattr(kind, "values", ())]
     if not words:
         return ""

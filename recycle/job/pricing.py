@@ -85,7 +85,9 @@ def profile_of_layout(job: Sections, prices: Profile, shape: Shape) -> Profile:
     weights: dict[str, list[float]] = {}
     if job.times.profile == ANALYTIC:
         layers = analytic.layers(job)
-        weights = {name: [float(getattr(layer, of)) for layer in layers] for name, of in _WEIGHED_BY.items()}
+        weights = {
+            name: [float(getattr(layer, attribute)) for layer in layers] for name, attribute in _WEIGHED_BY.items()
+        }
     return profile_of_cut(prices, shape, units_of(job), weights)
 
 
@@ -127,8 +129,8 @@ def byte_limit(job: Sections, profile: Profile) -> float | None:
         return parse_bytes(limit, "[memory] limit")
     if profile.capacity is None:
         raise JobError(
-            '[memory] limit: "auto" is what the device has, which this profile does not say; measure one on such a'
-            " device (recycle profile JOB -o FILE), or state bytes"
+            '[memory] limit: "auto" is the memory of the device, which this profile does not state; measure a profile'
+            " on the device (recycle profile JOB -o FILE), or state bytes"
         )
     return profile.capacity
 

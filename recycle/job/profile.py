@@ -125,7 +125,7 @@ class Profile:
                 raise JobError(f"profile: {name} must be a dict, got {getattr(self, name)!r}")
         for worker in self.speed:
             if str(Worker.parse(worker)) != worker:
-                raise JobError(f"profile: speed: write {Worker.parse(worker)} in place of {worker!r}")
+                raise JobError(f"profile: speed: write {Worker.parse(worker)} instead of {worker!r}")
         positive = [("bandwidth", self.bandwidth), ("capacity", self.capacity)]
         positive += [(f"speed of {worker}", factor) for worker, factor in self.speed.items()]
         for pair, link in self.links.items():
@@ -171,8 +171,8 @@ class Profile:
 
     def bucket_seconds(self, buckets: int, stages: int) -> list[float]:
         """Return the seconds to reduce one of `buckets` equal buckets of each stage's gradients."""
-        whole, latency = self.per_stage("reduce", stages), self.per_stage("reduce_latency", stages)
-        return [min(a, b) + max(0.0, a - b) / buckets for a, b in zip(whole, latency, strict=True)]
+        total, latency = self.per_stage("reduce", stages), self.per_stage("reduce_latency", stages)
+        return [min(a, b) + max(0.0, a - b) / buckets for a, b in zip(total, latency, strict=True)]
 
     def fixed_bytes(self, hosted: Iterable[int], stages: int) -> float:
         """Return the bytes besides activations that a worker of the stages `hosted` needs, of `stages` in all."""
@@ -219,13 +219,13 @@ class Profile:
             seconds: npt.NDArray[np.float64] = latency + np.asarray(amount) / bandwidth
         return seconds
 
-    def with_slow_link(self, shape: Shape, one: Worker, other: Worker, factor: float) -> Profile:
+    def with_slow_link(self, shape: Shape, first: Worker, second: Worker, factor: float) -> Profile:
         """Return a profile in which transfers between two workers, in both directions, take `factor` times as long.
 
         Raises JobError if a link names a worker outside `shape`, or the factor is not above 0 and finite.
         """
         links = dict(self.links)
-        for ends in ((one, other), (other, one)):
+        for ends in ((first, second), (second, first)):
             link = self.link_between(shape, *ends)
             bandwidth = None if link.bandwidth is None else link.bandwidth / factor
             links["{}>{}".format(*ends)] = Link(factor * link.latency, bandwidth)
@@ -256,8 +256,8 @@ class Profile:
                 "{}.{}>{}.{}".format(*("*" if star else n for star, n in zip(form, numbers, strict=True)))
                 for form in by_precedence
             )
-            found = next((self.links[key] for key in fitting if key in self.links), None)
-            links.append(found or Link(self.latency, self.bandwidth))
+            link = next((self.links[key] for key in fitting if key in self.links), None)
+            links.append(link or Link(self.latency, self.bandwidth))
         return links
 
     @property
@@ -292,7 +292,7 @@ class Profile:
     def from_bytes(cls, content: bytes, name: str) -> Profile:
         """Parse the content of a profile file; `name` begins every error message. Raises JobError."""
         if content.strip() and not content.lstrip().startswith(b"{"):
-            raise JobError(f"{name}: is not a profile, which is a JSON object; a job file goes to --job")
+            raise JobError(f"{name}: is not a profile, which is a JSON object; give a job file with --job")
         try:
             unknown = set(entries(content, JobError)) - {f.name for f in fields(cls)}
             if unknown:

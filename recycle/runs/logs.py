@@ -145,11 +145,11 @@ def _iterations(path: Path, shape: Shape) -> Iterator[_Logged]:
                 if not line:
                     return
                 try:
-                    said = msgspec.json.decode(line, type=dict[str, Any])
+                    entry = msgspec.json.decode(line, type=dict[str, Any])
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     continue
                 try:
-                    yield path, process, number, msgspec.convert(said, LoggedIteration, strict=False)
+                    yield path, process, number, msgspec.convert(entry, LoggedIteration, strict=False)
                 except msgspec.ValidationError as error:
                     raise RecycleError(f"{path}: line {number}: {error}") from None
     except OSError as error:

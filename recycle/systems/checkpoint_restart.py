@@ -23,12 +23,12 @@ from functools import cached_property
 from math import ceil
 from typing import ClassVar
 
-from recycle.systems.grids import CheckpointedSystem, GridRunning, PipelineGrid
-from recycle.systems.setting import FATAL_SHARE, Setting
+from recycle.systems.grids import CheckpointedSystem, GridConfiguration, PipelineGrid
+from recycle.systems.scenario import FATAL_SHARE, Scenario
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State, Stopped
 
 
-class CheckpointRestart(CheckpointedSystem[GridRunning]):
+class CheckpointRestart(CheckpointedSystem[GridConfiguration]):
     """Checkpoints at Young's interval, and a restart on the fastest remaining grid at every change."""
 
     name = "checkpoint_restart"
@@ -37,32 +37,32 @@ class CheckpointRestart(CheckpointedSystem[GridRunning]):
     """Share of failures that need a checkpoint."""
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
-        return self._begun(live, len(self.setting.slots(live)))
+        return self._on_slots(live, len(self.scenario.slots(live)))
 
-    def _begun(self, live: Nodes, slots: int) -> State | DoesNotFit:
+    def _on_slots(self, live: Nodes, slots: int) -> State | DoesNotFit:
         grid = self.grids.best(slots)
         if grid is not None:
-            return self._running(live, grid, tuple(self.setting.slots(live)[: grid.slots]))
-        if slots >= self.setting.least_ranks:
-            return self.grids.misfit(slots)
+            return self._configuration(live, grid, tuple(self.scenario.slots(live)[: grid.slots]))
+        if slots >= self.scenario.least_ranks:
+            return self.grids.does_not_fit(slots)
         return Stopped(live=live, reason=f"{slots} live worker(s) cannot hold the model")
 
-    def survive(self, state: GridRunning, live: Nodes, failed: Nodes, joined: Nodes) -> Change | None:
-        if not set(state.used).isdisjoint(self.setting.slots(failed)):
+    def survive(self, state: GridConfiguration, live: Nodes, failed: Nodes, joined: Nodes) -> Change | None:
+        if not set(state.used).isdisjoint(self.scenario.slots(failed)):
             return None
         after = self.begin(live)
-        pause = self.setting.restart(detected=False)
-        pause = replace(pause, restart=pause.restart + self.setting.storage_seconds)
-        if isinstance(after, GridRunning) and self._pays(state, after, pause.seconds):
+        pause = self.scenario.restart(detected=False)
+        pause = replace(pause, restart=pause.restart + self.scenario.storage_seconds)
+        if isinstance(after, GridConfiguration) and self._pays(state, after, pause.seconds):
             return Change(state=after, pause=pause, event="restart")
-        return Change(state=self._running(live, state.grid, state.used), event="wait")
+        return Change(state=self._configuration(live, state.grid, state.used), event="wait")
 
-    def _pays(self, before: GridRunning, after: GridRunning, pause: float) -> bool:
-        failures = self.setting.failure_rate * len(after.live)
+    def _pays(self, before: GridConfiguration, after: GridConfiguration, pause: float) -> bool:
+        failures = self.scenario.failure_rate * len(after.live)
         return after.period * (1 + pause * failures) < before.period
 
-    def _running(self, live: Nodes, grid: PipelineGrid, used: tuple[int, ...]) -> GridRunning:
-        return self.grids.running(live, grid, used, self.fatal_share)
+    def _configuration(self, live: Nodes, grid: PipelineGrid, used: tuple[int, ...]) -> GridConfiguration:
+        return self.grids.configuration(live, grid, used, self.fatal_share)
 
 
 class HotSpare(CheckpointRestart):
@@ -77,38 +77,38 @@ class HotSpare(CheckpointRestart):
     loss = Loss.ITERATION
     copies = None
 
-    def __init__(self, setting: Setting, *, spares: int | None = None) -> None:
-        super().__init__(setting)
-        self.fatal_share = 1.0 if setting.copies == 1 else FATAL_SHARE
-        self.spares = max(1, ceil(0.05 * setting.nodes)) if spares is None else spares
+    def __init__(self, scenario: Scenario, *, spares: int | None = None) -> None:
+        super().__init__(scenario)
+        self.fatal_share = 1.0 if scenario.copies == 1 else FATAL_SHARE
+        self.spares = max(1, ceil(0.05 * scenario.nodes)) if spares is None else spares
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
-        return self._begun(live, min(len(self.setting.slots(live)), self._working_slots))
+        return self._on_slots(live, min(len(self.scenario.slots(live)), self._working_slots))
 
     @cached_property
     def _working_slots(self) -> int:
-        setting = self.setting
-        kept = len(setting.slots(range(setting.nodes - self.spares)))
-        return kept if kept >= setting.least_ranks else len(setting.node_of)
+        scenario = self.scenario
+        kept = len(scenario.slots(range(scenario.nodes - self.spares)))
+        return kept if kept >= scenario.least_ranks else len(scenario.node_of)
 
-    def survive(self, state: GridRunning, live: Nodes, failed: Nodes, joined: Nodes) -> Change | None:
-        setting, ranks = self.setting, state.grid.ranks
-        lost = set(state.used).intersection(setting.slots(failed))
-        spare = [slot for slot in setting.slots(live) if slot not in state.used]
+    def survive(self, state: GridConfiguration, live: Nodes, failed: Nodes, joined: Nodes) -> Change | None:
+        scenario, ranks = self.scenario, state.grid.ranks
+        lost = set(state.used).intersection(scenario.slots(failed))
+        spare = [slot for slot in scenario.slots(live) if slot not in state.used]
         if not lost or len(spare) < len(lost):
             return super().survive(state, live, failed, joined)
         replaced = dict(zip(sorted(lost), spare, strict=False))
-        after = self._running(live, state.grid, tuple(replaced.get(slot, slot) for slot in state.used))
-        state_bytes = setting.state_per_stage(setting.cut(ranks), state.grid.pipelines)
+        after = self._configuration(live, state.grid, tuple(replaced.get(slot, slot) for slot in state.used))
+        state_bytes = scenario.state_per_stage(scenario.cut(ranks), state.grid.pipelines)
         copies = [position % ranks for position, slot in enumerate(state.used) if slot in lost]
         copied = sum(state_bytes[rank] for rank in copies)
         hosts = [state.used[rank::ranks] for rank in range(ranks)]
-        if any(lost.issuperset(stage) or setting.loses_shard(stage, lost) for stage in hosts):
-            return Change(state=after, pause=setting.restart(), loss=Loss.CHECKPOINT, bytes=copied, event="restart")
+        if any(lost.issuperset(stage) or scenario.loses_shard(stage, lost) for stage in hosts):
+            return Change(state=after, pause=scenario.restart(), loss=Loss.CHECKPOINT, bytes=copied, event="restart")
         busiest = max(
             ceil(copies.count(rank) / (len(hosts[rank]) - copies.count(rank))) * state_bytes[rank] for rank in copies
         )
-        return Change(state=after, pause=setting.pause(busiest), loss=self.loss, bytes=copied, event="replace")
+        return Change(state=after, pause=scenario.pause(busiest), loss=self.loss, bytes=copied, event="replace")
 
 
 class LiveMigration(HotSpare):

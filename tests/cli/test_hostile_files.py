@@ -111,7 +111,7 @@ def test_a_file_of_more_instructions_than_the_limit_is_refused(
         (b'{"traceEvents": [], "otherData": {"a": "' + b"x" * 2**25 + b'"}}', "otherData: 33,554,441 bytes, at most"),
     ],
 )
-def test_a_trace_of_too_much_is_refused(command: Command, content: bytes, complaint: str) -> None:
+def test_giant_trace_is_refused(command: Command, content: bytes, complaint: str) -> None:
     Path("plan.trace.json").write_bytes(content)
     assert command("check plan.trace.json").refused(f"plan.trace.json: {complaint}")
 
@@ -119,7 +119,7 @@ def test_a_trace_of_too_much_is_refused(command: Command, content: bytes, compla
 @pytest.mark.parametrize(
     ("name", "what"), [*(("plan.json", what) for what in NATIVE), *(("plan.csv", what) for what in CSV)]
 )
-def test_a_file_that_means_harm_is_refused_at_its_place(command: Command, name: str, what: str) -> None:
+def test_hostile_file_is_refused_with_its_place(command: Command, name: str, what: str) -> None:
     content, complaint = {"plan.json": NATIVE, "plan.csv": CSV}[name][what]
     Path(name).write_bytes(content)
     outcome = command(f"check {name}")
@@ -238,13 +238,13 @@ def test_a_small_file_costs_less_than_a_gigabyte_and_20_seconds(tmp_path: Path, 
         "convert plan.json plan.trace.json --times=1e308,1,1",
     ],
 )
-def test_times_beyond_all_bounds_are_refused_in_a_line(command: Command, line: str) -> None:
+def test_overflowing_times_are_refused(command: Command, line: str) -> None:
     Path("plan.json").write_text(PLAN)
     Path("profile.json").write_text('{"forward": 1e308}')
     assert command(line).refused("the times add up to more than 1e+100: state them in another unit")
 
 
 @pytest.mark.parametrize("line", ["check {}", "simulate {}", "convert {} --to native out", "view {} --export o.svg"])
-def test_a_pipe_that_nobody_writes_to_is_refused_by_every_command(command: Command, line: str) -> None:
+def test_every_command_refuses_a_pipe(command: Command, line: str) -> None:
     os.mkfifo("pipe.json")
     assert command(line.format("pipe.json")).refused("pipe.json: cannot be read (not a regular file")

@@ -60,7 +60,7 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def left(folder: Path) -> list[str]:
+def files_in(folder: Path) -> list[str]:
     """All files but those that runs and caches make before they are asked anything."""
     return sorted(str(path) for path in folder.rglob("*") if path.is_file() and "cache" not in path.parts)
 
@@ -81,7 +81,7 @@ REFUSED = [
     ("compare still.toml --days 0.1", "still.toml: [times]"),
     ("compare job.toml --systems slipstream", "'slipstream' is not a system"),
     ("compare sharded.toml", "[train] sharded_optimizer: systems run other shapes", '"analytic"'),
-    ("compare job.toml --trace twice.csv", "twice.csv, line 2", "is there already"),
+    ("compare job.toml --trace twice.csv", "twice.csv, line 2", "is up already"),
     ("compare job.toml --trace trace.csv --population 1", "more than the population"),
     ("convert plan.json b.json --to xml", "'xml' is not a format", "native"),
     ("convert plan.json b.json --from xml", "'xml' is not a format", "native"),
@@ -98,7 +98,7 @@ REFUSED = [
         for to, name in (("b.json", "native"), ("b.csv", "torch-csv"), ("b --to megatron-table", "megatron-table"))
     ),
     ("drain nowhere 1.1", "nowhere: there is no run here"),
-    ("export-hf model -o target", "model: is no checkpoint, it has no manifest.json"),
+    ("export-hf model -o target", "model: is not a checkpoint, it has no manifest.json"),
     ("export-hf model -o target --shard-size big", "--shard-size: 'big'"),
     ("import-hf none -o target", "none: there is no such folder"),
     ("import-hf model -o model", "model: exists already; remove it, or choose another"),
@@ -121,14 +121,14 @@ REFUSED = [
     ("plan job.toml --failures 1 --processes 0", "--processes: must be at least 1"),
     ("plan job.toml --library nowhere --profile none.json", "recycle: none.json: cannot be read"),
     ("plan job.toml -o /no/such/folder/plan.json", "/no/such/folder"),
-    ("plan job.toml -o /dev/full", "/dev/full: cannot be written (there is something that is not a regular file)"),
-    ("plan job.toml -o /tmp", "/tmp: cannot be written (there is something that is not a regular file)"),
+    ("plan job.toml -o /dev/full", "/dev/full: cannot be written (it is not a regular file)"),
+    ("plan job.toml -o /tmp", "/tmp: cannot be written (it is not a regular file)"),
     ("profile", "--from TRACE"),
     ("profile job.toml --from plan.json", "--from TRACE"),
     ("profile job.toml", "-o FILE"),
     ("profile --from plan.json -o p.json", "plan.json", "without times"),
-    ("report nowhere", "there is no run here"),
-    ("report .", "there is no run here"),
+    ("report nowhere", "is not a run directory"),
+    ("report .", "is not a run directory"),
     ("schedule zigzag -P 4 -m 6", "'zigzag' is not a family", ", ".join(FAMILIES)),
     ("schedule 1f1b -P 0 -m 6", "ranks must be a whole number of at least 1"),
     ("schedule 1f1b -D 1000000000 -P 4 -m 6", "too large"),
@@ -136,10 +136,10 @@ REFUSED = [
     ("schedule 1f1b -P 2 -m 2 -o no/s.json", "cannot be written"),
     ("schedule interleaved -P 2 -m 5 -V 2", "divisible by ranks = 2 or a group_size, got 5"),
     ("schedule interleaved -P 2 -m 5 -V 2 --group-size 4", "group_size must be", "got 4"),
-    ("schedule gpipe -P 4 -m 8 --times 2,3,1", "--times: gpipe takes none, it is for zb-v, v-half, v-min"),
+    ("schedule gpipe -P 4 -m 8 --times 2,3,1", "--times: gpipe does not take it, only zb-v, v-half, v-min"),
     ("schedule v-min -P 4 -m 8 --times 2,x", "--times '2,x': write F,I,W"),
     ("schedule 1f1b -P 2 -m 2 --replays 3", "no worker has a peer; give -D 2"),
-    ("schedule 1f1b -D 2 -P 2 -m 2 --replays 3 --forward-only", "there is no backward to replay"),
+    ("schedule 1f1b -D 2 -P 2 -m 2 --replays 3 --forward-only", "needs the backwards"),
     *(
         (f"schedule 1f1b -D 2 -P 2 -m 2 --replays={given}", f"--replays: '{given}' is neither gaps nor a number")
         for given in ("0", "-1", "gap", "1.5", "9999999")
@@ -147,7 +147,7 @@ REFUSED = [
     *(
         (
             f"schedule {family} -P 2 -m 5 -V 2 --group-size 3",
-            f"--group-size: {family} takes none, it is for interleaved",
+            f"--group-size: {family} does not take it, only interleaved",
         )
         for family in sorted(FAMILIES.keys() - {"interleaved"})
     ),
@@ -244,7 +244,7 @@ LARGE = [
 
 
 @pytest.mark.parametrize(("name", "text", "says"), JOBS)
-def test_a_value_that_no_job_can_have_is_refused_at_once(command: Command, name: str, text: str, says: str) -> None:
+def test_impossible_job_value_is_refused(command: Command, name: str, text: str, says: str) -> None:
     Path("job.toml").write_text(f"{SHAPE}{text}\n")
     assert command(name, "job.toml", "--failed 0.1" if name == "plan" else "--run run").refused(says)
     assert not Path("run").exists()
@@ -260,7 +260,7 @@ def test_a_job_that_is_too_large_to_plan_is_refused(
 
 
 @pytest.mark.parametrize("row", [*REFUSED, *(pytest.param(row, marks=pytest.mark.process) for row in BY_RUNS)], ids=str)
-def test_bad_input_is_one_line_and_leaves_nothing(row: tuple[str, ...], command: Command, files: Path) -> None:
+def test_invalid_input_is_one_line_and_leaves_no_file(row: tuple[str, ...], command: Command, files: Path) -> None:
     line, *words = row
     if "-hf" in line:
         write_model(files / "model")
@@ -268,10 +268,10 @@ def test_bad_input_is_one_line_and_leaves_nothing(row: tuple[str, ...], command:
         gemma.write_text(gemma.read_text().replace("LlamaFor", "GemmaFor"))
     if "tokenize" in line:
         saved_tokenizer(files / "words")
-    before = left(files)
+    before = files_in(files)
     outcome = command(line)
     assert outcome.refused(*words), outcome
-    assert left(files) == before
+    assert files_in(files) == before
     assert (files / "corpus.idx").read_text() == "kept"
 
 

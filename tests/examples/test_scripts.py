@@ -135,7 +135,7 @@ def test_the_demo_compares_both_runs_and_writes_the_timeline(tmp_path: Path) -> 
     assert "optimizer state of all workers identical to the last bit: yes" in printed
     table = re.findall(r"^ +(\d+)  ([\d.]+) +([\d.]+) +(\d)$", printed, flags=re.MULTILINE)
     assert [int(step) for step, *_ in table] == list(range(9))
-    assert all(one == other for _, one, other, _ in table)
+    assert all(loss == other for _, loss, other, _ in table)
     assert [live for *_, live in table] == ["6"] * 3 + ["5"] * 3 + ["6"] * 3
     page = (tmp_path / "demo" / "timeline.html").read_text()
     assert "failed" in page

@@ -12,12 +12,12 @@ PERIOD = 1.5
 UNIT = 0.5
 
 
-def line(step: int, time: float, generation: int, live: int = 4, **rest: Any) -> dict[str, Any]:
-    return {"step": step, "time": time, "generation": generation, "live_workers": live, "period": PERIOD, **rest}
+def line(step: int, time: float, generation: int, live: int = 4, **fields: Any) -> dict[str, Any]:
+    return {"step": step, "time": time, "generation": generation, "live_workers": live, "period": PERIOD, **fields}
 
 
-def event(time: float, kind: str, **rest: Any) -> dict[str, Any]:
-    return {"time": time, "kind": kind, **rest}
+def event(time: float, kind: str, **fields: Any) -> dict[str, Any]:
+    return {"time": time, "kind": kind, **fields}
 
 
 METRICS = [
@@ -58,7 +58,7 @@ def assert_whole(report: RunReport) -> None:
     assert all(span.seconds > 0 for span in report.spans)
 
 
-def test_each_second_of_a_run_is_put_where_it_went() -> None:
+def test_parts_of_a_run() -> None:
     report = report_of(METRICS, EVENTS, ATTEMPTS, UNIT)
     assert_whole(report)
     assert report.wall == 22.0
@@ -80,7 +80,7 @@ def test_each_second_of_a_run_is_put_where_it_went() -> None:
     assert report.fault_free == pytest.approx(5 * PERIOD * UNIT)
 
 
-def test_a_failure_costs_what_lies_between_two_generations_and_a_slower_plan_behind_it() -> None:
+def test_costs_of_a_failure_and_of_the_slower_plan() -> None:
     failure, back = report_of(METRICS, EVENTS, ATTEMPTS, UNIT).changes
     assert (failure.kind, failure.step, failure.time, failure.what) == ("failure", 2, 13.0, "1.1 killed by SIGKILL")
     assert rounded(failure.costs) == {"redone": 0.5, "waiting": 1.5, "planning": 1.0, "forming": 1.0}
@@ -90,14 +90,14 @@ def test_a_failure_costs_what_lies_between_two_generations_and_a_slower_plan_beh
     assert rounded(back.costs) == {"waiting": 0.5, "moving": 1.0}
 
 
-def test_a_departure_has_nothing_redone() -> None:
+def test_drain_repeats_no_work() -> None:
     events = [
         EVENTS[0],
         event(13.1, "generation", generation=2, step=2),
         event(13.4, "drained", worker="1.1", step=2, seconds=1.0),
     ]
     metrics = [*METRICS[:2], line(2, 14.2, 2, 3, began=13.2), line(3, 15.2, 2, 3)]
-    attempts = {key: one for key, one in ATTEMPTS.items() if key in ((1, 0), (1, 1))}
+    attempts = {key: activity for key, activity in ATTEMPTS.items() if key in ((1, 0), (1, 1))}
     report = report_of(metrics, events, attempts)
     assert_whole(report)
     (change,) = report.changes
@@ -106,7 +106,7 @@ def test_a_departure_has_nothing_redone() -> None:
     assert report.expected is None
 
 
-def test_layers_that_move_are_no_formation_and_nothing_waits_for_anybody() -> None:
+def test_moved_layers_are_a_layout_change() -> None:
     events = [
         EVENTS[0],
         event(13.0, "layout", step=2, moves=True),
@@ -116,7 +116,7 @@ def test_layers_that_move_are_no_formation_and_nothing_waits_for_anybody() -> No
         event(14.0, "moved", worker="0.1", step=2, units=[3, 4]),
     ]
     metrics = [*METRICS[:2], line(2, 15.0, 2, began=14.0), line(3, 16.0, 2)]
-    attempts = {key: one for key, one in ATTEMPTS.items() if key in ((1, 0), (1, 1))}
+    attempts = {key: activity for key, activity in ATTEMPTS.items() if key in ((1, 0), (1, 1))}
     report = report_of(metrics, events, attempts)
     assert_whole(report)
     (change,) = report.changes
@@ -124,7 +124,7 @@ def test_layers_that_move_are_no_formation_and_nothing_waits_for_anybody() -> No
     assert rounded(change.costs) == {"planning": 0.4, "moving": 0.6}
 
 
-def test_what_was_committed_behind_a_checkpoint_that_the_run_went_back_to_is_redone() -> None:
+def test_steps_after_the_restored_checkpoint_are_redone() -> None:
     """Steps 2 and 3 have no lines any more; the run stood still for three seconds until it began again."""
     events = [
         EVENTS[0],
@@ -140,7 +140,7 @@ def test_what_was_committed_behind_a_checkpoint_that_the_run_went_back_to_is_red
     assert rounded(change.costs) == {"redone": 2.0, "starting": 3.0, "forming": 1.0}
 
 
-def test_a_generation_that_never_ran_is_forming_and_without_logs_iterations_are_useful() -> None:
+def test_generation_that_never_ran_and_run_without_logs() -> None:
     events = [
         EVENTS[0],
         *EVENTS[1:3],
@@ -159,6 +159,6 @@ def test_a_generation_that_never_ran_is_forming_and_without_logs_iterations_are_
     assert rounded(report.parts) == pytest.approx(expected)
 
 
-def test_a_run_that_has_committed_nothing_yet_has_a_report() -> None:
+def test_report_before_the_first_commit() -> None:
     assert report_of([], [], {}).wall == 0.0
     assert rounded(report_of([], EVENTS[:1], {}).parts) == {"starting": 10.0}

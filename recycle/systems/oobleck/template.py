@@ -61,32 +61,34 @@ def templates(layer_seconds: Sequence[float], most: int) -> list[PipelineTemplat
     most = min(most, count)
     ends = np.array([0.0, *accumulate(layer_seconds)])
     table = (most + 1, count + 1, count + 1)
-    total, slowest, rest = (np.full(table, np.inf) for _ in range(3))
-    where, cut, left = (np.zeros(table, dtype=np.int64) for _ in range(3))
+    total, slowest, tail = (np.full(table, np.inf) for _ in range(3))
+    where, cut, first_stages = (np.zeros(table, dtype=np.int64) for _ in range(3))
     divisions = count**3 * most**2 // 24
-    _, *_, total, _, _, _, cut, left = run(_divide, divisions, ends, most, total, slowest, rest, where, cut, left)
+    _, *_, total, _, _, _, cut, first_stages = run(
+        _divide, divisions, ends, most, total, slowest, tail, where, cut, first_stages
+    )
 
     def cuts(stages: int, first: int, last: int) -> list[int]:
         if stages == 1:
             return []
-        at, before = int(cut[stages][first][last]), int(left[stages][first][last])
+        at, before = int(cut[stages][first][last]), int(first_stages[stages][first][last])
         return [*cuts(before, first, at), at, *cuts(stages - before, at, last)]
 
-    found = []
+    result = []
     for stages in range(1, most + 1):
         split = tuple(b - a for a, b in pairwise([0, *cuts(stages, 0, count), count]))
-        found.append(PipelineTemplate(split, float(total[stages][0][count])))
-    return found
+        result.append(PipelineTemplate(split, float(total[stages][0][count])))
+    return result
 
 
-def _divide(ends: Any, most: int, total: Any, slowest: Any, rest: Any, where: Any, cut: Any, left: Any) -> None:
+def _divide(ends: Any, most: int, total: Any, slowest: Any, tail: Any, where: Any, cut: Any, first_stages: Any) -> None:
     count = len(ends) - 1
     for first in range(count):
         for last in range(first + 1, count + 1):
             seconds = ends[last] - ends[first]
             total[1][first][last] = 4 * seconds
             slowest[1][first][last] = seconds
-            rest[1][first][last] = seconds
+            tail[1][first][last] = seconds
     for stages in range(2, most + 1):
         for first in range(count - stages + 1):
             for last in range(first + stages, count + 1):
@@ -97,21 +99,21 @@ def _divide(ends: Any, most: int, total: Any, slowest: Any, rest: Any, where: An
                         if slowest[before][first][at] >= slowest[after][at][last]:
                             c = slowest[before][first][at]
                             k = where[before][first][at]
-                            behind = rest[before][first][at] + ends[last] - ends[at]
+                            tail_seconds = tail[before][first][at] + ends[last] - ends[at]
                         else:
                             c = slowest[after][at][last]
                             k = before + where[after][at][last]
-                            behind = rest[after][at][last]
+                            tail_seconds = tail[after][at][last]
                         between = 3 * stages + k - 1
-                        seconds = ends[last] - ends[first] + between * c + behind
+                        seconds = ends[last] - ends[first] + between * c + tail_seconds
                         if seconds < best:
                             best = seconds
                             total[stages][first][last] = seconds
                             slowest[stages][first][last] = c
-                            rest[stages][first][last] = behind
+                            tail[stages][first][last] = tail_seconds
                             where[stages][first][last] = k
                             cut[stages][first][last] = at
-                            left[stages][first][last] = before
+                            first_stages[stages][first][last] = before
 
 
 def instantiate(
@@ -136,9 +138,9 @@ def instantiate(
     for _ in range(min(micro_batches, nodes // sizes[0])):
         rate, last = np.full(nodes + 1, -np.inf), np.zeros(nodes + 1, dtype=np.int64)
         for size in sizes:
-            made = rates[-1][: max(0, nodes + 1 - size)] + 1 / weights[size]
-            better = made > rate[size:]
-            rate[size:][better] = made[better]
+            extended = rates[-1][: max(0, nodes + 1 - size)] + 1 / weights[size]
+            better = extended > rate[size:]
+            rate[size:][better] = extended[better]
             last[size:][better] = size
         rates.append(rate)
         chosen.append(last)
@@ -146,14 +148,14 @@ def instantiate(
     for count in range(least, len(rates)):
         if rates[count][nodes] == -np.inf:
             continue
-        found, total = [], nodes
+        multiset, remaining = [], nodes
         for last in reversed(chosen[1 : count + 1]):
-            found.append(int(last[total]))
-            total -= found[-1]
-        found.sort(reverse=True)
-        seconds = micro_batches / float(rates[count][nodes]) + sync(found)
+            multiset.append(int(last[remaining]))
+            remaining -= multiset[-1]
+        multiset.sort(reverse=True)
+        seconds = micro_batches / float(rates[count][nodes]) + sync(multiset)
         if best is None or seconds < best[0]:
-            best = seconds, found
+            best = seconds, multiset
     return None if best is None else best[1]
 
 

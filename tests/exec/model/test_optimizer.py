@@ -146,7 +146,7 @@ def test_a_schedule_is_that_of_megatron_core_to_the_last_bit(keys: dict, minimum
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ("minimum_learning_rate = 1e-4", 'minimum_learning_rate: needs another schedule than "constant"'),
+        ("minimum_learning_rate = 1e-4", 'minimum_learning_rate: needs a schedule other than "constant"'),
         ('schedule = "constant"\nminimum_learning_rate = 1e-4', "minimum_learning_rate: needs another schedule"),
         ('schedule = "linear"\nminimum_learning_rate = 1.0', "minimum_learning_rate: 1 is above learning_rate = 0.001"),
         ("decay = 3", 'decay: needs schedule = "warmup-stable-decay"'),

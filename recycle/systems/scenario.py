@@ -1,11 +1,11 @@
-"""Setting: the input that is the same for all systems.
+"""Scenario: the input that is the same for all systems.
 
 It holds nodes and workers, costs of each layer in seconds and bytes, links, memory, the batch, and a model of pauses. A
-setting is made from a job. A job with only `[shape]`, `[times]` and `[memory]` has one layer per stage, one sample per
+scenario is made from a job. A job with only `[shape]`, `[times]` and `[memory]` has one layer per stage, one sample per
 micro-batch, and memory in activations of 1 byte. Pipelines are cut between layers (`cut`) and priced by `profile`.
 
 With a sharded optimizer, the bytes of a layer depend on its number of hosts (`layers_over`). Each system has the
-setting in its usual mode (`with_copies`): redundant shards, plain ZeRO-1, or all of the state on every host.
+scenario in its usual mode (`with_copies`): redundant shards, plain ZeRO-1, or all of the state on every host.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def ranges(split: Iterable[int]) -> list[LayerRange]:
     return list(pairwise([0, *accumulate(split)]))
 
 
-class Fullest(NamedTuple):
+class FullestWorker(NamedTuple):
     """The worker of a pipeline that exceeds its memory most, or comes closest to it; all figures in bytes.
 
     Attributes:
@@ -63,16 +63,16 @@ class Fullest(NamedTuple):
     def fits(self) -> bool:
         return self.excess <= 1e-9 * self.needed
 
-    def misfit(self, reason: str) -> DoesNotFit:
+    def does_not_fit(self, reason: str) -> DoesNotFit:
         return DoesNotFit(needed=self.needed, cap=self.cap, reason=reason)
 
 
 @dataclass(frozen=True)
-class Setting:
+class Scenario:
     """Input that is the same for all systems.
 
     Attributes:
-        job: source of the setting; its shape is the preferred one.
+        job: source of the scenario; its shape is the preferred one.
         layers: first to last, with the hosts of the job's shape.
         node_of: node of each slot; slot i is the place of worker i of the job's shape.
         micro_batch: samples of one micro-batch.
@@ -127,14 +127,14 @@ class Setting:
         live = frozenset(live)
         return [slot for slot, node in enumerate(self.node_of) if node in live]
 
-    def reshaped(self, pipelines: int, ranks: int) -> Setting:
-        """Return the setting in another shape, with the same workers, batch and layers.
+    def with_shape(self, pipelines: int, ranks: int) -> Scenario:
+        """Return the scenario in another shape, with the same workers, batch and layers.
 
         Raises:
             JobError: the profile is not analytic, or the shape does not divide the workers or the micro-batches.
         """
-        micro_batches, left = divmod(self.micro_batches, pipelines)
-        if self.job.times.profile != ANALYTIC or left or pipelines * ranks != len(self.node_of):
+        micro_batches, remainder = divmod(self.micro_batches, pipelines)
+        if self.job.times.profile != ANALYTIC or remainder or pipelines * ranks != len(self.node_of):
             raise JobError(f"{self.shape} cannot be run as {pipelines} pipelines of {ranks} ranks")
         grid = replace(self.job.grid, pipelines=pipelines, ranks=ranks, micro_batches=micro_batches, chunks=1)
         model = replace(self.job.model, split=list(self.cut(ranks)))
@@ -148,8 +148,8 @@ class Setting:
         """Hosts of each part of a layer's optimizer state; 0 if every host has all of it."""
         return self.job.train.optimizer_copies if self.job.train.sharded_optimizer else 0
 
-    def with_copies(self, copies: int) -> Setting:
-        """Return the setting with `copies` hosts per part of a sharded optimizer's state; 0 for all of it on each."""
+    def with_copies(self, copies: int) -> Scenario:
+        """Return the scenario with `copies` hosts per part of a sharded optimizer's state; 0 for all of it on each."""
         train = self.job.train
         if not train.sharded_optimizer:
             return self
@@ -175,7 +175,7 @@ class Setting:
         train = replace(train, optimizer_copies=min(train.optimizer_copies, hosts))
         return replace(self.job, grid=replace(grid, pipelines=hosts), train=train)
 
-    def gathering(self, schedule: Schedule) -> Schedule:
+    def with_gathers(self, schedule: Schedule) -> Schedule:
         """Return the schedule, with gathers of stepped parameters if the optimizer's state is sharded."""
         return dataclasses.replace(schedule, gathers=True) if self.copies else schedule
 
@@ -188,12 +188,12 @@ class Setting:
         """
         places = [Worker(place, 0) for place in range(len(hosts))]
         live = [place for place, slot in zip(places, hosts, strict=True) if slot is not None]
-        left = {place for place in live if hosts[place.pipeline] not in gone}
-        if not self.copies or len(left) == len(live):
+        survivors = {place for place in live if hosts[place.pipeline] not in gone}
+        if not self.copies or len(survivors) == len(live):
             return False
         own = len(self.node_of)  # hosts that were dead before count as on nodes that nothing else uses
         nodes = {p: own + p.pipeline if (s := hosts[p.pipeline]) is None else self.node_of[s] for p in places}
-        return any(left.isdisjoint(owners) for owners in owners_of(places, live, self.copies, nodes))
+        return any(survivors.isdisjoint(owners) for owners in owners_of(places, live, self.copies, nodes))
 
     def owned_per_stage(self) -> list[float]:
         """Bytes of the shards that a host of each of the job's stages owns, to be copied after its death."""
@@ -248,15 +248,18 @@ class Setting:
         """Return the maximum bytes on the worker of a rank of a pipeline of `ranks`."""
         return inf if self.memory is None else self.memory[rank * len(self.memory) // ranks]
 
-    def fullest(self, needed: Sequence[float]) -> Fullest:
+    def fullest(self, needed: Sequence[float]) -> FullestWorker:
         """Return the fullest worker of a pipeline whose ranks need these bytes."""
         caps = [self.cap(rank, len(needed)) for rank in range(len(needed))]
         workers = (
-            Fullest(held - cap, held, rank, cap) for rank, (held, cap) in enumerate(zip(needed, caps, strict=True))
+            FullestWorker(held - cap, held, rank, cap)
+            for rank, (held, cap) in enumerate(zip(needed, caps, strict=True))
         )
         return max(workers, key=lambda worker: worker[:2])
 
-    def fullest_of_1f1b(self, split: Split, micro_batches: int, hosts: int | None = None, size: float = 1.0) -> Fullest:
+    def fullest_of_1f1b(
+        self, split: Split, micro_batches: int, hosts: int | None = None, size: float = 1.0
+    ) -> FullestWorker:
         """Return the fullest worker of 1F1B: stage s of S holds min(S - s, m) activations, scaled by `size`."""
         stages = enumerate(self.stages(split, hosts))
         return self.fullest([stage_bytes(stage, min(len(split) - s, micro_batches) * size) for s, stage in stages])
@@ -336,8 +339,8 @@ class Setting:
         return Checkpoints(max(young_interval(stall, rate), lag), stall, lag)
 
     @classmethod
-    def of(cls, job: Job) -> Setting:
-        """Create the setting of a job: its profile's stages, divided into layers if the job has a `[model]`.
+    def of(cls, job: Job) -> Scenario:
+        """Create the scenario of a job: its profile's stages, divided into layers if the job has a `[model]`.
 
         Raises:
             JobError: the profile does not fit the shape, layers do not divide over the stages, or the optimizer's state
@@ -378,11 +381,11 @@ def _layers_of(job: Job, profile: Profile) -> tuple[Layer, ...]:
     columns = {name: profile.per_stage(name, job.shape.stages) for name in _PRICES}
     layers: list[Layer] = []
     for stage, count in enumerate(units_of(job)):
-        whole = {name: column[stage] for name, column in columns.items()}
-        whole["step"] += whole.pop("reduce")
-        message = whole.pop("message")
-        each = {name: price / count for name, price in whole.items()}
-        layers += [Layer(**each, state=each["static"], message=message)] * count
+        prices = {name: column[stage] for name, column in columns.items()}
+        prices["step"] += prices.pop("reduce")
+        message = prices.pop("message")
+        per_layer = {name: total / count for name, total in prices.items()}
+        layers += [Layer(**per_layer, state=per_layer["static"], message=message)] * count
     return tuple(layers)
 
 
