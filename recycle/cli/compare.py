@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from rich import box
 
 from recycle.cli.terminal import WIDE, Result, print_table, progress_bars, spark
-from recycle.errors import JobError, RecycleError, errors_as
-from recycle.files import write_whole
+from recycle.errors import JobError, errors_as
+from recycle.files import write_whole, writing
 from recycle.job import Job, analytic
 from recycle.job.sections import ANALYTIC
 from recycle.systems import ActiveConfiguration, comparison
@@ -86,10 +86,8 @@ def compare(
 
 
 def _save(folder: Path, compared: Comparison, failures: int) -> None:
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RecycleError(f"{folder}: cannot be written ({error.strerror})") from None
     for outcome in compared.outcomes:
         state = outcome.state_after(failures)
         if not isinstance(state, ActiveConfiguration):

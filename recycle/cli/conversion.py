@@ -46,7 +46,7 @@ def tokenize(
     for suffix in (".bin", ".idx"):
         require_writable(Path(f"{output}{suffix}"))
         require_absent(Path(f"{output}{suffix}"))
-    total = round(sum(map(_size, sources)) / 1e6, 1)
+    total = round(sum(source.stat().st_size for source in sources if source.exists()) / 1e6, 1)
     with progress_bars(otherwise=TwentiethLines()) as report:
         written = write(
             sources,
@@ -64,14 +64,6 @@ def tokenize(
             f'use them with [data] kind = "megatron", path = "{output}" and [model] vocabulary = {written.vocabulary}',
         ],
     )
-
-
-def _size(source: Path) -> int:
-    try:
-        with source.open("rb") as file:
-            return file.seek(0, 2)
-    except OSError as error:
-        raise JobError(f"{source}: cannot be read ({error.strerror})") from None
 
 
 def import_hf(source: Path, output: Path) -> Result:

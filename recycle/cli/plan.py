@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from msgspec.structs import replace
@@ -37,13 +37,13 @@ INTERRUPTED = 130
 def plan(
     job: Path,
     failed: str | None = None,
-    failures: int | None = None,
+    failures: Annotated[int | None, typer.Option(min=0)] = None,
     library: Path | None = None,
     output: Path | None = None,
     profile: Path | None = None,
-    threshold: float = 0.02,
+    threshold: Annotated[float, typer.Option(min=0)] = 0.02,
     within: float = 600.0,
-    processes: int | None = None,
+    processes: Annotated[int | None, typer.Option(min=1)] = None,
     again: bool = False,
     no_cache: bool = False,
     move: bool | None = None,
@@ -81,16 +81,10 @@ def plan(
 
     if failed is not None and failures is not None:
         raise PlanError("plan: give --failed or --failures, not both")
-    if failures is not None and failures < 0:
-        raise PlanError(f"plan: --failures: must be at least 0, got {failures}")
     if not within > 0:
         raise PlanError(f"plan: --within: must be above 0 seconds, got {within:g}")
-    if not threshold >= 0:
-        raise PlanError(f"plan: --threshold: must be at least 0, got {threshold:g}")
     if again and (failures is None or library is None):
         raise PlanError("plan: --again: needs --failures N and --library DIR, whose plans it searches once more")
-    if processes is not None and processes < 1:
-        raise PlanError(f"plan: --processes: must be at least 1, got {processes}")
     loaded = Job.load(job)
     if layout is not None:
         loaded = replace(loaded, planner=replace(loaded.planner, layout=layout))

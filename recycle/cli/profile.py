@@ -28,7 +28,7 @@ def profile(
     target: Annotated[Path | None, typer.Argument()] = None,
     output: Path | None = None,
     trace: Path | None = None,
-    repeats: int = 20,
+    repeats: Annotated[int, typer.Option(min=1)] = 20,
 ) -> Result:
     """Measure F, I, W, B, reduce, step, bytes and links of a job's real stages on this machine.
 
@@ -49,8 +49,6 @@ def profile(
         repeats (N): measurements of each instruction.
     """
 
-    if repeats < 1:
-        raise JobError(f"profile: --repeats: must be at least 1, got {repeats}")
     if output is not None:
         require_writable(output)
     if (target is None) == (trace is None):

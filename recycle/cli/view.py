@@ -26,7 +26,7 @@ from recycle.solve.planner import plan
 from viz.run import Run
 from viz.run_files import is_run_directory, runs_in
 from viz.sources import ScheduleFile, family_sources, is_comparison, load_comparison, load_sources, schedule_source
-from viz.what_if import WhatIf, WhatIfPlanner
+from viz.what_if import WhatIf
 
 DEFAULT_PORT = 8050
 RUNS_OPENED = 4
@@ -163,15 +163,9 @@ def _what_if_of(job: PricedJob, library: PlanLibrary | None = None) -> WhatIf:
     moves = job.planner.layout == "elastic"
     # With the job's search time and as many processes the plan equals the plan of `recycle plan`.
     search = partial(plan, job, processes=len(os.sched_getaffinity(0)))
-    return WhatIf(job, library, _planner(job), partial(plan, job, quick=True) if moves else None, search, _what_if_of)
-
-
-def _planner(job: PricedJob) -> WhatIfPlanner:
-    return (
-        partial(plan, job, seconds=MOVING_SECONDS)
-        if job.planner.layout == "elastic"
-        else partial(plan, job, quick=True)
-    )
+    quick = partial(plan, job, quick=True)
+    planner = partial(plan, job, seconds=MOVING_SECONDS) if moves else quick
+    return WhatIf(job, library, planner, quick if moves else None, search, _what_if_of)
 
 
 def _warm_up(what_if: WhatIf) -> None:

@@ -43,7 +43,7 @@ def _memory(job: Sections) -> Iterator[str]:
         if written is None:
             continue
         if job.times.profile is not None:
-            yield f"[memory] {key}: [times] profile states it, too; remove one of them"
+            yield f"[memory] {key}: [times] profile also states it; remove one of them"
         if isinstance(written, list) and len(written) != shape.stages:
             yield f"[memory] {key}: lists {len(written)} stages, the shape has {shape.stages} (P*V)"
         for text in written if isinstance(written, list) else [written]:
@@ -186,7 +186,7 @@ def _data(job: Sections) -> Iterator[str]:
 
 def _data_of(job: Sections, data: DataSection, part: int = 0) -> Iterator[str]:
     if data.provider is not None and data.kind != "text":
-        yield f'[data] provider: kind = "{data.kind}" names the data, too; remove one of them'
+        yield f'[data] provider: kind = "{data.kind}" also names the data; remove one of them'
     if data.kind == "megatron" and data.path is None:
         yield '[data] path: kind = "megatron" needs the path of a .bin and .idx file, without the suffix'
     if data.kind != "gpt-dataset":

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import msgspec
 
 from recycle.errors import JobError, RecycleError, ScheduleError
-from recycle.files import read_whole
+from recycle.files import read_whole, writing
 from recycle.ir.formats import run_trace
 from recycle.ir.instruction import Instruction
 from recycle.ir.trace import Trace, TraceBuilder
@@ -92,15 +92,13 @@ def append_iteration(
     if batch is not None:
         iteration["evaluation"] = batch
     path, line = Path(path), msgspec.json.encode(iteration)
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as stream:
             # A killed process may leave a line without a newline; its successor must not continue that line.
             if stream.seek(0, os.SEEK_END) and stream.seek(-1, os.SEEK_END) >= 0 and stream.read(1) != b"\n":
                 line = b"\n" + line
             return stream.write(line + b"\n")
-    except OSError as error:
-        raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def read_logs(run_dir: str | Path, shape: Shape) -> Trace:

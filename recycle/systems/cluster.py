@@ -61,7 +61,6 @@ class Transition:
         time: seconds.
         event: action of the system; "start" for the first.
         pause: seconds of the pause that follows, unless another failure interrupts it.
-        committed: committed samples, after any rollback.
         state: configuration after the pause.
     """
 
@@ -70,7 +69,6 @@ class Transition:
     failed: Nodes
     joined: Nodes
     pause: float
-    committed: float
     state: State
 
 
@@ -365,8 +363,7 @@ class _Cluster:
         self.lost["redone"] += seconds
 
     def _record_transition(self, event: str, failed: Nodes, joined: Nodes, pause: float) -> None:
-        committed = self.work.committed
-        self.transitions.append(Transition(self.now, event, failed, joined, pause, committed, self.state))
+        self.transitions.append(Transition(self.now, event, failed, joined, pause, self.state))
 
     def outcome(self, fault_free: float) -> Outcome:
         """Close the accounts: remaining training time without progress was slower than fault-free."""

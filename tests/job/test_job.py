@@ -75,7 +75,7 @@ def test_a_limit_in_bytes_works_with_times_and_bytes_written_by_hand() -> None:
         (SHAPE + '[memory]\nstatic = "2 GiB"\n', r"\[memory\] static: needs activation"),
         (
             SHAPE + '[memory]\nactivation = "2 GiB"\n[times]\nprofile = "analytic"\n',
-            r"\[memory\] activation: \[times\] profile states it too",
+            r"\[memory\] activation: \[times\] profile also states it",
         ),
         (SHAPE + '[memory]\nlimit = "much"\n', r"'much' is not a size"),
         (SHAPE + "[model]\nhidden = 10\nheads = 4\n", r"\[model\] heads"),
