@@ -27,23 +27,15 @@ def plan(old: str, new: str) -> bytes:
 
 
 NATIVE = {
-    "truncated": (PLAN[:200].encode(), "not valid JSON, perhaps truncated"),
-    "of a later version": (plan('"version": 1', '"version": 2, "colours": {}'), "version 2 is not known"),
     "a list": (b"[1, 2]", "Expected `object`, got `array`"),
-    "nested deep": (b'{"a": ' + b"[" * 100_000, "not valid JSON"),
     "with deep metadata": (plan('"metadata": {', f'"metadata": {{"a": {"[" * 100_000}'), "not valid JSON"),
     "not UTF-8": (plan("1f1b", "@").replace(b"@", b"\xff\xfe"), "not valid JSON, perhaps truncated: 'utf-8'"),
     "with a NUL in the text": (plan("0F0.1", "\\u0000"), r"worker 0.0, position 1: '\x00' is not an instruction"),
     "with a terminal's control codes": (plan('"failed"', '"\\u001b[2J\\n"'), r"unknown field `\x1b[2J `"),
-    "of 10^30 ranks": (plan('"ranks": 2', f'"ranks": {10**30}'), "too large"),
-    "of -2 ranks": (plan('"ranks": 2', '"ranks": -2'), "ranks must be a whole number of at least 1, got -2"),
     "with more stages than memory": (plan('"ranks": 2', '"ranks": 1048576'), "pairs of worker and stage"),
     "of a negative stage": (plan("0F0.1", "-1F0.1"), "worker 0.0, position 1: '-1F0.1' is not an instruction"),
     "of a giant instruction": (plan("0F0.1", "0F0.1" * 10**6), "worker 0.0, position 1: '0F0.10F0.1"),
-    "of an unknown instruction": (plan("0F0.1", "0OFFLOAD0.1"), "worker 0.0, position 1: '0OFFLOAD0.1'"),
-    "with a worker outside": (plan('"0.1": "', '"0.2": "'), "programs: worker 0.2 is outside the grid"),
     "with a program twice": (plan('"0.1": "', '"0.0": "'), "programs: '0.0' is there twice"),
-    "with a program twice, zeros": (plan('"0.1": "', '"00.0": "'), "programs: worker 0.0 is there twice"),
     "with programs twice": (plan('"ties"', '"programs": {}, "ties"'), "'programs' is there twice"),
     "with a size twice": (plan('"ranks"', '"ranks": 3, "ranks"'), "shape: 'ranks' is there twice"),
     "with a placement twice": (plan("null", '{"0.0": [0], "0.0": [1]}'), "placement: '0.0' is there twice"),
@@ -53,9 +45,6 @@ NATIVE = {
 }  # fmt: skip
 
 CSV = {
-    "empty": (b"", "the file is empty"),
-    "truncated": (b'0F0,"0B', "line 1: unexpected end of data"),
-    "not UTF-8": (b"0F0,\xff", "not UTF-8 text (invalid start byte at byte 4)"),
     "nested deep": (b"0F0," + b"(" * 100_000, "row 1 (rank 0), cell 2: '((((((((((((((((((((("),
     "of one giant cell": (b"0F0," + b"9" * 10**6, "line 1: field larger than field limit"),
     "of nothing but commas": (

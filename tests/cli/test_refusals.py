@@ -215,23 +215,16 @@ BY_RUNS = [
 
 JOBS = [
     ("plan", "[planner]\nreroute = false", "micro-batches of 0.1 when it is dead; set reroute"),
-    ("plan", "[planner]\nseconds = 0.001", "[planner] seconds: expected `float` >= 0.01"),
     ("plan", "[times]\nbackward_input = [1, 0]", "job.toml: [times] backward_input: stage 1 takes 0"),
-    ("plan", "[times]\nlink = inf", "job.toml: [times] link: must be finite and at least 0, got inf"),
-    ("plan", '[times]\nstep = "1"', "job.toml: [times] step: expected `float | array`, got `str`"),
     ("plan", "[times]\nlink = 1e308", "job.toml: [times] link: a transfer takes 1e+308, more than 1e+12"),
-    ("train", "[train]\nspteps = 7", "job.toml: [train] spteps"),
     ("train", "[times]\nforward = 1e30", "[times] forward: stage 0 takes 1e+30"),
-    ("train", f"[model]\nvocabulary = {10**12}", "[model] vocabulary: expected `int` <= 2147483647"),
     ("train", f"[model]\nvocabulary = {2**31 - 1}", "2147483647 rows of hidden = 64 weigh 549,755,813,632 bytes"),
     ("train", f"[model]\nffn = {2**31 - 1}", "[model] ffn: 2147483647 rows of hidden = 64 weigh"),
-    ("train", '[model]\nkind = "emulated"\nseconds_per_unit = inf', "[model] seconds_per_unit: expected `float` <= 1"),
     (
         "train",
         '[model]\nkind = "emulated"\nseconds_per_unit = 1e3\n[times]\nforward = 1e9',
         "[model] seconds_per_unit: an operation takes 1e+12 s, at most 1e+06 s can be run",
     ),
-    ("train", "[membership]\nheartbeat = 1e30", "[membership] heartbeat: expected `float` <= 1000000"),
 ]
 LARGE = [
     (2, 4194304, "", "job.toml: [shape]: D=2 P=2 m=4194304 has 50,331,648 operations, more than the 4,194,304"),

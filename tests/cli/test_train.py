@@ -175,16 +175,6 @@ def test_punished_run_prints_its_faults_and_has_the_same_losses(command: Command
     assert rejoined == [("0.1", 2), ("0.0", 5)]
 
 
-@pytest.mark.process
-def test_staggered_run_prints_modes_and_undone_steps(command: Command, job: Path) -> None:
-    job.write_text(EMULATED + "clip = 1e9\n")
-    lines = command("train job.toml --schedule gpipe --steps 4 --run run --fault nan:0.1@2").out.splitlines()
-    modes = [line.split("period ")[1] for line in lines if line.startswith("step")]
-    assert modes == ["9 (barrier)", "9 (staggered)", "9 (barrier)", "9 (staggered)"]
-    assert sum("step 2 is repeated, undone on 4 workers: a gradient is not finite" in line for line in lines) == 1
-    assert lines[-1].startswith("done: 4 steps (2 with the barrier, 2 staggered; 1 undone); run directory run;")
-
-
 def test_explain_prints_every_key_as_a_job_that_loads(command: Command) -> None:
     printed = command("train job.toml --explain").out
     assert 'kind = "emulated"\n' in printed
@@ -198,8 +188,6 @@ def test_explain_prints_every_key_as_a_job_that_loads(command: Command) -> None:
     ("lines", "key"),
     [
         ('kind = "gpt"\n[model.config]\ncalculate_per_token_loss = true', "[model.config] calculate_per_token_loss"),
-        ('kind = "gpt"\n[model.config]\nnum_query_group = 2', "[model.config] num_query_group"),
-        ('kind = "gpt"\n[model.config]\nlayernorm_epsilon = "small"', "[model.config] layernorm_epsilon"),
         ('kind = "gpt"\nlayers = 3', "[model] layers"),
         ('kind = "emulated"\nlayers = 4\n[membership]\ntransport = "carrier"', "[membership] transport"),
         ('kind = "emulated"\n[times]\nforward = 0.0', "[times] forward"),
@@ -280,7 +268,6 @@ def module() -> None:
     ("names", "complaint"),
     [
         ({"model": "biuld"}, '[model] provider: cli_models has no "biuld"; it has bare, batches, function'),
-        ({"data": "missing"}, '[data] provider: cli_models has no "missing"'),
         ({"loss": "torch"}, "[train] loss: cli_models:torch is of type module, not a function"),
         ({"data": "batches"}, "[data] provider: cli_models:batches returned int"),
     ],

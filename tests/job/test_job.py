@@ -13,13 +13,6 @@ from recycle.job.reference import reference_page
 SHAPE = "[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n"
 
 
-def test_a_plan_needs_the_shape_only_and_defaults_are_unit_times() -> None:
-    job = Job.from_toml(SHAPE)
-    assert str(job.shape) == "D=3 P=4 m=6"
-    assert job.profile() == Profile.uniform()
-    assert job.activation_limits() is None
-
-
 def test_times_and_memory_reach_the_profile_and_the_limits() -> None:
     job = Job.from_toml(
         SHAPE + "[times]\nforward = [1, 2, 3, 4]\nlink = 0.5\nstep = 2\n"

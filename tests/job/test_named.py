@@ -71,7 +71,10 @@ def test_function_that_cannot_be_imported_has_no_name() -> None:
         ('[train]\nloss = ":f"\n', r"\[train\] loss: \":f\" is not the name of a function"),
         ('[model]\nkind = "emulated"\nprovider = "a:b"\n', r"\[model\] provider: kind = \"emulated\" computes nothing"),
         ('[model]\nkind = "emulated"\nconfig = {a = 1}\n', r"\[model.config\]: kind = \"emulated\" has no config"),
-        ('[data]\nkind = "megatron"\npath = "x"\nprovider = "a:b"\n', r"\[data\] provider: kind = \"megatron\" also names"),
+        (
+            '[data]\nkind = "megatron"\npath = "x"\nprovider = "a:b"\n',
+            r"\[data\] provider: kind = \"megatron\" also",
+        ),
         (
             '[times]\nprofile = "analytic"\n[model]\nprovider = "a:b"\n',
             r"\[times\] profile: the analytic model",

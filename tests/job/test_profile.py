@@ -91,23 +91,16 @@ def test_peers_are_alike_without_speeds_and_links_of_pipelines():
     ("given", "message"),
     [
         ({"forward": "a"}, "forward must be finite and at least 0, got 'a'"),
-        ({"forward": -1.0}, "forward must be finite and at least 0"),
         ({"backward_weight": [1.0, float("nan")]}, "backward_weight must be finite"),
-        ({"latency": float("inf")}, "latency must be finite"),
         ({"weight_stash": 1.5}, "weight_stash must lie between 0 and 1"),
         ({"bandwidth": 0.0}, "bandwidth must be finite and above 0"),
         ({"speed": {"0.0": 0.0}}, "speed of 0.0 must be finite and above 0"),
-        ({"overlapped_pair": -2.0}, "overlapped_pair must be finite"),
         ({"links": {"0.1>*.2": Link(-1.0)}}, r"latency of link 0\.1>\*\.2 must be finite"),
         ({"links": {"0.1>*.2": Link(0.0, float("inf"))}}, r"bandwidth of link 0\.1>\*\.2 must be finite"),
         ({"links": {"0.1>0.1": Link()}}, r"links: '0\.1>0\.1' is one worker"),
         ({"forward": np.array([1.0, 2.0])}, "forward must be finite and at least 0, got array"),
-        ({"weight_stash": "a"}, "weight_stash must lie between 0 and 1"),
-        ({"bandwidth": "a"}, "bandwidth must be finite and above 0, got 'a'"),
         ({"speed": 3}, "speed must be a dict, got 3"),
-        ({"links": 3}, "links must be a dict, got 3"),
         ({"links": {"0.0>0.1": 3}}, "link 0.0>0.1 must be a Link, got 3"),
-        ({"links": {"0.0>0.1": Link("a")}}, "latency of link 0.0>0.1 must be finite and at least 0"),
     ],
 )
 def test_impossible_quantity_is_refused(given: dict[str, Any], message: str) -> None:

@@ -219,7 +219,7 @@ def test_results_and_costs_of_changes(name: str, alive: str, steps: Sequence[str
 
 LAYERS = {"gradients": 1.0, "step": 0.5}
 RUNS: list[tuple[System, Sequence[str]]] = [
-    (lambda: Bamboo(scenario(3, 4, 6, layers=8, layer=LAYERS, bandwidth=4.0)), ("", "0-1 3-11", "0-9")),
+    (lambda: Bamboo(scenario(3, 4, 6, layers=8, layer=LAYERS, bandwidth=4.0)), ("", "0-1 3-11", "0-9", "-2")),
     (
         partial(oobleck, layer={"gradients": 0.25, "step": 0.125, "message": 0.01}, latency=0.01),
         ("0-5", "0-6", "0-9", ""),
@@ -232,20 +232,13 @@ RUNS: list[tuple[System, Sequence[str]]] = [
 @pytest.mark.parametrize(("make", "lives"), RUNS)
 def test_configurations_pass_check_fit_and_take_their_period(make: System, lives: Sequence[str]) -> None:
     for alive in lives:
-        played = Play(make(), alive)
+        played = Play(make(), alive.removeprefix("-2"))
+        played.play(*["-2: event=take over"] * (alive == "-2"))
         memory = played.system.scenario.memory or ()
         for schedule, profile in played.state.schedules():
             limit = max(memory, default=None) if played.system.name != "oobleck" else None
             assert check(lower(schedule), profile=profile, byte_limit=limit, about_to_run=True) == []
             assert simulate(lower(schedule), profile).period == pytest.approx(played.state.period)
-
-
-def test_bamboo_schedule_after_a_takeover_is_valid() -> None:
-    played = Play(RUNS[0][0]())
-    played.change("2")
-    ((schedule, profile),) = played.state.schedules()
-    assert check(lower(schedule), about_to_run=True) == []
-    assert simulate(lower(schedule), profile).period == pytest.approx(played.state.period)
 
 
 THREE = tuple(Layer(1.0, 1.0, 1.0, static=100.0 * part, activation=float(part)) for part in (1, 2, 3))

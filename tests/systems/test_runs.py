@@ -21,7 +21,6 @@ from tests.exec.runs import job
 
 pytestmark = pytest.mark.slow
 STEPS = 3
-soak = pytest.mark.soak
 
 
 def gpt(pipelines: int, ranks: int, micro_batches: int, split: list[int], chunks: int = 1) -> Job:
@@ -74,8 +73,6 @@ def without(*dead: int) -> StageRanks:
     [
         ([(), ()], [4, 4]),
         ([(), (0,)], [5, 3]),
-        pytest.param([(), (1,)], [5, 3], marks=soak),
-        pytest.param([(), (2,)], [5, 3], marks=soak),
         ([(), (3,)], [5, 3]),
         ([(1, 3), ()], [4, 4]),
     ],

@@ -90,11 +90,6 @@ def test_each_json_line_is_a_document(tmp_path: Path, name: str) -> None:
     assert [(piece.text, piece.ends) for piece in pieces] == [("first", True), ("second", True), ("", True)]
 
 
-def test_the_key_may_be_another(tmp_path: Path) -> None:
-    path = written(tmp_path, "a.jsonl", b'{"content": "x", "text": 3}')
-    assert [piece.text for piece in documents(path, "content")] == ["x"]
-
-
 @pytest.mark.parametrize("name", ["a.txt", "README", "a.txt.gz"])
 def test_text_pieces_end_at_line_ends(tmp_path: Path, name: str) -> None:
     text = "".join(f"line {number} of a long text\n" + "\n" * (number % 3) for number in range(40_000))
