@@ -50,17 +50,14 @@ class LazyGroup(TyperGroup):
         super().__init__(**{**settings, "commands": {name: TyperCommand(name) for name in COMMANDS}})
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a stand-in with the help line; None for an unknown name."""
         return TyperCommand(cmd_name, help=_help_line(cmd_name)) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that `args` call, imported, and the remaining arguments."""
         name, _, remaining = super().resolve_command(ctx, args)
         return name, command_of(str(name)), remaining
 
 
 def command_of(name: str) -> Any:
-    """Import and return the command `name`."""
     single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
     function = getattr(import_module(f"recycle.cli.{COMMANDS[name]}"), name.replace("-", "_"))
     single.command(name, help=cleandoc(function.__doc__).partition("\n\nArgs:\n")[0])(_completed(function))
@@ -142,7 +139,6 @@ app = typer.Typer(
 def options(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
-    """Handle options of `recycle` without a command."""
     if version:
         print(f"recycle {metadata.version('recycle-pipeline')}")
         raise typer.Exit

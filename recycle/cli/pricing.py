@@ -26,7 +26,6 @@ _LINK = re.compile(r"([0-9]{1,9}\.[0-9]{1,9}),([0-9]{1,9}\.[0-9]{1,9})=(.+)")
 
 
 def require_one(command: str, **options: object) -> None:
-    """Raise JobError if more than one of the mutually exclusive options is given."""
     if sum(given is not None for given in options.values()) > 1:
         names = " or ".join(f"--{name}" for name in options)
         raise JobError(f"{command}: give {names}, only one of them")
@@ -61,7 +60,6 @@ def priced(
 
 
 def times_of(text: str) -> tuple[float, float, float]:
-    """Parse F, I and W in the text of --times. Raises JobError."""
     forward, backward_input, backward_weight = _numbers("--times", text, "F,I,W", 3)
     return forward, backward_input, backward_weight
 

@@ -79,7 +79,6 @@ def _share(seconds: float, wall: float) -> str:
 
 
 def to_json(loaded: RunReport) -> dict[str, Any]:
-    """Return the output of `--json`; all times in seconds."""
     return {
         "steps": loaded.steps,
         "wall": round(loaded.wall, 6),

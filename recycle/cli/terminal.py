@@ -40,7 +40,6 @@ class Result:
     status: int = 0
 
     def print(self, as_json: bool) -> None:
-        """Print the result. Raises typer.Exit for a status other than 0."""
         if as_json:
             print(json.dumps(self.figures() if callable(self.figures) else self.figures))
         elif callable(self.shown):

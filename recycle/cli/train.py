@@ -327,11 +327,9 @@ class ProgressLines(Observer):
         self.last = -1
 
     def waiting(self, what: str) -> None:
-        """Print what the run waits for."""
         print_line(f"waiting for {what}")
 
     def committed(self, line: dict[str, Any]) -> None:
-        """Print a line per committed step."""
         self.last = line["step"]
         width = len(str(self._steps))
         evaluated = f"  evaluation loss {_loss(line['eval_loss'])}" if "eval_loss" in line else ""
@@ -342,7 +340,6 @@ class ProgressLines(Observer):
         )
 
     def event(self, event: dict[str, Any]) -> None:
-        """Print a line for an event that users need at once."""
         if (text := sentence(event)) is not None:
             print_line(f"  {event['time']:8.3f} s  {text}")
 

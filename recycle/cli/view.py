@@ -169,8 +169,6 @@ def _what_if_of(job: PricedJob, library: PlanLibrary | None = None) -> WhatIf:
 
 
 def _warm_up(what_if: WhatIf) -> None:
-    """Plan with one worker dead in the background, so that the first answer finds everything loaded and compiled."""
-
     def ask() -> None:
         for failed in ([], [Worker(0, 0)]):
             with suppress(RecycleError):

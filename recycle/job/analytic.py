@@ -9,17 +9,11 @@ peak. A tensor-parallel group reduces 2 b s h bytes twice per layer forward and 
 Bytes of activations, with w bytes per entry: w b s (8 h + 2 f). With f = 4 h these are the 32 b s h of bf16 that
 Korthikanti et al. 2022 (arXiv 2205.05198, table 2) count without the two dropout masks. They are divided by the T GPUs
 of a worker (sequence parallelism). Attention's products are recomputed ("selective"); keeping them takes another
-2.5 w a b s^2 / T. A layer recomputed from its input ("full") keeps w b s h. With `[model] recompute` a stage is
-recomputed as a whole from its input. The output layer keeps the softmax in fp32. Bytes per parameter come from
-`footprint`, divided by T. The optimizer moves 30 bytes per parameter. Adding a micro-batch's gradient to an "exact" sum
-moves more bytes than adding it to a "fast" sum, and counts as part of W.
+2.5 w a b s^2 / T. A layer recomputed from its input ("full") keeps w b s h. The output layer keeps the softmax in fp32.
+Bytes per parameter come from `footprint`, divided by T. The optimizer moves 30 bytes per parameter. Adding a gradient
+to an "exact" sum moves more bytes than adding it to a "fast" sum, and counts as part of W.
 
-Workspace of a worker: during I, the gradients inside one layer; during W, one matrix's gradient and the temporaries
-that round it in chunks; the output layer's logits; and the piece of the mean gradient in an optimizer step.
-
-Other families (`recycle.job.architecture`) have grouped keys and values, a gate in the feed-forward part, or experts.
-Every expert counts as receiving equally many tokens. Tensor ranks that do not share the experts hold and compute all of
-them.
+Every expert counts as receiving equally many tokens. Tensor ranks that do not share the experts hold and compute all.
 
 Limits: small kernels are not slower, and transfers do not share links; both favor large models. The executor's tensor
 parallelism works without sequence parallelism, so with T > 1 it holds more than computed here.
@@ -91,7 +85,6 @@ _LOGITS = 4
 
 
 def layers(job: Sections, pieces: Pieces = ON_GPU) -> tuple[Layer, ...]:
-    """Return the layers of the job's `[model]`, priced for one micro-batch on a worker of T GPUs."""
     model, options = job.model, job.analytic
     gpu, ways, weigh = GPUS[options.gpu], job.grid.tensor_parallel, parameter_bytes(job)
     b, s, h, v = job.data.micro_batch_size, model.sequence, model.hidden, model.vocabulary

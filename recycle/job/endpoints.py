@@ -23,12 +23,10 @@ class Endpoints(NamedTuple):
 
     @property
     def loopback(self) -> bool:
-        """Whether all members are on this machine."""
         return all(_is_loopback(host) for host, _ in self.members)
 
 
 def parse_endpoints(text: str) -> Endpoints:
-    """Parse the endpoints in `text`. Raises JobError."""
     scheme, separator, address = text.partition("://")
     members = [_HOST.fullmatch(part) for part in address.split(",")]
     if not separator or scheme not in ("etcd", "etcds") or not all(members):

@@ -140,7 +140,6 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, split=split))
 
     def validate(self) -> None:
-        """Raise JobError for values that are well-typed but impossible together."""
         require_possible(self)
 
     def to_toml(self) -> str:
@@ -162,8 +161,6 @@ def is_stated(path: str | Path, section: str, key: str) -> bool:
 
 
 class CutJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A job with its model cut into other stages; see `Job.with_cut`."""
-
     cut: tuple[int, ...]
 
     @property
@@ -179,8 +176,6 @@ class CutJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class PricedJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A job with the prices of its instructions; see `price`."""
-
     prices: Profile
 
     @property
@@ -235,7 +230,6 @@ def _resolved(section: S, folder: Path, *keys: str) -> S:
 
 
 def toml_value(value: Any) -> str:
-    """Format a key's value as TOML."""
     if isinstance(value, dict):
         stated = {key: entry for key, entry in value.items() if entry is not None}
         return f"{{{', '.join(f'{toml_value(key)} = {toml_value(entry)}' for key, entry in stated.items())}}}"

@@ -38,7 +38,6 @@ class Layer:
 
     @property
     def seconds(self) -> float:
-        """F + I + W of one micro-batch."""
         return self.forward + self.backward_input + self.backward_weight
 
 

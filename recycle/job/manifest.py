@@ -37,7 +37,6 @@ class Damaged(RecycleError):
 
 
 def digest(content: Any) -> str:
-    """Return the sha256 that a manifest states for its content."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -68,7 +67,6 @@ def manifest_content(folder: Path) -> dict[str, Any]:
 
 
 def require_checkpoint(folder: Path) -> None:
-    """Raise JobError unless a folder has the manifest of a checkpoint."""
     if not (folder / MANIFEST).is_file():
         inside = sorted(folder.glob("checkpoints/step-*")) or sorted(folder.glob("step-*"))
         hint = f"; give one of its checkpoints, such as {inside[-1]}" if inside else ""

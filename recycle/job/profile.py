@@ -269,7 +269,6 @@ class Profile:
         return self.speed.get(str(worker), 1.0)
 
     def digest(self) -> str:
-        """Content hash, by which plans name their profile."""
         prices = {name: value for name, value in self.to_json().items() if name != "measured"}
         if not self.gather:
             prices.pop("gather", None)  # keeps the digest of profiles written before this field

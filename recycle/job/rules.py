@@ -19,7 +19,6 @@ _MOST_ACTIVATIONS = 2**31
 
 
 def require_possible(job: Sections) -> None:
-    """Raise JobError for values that are well-typed but impossible together."""
     for problem in chain.from_iterable(rule(job) for rule in _RULES):
         raise JobError(problem)
 

@@ -40,8 +40,6 @@ _Seconds = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 
 
 class LoggedIteration(msgspec.Struct, frozen=True):
-    """One line of a process's trace log."""
-
     step: run_trace.Count
     generation: run_trace.Count
     role: str
@@ -61,7 +59,6 @@ def plan_file(folder: Path, digest: object) -> Path:
 
 
 def log_path(run_dir: str | Path, worker: Worker) -> Path:
-    """Return the path of the trace log of the process that started as `worker`."""
     return Path(run_dir) / "logs" / f"{worker}{TRACE_LOG_SUFFIX}"
 
 

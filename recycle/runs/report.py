@@ -20,8 +20,6 @@ from typing import Any
 
 
 class TimePart(StrEnum):
-    """Parts of a run's time."""
-
     USEFUL = "useful"
     """computing iterations that count, and stepping, as the mean over the live workers"""
     REPLAYING = "replaying"
@@ -244,8 +242,6 @@ def _generations(
 
 
 class _Cutter:
-    """Splits the wall clock, generation by generation."""
-
     def __init__(self, events: Sequence[Mapping[str, Any]], attempts: Attempts, stalls: Mapping[int, float]) -> None:
         self._events, self._attempts, self._stalls = events, attempts, stalls
         self._now = 0.0

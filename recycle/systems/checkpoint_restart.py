@@ -1,19 +1,14 @@
 """Checkpoint and restart, hot spares, and live migration.
 
-Checkpoint and restart: every change of the live nodes restarts all processes in the best shape for the rest. Varuna
-(Athlur et al., EuroSys '22) and elastic restarts of `torchrun` do this. The interval follows Young's rule for the true
-failure rate of the job. Returning nodes join by a restart from a checkpoint written for it, without loss, once their
-gain until the next failure exceeds the pause. Each host has only its part of a sharded optimizer's state (ZeRO-1),
-because all workers read a checkpoint anyway.
+Checkpoint and restart: every change of the live nodes restarts all processes in the best shape for the rest, as Varuna
+(Athlur et al., EuroSys '22) and elastic restarts of `torchrun` do, with ZeRO-1 if the job shards its optimizer. The
+interval follows Young's rule. Returning nodes join by a restart from a checkpoint written for it, once their gain until
+the next failure exceeds the pause.
 
-Limits: every failure costs the work since the last checkpoint and a restart of all processes. At depths that do not
-divide the layers, the slowest stage determines the period.
-
-Hot spares: some of the job's nodes are idle with running processes, and the grid is the best on the rest. A spare
-replaces a dead node by copying the state of a live peer, which costs the common pause, and the iteration is repeated.
-Without a spare, all workers restart from a checkpoint on fewer workers. Returning nodes become spares without an
-interruption. The practice is common: 8 of the 72 GPUs of a rack are spares in NVIDIA's NVL72 systems (claimed). A
-sharded optimizer's state has as many copies as the job says; if the last owner of a shard dies, all workers restart.
+Hot spares: some nodes are idle with running processes, and the grid is the best on the rest. A spare replaces a dead
+node by copying the state of a live peer, and the iteration is repeated. Without a spare, or without an owner of a
+shard, all workers restart from a checkpoint. Returning nodes become spares. 8 of the 72 GPUs of a rack are spares in
+NVIDIA's NVL72 systems (claimed).
 """
 
 from __future__ import annotations
@@ -29,8 +24,6 @@ from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State, Stopp
 
 
 class CheckpointRestart(CheckpointedSystem[GridConfiguration]):
-    """Checkpoints at Young's interval, and a restart on the fastest remaining grid at every change."""
-
     name = "checkpoint_restart"
     copies: ClassVar[int | None] = 1
     fatal_share = 1.0

@@ -1,9 +1,8 @@
 """Discrete-event simulation of one system over one failure trace, for days or years.
 
 Training is a sequence of iterations of `period` seconds; only committed samples count. A failure takes effect
-immediately, in an iteration, a checkpoint or a pause. A failure in a pause restarts the pause, with the longer duration
-per cause, because pending copies and starts are still needed. Returning nodes are usable after `[pauses] start` and
-join at the next iteration boundary.
+immediately. A failure in a pause restarts the pause, with the longer duration per cause, because pending copies and
+starts are still needed. Returning nodes are usable after `[pauses] start` and join at the next iteration boundary.
 
 Every second is booked once: as progress (at the fault-free rate) or under a cause of loss. No loop runs over
 iterations; a year of 400 nodes is a few thousand changes.
@@ -103,7 +102,6 @@ class Outcome:
 
     @property
     def goodput(self) -> float:
-        """Committed samples per second."""
         return self.samples / self.seconds if self.seconds else 0.0
 
     @property
@@ -128,12 +126,10 @@ class Outcome:
 
     @property
     def events(self) -> dict[str, int]:
-        """Return the number of transitions by event."""
         return dict(Counter(transition.event for transition in self.transitions))
 
     @property
     def layout(self) -> str:
-        """Initial layout."""
         return next((transition.state.layout for transition in self.transitions if transition.state.layout), "")
 
     def state_after(self, failures: int) -> State | None:
@@ -184,8 +180,6 @@ class _Work:
 
 @dataclass
 class _Cluster:
-    """Clock and accounts of a simulation."""
-
     system: System
     scenario: Scenario
     trace: FailureTrace
@@ -206,7 +200,6 @@ class _Cluster:
     transitions: list[Transition] = field(default_factory=list)
 
     def play(self, until: float, progress: ShareProgress | None) -> None:
-        """Process all events up to `until`."""
         up, early = self.trace.up, [change for change in self.trace.changes if change.time <= 0]
         for change in early:
             up = up - change.failed | change.joined

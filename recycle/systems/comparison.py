@@ -136,7 +136,6 @@ def compare(
 
 
 def copies_of(system: System) -> int:
-    """Return the copies of each part of a system's optimizer state; 0 if every host has all of it."""
     scenario = getattr(system, "scenario", None) or getattr(system, "setting", None)
     return scenario.copies if isinstance(scenario, Scenario) else 0
 
@@ -180,7 +179,6 @@ def at_dead_shares(
 
 
 def outcome_as_json(outcome: Outcome, compared: Comparison) -> dict[str, Any]:
-    """Return the outcome as `recycle compare --json` prints it."""
     misfit = outcome.misfit
     cost = outcome.gpu_seconds_per_sample
     return {

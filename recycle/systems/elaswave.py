@@ -3,18 +3,14 @@
 Source: ElasWave, arXiv 2510.00606. The model, with assumptions for open points of the paper:
 
     layers          repartitioned by a minimax program over the live workers of the affected pipeline only
-    micro-batches   the number per pipeline stays; sizes change so that all pipelines end together and the global batch
-                    stays. Sizes are divisible, with time and activations in proportion
-    schedule        1F1B, all stages stepping together
-    state           snapshots of each step are on a peer's host, so that a single dead worker costs the iteration in
-                    progress. If all hosts of a layer die, all workers restart from a checkpoint. With a sharded
-                    optimizer each part is on one device (ZeRO), because snapshots replace copies
-    pause           detection, planning and one second to edit communicators in place, as claimed (the common figure if
-                    less); training continues during copies
+    micro-batches   their number per pipeline stays; sizes change so that all pipelines end together
+    schedule        the fastest 1F1B grid of all nodes, all stages stepping together
+    state           snapshots of each step on a peer's host: a dead worker costs the iteration in progress. If all hosts
+                    of a layer die, all workers restart from a checkpoint. ZeRO-1 if the job shards its optimizer
+    pause           detection, planning and one second to edit communicators in place, as claimed; copies are hidden
     idle            a pipeline whose live workers cannot hold the model
 
-It runs the fastest 1F1B grid of all nodes. Not modeled: higher clock frequencies for stragglers, and owners of shards
-once pipelines have different cuts.
+Not modeled: higher clock frequencies for stragglers, and owners of shards once pipelines have different cuts.
 """
 
 from __future__ import annotations
@@ -51,8 +47,6 @@ class ElasWaveConfiguration(ActiveConfiguration):
 
 
 class ElasWave(CheckpointedSystem[ElasWaveConfiguration]):
-    """Implements `recycle.systems.system.System`."""
-
     name = "elaswave"
     copies = 1
     counts_reads = True

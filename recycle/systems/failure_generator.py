@@ -64,7 +64,6 @@ class Generator:
     seed: int = 0
 
     def trace(self, nodes: int) -> FailureTrace:
-        """Return a trace of `nodes` nodes, all up at the start."""
         chance = random.Random(self.seed)
         weight = [chance.gammavariate(self.spread, 1 / self.spread) for _ in range(nodes)]
         most = min(self.burst_nodes, nodes)

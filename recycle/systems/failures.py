@@ -60,7 +60,6 @@ class FailureTrace:
         return sum(len(change.failed) for change in self.changes)
 
     def node_seconds(self) -> float:
-        """Total seconds that nodes are up."""
         steps = pairwise([*self.alive(), (self.end, 0)])
         return sum((live * (until - since) for (since, live), (until, _) in steps), 0.0)
 
@@ -71,12 +70,10 @@ class FailureTrace:
         return list(zip(times, accumulate(gains, initial=len(self.up)), strict=True))
 
     def shares_alive(self, parts: int) -> list[float]:
-        """Return the mean share of live nodes in equal parts of the trace."""
         return mean_per_part([(time, live / self.nodes) for time, live in self.alive()], self.end, parts)
 
     @property
     def rate(self) -> float:
-        """Failures per second of a live node."""
         seconds = self.node_seconds()
         return self.failures / seconds if seconds else 0.0
 

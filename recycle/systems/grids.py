@@ -67,7 +67,6 @@ class PipelineGrids:
         self._timeline = cache(self._simulated)
 
     def schedule(self, ranks: int, micro_batches: int) -> Schedule:
-        """Return the schedule of one pipeline, whose stages step together."""
         return self.scenario.with_gathers(FAMILIES[self.family](Shape(1, ranks, micro_batches), optimizer="barrier"))
 
     def _grid(self, pipelines: int, ranks: int) -> PipelineGrid:
@@ -101,7 +100,6 @@ class PipelineGrids:
         return max(start + most * seconds for start, seconds in zip(starts, stages, strict=False))
 
     def fastest(self) -> PipelineGrid | DoesNotFit:
-        """Return the fastest grid on all slots."""
         slots = len(self.scenario.node_of)
         return self.best(slots) or self.does_not_fit(slots)
 
@@ -142,7 +140,6 @@ class PipelineGrids:
         )
 
     def schedules(self, grid: PipelineGrid) -> list[TimedSchedule]:
-        """Return one pipeline of each occurring load."""
         profile = self.scenario.profile(self.scenario.cut(grid.ranks), grid.pipelines)
         loads = sorted({grid.micro_batches, self.scenario.micro_batches // grid.pipelines} - {0}, reverse=True)
         return [(self.schedule(grid.ranks, load), profile) for load in loads]
@@ -180,7 +177,6 @@ class CheckpointedSystem(ABC, Generic[R]):
         return survived or self.restart(live, failed)
 
     def restart(self, live: Nodes, failed: Nodes, event: str = "") -> Change:
-        """Restart all workers from the last checkpoint."""
         state = self.begin(live)
         if isinstance(state, DoesNotFit):
             state = state.stopped(live)

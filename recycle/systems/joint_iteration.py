@@ -3,14 +3,10 @@
 Shares. Each pipeline runs its own micro-batches first, and pipelines with larger shares run the remaining ones. If the
 number of pipelines does not divide the batch, the shape has more pipelines, whose workers count as failed.
 
-Stages. If pipelines have different cuts, a stage lies between two neighboring cuts of any pipeline. A worker of a
-shallow pipeline hosts several stages and runs their forwards, or backwards, in sequence.
-
 Reduces. A reduce needs all hosts of its stage at once. Among stages with free hosts, the one whose busiest host has
 most left to reduce begins. Reducing every worker's last stage first, as `lower` does, would make a chain of waits.
 
-Time. Pipelines meet only in their reduces, so each is simulated once for all schedules that contain it. Reduces and
-steps then follow as in `simulate` with the barrier.
+Time. Pipelines meet only in their reduces, so each is simulated once for all schedules that contain it.
 """
 
 from __future__ import annotations
@@ -57,7 +53,6 @@ def even_shares(micro_batches: int, pipelines: int) -> list[int]:
 
 
 def hosted_stages(cut: Split, common: Split) -> Iterator[tuple[int, ...]]:
-    """Yield the stages of the common cut in each part of a pipeline."""
     ends = list(accumulate(common))
     for begin, end in ranges(cut):
         yield tuple(stage for stage, at in enumerate(ends) if begin < at <= end)

@@ -5,15 +5,14 @@ number of steps, unless the problem is large. A plan for more dead workers also 
 change stage to reach the best vector for their number if copying pays before the next failure is due.
 
 A node that joins takes a position of the stage with most dead workers and copies from a peer. If a stage has no live
-worker, or a shard (docs/guides/sharded-optimizer.md) no owner, all workers restart from a checkpoint. The iteration in
-progress is repeated. Plans are ready when a failure occurs, so planning takes the time in `[pauses]`. With a sharded
-optimizer the pause includes copies of the dead workers' shards.
+worker, or a shard (docs/guides/sharded-optimizer.md) no owner, all workers restart from a checkpoint. The pause
+includes copies of the dead workers' shards. Plans are ready when a failure occurs.
 
 Shape and optimizer mode have the shortest fault-free period that fits. A staggered optimizer keeps the previous state
-on device or host; the copy to the host counts fully as part of the step. A barrier keeps no state.
+on device or host; the copy to the host counts fully as part of the step.
 
-Limits: needs bubbles; with many micro-batches and few pipelines a dead worker costs its share. Delayed weight gradients
-keep activations alive. Additional shards of live hosts are not counted against their memory.
+Limits: needs bubbles; with many micro-batches and few pipelines a dead worker costs its share. Additional shards of
+live hosts are not counted against their memory.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """ReCycle with elastic stages: re-route immediately, and move layers at the next boundary if that pays.
 
 `solve.layout` finds a layout for the number of live workers by list scheduling. The layout is adopted at the next
-iteration boundary if its gain until the next change exceeds the pause for copying. Copies over disjoint pairs run in
-parallel.
+iteration boundary if its gain until the next change exceeds the pause for copying.
 
-Assumptions: workers are alike, so the first set with a number of live workers determines that number's layout. A better
-order in the job's stages, which the planner searches meanwhile, runs from the start. Copies are counted from the
-fault-free layout. A dead worker of a moved layout costs as much as in the job's stages until the next boundary. Every
-host has all of the optimizer's state; moves of shards are not priced.
+Assumptions: workers are alike, so the first set with a number of live workers determines that number's layout. Copies
+are counted from the fault-free layout. Every host has all of the optimizer's state.
 """
 
 from __future__ import annotations
@@ -28,8 +25,6 @@ _LAYOUTS: dict[tuple[str, int], Plan | None] = {}
 
 
 class ElasticReCycle(ReCycle):
-    """Implements `recycle.systems.system.System`."""
-
     name = "recycle_elastic"
     copies = 0
 

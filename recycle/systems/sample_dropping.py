@@ -1,14 +1,10 @@
 """Sample dropping, as in torchft: a pipeline that lost a worker leaves, and its samples are not trained.
 
-The failure domain is a replica group, here a pipeline. The others keep their number of micro-batches, so the batch
-shrinks; dropped samples are counted separately. All groups discard the step in progress; the quorum costs the common
-pause, not torchft's timeouts of 60 s. A group returns at the next boundary with its node, or when enough live workers
-of broken groups can form one. A new group copies a peer's state. If all groups are lost, all workers restart from a
-checkpoint.
+The failure domain is a replica group, here a pipeline; the others keep their micro-batches, so the batch shrinks. All
+groups discard the step in progress; the quorum costs the common pause, not torchft's timeouts of 60 s. A group returns
+at the next boundary with its node, or when live workers of broken groups can form one, and copies a peer's state.
 
 Source: meta-pytorch/torchft @ 7eb7087 (BSD-3), Lighthouse's quorum and the vote `should_commit`.
-
-Limits: a shrinking batch changes the training; one dead worker removes a whole pipeline.
 """
 
 from __future__ import annotations
@@ -18,8 +14,6 @@ from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State, Stopp
 
 
 class SampleDropping(CheckpointedSystem[GridConfiguration]):
-    """Replica groups on the best grid of all nodes; the healthy groups train."""
-
     name = "sample_dropping"
 
     def begin(self, live: Nodes) -> State | DoesNotFit:

@@ -1,11 +1,8 @@
-"""Scenario: the input that is the same for all systems.
+"""Scenario: nodes, costs of each layer, links, memory, batch and pauses, the same for all systems.
 
-It holds nodes and workers, costs of each layer in seconds and bytes, links, memory, the batch, and a model of pauses. A
-scenario is made from a job. A job with only `[shape]`, `[times]` and `[memory]` has one layer per stage, one sample per
-micro-batch, and memory in activations of 1 byte. Pipelines are cut between layers (`cut`) and priced by `profile`.
-
-With a sharded optimizer, the bytes of a layer depend on its number of hosts (`layers_over`). Each system has the
-scenario in its usual mode (`with_copies`): redundant shards, plain ZeRO-1, or all of the state on every host.
+A job with only `[shape]`, `[times]` and `[memory]` has one layer per stage, one sample per micro-batch, and memory in
+activations of 1 byte. With a sharded optimizer, the bytes of a layer depend on its number of hosts (`layers_over`), and
+each system has the scenario in its usual mode (`with_copies`): redundant shards, plain ZeRO-1, or all state everywhere.
 """
 
 from __future__ import annotations
@@ -43,7 +40,6 @@ FATAL_SHARE = 0.01
 
 
 def ranges(split: Iterable[int]) -> list[LayerRange]:
-    """Return the layers of each stage."""
     return list(pairwise([0, *accumulate(split)]))
 
 
@@ -107,7 +103,6 @@ class Scenario:
 
     @property
     def samples(self) -> float:
-        """The global batch."""
         return self.micro_batches * self.micro_batch
 
     @property
@@ -123,7 +118,6 @@ class Scenario:
         return len(self.node_of) * self.job.grid.tensor_parallel
 
     def slots(self, live: Iterable[int]) -> list[int]:
-        """Return the slots of these nodes, ascending."""
         live = frozenset(live)
         return [slot for slot, node in enumerate(self.node_of) if node in live]
 
@@ -204,7 +198,6 @@ class Scenario:
 
     @property
     def split(self) -> Split:
-        """Layers per stage in the job's shape: stated by the job, or balanced."""
         stated = units_of(self.job)
         fits = self.shape.chunks == 1 and sum(stated) == len(self.layers)
         return stated if fits else self._balanced(self.shape.ranks)
@@ -217,7 +210,6 @@ class Scenario:
         return balanced(tuple(layer.seconds for layer in self.layers), stages)
 
     def seconds_per_stage(self, stages: int) -> list[float]:
-        """Return F + I + W of each stage of `cut`."""
         return [sum(layer.seconds for layer in stage) for stage in self.stages(self.cut(stages))]
 
     def stages(self, split: Split, hosts: int | None = None) -> list[tuple[Layer, ...]]:
@@ -245,11 +237,9 @@ class Scenario:
         return len(self.layers) + 1
 
     def cap(self, rank: int, ranks: int) -> float:
-        """Return the maximum bytes on the worker of a rank of a pipeline of `ranks`."""
         return inf if self.memory is None else self.memory[rank * len(self.memory) // ranks]
 
     def fullest(self, needed: Sequence[float]) -> FullestWorker:
-        """Return the fullest worker of a pipeline whose ranks need these bytes."""
         caps = [self.cap(rank, len(needed)) for rank in range(len(needed))]
         workers = (
             FullestWorker(held - cap, held, rank, cap)
@@ -311,7 +301,6 @@ class Scenario:
 
     @property
     def storage_seconds(self) -> float:
-        """Seconds in which all workers write or read a checkpoint."""
         return self.state_per_worker / self.pauses.storage_bandwidth
 
     @cached_property

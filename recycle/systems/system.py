@@ -103,7 +103,6 @@ class ActiveConfiguration:
 
     @property
     def rate(self) -> float:
-        """Committed samples per second."""
         return self.samples / self.period
 
 
@@ -136,7 +135,6 @@ class DoesNotFit:
     reason: str
 
     def stopped(self, live: Nodes) -> Stopped:
-        """Return the state of nodes that cannot hold the job."""
         return Stopped(live=live, reason=f"does not fit: {self.reason}")
 
 

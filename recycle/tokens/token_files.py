@@ -73,7 +73,6 @@ class TokenFiles:
             self._discard()
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the current document. Raises RecycleError when the disk is full."""
         with self._writing():
             self._streams[0].write(np.array(tokens, dtype=self.kind).tobytes())
         self._length += len(tokens)

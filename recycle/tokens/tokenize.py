@@ -211,7 +211,6 @@ def _text(path: Path, stream: IO[bytes], file: IO[bytes]) -> Iterator[Piece]:
 
 
 def _cut(content: bytes) -> int:
-    """Return the position to cut at: after the last line end between two words, else after a whole character."""
     end = content.rfind(b"\n", 0, len(content) - 1)
     while end >= 0:
         if not content[end + 1 : end + 2].isspace():

@@ -2,25 +2,19 @@
 
 Source: Thorpe et al., NSDI 2023, and uclasystem/bamboo @ 8080929; constants from its simulator. Redundancy level 1:
 every worker holds parameters and optimizer state of its stage and the next, and also runs the next stage's forwards
-("eager"). The depth is the preferred one, or more if memory requires it. floor(n / depth) pipelines run; other workers
-wait.
+("eager"). floor(n / depth) pipelines of the preferred depth run, or deeper ones if memory requires it.
 
-    a worker dies            its predecessor runs both stages, and the iteration continues. Pause: detection, new
-    groups,
-                             the stash from the host, and the lost backward of each micro-batch in flight.
-                             Booked as `copy`.
-    its neighbor dies too    fatal, like the death of a worker with two stages: restart from the last checkpoint
-    step boundary            rearranged if as many workers wait as are overloaded, if 2 * overloaded / active > 5 %, or
-    if
-                             one more pipeline is possible. Pause: a rendezvous (booked as `plan`) and missing state
+    a worker dies      its predecessor runs both stages; the iteration continues. Pause: detection, new groups, and (as
+                       `copy`) the stash from the host and the lost backward of each micro-batch in flight
+    a neighbor dies    fatal, like the death of a worker with two stages: restart from the last checkpoint
+    step boundary      rearranged if as many workers wait as are overloaded, if 2 * overloaded / active > 5 %, or if one
+                       more pipeline is possible. Pause: a rendezvous (as `plan`) and missing state
 
-Every worker has room for two stages' state, and for activations. Each stage has M buffers (GPipe's memory), whereas
-1F1B needs S - s for stage s. Redundant forwards store their results on the host; a worker with two stages runs both on
-the device. The optimizer's state is never sharded, because a take-over needs all of a stage's state at once.
+Every worker has room for two stages' state and activations, M buffers per stage (GPipe's memory). Redundant forwards
+store their results on the host. Optimizer state is never sharded: a take-over needs all of a stage's state at once.
 
-Limits: no rearrangement within an iteration. A fatal death restarts all pipelines, although others hold the stage. The
-last stage's copy of the first stage has no redundant forwards. Up to depth - 1 workers wait. Redundant forwards cost up
-to F / c of the iteration even without failures.
+Limits: no rearrangement within an iteration. A fatal death restarts all pipelines. The last stage's copy of the first
+stage has no redundant forwards. Redundant forwards cost up to F / c of the iteration even without failures.
 """
 
 from __future__ import annotations

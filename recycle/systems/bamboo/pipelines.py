@@ -1,7 +1,7 @@
 """Bamboo's pipelines: hosts of stages, placement of workers, and the iteration as a schedule.
 
-A slot is a place for one worker. Neighbors in a pipeline are on different nodes if possible, because the loss of two
-neighbors is fatal. Every worker hosts its stage and a copy of the next, so both reduce and step on both workers.
+Neighbors in a pipeline are on different nodes if possible, because the loss of two neighbors is fatal. Every worker
+hosts its stage and a copy of the next, so both reduce and step on both workers.
 
 The iteration is 1F1B in DeepSpeed's order. Forward m of stage s belongs to step 2 m + s, its backward to step 2 m + 2 S
 - 1 - s. A worker with two stages merges both lists by step, backward first, as Bamboo does. Redundant forward m
@@ -42,7 +42,6 @@ def hosts_after_loss(hosts: StageRanks, rank: int) -> StageRanks | None:
 
 
 def copies(rank: int, stages: int) -> tuple[int, ...]:
-    """Return the stages whose state the worker of a rank has: its own and the next."""
     return tuple(dict.fromkeys((rank, (rank + 1) % stages)))
 
 
@@ -60,12 +59,10 @@ class Pipeline:
 
     @property
     def live(self) -> list[int]:
-        """Slots of the ranks that run a stage."""
         return [self.slots[rank] for rank in sorted(set(self.hosts))]
 
     @property
     def overloaded(self) -> int:
-        """Number of workers that run two stages."""
         return len(self.hosts) - len(set(self.hosts))
 
     def without(self, dead: Collection[int]) -> Pipeline | None:

@@ -4,16 +4,13 @@ Source: Jang et al., SOSP 2023, and SymbioticLab/Oobleck @ 7966556. With f toler
 whose template fits into memory, there are templates for n0 .. N - f n0 nodes. n nodes form the multiset of at least f +
 1 templates with the shortest iteration, without idle nodes.
 
-    nodes die     smaller templates, else borrowed nodes, else merged pipelines; the batch is redistributed and the
-                  iteration repeated. Pause: the common one, and copies of missing layers
+    nodes die     smaller templates, else borrowed nodes, else merged pipelines; the iteration is repeated. Pause: the
+                  common one, and copies of missing layers
     nodes join    all pipelines are instantiated again at the next boundary (unlike the artifact, in Oobleck's favor)
     below (f + 1) n0 nodes, or a layer without a replica: stop, or restart from a checkpoint
 
-The period is simulated: 1F1B of every pipeline, then the sync of each layer over all pipelines.
-
-Limits: smaller pipelines run slower stages and fewer micro-batches. A stage is on one worker, whereas Oobleck can
-spread it over a node. Nodes with an unusual number of workers are unused. A frozen node is not detected, and the master
-is a single point of failure. With different cuts the optimizer state cannot be sharded, so every host has all of it.
+Limits: a stage is on one worker, whereas Oobleck can spread it over a node. Nodes with an unusual number of workers are
+unused. With different cuts the optimizer state cannot be sharded, so every host has all of it.
 """
 
 from __future__ import annotations
@@ -56,8 +53,6 @@ class OobleckConfiguration(ActiveConfiguration):
 
 
 class Oobleck(CheckpointedSystem[OobleckConfiguration]):
-    """Implements `recycle.systems.system.System`."""
-
     name = "oobleck"
     failures = 1
     """f, the number of simultaneous failures to tolerate."""
@@ -108,7 +103,6 @@ class Oobleck(CheckpointedSystem[OobleckConfiguration]):
 
     @cached_property
     def templates(self) -> dict[int, PipelineTemplate]:
-        """Template for each number of nodes from n0 to N - f n0, if it fits."""
         fitting = self._fitting
         if not fitting:
             return {}
@@ -125,7 +119,6 @@ class Oobleck(CheckpointedSystem[OobleckConfiguration]):
 
     @cached_property
     def workers_per_node(self) -> int:
-        """Workers of most nodes."""
         return max(Counter(self._workers_on.values()).items(), key=lambda item: (item[1], item[0]))[0]
 
     @cached_property

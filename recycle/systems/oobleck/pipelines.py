@@ -1,13 +1,11 @@
 """Oobleck's pipelines: reconfiguration after a change, placement of nodes, copies, and the iteration as a schedule.
 
 (1) A damaged pipeline with at least n0 nodes takes the template for its number of nodes. (2) Otherwise it borrows nodes
-of pipelines with more than n0. (3) Otherwise it is merged with another pipeline. Of several damaged pipelines the
-fullest comes first. Nodes are placed to copy few layers.
+of pipelines with more than n0. (3) Otherwise it is merged with another pipeline, the fullest damaged one first.
 
-The iteration is one schedule of pipelines with different depths, each 1F1B. A stage of the schedule lies between two
-neighboring cuts of any pipeline. A worker of a shallow pipeline hosts several such stages and runs them in sequence.
-The shape has as many ranks as the deepest pipeline if its P * V stages allow that, after further cuts. Otherwise it has
-one rank per stage. Positions that shallower pipelines leave empty count as failed.
+The iteration is one schedule of 1F1B pipelines with different depths. A stage of the schedule lies between neighboring
+cuts of any pipeline. The shape has as many ranks as the deepest pipeline if its P * V stages allow that, else one rank
+per stage. Positions that shallower pipelines leave empty count as failed.
 """
 
 from __future__ import annotations
@@ -82,7 +80,6 @@ def _partner(pipelines: Sequence[Sequence[int]], place: int, sizes: Collection[i
 
 
 def layers_per_node(split: Split, workers_per_node: int) -> list[LayerRange]:
-    """Return the layers of each node of a pipeline."""
     ends = [0, *accumulate(split)]
     return list(pairwise(ends[::workers_per_node]))
 

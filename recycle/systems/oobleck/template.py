@@ -4,20 +4,13 @@ With c_i = F_i + B_i of stage i and k* the slowest stage (stages count from 0), 
 
     T = T1 + T2 + T3,  T1 = sum of c_i,  T2 = (N_b - S + k* - 1) c_k*,  T3 = sum of c_i over i >= k*
 
-for N_b = 4 S micro-batches, a planning constant. Oobleck keeps the least T of every (stages, range of layers), which
-need not be a part of the least T of the whole. T is exact for 1F1B on equal stages and too low otherwise, so
+for N_b = 4 S micro-batches, a planning constant. T is exact for 1F1B on equal stages and too low otherwise, so
 configurations are simulated. Source: Jang et al., SOSP 2023, section 4.1; SymbioticLab/Oobleck @ 7966556.
 
-Limits: a stage is on one worker (one GPU, or one tensor-parallel group), so a template of n workers has n stages.
-
-Instantiation maps n nodes to at least f + 1 templates. Oobleck enumerates every multiset and minimizes the maximum of
-w_i b_i plus the first layer's all-reduce; the other layers' overlap the backward pass. Here all of the all-reduce
-counts, because the simulated iterations do not overlap it. For each number of pipelines, dynamic programming finds the
-multiset with the largest sum of 1 / w_i, and the best of these is used. On the paper's jobs the goodput is up to 1 %
-above enumeration and never less; hundreds of nodes are feasible.
-
-A template's micro-batch costs w_i = T_i / N_b. The batch is divided to minimize the largest w_i b_i with sum b_i = B,
-as in later versions; the paper's artifact minimizes the variance, with equal numbers for pipelines of one template.
+Oobleck enumerates every multiset of templates and minimizes the maximum of w_i b_i plus the first layer's all-reduce.
+Here the whole all-reduce counts, as simulated iterations do not overlap it, and dynamic programming finds the multiset
+with the largest sum of 1 / w_i for each number of pipelines: on the paper's jobs the goodput is up to 1 % above
+enumeration and never less. The batch is divided to minimize the largest w_i b_i, as in later versions of Oobleck.
 """
 
 from __future__ import annotations
