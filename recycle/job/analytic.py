@@ -210,12 +210,9 @@ def link(job: Sections) -> tuple[float, float]:
 
 
 def profile(job: Sections, stages: Sequence[int], pieces: Pieces = ON_GPU) -> Profile:
-    """Return the profile of a job with the given layers per stage, as the executor runs the job.
+    """Return the profile of a job with these numbers of layers per stage, as the executor runs the job.
 
     A stage that recomputes does so as a whole. The state before a staggered step is kept.
-
-    Args:
-        stages: number of layers of each stage.
     """
     every, (latency, bandwidth) = layers(job, pieces), link(job)
     cut = [every[first:last] for first, last in pairwise([0, *accumulate(stages)])]

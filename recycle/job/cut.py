@@ -37,14 +37,14 @@ def profile_of_cut(
     """Return `profile` with one entry for each stage of `shape.cut`; `profile` itself for a shape without a cut.
 
     Numbers, and lists over the fault-free stages, describe fault-free stages. Lists with one entry per stage of the cut
-    are kept; without `whole` this holds for all lists of that length.
+    are kept; without `fault_free_units` this holds for all lists of that length.
 
     Args:
-        whole: units of each fault-free stage; if empty, P * V stages of equal size (not necessarily a whole number).
-        weights: per price name, the weight of each unit in its fault-free stage's price. Needs `whole`.
+        fault_free_units: units of each fault-free stage; if empty, P * V stages of equal size, also fractional.
+        weights: per price name, the weight of each unit in its stage's price; needs `fault_free_units`.
 
     Raises:
-        JobError: a list has another length, or `whole` and the cut have different numbers of units.
+        JobError: a list has another length, or the cut has another number of units.
     """
     if not shape.cut:
         return profile
@@ -79,13 +79,9 @@ def profile_of_cut(
 
 
 def units_of(job: Sections) -> tuple[int, ...]:
-    """Return the units of each fault-free stage of a job: its layers.
+    """Return the units of each fault-free stage of a job: its layers. Raises JobError if they do not divide.
 
-    If the layers do not divide, a job without `[model]` (which can only be planned) and one of an emulated model have
-    one unit per stage.
-
-    Raises:
-        JobError: layers neither divide over the stages nor are stated.
+    A job without `[model]` (which can only be planned), or of an emulated model, then has one unit per stage.
     """
     try:
         return tuple(job.layers_per_stage())
@@ -117,10 +113,7 @@ def balanced(weights: tuple[float, ...], parts: int) -> tuple[int, ...]:
     """Split weights into `parts` contiguous parts that minimize the heaviest part; return the length of each part.
 
     Every part has at least one entry; equal weights are spread evenly. Dynamic programming over the first n weights in
-    k parts, in which the start of the last part never moves back as n grows.
-
-    Raises:
-        JobError: there are fewer weights than parts.
+    k parts, whose last part never starts earlier as n grows. Raises JobError if there are fewer weights than parts.
     """
     count = len(weights)
     if not 1 <= parts <= count:

@@ -64,12 +64,9 @@ def stage_profile(
     bandwidth: float | None,
     weight_stash: float,
 ) -> Profile:
-    """Return the profile of stages made of layers.
+    """Return the profile of stages made of layers, whose gradients are reduced over `hosts` workers.
 
-    Args:
-        hosts: workers over which a stage's gradients are reduced.
-        latency: seconds per transfer between two workers, and per step of a ring.
-        bandwidth: bytes per second of a directed pair of workers, and of a ring; None: only latency counts.
+    `latency` and `bandwidth` are those of a directed pair of workers, and of a ring; None: only latency counts.
     """
 
     def total(name: str) -> list[float]:

@@ -47,9 +47,7 @@ def manifest_text(content: Any) -> str:
 def manifest_content(folder: Path) -> dict[str, Any]:
     """Read the content of the manifest in a checkpoint folder and verify its hash.
 
-    Raises:
-        Damaged: the manifest is missing or was changed.
-        JobError: the manifest has a newer version.
+    Raises Damaged if it is missing or was changed, JobError if it has a newer version.
     """
     path = folder / MANIFEST
     if not path.exists():
@@ -87,9 +85,7 @@ _TAKEN = (
 def model_of_checkpoint(folder: Path) -> ModelSection:
     """Return the `[model]` section that a checkpoint's weights belong to.
 
-    Raises:
-        JobError: the checkpoint does not exist, or its model is unknown to recycle.
-        Damaged: the manifest is missing or was changed.
+    Raises JobError if there is none or its model is unknown to recycle, Damaged as `manifest_content`.
     """
     require_checkpoint(folder)
     identity, known = manifest_content(folder).get("identity"), {f.name for f in msgspec.structs.fields(ModelSection)}
@@ -104,14 +100,9 @@ def model_of_checkpoint(folder: Path) -> ModelSection:
 
 
 def with_model_of_weights(keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the keys of a job file, completed from the checkpoint that `[model] weights` names.
+    """Return the parsed keys of a job file, completed from the checkpoint that `[model] weights` names.
 
-    Args:
-        keys: parsed TOML, unchecked.
-        folder: base of the checkpoint's relative path.
-
-    Raises:
-        JobError: the checkpoint does not exist, or its model is unknown to recycle.
+    `folder` is the base of the checkpoint's relative path. Raises JobError as `model_of_checkpoint`.
     """
     stated = keys.get("model")
     named = stated.get("weights") if isinstance(stated, dict) else None

@@ -39,12 +39,7 @@ def _is_number(value: object) -> bool:
 
 
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Price of a transfer between one directed pair of workers: `latency` + bytes / `bandwidth` seconds.
-
-    Attributes:
-        latency: seconds.
-        bandwidth: bytes per second; None: only latency counts.
-    """
+    """Price of a transfer of a directed pair of workers: `latency` + bytes / `bandwidth` seconds (None: latency)."""
 
     latency: float = 0.0
     bandwidth: float | None = None
@@ -153,12 +148,9 @@ class Profile:
         return cls(forward, backward_input, backward_weight, step=step, latency=link, weight_stash=weight_stash)
 
     def per_stage(self, name: str, stages: int) -> list[float]:
-        """Return the attribute `name` as a list over stages.
+        """Return the attribute `name` as a list over stages. Raises JobError if a list has another length.
 
         None falls back to F for R, and to `activation` for `recomputed_from`.
-
-        Raises:
-            JobError: a list has another length.
         """
         value = getattr(self, name)
         if value is None and name in _IN_PLACE:
@@ -192,14 +184,10 @@ class Profile:
     def transfer_seconds(
         self, shape: Shape, sender: npt.ArrayLike, receiver: npt.ArrayLike, boundary: npt.ArrayLike
     ) -> npt.NDArray[np.float64]:
-        """Return the seconds of transfers: latency + bytes / bandwidth of each link.
+        """Return the seconds of transfers between worker indices: latency + bytes / bandwidth of each link.
 
-        Args:
-            sender, receiver: worker indices.
-            boundary: the stage whose output, or the gradient of whose output, is sent.
-
-        Raises:
-            JobError: a link names a worker outside `shape`, or `message` does not have one entry per stage.
+        `boundary` is the stage whose output, or the gradient of whose output, is sent. Raises JobError if a link names
+        a worker outside `shape`, or `message` has another length.
         """
         message = np.array(self.per_stage("message", shape.stages))
         return self.copy_seconds(shape, sender, receiver, message[np.clip(boundary, 0, shape.stages - 1)])

@@ -37,13 +37,7 @@ This page is written by `python -m recycle.job.reference docs/reference/job.md`,
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a job file.
-
-    Attributes:
-        unit: "" for values without one.
-        values: description of the accepted values.
-        default: as TOML; "required" or "not set" without one.
-    """
+    """A key of a job file; `default` is TOML, "required" or "not set"."""
 
     name: str
     meaning: str

@@ -73,16 +73,11 @@ def append_iteration(
     """Append one executed iteration, or one evaluation batch, to a process's trace log as one line.
 
     Args:
-        path: the log, see `log_path`; created with its folder if missing.
         role: position in the plan that the process had.
         instructions: (instruction or its text, start, end) in execution order, in seconds since the run's start.
         batch: batch of the evaluation after the step; None for the iteration itself.
 
-    Returns:
-        Number of bytes appended.
-
-    Raises:
-        RecycleError: the file cannot be written.
+    Returns the number of bytes appended. Raises RecycleError if the file cannot be written.
     """
     rows = [[str(what), round(float(start), 9), round(float(end), 9)] for what, start, end in instructions]
     iteration = {"step": step, "generation": generation, "role": str(role), "instructions": rows}
@@ -180,14 +175,8 @@ def read_lines(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
 def merge_logs(run_dir: str | Path, shape: Shape, most_bytes: int = MOST_MERGED_BYTES) -> int:
     """Write `trace.json` from the logs of a run that has ended, in little memory.
 
-    Args:
-        most_bytes: limit for all logs together; larger logs are sampled every n-th step.
-
-    Returns:
-        n; 1 if nothing is left out.
-
-    Raises:
-        RecycleError: as in `read_logs`.
+    Logs that are larger than `most_bytes` together are sampled every n-th step; return n. Raises RecycleError as
+    `read_logs`.
     """
     logs = _logs(run_dir)
     every = max(1, -(-sum(path.stat().st_size for path in logs) // most_bytes))

@@ -47,9 +47,7 @@ class TimePart(StrEnum):
 class Activity:
     """Logged activity of the workers in one attempt of an iteration.
 
-    Attributes:
-        busy, replayed: seconds over all workers, spent computing and stepping, and on work done twice on purpose.
-        first, last: start of the first instruction, end of the last one.
+    `busy` are seconds over all workers spent computing and stepping, `replayed` those of work done twice on purpose.
     """
 
     workers: int = 0
@@ -102,9 +100,8 @@ class GenerationChange:
 class RunReport:
     """Breakdown of a run's time.
 
-    Attributes:
-        expected: seconds that these should take by their plans; None if the plans' unit is unknown.
-        fault_free: seconds that these should take by the plan for all workers; None if the plans' unit is unknown.
+    `expected` are the seconds of its iterations by their plans, `fault_free` those by the plan for all workers; None if
+    the plans' unit is unknown.
     """
 
     spans: list[Span]

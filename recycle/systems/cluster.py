@@ -54,14 +54,7 @@ ShareProgress = Callable[[float], None]
 
 @dataclass(frozen=True)
 class Transition:
-    """A change of the live nodes or of the configuration.
-
-    Attributes:
-        time: seconds.
-        event: action of the system; "start" for the first.
-        pause: seconds of the pause that follows, unless another failure interrupts it.
-        state: configuration after the pause.
-    """
+    """A change of the live nodes or of the configuration; `pause` may be interrupted by another failure."""
 
     time: float
     event: str
@@ -167,9 +160,7 @@ def run(
 class _Work:
     """Progress of training, and the content of a checkpoint.
 
-    Attributes:
-        kept: seconds whose work still counts.
-        idle: `kept`, weighted by the share of idle slots.
+    `kept` are seconds whose work still counts; `idle` weighs them by the share of idle slots.
     """
 
     committed: float = 0.0

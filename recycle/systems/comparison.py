@@ -37,12 +37,7 @@ SystemProgress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Reference:
-    """A fault-free schedule on all nodes.
-
-    Attributes:
-        layout: pipelines and their depth.
-        samples_per_second: throughput; 0 if no grid fits into memory.
-    """
+    """A fault-free schedule on all nodes; 0 samples per second if no grid fits into memory."""
 
     name: str
     layout: str
@@ -55,12 +50,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Results of all systems on one trace.
-
-    Attributes:
-        references: fault-free 1F1B and zero-bubble.
-        live: mean share of live nodes.
-    """
+    """Results of all systems on one trace; `live` is the mean share of live nodes."""
 
     trace: FailureTrace
     references: tuple[Reference, ...]

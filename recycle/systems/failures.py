@@ -23,11 +23,7 @@ from recycle.systems.system import Nodes
 class NodeChange(NamedTuple):
     """All events at one time stamp.
 
-    Attributes:
-        time: seconds from the start of the trace.
-        failed: nodes that die. All were up.
-        joined: nodes that come up. All were down, or are among `failed`.
-        causes: causes of the failures, if known.
+    `failed` nodes were up; `joined` nodes were down, or are among `failed`. `causes` are those of failures, if known.
     """
 
     time: float
@@ -114,12 +110,7 @@ def mean_per_part(steps: Sequence[tuple[float, float]], end: float, parts: int) 
 
 
 class Row(NamedTuple):
-    """One line of a trace: a node fails or comes up, at a time in seconds.
-
-    Attributes:
-        line: line number in the file, from 1, for errors.
-        cause: of a fault, if the trace has causes.
-    """
+    """One line of a trace, at a time in seconds: a node fails or comes up. `line` counts from 1, for errors."""
 
     line: int
     time: float

@@ -60,12 +60,7 @@ _TOLERANCE = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class PlanConfiguration(ActiveConfiguration):
-    """An active plan.
-
-    Attributes:
-        slots: slot of each occupied position.
-        vector: of the plan; at each rank at least the number of dead workers.
-    """
+    """An active plan: the slot of each occupied position, and its vector, at each rank at least the dead workers."""
 
     slots: dict[Worker, int]
     vector: Vector

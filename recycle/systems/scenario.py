@@ -44,11 +44,7 @@ def ranges(split: Iterable[int]) -> list[LayerRange]:
 
 
 class FullestWorker(NamedTuple):
-    """The worker of a pipeline that exceeds its memory most, or comes closest to it; all figures in bytes.
-
-    Attributes:
-        excess: bytes beyond its cap; negative if there is room.
-    """
+    """The worker of a pipeline that exceeds its memory most, or comes closest to it; in bytes."""
 
     excess: float
     needed: float
@@ -176,9 +172,7 @@ class Scenario:
     def loses_shard(self, hosts: Sequence[int | None], gone: Collection[int]) -> bool:
         """Return whether only dead hosts had a part of a stage's optimizer state.
 
-        Args:
-            hosts: slot of each host of the stage, one per shard; None for a host that was dead before.
-            gone: slots that die at once.
+        `hosts` are the slots of the stage's hosts, one per shard, None if dead before; `gone` are the slots that die.
         """
         places = [Worker(place, 0) for place in range(len(hosts))]
         live = [place for place, slot in zip(places, hosts, strict=True) if slot is not None]
@@ -331,9 +325,7 @@ class Scenario:
     def of(cls, job: Job) -> Scenario:
         """Create the scenario of a job: its profile's stages, divided into layers if the job has a `[model]`.
 
-        Raises:
-            JobError: the profile does not fit the shape, layers do not divide over the stages, or the optimizer's state
-                is sharded and no model gives its bytes for other numbers of hosts.
+        Raises JobError if the profile does not fit the shape, or sharded optimizer state has no analytic bytes.
         """
         if job.train.sharded_optimizer and job.times.profile != ANALYTIC:
             raise JobError(

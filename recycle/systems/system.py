@@ -121,10 +121,7 @@ class Stopped:
 class DoesNotFit:
     """The job does not fit into memory under this system, by the memory model. A result, not an error.
 
-    Attributes:
-        needed: bytes on the fullest worker of the leanest configuration.
-        cap: bytes available on a worker.
-        reason: one line that names the worker and its contents.
+    `needed` bytes are those of the fullest worker of the leanest configuration.
     """
 
     rate: ClassVar[float] = 0.0
@@ -145,12 +142,7 @@ State = ActiveConfiguration | Stopped
 class Change:
     """Result of a change of the live nodes.
 
-    Attributes:
-        state: configuration after the pause.
-        pause: time without training.
-        loss: discarded work.
-        bytes: bytes copied over the network, in all.
-        event: action in a word or two ("re-route", "take over", "merge", "restart"), for tables.
+    `bytes` are those copied over the network. `event` names the action in a word or two, such as "re-route".
     """
 
     state: State

@@ -34,12 +34,7 @@ _PART = 1 << 16
 class TokenFiles:
     """Writer of `PREFIX.bin` and `PREFIX.idx`, which appear at the end of the `with` block, or not at all if it fails.
 
-    Args:
-        prefix: path of both without `.bin` and `.idx`.
-        vocabulary: number of tokens; determines their type.
-
-    Raises:
-        RecycleError: the files cannot be written.
+    `vocabulary`, the number of tokens, determines their type. Raises RecycleError if the files cannot be written.
     """
 
     def __init__(self, prefix: Path, vocabulary: int) -> None:

@@ -23,12 +23,7 @@ BATCH_PIECES = 512
 
 @dataclass(frozen=True)
 class Written:
-    """The outcome of `tokenize`.
-
-    Attributes:
-        vocabulary: number of tokens of the tokenizer; `[model] vocabulary` must be at least this.
-        eod: token at the end of each document; None if none is written.
-    """
+    """The outcome of `tokenize`; `[model] vocabulary` must be at least its `vocabulary`."""
 
     documents: int
     tokens: int
@@ -145,12 +140,7 @@ MOST_LINE_BYTES = 1 << 26
 
 
 class Piece(NamedTuple):
-    """Part of a document.
-
-    Attributes:
-        ends: whether the document ends with it.
-        read: bytes of the file, as stored, that are read so far.
-    """
+    """Part of a document; `read` are the bytes of the file, as stored, that are read so far."""
 
     text: str
     ends: bool

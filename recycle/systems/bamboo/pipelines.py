@@ -47,12 +47,7 @@ def copies(rank: int, stages: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One pipeline.
-
-    Attributes:
-        slots: slot of each rank's worker, including dead ones.
-        hosts: the rank that runs each stage.
-    """
+    """One pipeline: the slot of each rank's worker, including dead ones, and the rank that runs each stage."""
 
     slots: tuple[int, ...]
     hosts: StageRanks

@@ -41,12 +41,7 @@ from recycle.systems.system import ActiveConfiguration, Change, DoesNotFit, Loss
 
 @dataclass(frozen=True, kw_only=True)
 class OobleckConfiguration(ActiveConfiguration):
-    """A configuration of Oobleck.
-
-    Attributes:
-        pipelines: nodes of each pipeline, in the order of its stages.
-        shares: micro-batches of each pipeline.
-    """
+    """Nodes of each pipeline, in the order of its stages, and micro-batches of each pipeline."""
 
     pipelines: tuple[PipelineNodes, ...]
     shares: tuple[int, ...]

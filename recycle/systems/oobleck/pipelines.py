@@ -38,10 +38,8 @@ def reconfigure(
 ) -> tuple[list[PipelineNodes], str] | None:
     """Return the pipelines without the dead nodes, and the last action of "shrink", "borrow", "merge".
 
-    None if a merged pipeline would be too large; all pipelines are then instantiated again.
-
-    Args:
-        sizes: nodes of each template; the least is n0.
+    None if a merged pipeline would be too large; all pipelines are then instantiated again. `sizes` are the nodes of
+    the templates; the least is n0.
     """
     event = "shrink"
     least = min(sizes)
@@ -87,12 +85,9 @@ def layers_per_node(split: Split, workers_per_node: int) -> list[LayerRange]:
 def assign_nodes(
     wanted: Sequence[LayerRange], nodes: Sequence[int], held: Mapping[int, LayerRange], weights: Sequence[float]
 ) -> list[int]:
-    """Return the node of each place, matching pairs with most common layers first.
+    """Return the node of each place, given the layers that places want and nodes hold, and their weights.
 
-    Args:
-        wanted: layers of each place.
-        held: node -> layers that it holds.
-        weights: weight of each layer.
+    Pairs with most common layers are matched first.
     """
     ends = np.array([0.0, *accumulate(weights)])
     held_ranges = np.array([held.get(node, (0, 0)) for node in nodes], dtype=np.int64)

@@ -28,12 +28,7 @@ from recycle.ir.compiled import run
 
 @dataclass(frozen=True)
 class PipelineTemplate:
-    """Stages of one pipeline.
-
-    Attributes:
-        split: layers of each stage.
-        seconds: T, for 4 S micro-batches.
-    """
+    """Layers of each stage of a pipeline, and T seconds for 4 S micro-batches."""
 
     split: tuple[int, ...]
     seconds: float
