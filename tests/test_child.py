@@ -52,7 +52,7 @@ def test_the_end_of_a_child_is_the_end_of_its_answers(echo: str) -> None:
     next(lines)
     os.kill(child.process.pid, signal.SIGKILL)
     assert list(lines) == []
-    child.send("nobody reads this")
+    child.send("not read")
     child.close()
 
 

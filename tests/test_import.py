@@ -22,7 +22,7 @@ ACTING = TORCH | {"socket", "time", "os", "pathlib", "threading", "subprocess", 
 """Modules by which a leader would have a clock, files, connections, threads or processes."""
 ROOT_MODULES = tuple(f"recycle.{name}" for name in ("errors", "files", "child"))
 LAYERS: dict[str, tuple[str, ...]] = dict.fromkeys(ROOT_MODULES, ROOT_MODULES)
-"""What each part may import beside itself; a part is the longest name here that a module's name begins with."""
+"""What each part may import besides itself; a part is the longest name here that a module's name begins with."""
 LAYERS["recycle.tokens"] = LAYERS["recycle.job"] = ROOT_MODULES
 LAYERS["recycle.ir"] = ("recycle.job", *ROOT_MODULES)
 LAYERS["recycle.plans"] = LAYERS["recycle.runs"] = ("recycle.ir", *LAYERS["recycle.ir"])
@@ -142,7 +142,7 @@ def run(code: str) -> str:
         "import recycle.ir.formats",
         "import recycle.exec.leader.leader",
         "import recycle.exec.launch.agent, recycle.exec.launch.launcher, recycle.exec.launch.contact",
-        # One after another, since an import takes a second and what one loads is there for all that follow.
+        # One after another, since an import takes a second, and loaded modules stay for all that follow.
         "import " + ", ".join(f"recycle.cli.{file}" for file in COMMANDS.values()),
     ],
 )

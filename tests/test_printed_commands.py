@@ -1,6 +1,6 @@
 """Every command that README, docs/, `--help` and the examples print runs here, in its shortest form.
 
-Each page has a folder of its own with the files that its commands name (`scene`), in which they run in order. What
+Each page has a separate folder with the files that its commands name (`scene`), in which they run in order. What
 cannot run here stands in `NOT_RUN` with its reason; its options are still read by the command's own parser.
 """
 
@@ -74,7 +74,7 @@ REAL_PAGES = ("hugging-face.md", "megatron.md", "import-hf", "export-hf", "impor
 STARTS = ("recycle", "python", "torchrun", "make", "pip", "sudo", "sbatch", "srun", "source", "kubectl")
 NOT_RUN = {
     r"recycle agent|srun .*recycle agent": "needs an etcd and an agent on each node; tests/exec/launch/test_agent*.py",
-    r"recycle drain": "needs a run that goes on; tests/exec/launch/test_drain*.py",
+    r"recycle drain": "needs a live run; tests/exec/launch",
     r"sbatch|kubectl": "needs a cluster",
     r"sudo .*try_here.sh": "needs root and etcd; tests/examples/test_cluster.py",
     r"make |pip install|source ": "installs or runs all tests",

@@ -100,7 +100,7 @@ def test_a_wheel_holds_what_the_commands_need(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     if subprocess.run([*pip, "--version"], capture_output=True).returncode:
         pytest.skip("this environment has no pip")
-    source = tmp_path / "source"  # a copy: setuptools leaves a folder "build" beside what it builds
+    source = tmp_path / "source"  # a copy: setuptools leaves a folder "build" next to what it builds
     files = subprocess.run(
         ["git", "-C", ROOT, "ls-files", "-z", "recycle", "viz", "pyproject.toml", "README.md", "LICENSE"],
         capture_output=True,

@@ -66,7 +66,7 @@ def stage_profile(
 ) -> Profile:
     """Return the profile of stages made of layers, whose gradients are reduced over `hosts` workers.
 
-    `latency` and `bandwidth` are those of a directed pair of workers, and of a ring; None: only latency counts.
+    A directed pair of workers, and a ring, have `latency` and `bandwidth`; None: only latency counts.
     """
 
     def total(name: str) -> list[float]:

@@ -47,7 +47,7 @@ class TimePart(StrEnum):
 class Activity:
     """Logged activity of the workers in one attempt of an iteration.
 
-    `busy` are seconds over all workers spent computing and stepping, `replayed` those of work done twice on purpose.
+    `busy` are seconds over all workers spent computing and stepping, `replayed` seconds of work done twice on purpose.
     """
 
     workers: int = 0

@@ -23,7 +23,7 @@ from recycle.systems.system import Nodes
 class NodeChange(NamedTuple):
     """All events at one time stamp.
 
-    `failed` nodes were up; `joined` nodes were down, or are among `failed`. `causes` are those of failures, if known.
+    `failed` nodes were up; `joined` nodes were down, or are among `failed`. `causes` has the known causes of failures.
     """
 
     time: float

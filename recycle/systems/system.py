@@ -121,7 +121,7 @@ class Stopped:
 class DoesNotFit:
     """The job does not fit into memory under this system, by the memory model. A result, not an error.
 
-    `needed` bytes are those of the fullest worker of the leanest configuration.
+    The fullest worker of the leanest configuration needs `needed` bytes.
     """
 
     rate: ClassVar[float] = 0.0

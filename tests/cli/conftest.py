@@ -1,4 +1,4 @@
-"""The `command` fixture; every test has a folder of its own as current directory, and a plan cache in it."""
+"""The `command` fixture; every test has a new current directory, with a plan cache in it."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -147,7 +147,7 @@ def with_buckets(chunks: int, micro_batches: int) -> str:
 
 
 def with_texts(key: str) -> str:
-    """A timeline with two million texts under a key beside its events."""
+    """A timeline with two million texts under a key next to its events."""
     plan = "".join(chrome_trace.dumps(one_f_one_b(Shape(1, 2, 2))))
     texts = "".join(f'{{"\u0100{i}":"\u0101","\u0102{i}":"\u0103"}},' for i in range(700)) * 740
     return plan.replace(f'"{key}":{{', f'"{key}":{{"a":[{texts}0],', 1)

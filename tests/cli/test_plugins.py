@@ -54,7 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(plugins, "_loaded", set())
     monkeypatch.setenv(plugins.VARIABLE, "")
-    monkeypatch.setattr(systems, "comparison", comparison)  # is set back after a test that imports it anew
+    monkeypatch.setattr(systems, "comparison", comparison)  # restored after a test that imports it again
     modules, kinds = set(sys.modules), len(KIND_CLASSES)
     yield tmp_path
     for name in set(FAMILIES) - set(BUILT_IN):

@@ -1,6 +1,6 @@
-"""The examples as users run them: notebooks, demo, jobs with code or data of their own, loops of Megatron and torch.
+"""The examples as users run them: notebooks, demo, jobs with custom code or data, loops of Megatron and torch.
 
-Whoever is killed on the way comes back, and the losses are those of the run without failures, to the bit.
+Killed workers return, and the losses equal the losses of the run without failures, to the bit.
 """
 
 from __future__ import annotations

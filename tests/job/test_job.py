@@ -145,7 +145,7 @@ def test_automatic_limit_needs_a_profile_with_capacity(tmp_path: Path) -> None:
 
 
 def test_an_automatic_split_leaves_the_last_stage_room_for_the_head() -> None:
-    """A vocabulary of 50,000 beside 12 layers of width 1024: the head costs four layers."""
+    """A vocabulary of 50,000 and 12 layers of width 1024: the head costs four layers."""
     text = "[shape]\npipelines = 2\nranks = 4\nmicro_batches = 8\n[model]\nlayers = 12\nhidden = 1024\nheads = 16\n"
     text += 'sequence = 1024\nvocabulary = 50000\nsplit = "auto"\n'
     even = Job.from_toml(text)

@@ -14,8 +14,8 @@ from recycle.systems.system import Nodes, System
 
 
 def scenario(pipelines: int, ranks: int, micro_batches: int, layers: int | None = None, **other: Any) -> Scenario:
-    """A scenario of equal layers, one per rank unless said, F = I = W = 1; `other` are attributes of Scenario, and
-    `layer` those of its layers."""
+    """A scenario of equal layers, one per rank by default, F = I = W = 1; `other` are attributes of Scenario, and
+    `layer` are attributes of its layers."""
     text = f"[shape]\npipelines = {pipelines}\nranks = {ranks}\nmicro_batches = {micro_batches}\n"
     if layers is not None:
         split = [layers // ranks + (rank < layers % ranks) for rank in range(ranks)]

@@ -26,7 +26,7 @@ def healthy_seconds(stages: int, micro_batches: int, forward: float, backward: f
     (M + S - 1) (F + B) + max(0, (M - 1) F - B + max(0, B - F)).
 
     Without redundant forwards 1F1B takes (M + S - 1) c. The last stage has none; the one before it has the most to do,
-    M (c + F), starts (S - 2) c later than a pipeline of its own would in all, and waits B for its first gradient, in
+    M (c + F), starts (S - 2) c later than a separate pipeline would in all, and waits B for its first gradient, in
     which one redundant forward is hidden. What that comes to above (M + S - 1) c is seen. The stages before it wait
     longer, and hide more.
 
@@ -137,7 +137,7 @@ def test_copies_reduce_even_stages_then_odd_ones() -> None:
 
 
 def test_reduces_of_unequal_pipelines_run_in_parallel() -> None:
-    """Stages 0 1 2 | 3 4 5 and 0 1 | 2 3 | 4 5: three rounds where one behind the other would be six."""
+    """Stages 0 1 2 | 3 4 5 and 0 1 | 2 3 | 4 5: three rounds instead of six in sequence."""
     schedule, common = unequal([(3, 3), (2, 2, 2)], [1, 1])
     assert common == (1,) * 6
     assert simulate(lower(schedule), FREE).makespan == 3

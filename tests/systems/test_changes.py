@@ -104,8 +104,8 @@ SCENARIOS = [
         *("bamboo", "0-1", "begin: runs=False, reason=2 worker(s); a pipeline needs 4", "+2: runs=False"),
         "+3: event=restart, runs=True, detect=0, rebuild=2, restart=60",
     ),
-    # The predecessor takes over and the iteration goes on: of stage 2 at most S - 2 = 2 micro-batches were in flight,
-    # whose backwards take 4. One of 15 is overloaded, 2 / 15 > 5 %, so that pipelines are arranged anew at the next
+    # The predecessor takes over and the iteration continues: of stage 2 at most S - 2 = 2 micro-batches were in flight,
+    # whose backwards take 4. One of 15 is overloaded, 2 / 15 > 5 %, so that pipelines are rearranged at the next
     # boundary, of workers that hold what they need.
     (
         *("bamboo", "", "-2: event=take over, loss=nothing, bytes=0, period=40, detect=5, rebuild=2, copy=4"),
@@ -194,7 +194,7 @@ SCENARIOS = [
         *("recycle", "", "-6: loss=iteration, event=re-route, bytes=0, detect=5, rebuild=2, copy=0"),
         "+6: loss=nothing, event=join, detect=0, speed=as begun, live=0-11",
     ),
-    # A stage without workers sends everybody back.
+    # A stage without workers restores a checkpoint.
     (
         *("recycle", "", "-1 -5 -9: loss=checkpoint, event=restart, used=0 2-4 6-8 10-11"),
         "-4 -6 -7 -8 -10 -11: event=stop, runs=False",
@@ -281,7 +281,7 @@ def test_memory_determines_the_depth_of_pipelines() -> None:
 def test_stash_on_the_host_costs_only_the_time_beyond_the_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """PCIe takes 1 byte in 1 / pcie seconds; beside each redundant forward there are F + F + B = 4 seconds of work."""
+    """PCIe takes 1 byte in 1 / pcie seconds; each redundant forward overlaps F + F + B = 4 seconds of work."""
     monkeypatch.setattr(Bamboo, "pcie", 0.25)
     assert Play(bamboo()).state.period == 31
     monkeypatch.setattr(Bamboo, "pcie", 0.2)

@@ -81,12 +81,12 @@ def booked(outcome: Outcome) -> dict[str, float]:
         (Scripted(), "", 1005.0, 10_000, {"degraded": 5.0}),
         # A failure takes the iteration in progress: 10 iterations, then 5 of 20 s from 107 on.
         (Scripted(), "104 -1", 207.0, 1000 + 500, {"detect": 3.0, "redone": 4.0, "degraded": 50.0}),
-        # One that goes on keeps its share: half an iteration is left, 108 to 118; then 4 more to 198.
+        # An iteration that continues keeps its share: half an iteration is left, 108 to 118; then 4 more to 198.
         (Scripted(loss=Loss.NOTHING), "105 -1", 208.0, 1000 + 500, {"detect": 3.0, "degraded": 55.0}),
         # Time without enough nodes is stopped.
         (Scripted(need=2), "100 -1; 160 +1", 203.0, 1000 + 400, {"detect": 3.0, "stopped": 60.0}),
         (Scripted(), "50 -0 -1", 1000.0, 500, {"stopped": 950.0}),
-        # Dropped samples are no progress; here the fault-free rate leaves them out, too.
+        # Dropped samples do not count as progress, nor in the fault-free rate here.
         (Scripted(dropped=20.0), "", 1000.0, 8000, {"dropped": 250.0, "degraded": -250.0}),
     ],
 )

@@ -1,4 +1,4 @@
-"""All systems on one trace: the books close for each, references stand beside, and every state obeys the protocol."""
+"""All systems on one trace: the books close for each, next to references, and every state obeys the protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ReCycle's periods are those of real plans and beat no bound; layers move at the next boundary where that pays."""
+"""ReCycle's periods belong to valid plans and beat no bound; layers move at the next boundary if that pays."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def states(result: RunResult) -> dict[int, str]:
 
 
 def assert_same_bits(schedule: Schedule, trained: Job) -> RunResult:
-    """Run the schedule; losses and gradient norms, and the state of stages of a layer each, must be those of 1F1B."""
+    """Run the schedule; losses, gradient norms, and the state of single-layer stages must equal those of 1F1B."""
     result, expected = run(schedule, trained, steps=STEPS), fault_free(trained.model.layers)
     assert result.losses == expected.losses
     assert [m["grad_norm"] for m in result.metrics] == [m["grad_norm"] for m in expected.metrics]

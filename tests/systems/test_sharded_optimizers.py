@@ -139,7 +139,7 @@ def test_failure_restores_the_copies_of_the_dead_host() -> None:
 def test_loss_of_all_owners_restores_a_checkpoint(
     copies: int, dead: tuple[int, ...], recycle: Loss, spare: Loss | None
 ) -> None:
-    """A spare replaces whoever leaves owners behind; of the three pipelines beside two spares the first ones die."""
+    """A spare replaces a dead worker if owners remain; of three pipelines with two spares the first ones die."""
     assert struck(scenario(copies=copies), *dead)[1].loss is recycle
     if spare is not None:
         played = Play(HotSpare(scenario(copies=copies), spares=2))
