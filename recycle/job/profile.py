@@ -107,32 +107,28 @@ class Profile:
 
     def __post_init__(self) -> None:
         """Raise JobError for a negative or non-finite quantity, and for a link or speed that names no worker."""
-        for name in (*_PER_STAGE, "latency"):
-            value = getattr(self, name)
-            for entry in value if isinstance(value, list) else [0.0 if value is None else value]:
-                if not _is_number(entry) or not 0 <= entry < math.inf:
-                    raise JobError(f"profile: {name} must be finite and at least 0, got {entry!r}")
-        for name in ("weight_stash", "redundant_stash"):
-            if not _is_number(getattr(self, name)) or not 0 <= getattr(self, name) <= 1:
-                raise JobError(f"profile: {name} must lie between 0 and 1, got {getattr(self, name)}")
         for name in ("links", "speed"):
             if not isinstance(getattr(self, name), dict):
                 raise JobError(f"profile: {name} must be a dict, got {getattr(self, name)!r}")
-        for worker in self.speed:
+        for worker, factor in self.speed.items():
             if str(Worker.parse(worker)) != worker:
                 raise JobError(f"profile: speed: write {Worker.parse(worker)} instead of {worker!r}")
-        positive = [("bandwidth", self.bandwidth), ("capacity", self.capacity)]
-        positive += [(f"speed of {worker}", factor) for worker, factor in self.speed.items()]
+            _require_quantity(f"speed of {worker}", factor, above_zero=True)
         for pair, link in self.links.items():
             _require_pair(pair)
             if not isinstance(link, Link):
                 raise JobError(f"profile: link {pair} must be a Link, got {link!r}")
-            if not _is_number(link.latency) or not 0 <= link.latency < math.inf:
-                raise JobError(f"profile: latency of link {pair} must be finite and at least 0, got {link.latency}")
-            positive.append((f"bandwidth of link {pair}", link.bandwidth))
-        for name, value in positive:
-            if value is not None and not (_is_number(value) and 0 < value < math.inf):
-                raise JobError(f"profile: {name} must be finite and above 0, got {value!r}")
+            _require_quantity(f"latency of link {pair}", link.latency)
+            _require_quantity(f"bandwidth of link {pair}", link.bandwidth, above_zero=True)
+        for name in (*_PER_STAGE, "latency"):
+            value = getattr(self, name)
+            for entry in value if isinstance(value, list) else [value]:
+                _require_quantity(name, entry)
+        for name in ("bandwidth", "capacity"):
+            _require_quantity(name, getattr(self, name), above_zero=True)
+        for name in ("weight_stash", "redundant_stash"):
+            if not _is_number(getattr(self, name)) or not 0 <= getattr(self, name) <= 1:
+                raise JobError(f"profile: {name} must lie between 0 and 1, got {getattr(self, name)}")
 
     @classmethod
     def uniform(
@@ -287,6 +283,12 @@ class Profile:
             return msgspec.json.decode(content, type=cls)
         except (msgspec.MsgspecError, JobError, UnicodeDecodeError, RecursionError) as error:
             raise JobError(f"{name}: {error}") from None
+
+
+def _require_quantity(name: str, value: Any, above_zero: bool = False) -> None:
+    if value is not None and not (_is_number(value) and 0 <= value < math.inf and (value or not above_zero)):
+        bound = "above 0" if above_zero else "at least 0"
+        raise JobError(f"profile: {name} must be finite and {bound}, got {value!r}")
 
 
 def _require_pair(key: str) -> None:

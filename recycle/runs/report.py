@@ -320,14 +320,12 @@ class _Cutter:
         explaining = [
             event
             for event in self._events
-            if self._ended <= _seconds(event, "time") <= until and event["kind"] not in _STEP_EVENTS
-        ]
-        explaining += [
-            event
-            for event in self._events
-            if event["kind"] in _STEP_EVENTS
-            and event.get("step") == generation.step
-            and _seconds(event, "time") >= self._ended
+            if _seconds(event, "time") >= self._ended
+            and (
+                event.get("step") == generation.step
+                if event["kind"] in _STEP_EVENTS
+                else _seconds(event, "time") <= until
+            )
         ]
         kinds = [str(event["kind"]) for event in explaining]
         kind = next((name for name in _CAUSES if name in kinds), None)
