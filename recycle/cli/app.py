@@ -60,11 +60,11 @@ class LazyGroup(TyperGroup):
 def command_of(name: str) -> Any:
     single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
     function = getattr(import_module(f"recycle.cli.{COMMANDS[name]}"), name.replace("-", "_"))
-    single.command(name, help=cleandoc(function.__doc__).partition("\n\nArgs:\n")[0])(_completed(function))
+    single.command(name, help=cleandoc(function.__doc__).partition("\n\nArgs:\n")[0])(_wrap_command(function))
     return get_command(single)
 
 
-def _completed(command: Callable[..., Result | None]) -> Callable[..., None]:
+def _wrap_command(command: Callable[..., Result | None]) -> Callable[..., None]:
     """Add the option `--import`, and `--json` if `command` returns a `Result`.
 
     Errors about a key of the job ("[section] key: ...") are prefixed with the job file.
@@ -91,7 +91,7 @@ def _completed(command: Callable[..., Result | None]) -> Callable[..., None]:
 
     about = {name: (hint, text) for name, hint, text in _ARGUMENT.findall(cleandoc(command.__doc__ or ""))}
     parameters = [
-        _described(each, *about[each.name]) if each.name in about else each for each in own.parameters.values()
+        _describe_parameter(each, *about[each.name]) if each.name in about else each for each in own.parameters.values()
     ]
     added = {"as_json": (False, JsonOption)} if returns else {}
     parameters += [
@@ -103,7 +103,7 @@ def _completed(command: Callable[..., Result | None]) -> Callable[..., None]:
     return named
 
 
-def _described(parameter: Parameter, hint: str, text: str) -> Parameter:
+def _describe_parameter(parameter: Parameter, hint: str, text: str) -> Parameter:
     annotation, flags = parameter.annotation, re.findall(r"(?<!\S)-\S+", hint)
     kind, *given = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     is_option = bool(flags) or parameter.default is not Parameter.empty

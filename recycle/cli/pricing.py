@@ -31,7 +31,7 @@ def require_one(command: str, **options: object) -> None:
         raise JobError(f"{command}: give {names}, only one of them")
 
 
-def priced(
+def resolve_profile(
     times: str | None,
     file: Path | None,
     overlap: str | None,

@@ -238,7 +238,7 @@ def convert(
     if formats.FORMATS[written].timed:
         pricing.require_one("convert", times=times, profile=profile)
         converted = read.schedule
-        formats.write(converted, target, written, pricing.priced(times, profile, overlap, comm, read.profile))
+        formats.write(converted, target, written, pricing.resolve_profile(times, profile, overlap, comm, read.profile))
     else:
         converted = read.order()
         formats.write(converted, target, written)

@@ -82,7 +82,7 @@ def view(
     """
     _require_viewer(_NEEDED.get(export_to.suffix.lower() if export_to is not None else "", ("dash", "plotly", "PIL")))
 
-    job, library, others = _sorted(paths or [])
+    job, library, others = _sort_paths(paths or [])
     folders = [path for path in others if _is_folder_of_runs(path)]
     others = [source for path in others for source in (runs_in(path)[:RUNS_OPENED] if path in folders else [path])]
     comparisons = {path.name: load_comparison(path) for path in others if is_comparison(path)}
@@ -91,7 +91,7 @@ def view(
 
     def prices(file: Path, schedule: Schedule) -> Profile:
         stated = (lambda: None) if priced_by is None else (lambda: pricing.job_limits(schedule, file, priced_by)[0])
-        return pricing.priced(times, profile, overlap, comm, stated)
+        return pricing.resolve_profile(times, profile, overlap, comm, stated)
 
     sources = load_sources([path for path in others if not is_comparison(path)], prices if is_priced else None)
     if families:
@@ -138,7 +138,7 @@ def _is_folder_of_runs(path: Path) -> bool:
     return path.is_dir() and not is_run_directory(path) and not (path / MANIFEST).is_file() and bool(runs_in(path))
 
 
-def _sorted(paths: list[Path]) -> tuple[PricedJob | None, PlanLibrary | None, list[Path]]:
+def _sort_paths(paths: list[Path]) -> tuple[PricedJob | None, PlanLibrary | None, list[Path]]:
     jobs = [path for path in paths if path.suffix.lower() == ".toml" and not path.is_dir()]
     libraries = [path for path in paths if (path / MANIFEST).is_file()]
     for files, what in ((jobs, "job file"), (libraries, "plan library")):

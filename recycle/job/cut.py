@@ -57,7 +57,7 @@ def profile_of_cut(
         else [shape.units * s / count for s in range(count + 1)]
     )
     cuts = list(pairwise([0, *accumulate(shape.cut)]))
-    parts = [_parts(begin, end, ends) for begin, end in cuts]
+    parts = [_overlaps(begin, end, ends) for begin, end in cuts]
     changes: dict[str, list[float]] = {}
     for name in (*_SPREAD, *_AT_A_PLACE):
         value = getattr(profile, name)
@@ -71,7 +71,7 @@ def profile_of_cut(
         elif name in ("workspace", "reduce_latency"):
             changes[name] = [max(of_stage[stage] for stage, _ in part) for part in parts]
         elif name in weights:
-            on_unit = _weighted(of_stage, weights[name], fault_free_units)
+            on_unit = _spread_by_weight(of_stage, weights[name], fault_free_units)
             changes[name] = [sum(on_unit[begin:end]) for begin, end in cuts]
         else:
             changes[name] = [sum(of_stage[stage] * share for stage, share in part) for part in parts]
@@ -91,7 +91,9 @@ def units_of(job: Sections) -> tuple[int, ...]:
         return (1,) * job.shape.stages
 
 
-def _weighted(of_stage: Sequence[float], weights: Sequence[float], fault_free_units: Sequence[int]) -> list[float]:
+def _spread_by_weight(
+    of_stage: Sequence[float], weights: Sequence[float], fault_free_units: Sequence[int]
+) -> list[float]:
     prices: list[float] = []
     for price, (begin, end) in zip(of_stage, pairwise([0, *accumulate(fault_free_units)]), strict=True):
         total = sum(weights[begin:end])
@@ -99,7 +101,7 @@ def _weighted(of_stage: Sequence[float], weights: Sequence[float], fault_free_un
     return prices
 
 
-def _parts(begin: float, end: float, ends: Sequence[float]) -> list[tuple[int, float]]:
+def _overlaps(begin: float, end: float, ends: Sequence[float]) -> list[tuple[int, float]]:
     parts = []
     for stage, (first, last) in enumerate(pairwise(ends)):
         inside = min(end, last) - max(begin, first)

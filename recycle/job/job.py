@@ -86,28 +86,30 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def load(cls, path: str | Path) -> Job:
         """Read a job file. Raises JobError that names the file, the key and the expected type."""
-        text = _text(path)
+        text = _read_text(path)
         folder = Path(path).resolve().parent  # paths in a job file are relative to the file
         with errors_as(JobError, str(path)):
-            job = cls._read(with_model_of_weights(_parsed(text), folder))
+            job = cls._read(with_model_of_weights(_parse_toml(text), folder))
             require_model_of_weights(job.model)
             job.validate()
         model, others = job.model, job.evaluation.data or DataSection()
         if any((model.provider, job.data.provider, others.provider, job.train.loss)):
             stated = ["."] if model.import_from is None else model.import_from
-            model = _resolved(msgspec.structs.replace(model, import_from=stated), folder, "import_from")
+            model = _resolve_paths(msgspec.structs.replace(model, import_from=stated), folder, "import_from")
         times, evaluation = job.times, job.evaluation
         if times.profile != ANALYTIC:
-            times = _resolved(times, folder, "profile")
+            times = _resolve_paths(times, folder, "profile")
         if evaluation.data is not None:
-            evaluation = msgspec.structs.replace(evaluation, data=_resolved(evaluation.data, folder, *_PATHS_OF_DATA))
+            evaluation = msgspec.structs.replace(
+                evaluation, data=_resolve_paths(evaluation.data, folder, *_PATHS_OF_DATA)
+            )
         return msgspec.structs.replace(
             job,
             times=times,
-            model=_resolved(model, folder, "weights"),
-            data=_resolved(job.data, folder, *_PATHS_OF_DATA),
+            model=_resolve_paths(model, folder, "weights"),
+            data=_resolve_paths(job.data, folder, *_PATHS_OF_DATA),
             evaluation=evaluation,
-            membership=_resolved(job.membership, folder, *_PATHS_OF_MEMBERSHIP),
+            membership=_resolve_paths(job.membership, folder, *_PATHS_OF_MEMBERSHIP),
         )
 
     @classmethod
@@ -117,7 +119,7 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         Keys come from the text and defaults only, never from `[model] weights`.
         """
         with errors_as(JobError, name):
-            job = cls._read(_parsed(text))
+            job = cls._read(_parse_toml(text))
             job.validate()
         return job
 
@@ -125,14 +127,14 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
     def of_run(cls, directory: str | Path) -> Job:
         """Read the resolved job of a run directory. Raises JobError that names the file and the key."""
         path = Path(directory) / "job.toml"
-        return cls.from_toml(_text(path), str(path))
+        return cls.from_toml(_read_text(path), str(path))
 
     @classmethod
     def _read(cls, keys: dict[str, Any]) -> Job:
         try:
             job = msgspec.convert(keys, type=cls)
         except msgspec.ValidationError as error:
-            raise JobError(_placed(str(error), cls)) from None
+            raise JobError(_locate_error(str(error), cls)) from None
         if job.model.split != AUTO:
             return job
         with errors_as(JobError, "[model] split"):
@@ -156,7 +158,7 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
 def is_stated(path: str | Path, section: str, key: str) -> bool:
     """Return whether a job file states a key explicitly. Raises JobError as `Job.load` does."""
     with errors_as(JobError, str(path)):
-        stated = _parsed(_text(path)).get(section)
+        stated = _parse_toml(_read_text(path)).get(section)
     return isinstance(stated, dict) and key in stated
 
 
@@ -199,7 +201,7 @@ def price(job: Job) -> PricedJob:
     return PricedJob(**msgspec.structs.asdict(job), prices=profile_of(job))
 
 
-def _text(path: str | Path) -> str:
+def _read_text(path: str | Path) -> str:
     content = read_whole(path, JobError, _MOST_BYTES)
     try:
         return content.decode("utf-8")
@@ -207,7 +209,7 @@ def _text(path: str | Path) -> str:
         raise JobError(f"{path}: is not UTF-8 text (byte {error.start})") from None
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _parse_toml(text: str) -> dict[str, Any]:
     if text.lstrip().startswith("{"):
         raise JobError("is JSON, but a job file is TOML; for a plan or schedule use recycle check, simulate or view")
     try:
@@ -216,7 +218,7 @@ def _parsed(text: str) -> dict[str, Any]:
         raise JobError(f"not valid TOML: {error}") from None
 
 
-def _resolved(section: S, folder: Path, *keys: str) -> S:
+def _resolve_paths(section: S, folder: Path, *keys: str) -> S:
     changes: dict[str, Any] = {}
     for key in keys:
         stated = getattr(section, key)
@@ -238,18 +240,18 @@ def toml_value(value: Any) -> str:
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
-def _placed(message: str, job: type[Sections]) -> str:
+def _locate_error(message: str, job: type[Sections]) -> str:
     match = re.fullmatch(r"(.*) - at `\$\.?([^`]*)`", message, flags=re.DOTALL)
     if match is None:
-        return _about_keys(message, job, "") or message
+        return _explain_key_error(message, job, "") or message
     section, _, key = match[2].partition(".")
     where = f"[{section}]" + (f" {key}" if key else "") if section else "top level"
-    if not key and (text := _about_keys(match[1], job, section)) is not None:
+    if not key and (text := _explain_key_error(match[1], job, section)) is not None:
         return text
-    return f"{where}: {match[1][0].lower()}{match[1][1:]}{_remedy(job, section, key)}"
+    return f"{where}: {match[1][0].lower()}{match[1][1:]}{_accepted_values(job, section, key)}"
 
 
-def _about_keys(message: str, job: type[Sections], section: str) -> str | None:
+def _explain_key_error(message: str, job: type[Sections], section: str) -> str | None:
     match = re.fullmatch(r"Object (missing required|contains unknown) field `([^`]*)`", message)
     if match is None:
         return None
@@ -271,7 +273,7 @@ def _keys(job: type[Sections], section: str) -> list[str]:
     return [each.encode_name for each in getattr(section_type, "fields", ())]
 
 
-def _remedy(job: type[Sections], section: str, key: str) -> str:
+def _accepted_values(job: type[Sections], section: str, key: str) -> str:
     value_type: Any = msgspec.inspect.type_info(job)
     for name in (section, key):
         fields = {each.encode_name: each.type for each in getattr(value_type, "fields", ())}

@@ -127,7 +127,7 @@ def require_model_of_weights(model: ModelSection) -> None:
         stored = model_of_checkpoint(Path(model.weights))
         if stored.provider is not None:
             raise JobError(f"{model.weights}: is of a model that {stored.provider} builds; load it in [model] provider")
-    stored_keys, own_keys = computed(stored), computed(model)
+    stored_keys, own_keys = computed_keys(stored), computed_keys(model)
     for key in {**own_keys, **stored_keys}:
         own_value, stored_value = own_keys.get(key), stored_keys.get(key)
         if own_value != stored_value:
@@ -135,7 +135,7 @@ def require_model_of_weights(model: ModelSection) -> None:
             raise JobError(f"{key}: {own_value!r}, but the weights in {model.weights} have {stored_text}; leave it out")
 
 
-def computed(model: ModelSection) -> dict[str, Any]:
+def computed_keys(model: ModelSection) -> dict[str, Any]:
     """Return the keys of a model that affect what it computes, with their values."""
     keys = {f"[model] {key}": getattr(model, key) for key in _TAKEN if key != "config"}
     keys["[model] ffn"] = model.ffn if model.ffn is not None else 4 * model.hidden

@@ -94,12 +94,12 @@ def reference_page() -> str:
         for key in section_keys(section.type):
             default = key.default if key.default in ("required", "not set") else f"`{key.default}`"
             cells = (f"`{key.name}`", key.values, key.unit, default, key.meaning)
-            lines.append("| " + " | ".join(_linked(cell.replace("|", "\\|")) for cell in cells) + " |")
+            lines.append("| " + " | ".join(_link_pages(cell.replace("|", "\\|")) for cell in cells) + " |")
         lines.append("")
-    return "\n".join(_linked(line) if line.endswith(").") else line for line in lines)
+    return "\n".join(_link_pages(line) if line.endswith(").") else line for line in lines)
 
 
-def _linked(text: str) -> str:
+def _link_pages(text: str) -> str:
     return re.sub(r"docs/([a-z]+/)([a-z0-9-]+\.md)(?!\])", r"[\2](../\1\2)", text)
 
 

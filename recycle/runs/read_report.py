@@ -60,7 +60,7 @@ def read_attempts(run_dir: str | Path, shape: Shape) -> dict[tuple[int, int], Ac
         activity.workers += 1
         for text, start, end in iteration.instructions:
             activity.first, activity.last = min(activity.first, start), max(activity.last, end)
-            computes, is_replay = _of_token(_token(text))
+            computes, is_replay = _classify_token(_token(text))
             if is_replay:
                 activity.replayed += end - start
             elif computes:
@@ -74,7 +74,7 @@ def _token(text: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _of_token(token: str) -> tuple[bool, bool]:
+def _classify_token(token: str) -> tuple[bool, bool]:
     try:
         kind = kind_of_token(token)
     except (KeyError, RecycleError):

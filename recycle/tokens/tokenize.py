@@ -22,7 +22,7 @@ BATCH_PIECES = 512
 
 
 @dataclass(frozen=True)
-class Written:
+class TokenizedFiles:
     """The outcome of `tokenize`; `[model] vocabulary` must be at least its `vocabulary`."""
 
     documents: int
@@ -39,7 +39,7 @@ def tokenize(
     key: str = "text",
     eod: str | None = "auto",
     progress: Callable[[Path, int], None] = lambda *_: None,
-) -> Written:
+) -> TokenizedFiles:
     """Write the tokens of all documents to `PREFIX.bin` and `PREFIX.idx`.
 
     Tokens that a tokenizer adds around a text (beginning of sentence) are omitted.
@@ -71,7 +71,7 @@ def tokenize(
             before += read
         if not files.tokens:
             raise RecycleError(f"{prefix}.bin: not written: no text in {', '.join(map(str, sources))}")
-    return Written(files.documents, files.tokens, vocabulary, end)
+    return TokenizedFiles(files.documents, files.tokens, vocabulary, end)
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
