@@ -21,7 +21,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from math import ceil, inf
 from typing import ClassVar, Literal, NamedTuple
 
@@ -95,12 +95,11 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
         move: bool = True,
     ) -> None:
         super().__init__(scenario)
-        self.move = move
         self.techniques = {"decoupled": decoupled, "reroute": True, "move": move}
         self.scenario, self.job = self._choose_grid(self.scenario, staggered)
         self.profile = self.job.prices
         self._periods: dict[Vector, float] = {}
-        self._normal: dict[int, Vector | None] = {}
+        self.normal_vector = cache(self._normal_vector)
         self._plans: dict[Vector, Plan] = {}
 
     def _with_mode(self, scenario: Scenario, mode: _OptimizerMode) -> PricedJob:
@@ -210,21 +209,20 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
         fitting = [v for v in self._periods if all(a >= b for a, b in zip(v, vector, strict=True))]
         return min(fitting, key=lambda v: (self._periods[v], v), default=None)
 
-    def normal_vector(self, dead: int) -> Vector | None:
-        """Return the normal vector for a number of dead workers; None if they are too many."""
-        if dead not in self._normal:
-            bounds = self._bounds
-            values = sorted({bound for row in bounds.rows for bound in row})
-            room = next((room for room in map(bounds.room, values) if sum(room) >= dead), None)
-            costs: list[Callable[[int, int], float]] = [
-                lambda rank, k: k * k + _LEAN * rank * k,
-                lambda rank, k: k * k - _LEAN * rank * k,
-                lambda rank, k: _FIRST * (k > 0) + k * k,
-            ]
-            candidates = dict.fromkeys(cheapest(room, dead, cost) for cost in costs) if room is not None else {}
-            best = min((v for v in candidates if v is not None), key=self.period, default=None)
-            self._normal[dead] = best if best is None else self._search_ahead(best)
-        return self._normal[dead]
+    def _normal_vector(self, dead: int) -> Vector | None:
+        bounds = self._bounds
+        values = sorted({bound for row in bounds.rows for bound in row})
+        room = next((room for room in map(bounds.room, values) if sum(room) >= dead), None)
+        if room is None:
+            return None
+        costs: list[Callable[[int, int], float]] = [
+            lambda rank, k: k * k + _LEAN * rank * k,
+            lambda rank, k: k * k - _LEAN * rank * k,
+            lambda rank, k: _FIRST * (k > 0) + k * k,
+        ]
+        candidates = dict.fromkeys(cheapest(room, dead, cost) for cost in costs)
+        best = min((v for v in candidates if v is not None), key=self.period, default=None)
+        return None if best is None else self._search_ahead(best)
 
     def _search_ahead(self, vector: Vector) -> Vector:
         size = 3 * self.job.shape.stages * self.job.shape.global_micro_batches
@@ -245,10 +243,10 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
         scenario = self.scenario
         dead_vector = self._vector(slots)
         vector = self.serving_vector(dead_vector)
-        normal = self.normal_vector(sum(dead_vector)) if self.move else None
+        normal = self.normal_vector(sum(dead_vector)) if self.job.planner.move else None
         aim = self._bounds.of(dead_vector) if normal is None else self.period(normal)
         if vector is None or self.period(vector) > NEAR * aim:
-            self.period(dead_vector if self.move else self._search_ahead(dead_vector))
+            self.period(dead_vector if self.job.planner.move else self._search_ahead(dead_vector))
             vector = self.serving_vector(dead_vector)
         assert vector is not None
         fatal = FATAL_SHARE if scenario.shape.pipelines > 1 and scenario.copies != 1 else 1.0
@@ -296,7 +294,7 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
     def _normalize(self, slots: dict[Worker, int], copied: bool = True) -> tuple[dict[Worker, int], float, float]:
         shape = self.scenario.shape
         dead_vector = self._vector(slots)
-        target = self.normal_vector(sum(dead_vector)) if self.move else None
+        target = self.normal_vector(sum(dead_vector)) if self.job.planner.move else None
         if target is None or target == dead_vector:
             return slots, 0.0, 0.0
         # move towards the normal vector, or any that its period serves, with the fewest moves
