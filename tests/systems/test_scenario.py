@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from math import ceil
 
 import pytest
 
 from recycle.job import Job
 from recycle.job.layers import Layer
+from recycle.systems import Running, Setting
+from recycle.systems.checkpoint_restart import CheckpointRestart
 from recycle.systems.grids import PipelineGrids
 from recycle.systems.scenario import Scenario
+from recycle.systems.system import ActiveConfiguration
 
 PLAIN = """
 [shape]
@@ -83,3 +87,9 @@ def test_the_best_grid_is_the_fastest_that_fits(family: str, memory: float) -> N
         fitting = [grid.period for grid in all_grids if grid.fullest.fits]
         best = grids.best(slots)
         assert (best and best.period) == min(fitting, default=None)
+
+
+def test_former_names_of_scenario_and_configuration() -> None:
+    former = import_module("recycle.systems.setting"), import_module("recycle.systems.system")
+    assert (former[0].Setting, former[1].Running) == (Scenario, ActiveConfiguration) == (Setting, Running)
+    assert CheckpointRestart(gridded()).setting.nodes == gridded().nodes
