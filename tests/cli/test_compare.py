@@ -39,14 +39,6 @@ def test_the_same_seed_generates_the_same_trace(command: Command) -> None:
     assert once != command(f"compare job.toml {options} --seed 6").json
 
 
-def test_tables_name_systems_and_references(command: Command) -> None:
-    outcome = command("compare job.toml --trace trace.csv --systems recycle,checkpoint_restart")
-    assert outcome.status == 0
-    for word in ("fault-free 1f1b", "fault-scaled zero-bubble", "recycle", "checkpoint_restart", "trace.csv"):
-        assert word in outcome.out
-    assert "oobleck" not in outcome.out
-
-
 def test_more_traces_and_a_longer_pause(command: Command) -> None:
     twice = command("compare job.toml --trace trace.csv --trace trace.csv --systems recycle --json").json
     assert [entry["trace"] for entry in twice["systems"]] == ["trace.csv"] * 2
