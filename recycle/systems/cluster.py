@@ -23,7 +23,6 @@ from recycle.systems.system import (
     DoesNotFit,
     Loss,
     Nodes,
-    Pause,
     State,
     Stopped,
     System,
@@ -184,7 +183,7 @@ class _Cluster:
     partial: float = 0.0  # seconds spent on the iteration in progress
     since: int = 0  # iterations since the last checkpoint
     stall: float = 0.0  # remaining seconds of the checkpoint being written
-    pause: Pause = field(default_factory=Pause)
+    pause: dict[str, float] = field(default_factory=dict)
     pause_left: dict[str, float] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)
     bytes: float = 0.0
@@ -332,15 +331,14 @@ class _Cluster:
             self.since = 0
         pause = change.pause.by_cause()
         if self.pause_left:
-            again = self.pause.by_cause()
-            pause = {cause: max(seconds, again[cause]) for cause, seconds in pause.items()}
-        self.pause = Pause(**pause)
+            pause = {cause: max(seconds, self.pause[cause]) for cause, seconds in pause.items()}
+        self.pause = pause
         self.pause_left = {cause: seconds for cause, seconds in pause.items() if seconds > 0}
         self.bytes += change.bytes
         self.state = change.state
         if isinstance(self.state, Stopped):
-            self.pause, self.pause_left = Pause(), {}
-        self._record_transition(change.event, failed, joined, self.pause.seconds)
+            self.pause, self.pause_left = {}, {}
+        self._record_transition(change.event, failed, joined, sum(self.pause.values(), 0.0))
 
     def _book_redone(self, seconds: float) -> None:
         self.work = replace(self.work, kept=self.work.kept - seconds)

@@ -153,21 +153,18 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
         if not has_hosts or self._loses_shard(state.slots, gone):
             return None
         free = sorted(set(scenario.slots(state.live)).difference(state.slots.values(), gone)) + scenario.slots(joined)
-        return self._adapt(live, state, slots, free)
-
-    def _adapt(self, live: Nodes, before: PlanConfiguration, slots: dict[Worker, int], free: list[int]) -> Change:
-        touched = len(slots) < len(before.slots)
-        restored, busiest = self._shard_copies(before.slots, slots)
+        touched = len(slots) < len(state.slots)
+        restored, busiest = self._shard_copies(state.slots, slots)
         slots, received = self._fill_positions(slots, free)
         slots, moved, seconds = self._normalize(slots)
         after = self._configuration(live, slots)
-        if after.slots == before.slots:
+        if after.slots == state.slots:
             return Change(state=after, event="spare")
         return Change(
             state=after,
             pause=dataclasses.replace(
-                self.scenario.pause(detected=touched),
-                copy=seconds + self.scenario.copy_seconds(max([*received, *busiest], default=0.0)),
+                scenario.pause(detected=touched),
+                copy=seconds + scenario.copy_seconds(max([*received, *busiest], default=0.0)),
             ),
             loss=Loss.ITERATION if touched else Loss.NOTHING,
             bytes=moved + sum(received) + sum(restored),

@@ -37,8 +37,9 @@ class ElasticReCycle(ReCycle):
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
         state = super().begin(live)
-        plan = self._layout(state) if isinstance(state, PlanConfiguration) else None
-        return self._with_layout(state, plan) if isinstance(state, PlanConfiguration) and plan is not None else state
+        if isinstance(state, PlanConfiguration) and (plan := self._layout(state)) is not None:
+            return self._with_layout(state, plan)
+        return state
 
     def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
         if isinstance(state, PlanConfiguration) and state.reconsider and not failed and not joined:

@@ -312,14 +312,15 @@ class Scenario:
         """Return the checkpoint policy if a share of the failures of `nodes` nodes needs one; None for no checkpoints.
 
         Training stops while workers copy their state to the host. Storage is written in the background, so the next
-        checkpoint can begin only after that.
+        checkpoint can begin only after that. The interval is Young's (CACM 17(9), 1974): the optimum while the failures
+        per interval are few.
         """
         rate = self.failure_rate * nodes * fatal_share
         if not rate:
             return None
         stall = self.pauses.snapshot + self.state_per_worker / self.pauses.snapshot_bandwidth
         lag = self.storage_seconds
-        return Checkpoints(max(young_interval(stall, rate), lag), stall, lag)
+        return Checkpoints(max(sqrt(2 * stall / rate), lag), stall, lag)
 
     @classmethod
     def of(cls, job: Job) -> Scenario:
@@ -346,16 +347,6 @@ class Scenario:
             memory=_memory(job),
             pauses=job.pauses,
         )
-
-
-def young_interval(write: float, rate: float) -> float:
-    """Return the interval in seconds between checkpoints of `write` seconds if state is lost `rate` times per second.
-
-    Young's rule (CACM 17(9), 1974). With u0 to restart, an interval dt leaves `(1 - rate * (u0 + dt / 2)) / (1 + write
-    / dt)` of the time; the loss is uniform on the interval. The optimum is near `dt = sqrt(2 write / rate)` while rate
-    * dt is small (Daly, FGCS 22(3), 2006, goes further).
-    """
-    return sqrt(2 * write / rate) if rate else inf
 
 
 def _layers_of(job: Job, profile: Profile) -> tuple[Layer, ...]:
