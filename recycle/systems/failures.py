@@ -87,15 +87,17 @@ class FailureTrace:
         else:
             place = dict(enumerate(choice.sample(range(nodes), self.nodes)))
             never = frozenset(range(nodes)) - frozenset(place.values())
+
+        def places(group: Iterable[int]) -> Nodes:
+            return frozenset(place[node] for node in group if node in place)
+
         changes = []
         for change in self.changes:
-            failed = frozenset(place[n] for n in change.failed if n in place)
-            joined = frozenset(place[n] for n in change.joined if n in place)
+            failed, joined = places(change.failed), places(change.joined)
             if failed or joined:
-                causes = {place[n]: cause for n, cause in change.causes.items() if n in place}
+                causes = {place[node]: cause for node, cause in change.causes.items() if node in place}
                 changes.append(NodeChange(change.time, failed, joined, causes))
-        up = frozenset(place[n] for n in self.up if n in place) | never
-        return replace(self, nodes=nodes, up=up, changes=tuple(changes))
+        return replace(self, nodes=nodes, up=places(self.up) | never, changes=tuple(changes))
 
 
 def mean_per_part(steps: Sequence[tuple[float, float]], end: float, parts: int) -> list[float]:

@@ -20,7 +20,7 @@ from typing import ClassVar, Generic, TypeVar, cast
 
 from recycle.ir.families import FAMILIES
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import Timeline, simulate
+from recycle.ir.simulate import simulate
 from recycle.job.shape import Shape
 from recycle.systems.scenario import FATAL_SHARE, FullestWorker, Scenario
 from recycle.systems.system import ActiveConfiguration, Change, DoesNotFit, Loss, Nodes, State, Stopped, TimedSchedule
@@ -64,20 +64,16 @@ class PipelineGrids:
         self.family = family
         self.grid = cache(self._grid)
         self.best = cache(self._best)
-        self._timeline = cache(self._simulated)
 
     def schedule(self, ranks: int, micro_batches: int) -> Schedule:
         return self.scenario.with_gathers(FAMILIES[self.family](Shape(1, ranks, micro_batches), optimizer="barrier"))
 
     def _grid(self, pipelines: int, ranks: int) -> PipelineGrid:
         most = ceil(self.scenario.micro_batches / pipelines)
-        timeline = self._timeline(ranks, most, pipelines)
+        profile = self.scenario.profile(self.scenario.cut(ranks), pipelines)
+        timeline = simulate(self.schedule(ranks, most), profile)
         held = [0.0 if peak is None else peak for peak in timeline.peak_bytes]
         return PipelineGrid(pipelines, ranks, most, timeline.period, self.scenario.fullest(held))
-
-    def _simulated(self, ranks: int, micro_batches: int, pipelines: int) -> Timeline:
-        profile = self.scenario.profile(self.scenario.cut(ranks), pipelines)
-        return simulate(self.schedule(ranks, micro_batches), profile)
 
     def _best(self, slots: int) -> PipelineGrid | None:
         depths = sorted(self._depths(slots), key=lambda ranks: self._estimate(slots, ranks))
