@@ -41,7 +41,7 @@ from recycle.job.footprint import (
     shards_held,
     undone_bytes,
 )
-from recycle.job.layers import Layer, ring_seconds, stage_profile
+from recycle.job.layers import Layer, ring_seconds, stage_profile, stage_sums
 from recycle.job.profile import Profile
 from recycle.job.sections import Sections
 
@@ -220,31 +220,30 @@ def profile(job: Sections, stages: Sequence[int], pieces: Pieces = ON_GPU) -> Pr
         cut, job.shape.pipelines, latency=latency, bandwidth=bandwidth, weight_stash=weight_stash(job)
     )
     weigh, message = parameter_bytes(job), cut[0][-1].message
-    held = [sum(layer.static for layer in stage) for stage in cut]
+    held = stage_sums(cut, "static")
     step = [MEAN * min(pieces.stepped, each / (weigh.state + weigh.gradient)) for each in held]
-    undo = [sum(layer.undo for layer in stage) for stage in cut]
-    static = [sum(each) for each in zip(held, step, undo, strict=True)]
+    static = [sum(each) for each in zip(held, step, stage_sums(cut, "undo"), strict=True)]
     gpu = GPUS[job.analytic.gpu]
     changes: dict[str, Any] = {"static": static, "capacity": USABLE * gpu.memory}
     if job.train.sharded_optimizer:
         plain = with_shards(job, plain, held)
+
+    def increased(name: str, amounts: Sequence[float]) -> list[float]:
+        return [a + b for a, b in zip(plain.per_stage(name, len(cut)), amounts, strict=True)]
+
     if job.planner.staggered and job.train.undo == "host":
         # Assume that no wait hides any part of the copy.
         each_kept = undone_bytes(job) / weigh.state
-        copied = [each_kept * sum(layer.state for layer in stage) / gpu.host_link for stage in cut]
-        changes["step"] = [a + b for a, b in zip(plain.per_stage("step", len(cut)), copied, strict=True)]
+        changes["step"] = increased("step", [each_kept * state / gpu.host_link for state in stage_sums(cut, "state")])
     if job.model.recompute != "full":
         # A stage keeps its output until its backward; the last one has none.
-        outputs = [message] * (len(cut) - 1) + [0.0]
-        changes["activation"] = [a + b for a, b in zip(plain.per_stage("activation", len(cut)), outputs, strict=True)]
-        return replace(plain, **changes)
+        return replace(plain, **changes, activation=increased("activation", [message] * (len(cut) - 1) + [0.0]))
     entries = [0.0] + [message] * (len(cut) - 1)
     remade = [_kept(job) * len(stage) for stage in cut]
     remade[-1] += message * (1 + job.model.vocabulary / job.model.hidden)
     if job.planner.decoupled:
         return replace(plain, **changes, activation=remade, recomputed_from=entries)
-    workspace = [a + b for a, b in zip(plain.per_stage("workspace", len(cut)), remade, strict=True)]
-    return replace(plain, **changes, activation=entries, workspace=workspace)
+    return replace(plain, **changes, activation=entries, workspace=increased("workspace", remade))
 
 
 def with_shards(job: Sections, plain: Profile, held: Sequence[float]) -> Profile:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from recycle.job.profile import Profile
 
@@ -41,6 +42,11 @@ class Layer:
         return self.forward + self.backward_input + self.backward_weight
 
 
+def stage_sums(stages: Iterable[Sequence[Layer]], name: str) -> list[float]:
+    """Return the sum of a price over the layers of each stage."""
+    return [sum(getattr(layer, name) for layer in stage) for stage in stages]
+
+
 def stage_bytes(stage: Sequence[Layer], held: float) -> float:
     """Return the bytes of a worker that hosts one stage of these layers and holds at most `held` micro-batches."""
     return sum(layer.static + held * layer.activation for layer in stage) + max(layer.workspace for layer in stage)
@@ -68,10 +74,7 @@ def stage_profile(
 
     A directed pair of workers, and a ring, have `latency` and `bandwidth`; None: only latency counts.
     """
-
-    def total(name: str) -> list[float]:
-        return [sum(getattr(layer, name) for layer in stage) for stage in stages]
-
+    total = partial(stage_sums, stages)
     return Profile(
         forward=total("forward"),
         backward_input=total("backward_input"),

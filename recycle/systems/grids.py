@@ -21,6 +21,7 @@ from typing import ClassVar, Generic, TypeVar, cast
 from recycle.ir.families import FAMILIES
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
+from recycle.job.layers import stage_sums
 from recycle.job.shape import Shape
 from recycle.systems.scenario import FATAL_SHARE, FullestWorker, Scenario
 from recycle.systems.system import ActiveConfiguration, Change, DoesNotFit, Loss, Nodes, State, Stopped, TimedSchedule
@@ -88,9 +89,7 @@ class PipelineGrids:
 
     def _estimate(self, slots: int, ranks: int) -> float:
         stages = self.scenario.seconds_per_stage(ranks)
-        forward_seconds = [
-            sum(layer.forward for layer in stage) for stage in self.scenario.stages(self.scenario.cut(ranks))
-        ]
+        forward_seconds = stage_sums(self.scenario.stages(self.scenario.cut(ranks)), "forward")
         most = ceil(self.scenario.micro_batches / (slots // ranks))
         starts = accumulate(stages if self.family == "1f1b" else forward_seconds, initial=0.0)
         return max(start + most * seconds for start, seconds in zip(starts, stages, strict=False))

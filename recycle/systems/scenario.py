@@ -22,7 +22,7 @@ from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, analytic, price
 from recycle.job.cut import balanced, units_of
 from recycle.job.footprint import parameter_bytes, undone_bytes
-from recycle.job.layers import Layer, stage_bytes, stage_profile
+from recycle.job.layers import Layer, stage_bytes, stage_profile, stage_sums
 from recycle.job.pricing import byte_limit
 from recycle.job.profile import Profile
 from recycle.job.sections import ANALYTIC, ModelSection, PausesSection
@@ -204,7 +204,7 @@ class Scenario:
         return balanced(tuple(layer.seconds for layer in self.layers), stages)
 
     def seconds_per_stage(self, stages: int) -> list[float]:
-        return [sum(layer.seconds for layer in stage) for stage in self.stages(self.cut(stages))]
+        return stage_sums(self.stages(self.cut(stages)), "seconds")
 
     def stages(self, split: Split, hosts: int | None = None) -> list[tuple[Layer, ...]]:
         """Return the layers of each stage with `hosts` hosts; None for the number of the job's pipelines."""
@@ -215,7 +215,7 @@ class Scenario:
 
     def state_per_stage(self, split: Split | None = None, hosts: int | None = None) -> list[float]:
         """Return the bytes that a new host of each stage copies; without a split, of the job's P * V stages."""
-        return [sum(layer.state for layer in stage) for stage in self.stages(split or units_of(self.job), hosts)]
+        return stage_sums(self.stages(split or units_of(self.job), hosts), "state")
 
     @cached_property
     def least_ranks(self) -> int:
@@ -262,8 +262,7 @@ class Scenario:
         )
         if not self.copies:
             return plain
-        held = [sum(layer.static for layer in stage) for stage in stages]
-        return analytic.with_shards(self._job_over(hosts), plain, held)
+        return analytic.with_shards(self._job_over(hosts), plain, stage_sums(stages, "static"))
 
     def copy_seconds(self, amount: float) -> float:
         """Return the seconds to copy the bytes of the busiest worker; disjoint pairs copy in parallel."""

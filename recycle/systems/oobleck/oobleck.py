@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 
 from recycle.ir.families import one_f_one_b
-from recycle.job.layers import ring_seconds
+from recycle.job.layers import ring_seconds, stage_sums
 from recycle.job.shape import Shape
 from recycle.systems.grids import CheckpointedSystem
 from recycle.systems.joint_iteration import hosted_stages, iteration_seconds, worker_times
@@ -213,11 +213,8 @@ class Oobleck(CheckpointedSystem[OobleckConfiguration]):
 
     @cached_property
     def _gradients(self) -> dict[int, float]:
-        stages = {size: self.scenario.stages(template.split) for size, template in self.templates.items()}
-        return {
-            size: max(sum(layer.gradients for layer in stage) for stage in split_layers)
-            for size, split_layers in stages.items()
-        }
+        stages = self.scenario.stages
+        return {size: max(stage_sums(stages(template.split), "gradients")) for size, template in self.templates.items()}
 
     def _node_layers(self, size: int) -> list[LayerRange]:
         return layers_per_node(self.templates[size].split, self.workers_per_node)
