@@ -175,14 +175,6 @@ def test_punished_run_prints_its_faults_and_has_the_same_losses(command: Command
     assert rejoined == [("0.1", 2), ("0.0", 5)]
 
 
-def test_explain_prints_every_key_as_a_job_that_loads(command: Command) -> None:
-    printed = command("train job.toml --explain").out
-    assert 'kind = "emulated"\n' in printed
-    assert "clip = 1.0                            # default" in printed
-    Path("again.toml").write_text(printed)
-    assert command("train again.toml --explain").out.split() == printed.replace("6   ", "6").split()
-
-
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("lines", "key"),

@@ -18,11 +18,10 @@ from typing import Any
 import pytest
 
 import viz.app
-from recycle import Job, Profile, RecycleError, Schedule, Shape
+from recycle import Job, Schedule, Shape
 from recycle.ir.families import one_f_one_b
 from recycle.solve.filling import plan_library
 from tests.cli.command import Command
-from viz.sources import load_source
 
 
 @pytest.fixture(autouse=True)
@@ -137,13 +136,3 @@ def test_a_job_and_its_library_open_the_plan_browser(layouts: Callable[[str], tu
         tabs, layout = layouts(line)
         assert tabs == ["Plans and what-if", "Validate"]
         assert "The library holds 3 plans." in layout
-
-
-def test_profile_next_to_a_schedule_times_it() -> None:
-    plain = load_source(Path("plan.json")).timeline
-    Profile(forward=2.0, backward_input=3.0, backward_weight=4.0).save("plan.profile.json")
-    timed = load_source(Path("plan.json")).timeline
-    assert (plain.makespan, timed.makespan) == (9, 27)
-    Path("plan.profile.json").write_text("{")
-    with pytest.raises(RecycleError, match=r"plan\.profile\.json"):
-        load_source(Path("plan.json"))

@@ -10,8 +10,6 @@ import json
 import re
 import shlex
 import shutil
-import sys
-from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -105,26 +103,6 @@ def test_a_job_trains_to_the_same_bits_through_a_failure(
     healthy = run(family(job.shape), job, steps=6).losses
     assert [line["loss"] for line in lines] == healthy
     assert healthy[-1] < healthy[0]
-
-
-@pytest.mark.process
-def test_the_same_functions_can_be_handed_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    example = EXAMPLES / "own_model"
-    job = Job.load(example / "job.toml")
-    text = "\n".join(
-        line for line in job.to_toml().splitlines() if "reverse:" not in line and not line.startswith("import_from")
-    )
-    given = Job.from_toml(text)
-    assert given.model.provider is None
-    specification = util.spec_from_file_location("another_name", example / "reverse.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = util.module_from_spec(specification)
-    monkeypatch.setitem(sys.modules, "another_name", module)
-    specification.loader.exec_module(module)
-    schedule = zb_h1(job.shape)
-    handed = run(schedule, given, steps=2, model=module.build, data=module.batches, loss=module.loss)
-    assert handed.losses == run(schedule, job, steps=2).losses
 
 
 @pytest.mark.process

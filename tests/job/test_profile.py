@@ -9,14 +9,6 @@ import pytest
 from recycle import JobError, Link, Profile, Shape
 
 
-def test_prices_per_stage() -> None:
-    profile = Profile(forward=2, backward_input=[1, 2, 3])
-    assert profile.per_stage("forward", 3) == [2.0, 2.0, 2.0]
-    assert profile.per_stage("backward_input", 3) == [1.0, 2.0, 3.0]
-    with pytest.raises(JobError, match="backward_input lists 3 stages, the job has 4"):
-        profile.per_stage("backward_input", 4)
-
-
 def test_a_transfer_takes_latency_and_bytes_over_bandwidth() -> None:
     shape = Shape(1, 3, 1)
     assert Profile(latency=0.5, bandwidth=100.0, message=20.0).transfer_seconds(shape, 0, 1, 0) == 0.7

@@ -28,12 +28,11 @@ from tests.systems.scenarios import Play, scenario
 quick = settings(derandomize=True, max_examples=60, deadline=None, database=None)
 
 
-def template_seconds(stage_seconds: Sequence[float], micro_batches: int | None = None) -> float:
-    """T of stages that take c_i per micro-batch; for N_b = 4 S micro-batches unless said."""
+def template_seconds(stage_seconds: Sequence[float]) -> float:
+    """T of stages that take c_i per micro-batch, for N_b = 4 S micro-batches."""
     stages = len(stage_seconds)
     slowest = max(range(stages), key=stage_seconds.__getitem__)
-    count = 4 * stages if micro_batches is None else micro_batches
-    return sum(stage_seconds) + (count - stages + slowest - 1) * stage_seconds[slowest] + sum(stage_seconds[slowest:])
+    return sum(stage_seconds) + (3 * stages + slowest - 1) * stage_seconds[slowest] + sum(stage_seconds[slowest:])
 
 
 def stage_seconds(layers: list[float], split: tuple[int, ...]) -> list[float]:
