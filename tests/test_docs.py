@@ -1,4 +1,4 @@
-"""The code in the how-to pages runs as printed, and the files in it are what the reader reads."""
+"""The code in the guides runs as printed, and files on the pages are valid."""
 
 from __future__ import annotations
 

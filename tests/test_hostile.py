@@ -26,7 +26,7 @@ SCHEDULE = lower(one_f_one_b(Shape(1, 2, 2)))
 
 @dataclass
 class Reader:
-    """One kind of file: how it is read, what refuses it, what is done with what it gives, and valid files."""
+    """One kind of file: its reader, the error of a refusal, a use of the result, and valid files."""
 
     read: Callable[[Path], Any]
     refusal: type[RecycleError]

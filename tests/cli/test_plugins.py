@@ -67,7 +67,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def install(**groups: str) -> None:
-    """Write what the installation of a package with these entry points leaves in a folder of Python's path."""
+    """Install a package with these entry points in a folder of Python's path."""
     about = Path("others-1.0.dist-info")
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")

@@ -1,4 +1,4 @@
-"""`recycle profile` and `recycle report`: what is measured, and what a run leaves, put to parts that add up."""
+"""`recycle profile` and `recycle report`: measured profiles, and the parts of a run's time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command cannot use costs one line with the place, exit status 2, and leaves no file behind."""
+"""Invalid input gives one line with its place and exit status 2, and leaves no file."""
 
 from __future__ import annotations
 

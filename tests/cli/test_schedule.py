@@ -1,4 +1,4 @@
-"""`recycle schedule`, `check` and `simulate`: files, exit statuses, one JSON object or what people read."""
+"""`recycle schedule`, `check` and `simulate`: files, exit statuses, JSON and text."""
 
 import os
 import pty

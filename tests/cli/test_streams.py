@@ -1,4 +1,4 @@
-"""What a shell may hand to a command: a full disk, an encoding without most characters, paths that cannot be."""
+"""Unusual environments of a command: a full disk, an ASCII terminal, invalid paths."""
 
 from __future__ import annotations
 

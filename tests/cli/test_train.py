@@ -1,4 +1,4 @@
-"""`recycle train`: what it prints, and that bad input costs one line, no process and no directory."""
+"""`recycle train`: its output, signals, and input that is refused before a process or a directory exists."""
 
 from __future__ import annotations
 
@@ -48,26 +48,26 @@ def losses(run: str) -> list[tuple[int, float, float | None]]:
     return [(line["step"], line["loss"], line.get("eval_loss")) for line in lines_of("metrics", run)]
 
 
-def told_to_end(command: Command, line: str, number: int, when: Callable[[], bool]) -> tuple[Outcome, float]:
-    """What a command prints that gets a signal as soon as `when` says so, and the seconds that it still took."""
-    told_at = [0.0]
+def end_by_signal(command: Command, line: str, number: int, when: Callable[[], bool]) -> tuple[Outcome, float]:
+    """Run a command that gets a signal as soon as `when` holds; also return the seconds from the signal to its end."""
+    signaled_at = [0.0]
 
-    def tell() -> None:
+    def send_signal() -> None:
         deadline = time.monotonic() + 60
         while not when() and time.monotonic() < deadline:
             time.sleep(0.01)
-        told_at[0] = time.monotonic()
+        signaled_at[0] = time.monotonic()
         os.kill(os.getpid(), number)
 
-    telling = threading.Thread(target=tell)
-    telling.start()
+    signaling = threading.Thread(target=send_signal)
+    signaling.start()
     outcome = command(line)
-    telling.join()
+    signaling.join()
     assert outcome.status == 143
-    return outcome, time.monotonic() - told_at[0]
+    return outcome, time.monotonic() - signaled_at[0]
 
 
-def assert_goes_on_to_the_same_bits(command: Command) -> None:
+def assert_resumes_to_the_same_bits(command: Command) -> None:
     assert command("train job.toml --resume --run run").status == 0
     assert command("train job.toml --run calm").status == 0
     assert losses("run") == losses("calm")
@@ -99,7 +99,7 @@ def test_signal_ends_a_run_with_a_checkpoint_to_resume_from(
 ) -> None:
     """Without it the job would keep none: it has none every so many steps."""
     job.write_text(f"{EMULATED}seconds_per_unit = 0.02".replace("[train]\nsteps = 6\n", "") + "\n[train]\nsteps = 9\n")
-    outcome, _ = told_to_end(command, "train job.toml --run run", number, lambda: len(lines_of("metrics")) > 2)
+    outcome, _ = end_by_signal(command, "train job.toml --run run", number, lambda: len(lines_of("metrics")) > 2)
     count = len(lines_of("metrics"))
     assert 3 <= count < 9
     early = f"ended early after step {count - 1}, as it was told to; it can go on from step-{count - 1:08d}"
@@ -107,7 +107,7 @@ def test_signal_ends_a_run_with_a_checkpoint_to_resume_from(
     go_on = f"stopped after step {count - 1}; resume with: recycle train job.toml --resume --run run"
     assert outcome.out.splitlines()[-1] == go_on
     assert signal.getsignal(number) is signal.SIG_DFL
-    assert_goes_on_to_the_same_bits(command)
+    assert_resumes_to_the_same_bits(command)
 
 
 def test_closed_terminal_does_not_interrupt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -135,10 +135,10 @@ def test_sigterm_ends_a_hung_run_within_the_grace(command: Command, job: Path, f
     """Step 1 is the last one each time; its line in the metrics comes with its evaluation."""
     job.write_text(f"{EMULATED}{HANGS}" + "[eval]\nevery = 2\n" * (lines == 1))
     line = f"train job.toml --run run --fault {fault}"
-    _, seconds = told_to_end(command, line, signal.SIGTERM, lambda: len(lines_of("metrics")) == lines)
+    _, seconds = end_by_signal(command, line, signal.SIGTERM, lambda: len(lines_of("metrics")) == lines)
     assert seconds < 13
     assert [path.name for path in Path("run/checkpoints").iterdir()] == ["step-00000001"]
-    assert_goes_on_to_the_same_bits(command)
+    assert_resumes_to_the_same_bits(command)
 
 
 @pytest.mark.process
@@ -149,7 +149,7 @@ def test_sigterm_after_a_resume_keeps_the_checkpoint(command: Command, job: Path
     assert command("train job.toml --run run --steps 2").status == 0
     written = manifest.stat().st_mtime_ns
     line = "train job.toml --resume --run run --fault stall:0.0@2 --fault stall:1.0@2"
-    told_to_end(
+    end_by_signal(
         command, line, signal.SIGTERM, lambda: sum(event["kind"] == "fault" for event in lines_of("events")) == 2
     )
     assert manifest.stat().st_mtime_ns == written

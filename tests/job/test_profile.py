@@ -1,4 +1,4 @@
-"""Profile: what instructions cost, and which files and numbers are refused."""
+"""Profile: prices of instructions, and files and numbers that are refused."""
 
 from pathlib import Path
 from typing import Any

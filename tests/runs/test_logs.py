@@ -1,4 +1,4 @@
-"""What ran is kept exactly: from the lines of killed workers, through Chrome JSON, back to columns."""
+"""Executed instructions are kept exactly: from logs of killed workers, through Chrome JSON, to columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings for tests of systems: stages of whole layers, times that are whole numbers; and what changes come to."""
+"""Scenarios for tests of systems (stages of whole layers, whole times), and the facts of changes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def trace(scenario: Scenario, end: float, *failures: tuple[float, str]) -> Failu
 
 
 class Play:
-    """A system, and what it runs.
+    """A system, and its state.
 
     Args:
         alive: nodes that it begins with; all when left out.
@@ -56,7 +56,7 @@ class Play:
         return change
 
     def facts(self, change: Change) -> dict[str, str]:
-        """What a change is, costs and leads to, as text, with ; for each comma."""
+        """The facts of a change, its costs and its state as text, with ; for each comma."""
         state = vars(change.state)
         pipelines = [getattr(pipeline, "hosts", pipeline) for pipeline in state.get("pipelines", ())]
         values = {

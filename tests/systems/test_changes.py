@@ -1,4 +1,4 @@
-"""Every system, change by change: what it does, what that costs, what runs then, and when it stops."""
+"""Every system, change by change: events, costs, configurations, and stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clock and the books: every second is booked once, only what is committed counts."""
+"""The cluster simulation: every second is booked once, only committed samples count."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def trace(text: str, end: float) -> FailureTrace:
 
 
 def booked(outcome: Outcome) -> dict[str, float]:
-    """What is lost, without zeros; asserts that the books are closed."""
+    """Return the lost seconds that are not zero; assert that the books close."""
     assert outcome.samples / outcome.fault_free + sum(outcome.lost.values()) == pytest.approx(outcome.seconds)
     return {cause: pytest.approx(seconds) for cause, seconds in outcome.lost.items() if abs(seconds) > 1e-9}
 

@@ -1,4 +1,4 @@
-"""A scenario prices any cut as the job's profile prices its own; fault-free grids take what closed forms say."""
+"""A scenario prices any cut as the job's profile prices its own; fault-free grids follow closed forms."""
 
 from __future__ import annotations
 

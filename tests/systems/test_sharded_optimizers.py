@@ -1,4 +1,4 @@
-"""Systems on a job that shards its optimizer's state: what they hold, what a death costs them, when all is lost."""
+"""Systems on a job that shards its optimizer's state: held bytes, costs of a failure, and loss of a shard."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def scenario(copies: int = 2, memory: str = "auto", per_node: int = 1, pipelines
 
 
 def parameters(base: Scenario) -> list[float]:
-    """Of each of the two stages: what an unsharded host holds 14 bytes of state of."""
+    """Parameters of each of the two stages, from 14 bytes of state of an unsharded host."""
     return [state / 14 for state in base.with_copies(0).state_per_stage(SPLIT)]
 
 
