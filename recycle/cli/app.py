@@ -26,6 +26,7 @@ from typer.models import OptionInfo
 
 from recycle.cli.terminal import JsonOption, Result
 from recycle.errors import JobError, PlanError
+from recycle.job.reference import described_names
 
 COMMANDS = {
     **{"schedule": "schedule", "check": "schedule", "simulate": "simulate", "convert": "schedule", "plan": "plan"},
@@ -34,7 +35,6 @@ COMMANDS = {
     **{"profile": "profile", "compare": "compare", "view": "view"},
 }
 """Command -> its file, in the order of `recycle --help`."""
-_ARGUMENT = re.compile(r"^    (\w+)(?: \(([^)]*)\))?: ((?:.|\n {8})*)", flags=re.MULTILINE)
 ImportOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -89,7 +89,7 @@ def _wrap_command(command: Callable[..., Result | None]) -> Callable[..., None]:
                 raise
             raise type(error)(f"{job}: {error}") from None
 
-    about = {name: (hint, text) for name, hint, text in _ARGUMENT.findall(cleandoc(command.__doc__ or ""))}
+    about = described_names(command.__doc__ or "")
     parameters = [
         _describe_parameter(each, *about[each.name]) if each.name in about else each for each in own.parameters.values()
     ]
@@ -108,7 +108,7 @@ def _describe_parameter(parameter: Parameter, hint: str, text: str) -> Parameter
     kind, *given = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     is_option = bool(flags) or parameter.default is not Parameter.empty
     info = given[0] if given else typer.Option() if is_option else typer.Argument()
-    info.help = text[0].upper() + " ".join(text[1:].split())
+    info.help = text[0].upper() + text[1:]
     info.metavar = re.sub(r"(?<!\S)-\S+ ?", "", hint) or None
     if isinstance(info, OptionInfo):
         is_named = any(flag.startswith("--") for flag in flags)

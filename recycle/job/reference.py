@@ -23,7 +23,7 @@ from recycle.files import write_whole
 from recycle.job.job import Job, toml_value
 from recycle.job.sections import Sections
 
-_ATTRIBUTE = re.compile(r"^    (\w+)(?: \(([^)]*)\))?: ((?:.|\n {8})*)", flags=re.MULTILINE)
+_DESCRIBED = re.compile(r"^    (\w+)(?: \(([^)]*)\))?: ((?:.|\n {8})*)", flags=re.MULTILINE)
 _LARGEST = 2**31 - 1
 """Bound of whole numbers that is not printed."""
 _INTRODUCTION = """# The job file
@@ -51,13 +51,15 @@ def section_about(section: Any) -> str:
     return inspect.cleandoc(section.__doc__).splitlines()[0].split(": ", 1)[1]
 
 
+def described_names(docstring: str) -> dict[str, tuple[str, str]]:
+    """Return name -> (text in parentheses, description) of the lines `name (text): description` of a docstring."""
+    lines = _DESCRIBED.findall(inspect.cleandoc(docstring))
+    return {name: (note, " ".join(text.split())) for name, note, text in lines}
+
+
 def section_keys(section: Any) -> list[Key]:
     """Return the keys of a section, in file order. Raises KeyError for a key that the docstring does not describe."""
-    meanings = {
-        name: (unit or "", " ".join(text.split()))
-        for name, unit, text in _ATTRIBUTE.findall(inspect.cleandoc(section.__doc__).split("Attributes:")[1])
-    }
-    keys = []
+    meanings, keys = described_names(section.__doc__), []
     for field in msgspec.structs.fields(section):
         unit, meaning = meanings[field.name]
         default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()

@@ -144,15 +144,15 @@ class _Generation:
 Attempts = Mapping[tuple[int, int], Activity]
 """(generation, step) -> logged activity."""
 _CAUSES = {
-    "detected": "failure",
-    "restored": "restart",
-    "drained": "drain",
-    "rejoined": "re-join",
-    "replanned": "plan",
-    "moved": "layout",
-    "undone": "repetition",
+    "detected": ("failure", "{worker} {cause}"),
+    "restored": ("restart", "back to {checkpoint}"),
+    "drained": ("drain", "{worker} left"),
+    "rejoined": ("re-join", "{worker} re-joined"),
+    "replanned": ("plan", "{cause}"),
+    "moved": ("layout", "layers moved to {worker}"),
+    "undone": ("repetition", "{cause}"),
 }
-"""Events that explain a change, most specific first."""
+"""Events that explain a change, most specific first -> (kind of change, text)."""
 _STEP_EVENTS = ("drained", "undone", "rejoined", "replanned", "moved")
 """Events that name the first step of a generation, possibly written after it began."""
 
@@ -333,7 +333,7 @@ class _Cutter:
         for span in self.spans[self._open :]:
             costs[span.part] = costs.get(span.part, 0.0) + span.seconds
         what = "; ".join(dict.fromkeys(_words(event) for event in explaining if event["kind"] == kind))
-        name = _CAUSES[kind] if kind is not None else "formation"
+        name = _CAUSES[kind][0] if kind is not None else "formation"
         self.changes.append(GenerationChange(self._ended, generation.step, name, what or "formed again", costs))
 
     def end(self, end: float) -> None:
@@ -352,17 +352,8 @@ def _busy_share(attempts: Attempts) -> float:
 
 
 def _words(event: Mapping[str, Any]) -> str:
-    words = {
-        "detected": "{worker} {cause}",
-        "restored": "back to {checkpoint}",
-        "drained": "{worker} left",
-        "rejoined": "{worker} re-joined",
-        "replanned": "{cause}",
-        "moved": "layers moved to {worker}",
-        "undone": "{cause}",
-    }
     fields = {name: event.get(name, "?") for name in ("worker", "cause", "checkpoint")}
-    return words[str(event["kind"])].format(**fields)
+    return _CAUSES[str(event["kind"])][1].format(**fields)
 
 
 def _of_kind(events: Iterable[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:
