@@ -43,7 +43,7 @@ def sharded(job: Job, copies: int) -> Job:
 def recycled(name: str, setting: Scenario, base: float) -> tuple[list[str], float]:
     """(the row of recycle, its samples per second)."""
     system = ReCycle(setting)
-    job, shape = system.job, system.setting.shape
+    job, shape = system.job, system.scenario.shape
     state = system.begin(setting.all_nodes)
     reached, weigh = state.rate, parameter_bytes(job)
     fixed = max(job.prices.fixed_bytes([rank], shape.stages) for rank in range(shape.ranks))
