@@ -83,7 +83,7 @@ class Disagreement(RunError):
         return bool(self.disputed or self.parts)
 
     def accuse(self, worker: str, did: str) -> None:
-        """Mark the worker as odd."""
+        """Note that the worker differs from the majority, and how."""
         self.odd.setdefault(worker, f"it {did}")
         self.differences.append(f"worker {worker} {did}")
 
