@@ -324,7 +324,8 @@ def page(folder: Path | None, days: float, pictures: Path) -> str:
         "Samples per second (pipelines x depth). ReCycle gains by split backward passes and staggered steps.",
         healthy(every),
         "These do not fit into memory; the figures are of the worker that needs most. A worker of Bamboo holds the"
-        " state of two stages, and activations of all its micro-batches; `bamboo_1f1b_buffers` has the activations of 1F1B.",
+        " state of two stages, and activations of all its micro-batches; `bamboo_1f1b_buffers` has the activations of"
+        " 1F1B.",
         misfits(every),
         "## Dead nodes",
         f"Throughput divided by that of fault-free 1F1B times the share of live nodes (*scaled*), mean of {SEEDS}"
@@ -365,9 +366,9 @@ def page(folder: Path | None, days: float, pictures: Path) -> str:
             " `artifact.py` lists them. Rows whose figures agree within 0.5 % are left out.",
             calibration(folder),
             "The same without flaws, on simulated throughputs (`own_profile.py`: A100-40GB by the analytic model; the"
-            " artifact measured other GPUs): samples per second, their share of the rate on 30 nodes, and in brackets the"
-            " published share. An iteration is ten times shorter here, so checkpoint-restart spends most of its time on"
-            " a checkpoint of 12 to 16 s after every tenth step, as Varuna writes it.",
+            " artifact measured other GPUs): samples per second, their share of the rate on 30 nodes, and in brackets"
+            " the published share. An iteration is ten times shorter here, so checkpoint-restart spends most of its"
+            " time on a checkpoint of 12 to 16 s after every tenth step, as Varuna writes it.",
             own_cells(folder),
         ]
     parts += [
