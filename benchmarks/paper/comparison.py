@@ -53,7 +53,7 @@ def healthy(every: dict[str, Setting]) -> str:
         cells.append(f"{split.samples_per_second:.1f} ({split.layout})")
         for system in NAMES:
             runs, samples = throughput(setting, system, frozenset())
-            cells.append(f"{samples:.1f} ({runs})" if samples else "does not fit")
+            cells.append(f"{samples:.1f} ({runs})" if samples else "-")
         rows.append(cells)
     return table(["setting", "GPUs", "1F1B", "zero-bubble", *NAMES], rows)
 
@@ -323,7 +323,7 @@ def page(folder: Path | None, days: float, pictures: Path) -> str:
         "## Without failures",
         "Samples per second (pipelines x depth). ReCycle gains by split backward passes and staggered steps.",
         healthy(every),
-        "These do not fit into memory; the figures are of the worker that needs most. A worker of Bamboo holds the"
+        "These (-) do not fit into memory; the figures are of the worker that needs most. A worker of Bamboo holds the"
         " state of two stages, and activations of all its micro-batches; `bamboo_1f1b_buffers` has the activations of"
         " 1F1B.",
         misfits(every),
