@@ -34,6 +34,8 @@ from recycle.systems.system import DoesNotFit
 
 NAMES = [*(name for name in SYSTEMS if name not in elastic.MOVING), "bamboo_1f1b_buffers"]
 """Those that move layers have a section of their own (`elastic`)."""
+SHOWN = [name for name in NAMES if name != "live_migration"]
+"""Columns of goodput: live migration is compared with hot spares in one sentence."""
 LADDER = ("recycle_adaptive", "recycle_decoupled", "recycle")
 PUBLIC = ("infinitehbd/fault_trace.json", "bamboo/p3-trace.csv", "bamboo/g4dn-trace.csv", "bamboo/a100x1-east1b.txt")
 SEEDS = 5
@@ -51,11 +53,11 @@ def healthy(every: dict[str, Setting]) -> str:
         plain, split = references(setting)
         cells = [name, str(setting.gpus), f"{plain.samples_per_second:.1f} ({plain.layout})"]
         cells.append(f"{split.samples_per_second:.1f} ({split.layout})")
-        for system in NAMES:
+        for system in SHOWN:
             runs, samples = throughput(setting, system, frozenset())
             cells.append(f"{samples:.1f} ({runs})" if samples else "-")
         rows.append(cells)
-    return table(["setting", "GPUs", "1F1B", "zero-bubble", *NAMES], rows)
+    return table(["setting", "GPUs", "1F1B", "zero-bubble", *SHOWN], rows)
 
 
 def misfits(every: dict[str, Setting]) -> str:
@@ -129,6 +131,7 @@ class Verdicts:
     behind: list[str] = field(default_factory=list)
     over_oobleck: list[float] = field(default_factory=list)
     over_bamboo: list[float] = field(default_factory=list)
+    migration_over_spares: list[float] = field(default_factory=list)
 
     def words(self) -> str:
         ahead = self.rows - len(self.behind)
@@ -137,7 +140,9 @@ class Verdicts:
             f" {max(self.over_oobleck):.2f} times that of Oobleck (published: up to 1.46), and"
             f" {min(self.over_bamboo):.2f} to {max(self.over_bamboo):.2f} times that of Bamboo with the activations"
             " of 1F1B (published: up to 1.64). Bamboo with one buffer per micro-batch fits into memory in none of"
-            " the settings."
+            " the settings. Live migration has"
+            f" {min(self.migration_over_spares):.2f} to {max(self.migration_over_spares):.2f} times the goodput of hot"
+            " spares and is not listed."
         ]
         return "\n".join(lines + [f"- Behind: {row}." for row in self.behind])
 
@@ -148,11 +153,12 @@ VERDICTS = Verdicts()
 def goodput_row(label: list[str], one: Compared) -> list[str]:
     """Samples per second of each system, and ReCycle's ratio to Oobleck, and to the fault-scaled references."""
     goodput = {outcome.system: outcome.goodput for outcome in one.outcomes}
-    cells = [f"{goodput[name]:.1f}" if goodput[name] else "-" for name in NAMES]
+    cells = [f"{goodput[name]:.1f}" if goodput[name] else "-" for name in SHOWN]
     best = max(goodput, key=lambda name: goodput[name])
     over = goodput["recycle"] / goodput["oobleck"] if goodput["oobleck"] else float("inf")
     VERDICTS.rows += 1
     VERDICTS.over_oobleck.append(over)
+    VERDICTS.migration_over_spares.append(goodput["live_migration"] / goodput["hot_spare"])
     if goodput["bamboo_1f1b_buffers"]:
         VERDICTS.over_bamboo.append(goodput["recycle"] / goodput["bamboo_1f1b_buffers"])
     if best != "recycle":
@@ -161,7 +167,7 @@ def goodput_row(label: list[str], one: Compared) -> list[str]:
     return [*label, f"{one.live:.1%}", *cells, f"{over:.2f}", *(f"{ratio:.3f}" for ratio in scaled)]
 
 
-GOODPUT_HEAD = ["alive", *NAMES, "recycle / oobleck", "/ scaled 1F1B", "/ scaled zero-bubble"]
+GOODPUT_HEAD = ["alive", *SHOWN, "recycle / oobleck", "/ scaled 1F1B", "/ scaled zero-bubble"]
 
 
 def frequencies(every: dict[str, Setting]) -> str:
@@ -262,7 +268,7 @@ def lost(one: Compared) -> str:
     rows = [
         [o.system, o.layout, f"{o.ettr:.2%}", *(f"{100 * o.lost[cause] / o.seconds:.2f}" for cause in causes)]
         for o in one.outcomes
-        if o.misfit is None
+        if o.misfit is None and o.system in SHOWN
     ]
     return table(["system", "runs", "ETTR", *causes], rows)
 
