@@ -71,7 +71,7 @@ def solve(
     *,
     most: int = MOST_VARIABLES,
 ) -> Solved:
-    """Look for `seconds` for an order better than `start`, and raise its bound; only for at most `most` variables."""
+    """Return the best order, or the bound that `seconds` prove, with at most `most` variables."""
     period = time_order(problem, start).period
     unit = problem.grain
     is_one_rank_linked = problem.shape.ranks == 1 and problem.link > 0
