@@ -83,7 +83,7 @@ class Disagreement(RunError):
         return bool(self.disputed or self.parts)
 
     def accuse(self, worker: str, did: str) -> None:
-        """Note that the worker differs from the majority, and how."""
+        """Mark the worker as odd."""
         self.odd.setdefault(worker, f"it {did}")
         self.differences.append(f"worker {worker} {did}")
 
