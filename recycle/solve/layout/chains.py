@@ -45,7 +45,7 @@ def best_cut(units: Units, workers: int) -> tuple[Cut, float] | None:
     seconds, static = (np.concatenate([[0.0], np.cumsum(of)]) for of in (units.seconds, units.static))
 
     def ends(most: float) -> list[int]:
-        """Ends of parts that each have as many units as allowed; over `workers` parts if the model does not fit."""
+        """Where each worker's part ends when it takes as many units as it may; too many parts: it cannot be done."""
         at = [0]
         while at[-1] < count and len(at) <= workers:
             by_time = np.searchsorted(seconds, seconds[at[-1]] + most * (1 + TOLERANCE), "right") - 1
