@@ -61,7 +61,7 @@ def _print(found: RunReport) -> None:
     if found.changes:
         used = [part for part in COSTS if any(part in change.costs for change in found.changes)]
         print_table(
-            ("step", "at", "change", *(part.value for part in used), "all", "slower behind", "what"),
+            ("step", "at", "change", *(part.value for part in used), "all", "slower after", "what"),
             [_row(change, used) for change in found.changes],
             left=("change", "what"),
             least=160,

@@ -11,6 +11,7 @@ import pytest
 
 from recycle import Profile, Schedule, Shape, Timeline, Worker, lower, simulate
 from recycle.ir.families import one_f_one_b
+from recycle.plans import Plan
 from recycle.runs import logs as runs
 
 SHAPE = Shape(pipelines=3, ranks=2, micro_batches=2)
@@ -43,8 +44,13 @@ def healthy() -> Schedule:
 @pytest.fixture(scope="session")
 def broken() -> Schedule:
     """Without 1.1: 0.1 takes micro-batch 1.0 and 2.1 takes 1.1, both with decoupled backwards."""
-    figures = {"period": 11.0, "lower_bound": 10.0, "gap": 0.1}
-    return Schedule.from_text(SHAPE, WITHOUT_1_1, failed=["1.1"], metadata=figures)
+    return planned(Schedule.from_text(SHAPE, WITHOUT_1_1, failed=["1.1"]), 11.0, 10.0)
+
+
+def planned(schedule: Schedule, period: float, lower_bound: float, limits: tuple[float, ...] | None = None) -> Schedule:
+    """Return the schedule with the metadata of a plan for uniform times."""
+    plan = Plan(schedule, period, period, lower_bound, 0.0, Profile.uniform().digest(), limits)
+    return Schedule.loads(plan.text())
 
 
 @pytest.fixture(scope="session")
@@ -114,12 +120,12 @@ def _execute(path: Path, timeline: Timeline, step: int, generation: int, begin: 
         if worker in schedule.failed or (until < math.inf and worker == Worker(1, 1)):
             continue
         rows = range(int(schedule.columns.offsets[w]), int(schedule.columns.offsets[w + 1]))
-        ran = [
+        instructions = [
             (schedule.instruction(row), begin + SECONDS * timeline.start[row], begin + SECONDS * timeline.end[row])
             for row in rows
             if timeline.end[row] <= until
         ]
-        runs.append_iteration(runs.log_path(path, worker), step, generation, worker, ran)
+        runs.append_iteration(runs.log_path(path, worker), step, generation, worker, instructions)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
-/* What components of Dash leave out, for those who hear a page or have no pointer: tabs are plain boxes without keys (Tab
-   reaches them here, arrows go along, Enter or space opens), a slider's field and the place that takes files have no name,
-   the latter and lists to choose from no keys. And a file beyond an upload's limit, which never leaves the browser, is ignored
-   without a word. */
+/* Accessibility that Dash's components lack: roles and keys of tabs, names of a slider's field and of the file field, keys of
+   the file field and of lists. A file above the limit of an upload is reported, because Dash ignores it silently. */
 import { dock } from "viz/dock.js";
 import { setProps, whenChanged } from "viz/page.js";
 const tabs = () => [...document.querySelectorAll(".tab")];
@@ -40,7 +38,7 @@ document.addEventListener("keydown", (event) => {
   event.stopPropagation();
 }, true);
 
-/* A file beyond the limit of the row that it is dropped on never leaves the browser. */
+/* Report a file above the limit; it is never sent. */
 function look(event) {
   const row = event.target.closest?.("[data-most]"), [file] = (event.type === "drop" ? event.dataTransfer : event.target).files || [];
   if (!row || !file) return;

@@ -1,6 +1,5 @@
-/* The address keeps what is looked at: view, window, rows, grouping, folded groups, pinned lanes, selection or gap, and what
-   is drawn. Each selection is a step that the browser's Back undoes. An address that names other contents (`plan` is not the table
-   shown) restores the window only, and the timeline says so. */
+/* The address keeps view, window, rows, selection and layers. A selection is a step of the browser's history. An address of
+   other lanes (another `plan`) restores only the window. */
 import { notesAsText, notesOf } from "viz/notes.js";
 import { lastShown, readAddress, state, viewInUse, writeAddress } from "viz/page.js";
 import { retime } from "viz/times.js";
@@ -8,7 +7,7 @@ const WAIT = 300;
 const MODES = [["path", "path"], ["memory", "showsMemory"], ["held", "showsHeld"], ["table", "showsListing"]];
 let timer = null;
 
-/* What the address calls the lanes shown: of those that the page holds itself, their last bytes, which are a checksum. */
+/* The name of the lanes in the address; for embedded lanes their last bytes, a checksum. */
 const digest = (view) => {
   const address = view.root.dataset.original || view.root.dataset.address;
   return address.startsWith("data:") ? address.slice(-12) : address.replace(/^.*\/|\.bin$/g, "").slice(0, 12);
@@ -65,13 +64,13 @@ export function restore(view) {
 
 const numbers = (text) => (text || "").split("_").map(Number);
 
-/* The selection, gap and range that an address names; of other contents none. */
+/* Restore the selection, gap and range of an address with the same lanes. */
 function mark(view, query, selected, same) {
   const [lane, from, to] = numbers(query.get("gap")), [t0, t1] = numbers(query.get("range"));
   if (t1 > t0) view.range = { t0, t1 };
   const isNamed = query.get("sel") !== null || query.get("gap") !== null;
   if (isNamed && query.get("plan") !== null && !same) {
-    view.announce("The link was made for other lanes than these: what it selects is left out.");
+    view.announce("The link was made for different lanes: its selection is ignored.");
   } else if (same && Number.isInteger(selected) && selected >= 0 && selected < view.table.length) {
     if (view.selected !== selected) view.select(selected);
   } else if (same && Number.isInteger(lane) && lane >= 0 && lane < view.table.lanes && to > from) {
@@ -85,7 +84,6 @@ function retimeAs(view, text) {
   if (values && typeof values === "object") retime(view, values).then((problem) => { if (problem) view.announce(problem); });
 }
 
-/* Back and forward. */
 window.addEventListener("popstate", () => {
   const view = viewInUse(), query = readAddress();
   if (!view) return;
