@@ -1,20 +1,6 @@
-/* Axes of timelines: sizes, ticks, the zoom box, and a cursor shared by linked timelines. */
+/* Axes of timelines: ticks, the zoom box, and a cursor shared by linked timelines. */
 import { element } from "viz/page.js";
 const TICK_PIXELS = 80, FEWEST_TICKS = 4, MAX_TICKS = 9;
-
-/* Sizes reported by the observer. Reading an element's size would force a layout for each movement of the pointer. */
-const sizes = new WeakMap();
-const observer = new ResizeObserver((entries) => {
-  for (const { target, borderBoxSize: [{ inlineSize, blockSize }] } of entries) sizes.set(target, { width: inlineSize, height: blockSize });
-});
-
-export function sizeOf(node) {
-  if (!sizes.has(node)) {
-    sizes.set(node, node.getBoundingClientRect());
-    observer.observe(node);
-  }
-  return sizes.get(node);
-}
 
 /* Distance of ticks: 2, 5 or 10 times a power of ten. */
 export function tickStep(length, pixels) {

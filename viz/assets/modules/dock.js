@@ -1,7 +1,7 @@
 /* The dock of the workbench: its open panel, side and size, kept in the browser; the panel also in the address. The server
    fills panels on request (`bench-asked`). */
 import { modes } from "viz/modes.js";
-import { element, readAddress, setProps, state, viewInUse, views, whenChanged, writeAddress } from "viz/page.js";
+import { element, followDrag, inSight, readAddress, setAttribute, setProps, state, viewInUse, views, whenChanged, writeAddress } from "viz/page.js";
 const KEY = "recycle-dock", WAIT = 150, MIN_SIZE = 180, STEP = 40, ROOM = 260;
 const NEW = ".bench, .bench-tab, .bench-panel, .lanes, .empty";
 const chosen = { side: null, right: 380, below: 280, panels: {}, shut: false, ...read() };
@@ -16,9 +16,6 @@ function keep() {
   try { localStorage.setItem(KEY, JSON.stringify(chosen)); } catch { /* storage may be disabled */ }
 }
 
-/* Set only changed attributes: the page is observed for changes. */
-const set = (node, name, value) => { if (node.getAttribute(name) !== value) node.setAttribute(name, value); };
-const inSight = (node) => node && node.offsetParent !== null;
 const bench = () => { const root = document.querySelector(".bench"); return inSight(root) ? root : null; };
 const side = () => chosen.side || (window.innerWidth >= 1100 ? "right" : "below");
 const panels = (root) => [...root.querySelectorAll(".bench-panel")].filter((panel) => !panel.closest(".mode[hidden]"));
@@ -54,13 +51,13 @@ function apply() {
   modes.apply(root);
   const name = opened(root);
   for (const tab of tabs(root)) {
-    set(tab, "aria-selected", String(tab.dataset.panel === name));
-    set(tab, "tabindex", tab.dataset.panel === name ? "0" : "-1");
+    setAttribute(tab, "aria-selected", String(tab.dataset.panel === name));
+    setAttribute(tab, "tabindex", tab.dataset.panel === name ? "0" : "-1");
   }
   for (const panel of root.querySelectorAll(".bench-panel")) panel.hidden = panel.dataset.panel !== name;
   const split = root.querySelector(".bench-split");
-  set(split, "aria-orientation", side() === "right" ? "vertical" : "horizontal");
-  set(split, "aria-valuenow", String(chosen[side()]));
+  setAttribute(split, "aria-orientation", side() === "right" ? "vertical" : "horizontal");
+  setAttribute(split, "aria-valuenow", String(chosen[side()]));
 }
 
 function changed() {
@@ -183,11 +180,8 @@ document.addEventListener("keydown", (event) => {
 document.addEventListener("pointerdown", (event) => {
   const split = event.target.closest && event.target.closest(".bench-split");
   if (!split) return;
-  split.setPointerCapture(event.pointerId);
   const box = split.parentElement.getBoundingClientRect();
-  const moved = (move) => size(side() === "right" ? box.right - move.clientX : box.bottom - move.clientY);
-  split.addEventListener("pointermove", moved);
-  split.addEventListener("pointerup", () => split.removeEventListener("pointermove", moved), { once: true });
+  followDrag((move) => size(side() === "right" ? box.right - move.clientX : box.bottom - move.clientY));
   event.preventDefault();
 });
 

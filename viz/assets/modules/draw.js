@@ -143,12 +143,16 @@ export class Picture {
     }
   }
 
+  /* [lane, row] of each visible failed lane. */
+  get failedRows() {
+    const { rows, row0, row1 } = this, failed = this.table.failed.map((lane) => [lane, rows.rowOf[lane]]);
+    return failed.filter(([lane, row]) => rows.lane(row) === lane && row >= row0 && row < row1);
+  }
+
   /* Failed lanes: stripes and a border, at any level. */
   _failed(raster) {
     const { failure } = this.theme;
-    for (const lane of this.table.failed) {
-      const row = this.rows.rowOf[lane];
-      if (this.rows.lane(row) !== lane || row < this.row0 || row >= this.row1) continue;
+    for (const [lane, row] of this.failedRows) {
       const y0 = this.y(row), y1 = Math.max(y0 + 2, this.y(row + 1));
       if (this.table.offsets[lane + 1] === this.table.offsets[lane] || y1 - y0 < 8) raster.fill(0, y0, this.width, y1, failure.fill);
       raster.stripe(0, y0, this.width, y1, failure.hatch, 9 * this.ratio, 3 * this.ratio);
@@ -195,9 +199,8 @@ export class Picture {
   failedLabels(context) {
     if (this.perRow < 14 * this.ratio) return;
     const { table, theme } = this, size = Math.min(12 * this.ratio, this.perRow * 0.5);
-    for (const lane of table.failed) {
-      const row = this.rows.rowOf[lane], isIdle = table.offsets[lane + 1] === table.offsets[lane];
-      if (this.rows.lane(row) !== lane || row < this.row0 || row >= this.row1) continue;
+    for (const [lane, row] of this.failedRows) {
+      const isIdle = table.offsets[lane + 1] === table.offsets[lane];
       const left = (wide) => (isIdle ? (this.width - wide) / 2 : this.width - wide - 6 * this.ratio);
       drawTag(context, "failed", theme.failure.mark, theme.failure.ink, { size, font: theme.font, left, top: (row + 0.5 - this.view.y0) * this.perRow - 0.75 * size });
     }

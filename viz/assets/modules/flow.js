@@ -1,5 +1,6 @@
 /* A micro-batch on all workers, joined in order over paled other work; and a marked range of time. */
 import { drawTag } from "viz/draw.js";
+import { followDrag } from "viz/page.js";
 
 /* Operations of the selection's micro-batch, by start; [] without one. */
 export function flowOf(table, operation) {
@@ -64,11 +65,5 @@ export function markRange(view, event) {
     const to = view.under(move).t, [t0, t1] = [cut(Math.min(t, to)), cut(Math.max(t, to))];
     view.setRange(t1 - t0 > view.span * 1e-6 ? { t0, t1 } : null, true);
   };
-  const end = (up) => {
-    window.removeEventListener("pointermove", mark, true);
-    mark(up);
-    view.setRange(view.range);
-  };
-  window.addEventListener("pointermove", mark, true);
-  window.addEventListener("pointerup", end, { once: true, capture: true });
+  followDrag(mark, (last) => { mark(last); view.setRange(view.range); });
 }

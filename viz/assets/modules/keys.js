@@ -2,7 +2,7 @@
 import { dock, useView } from "viz/dock.js";
 import { remember } from "viz/link.js";
 import { writeNote } from "viz/notes.js";
-import { element, viewInUse } from "viz/page.js";
+import { LAYERS, element, inSight, viewInUse } from "viz/page.js";
 import { Shares } from "viz/raster.js";
 import { Rows } from "viz/rows.js";
 import { earliest, searchTable } from "viz/search.js";
@@ -88,7 +88,7 @@ const far = (event) => (event.shiftKey ? "change" : "step");
 
 /* Press a button of the visible player. */
 function go(move) {
-  [...document.querySelectorAll(`.player [data-go="${move}"]`)].find((button) => button.offsetParent !== null)?.click();
+  [...document.querySelectorAll(`.player [data-go="${move}"]`)].find(inSight)?.click();
 }
 
 function toggle(view, flag) {
@@ -171,8 +171,9 @@ export function addToolbar(view) {
     button.dataset.action = name;
     return button;
   }));
-  const toggles = [["path", "path"], ["memory", "showsMemory"], ["held", "showsHeld"], ["table", "showsListing"]].map(([name, flag]) => [tools.querySelector(`[data-action=${name}]`), flag]);
-  view.onDraw = () => { for (const [button, flag] of toggles) button.setAttribute("aria-pressed", String(view[flag])); };
+  view.onDraw = () => {
+    for (const [name, flag] of LAYERS) tools.querySelector(`[data-action=${name}]`).setAttribute("aria-pressed", String(view[flag]));
+  };
   view.onRows = () => { tools.querySelector("[data-action=group]").textContent = view.rows.grouping === "stage" ? "By pipeline" : "By stage"; };
   const grouped = view.rows.hasGroups || new Rows(view.table, "stage", new Set()).hasGroups;
   for (const name of ["group", "fold"]) tools.querySelector(`[data-action=${name}]`).hidden = !grouped;

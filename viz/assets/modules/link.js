@@ -1,10 +1,9 @@
 /* The address keeps view, window, rows, selection and layers. A selection is a step of the browser's history. An address of
    other lanes (another `plan`) restores only the window. */
 import { notesAsText, notesOf } from "viz/notes.js";
-import { lastShown, readAddress, state, viewInUse, writeAddress } from "viz/page.js";
+import { LAYERS, lastShown, readAddress, state, viewInUse, writeAddress } from "viz/page.js";
 import { retime } from "viz/times.js";
 const WAIT = 300;
-const MODES = [["path", "path"], ["memory", "showsMemory"], ["held", "showsHeld"], ["table", "showsListing"]];
 let timer = null;
 
 /* The name of the lanes in the address; for embedded lanes their last bytes, a checksum. */
@@ -25,7 +24,7 @@ export function remember(view) {
       group: view.rows.grouping, fold: [...view.rows.folded].join("."), sel: view.selected >= 0 ? view.selected : "",
       gap: view.gap ? [view.gap.lane, short(view.gap.from), short(view.gap.to)].join("_") : "",
       pins: view.rows.pinned.join("."), range: view.range ? [short(view.range.t0), short(view.range.t1)].join("_") : "",
-      shows: MODES.filter(([, flag]) => view[flag]).map(([name]) => name).join("."),
+      shows: LAYERS.filter(([, flag]) => view[flag]).map(([name]) => name).join("."),
       times: view.times ? JSON.stringify(view.times) : "", notes: notesAsText(view),
     };
     const chosen = (from) => `${from.get("view")} ${from.get("sel") || ""} ${from.get("gap") || ""}`, before = chosen(query);
@@ -54,7 +53,7 @@ export function restore(view) {
   if (lanes && Number(lanes[2]) > Number(lanes[1])) Object.assign(window_, { y0: Number(lanes[1]), y1: Number(lanes[2]) });
   if (Object.keys(window_).length) view.show(window_);
   const shown = (query.get("shows") || "").split(".");
-  for (const [name, flag] of MODES) view[flag] = shown.includes(name);
+  for (const [name, flag] of LAYERS) view[flag] = shown.includes(name);
   if (same) view.notes = notesOf(view, query.get("notes"));
   mark(view, query, number("sel"), same);
   const times = same && query.get("times");

@@ -1,5 +1,5 @@
 /* The minimap: utilisation over the whole time, and the visible window, which a press or drag moves. */
-import { element } from "viz/page.js";
+import { element, followDrag } from "viz/page.js";
 import { Raster, Shares } from "viz/raster.js";
 import { Rows } from "viz/rows.js";
 const HEIGHT = 24;
@@ -46,7 +46,6 @@ function attach(view, place) {
   place.append(element("canvas", { ariaHidden: "true" }));
   place.addEventListener("pointerdown", (event) => {
     if (event.button) return;
-    place.setPointerCapture(event.pointerId);
     const at = (pointer) => {
       const { left, top } = place.getBoundingClientRect(), { place: axes } = view;
       const share = (pointer.clientX - left - axes.left) / axes.width, down = (pointer.clientY - top) / HEIGHT;
@@ -59,9 +58,6 @@ function attach(view, place) {
       view.show({ t0: middle - (t1 - t0) / 2, t1: middle + (t1 - t0) / 2, y0: centre - (y1 - y0) / 2, y1: centre + (y1 - y0) / 2 });
     };
     move(event);
-    place.addEventListener("pointermove", move);
-    const end = () => place.removeEventListener("pointermove", move);
-    place.addEventListener("pointerup", end, { once: true });
-    place.addEventListener("pointercancel", end, { once: true });
+    followDrag(move);
   });
 }

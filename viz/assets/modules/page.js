@@ -30,7 +30,22 @@ export function whenChanged(callback, attributes = [], isRelevant = () => true) 
   }).observe(document.documentElement, { childList: true, subtree: true, ...watched });
 }
 
-const inSight = (view) => view && view.root.isConnected && view.root.offsetParent !== null;
+export const inSight = (node) => Boolean(node?.isConnected && node.offsetParent !== null);
+
+/* Set an attribute if it changes: the page is observed for changes. */
+export function setAttribute(node, name, value) {
+  if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+}
+
+/* Call `move` for the movements of a drag that begins now, and `end` with its last event. */
+export function followDrag(move, end = () => {}) {
+  const drag = new AbortController(), options = { capture: true, signal: drag.signal };
+  window.addEventListener("pointermove", move, options);
+  for (const name of ["pointerup", "pointercancel"]) window.addEventListener(name, (event) => { drag.abort(); end(event); }, options);
+}
+
+/* Word of the address -> property of a view that shows the layer. */
+export const LAYERS = [["path", "path"], ["memory", "showsMemory"], ["held", "showsHeld"], ["table", "showsListing"]];
 
 /* The current timeline if visible, else the first visible one. */
-export const viewInUse = () => (inSight(state.active) ? state.active : [...views.values()].find(inSight));
+export const viewInUse = () => (inSight(state.active?.root) ? state.active : [...views.values()].find((view) => inSight(view.root)));

@@ -25,12 +25,6 @@ export class Raster {
     this.words = new Uint32Array(this.image.data.buffer);
   }
 
-  /* Clip a rectangle to the buffer; null if nothing is left. */
-  _cut(x0, y0, x1, y1) {
-    x0 = Math.max(0, x0); y0 = Math.max(0, y0); x1 = Math.min(this.width, x1); y1 = Math.min(this.height, y1);
-    return x0 < x1 && y0 < y1 ? [x0, y0, x1, y1] : null;
-  }
-
   fill(x0, y0, x1, y1, colour) {
     x0 = x0 < 0 ? 0 : x0; x1 = x1 > this.width ? this.width : x1;
     y0 = y0 < 0 ? 0 : y0; y1 = y1 > this.height ? this.height : y1;
@@ -44,10 +38,9 @@ export class Raster {
 
   /* Diagonal stripes of `wide` pixels in every `period` pixels, aligned to the page. */
   stripe(x0, y0, x1, y1, colour, period, wide) {
-    const cut = this._cut(x0, y0, x1, y1);
-    if (!cut) return;
-    for (let y = cut[1]; y < cut[3]; y++) {
-      for (let x = cut[0], at = y * this.width + x; x < cut[2]; x++, at++) {
+    const right = Math.min(this.width, x1), bottom = Math.min(this.height, y1);
+    for (let y = Math.max(0, y0); y < bottom; y++) {
+      for (let x = Math.max(0, x0), at = y * this.width + x; x < right; x++, at++) {
         if ((x + y) % period < wide) this.words[at] = colour;
       }
     }

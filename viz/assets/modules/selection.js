@@ -7,34 +7,32 @@ import { setProps, views } from "viz/page.js";
 const SEND = 60, READABLE = 14; // pixels of a lane with readable operations
 
 export const selectionMethods = {
-  sendLane(lane) {
-    Object.assign(this, { lane, selected: -1, gap: null, links: null, places: null });
-    dock.open(this.root.closest(".mode")?.dataset.named);
+  /* Select an operation or a gap of a lane; -1 and null for neither. */
+  _choose(lane, operation, gap) {
+    Object.assign(this, { lane, selected: operation, gap, links: null, places: null });
     this.redraw();
+  },
+
+  sendLane(lane) {
+    this._choose(lane, -1, null);
+    dock.open(this.root.closest(".mode")?.dataset.named);
     this.announce(`worker ${this.table.labels[lane]}`);
     this._send({ lane });
   },
 
   /* `quietly`: keep the open panel. */
   select(operation, quietly = false) {
-    this.selected = operation;
-    this.lane = this.table.laneOf(operation);
     if (this.flow && !this.flow.includes(operation)) this.flow = null;
-    this.gap = this.links = this.places = null;
+    this._choose(this.table.laneOf(operation), operation, null);
     this._reveal(operation);
-    this.announce(this.table.describe(operation, this.table.laneOf(operation)).join("; "));
+    this.announce(this.table.describe(operation, this.lane).join("; "));
     this._tell({ operation }, quietly);
-    this.redraw();
   },
 
   selectGap(lane, from, to, quietly = false) {
-    this.selected = -1;
-    this.links = this.places = null;
-    this.gap = { lane, from, to };
-    this.lane = lane;
+    this._choose(lane, -1, { lane, from, to });
     this.announce(`worker ${this.table.labels[lane]} idle from ${this.table.time(from)} to ${this.table.time(to)}`);
-    this._tell({ lane, from, to }, quietly);
-    this.redraw();
+    this._tell(this.gap, quietly);
   },
 
   /* Mark a range of time, null for none; `isMoving` during a drag. */
@@ -60,11 +58,10 @@ export const selectionMethods = {
   },
 
   clear() {
-    this.selected = -1;
-    this.gap = this.links = this.places = this.flow = this.range = null;
+    this._choose(this.lane, -1, null);
+    this.flow = this.range = null;
     this.announce("");
     this._send(null);
-    this.redraw();
   },
 
   /* Select the operation or gap at a place. */

@@ -1,6 +1,6 @@
 /* One timeline: canvas, axes, and the visible window. Changes request one redraw in the next frame. The server is asked only
    for the table; the selection goes to a dcc.Store. */
-import { drawCursor, drawTicks, sizeOf, tickStep } from "viz/axes.js";
+import { drawCursor, drawTicks, tickStep } from "viz/axes.js";
 import { tableOf } from "viz/derived.js";
 import { dock, useView } from "viz/dock.js";
 import { Picture } from "viz/draw.js";
@@ -22,6 +22,7 @@ const TOGETHER = 400, MAX_UNDONE = 100;
 export class View {
   constructor(root, table) {
     Object.assign(this, { root, table, overlay: root.querySelector(".lanes-axes") });
+    this.size = this.overlay.getBoundingClientRect(); // later kept by an observer, because reading it forces a layout
     this.name = root.dataset.name;
     this.linked = root.dataset.linked;
     this.page = root.closest(".mode")?.dataset.page;
@@ -63,7 +64,7 @@ export class View {
 
   /* Place of the axes in pixels. */
   get place() {
-    const { width, height } = sizeOf(this.overlay), [left, top, right, bottom] = this.margins;
+    const { width, height } = this.size, [left, top, right, bottom] = this.margins;
     return { left, top, width: width - left - right, height: height - top - bottom };
   }
 
@@ -157,7 +158,7 @@ export class View {
   }
 
   _draw() {
-    const began = performance.now(), { width, height } = sizeOf(this.overlay), plot = this.place;
+    const began = performance.now(), { width, height } = this.size, plot = this.place;
     const ratio = window.devicePixelRatio || 1, canvas = this.canvas;
     const wide = Math.round(width * ratio), high = Math.round(height * ratio);
     if (canvas.width !== wide || canvas.height !== high) {
@@ -208,7 +209,10 @@ export class View {
 
   _listen() {
     const { signal } = this.ended, stage = this.root.querySelector(".lanes-stage");
-    const resized = new ResizeObserver(() => this.redraw());
+    const resized = new ResizeObserver(([{ borderBoxSize: [{ inlineSize, blockSize }] }]) => {
+      this.size = { width: inlineSize, height: blockSize };
+      this.redraw();
+    });
     resized.observe(this.overlay);
     signal.addEventListener("abort", () => resized.disconnect());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this._theme(); this.redraw(); }, { signal });
