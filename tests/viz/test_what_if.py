@@ -191,7 +191,7 @@ def test_a_longer_search_replaces_a_plan_with_a_longer_period() -> None:
     is_better, message = page.search("1.1")
     best = what_if.outcome([Worker(1, 1)]).plan
     assert best.period == best.lower_bound < quick
-    assert f"changed the period from {quick:g} to {best.period:g}." in message
+    assert f"reduced the period from {quick:g} to {best.period:g}." in message
     assert is_better
     is_better, message = page.search("1.1")
     assert not is_better

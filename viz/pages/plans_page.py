@@ -221,7 +221,7 @@ class PlansPage(Page):
         if after is before:
             return False, f"A longer search found no plan with a shorter period than {was}."
         periods = f"from {was} to {short(after.plan.period, PLACE_DIGITS)}"
-        return True, f"A search of {short(after.seconds)} s changed the period {periods}."
+        return True, f"A search of {short(after.seconds)} s reduced the period {periods}."
 
     def static_content(self) -> list[Any]:
         heading, library = html.H2(self.title, className="source"), self.library(is_exported=True)

@@ -108,7 +108,7 @@ function halt(picture, context, { root, theme }) {
   context.fillStyle = theme.failure.mark;
   context.fillRect(x - ratio, 0, 2 * ratio, height);
   const size = 12 * ratio, left = (wide) => Math.min(x, width - wide);
-  drawTag(context, "hangs", theme.failure.mark, theme.failure.ink, { size, font: theme.font, left, top: height - 1.5 * size });
+  drawTag(context, "deadlock", theme.failure.mark, theme.failure.ink, { size, font: theme.font, left, top: height - 1.5 * size });
 }
 
 /* Lines between the workers of interleaved timelines. */
