@@ -288,7 +288,7 @@ def common_state_path(folder: Path) -> Path:
     """
     from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
 
-    return folder / COMMON_STATE_FNAME
+    return folder / str(COMMON_STATE_FNAME)
 
 
 def stored_common_state(folder: Path) -> StoredObject | None:

@@ -81,7 +81,7 @@ def common_state(folder: Path) -> dict[str, Any]:
         if stored is None:
             return {}
         content = stored.read()
-        named = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content))  # type: ignore[arg-type]
+        named = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content))
         stand_ins: list[Any] = [(type("Inert", (_InertObject,), {}), name) for name in named]
         with torch.serialization.safe_globals(stand_ins):
             common = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)

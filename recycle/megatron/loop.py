@@ -45,6 +45,7 @@ _REFUSED: Mapping[str, str] = {
     "fine_grained_activation_offloading": "it follows the order of megatron-core's own schedules",
     "cpu_offloading": "it follows the order of megatron-core's own schedules",
     # Only some versions of megatron-core have these.
+    "overlap_dispatch_backward_with_experts_wgrad": "a schedule with W decides when weight gradients are computed",
     "moe_paged_stash": "it follows the order of megatron-core's own schedules",
     "flextron": "finalize_model_grads sums other losses than the schedule's",
 }

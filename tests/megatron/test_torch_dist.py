@@ -161,7 +161,7 @@ def _optimizer_of(chunks: list[Any]) -> Any:
     """megatron-core's own optimizer for fp32 parameters."""
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-    return get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=1e-2, clip_grad=0.0), chunks)
+    return get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=1e-2, min_lr=0.0, clip_grad=0.0), chunks)
 
 
 def _with_optimizer(exported: Path, case: Case) -> tuple[Any, Any, dict[str, Any]]:

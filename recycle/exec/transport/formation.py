@@ -19,7 +19,7 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-from torch.distributed import Store
+from torch.distributed.distributed_c10d import Store
 
 from recycle.exec.transport.base import Lane
 from recycle.exec.transport.communicators import CommunicatorKey

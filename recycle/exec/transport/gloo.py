@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore
 
 from recycle.errors import first_line
 from recycle.exec.transport.base import Messaged, TransportError, Unreachable

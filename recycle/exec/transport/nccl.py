@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore
 
 from recycle.errors import JobError, RunError
 from recycle.exec.transport.groups import GroupsOfGeneration

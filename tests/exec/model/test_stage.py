@@ -169,28 +169,6 @@ def test_instructions_out_of_order_name_stage_and_micro_batch() -> None:
         last.forward(BATCH, None)
 
 
-def test_copied_state_continues_with_the_same_bits() -> None:
-    job = small_job()
-    stages = build_pipeline(job)
-    untouched = [stage.state_digest() for stage in stages]
-    assert untouched == [stage.state_digest() for stage in build_pipeline(job)]
-    for step in range(2):
-        run_pipelines([stages], step, 4)
-        for stage in stages:
-            stage.step(step, clip_factor=0.5)
-    assert all(stage.state_digest() != old for stage, old in zip(stages, untouched, strict=True))
-    joined = build_pipeline(job)
-    for copy, original in zip(joined, stages, strict=True):
-        for tensor, source in zip(copy.state_tensors(), original.state_tensors(), strict=True):
-            tensor.copy_(source)
-        assert copy.state_digest() == original.state_digest()
-        assert all(torch.equal(copy.parameters[name], original.parameters[name]) for name in original.parameters)
-    assert run_pipelines([joined], 2, 4) == run_pipelines([stages], 2, 4)
-    for stage in (*joined, *stages):
-        stage.step(2, clip_factor=1.0)
-    assert [stage.state_digest() for stage in joined] == [stage.state_digest() for stage in stages]
-
-
 def test_tensor_parallelism_is_refused() -> None:
     job = Job(grid=ShapeSection(1, 2, 2, tensor_parallel=2))
     with pytest.raises(RunError, match=r"\[shape\] tensor_parallel: 2"):

@@ -91,13 +91,6 @@ def test_resumed_run_has_the_same_bits(healthy: RunResult, runs: Any, tmp_path: 
     assert_same_bits(result, healthy)
 
 
-def test_run_resumes_without_tensor_parallelism(healthy: RunResult, runs: Any, tmp_path: Path) -> None:
-    tested_job = gpt(1, 1, 4, 1, train={"checkpoint_every": 3}, model={"layers": 4})
-    result = runs(tested_job, interrupted(healthy, tmp_path / "run"), resume=True)
-    assert result.losses == pytest.approx(healthy.losses, rel=1e-6)
-    assert result.losses[:3] == healthy.losses[:3]
-
-
 EMULATED = {"shape": {"tensor_parallel": 3}}
 
 

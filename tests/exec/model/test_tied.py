@@ -111,12 +111,6 @@ def test_every_family_trains_to_the_bits_of_one_process(family: str, ranks: int,
     assert figures(run(FAMILIES[family](job.shape), job, steps=STEPS)) == figures(whole)
 
 
-def test_first_and_last_stage_may_share_a_worker_of_one_rank(whole: RunResult) -> None:
-    both = tied(1, 1, 6, 2)
-    text = " ".join(f"0F0.{j} 1F0.{j} 1I0.{j} 0I0.{j} 0W0.{j} 1W0.{j}" for j in range(6))
-    assert figures(run(Schedule.from_text(both.shape, {"0.0": text}), both, steps=STEPS)) == figures(whole)
-
-
 @pytest.mark.parametrize(
     ("family", "chunks", "fault", "victim"),
     [
