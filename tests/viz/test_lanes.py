@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recycle import Profile, Schedule, Shape, Timeline, Worker, lower, simulate
+from recycle import Profile, Schedule, Shape, Timeline, Worker, simulate
 from recycle.ir.families import one_f_one_b
-from recycle.ir.formats import run_trace
-from recycle.ir.instruction import KIND_CLASSES, OverlappedPair, StageWide
+from recycle.ir.instruction import KIND_CLASSES, StageWide
 from recycle.runs import logs as runs
 from tests.viz.components import decode
 from viz.figures.boxes import boxes
@@ -60,20 +59,6 @@ def test_a_deadlock_is_timed_and_later_instructions_follow_back_to_back(
     ]  # fmt: skip
     assert table.halt == 2.0
     assert LaneTable.from_timeline(broken_timeline).halt is None
-
-
-def test_an_executed_step_starts_at_zero_and_keeps_its_origin(run_dir: Path, broken: Schedule) -> None:
-    trace = run_trace.read_trace(run_dir / "trace.json")
-    window = trace.window(4, 4)
-    table = LaneTable.from_trace(window, failed=[Worker(1, 1)])
-    assert table.start.min() == 0.0
-    assert table.origin == pytest.approx(float(window.start.min()))
-    assert table.origin > 2.0
-    assert table.unit == "s"
-    assert table.span == pytest.approx(0.0173 * simulate(lower(broken), Profile.uniform(link=0.1, step=0.5)).makespan)
-    assert table.failed.tolist() == [False, False, False, True, False, False]
-    compute = table.has(Flag.REROUTED) & (table.kind <= OverlappedPair.kind)
-    assert texts(table, np.flatnonzero(compute)) == ["1F1.0", "1I1.0", "1W1.0", "1F1.1", "1I1.1", "1W1.1"]
 
 
 def test_a_process_in_another_role_is_labelled_with_it(tmp_path: Path) -> None:

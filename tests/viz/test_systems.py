@@ -14,7 +14,7 @@ from recycle.cli import main
 from tests.cli.command import Command
 from tests.viz.components import of_type, plain, words
 from viz.app import build_app
-from viz.figures.charts import lost_figure, rate_steps
+from viz.figures.charts import rate_steps
 from viz.pages.systems_page import SystemsPage
 from viz.sources import RateChange, SystemComparison, SystemResult, is_comparison, load_comparison
 
@@ -52,17 +52,6 @@ def test_a_comparison_is_recognised_by_its_first_bytes(file: Path, tmp_path: Pat
     os.mkfifo(tmp_path / "pipe")
     assert not is_comparison(tmp_path / "pipe")  # without a writer a reader would wait forever
     assert not is_comparison(tmp_path / "none")
-
-
-def test_shares_of_time_add_up_to_the_lost_goodput(comparison: SystemComparison) -> None:
-    systems = [system for system in comparison.results(0) if system.fits]
-    assert len(systems) == len(comparison.results(0)) - 1
-    shares: dict[str, float] = dict.fromkeys((system.name for system in systems), 0.0)
-    for bars in lost_figure(systems).data:
-        for name, share in zip(bars.y, bars.x, strict=True):
-            shares[name] += share
-    for system in systems:
-        assert shares[system.name] == pytest.approx(100 * (1 - system.goodput / system.fault_free), abs=0.05)
 
 
 def test_only_visible_pauses_are_drawn() -> None:
