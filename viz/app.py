@@ -221,8 +221,7 @@ def serve(app: Dash, port: int = DEFAULT_PORT, on_ready: Callable[[str], None] =
         port: 0 takes any free port.
         on_ready: called with the address once the page can be opened.
 
-    Raises:
-        RecycleError: the port is in use or not permitted.
+    Raises RecycleError if the port is in use or not permitted.
     """
     from werkzeug.serving import make_server
 

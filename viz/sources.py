@@ -141,11 +141,7 @@ def executed_source(path: Path, source: ScheduleInput) -> ScheduleFile | None:
 
 
 def load_source(path: str | Path) -> Run | ScheduleFile:
-    """Load the run directory or schedule file at `path`, with times of NAME.profile.json next to it if present.
-
-    Raises:
-        RecycleError: the path is neither; says why.
-    """
+    """Load the run directory or schedule file at `path` as `load_sources` does."""
     (source,) = load_sources([path])
     return source
 
@@ -161,8 +157,7 @@ def load_sources(paths: Sequence[str | Path], prices: Prices | None = None) -> l
         prices: prices of schedule files; None: NAME.profile.json next to NAME.json. Without either, traces and
             timelines have their own times, and other files the times of `equal_work_times`.
 
-    Raises:
-        RecycleError: a path is neither; says why.
+    Raises RecycleError if a path is neither.
     """
     return _priced([(Path(path), _run_or_schedule(Path(path))) for path in paths], prices or _profile_next_to)
 

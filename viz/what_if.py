@@ -75,8 +75,7 @@ class WhatIf:
         searcher: a slower planner for better plans.
         for_job: returns the `WhatIf` of another job, for slow workers; None: slow workers are not supported.
 
-    Raises:
-        RecycleError: neither a job nor a plan states the shape.
+    Raises RecycleError if neither a job nor a plan states the shape.
     """
 
     def __init__(
@@ -144,9 +143,7 @@ class WhatIf:
     def outcome(self, failed: Iterable[Worker]) -> PlannedOutcome:
         """Return the plan without `failed`. Only one plan is made at a time.
 
-        Raises:
-            PlanError: a stage has no live worker, a memory limit is too small, or the library lacks the plan and no
-                planner is loaded.
+        Raises PlanError if a stage has no live worker, a memory limit is too small, or there is no plan.
         """
         return self._cached_outcome(frozenset(failed), self._plan, moving=True)
 

@@ -273,10 +273,7 @@ def _run_text(timeline: Timeline, row: int, worker: Worker) -> str:
 def first_start_difference(
     first: Timeline, second: Timeline, matches: Matches, tolerance: float, unit: TimeUnit = PLAN_UNIT
 ) -> Divergence | None:
-    """Return the earliest matched instruction whose starts differ by more than `tolerance` seconds.
-
-    The text is in `unit`.
-    """
+    """Return the earliest match whose starts differ by more than `tolerance` seconds; its text is in `unit`."""
     differing = np.flatnonzero(np.abs(matches.delta) > tolerance)
     if not len(differing):
         return None
@@ -296,12 +293,8 @@ def align(plan: Timeline, executed_step: Timeline, seconds_per_unit: float | Non
     Args:
         seconds_per_unit: seconds per unit of the plan's times; None: the ratio of the matched instructions' work.
 
-    Returns:
-        Executed seconds per unit of the plan's time, and a description of how that was determined.
-
-    Raises:
-        RecycleError: the executed times violate causality, so the workers' clocks were not aligned; or nothing of the
-            plan ran.
+    Returns (executed seconds per unit of the plan's time, description of the method). Raises RecycleError if the
+    executed times violate causality, because the workers' clocks were not aligned, or nothing of the plan ran.
     """
     require_one_clock(executed_step)
     begin = "both from their first start"
@@ -322,10 +315,8 @@ def require_one_clock(executed: Timeline) -> tuple[int, float]:
     """Return (transfers checked, undetectable clock difference in seconds) of an executed timeline.
 
     Activations and gradients cross between two workers in opposite directions. A clock shift therefore makes one of
-    them arrive before it was sent, unless the shift is smaller than the shortest time from send to use.
-
-    Raises:
-        RecycleError: a value was used before it was sent.
+    them arrive before it was sent, unless the shift is smaller than the shortest time from send to use. Raises
+    RecycleError if a value was used before it was sent.
     """
     violation = first_impossible(executed)
     slack = executed.makespan * TOLERANCE

@@ -72,10 +72,8 @@ def knows_bytes(profile: Profile) -> bool:
 def held_by_all(entry: CachedLanes, context: TimelineContext) -> tuple[Singles, Singles, Singles]:
     """Return the memory of all workers at each operation of a table, in bytes if the profile states sizes.
 
-    Returns:
-        The limit of each lane, NaN without one; memory from the start of each operation; memory from its end. It does
-            not
-        change between operations.
+    Returns (limit of each lane, NaN without one; memory from the start of each operation; memory from its end). Memory
+    does not change between operations.
     """
     table, timeline = entry.table, context.timeline
     schedule, profile = timeline.schedule, timeline.profile

@@ -101,8 +101,7 @@ class Comparison(NamedTuple):
     def of_keys(cls, sources: Sequence[Source], keys: Sequence[str]) -> Comparison:
         """Put the timelines of `keys` on one clock, and compare each with the first.
 
-        Raises:
-            RecycleError: a key is unknown, or its plan has no timeline; or as in `align_clocks`.
+        Raises RecycleError if a key is unknown or its plan has no timeline, and as `align_clocks` does.
         """
         available = choices(sources)
         for key in keys:

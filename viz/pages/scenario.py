@@ -95,8 +95,7 @@ def from_file(context: TimelineContext, name: str, text: str) -> tuple[Profile, 
         name: file name; a job's ends with `.toml`.
         text: content. Files that it refers to are not read.
 
-    Raises:
-        JobError: the content is invalid, has another shape, or refers to a file of times.
+    Raises JobError if the content is invalid, has another shape, or refers to a file of times.
     """
     shape = context.timeline.schedule.shape
     if not name.lower().endswith(".toml"):
