@@ -143,7 +143,7 @@ class WhatIf:
     def outcome(self, failed: Iterable[Worker]) -> PlannedOutcome:
         """Return the plan without `failed`. Only one plan is made at a time.
 
-        Raises PlanError if a stage has no live worker, a memory limit is too small, or there is no plan.
+        Raises PlanError if a stage has no live worker, a memory limit is too small, or the plan is missing.
         """
         return self._cached_outcome(frozenset(failed), self._plan, moving=True)
 
