@@ -74,10 +74,10 @@ def check(
     more: dict[str, int] = {}
     for rule in all_rules():
         if not (rule.presumes_valid and any(finding.severity == "error" for finding in findings)):
-            found, left_out = rule.findings(inspection)
-            findings += found
-            if left_out:
-                more[rule.code] = left_out
+            listed, omitted = rule.findings(inspection)
+            findings += listed
+            if omitted:
+                more[rule.code] = omitted
 
     def place(finding: Finding) -> tuple[bool, int, int]:
         worker = -1 if finding.worker is None else shape.worker_index(Worker.parse(finding.worker))

@@ -80,11 +80,11 @@ def touch_cache(*kernels: Callable[..., Any]) -> None:
 
 def cache_folder(kernel: Callable[..., Any]) -> Path:
     """Return numba's cache folder of a kernel: next to its source, or in NUMBA_CACHE_DIR."""
-    beside = Path(kernel.__code__.co_filename).absolute().parent
-    given = os.environ.get("NUMBA_CACHE_DIR")
-    if not given:
-        return beside / "__pycache__"
-    return Path(given) / f"{beside.name}_{hashlib.sha1(str(beside).encode()).hexdigest()}"
+    folder = Path(kernel.__code__.co_filename).absolute().parent
+    configured = os.environ.get("NUMBA_CACHE_DIR")
+    if not configured:
+        return folder / "__pycache__"
+    return Path(configured) / f"{folder.name}_{hashlib.sha1(str(folder).encode()).hexdigest()}"
 
 
 def _indices(kernel: Callable[..., Any]) -> Iterator[Path]:

@@ -42,7 +42,7 @@ from recycle.ir.instruction import (
     WeightPart,
 )
 from recycle.ir.kinds import KIND_CLASSES, Need, Origin, ValueKind, makers_of
-from recycle.ir.pieces import work
+from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import MicroBatch
 
@@ -219,17 +219,17 @@ class _Builder:
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule, self.shape, self.columns = schedule, schedule.shape, schedule.columns
-        self.work = work(schedule)
-        self.of = self.work.of
+        self.ops = operations_of(schedule)
+        self.select = self.ops.select
         self.micro_batches = self.shape.global_micro_batches
-        self.nodes = len(self.work.row)
+        self.nodes = len(self.ops.row)
         self.edges: list[tuple[Rows, Rows, Cause]] = []
         self.carried: list[tuple[Rows, Rows]] = []
         self.missing: list[list[Rows]] = []
         self.away: list[tuple[Rows, Rows, Rows]] = []
         self.sends = np.full(len(self.columns), -1, dtype=np.int64)
-        self.has_transfers = bool(self.of(Transfer).size)
-        self.producer = {value: self.work.first(self.shape, self.of(*makers_of(value))) for value in ValueKind}
+        self.has_transfers = bool(self.select(Transfer).size)
+        self.producer = {value: self.ops.first(self.shape, self.select(*makers_of(value))) for value in ValueKind}
 
     def build(self) -> Dependencies:
         for consumer in (cls for cls in KIND_CLASSES if issubclass(cls, Compute | Send)):
@@ -238,8 +238,8 @@ class _Builder:
         for value, (send, receive) in CARRIERS.items():
             self._receivers(send, receive, value)
         self._stage_wide()
-        rows, joins = len(self.columns), self.nodes - len(self.work.row)
-        node = np.append(self.work.row, rows + np.arange(joins))
+        rows, joins = len(self.columns), self.nodes - len(self.ops.row)
+        node = np.append(self.ops.row, rows + np.arange(joins))
         sources, targets, causes = zip(*self.edges, strict=True)
         cause = np.repeat(np.array(causes, dtype=np.uint8), [len(edges) for edges in sources])
         source, target = (node[np.concatenate(ends)] for ends in (sources, targets))
@@ -254,59 +254,61 @@ class _Builder:
 
     def _crossings(self) -> Crossings:
         none = np.empty(0, dtype=np.int64)
-        pieces, made_by, value = (np.concatenate(part) for part in zip((none, none, none), *self.away, strict=True))
-        stage, micro_batch = self.work.stage[made_by], self.work.micro_batch[made_by]
+        consumers, producer_op, value = (
+            np.concatenate(part) for part in zip((none, none, none), *self.away, strict=True)
+        )
+        stage, micro_batch = self.ops.stage[producer_op], self.ops.micro_batch[producer_op]
         key = (value * self.shape.stages + stage) * self.micro_batches + micro_batch
-        key = key * self.shape.worker_count + self.work.worker[pieces]
-        order = np.lexsort((pieces, key))
+        key = key * self.shape.worker_count + self.ops.worker[consumers]
+        order = np.lexsort((consumers, key))
         first = order[np.diff(key[order], prepend=-1) != 0]
-        row = self.work.row
-        return Crossings(value[first], stage[first], micro_batch[first], row[made_by[first]], row[pieces[first]])
+        row = self.ops.row
+        return Crossings(value[first], stage[first], micro_batch[first], row[producer_op[first]], row[consumers[first]])
 
-    def _miss(self, pieces: Rows, why: Why, value: int, offset: int) -> None:
-        if len(pieces):
-            alike = (np.full(len(pieces), number, dtype=np.int64) for number in (why, value))
-            work = self.work
-            self.missing.append([work.row[pieces], *alike, work.stage[pieces] + offset, work.micro_batch[pieces]])
+    def _miss(self, consumers: Rows, why: Why, value: int, offset: int) -> None:
+        if len(consumers):
+            alike = (np.full(len(consumers), number, dtype=np.int64) for number in (why, value))
+            ops = self.ops
+            self.missing.append([ops.row[consumers], *alike, ops.stage[consumers] + offset, ops.micro_batch[consumers]])
 
     def _edge(self, source: Rows, target: Rows, cause: Cause) -> None:
         self.edges.append((source, target, cause))
 
-    def _key(self, pieces: Rows, worker: Rows, offset: int) -> Rows:
-        stage = self.work.stage[pieces] + offset
-        return (worker * (self.shape.stages + 2) + stage + 1) * self.micro_batches + self.work.micro_batch[pieces]
+    def _key(self, ops: Rows, worker: Rows, offset: int) -> Rows:
+        stage = self.ops.stage[ops] + offset
+        return (worker * (self.shape.stages + 2) + stage + 1) * self.micro_batches + self.ops.micro_batch[ops]
 
     def _consumers(self, consumer: type[Compute | Send], need: Need) -> None:
-        worker, (value, offset, origin) = self.work.worker, need
-        pieces = self.of(consumer)
-        stage = self.work.stage[pieces] + offset
+        worker, (value, offset, origin) = self.ops.worker, need
+        consumers = self.select(consumer)
+        stage = self.ops.stage[consumers] + offset
         exists = (stage >= 0) & (stage < self.shape.stages)
-        pieces, stage = pieces[exists], stage[exists]
-        made_by = self.producer[value][stage * self.micro_batches + self.work.micro_batch[pieces]]
-        self._miss(pieces[made_by < 0], Why.NO_PRODUCER, value, offset)
-        pieces, made_by = pieces[made_by >= 0], made_by[made_by >= 0]
-        local = worker[pieces] == worker[made_by]
-        self._edge(made_by[local], pieces[local], Cause.DATA)
-        pieces, made_by = pieces[~local], made_by[~local]
+        consumers, stage = consumers[exists], stage[exists]
+        producer_op = self.producer[value][stage * self.micro_batches + self.ops.micro_batch[consumers]]
+        self._miss(consumers[producer_op < 0], Why.NO_PRODUCER, value, offset)
+        consumers, producer_op = consumers[producer_op >= 0], producer_op[producer_op >= 0]
+        local = worker[consumers] == worker[producer_op]
+        self._edge(producer_op[local], consumers[local], Cause.DATA)
+        consumers, producer_op = consumers[~local], producer_op[~local]
         if origin != Origin.ANY_WORKER:
-            self._miss(pieces, Why.NOT_LOCAL, value, offset)
+            self._miss(consumers, Why.NOT_LOCAL, value, offset)
             return
         if not self.has_transfers:
-            self._edge(made_by, pieces, Cause.DATA)
-            self.away.append((pieces, made_by, np.full(len(pieces), value, dtype=np.int64)))
+            self._edge(producer_op, consumers, Cause.DATA)
+            self.away.append((consumers, producer_op, np.full(len(consumers), value, dtype=np.int64)))
             return
         receive = CARRIERS[value][1]
-        receives = self.of(receive)
+        receives = self.select(receive)
         received = find(
             self._key(receives, worker[receives], receive.row.needs[0].offset),
-            self._key(pieces, worker[pieces], offset),
+            self._key(consumers, worker[consumers], offset),
         )
-        self._edge(np.where(received >= 0, np.append(receives, -1)[received], made_by), pieces, Cause.DATA)
-        self._miss(pieces[received < 0], Why.NOT_RECEIVED, value, offset)
+        self._edge(np.where(received >= 0, np.append(receives, -1)[received], producer_op), consumers, Cause.DATA)
+        self._miss(consumers[received < 0], Why.NOT_RECEIVED, value, offset)
 
     def _receivers(self, send: type[Send], receive: type[Receive], value: ValueKind) -> None:
-        row, worker, offset = self.work.row, self.work.worker, receive.row.needs[0].offset
-        sends, receives = self.of(send), self.of(receive)
+        row, worker, offset = self.ops.row, self.ops.worker, receive.row.needs[0].offset
+        sends, receives = self.select(send), self.select(receive)
         peer = self.columns.peer.astype(np.int64)
         lane = self.shape.worker_count
         send_keys = self._key(sends, worker[sends] * lane + peer[row[sends]], 0)
@@ -320,11 +322,11 @@ class _Builder:
         self._miss(lone, Why.NO_SEND, value, offset)
 
     def _stage_wide(self) -> None:
-        stage, shape = self.work.stage, self.shape
-        group, host = tie_groups(shape.stages, self.schedule.ties), self.work.worker * shape.stages + stage
-        gradients = self.of(*makers_of(ValueKind.WEIGHT_GRADIENT))
-        reduces, steps = self.of(ReduceGradients), self.of(OptimizerStep)
-        begins = self.of(*(cls for cls in KIND_CLASSES if issubclass(cls, Compute) and _begins_work(cls)))
+        stage, shape = self.ops.stage, self.shape
+        group, host = tie_groups(shape.stages, self.schedule.ties), self.ops.worker * shape.stages + stage
+        gradients = self.select(*makers_of(ValueKind.WEIGHT_GRADIENT))
+        reduces, steps = self.select(ReduceGradients), self.select(OptimizerStep)
+        begins = self.select(*(cls for cls in KIND_CLASSES if issubclass(cls, Compute) and _begins_work(cls)))
         self._join(gradients, group[stage[gradients]], reduces, group[stage[reduces]], Cause.REDUCE)
         commit, all_steps = self.nodes, self.nodes + 1
         self.nodes += 2
@@ -334,8 +336,8 @@ class _Builder:
         for follower in KIND_CLASSES:
             if follower.row.follows is None:
                 continue
-            firsts, thens = self.of(follower.row.follows), self.of(follower)
-            key = host * (self.micro_batches + 1) + self.work.micro_batch
+            firsts, thens = self.select(follower.row.follows), self.select(follower)
+            key = host * (self.micro_batches + 1) + self.ops.micro_batch
             before, after, lone = _matched(firsts, key[firsts], thens, key[thens])
             cause = Cause.STEP
             if issubclass(follower, WaitSend):  # a value may be sent to several workers
@@ -344,7 +346,7 @@ class _Builder:
             self._edge(before, after, cause)
             self._miss(lone, Why.NO_PREDECESSOR, -1, 0)
         self._buckets(host, gradients, reduces)
-        gathers = self.of(GatherParameters)
+        gathers = self.select(GatherParameters)
         self._join(steps, stage[steps], gathers, stage[gathers], Cause.STEP)
         # The next iteration's first work at a stage waits for the first GATHER_PARAMS of the stage on its worker.
         self.carried.append(_matched(gathers, host[gathers], begins, host[begins])[:2])
@@ -357,15 +359,15 @@ class _Builder:
             self.carried.append(_matched(steps, host[steps], begins, host[begins])[:2])
 
     def _buckets(self, host: Rows, gradients: Rows, reduces: Rows) -> None:
-        row, buckets, sums = self.work.row, self.schedule.buckets, self.of(ReduceBucket)
+        row, buckets, sums = self.ops.row, self.schedule.buckets, self.select(ReduceBucket)
         if not len(sums):
             return
-        key = self.work.stage * buckets + self.work.bucket
-        is_part = self.work.kind[gradients] == WeightPart.kind
+        key = self.ops.stage * buckets + self.ops.bucket
+        is_part = self.ops.kind[gradients] == WeightPart.kind
         parts, wholes = gradients[is_part], gradients[~is_part]
         last = wholes[np.lexsort((row[wholes], host[wholes]))]
         last = last[np.diff(host[last], append=-1) != 0]
-        added = self.work.stage[last, None] * buckets + np.arange(buckets)
+        added = self.ops.stage[last, None] * buckets + np.arange(buckets)
         adds, keys = np.append(parts, np.repeat(last, buckets)), np.append(key[parts], added)
         self._join(adds, keys, sums, key[sums], Cause.REDUCE)
         # Several reduces of one stage on one worker are an error; the first one ends the sums.
@@ -421,6 +423,6 @@ def find(keys: Rows, wanted: Rows) -> Rows:
 
 def _matched(first: Rows, first_keys: Rows, then: Rows, then_keys: Rows) -> tuple[Rows, Rows, Rows]:
     """Return (matching `first` of each `then` with a match, the matched `then`, the unmatched `then`)."""
-    found = find(first_keys, then_keys)
-    there = found >= 0
-    return first[found[there]], then[there], then[~there]
+    index = find(first_keys, then_keys)
+    is_matched = index >= 0
+    return first[index[is_matched]], then[is_matched], then[~is_matched]

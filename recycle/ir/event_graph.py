@@ -41,8 +41,8 @@ from recycle.ir.compiled import COMPILE_FROM, load, run
 from recycle.ir.dependencies import Cause, Dependencies, dependencies
 from recycle.ir.instruction import (
     KIND_CLASSES,
+    AsyncInstruction,
     Backward,
-    Beside,
     Compute,
     Forward,
     OverlappedPair,
@@ -194,7 +194,7 @@ class Repeats(NamedTuple):
 
 def repeats(carried_source: Rows, carried_target: Rows, chains: Sequence[tuple[Rows, Rows]]) -> Repeats:
     """Collect the carried dependencies and an edge from the last to the first node of each chain."""
-    firsts, lasts = zip(*(chain_ends(one) for one in chains), strict=True)
+    firsts, lasts = zip(*(chain_ends(chain) for chain in chains), strict=True)
     source = np.concatenate([carried_source, *lasts])
     target = np.concatenate([carried_target, *firsts])
     by_target = np.argsort(target, kind="stable")
@@ -319,7 +319,7 @@ def event_edges(
 
     If `serialised`, each worker carries one transfer at a time, unbuffered and in program order (one NCCL stream).
     """
-    before = rows_before(columns, ~is_kind(columns.kind, Beside))
+    before = rows_before(columns, ~is_kind(columns.kind, AsyncInstruction))
     extra = [
         (compute_order(columns), Cause.ORDER),
         (consecutive(lane_chains(columns)), Cause.LANE),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from recycle.errors import ScheduleError
 from recycle.ir.kinds import KIND_CLASSES as KIND_CLASSES
-from recycle.ir.kinds import Beside as Beside
+from recycle.ir.kinds import AsyncInstruction as AsyncInstruction
 from recycle.ir.kinds import Compute as Compute
 from recycle.ir.kinds import ComputePart as ComputePart
 from recycle.ir.kinds import Instruction as Instruction
@@ -31,7 +31,7 @@ from recycle.ir.kinds import StageWide as StageWide
 from recycle.ir.kinds import Transfer as Transfer
 from recycle.ir.kinds import WaitSend as WaitSend
 from recycle.ir.kinds import is_kind as is_kind
-from recycle.ir.kinds import made as made
+from recycle.ir.kinds import make_instruction as make_instruction
 from recycle.job.shape import MicroBatch, Worker
 
 _ACTIVATION, _INPUT_GRADIENT, _WEIGHT_GRADIENT = ValueKind
@@ -207,7 +207,7 @@ class WeightPart(ComputePart):
         letter="",
     )
 )
-class ReduceBucket(StagePart, Beside):
+class ReduceBucket(StagePart, AsyncInstruction):
     """`2REDUCE_BUCKET/0`: begin the sum of bucket 0 of stage 2's gradients over all its live hosts."""
 
     __slots__ = ()
@@ -361,7 +361,7 @@ def parse_instruction(text: str, one_pipeline: bool = False) -> Instruction:
         raise ScheduleError(f"{text!r}: the other worker is missing, write for example {text}@0.1")
     micro_batch = MicroBatch(int(match[3] or 0), int(match[4] or 0))
     peer = Worker(int(match[6]), int(match[7])) if match[6] else None
-    return made(cls, stage=stage, micro_batch=micro_batch, peer=peer, bucket=int(match[5] or 0))
+    return make_instruction(cls, stage=stage, micro_batch=micro_batch, peer=peer, bucket=int(match[5] or 0))
 
 
 def _parse_pair(text: str, one_pipeline: bool) -> OverlappedPair:

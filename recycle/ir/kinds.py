@@ -126,7 +126,7 @@ class WaitSend(Compute):
     __slots__ = ()
 
 
-class Beside(Instruction):
+class AsyncInstruction(Instruction):
     """Base of instructions that overlap the compute of their worker."""
 
     __slots__ = ()
@@ -139,7 +139,7 @@ class Part(Instruction):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Transfer(Beside):
+class Transfer(AsyncInstruction):
     """One end of a transfer; `stage` runs the instruction, `peer` is the worker at the other end."""
 
     stage: int
@@ -192,7 +192,7 @@ class StagePart(StageWide, Part):
         return f"{self.stage}{self.token}/{self.bucket}"
 
 
-def made(cls: type[Instruction], **operands: Any) -> Instruction:
+def make_instruction(cls: type[Instruction], **operands: Any) -> Instruction:
     """Create an instruction, ignoring operands that its kind does not have."""
     return cls(*[operands[name] for name in cls.operands])
 
@@ -218,12 +218,12 @@ def register(row: InstructionKind) -> Callable[[C], C]:
             if not hasattr(Profile, name):
                 raise ValueError(f"{cls.__name__}: seconds: {name!r} is not an attribute of a profile")
         if not _TOKEN.fullmatch(row.token):
-            raise ValueError(f"{row.token!r} is no token: write capitals and underscores, such as REPLAY")
+            raise ValueError(f"{row.token!r} is not a token: write capitals and underscores, such as REPLAY")
         taken = next((other for other in KIND_CLASSES if other.token == row.token), None)
         if taken is not None:
-            raise ValueError(f"the token {row.token} is that of {taken.__name__} already")
+            raise ValueError(f"the token {row.token} is already used by {taken.__name__}")
         if len(KIND_CLASSES) == MOST_KINDS:
-            raise ValueError(f"there are {MOST_KINDS} kinds already, which is the most")
+            raise ValueError(f"the table already has {MOST_KINDS} kinds, the maximum")
         cls.kind, cls.row, cls.token = len(KIND_CLASSES), row, row.token
         cls.operands = tuple(field.name for field in fields(cls))
         KIND_CLASSES.append(cls)
@@ -269,15 +269,15 @@ def makers_of(value: ValueKind) -> tuple[type[Instruction], ...]:
     return kinds_where(lambda row: value in row.produces)
 
 
-def per_kind(of: Callable[[type[Instruction]], Any], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
+def per_kind(value_of: Callable[[type[Instruction]], Any], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
     """Evaluate `of` for each kind, as an array indexed by a column of kinds."""
-    return np.array([of(cls) for cls in KIND_CLASSES], dtype=dtype)
+    return np.array([value_of(cls) for cls in KIND_CLASSES], dtype=dtype)
 
 
 def is_kind(column: npt.NDArray[np.uint8], classes: type | Iterable[type]) -> npt.NDArray[np.bool_]:
     """Return which entries of a column of kinds are of one of the classes or subclasses; faster than `np.isin`."""
-    found: npt.NDArray[np.bool_] = _flags((classes,) if isinstance(classes, type) else tuple(classes))[column]
-    return found
+    matches: npt.NDArray[np.bool_] = _flags((classes,) if isinstance(classes, type) else tuple(classes))[column]
+    return matches
 
 
 @reads_kinds

@@ -44,7 +44,7 @@ from recycle.ir.instruction import (
     is_kind,
 )
 from recycle.ir.kinds import ValueKind, kinds_where, makers_of
-from recycle.ir.pieces import work
+from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
 
 _OFFSET = np.array([receive.row.needs[0].offset for _, receive in CARRIERS.values()], dtype=np.int64)
@@ -94,11 +94,11 @@ def add_transfers(schedule: Schedule) -> tuple[Schedule, Rows]:
     before its consumer, or before the next end.
     """
     graph = dependencies(schedule)
-    found, rank = graph.crossings, _global_rank(schedule.columns, graph)
-    by_rank = np.lexsort((found.stage, found.value, rank[found.producer]))
-    producer, consumer = found.producer[by_rank], found.consumer[by_rank]
-    value, stage = found.value[by_rank], found.stage[by_rank]
-    pipeline, index = np.divmod(found.micro_batch[by_rank], schedule.shape.micro_batches)
+    crossings, rank = graph.crossings, _global_rank(schedule.columns, graph)
+    by_rank = np.lexsort((crossings.stage, crossings.value, rank[crossings.producer]))
+    producer, consumer = crossings.producer[by_rank], crossings.consumer[by_rank]
+    value, stage = crossings.value[by_rank], crossings.stage[by_rank]
+    pipeline, index = np.divmod(crossings.micro_batch[by_rank], schedule.shape.micro_batches)
     sender, receiver = schedule.columns.worker[producer], schedule.columns.worker[consumer]
     kinds = np.array([[end.kind for end in pair] for pair in CARRIERS.values()])[value]
     ends = {
@@ -210,12 +210,12 @@ def _cut_last_weights(schedule: Schedule) -> tuple[Schedule, Rows]:
 
 
 def _last_gradients(schedule: Schedule) -> Rows:
-    pieces = work(schedule)
-    at = pieces.of(*makers_of(ValueKind.WEIGHT_GRADIENT))
-    host = pieces.worker[at] * schedule.shape.stages + pieces.stage[at]
-    order = np.lexsort((pieces.row[at], host))
+    ops = operations_of(schedule)
+    at = ops.select(*makers_of(ValueKind.WEIGHT_GRADIENT))
+    host = ops.worker[at] * schedule.shape.stages + ops.stage[at]
+    order = np.lexsort((ops.row[at], host))
     last = np.diff(host[order], append=-1) != 0
-    return np.sort(pieces.row[at][order][last])
+    return np.sort(ops.row[at][order][last])
 
 
 def _bucket_starts(schedule: Schedule) -> tuple[Rows, Rows, Rows, Rows]:
@@ -228,15 +228,15 @@ def _bucket_starts(schedule: Schedule) -> tuple[Rows, Rows, Rows, Rows]:
     live = [w for w, worker in enumerate(shape.workers()) if worker not in schedule.failed]
     worker = np.array([w for w in live for _ in schedule.placement[w]], dtype=np.int64)
     stage = np.array([s for w in live for s in sorted(schedule.placement[w], reverse=True)], dtype=np.int64)
-    pieces, offsets = work(schedule), schedule.columns.offsets
-    at = pieces.of(*makers_of(ValueKind.WEIGHT_GRADIENT))
-    host = find(worker * stages + stage, pieces.worker[at] * stages + pieces.stage[at])
+    ops, offsets = operations_of(schedule), schedule.columns.offsets
+    at = ops.select(*makers_of(ValueKind.WEIGHT_GRADIENT))
+    host = find(worker * stages + stage, ops.worker[at] * stages + ops.stage[at])
     at, host = at[host >= 0], host[host >= 0]
-    is_part = pieces.kind[at] == WeightPart.kind
-    behind = np.zeros((len(stage), schedule.buckets), dtype=np.int64)
-    np.maximum.at(behind, (host[is_part], pieces.bucket[at[is_part]]), pieces.row[at[is_part]] + 1)
-    np.maximum.at(behind, host[~is_part], pieces.row[at[~is_part], None] + 1)
-    place = np.where(behind > 0, behind, offsets[worker + 1, None])[:, :count].ravel()
+    is_part = ops.kind[at] == WeightPart.kind
+    next_row = np.zeros((len(stage), schedule.buckets), dtype=np.int64)
+    np.maximum.at(next_row, (host[is_part], ops.bucket[at[is_part]]), ops.row[at[is_part]] + 1)
+    np.maximum.at(next_row, host[~is_part], ops.row[at[~is_part], None] + 1)
+    place = np.where(next_row > 0, next_row, offsets[worker + 1, None])[:, :count].ravel()
     worker = np.repeat(worker, count)
     # Rows of later workers have larger numbers, so one running maximum serves all workers.
     return worker, np.maximum.accumulate(place), np.repeat(stage, count), np.tile(np.arange(count), len(stage))

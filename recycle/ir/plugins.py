@@ -62,7 +62,7 @@ def entry_points(group: str, taken: Collection[str] = ()) -> list[metadata.Entry
     entries = sorted(metadata.entry_points(group=group), key=lambda entry: (entry.name, entry.value))
     for entry in entries:
         if entry.name in taken:
-            raise JobError(refusal_of(entry, f"{entry.name} is a name of recycle's own"))
+            raise JobError(refusal_of(entry, f"recycle itself uses the name {entry.name}"))
     return entries
 
 
@@ -101,7 +101,7 @@ def refusal_of(entry: metadata.EntryPoint, reason: str) -> str:
 def import_failure(error: BaseException, module: str) -> str:
     """Return the message for a failed import, with the place of the error."""
     if isinstance(error, ModuleNotFoundError) and error.name is not None and f"{module}.".startswith(f"{error.name}."):
-        return f'there is no module "{error.name}" in {os.getcwd()} or on Python\'s path'
+        return f'module "{error.name}" was not found in {os.getcwd()} or on Python\'s path'
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     if isinstance(error, SyntaxError):

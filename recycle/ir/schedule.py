@@ -28,7 +28,7 @@ from recycle.ir.instruction import (
     OverlappedPair,
     Transfer,
     is_kind,
-    made,
+    make_instruction,
 )
 from recycle.ir.native import parse, render, words
 from recycle.job.profile import Profile
@@ -218,7 +218,7 @@ class Schedule:
             second = MicroBatch(int(c.pipeline2[row]), int(c.index2[row]))
             return OverlappedPair(Forward(stage, micro_batch), Backward(int(c.stage2[row]), second))
         peer = self.shape.worker_at(c.peer[row]) if issubclass(cls, Transfer) else None
-        return made(cls, stage=stage, micro_batch=micro_batch, peer=peer, bucket=int(c.bucket[row]))
+        return make_instruction(cls, stage=stage, micro_batch=micro_batch, peer=peer, bucket=int(c.bucket[row]))
 
     def words(self) -> list[str]:
         """Return the text of each row's instruction, without building instruction objects."""
@@ -339,13 +339,13 @@ def _worker(shape: Shape, worker: Worker | str, where: str) -> Worker:
 def _by_worker(shape: Shape, given: Mapping[Any, Value], where: str) -> dict[Worker, Value]:
     if not isinstance(given, Mapping):
         raise ScheduleError(f"{where}: {given!r} is not a mapping from workers: write {{'0.0': ...}}")
-    found: dict[Worker, Value] = {}
+    by_worker: dict[Worker, Value] = {}
     for name, value in given.items():
         worker = _worker(shape, name, where)
-        if worker in found:
-            raise ScheduleError(f"{where}: worker {worker} is there twice")
-        found[worker] = value
-    return found
+        if worker in by_worker:
+            raise ScheduleError(f"{where}: worker {worker} is listed twice")
+        by_worker[worker] = value
+    return by_worker
 
 
 def _placement(shape: Shape, placement: Placement | Mapping[Worker | str, Sequence[int]] | None) -> Placement:

@@ -110,10 +110,10 @@ class Trace:
     @cached_property
     def _generations(self) -> dict[int, list[int]]:
         pairs = np.unique(np.stack([self.step, self.generation], axis=1), axis=0)
-        found: dict[int, list[int]] = {}
+        by_step: dict[int, list[int]] = {}
         for step, generation in pairs.tolist():
-            found.setdefault(step, []).append(generation)
-        return found
+            by_step.setdefault(step, []).append(generation)
+        return by_step
 
     def period(self, first: int, last: int) -> float | None:
         """Return the median seconds between consecutive steps from `first` to `last`, in the generations that count.
@@ -212,10 +212,10 @@ class TraceBuilder:
         rows, times = rows[order], times[order]
 
         def trace(which: npt.NDArray[np.bool_], **more: Any) -> Trace:
-            of, at = rows[which], times[which]
-            columns = parsed.take(of[:, 4], offsets_of(of[:, 0], self.shape.worker_count))
-            role, generation, step, batch = (of[:, i].astype(np.int32) for i in (1, 2, 3, 5))
-            start, end = at[:, 0].copy(), at[:, 1].copy()
+            chosen, seconds = rows[which], times[which]
+            columns = parsed.take(chosen[:, 4], offsets_of(chosen[:, 0], self.shape.worker_count))
+            role, generation, step, batch = (chosen[:, i].astype(np.int32) for i in (1, 2, 3, 5))
+            start, end = seconds[:, 0].copy(), seconds[:, 1].copy()
             return Trace(self.shape, columns, role, generation, step, start, end, batch=batch, **more)
 
         evaluates = rows[:, 5] >= 0
@@ -236,13 +236,13 @@ def executed_schedule(ran: Trace) -> tuple[Schedule, Rows]:
 
 def _placement_of(shape: Shape, columns: Columns) -> Placement:
     """Return the stages of each worker; a worker without instructions gets the stages of its first live peer."""
-    usual, found = loop_placement(shape), dict[int, tuple[int, ...]]()
+    usual, stages_of = loop_placement(shape), dict[int, tuple[int, ...]]()
     for w, (first, end) in enumerate(pairwise(columns.offsets.tolist())):
         if first < end:
             stages = np.unique(columns.stage[first:end])
-            found[w] = tuple(stages[stages < shape.stages].tolist())
-    of_rank = {w % shape.ranks: stages for w, stages in reversed(found.items())}
-    return tuple(found.get(w, of_rank.get(w % shape.ranks, usual[w])) for w in range(shape.worker_count))
+            stages_of[w] = tuple(stages[stages < shape.stages].tolist())
+    of_rank = {w % shape.ranks: stages for w, stages in reversed(stages_of.items())}
+    return tuple(stages_of.get(w, of_rank.get(w % shape.ranks, usual[w])) for w in range(shape.worker_count))
 
 
 _NAMES = {
@@ -340,16 +340,16 @@ WorkerTimes = Mapping[tuple[str, int, int], float]
 def worker_times(ran: Trace, stages: int) -> WorkerTimes:
     """Return the median duration of the instructions of each stage on each worker. W parts count as their sum."""
     c, seconds, buckets = ran.columns, ran.end - ran.start, buckets_of(ran.columns)
-    found: dict[tuple[str, int, int], float] = {}
+    medians: dict[tuple[str, int, int], float] = {}
     for stage, kind in product(range(stages), (*_NAMES, WeightPart.kind)):
         rows = np.flatnonzero((c.stage == stage) & (c.kind == kind))
         for worker in np.unique(ran.process[rows]).tolist():
             took = seconds[rows[ran.process[rows] == worker]]
             if kind == WeightPart.kind:
-                found.setdefault(("backward_weight", stage, worker), buckets * float(took.mean()))
+                medians.setdefault(("backward_weight", stage, worker), buckets * float(took.mean()))
             else:
-                found[_NAMES[kind], stage, worker] = float(np.median(took))
-    return found
+                medians[_NAMES[kind], stage, worker] = float(np.median(took))
+    return medians
 
 
 def stage_times(times: WorkerTimes, stage: int, profile: Profile, stages: int) -> dict[str, float]:
@@ -374,20 +374,20 @@ def executed_profile(ran: Trace, step: int, name: str) -> Profile:
     trace has no bytes, so transfers count as latency. Raises ScheduleError if a stage lacks its forward or backward.
     """
     stages, times = ran.shape.stages, worker_times(ran, ran.shape.stages)
-    found: dict[str, list[float]] = {key: [] for key in ("forward", "backward_input", "backward_weight", "step")}
+    columns: dict[str, list[float]] = {key: [] for key in ("forward", "backward_input", "backward_weight", "step")}
     for stage in range(stages):
         usual = {"step": 0.0, **stage_times(times, stage, Profile(), stages)}
-        if (missing := next((key for key in found if key not in usual), None)) is not None:
+        if (missing := next((key for key in columns if key not in usual), None)) is not None:
             raise ScheduleError(f"{name}: stage {stage} ran no {missing}, without which a profile is not whole")
-        for key, values in found.items():
+        for key, values in columns.items():
             values.append(round(usual[key], 12))
     pairs = ran.columns.kind == OverlappedPair.kind
     links = _links(ran.window(step, step, ran.generations_of(step)[-1]))
     return Profile(
-        found["forward"],
-        found["backward_input"],
-        found["backward_weight"],
-        step=found["step"],
+        columns["forward"],
+        columns["backward_input"],
+        columns["backward_weight"],
+        step=columns["step"],
         overlapped_pair=float(np.median((ran.end - ran.start)[pairs])) if pairs.any() else None,
         latency=float(np.median([link.latency for link in links.values()])) if links else 0.0,
         links=links,

@@ -44,7 +44,7 @@ MOST = 4
 """Number of plans tried without moves, and as many with moves, best period first."""
 
 
-BESIDE = ("ahead", "move", "iterations_between_changes")
+NOT_IN_PLAN = ("ahead", "move", "iterations_between_changes")
 """Keys of `[planner]` that select vectors; the plan of a vector does not depend on them."""
 
 
@@ -55,7 +55,7 @@ def plan_key(job: PricedJob, vector: Sequence[int]) -> str:
         "shape": msgspec.to_builtins(job.grid),
         "profile": job.prices.digest(),
         "limits": job.limits,
-        "planner": {key: value for key, value in msgspec.to_builtins(job.planner).items() if key not in BESIDE},
+        "planner": {key: value for key, value in msgspec.to_builtins(job.planner).items() if key not in NOT_IN_PLAN},
         "vector": list(vector),
     }
     if job.ties:
@@ -96,15 +96,15 @@ def is_true(plan: Plan, job: PricedJob) -> bool:
     if errors(plan.schedule, job, graph):
         return False
     timeline = time_graph(graph, job.prices)
-    stated, found = (plan.period, plan.makespan), (timeline.period, timeline.makespan)
-    return bool(np.allclose(stated, found, rtol=1e-6)) and plan.lower_bound <= plan.period * (1 + 1e-9)
+    stated, simulated = (plan.period, plan.makespan), (timeline.period, timeline.makespan)
+    return bool(np.allclose(stated, simulated, rtol=1e-6)) and plan.lower_bound <= plan.period * (1 + 1e-9)
 
 
 def errors(schedule: Schedule, job: PricedJob | None, graph: EventGraph | None = None) -> list[str]:
     """Return the error messages of `check` under the job's limits, if any job is given; `graph` as in `check`."""
     profile, limits = (None, None) if job is None else (job.prices, job.limits)
-    found = check(schedule, profile=profile, limits=limits, graph=graph)
-    return [finding.message for finding in found if finding.severity == "error"]
+    findings = check(schedule, profile=profile, limits=limits, graph=graph)
+    return [finding.message for finding in findings if finding.severity == "error"]
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -184,8 +184,8 @@ def _key(
 ) -> str:
     sizes = [shape.pipelines, shape.ranks, shape.micro_batches, shape.chunks]
     ties, buckets, gathers = updates
-    beside = [part for part in (ties, buckets) if part not in ((), 1)] + (["gathers"] if gathers else [])
-    text = json.dumps([VERSION, sizes, profile, limits, decoupled, staggered, *beside])
+    updates_part = [part for part in (ties, buckets) if part not in ((), 1)] + (["gathers"] if gathers else [])
+    text = json.dumps([VERSION, sizes, profile, limits, decoupled, staggered, *updates_part])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -217,7 +217,7 @@ class PlanLibrary:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise PlanError(
-                f"{self.directory}: cannot be made a plan library ({error.strerror}); choose another directory"
+                f"{self.directory}: the plan library cannot be created ({error.strerror}); choose another directory"
             ) from None
         if not os.access(self.directory, os.W_OK):
             raise PlanError(f"{self.directory}: is not writable: choose another directory for the plan library")
@@ -233,10 +233,10 @@ class PlanLibrary:
         Raises:
             PlanError: the plan is invalid or has moves, or the directory is not writable.
         """
-        found = errors(plan.schedule, self.job)
-        if found or plan.moves:
+        messages = errors(plan.schedule, self.job)
+        if messages or plan.moves:
             raise PlanError(
-                f"plan of vector {plan.vector} is not valid and was not stored: {(found or ['has moves'])[0]}"
+                f"plan of vector {plan.vector} is not valid and was not stored: {(messages or ['has moves'])[0]}"
             )
         if not self.directory.is_dir():
             self.prepare()
@@ -387,7 +387,7 @@ class PlanLibrary:
         return entry is not None and (self.key is None or entry.job == self.key)
 
     def _adopt(self, listed: set[str]) -> dict[Vector, Entry]:
-        found: dict[Vector, Entry] = {}
+        adopted: dict[Vector, Entry] = {}
         for path in sorted(self.directory.glob("*.json")):
             if path.name == MANIFEST or path.name in listed:
                 continue
@@ -403,10 +403,10 @@ class PlanLibrary:
             if not is_valid or plan.moves:
                 continue
             entry = Entry.of(plan, path.name, _digest(content))
-            kept = found.get(entry.vector)
+            kept = adopted.get(entry.vector)
             if self._fits(entry) and (kept is None or (entry.quick, entry.period) < (kept.quick, kept.period)):
-                found[entry.vector] = entry
-        return found
+                adopted[entry.vector] = entry
+        return adopted
 
     def _write(self, entries: dict[Vector, Entry]) -> None:
         manifest = _Manifest(FORMAT, VERSION, sorted(entries.values(), key=_by_failures))

@@ -25,7 +25,7 @@ from recycle.files import write_whole
 from recycle.ir.instruction import GatherParameters, Replay
 from recycle.ir.kinds import is_kind
 from recycle.ir.lower import implied_kinds, lower
-from recycle.ir.replays import Checked, Rotation, with_replays
+from recycle.ir.replays import ReplayTarget, Rotation, with_replays
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, price
 from recycle.job.pricing import profile_of_layout
@@ -66,7 +66,7 @@ class LayoutLimit(msgspec.Struct, frozen=True):
         if self.cause == "bound":
             return "no layout can be more than 1 % faster"
         if self.cause == "none":
-            return "no faster layout was found, whatever a worker may hold"
+            return "no faster layout was found for any memory limit"
         if self.cause == "time":
             return "no faster layout was found in time"
         now = " and ".join(f"{_as_in_job(limit.key)} = {_value(limit.value)}" for limit in self.limits)
@@ -155,8 +155,8 @@ class Plan:
 
     def text(self) -> str:
         """Return the text of the plan file, a native schedule file."""
-        beside = {"profile": self.profile, "limits": self.limits and list(self.limits), "planner": dict(self.planner)}
-        metadata = {**self.schedule.metadata, **self.summary(), **beside, "plan_version": VERSION}
+        inputs = {"profile": self.profile, "limits": self.limits and list(self.limits), "planner": dict(self.planner)}
+        metadata = {**self.schedule.metadata, **self.summary(), **inputs, "plan_version": VERSION}
         return replace(self.schedule, metadata=metadata).dumps()
 
     def show(self, profile: Profile | None = None) -> Any:
@@ -181,7 +181,7 @@ class Plan:
         if version != VERSION:
             raise PlanError(f"{name}: plan version {version} is not {VERSION}: plan it again")
         if vector != schedule.failure_vector():
-            raise PlanError(f"{name}: metadata vector {vector} is not that of the failed workers: plan it again")
+            raise PlanError(f"{name}: metadata vector {vector} does not match the failed workers: plan it again")
         return cls(schedule, **stated)
 
     @classmethod
@@ -264,8 +264,8 @@ def with_updates_of(schedule: Schedule, job: Job) -> Schedule:
     gathers = schedule.gathers or bool((schedule.columns.kind == GatherParameters.kind).any())
     if gathers and not job.train.sharded_optimizer:
         raise ScheduleError(
-            "the schedule gathers parameters (GATHER_PARAMS), which every host of the job has stepped itself; use a"
-            " schedule without"
+            "the schedule gathers parameters (GATHER_PARAMS), but the job's optimizer is not sharded; use a schedule"
+            " without GATHER_PARAMS, or set [train] sharded_optimizer"
         )
     schedule = replace(schedule, gathers=job.train.sharded_optimizer)
     if schedule.buckets == 1 and not is_kind(schedule.columns.kind, implied_kinds()).any():
@@ -285,7 +285,7 @@ def with_updates_of(schedule: Schedule, job: Job) -> Schedule:
 _ROOM = "room_for_replays"
 
 
-def rotation_of(schedule: Schedule, job: Job, disputed: Collection[Checked] = ()) -> Rotation | None:
+def rotation_of(schedule: Schedule, job: Job, disputed: Collection[ReplayTarget] = ()) -> Rotation | None:
     """Add the job's replays to the schedule; None if nothing is ever replayed.
 
     A user's schedule may contain replays, which run in every iteration.
@@ -302,7 +302,7 @@ def rotation_of(schedule: Schedule, job: Job, disputed: Collection[Checked] = ()
     return None
 
 
-def programs_of(schedule: Schedule, job: Job, disputed: Collection[Checked] = ()) -> Rotation:
+def programs_of(schedule: Schedule, job: Job, disputed: Collection[ReplayTarget] = ()) -> Rotation:
     """Return `rotation_of`, or the schedule in every iteration if nothing is replayed."""
     return rotation_of(schedule, job, disputed) or Rotation(lower(schedule), 0)
 

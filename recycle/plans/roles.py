@@ -55,12 +55,12 @@ def likely_vectors(shape: Shape, failures: int) -> Iterator[Vector]:
     Fewer failures are likelier; equal numbers are ordered by their worker sets, the product of C(D, k_s).
     """
     for total in range(failures + 1):
-        found: set[Vector] = set()
+        vectors: set[Vector] = set()
         for ranks in combinations_with_replacement(range(shape.ranks), total):
             vector = tuple(ranks.count(rank) for rank in range(shape.ranks))
             if max(vector) < shape.pipelines:
-                found.add(vector)
-        yield from sorted(found, key=lambda vector: (-_sets(shape, vector), vector[::-1]))
+                vectors.add(vector)
+        yield from sorted(vectors, key=lambda vector: (-_sets(shape, vector), vector[::-1]))
 
 
 def _sets(shape: Shape, vector: Vector) -> int:
@@ -99,9 +99,9 @@ def assign_roles(shape: Shape, dead: Iterable[Worker], failed: Iterable[Worker])
         PlanError: the two sets have different vectors.
     """
     dead, failed = frozenset(dead), frozenset(failed)
-    here, there = failure_vector(shape, failed), failure_vector(shape, dead)
-    if here != there:
-        raise PlanError(f"a plan for vector {there} cannot serve the failure vector {here}")
+    live_vector, plan_vector = failure_vector(shape, failed), failure_vector(shape, dead)
+    if live_vector != plan_vector:
+        raise PlanError(f"a plan for vector {plan_vector} cannot serve the failure vector {live_vector}")
     roles: dict[Worker, Worker] = {}
     for rank in range(shape.ranks):
         column = [Worker(k, rank) for k in range(shape.pipelines)]
@@ -144,11 +144,13 @@ def rename(schedule: Schedule, roles: Mapping[Worker, Worker], homes: Sequence[i
     full = dict(roles)
     for rank in range(shape.ranks):
         column = [Worker(k, rank) for k in range(shape.pipelines)]
-        rest = [role for role in column if role not in roles.values()]
-        without = [process for process in column if process not in roles]
-        if len(rest) != len(without):
-            raise PlanError(f"roles of stage {rank} are no permutation: two processes play one role, or change stage")
-        full.update(zip(without, rest, strict=True))
+        dead_roles_left = [role for role in column if role not in roles.values()]
+        dead_processes = [process for process in column if process not in roles]
+        if len(dead_roles_left) != len(dead_processes):
+            raise PlanError(
+                f"roles of stage {rank} are not a permutation: two processes have one role, or a process changes stage"
+            )
+        full.update(zip(dead_processes, dead_roles_left, strict=True))
     role_of = [shape.worker_index(full[process]) for process in shape.workers()]
     process_of = np.full(shape.worker_count + 1, -1, dtype=np.int64)  # the last entry maps peer -1 to itself
     process_of[role_of] = np.arange(shape.worker_count)
@@ -205,7 +207,7 @@ class Arrangement(NamedTuple):
 
 def moves_needed(failed: Sequence[int], vector: Sequence[int]) -> int:
     """Return the number of workers that must change stage between two vectors."""
-    return sum(max(0, here - there) for here, there in zip(failed, vector, strict=True))
+    return sum(max(0, dead - wanted) for dead, wanted in zip(failed, vector, strict=True))
 
 
 def arrange(shape: Shape, failed: Iterable[Worker], vector: Sequence[int], profile: Profile) -> Arrangement:
@@ -219,24 +221,24 @@ def arrange(shape: Shape, failed: Iterable[Worker], vector: Sequence[int], profi
         PlanError: a stage has no live worker (its parameters are lost), or there are too few live workers.
     """
     failed = frozenset(failed)
-    here = failure_vector(shape, failed)
-    require_hosts(shape, here)
-    if moves_needed(here, vector) > moves_needed(vector, here):
-        raise PlanError(f"vector {tuple(vector)} cannot be reached from {here}: it needs more live workers")
+    current = failure_vector(shape, failed)
+    require_hosts(shape, current)
+    if moves_needed(current, vector) > moves_needed(vector, current):
+        raise PlanError(f"vector {tuple(vector)} cannot be reached from {current}: it needs more live workers")
     dead_in = Counter(worker.pipeline for worker in failed)
 
     def chosen(is_dead: bool, wanted: Sequence[int]) -> list[Worker]:
         """Return `wanted` dead or live workers of each rank, updating `dead_in` after each rank."""
-        sign, found = 1 if is_dead else -1, list[Worker]()
+        sign, workers = 1 if is_dead else -1, list[Worker]()
         for rank, count in enumerate(wanted):
             column = [w for w in (Worker(k, rank) for k in range(shape.pipelines)) if (w in failed) == is_dead]
             column.sort(key=lambda w: (sign * dead_in[w.pipeline], sign * w.pipeline))
-            found += column[: max(0, count)]
+            workers += column[: max(0, count)]
             for worker in column[: max(0, count)]:
                 dead_in[worker.pipeline] -= sign
-        return found
+        return workers
 
-    more = [now - wanted for now, wanted in zip(here, vector, strict=True)]
+    more = [now - wanted for now, wanted in zip(current, vector, strict=True)]
     taken, given = chosen(True, more), chosen(False, [-count for count in more])
     moves, seconds = _copies(shape, failed, taken, given, profile)
     return Arrangement(failed - set(taken) | set(given), moves, seconds)

@@ -141,7 +141,7 @@ def test_a_stage_wide_kind_follows_the_one_that_it_names() -> None:
 
 def test_a_token_that_is_taken_or_no_token_is_refused() -> None:
     before = list(KIND_CLASSES)
-    for token, message in (("F", "that of Forward already"), ("rerun", "is no token"), ("R2", "is no token")):
+    for token, message in (("F", "already used by Forward"), ("rerun", "is not a token"), ("R2", "is not a token")):
         with pytest.raises(ValueError, match=message):
             register(InstructionKind(token=token, title=""))(type("Own", (Compute,), {"__slots__": ()}))
     with pytest.raises(ScheduleError, match="not an instruction"):

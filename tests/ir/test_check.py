@@ -30,7 +30,7 @@ from recycle import (
 )
 from recycle.ir.check import explain
 from recycle.ir.families import gpipe, interleaved, one_f_one_b
-from recycle.ir.instruction import KIND_CLASSES, Backward, Forward, Instruction, OverlappedPair, made
+from recycle.ir.instruction import KIND_CLASSES, Backward, Forward, Instruction, OverlappedPair, make_instruction
 from recycle.ir.rules import all_rules
 from recycle.ir.rules.reference import reference_page
 from recycle.ir.simulate import timeline_of
@@ -391,7 +391,7 @@ def test_no_program_of_nonsense_makes_the_checker_raise(rng: random.Random) -> N
         micro_batch = MicroBatch(number(shape.pipelines), number(shape.micro_batches))
         if cls is OverlappedPair:
             return OverlappedPair(Forward(stage, micro_batch), Backward(number(shape.stages), micro_batch))
-        return made(cls, stage=stage, micro_batch=micro_batch, peer=rng.choice(workers), bucket=number(2))
+        return make_instruction(cls, stage=stage, micro_batch=micro_batch, peer=rng.choice(workers), bucket=number(2))
 
     schedule = Schedule.build(
         shape, {worker: [anything() for _ in range(rng.randint(0, 8))] for worker in workers},

@@ -41,35 +41,6 @@ from tests.ir.random_schedules import random_profile, random_schedule
 bounded = settings(derandomize=True, max_examples=60, deadline=None, database=None)
 seeds = st.integers(0, 10**6)
 
-Told = tuple[float, float, str, str, str, str]
-
-
-def told(timeline: Timeline, worker: str, limits: list[float] | None = None) -> list[Told]:
-    """(start, end, cause, instruction that ends it, what that waits for, what could run) of a worker's gaps."""
-
-    def name(row: int) -> str:
-        return "" if row < 0 else str(timeline.schedule.instruction(row))
-
-    return [
-        (gap.start, gap.end, gap.cause.name, name(gap.row), name(gap.waits_for), name(gap.ready))
-        for gap in timeline.gaps(limits)
-        if str(gap.worker) == worker
-    ]
-
-
-def test_the_gaps_of_1f1b_say_what_is_made_late_what_is_under_way_and_what_could_have_run() -> None:
-    timeline = simulate(one_f_one_b(Shape(1, 4, 4)), Profile.uniform(link=0.5))
-    assert told(timeline, "0.3") == [
-        (0, 4, "INPUT", "3F0.0", "2F0.0", ""),
-        (4, 4.5, "TRANSFER", "3F0.0", "2SEND_F0.0@0.3", ""),
-        (10.5, 11, "INPUT", "3F0.2", "2F0.2", ""),
-        (11, 11.5, "TRANSFER", "3F0.2", "2SEND_F0.2@0.3", ""),
-        (14.5, 15, "INPUT", "3F0.3", "2F0.3", ""),
-        (15, 15.5, "TRANSFER", "3F0.3", "2SEND_F0.3@0.3", ""),
-        (18.5, 26, "NOTHING_LEFT", "", "", ""),
-    ]
-    assert told(timeline, "0.2")[2] == (5, 8, "ORDER", "2B0.0", "3B0.0", "2F0.2")
-
 
 @bounded
 @given(seeds)

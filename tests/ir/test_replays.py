@@ -11,23 +11,23 @@ from recycle import MicroBatch, Profile, Schedule, Shape, Worker, check, simulat
 from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.ir.instruction import Compute, Forward, OverlappedPair, Replay
 from recycle.ir.lower import lower, with_barrier
-from recycle.ir.replays import ALWAYS, Checked, Rotation, with_replays
+from recycle.ir.replays import EVERY_ITERATION, ReplayTarget, Rotation, with_replays
 from tests.ir.random_schedules import random_profile, random_schedule
 
 
-def hosts_of(schedule: Schedule) -> dict[Checked, Worker]:
+def hosts_of(schedule: Schedule) -> dict[ReplayTarget, Worker]:
     found = {}
     for worker in schedule.live:
         for one in schedule.program(worker):
             forward = one.forward if isinstance(one, OverlappedPair) else one
             if isinstance(forward, Forward):
-                found[Checked(forward.stage, forward.micro_batch)] = worker
+                found[ReplayTarget(forward.stage, forward.micro_batch)] = worker
     return found
 
 
-def replays(schedule: Schedule) -> list[tuple[Worker, Checked]]:
+def replays(schedule: Schedule) -> list[tuple[Worker, ReplayTarget]]:
     return [
-        (worker, Checked(one.stage, one.micro_batch))
+        (worker, ReplayTarget(one.stage, one.micro_batch))
         for worker in schedule.live
         for one in schedule.program(worker)
         if isinstance(one, Replay)
@@ -55,7 +55,7 @@ def test_every_round_of_a_random_schedule_is_valid_and_all_have_their_turn(seed:
     given, every = rng.choice([schedule, lower(schedule)]), rng.choice([1, 2, 3, 7, "gaps"])
     rotation = with_replays(given, every, profile)
     assert [f for f in check(rotation.whole, profile=profile) if f.severity == "error"] == []
-    hosts, seen = hosts_of(schedule), Counter[Checked]()
+    hosts, seen = hosts_of(schedule), Counter[ReplayTarget]()
     plain = simulate(schedule, profile)
     for iteration in range(max(1, rotation.rounds)):
         one = rotation.schedule(iteration)
@@ -78,7 +78,7 @@ def test_every_round_of_a_random_schedule_is_valid_and_all_have_their_turn(seed:
 
 def test_a_host_is_checked_by_all_its_peers_in_turn() -> None:
     rotation = with_replays(zb_h1(Shape(4, 2, 6)), every=6)
-    homes, workers = rotation.turns.micro_batch // 6, rotation.turns.worker // 2
+    homes, workers = rotation.slots.micro_batch // 6, rotation.slots.worker // 2
     checked_by = Counter(zip(homes.tolist(), workers.tolist(), strict=True))
     assert checked_by == {(home, peer): 4 for home in range(4) for peer in range(4) if home != peer}
     # As every worker has six, each iteration has one of each worker.
@@ -91,11 +91,11 @@ def test_gaps_hold_those_of_the_later_stages_of_1f1b_and_none_of_the_first() -> 
     schedule = one_f_one_b(Shape(3, 4, 6))
     period = simulate(schedule).period
     rotation = with_replays(schedule, "gaps")
-    assert set(rotation.turns.stage.tolist()) == {1, 2, 3}
+    assert set(rotation.slots.stage.tolist()) == {1, 2, 3}
     assert rotation.rounds == 6
     assert [simulate(rotation.schedule(n)).period for n in range(6)] == [period] * 6
     forced = with_replays(schedule, 6)
-    assert set(forced.turns.stage.tolist()) == {0, 1, 2, 3}
+    assert set(forced.slots.stage.tolist()) == {0, 1, 2, 3}
     assert [simulate(forced.schedule(n)).period - period for n in range(6)] == [3.0] * 6
 
 
@@ -118,14 +118,14 @@ def test_a_gap_in_the_middle_is_used_where_it_holds_the_replay_and_memory_allows
 
 def test_what_is_disputed_is_replayed_by_all_other_hosts_in_every_iteration() -> None:
     schedule = one_f_one_b(Shape(4, 2, 2))
-    disputed = Checked(1, MicroBatch(2, 1))
+    disputed = ReplayTarget(1, MicroBatch(2, 1))
     rotation = with_replays(schedule, 50, disputed=[disputed])
     for iteration in (0, 1, 30):
         who = [str(worker) for worker, checked in replays(rotation.schedule(iteration)) if checked == disputed]
         assert who == ["0.1", "1.1", "3.1"]
         assert check(rotation.schedule(iteration), about_to_run=True) == []
     alone = with_replays(schedule, 0, disputed=[disputed])
-    assert (alone.rounds, set(alone.turns.round.tolist())) == (0, {ALWAYS})
+    assert (alone.rounds, set(alone.slots.round.tolist())) == (0, {EVERY_ITERATION})
     assert alone.checked(7) == {disputed}
 
 
@@ -137,4 +137,4 @@ def test_a_schedule_may_hold_replays_itself() -> None:
     assert not check(lower(schedule))
     rotation = with_replays(schedule, 0, Profile.uniform())
     assert isinstance(rotation, Rotation)
-    assert rotation.checked(3) == {Checked(0, MicroBatch(1, 1))}
+    assert rotation.checked(3) == {ReplayTarget(0, MicroBatch(1, 1))}

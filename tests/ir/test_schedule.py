@@ -1,52 +1,15 @@
-"""Schedule: text and columns say the same, builders refuse what lies outside the shape, equality ignores metadata."""
+"""Schedule: builders refuse programs and options outside the shape, equality ignores metadata."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from recycle import MicroBatch, Schedule, ScheduleError, Shape, Worker, lower
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Forward, SendActivation
 from recycle.ir.schedule import loop_placement
-
-
-def test_a_column_that_says_nothing_takes_no_memory_in_whatever_is_made_of_it() -> None:
-    lowered = lower(one_f_one_b(Shape(3, 2, 4)))
-    moved = lowered.columns.take(np.arange(len(lowered.columns)))
-    for columns in (lowered.columns, moved, Schedule.from_text(lowered.shape, lowered.text()).columns):
-        empty = {name for name in columns.FIELDS if getattr(columns, name).strides == (0,)}
-        assert empty == {"stage2", "pipeline2", "index2", "bucket"}
-        assert (columns.stage2 == -1).all()
-
-
-@pytest.mark.parametrize(
-    ("programs", "arguments", "complaint"),
-    [
-        ({"0.0": "0F0 0X0"}, {}, r"worker 0\.0, position 1: '0X0' is not an instruction"),
-        ({"0.5": "0F0"}, {}, r"programs: worker 0\.5 is outside the grid"),
-        ({"0.0": "", "00.0": ""}, {}, r"programs: worker 0\.0 is there twice"),
-        ({"0.0": "0SEND_F0@0.9"}, {}, r"worker 0\.0: 0SEND_F0\.0@0\.9: worker 0\.9 is outside"),
-        ({}, {"failed": ["7.0"]}, r"failed workers: worker 7\.0 is outside"),
-        ({}, {"optimizer": "never"}, "must be 'staggered' or 'barrier'"),
-        ({}, {"placement": {"0.0": [5]}}, r"placement: worker 0\.0: 5 is not a stage"),
-        ({}, {"placement": ((0,),)}, "placement: lists 1 workers, the shape has 2"),
-    ],
-)
-def test_only_what_cannot_be_parsed_or_lies_outside_the_shape_is_refused(
-    programs: dict[str, str], arguments: dict[str, object], complaint: str
-) -> None:
-    with pytest.raises(ScheduleError, match=complaint):
-        Schedule.from_text(Shape(1, 2, 1), programs, **arguments)  # type: ignore[arg-type]
-
-
-def test_numbers_beyond_the_columns_are_refused_in_code_too() -> None:
-    with pytest.raises(ScheduleError, match="beyond 32 bits"):
-        Schedule.build(Shape(1, 1, 1), {Worker(0, 0): [Forward(2**40, MicroBatch(0, 0))]})
-    with pytest.raises(ScheduleError, match="is outside the grid"):
-        Schedule.build(Shape(1, 1, 1), {Worker(0, 0): [SendActivation(0, MicroBatch(0, 0), Worker(0, 1))]})
 
 
 def test_chunks_go_around_the_ranks_unless_placed() -> None:
@@ -67,22 +30,36 @@ def test_equality_is_the_order_not_the_metadata() -> None:
         hash(schedule)
 
 
+WORKER, F = Worker(0, 0), Forward(0, MicroBatch(0, 0))
+
+
 @pytest.mark.parametrize(
     ("programs", "options", "message"),
     [
         ({"x": []}, {}, "'x' is not a worker"),
+        ({"0.5": []}, {}, r"programs: worker 0\.5 is outside the grid"),
+        ({"0.0": [], "00.0": []}, {}, r"programs: worker 0\.0 is listed twice"),
         ({"0.0": ["0F0.0"]}, {}, r"worker 0\.0, position 0: '0F0\.0' is not an instruction; .*from_text takes"),
-        ({"0.0": [Forward(0, MicroBatch(0, 0)), Forward(0, 0)]}, {}, r"position 1: Forward\(stage=0, micro_batch=0\)"),
-        ({}, {"placement": {"0.0": 0}}, r"placement: worker 0\.0: 0 is not a list of stages: write \[0\]"),
-        ({}, {"placement": {"0.0": [0.5]}}, r"placement: worker 0\.0: 0\.5 is not a stage \(0 to 0\)"),
-        (None, {}, r"programs: None is not a mapping from workers: write \{'0\.0': \.\.\.\}"),
+        ({"0.0": [F, Forward(0, 0)]}, {}, r"position 1: Forward\(stage=0, micro_batch=0\) is not an instruction"),
+        ({WORKER: [Forward(2**40, MicroBatch(0, 0))]}, {}, "beyond 32 bits"),
+        ({WORKER: [SendActivation(0, MicroBatch(0, 0), Worker(0, 9))]}, {}, r"worker 0\.9 is outside the grid"),
         ({"0.0": 5}, {}, r"programs: worker 0\.0: 5 is not a list of instructions"),
-        ({}, {"ties": 3}, r"ties: 3 is not a list of groups of stages: write for example \[\[0, 3\]\]"),
-        ({}, {"failed": "0.0"}, r"failed workers: '0\.0' is not a list of workers: write for example \['0\.1'\]"),
-        ({}, {"metadata": [1]}, r"metadata: \[1\] is not a mapping"),
+        (None, {}, r"programs: None is not a mapping from workers: write \{'0\.0': \.\.\.\}"),
+        ({}, {"placement": {"0.0": [5]}}, r"placement: worker 0\.0: 5 is not a stage \(0 to 1\)"),
+        ({}, {"placement": {"0.0": [0.5]}}, r"placement: worker 0\.0: 0\.5 is not a stage"),
+        ({}, {"placement": {"0.0": 0}}, r"placement: worker 0\.0: 0 is not a list of stages: write \[0\]"),
+        ({}, {"placement": {"0.0": [1, 1]}}, r"placement: worker 0\.0 hosts a stage twice"),
+        ({}, {"placement": ((0,),)}, "placement: lists 1 workers, the shape has 2"),
         ({}, {"placement": 3}, "placement: 3 is not a mapping from workers"),
+        ({}, {"ties": 3}, r"ties: 3 is not a list of groups of stages: write for example \[\[0, 3\]\]"),
+        ({}, {"failed": ["7.0"]}, r"failed workers: worker 7\.0 is outside"),
+        ({}, {"failed": "0.0"}, r"failed workers: '0\.0' is not a list of workers: write for example \['0\.1'\]"),
+        ({}, {"optimizer": "never"}, "must be 'staggered' or 'barrier'"),
+        ({}, {"buckets": 0}, "buckets must be a whole number"),
+        ({}, {"gathers": 1}, "gathers must be true or false"),
+        ({}, {"metadata": [1]}, r"metadata: \[1\] is not a mapping"),
     ],
 )
-def test_what_is_no_program_and_no_placement_is_refused_by_name(programs: Any, options: Any, message: str) -> None:
+def test_invalid_programs_and_options_are_refused_by_name(programs: Any, options: Any, message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
-        Schedule.build(Shape(1, 1, 1), programs, **options)
+        Schedule.build(Shape(1, 2, 1), programs, **options)

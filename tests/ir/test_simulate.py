@@ -30,7 +30,7 @@ from recycle.ir import compiled
 from recycle.ir.dependencies import Cause
 from recycle.ir.families import dualpipe_v, gpipe, one_f_one_b, zb_h1
 from recycle.ir.instruction import Backward, Forward, OptimizerStep, ReduceGradients
-from recycle.ir.pieces import incomplete_count
+from recycle.ir.operations import incomplete_count
 from recycle.ir.simulate import Timeline, timeline_of
 from tests.ir.random_schedules import random_profile, random_schedule, with_waits
 from tests.ir.reference_runtime import growth
@@ -279,7 +279,7 @@ def test_what_is_valid_with_ties_runs_and_unlike_reduces_do_not(seed: int) -> No
 def test_an_incomplete_schedule_is_timed_with_a_warning_that_counts_what_is_missing() -> None:
     shape = Shape(1, 2, 2)
     text = {"0.0": "0F0 0F1 0B0 0I1", "0.1": "1F0 1B0 1B1 1F7"}
-    with pytest.warns(ScheduleWarning, match="2 of 4 pairs of stage and micro-batch lack .* recycle.check says which"):
+    with pytest.warns(ScheduleWarning, match="2 of 4 pairs of stage and micro-batch lack .* recycle.check lists them"):
         timeline = simulate(Schedule.from_text(shape, {**text, "0.1": "1F0 1B0"}))
     assert timeline.makespan == 7
     assert incomplete_count(Schedule.from_text(shape, text)) == 2

@@ -50,7 +50,7 @@ def test_survivors_keep_their_positions():
     assert moved == {"3.0": "1.0", "2.1": "0.1"}
     with pytest.raises(PlanError, match=r"vector \(1, 2\) cannot serve"):
         assign_roles(shape, dead_roles(shape, (1, 2)), [Worker(1, 0)])
-    with pytest.raises(PlanError, match="roles of stage 0 are no permutation"):
+    with pytest.raises(PlanError, match="roles of stage 0 are not a permutation"):
         rename(one_f_one_b(shape), {Worker(0, 0): Worker(1, 0), Worker(1, 0): Worker(1, 0)})
     for vector in ((1,), (5, 0), (4, 0), (-1, 0)):
         with pytest.raises(PlanError):

@@ -54,7 +54,7 @@ def register(name: str) -> Callable[[F], F]:
         if not callable(family):
             raise TypeError(f"a family is a function of a shape, not {type(family).__name__}")
         if name in FAMILIES:
-            raise ValueError(f"there is a family {name} already")
+            raise ValueError(f"the family {name} is already registered")
         if not name or name.split() != [name]:
             raise ValueError(f"{name!r} is not a name of one word")
         FAMILIES[name] = _guarded(name, family)

@@ -103,8 +103,8 @@ def interleaved(shape: Shape, optimizer: Optimizer = "staggered", group_size: in
         raise ScheduleError(f"interleaved: needs micro_batches divisible by ranks = {ranks} or a group_size, got {m}")
     if size != m and not (ranks <= size < m and (m % size == 0 or m % size >= ranks)):
         raise ScheduleError(
-            f"interleaved: group_size must be micro_batches = {m}, or at least ranks = {ranks} and leave no last group"
-            f" of fewer, got {size}"
+            f"interleaved: group_size must be micro_batches = {m}, or at least ranks = {ranks} with no"
+            f" smaller last group, got {size}"
         )
     given = {} if group_size is None else {"group_size": group_size}
     warm_up = (chunks - 1) * size + 2 * (ranks - 1 - np.arange(ranks))
@@ -153,10 +153,10 @@ def _delayed_weights(shape: Shape, family: str, optimizer: Optimizer, warm_up: R
     if shape.chunks != 1:
         raise ScheduleError(f"{family}: needs chunks = 1, got {shape.chunks}")
     m, orders = shape.micro_batches, []
-    for first, behind in zip(np.minimum(warm_up, m).tolist(), np.minimum(lag, m).tolist(), strict=True):
+    for first, delay in zip(np.minimum(warm_up, m).tolist(), np.minimum(lag, m).tolist(), strict=True):
         order = [0] * first
         for k in range(m):
-            order += [1] + [2] * (k >= behind) + [0] * (first + k < m)
-        orders.append(order + [2] * behind)
+            order += [1] + [2] * (k >= delay) + [0] * (first + k < m)
+        orders.append(order + [2] * delay)
     work = [(cls, range(shape.ranks)) for cls in (Forward, BackwardInput, BackwardWeight)]
     return in_turn(shape, orders, work, optimizer=optimizer, metadata={"family": family})

@@ -99,12 +99,12 @@ def building_block(ranks: int, steps: Sequence[int], waits: Sequence[int]) -> li
     """
     block: list[list[int]] = [[] for _ in range(ranks)]
     slot = 0
-    way = range(ranks)
+    ranks_in_order = range(ranks)
     for step, wait in zip(steps, (*waits, 0), strict=True):
-        for n, rank in enumerate(way):
+        for n, rank in enumerate(ranks_in_order):
             block[rank].append(slot + n * step)
         slot += (ranks - 1) * step + 1 + wait
-        way = way[::-1]
+        ranks_in_order = ranks_in_order[::-1]
     return block
 
 
@@ -207,15 +207,15 @@ def _squeeze(orders: Orders, micro_batches: int, cap: int, times: Times, rule: _
         links = [(after, before) for before, after in links]
     followers: list[list[list[tuple[int, int, int]]]] = [[[] for _ in cost] for _ in orders]
     # Micro-batches that arrived over each link into a kind of work; at most two links, a missing link never blocks.
-    come = [[[micro_batches, micro_batches] for _ in cost] for _ in orders]
+    arrived = [[[micro_batches, micro_batches] for _ in cost] for _ in orders]
     entered = [[0] * len(cost) for _ in orders]
     for (rank, work), (next_rank, next_work) in links:
         link = entered[next_rank][next_work]
         entered[next_rank][next_work] += 1
-        come[next_rank][next_work][link] = 0
+        arrived[next_rank][next_work][link] = 0
         followers[rank][work].append((next_rank, next_work, link))
 
-    left = [list(order) for order in orders]
+    remaining = [list(order) for order in orders]
     result: Orders = [[] for _ in orders]
     begun = [[0] * len(cost) for _ in orders]
     held = [0] * ranks
@@ -225,12 +225,12 @@ def _squeeze(orders: Orders, micro_batches: int, cap: int, times: Times, rule: _
     now, woken = 0.0, set(range(ranks))
     while woken:
         for rank in sorted(woken):
-            if busy[rank] or not left[rank]:
+            if busy[rank] or not remaining[rank]:
                 continue
-            place = _next_work(left[rank], come[rank], begun[rank], held[rank], cap, holds, rule)
+            place = _next_work(remaining[rank], arrived[rank], begun[rank], held[rank], cap, holds, rule)
             if place < 0:
                 continue
-            work = left[rank].pop(place)
+            work = remaining[rank].pop(place)
             result[rank].append(work)
             begun[rank][work] += 1
             held[rank] += holds[work]
@@ -246,9 +246,9 @@ def _squeeze(orders: Orders, micro_batches: int, cap: int, times: Times, rule: _
             busy[rank] = False
             woken.add(rank)
             for next_rank, next_work, link in followers[rank][work]:
-                come[next_rank][next_work][link] += 1
+                arrived[next_rank][next_work][link] += 1
                 woken.add(next_rank)
-    assert not any(left), "an order that cannot be run was given"
+    assert not any(remaining), "an order that cannot be run was given"
     inner = max(e - f for e, f in zip(end, first, strict=True)) - micro_batches * sum(cost)
     if rule.backwards:
         result = [order[::-1] for order in result]
@@ -256,16 +256,16 @@ def _squeeze(orders: Orders, micro_batches: int, cap: int, times: Times, rule: _
 
 
 def _next_work(
-    left: list[int], come: list[list[int]], begun: list[int], held: int, cap: int, holds: list[int], rule: _Rule
+    remaining: list[int], arrived: list[list[int]], begun: list[int], held: int, cap: int, holds: list[int], rule: _Rule
 ) -> int:
-    ready = [begun[work] < there[0] and begun[work] < there[1] for work, there in enumerate(come)]
+    ready = [begun[work] < counts[0] and begun[work] < counts[1] for work, counts in enumerate(arrived)]
     if not rule.ahead:
-        return 0 if ready[left[0]] else -1
+        return 0 if ready[remaining[0]] else -1
     unseen = sum(ready)
     if not unseen:
         return -1
     peak, spare = held, -1
-    for place, work in enumerate(left):
+    for place, work in enumerate(remaining):
         if ready[work]:
             if holds[work] <= 0 or peak < cap:
                 if work < W1 or not rule.spare_weights:

@@ -100,7 +100,7 @@ def _read_directory(path: Path, name: str | None) -> ScheduleInput:
     able = [known for known, entry in FORMATS.items() if entry.load_directory]
     load_directory = _named(name or able[0]).load_directory
     if load_directory is None:
-        raise ScheduleError(f"{path}: is a directory, of which format {name} reads none; {', '.join(able)} does")
+        raise ScheduleError(f"{path}: is a directory, which format {name} cannot read; use {', '.join(able)}")
     return load_directory(path)
 
 
@@ -129,7 +129,7 @@ def write(schedule: Schedule, path: str | Path, name: str | None = None, profile
     name = written_as(path, name)
     entry = _named(name)
     if profile is not None and not entry.timed:
-        raise ScheduleError(f"{path}: format {name} holds an order without times, so it takes no profile")
+        raise ScheduleError(f"{path}: format {name} stores no times, so it cannot use a profile")
     write_whole(path, entry.dumps(schedule, profile) if entry.timed else entry.dumps(schedule))
 
 

@@ -233,7 +233,7 @@ def load_directory(path: Path) -> ScheduleInput:
         if folders:
             more = f" and {len(folders) - _NAMED_FOLDERS} more" if len(folders) > _NAMED_FOLDERS else ""
             named = ", ".join(map(str, folders[:_NAMED_FOLDERS]))
-            raise ScheduleError(f"{path}: is a directory without any Chrome trace of its own: give {named}{more}")
+            raise ScheduleError(f"{path}: is a directory that contains no Chrome trace itself: give {named}{more}")
         raise ScheduleError(f"{path}: is a directory without any Chrome trace (.json or .json.gz with traceEvents)")
     if len(files) == 1:
         unpacked = unpack(read_whole(files[0], ScheduleError), str(files[0]))
@@ -321,8 +321,8 @@ def _placed(shape: Shape, counts: Any, content: bytes, name: str, most: int | No
     whole = isinstance(counts, list) and all(type(count) is int and 0 <= count <= len(events) for count in counts)
     if not whole or len(counts) != shape.worker_count:
         raise ScheduleError(
-            f"{name}: otherData: instructions must list how many each of the {shape.worker_count} workers has,"
-            f" none more than there are events ({len(events)})"
+            f"{name}: otherData: instructions must list the number of instructions of each of the"
+            f" {shape.worker_count} workers, at most the number of events ({len(events)})"
         )
     placed: list[list[Instruction | None]] = [[None] * count for count in counts]
     for number, event in enumerate(events):
@@ -334,18 +334,18 @@ def _placed(shape: Shape, counts: Any, content: bytes, name: str, most: int | No
             if position >= len(program):
                 raise ScheduleError(f"position {position} of worker {worker}, which has {len(program)} instructions")
             if program[position] is not None:
-                raise ScheduleError(f"position {position} of worker {worker} a second time")
+                raise ScheduleError(f"position {position} of worker {worker} occurs twice")
             program[position] = parse_instruction(event.name, shape.pipelines == 1)
         except (JobError, ScheduleError) as error:
             raise ScheduleError(f"{name}: traceEvents[{number}]: {error}") from None
-    for worker, found in zip(shape.workers(), placed, strict=True):
-        if None in found:
+    for worker, program in zip(shape.workers(), placed, strict=True):
+        if None in program:
             raise ScheduleError(
-                f"{name}: no event for position {found.index(None)} of worker {worker},"
-                f" which has {len(found)} instructions"
+                f"{name}: no event for position {program.index(None)} of worker {worker},"
+                f" which has {len(program)} instructions"
             )
     return {
-        worker: [one for one in program if one is not None]
+        worker: [instruction for instruction in program if instruction is not None]
         for worker, program in zip(shape.workers(), placed, strict=True)
     }
 

@@ -61,8 +61,8 @@ def loads(content: bytes, name: str, most: int | None = None) -> ScheduleInput:
     actions = _actions(content, name, most)
     if not actions:
         raise ScheduleError(
-            f"{name}: no event is named {_LABEL}<action>: it is neither a timeline nor a trace that recycle wrote, nor"
-            " one of torch's profiler from a pipeline whose schedule labels its actions"
+            f"{name}: no event is named {_LABEL}<action>: the file is neither a timeline or trace that recycle wrote,"
+            " nor a trace of torch's profiler of a pipeline schedule that labels its actions"
         )
     ranks: dict[int | str, list[_Action]] = {}
     for action in actions:
@@ -72,7 +72,7 @@ def loads(content: bytes, name: str, most: int | None = None) -> ScheduleInput:
     if set(pids) == set(range(len(pids))):
         pids = list(range(len(pids)))
     elif len(pids) > 1:
-        warnings.append(f"took the processes {', '.join(map(str, pids))} for ranks, by their first stages")
+        warnings.append(f"used the processes {', '.join(map(str, pids))} as ranks, ordered by their first stages")
     if _OLD_LABEL.search(content):
         warnings.append(OLD_NOTATION)
     return _from_ranks({f"process {pid}": ranks[pid] for pid in pids}, name, warnings)
@@ -89,9 +89,11 @@ def load_ranks(traces: Iterable[tuple[str, bytes]], name: str, most: int | None 
         head = chrome.head(content, file)
         rank = head.distributedInfo.get("rank")
         if not isinstance(rank, int):
-            raise ScheduleError(f"{file}: distributedInfo.rank is missing: it is no rank's trace of torch's profiler")
+            raise ScheduleError(
+                f"{file}: distributedInfo.rank is missing: the file is not one rank's trace by torch's profiler"
+            )
         if rank in ranks:
-            raise ScheduleError(f"{file}: is of rank {rank}, as {ranks[rank][0]} is: keep one trace of each rank")
+            raise ScheduleError(f"{file}: is a trace of rank {rank}, as {ranks[rank][0]} is: keep one trace per rank")
         ranks[rank] = file, _actions(content, file, most, head.baseTimeNanoseconds / 1000)
         require_few(sum(len(actions) for _, actions in ranks.values()), f"{name}: ", most)
     return _from_ranks({f"rank {rank}": actions for rank, (_, actions) in sorted(ranks.items())}, name, [])
@@ -117,13 +119,13 @@ class _Action(NamedTuple):
     begin: float
     place: int
     pid: int | str
-    what: Instruction | str
+    operation: Instruction | str
     start: float
     end: float | None
 
 
 def _first_stage(actions: Iterable[_Action]) -> int:
-    return min((piece.stage for piece in computes(action.what for action in actions)), default=-1)
+    return min((piece.stage for piece in computes(action.operation for action in actions)), default=-1)
 
 
 def _actions(content: bytes, name: str, most: int | None, base: float = 0.0) -> list[_Action]:
@@ -133,7 +135,7 @@ def _actions(content: bytes, name: str, most: int | None, base: float = 0.0) -> 
         events = chrome.decode(content, list[msgspec.Raw], name)
     else:
         events = chrome.decode(content, chrome.Events[msgspec.Raw], name).traceEvents
-    found = []
+    actions = []
     on_device: dict[Any, list[tuple[str, float, float]]] = {}
     names = []
     for place, text in enumerate(events):
@@ -155,16 +157,16 @@ def _actions(content: bytes, name: str, most: int | None, base: float = 0.0) -> 
         if not isinstance(event.pid, int | str):
             raise ScheduleError(f"{where}: pid must be a number or text, got {_short(event.pid)}")
         try:
-            what = parse_action(event.name.removeprefix(_LABEL), Worker(0, 0), is_old)
+            operation = parse_action(event.name.removeprefix(_LABEL), Worker(0, 0), is_old)
         except ScheduleError as error:
             raise ScheduleError(f"{name}: traceEvents[{place}]: {error}") from None
         end = base + event.ts + event.dur if _is_time(event.dur) and event.dur >= 0 else None
-        found.append(_Action(base + event.ts, place, event.pid, what, base + event.ts, end))
+        actions.append(_Action(base + event.ts, place, event.pid, operation, base + event.ts, end))
         names.append(event.name)
     if is_old:
-        whats = from_old_notation([action.what for action in found])
-        found = [action._replace(what=what) for action, what in zip(found, whats, strict=True)]
-    return _on_device(found, names, on_device, base)
+        operations = from_old_notation([action.operation for action in actions])
+        actions = [action._replace(operation=operation) for action, operation in zip(actions, operations, strict=True)]
+    return _on_device(actions, names, on_device, base)
 
 
 def _is_time(value: Any) -> bool:
@@ -201,7 +203,7 @@ def _on_device(
         times = longest.get(names[place], [])
         if number < len(times):
             placed[place] = actions[place]._replace(start=times[number][0], end=times[number][1])
-        elif next(iter(computes([actions[place].what])), None) is not None:
+        elif next(iter(computes([actions[place].operation])), None) is not None:
             return actions
     return placed
 
@@ -213,7 +215,7 @@ def _from_ranks(ranks: Mapping[str, list[_Action]], name: str, warnings: list[st
             raise ScheduleError(f"{name}: {rank} has no label {_LABEL}<action> of torch's pipeline runtime")
         cut[rank] = _iterations(sorted(actions, key=lambda action: action[:2]))
     chosen = _simultaneous(cut)
-    kept = {rank: [action.what for action in iterations[chosen[rank]]] for rank, iterations in cut.items()}
+    kept = {rank: [action.operation for action in iterations[chosen[rank]]] for rank, iterations in cut.items()}
     _require_one_pipeline(kept, name)
     with errors_as(ScheduleError, name):
         schedule, dropped = schedule_of(list(kept.values()))
@@ -233,15 +235,15 @@ def _iterations(actions: Iterable[_Action]) -> list[list[_Action]]:
     iterations: list[list[_Action]] = [[]]
     seen: set[Instruction] = set()
     for action in actions:
-        what = action.what
-        if what in seen:
+        operation = action.operation
+        if operation in seen:
             last, following = iterations[-1], list[_Action]()
-            while last and last[-1].what == "UNSHARD":
+            while last and last[-1].operation == "UNSHARD":
                 following.append(last.pop())
             iterations.append(following)
             seen.clear()
-        if not isinstance(what, str):
-            seen.add(what)
+        if not isinstance(operation, str):
+            seen.add(operation)
         iterations[-1].append(action)
     return iterations
 
@@ -261,20 +263,20 @@ def _simultaneous(cut: Mapping[str, list[list[_Action]]]) -> dict[str, int]:
 
 def _trace(schedule: Schedule, ranks: Sequence[list[list[_Action]]], chosen: Sequence[int]) -> Trace | None:
     home, last, builder = homes(schedule.placement), max(chosen), TraceBuilder(schedule.shape)
-    every = [
-        (Worker(0, rank), number - kept + last, action, action.what)
+    rows = [
+        (Worker(0, rank), number - kept + last, action, action.operation)
         for rank, (iterations, kept) in enumerate(zip(ranks, chosen, strict=True))
         for number, iteration in enumerate(iterations)
         for action in iteration
-        if not isinstance(action.what, str)
+        if not isinstance(action.operation, str)
     ]
-    begin = min(action.start for _, _, action, _ in every)
-    for worker, step, action, what in every:
+    begin = min(action.start for _, _, action, _ in rows)
+    for worker, step, action, operation in rows:
         if action.end is None:
             return None
-        if isinstance(what, Transfer):
-            what = replace(what, peer=implied_peer(what, worker, home))
-        builder.add(worker, worker, 0, step, str(what), (action.start - begin) / 1e6, (action.end - begin) / 1e6)
+        if isinstance(operation, Transfer):
+            operation = replace(operation, peer=implied_peer(operation, worker, home))
+        builder.add(worker, worker, 0, step, str(operation), (action.start - begin) / 1e6, (action.end - begin) / 1e6)
     return builder.build(())
 
 
@@ -285,10 +287,10 @@ def _require_one_pipeline(programs: Mapping[str, Actions], name: str) -> None:
         for piece in computes(program):
             if home.setdefault(piece.stage, rank) != rank:
                 both = f"{home[piece.stage]} and in {rank}"
-                raise ScheduleError(f"{name}: stage {piece.stage} runs in {both}: keep the ranks of one pipeline")
-        for one in program:
-            if isinstance(one, Transfer):
-                mentioned |= {one.stage, max(0, one.stage + OTHER_END[type(one)])}
+                raise ScheduleError(f"{name}: stage {piece.stage} runs in {both}: give the traces of one pipeline only")
+        for instruction in program:
+            if isinstance(instruction, Transfer):
+                mentioned |= {instruction.stage, max(0, instruction.stage + OTHER_END[type(instruction)])}
     absent = next(stage for stage in count() if stage not in home)
     if absent <= max(mentioned | set(home), default=-1):
-        raise ScheduleError(f"{name}: stage {absent} runs in no rank: give the traces of all ranks, in one directory")
+        raise ScheduleError(f"{name}: no rank runs stage {absent}: give the traces of all ranks, in one directory")

@@ -160,7 +160,7 @@ def load_input(content: bytes, name: str) -> ScheduleInput:
             break
     else:
         raise ScheduleError(
-            f"{name}: no step of it ran completely: in one, every stage forwards all"
+            f"{name}: no step is complete: in a complete step every stage runs the forwards of all"
             f" {shape.global_micro_batches} micro-batches"
         )
     generation = int(ran.generation[0])
@@ -181,5 +181,5 @@ def load_input(content: bytes, name: str) -> ScheduleInput:
 def _is_whole(ran: Trace) -> bool:
     c, shape = ran.columns, ran.shape
     forwards = c.kind == Forward.kind
-    found = np.unique(np.stack([c.stage[forwards], c.pipeline[forwards], c.index[forwards]]), axis=1)
-    return bool(found.shape[1] == shape.stages * shape.global_micro_batches)
+    cells = np.unique(np.stack([c.stage[forwards], c.pipeline[forwards], c.index[forwards]]), axis=1)
+    return bool(cells.shape[1] == shape.stages * shape.global_micro_batches)

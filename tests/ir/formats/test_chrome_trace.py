@@ -180,16 +180,16 @@ def slice_with(name: str, **entries: Any) -> bytes:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\x1f\x8b\x08nothing", "not a whole gzip file"),
+        (b"\x1f\x8b\x08nothing", "not a complete gzip file"),
         (b"{}", "missing required field `traceEvents`"),
         (b'{"traceEvents": [5]}', r"traceEvents\[0\]: Expected `object`, got `int`"),
         (b'{"traceEvents": []}', "no event is named PP:<action>"),
         (altered(lambda f: f["otherData"].update(version=2)), "version 2 is not known; this recycle reads version 1"),
         (altered(lambda f: f["otherData"].pop("instructions")), "otherData: instructions is missing"),
-        (altered(lambda f: f["otherData"].update(instructions=[4, 10**9])), "none more than there are events"),
+        (altered(lambda f: f["otherData"].update(instructions=[4, 10**9])), "at most the number of events"),
         (altered(lambda f: nth(f, "0F0.0").update(dur=-1)), r"Expected `float` >= 0.* at `traceEvents\[8\]\.dur`"),
         (slice_with("0F0.0", position=9), r"traceEvents\[8\]: position 9 of worker 0.0, which has 4"),
-        (slice_with("0F0.1", position=0), r"traceEvents\[\d+\]: position 0 of worker 0.0 a second time"),
+        (slice_with("0F0.1", position=0), r"traceEvents\[\d+\]: position 0 of worker 0.0 occurs twice"),
         (slice_with("0F0.0", position=None), "no event for position 0 of worker 0.0, which has 4"),
         (altered(lambda f: f["traceEvents"].remove(nth(f, "1B0.1"))), "no event for position 3 of worker 0.1"),
         (slice_with("0F0.0", worker="9.0"), r"traceEvents\[8\]: worker: worker 9.0 is outside"),
@@ -215,7 +215,7 @@ def test_the_longest_suffix_is_written_and_content_decides_when_reading(tmp_path
     assert formats.read(tmp_path / "native.trace.json") == schedule
     formats.write(schedule, tmp_path / "plain.json")
     assert b'"recycle-schedule"' in (tmp_path / "plain.json").read_bytes()
-    with pytest.raises(ScheduleError, match="format native holds an order without times"):
+    with pytest.raises(ScheduleError, match="format native stores no times"):
         formats.write(schedule, tmp_path / "plain.json", profile=TIMES)
 
 

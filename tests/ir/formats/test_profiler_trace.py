@@ -47,7 +47,7 @@ def test_a_directory_of_ranks_gives_the_schedule_that_torch_ran(
     assert check(schedule) == []
     assert caplog.messages[:2] == [
         f"{profiled / name}: left out the times; kept the last whole one of 2 iterations",
-        f"{profiled / name}: dropped 4 RESHARD and 4 UNSHARD: workers here hold their parameters whole",
+        f"{profiled / name}: dropped 4 RESHARD and 4 UNSHARD: recycle's workers hold whole parameters",
     ]
 
 
@@ -66,11 +66,11 @@ def test_one_merged_file_is_read_by_process(
         assert merged.placement == ((1, 3), (0, 2))
         return
     assert chrome_trace.loads(content, "merged.json") == formats.read(profiled / "interleaved")
-    assert ("for ranks, by their first stages" in caplog.messages[0]) == (pids != (0, 1))
+    assert ("as ranks, ordered by their first stages" in caplog.messages[0]) == (pids != (0, 1))
 
 
 def test_a_rank_alone_and_a_schedule_that_labels_nothing_are_refused(profiled: Path) -> None:
-    with pytest.raises(ScheduleError, match=r"of-rank-0\.json: stage 1 runs in no rank: give the traces of all ranks"):
+    with pytest.raises(ScheduleError, match=r"of-rank-0\.json: no rank runs stage 1: give the traces of all ranks"):
         formats.read(profiled / "interleaved" / "of-rank-0.json")
     with pytest.raises(ScheduleError, match=r"of-rank-0\.json: no event is named PP:<action>"):
         formats.read(profiled / "unlabelled" / "of-rank-0.json")
@@ -123,9 +123,9 @@ def test_the_last_whole_iteration_is_kept_with_its_own_sharding_actions(caplog: 
         ([label("0F0", 0, ts="0")], r"traceEvents\[0\]: 'PP:0F0': ts must be a number of microseconds, got '0'"),
         ([label("0F0", 0, pid=None)], "pid must be a number or text, got None"),
         (events("0B0"), "no forward in any row"),
-        (events("0F0", "0F0"), "stage 0 runs in process 0 and in process 1: keep the ranks of one pipeline"),
-        (events("0F0 0SEND_F0 0RECV_B0 0B0"), "stage 1 runs in no rank"),
-        (events("0F0 0SEND_F0", "999999999F0"), "stage 1 runs in no rank"),
+        (events("0F0", "0F0"), "stage 0 runs in process 0 and in process 1: give the traces of one pipeline only"),
+        (events("0F0 0SEND_F0 0RECV_B0 0B0"), "no rank runs stage 1"),
+        (events("0F0 0SEND_F0", "999999999F0"), "no rank runs stage 1"),
     ],
 )
 def test_labels_that_make_no_schedule_are_refused_by_event(found: list[dict[str, Any]], message: str) -> None:
@@ -136,7 +136,7 @@ def test_labels_that_make_no_schedule_are_refused_by_event(found: list[dict[str,
 @pytest.mark.parametrize(
     ("heads", "message"),
     [
-        (({"rank": 0}, {"rank": 0}), r"b\.json: is of rank 0, as .*a\.json is: keep one trace of each rank"),
+        (({"rank": 0}, {"rank": 0}), r"b\.json: is of rank 0, as .*a\.json is: keep one trace per rank"),
         (({"rank": 0}, {}), r"b\.json: distributedInfo\.rank is missing"),
         (({"rank": "0"}, {"rank": 1}), r"a\.json: distributedInfo\.rank is missing"),
         (({"rank": 1}, []), r"b\.json: Expected `object`, got `array` - at `distributedInfo`"),

@@ -115,10 +115,10 @@ def test_reduces_bring_the_steps_that_torch_leaves_to_its_caller() -> None:
     [
         ("", "the file is empty"),
         ("0B0\r\n", "no forward in any row"),
-        ("0F0,1F0\r\n2F0\r\n", r"3 stage\(s\) on 2 rows: as many stages are needed for each rank"),
+        ("0F0,1F0\r\n2F0\r\n", r"3 stage\(s\) on 2 rows: every rank needs the same number of stages"),
         ('0F0,"0B0\r\n', "line 1: unexpected end of data"),
         (b"0F0,\xff", "not UTF-8 text .* at byte 4"),
-        ("0F0,,0SEND_F0\r\n", r"row 1 \(rank 0\), cell 2: empty, .* this one has 0SEND_F0 in row 1"),
+        ("0F0,,0SEND_F0\r\n", r"row 1 \(rank 0\), cell 2: is empty, .* this file has 0SEND_F0 in row 1"),
     ],
 )
 def test_a_file_that_implies_no_schedule_is_refused(text: str | bytes, complaint: str) -> None:
@@ -154,7 +154,7 @@ def test_leading_zeros_and_blank_last_lines_are_read_with_a_warning(caplog: pyte
     schedule = read("0F0,00F01,0B0,0B1", "01F0,1F1,1B0,1B1", "", "")
     assert torch_csv.dumps(schedule) == "0F0,0F1,0B0,0B1\r\n1F0,1F1,1B0,1B1\r\n"
     assert caplog.messages == [
-        "plan.csv: ignored 2 blank line(s) at the end, which torch takes for ranks",
+        "plan.csv: ignored 2 blank line(s) at the end, which torch counts as ranks",
         "plan.csv: row 1 (rank 0), cell 2: '00F01' has leading zeros, and 1 more",
     ]
     caplog.clear()
@@ -177,7 +177,7 @@ TWO_RANKS = {"0.0": "0F0 0B0", "0.1": "1F0 1B0"}
     ("schedule", "complaint"),
     [
         (Schedule.load(CASES / "adaptive_without_1.2.json"),
-         r"cannot hold [0-9]\S* on worker \S+ .*: the micro-batch of another pipeline is re-routed"),
+         r"cannot hold [0-9]\S* on worker \S+ .*: it runs a re-routed micro-batch of another pipeline"),
         (one_f_one_b(Shape(2, 2, 2)), "cannot hold 2 pipelines"),
         (native({"0.0": "0F0 0B0"}, Shape(1, 2, 1), failed=["0.1"]), r"cannot hold failed workers \(0\.1\)"),
         (native(TWO_RANKS, Shape(1, 2, 1), ties=[[0, 1]]), r"cannot hold ties \(stages \(0, 1\)"),
@@ -204,7 +204,7 @@ def test_what_a_file_cannot_hold_is_refused_by_name_and_nothing_is_written(
     ("options", "told"),
     [
         ({"buckets": 3}, "buckets = 3"),
-        ({"forward_only": True}, "forward_only, without which its backwards are missing"),
+        ({"forward_only": True}, "forward_only, without which the backwards count as missing"),
         ({"metadata": {"note": 1}}, "metadata (note)"),
     ],
 )
