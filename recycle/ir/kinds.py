@@ -132,6 +132,10 @@ class AsyncInstruction(Instruction):
     __slots__ = ()
 
 
+Beside = AsyncInstruction
+"""Previous name of `AsyncInstruction`."""
+
+
 class Part(Instruction):
     """Base of instructions for one bucket of a stage's gradients; `bucket` is its number, from 0."""
 

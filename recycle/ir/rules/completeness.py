@@ -31,7 +31,7 @@ from recycle.job.shape import MOST_BUCKETS
 def stage_range(inspection: Inspection) -> Iterator[Defect]:
     """Stages count from 0 to P * V - 1. An instruction, or a group of tied stages, that names another stage cannot
     run. Change the stage, or the shape of the schedule. Reported once per worker."""
-    stages, ops = inspection.schedule.shape.stages, inspection.ops
+    stages, ops = inspection.schedule.shape.stages, inspection.operations
     hint = f"stages count from 0 to {stages - 1}: change the stage or the shape"
     outside = (ops.stage < 0) | (ops.stage >= stages)
     yield _per_worker(inspection, ops.row[outside], f"the shape has {stages} stage(s), none with this number", hint)
@@ -45,7 +45,7 @@ def stage_range(inspection: Inspection) -> Iterator[Defect]:
 def micro_batch_range(inspection: Inspection) -> Iterator[Defect]:
     """Micro-batches are written `pipeline.index`, the pipeline from 0 to D - 1, the index from 0 to m - 1. Change
     the micro-batch, or the shape of the schedule. Reported once per worker."""
-    shape, ops = inspection.schedule.shape, inspection.ops
+    shape, ops = inspection.schedule.shape, inspection.operations
     in_stage = (ops.stage >= 0) & (ops.stage < shape.stages) & ~outside_buckets(ops, inspection.schedule.buckets)
     last = f"{shape.pipelines - 1}.{shape.micro_batches - 1}"
     yield _per_worker(
@@ -65,7 +65,7 @@ def _per_worker(inspection: Inspection, rows: Rows, message: str, hint: str) -> 
 def bucket_range(inspection: Inspection) -> Iterator[Defect]:
     """A schedule with `buckets` = N has the buckets 0 to N - 1. W_PART names any of them, REDUCE_BUCKET any but the
     last, which REDUCE_GRAD sums. Change the bucket, or the schedule's `buckets`."""
-    buckets, ops = inspection.schedule.buckets, inspection.ops
+    buckets, ops = inspection.schedule.buckets, inspection.operations
     rows = np.unique(ops.row[outside_buckets(ops, buckets)])
     is_sum = inspection.schedule.columns.kind[rows] == ReduceBucket.kind
     for sums, why in ((False, "none with this number"), (True, "and REDUCE_GRAD sums the last one")):
@@ -90,7 +90,7 @@ def beyond_forward(inspection: Inspection) -> Iterator[Defect]:
 def duplicate(inspection: Inspection) -> Iterator[Defect]:
     """Each micro-batch is used once per iteration and stage. A second F, B, I or W of the same micro-batch and
     stage, on any worker, would count its gradient twice. Remove one of the two."""
-    ops, at = inspection.ops, inspection.computes
+    ops, at = inspection.operations, inspection.computes
     at = at[np.argsort(ops.row[at], kind="stable")]
     key = inspection.cell[at] * MOST_KINDS + ops.kind[at]
     second, first = repeats(key * (MOST_BUCKETS + 1) + ops.bucket[at])
@@ -121,7 +121,7 @@ def weight_parts(inspection: Inspection) -> Iterator[Defect]:
     """A W may be split into parts, a W_PART for the weights of each bucket. Each part must occur once, and the W
     itself must not. Add the missing parts, or write the W instead of the parts."""
     (fewest, most), buckets = inspection.parts, inspection.schedule.buckets
-    weights = inspection.computes[inspection.ops.kind[inspection.computes] == BackwardWeight.kind]
+    weights = inspection.computes[inspection.operations.kind[inspection.computes] == BackwardWeight.kind]
     whole = (most > 0) & (np.bincount(inspection.cell[weights], minlength=inspection.cells) > 0)
     yield Defect(
         "{other} does the same work: the parts add up to that W",
@@ -133,17 +133,17 @@ def weight_parts(inspection: Inspection) -> Iterator[Defect]:
     at = _by_cell(inspection, incomplete, WeightPart)
 
     def absent(place: Place) -> list[int]:
-        present = inspection.ops.bucket[at[place.index : place.index + place.count]]
+        present = inspection.operations.bucket[at[place.index : place.index + place.count]]
         return [bucket for bucket in range(buckets) if bucket not in present]
 
     def first(place: Place) -> str:
-        part = inspection.at(inspection.ops.row[at[place.index]]).instruction
+        part = inspection.at(inspection.operations.row[at[place.index]]).instruction
         return f"{part.rsplit('/', 1)[0]}/{absent(place)[0]}"
 
     yield Defect(
         f"this W lacks the part for bucket {{buckets}} (of {buckets} buckets)",
         "add {first} on its worker, or write one whole W",
-        inspection.ops.row[at],
+        inspection.operations.row[at],
         per=inspection.cell[at],
         placeholders={"buckets": lambda place: listed(absent(place)), "first": first},
     )
@@ -151,11 +151,11 @@ def weight_parts(inspection: Inspection) -> Iterator[Defect]:
 
 def _first_rows(inspection: Inspection, cells: Flags, *classes: type[Instruction]) -> Rows:
     at = _by_cell(inspection, cells, *classes)
-    return inspection.ops.row[at[firsts(inspection.cell[at])[1]]]
+    return inspection.operations.row[at[firsts(inspection.cell[at])[1]]]
 
 
 def _by_cell(inspection: Inspection, cells: Flags, *classes: type[Instruction]) -> Rows:
-    ops, at = inspection.ops, inspection.computes
+    ops, at = inspection.operations, inspection.computes
     at = at[cells[inspection.cell[at]] & is_kind(ops.kind[at], classes)]
     return at[np.lexsort((ops.row[at], inspection.cell[at]))]
 
@@ -197,7 +197,7 @@ def _absent(inspection: Inspection, absent: Flags) -> Iterator[Defect]:
 
 
 def _incomplete(inspection: Inspection, kind: type[Instruction], name: str, hole: Flags) -> Defect:
-    ops, shape = inspection.ops, inspection.schedule.shape
+    ops, shape = inspection.operations, inspection.schedule.shape
     at = inspection.computes[hole[inspection.cell[inspection.computes]]]
     key = ops.worker[at] * shape.stages + ops.stage[at]
     by_key = np.lexsort((ops.row[at], key))
@@ -224,7 +224,7 @@ def apart(inspection: Inspection) -> Iterator[Defect]:
     """B, I and W need the activation that their F kept on its worker, and W needs what its I kept there.
     Activations are not sent to other workers of the same stage, so all halves of a micro-batch run on the worker of
     its F. Move them together."""
-    worker, ops, at = inspection.schedule.columns.worker, inspection.ops, inspection.computes
+    worker, ops, at = inspection.schedule.columns.worker, inspection.operations, inspection.computes
     cells, rows = inspection.cells_of(inspection.apart), inspection.origin[inspection.apart.row]
     reported = (rows >= 0) & inspection.complete[cells] & ~inspection.misplaced[cells]
     cells, rows = cells[reported], rows[reported]

@@ -21,7 +21,7 @@ from recycle.job.shape import MOST_BUCKETS
 
 def _hosted_rows(inspection: Inspection, cls: type[Instruction]) -> tuple[Rows, Rows]:
     """Return (rows, worker * stages + stage) of the stage-wide kind on hosts of the stage."""
-    ops = inspection.ops
+    ops = inspection.operations
     at = ops.select(cls)
     at = at[inspection.hosts[ops.worker[at], ops.stage[at]]]
     return ops.row[at], ops.worker[at] * inspection.schedule.shape.stages + ops.stage[at]
@@ -32,7 +32,7 @@ def _absent(inspection: Inspection, cls: type[Instruction], verb: str, hint: str
         return
     absent = inspection.hosts.copy()
     absent.ravel()[_hosted_rows(inspection, cls)[1]] = False
-    if not (inspection.ops.kind == cls.kind).any():
+    if not (inspection.operations.kind == cls.kind).any():
         yield Defect(f"the schedule has no {cls.token} at all: no stage {verb}", hint)
         return
     workers = np.flatnonzero(absent.any(axis=1))
@@ -69,7 +69,7 @@ def missing_step(inspection: Inspection) -> Iterator[Defect]:
 def missing_gather(inspection: Inspection) -> Iterator[Defect]:
     """With GATHER_PARAMS each host of a stage steps its own part of the parameters and needs the rest from the
     others. If a schedule has one, every host gathers every stage that it hosts once, after its STEP."""
-    if (inspection.ops.kind == GatherParameters.kind).any():
+    if (inspection.operations.kind == GatherParameters.kind).any():
         hint = "every live host of a stage gathers once, after its STEP"
         yield from _absent(inspection, GatherParameters, "gathers", hint)
 

@@ -75,7 +75,7 @@ def not_hosted(inspection: Inspection) -> Iterator[Defect]:
     """A worker can compute, reduce and step only the stages that the placement gives it. Work moves between workers
     of different pipelines that host the same stage, never along a pipeline. Reported once per worker and stage, at
     the first instruction."""
-    shape, ops = inspection.schedule.shape, inspection.ops
+    shape, ops = inspection.schedule.shape, inspection.operations
     at = np.flatnonzero(~is_kind(ops.kind, Transfer) & ops.valid)
     at = at[~inspection.hosted[ops.worker[at], ops.stage[at]] & ~inspection.dead[ops.worker[at]]]
     at = at[np.argsort(ops.row[at], kind="stable")]
@@ -166,7 +166,7 @@ def redundant(inspection: Inspection) -> Iterator[Defect]:
     backward if the stage's worker died. The input of R is the output of an F on the same worker. R runs once, before
     that worker's own backward of the micro-batch, on a worker that does not run the stage's F. The first stage has no
     R."""
-    ops, shape = inspection.ops, inspection.schedule.shape
+    ops, shape = inspection.operations, inspection.schedule.shape
     at = _hosted(inspection, RedundantForward)
     if not len(at):
         return
@@ -209,7 +209,7 @@ def replay(inspection: Inspection) -> Iterator[Defect]:
     """REPLAY runs a stage on a micro-batch again, to compare the result with that of another host of the stage. It
     runs once, on a host that does not run the forward itself. It runs before that host's REDUCE_GRAD of the stage:
     a difference must be known when the iteration is committed."""
-    ops, stages = inspection.ops, inspection.schedule.shape.stages
+    ops, stages = inspection.operations, inspection.schedule.shape.stages
     at = _hosted(inspection, Replay)
     if not len(at):
         return
@@ -243,13 +243,13 @@ def wait_send(inspection: Inspection) -> Iterator[Defect]:
 
 
 def _hosted(inspection: Inspection, cls: type[Instruction]) -> Rows:
-    ops = inspection.ops
+    ops = inspection.operations
     at = ops.select(cls)
     return at[inspection.hosted[ops.worker[at], ops.stage[at]]]
 
 
 def _worker_and_cell(inspection: Inspection) -> Rows:
-    return inspection.ops.worker * inspection.cells + inspection.cell
+    return inspection.operations.worker * inspection.cells + inspection.cell
 
 
 def _is_repeat(keys: Rows) -> Flags:
@@ -259,7 +259,7 @@ def _is_repeat(keys: Rows) -> Flags:
 
 
 def _runs_forward(inspection: Inspection, key: Rows, at: Rows) -> Flags:
-    return np.isin(key[at], key[inspection.ops.select(Forward)])
+    return np.isin(key[at], key[inspection.operations.select(Forward)])
 
 
 def _first_of(*cases: Flags) -> list[Flags]:

@@ -214,9 +214,12 @@ class Inspection:
         return self.events.dependencies
 
     @cached_property
-    def ops(self) -> Operations:
+    def operations(self) -> Operations:
         """The given rows with overlapped pairs split."""
         return operations_of(self.schedule)
+
+    pieces = property(lambda self: self.operations)
+    """Previous name of `operations`."""
 
     @cached_property
     def has_transfers(self) -> bool:
@@ -253,12 +256,12 @@ class Inspection:
     @cached_property
     def computes(self) -> Rows:
         """Valid operations that a micro-batch requires."""
-        return self.ops.select(*kinds_where(lambda row: row.required))
+        return self.operations.select(*kinds_where(lambda row: row.required))
 
     @cached_property
     def cell(self) -> Rows:
         """Stage and micro-batch of each operation as one number; meaningful for valid operations only."""
-        return self.ops.stage * self.schedule.shape.global_micro_batches + self.ops.micro_batch
+        return self.operations.stage * self.schedule.shape.global_micro_batches + self.operations.micro_batch
 
     @cached_property
     def cells(self) -> int:
@@ -268,12 +271,12 @@ class Inspection:
     @cached_property
     def counts(self) -> dict[type[Instruction], Rows]:
         """Number of F, B, I and W in each cell; a full set of parts counts as one W."""
-        return counts_of(self.ops, self.schedule.shape, self.parts[0])
+        return counts_of(self.operations, self.schedule.shape, self.parts[0])
 
     @cached_property
     def parts(self) -> tuple[Rows, Rows]:
         """(fewest, most) parts of W over the buckets, per cell."""
-        return parts_of_weight(self.ops, self.schedule.shape, self.schedule.buckets)
+        return parts_of_weight(self.operations, self.schedule.shape, self.schedule.buckets)
 
     @cached_property
     def complete(self) -> Flags:
@@ -285,7 +288,7 @@ class Inspection:
     @cached_property
     def misplaced(self) -> Flags:
         """Cells with work on a worker that is dead or does not host the stage."""
-        ops, at = self.ops, self.computes
+        ops, at = self.operations, self.computes
         wrong = ~self.hosts[ops.worker[at], ops.stage[at]]
         misplaced = np.zeros(self.cells, dtype=np.bool_)
         misplaced[self.cell[at[wrong]]] = True
@@ -308,13 +311,13 @@ class Inspection:
     def rows_in(self, cells: Flags) -> Flags:
         """Return the given rows that compute one of these cells."""
         rows = np.zeros(len(self.schedule.columns), dtype=np.bool_)
-        rows[self.ops.row[self.computes[cells[self.cell[self.computes]]]]] = True
+        rows[self.operations.row[self.computes[cells[self.cell[self.computes]]]]] = True
         return rows
 
     @cached_property
     def stray_updates(self) -> Flags:
         """The given reduces and steps that are duplicates or on a worker that does not host the stage."""
-        ops, stages = self.ops, self.schedule.shape.stages
+        ops, stages = self.operations, self.schedule.shape.stages
         at = ops.select(StageWide)
         keys = (ops.kind[at].astype(np.int64) * len(self.dead) + ops.worker[at]) * stages + ops.stage[at]
         keys = keys * (self.schedule.buckets + 1) + ops.bucket[at]

@@ -133,7 +133,7 @@ class _TransferExamination:
         self.defects: dict[str, list[Defect]] = {}
         self._table = len(CARRIERS), self.shape.stages + 2, self.shape.global_micro_batches
         if inspection.has_transfers:
-            ops = inspection.ops
+            ops = inspection.operations
             rows = [np.append(ops.row, -1)[ops.first(self.shape, ops.select(*makers_of(v)))] for v in CARRIERS]
             # Row that produces each value and row that needs it: the first of several, -1 for none. Values count as
             # reported if a defect of the value, its producer or its user is reported.
@@ -151,7 +151,7 @@ class _TransferExamination:
 
     def values(self, rows: Rows) -> Rows:
         """Return the values that the transfers in given rows carry."""
-        kind, ops = self.columns.kind[rows], self.inspection.ops
+        kind, ops = self.columns.kind[rows], self.inspection.operations
         return self._values(_CARRIED[kind], ops.stage[rows] + _MAKER[kind], ops.micro_batch[rows])
 
     def _values(self, kind: Rows | int, stage: Rows, micro_batch: Rows) -> Rows:
@@ -169,7 +169,7 @@ class _TransferExamination:
         return reported
 
     def _examine(self) -> None:
-        inspection, c, ops = self.inspection, self.columns, self.inspection.ops
+        inspection, c, ops = self.inspection, self.columns, self.inspection.operations
         rows = ops.select(Transfer)  # a transfer's row is its piece
         has_dead_end = inspection.dead[c.worker[rows]] | inspection.dead[c.peer[rows]]
         self._reported[self.values(rows[has_dead_end])] = True
@@ -289,7 +289,7 @@ class _TransferExamination:
             self._report("no-transfer", Defect(message, hint, rows, others=self._maker[values], where=kind == value))
 
     def _unused(self, rows: Rows) -> None:
-        ops, workers = self.inspection.ops, self.shape.worker_count
+        ops, workers = self.inspection.operations, self.shape.worker_count
         needed = []
         for cls in KIND_CLASSES:
             for need in cls.row.needs if issubclass(cls, Compute) else ():

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from recycle import Profile, Schedule, ScheduleError, Shape, Worker, check, lower, simulate
 from recycle.ir import formats
@@ -51,20 +49,6 @@ def rerouted() -> Schedule:
         failed=["1.1"],
         metadata={"note": 'quotes " and \\ and é', "nested": {"list": [1, 2.5, None, True]}},
     )
-
-
-# Round trips
-
-
-@settings(derandomize=True, max_examples=40, deadline=None, database=None)
-@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([None, TIMES]))
-def test_any_schedule_comes_back_equal_with_its_metadata(seed: int, lowered: bool, profile: Profile | None) -> None:
-    rng = random.Random(seed)
-    schedule = random_schedule(rng).with_metadata(seed=seed, words=["recycle", None, 0.1])
-    schedule = lower(schedule) if lowered else schedule
-    again = chrome_trace.loads(text(schedule, profile).encode(), "t.json")
-    assert again == schedule
-    assert again.metadata == schedule.metadata
 
 
 # What viewers are shown

@@ -106,9 +106,6 @@ def test_the_line_on_the_format_page_writes_a_table_that_is_read(
     assert formats.read("table.json") == interleaved(Shape(1, 4, 8, 2))
 
 
-# Round trips
-
-
 # What is refused when reading
 
 FULL = {"ranks": 2, "table": [[0, 0], [1, 0], [0, 1], [1, 1]]}
