@@ -1,9 +1,4 @@
-"""The native file: reads back what it writes, is the golden file byte for byte, and refuses what it cannot hold.
-
-What `--schedule` names: a family first, then a file, else one line that lists the families.
-
-Files that mean harm: every reader gives a schedule or one line, and what it gives can be checked, lowered, timed.
-"""
+"""Schedule files: formats read back, golden files stay as they are, and damaged or hostile files are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recycle import JobError, Schedule, ScheduleError, Shape, check, lower, simulate
+from recycle import JobError, Profile, Schedule, ScheduleError, Shape, check, lower, simulate
 from recycle.ir import formats
 from recycle.ir.columns import MOST_INSTRUCTIONS
 from recycle.ir.families import gpipe, interleaved, looped_bfs, one_f_one_b, zb_h1
@@ -87,13 +82,13 @@ def document(**changes: object) -> str:
         (document(optimizer="none"), "Invalid enum value 'none'"),
     ],
 )
-def test_a_file_that_is_no_schedule_is_refused_by_name_and_place(text: str, complaint: str) -> None:
+def test_a_file_that_is_not_a_schedule_is_refused_by_name_and_place(text: str, complaint: str) -> None:
     with pytest.raises(ScheduleError, match=complaint) as error:
         Schedule.loads(text, "plan.json")
     assert str(error.value).startswith("plan.json: ")
 
 
-def test_metadata_that_json_cannot_hold_is_refused_and_leaves_the_old_file(tmp_path: Path) -> None:
+def test_metadata_that_is_not_json_is_refused_and_leaves_the_old_file(tmp_path: Path) -> None:
     schedule, file = one_f_one_b(Shape(1, 2, 2)), tmp_path / "plan.json"
     schedule.save(file)
     before = file.read_bytes()
@@ -106,30 +101,36 @@ def test_metadata_that_json_cannot_hold_is_refused_and_leaves_the_old_file(tmp_p
 
 def test_a_format_is_known_by_suffix_then_by_content(tmp_path: Path) -> None:
     schedule = one_f_one_b(Shape(1, 2, 2))
-    (tmp_path / "plan").write_text(schedule.dumps())
     (tmp_path / "notes.txt").write_text("nothing")
-    assert formats.read(tmp_path / "plan") == schedule
-    assert formats.read(tmp_path / "plan", "native") == schedule
     with pytest.raises(ScheduleError, match=r"notes\.txt: is not a schedule file: .* native \(\.json\)"):
         formats.read(tmp_path / "notes.txt")
+    for name in ("a.json", "a.csv", "a.trace.json", "a.chrome.json", "A.TRACE.JSON"):
+        formats.write(schedule, tmp_path / name)
+        is_trace = name.lower() in ("a.trace.json", "a.chrome.json")
+        assert (b'"recycle-timeline"' in (tmp_path / name).read_bytes()) == is_trace
+        for other in ("plain", "plain.json") if name != "a.csv" else ("plain",):
+            (tmp_path / other).write_bytes((tmp_path / name).read_bytes())
+            assert formats.read(tmp_path / other) == schedule
     with pytest.raises(ScheduleError, match=r"'xml' is not a format: known are native"):
-        formats.read(tmp_path / "plan", "xml")
+        formats.read(tmp_path / "plain", "xml")
     with pytest.raises(ScheduleError, match=r"no format has the suffix '\.xml'"):
         formats.write(schedule, tmp_path / "plan.xml")
     formats.write(schedule, tmp_path / "plan.xml", "native")
     assert formats.read(tmp_path / "plan.xml") == schedule
+    with pytest.raises(ScheduleError, match="format native stores no times"):
+        formats.write(schedule, tmp_path / "plain.json", profile=Profile())
 
 
 SHAPE = Shape(1, 2, 3)
 
 
-def test_a_family_is_built_in_the_jobs_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_comes_before_a_file_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "zb-h1").write_text("not a schedule")
     assert named_schedule("zb-h1", SHAPE).text() == zb_h1(SHAPE).text()
 
 
-def test_what_is_neither_is_refused_with_the_families() -> None:
+def test_a_name_that_is_neither_a_file_nor_a_family_is_refused() -> None:
     with pytest.raises(JobError, match=r"schedule 1f2b: is neither a file nor a family; families are gpipe, 1f1b"):
         named_schedule("1f2b", SHAPE)
 
@@ -177,7 +178,7 @@ def documents(name: str) -> list[Any]:
 DOCUMENTS = {name: found for name in formats.FORMATS if (found := documents(name))}
 
 
-def survives(name: str, content: bytes) -> None:
+def require_read_or_refused(name: str, content: bytes) -> None:
     schedule = read_or_refused(lambda: read(name, content, "plan.x"), ScheduleError, "plan.x")
     if schedule is None:
         return
@@ -186,6 +187,8 @@ def survives(name: str, content: bytes) -> None:
     with contextlib.suppress(ScheduleError):
         assert simulate(schedule).makespan >= 0
     assert Schedule.loads(schedule.dumps()) == schedule
+    with contextlib.suppress(ScheduleError):
+        assert read(name, "".join(formats.FORMATS[name].dumps(schedule)).encode(), "again") is not None
 
 
 @pytest.mark.parametrize("name", formats.FORMATS)
@@ -199,14 +202,14 @@ def test_the_seeds_are_valid(name: str) -> None:
 @quick
 @given(st.data())
 def test_any_bytes_are_read_or_refused(name: str, data: st.DataObject) -> None:
-    survives(name, data.draw(any_bytes()))
+    require_read_or_refused(name, data.draw(any_bytes()))
 
 
 @pytest.mark.parametrize("name", formats.FORMATS)
 @quick
 @given(st.data())
 def test_a_file_with_words_changed_is_read_or_refused(name: str, data: st.DataObject) -> None:
-    survives(name, data.draw(retold(SEEDS[name])))
+    require_read_or_refused(name, data.draw(retold(SEEDS[name])))
 
 
 @pytest.mark.slow
@@ -214,4 +217,4 @@ def test_a_file_with_words_changed_is_read_or_refused(name: str, data: st.DataOb
 @quick
 @given(st.data())
 def test_a_file_with_values_of_other_kinds_is_read_or_refused(name: str, data: st.DataObject) -> None:
-    survives(name, json.dumps(data.draw(restructured(DOCUMENTS[name]))).encode())
+    require_read_or_refused(name, json.dumps(data.draw(restructured(DOCUMENTS[name]))).encode())
