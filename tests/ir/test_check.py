@@ -357,14 +357,13 @@ def test_a_schedule_broken_in_one_place_has_an_error_near_it(rng: random.Random,
     broken = break_one_place(rng, lower(schedule) if lowered else schedule)
     if broken is None:
         return
-    findings = check(broken.schedule)
-    errors = [finding for finding in findings if finding.severity == "error"]
-    assert errors, (broken.how, broken.schedule.text())
-    places = {finding.worker for finding in findings}
-    assert places & ({str(worker) for worker in broken.near} | {None}), (broken.how, findings)
+    wrong, near = broken
+    findings = check(wrong)
+    assert any(finding.severity == "error" for finding in findings), wrong.text()
+    assert {finding.worker for finding in findings} & ({str(worker) for worker in near} | {None}), findings
     for finding in findings:
         if finding.position is not None:
-            program = broken.schedule.program(Worker.parse(finding.worker))
+            program = wrong.program(Worker.parse(finding.worker))
             assert str(program[finding.position]) == finding.instruction
 
 
