@@ -50,10 +50,8 @@ def check(
 ) -> Findings:
     """Check a schedule. Findings are sorted: errors first, then by worker and position. An empty list means valid.
 
-    At most the first 1,000 findings of each rule are listed; `Findings.more` counts the others.
-
     Args:
-        schedule: lowered, partly lowered or compute-only. Positions in findings refer to this schedule.
+        schedule: lowered, partly lowered or compute-only.
         profile: supplies `weight_stash` for `limits`, and bytes for `byte_limit`; unit times and weights if None.
         limits: activations (in chunks) that the worker of each rank may hold, one number per rank.
         byte_limit: bytes that any worker may hold, including the static bytes of its stages.

@@ -95,8 +95,7 @@ def _indices(kernel: Callable[..., Any]) -> Iterator[Path]:
 def run(kernel: Callable[..., Any], operations: int, *arguments: Any) -> tuple[Any, ...]:
     """Run a kernel of about `operations` steps, compiled if it is loaded or the input is large.
 
-    Returns:
-        (result of the kernel, its arguments after the run): outputs are lists after a plain Python run.
+    Returns (result, *arguments after the run); outputs are lists after a plain Python run.
     """
     if (
         kernel not in _compiled

@@ -215,8 +215,6 @@ def dependencies(schedule: Schedule) -> Dependencies:
 
 
 class _Builder:
-    """Collects edges by kind, between compute operations and joins. Joins are numbered after the operations."""
-
     def __init__(self, schedule: Schedule) -> None:
         self.schedule, self.shape, self.columns = schedule, schedule.shape, schedule.columns
         self.ops = operations_of(schedule)
@@ -422,7 +420,6 @@ def find(keys: Rows, wanted: Rows) -> Rows:
 
 
 def _matched(first: Rows, first_keys: Rows, then: Rows, then_keys: Rows) -> tuple[Rows, Rows, Rows]:
-    """Return (matching `first` of each `then` with a match, the matched `then`, the unmatched `then`)."""
     index = find(first_keys, then_keys)
     is_matched = index >= 0
     return first[index[is_matched]], then[is_matched], then[~is_matched]

@@ -57,7 +57,7 @@ class Gap(NamedTuple):
         start, end: seconds.
         row: the instruction that ends the gap; -1 after the last instruction.
         waits_for: the instruction that `row` waits for at `start`: the producer on another worker, then the send; for a
-            reduce or step, the last gradient, arrival or reduce. -1 after the last instruction.
+            reduce or step, the last gradient, arrival or reduce; else -1.
         ready: for ORDER and MEMORY, the instruction that is ready first; else -1.
     """
 
@@ -164,7 +164,6 @@ def _is_live(schedule: Schedule) -> Flags:
 
 
 def _gaps_before_rows(times: Times) -> tuple[Rows, Floats]:
-    """Return (row, idle since) of each row that its idle worker waits for."""
     c = times.schedule.columns
     rows = np.flatnonzero(~is_kind(c.kind, AsyncInstruction) & _is_live(times.schedule)[c.worker])
     idle = np.zeros(len(rows))
@@ -186,7 +185,6 @@ def _nothing_left(times: Times) -> tuple[npt.NDArray[np.int64] | Floats, ...]:
 
 
 def _needed(times: Times, row: Rows, end: Floats) -> tuple[Floats, Rows, Rows]:
-    """Return (time computed, producer row, carrier row) of the last dependency of each gap's row."""
     graph = times.dependencies
     node = times.last[row]
     node = np.where(node >= graph.rows, times.last[node], node)  # through the join of a reduce or of the commit
@@ -200,7 +198,6 @@ def _needed(times: Times, row: Rows, end: Floats) -> tuple[Floats, Rows, Rows]:
 
 
 def _ready(times: Times) -> Floats:
-    """Return when all inputs of each compute are ready; infinite for other rows."""
     graph = times.dependencies
     computes = is_kind(times.schedule.columns.kind, (Compute, OverlappedPair))
     ready = np.where(computes, 0.0, np.inf)
@@ -211,7 +208,6 @@ def _ready(times: Times) -> Floats:
 
 
 def _cut(moment: Floats, low: Floats, high: Floats, tolerance: float) -> Floats:
-    """Clip `moment` to [low, high], snapping to a bound within the tolerance."""
     cut = np.clip(moment, low, high)
     is_high = high - cut < tolerance
     return np.where(is_high, high, np.where(cut - low < tolerance, low, cut))
@@ -290,7 +286,6 @@ def _fits_from(c: Columns, memories: list[_Memory], w: int, member: int, row: Ro
 
 
 def _range_min(values: Rows, begin: Rows, end: Rows, empty: int) -> Rows:
-    """Return the minimum of `values[begin:end]` for each pair, `empty` for empty ranges, in log2(n) doublings."""
     least = np.full(len(begin), empty, dtype=np.int64)
     length, span, table = end - begin, 1, values
     while True:

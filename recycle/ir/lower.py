@@ -187,7 +187,6 @@ def insert(schedule: Schedule, worker: Rows, place: Rows, added: dict[str, Rows]
 
 
 def _cut_last_weights(schedule: Schedule) -> tuple[Schedule, Rows]:
-    """Split the last W's of each stage into parts; also return the original row of each row."""
     c, buckets = schedule.columns, schedule.buckets
     chain = compute_chains(c)[1]
     begins = np.any([np.diff(column[chain], prepend=-2) != 0 for column in (c.worker, c.stage, c.kind)], axis=0)

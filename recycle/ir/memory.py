@@ -58,7 +58,6 @@ def activation_changes(schedule: Schedule, profile: Profile, *, in_bytes: bool) 
 
 
 def _released(schedule: Schedule, cls: type[Instruction]) -> tuple[Rows, Rows]:
-    """Return (holding row, row that produces the releasing value on the same worker) for a kind with `released_by`."""
     assert cls.row.released_by is not None
     value, offset = cls.row.released_by
     ops, micro_batches = operations_of(schedule), schedule.shape.global_micro_batches

@@ -128,7 +128,6 @@ _ONLY_NUMBERS = bytes(byte if chr(byte) in "0123456789" else ord(" ") for byte i
 
 @reads_kinds
 def _notation() -> tuple[dict[bytes, int], Ints]:
-    """Return (kind by instruction text without numbers, index in `_OPERANDS` of each kind)."""
     kinds = {cls.token.encode(): number for number, cls in enumerate(KIND_CLASSES)}
     kinds[f"{Forward.token};{Backward.token}".encode()] = OverlappedPair.kind
     bases = [base for base, _ in _OPERANDS]

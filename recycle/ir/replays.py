@@ -191,11 +191,10 @@ def with_replays(
     Args:
         schedule: a valid schedule; transfers of a lowered schedule are regenerated.
         every: iterations of a full rotation; 0 for no replays. "gaps": one replay per worker and iteration, and only
-            replays that do not lengthen the period; stages without room are not replayed.
+            replays that do not lengthen the period.
         profile: durations that determine the gaps; uniform if None.
         disputed: targets that all other hosts also replay in every iteration.
-        room: for "gaps", the stages of each round whose replays do not lengthen the period; empty for no replays.
-            Computed if None or if its length is not the number of rounds.
+        room: for "gaps", the result of `Rotation.room`; computed if None or for another number of rounds.
     """
     profile = profile or Profile.uniform()
     base = _without_transfers(schedule)
@@ -307,7 +306,6 @@ def _inserted(schedule: Schedule, profile: Profile, slots: ReplaySlots) -> Sched
 
 
 def _times_without(schedule: Schedule, profile: Profile) -> tuple[Floats, Floats, Rows]:
-    """Return (start, end, place in a topological order) of each row, without replays."""
     lowered, origin = lower_with_origin(schedule)
     graph = event_graph(lowered)
     timeline = time_graph(graph, profile)

@@ -49,8 +49,6 @@ def loop_placement(shape: Shape) -> Placement:
 
 
 class _Options(TypedDict, total=False):
-    """Keyword arguments of `Schedule.from_columns`."""
-
     placement: Placement | Mapping[Worker | str, Sequence[int]] | None
     failed: Iterable[Worker | str]
     optimizer: Optimizer
@@ -101,12 +99,7 @@ class Schedule:
         programs: Mapping[Worker, Iterable[Instruction]] | Mapping[str, Iterable[Instruction]],
         **options: Unpack[_Options],
     ) -> Schedule:
-        """Build a schedule from instruction objects.
-
-        Args:
-            programs: the instructions of each worker, in order, by worker or its text ("0.1"); omitted workers get an
-                empty program.
-            options: keyword arguments of `from_columns`.
+        """Build a schedule from the instructions of each worker; `options` as in `from_columns`.
 
         Raises:
             ScheduleError: a program, placement, peer or failed worker lies outside the shape, or a program contains

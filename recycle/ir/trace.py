@@ -53,8 +53,7 @@ class Trace:
         shape: size of the job.
         columns: one row per instruction, grouped by process in execution order, over all steps.
         role: worker index in the plan that the process played, per row.
-        generation, step: membership generation and iteration of each row. A repeated iteration has several generations;
-            the last one counts.
+        generation, step: generation and iteration of each row. Of a repeated iteration the last generation counts.
         start, end: seconds since the start of the run, float64.
         events: the lines of `events.jsonl` (fault, detected, generation, recovered, rejoined, ...), in order.
         batch: batch of an evaluation, per row; -1 in iterations.
@@ -116,10 +115,9 @@ class Trace:
         return by_step
 
     def period(self, first: int, last: int) -> float | None:
-        """Return the median seconds between consecutive steps from `first` to `last`, in the generations that count.
+        """Return the median seconds between the first starts of consecutive steps on each worker.
 
-        Measured between the first starts of each worker, over all workers, because neighboring stages may be in
-        different steps. For a single step: from its first start to its last end. None if the steps have no rows.
+        For a single step: from its first start to its last end. None if the steps have no rows.
         """
         steps = np.array([step for step in self.steps if first <= step <= last], dtype=np.int64)
         counted = np.array([self.generations_of(step)[-1] for step in steps.tolist()], dtype=np.int64)
@@ -257,8 +255,7 @@ _NAMES = {
 def executed_timeline(ran: Trace, profile: Profile) -> Timeline:
     """Convert one generation of one step (`Trace.window`) to a timeline, in role names and seconds.
 
-    `profile` supplies bytes and the share of an activation kept between I and W; its times are not used. The period is
-    the makespan, since one iteration does not determine the next.
+    The times of `profile` are not used. The period is the makespan, since one iteration does not determine the next.
     """
     schedule, rows = executed_schedule(ran)
     origin = float(ran.start.min()) if len(ran) else 0.0

@@ -265,7 +265,6 @@ class PlanLibrary:
         return self._entries
 
     def _now(self) -> tuple[int, ...]:
-        """Return a stamp that changes with the manifest, or with the directory while the manifest does not exist."""
         for path in (self.directory / MANIFEST, self.directory):
             with contextlib.suppress(OSError):
                 status = path.stat()
@@ -332,11 +331,10 @@ class PlanLibrary:
     def lookup(
         self, failed: Iterable[Worker], shape: Shape | None = None
     ) -> tuple[Plan, dict[Worker, Worker], list[Move]]:
-        """Return (plan, role of each working process, moves) for a set of dead processes.
+        """Return (plan, role of each working process, moves) for a set of dead processes; the others stand idle.
 
-        Among the plans that the live workers can fill, choose the smallest period. Each move adds its copy time divided
-        by the iterations until the next change. Live processes without a role stand idle. `shape` is optional if the
-        library has a job.
+        Choose the smallest period; each move adds its copy time divided by the iterations until the next change.
+        `shape` is optional if the library has a job.
 
         Raises:
             PlanError: no usable plan can be filled, or workers differ in speed or links, so peers differ.

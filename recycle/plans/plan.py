@@ -201,8 +201,7 @@ class Plan:
     def for_processes(self, failed: Iterable[Worker]) -> Plan:
         """Rewrite the plan in process names: its failed workers are `failed`.
 
-        Whole pipelines of micro-batches are renamed too if more workers then keep their positions. The re-routed
-        micro-batches are then those with a dead home.
+        Homes of micro-batches are renamed too, so that the re-routed micro-batches are those with a dead home.
         """
         failed = frozenset(failed)
         homes = align(self.shape, self.schedule.failed, failed)
@@ -216,10 +215,7 @@ class Plan:
 
 
 def in_process_names(plan: Plan) -> Schedule:
-    """Return the schedule of a plan with moves, in process names.
-
-    A moved worker runs the program of its new position.
-    """
+    """Return the schedule of a plan with moves, in process names."""
     roles = {worker: worker for worker in plan.shape.workers()}
     for move in plan.moves:
         if not move.units:
@@ -258,8 +254,7 @@ def schedule_hash(schedule: Schedule) -> str:
 def with_updates_of(schedule: Schedule, job: Job) -> Schedule:
     """Apply the job's ties, gathers and gradient buckets to the schedule, except buckets that it states itself.
 
-    Raises:
-        ScheduleError: the schedule has other ties, or gathers parameters that the job does not shard.
+    Raises ScheduleError if the schedule has other ties, or gathers parameters that the job does not shard.
     """
     gathers = schedule.gathers or bool((schedule.columns.kind == GatherParameters.kind).any())
     if gathers and not job.train.sharded_optimizer:
@@ -286,13 +281,7 @@ _ROOM = "room_for_replays"
 
 
 def rotation_of(schedule: Schedule, job: Job, disputed: Collection[ReplayTarget] = ()) -> Rotation | None:
-    """Add the job's replays to the schedule; None if nothing is ever replayed.
-
-    A user's schedule may contain replays, which run in every iteration.
-
-    Args:
-        disputed: targets that all other hosts also replay in every iteration.
-    """
+    """Add the job's replays to the schedule; None if nothing is ever replayed. `disputed` as in `with_replays`."""
     every = job.integrity.every
     if every or disputed:
         profile = profile_of_layout(job, price(job).prices, schedule.shape)

@@ -172,10 +172,7 @@ class Shards:
         return self.as_hosts(numbers)
 
     def acting(self, live: Collection[Worker], held: Callable[[Worker], Collection[int]]) -> ShardHosts:
-        """Return the shards that each live worker owns without further copies, given the numbers that it holds.
-
-        If all owners of a shard hold it, only they act as owners; otherwise all its holders do.
-        """
+        """Return the owners of each shard if all of them hold it, otherwise its holders, by live worker."""
         holds, numbers = {worker: set(held(worker)) for worker in live}, {worker: list[int]() for worker in live}
         for part, owners in self._owners(live).items():
             for place, workers in enumerate(owners):
@@ -214,10 +211,7 @@ class Shards:
         return self.as_hosts(numbers)
 
     def spare(self, live: Collection[Worker], held: Hosts | None = None) -> dict[int, int]:
-        """Return stage of the job -> number of its hosts that may die without losing a shard.
-
-        `held` are the shards that workers hold; None for the shards that they own.
-        """
+        """Return stage of the job -> number of hosts that may die without losing a shard; `held` None: as owned."""
         owners = self._in_order(live, held or self.owned(live))
         return {
             stage: min(len(holders) for part in parts for holders in owners[part]) - 1
@@ -262,12 +256,7 @@ _PLAN, _DEAD, LACKS, _HAS_BESIDES = "@", "-", "~", "+"
 
 
 def text_of(shards: Shards, workers: Collection[Worker], held: Hosts, plan: str = "") -> str:
-    """Return the record text of the shards that live workers hold.
-
-    Args:
-        workers: all workers of the run, including dead workers.
-        plan: hash of the plan that determines the hosts; empty for the initial hosts.
-    """
+    """Return the record text of the held shards; `workers` includes dead ones, `plan` is empty for initial hosts."""
     live = [worker for worker in sorted(workers) if worker in held.units]
     owned = shards.owned(live).stages
     words = [_NAME, *([f"{_PLAN}{plan}"] if plan else [])]

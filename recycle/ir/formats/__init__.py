@@ -59,15 +59,10 @@ FORMATS: dict[str, Format] = {
 
 
 def read_input(path: str | Path, name: str | None = None) -> ScheduleInput:
-    """Read a schedule file of any format, zipped or not, or a directory of several files.
-
-    Args:
-        path: the file or directory.
-        name: format; None to detect it from suffix and content.
+    """Read a file of format `name` (None: detected), zipped or not, or a directory of several files.
 
     Raises:
-        ScheduleError: the file cannot be read, its format is unknown, or its content is too large for its size; names
-            the file and the place.
+        ScheduleError: the file cannot be read, its format is unknown, or its content is too large for its size.
     """
     path = Path(path)
     if path.is_dir():
@@ -116,14 +111,10 @@ def written_as(path: str | Path, name: str | None = None) -> str:
 
 
 def write(schedule: Schedule, path: str | Path, name: str | None = None, profile: Profile | None = None) -> None:
-    """Write a schedule atomically in the format `name`, or the format of the suffix.
-
-    Args:
-        profile: times for formats with times; unit times if None.
+    """Write a schedule atomically in the format `name`, or the format of the suffix; `profile` gives the times.
 
     Raises:
-        ScheduleError: the format is unknown, cannot represent the schedule, or has no times although a profile is
-            given.
+        ScheduleError: the format is unknown, cannot represent the schedule, or has no times for a profile.
         RecycleError: the file cannot be written.
     """
     name = written_as(path, name)

@@ -70,9 +70,6 @@ def recognises(content: bytes) -> bool:
 def dumps(schedule: Schedule, profile: Profile | None = None) -> Iterator[str]:
     """Yield the text of the file in parts.
 
-    Args:
-        profile: durations and weights; the unit profile if None.
-
     Raises:
         ScheduleError: the schedule deadlocks, its metadata is not JSON, or a time is too long for nanoseconds.
     """
@@ -190,7 +187,6 @@ def _detours(lowered: Schedule, rerouted: np.ndarray, last: int) -> dict[int, li
 def _held(
     timeline: Timeline, start: chrome.Nanoseconds, end: chrome.Nanoseconds
 ) -> tuple[str, Callable[[slice], Iterator[tuple[int, float]]]]:
-    """Return (unit of held activations; function from the rows of a worker to its (time, held) changes)."""
     weights = np.array(timeline.profile.per_stage("activation", timeline.schedule.shape.stages))
     added, freed = activation_changes(timeline.schedule, timeline.profile, in_bytes=True)
 

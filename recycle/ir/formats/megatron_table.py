@@ -171,7 +171,6 @@ def _table_of(order: Sequence[int]) -> Table:
 
 
 def _orders(schedule: Schedule) -> list[list[int]]:
-    """Return the order of each rank: chunk + 1 of each forward, -(chunk + 1) of each backward."""
     c = schedule.columns
     entries = np.where(c.kind == Forward.kind, 1, -1) * (c.stage // schedule.shape.ranks + 1)
     computes = is_kind(c.kind, Compute) & ~is_kind(c.kind, WaitSend)

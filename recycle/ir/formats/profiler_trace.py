@@ -55,8 +55,7 @@ def loads(content: bytes, name: str, most: int | None = None) -> ScheduleInput:
     """Parse one file, whose ranks are its processes; `name` begins every error message.
 
     Raises:
-        ScheduleError: the labels are absent or more than `most`, a labelled event is incomplete (named in the message),
-            or the ranks are not one pipeline.
+        ScheduleError: labels are absent, incomplete or more than `most`, or the ranks are not one pipeline.
     """
     actions = _actions(content, name, most)
     if not actions:
@@ -110,11 +109,7 @@ class _Event(msgspec.Struct, frozen=True):
 
 
 class _Action(NamedTuple):
-    """A label of torch: start (microseconds, then index in the file), process, and action.
-
-    `what` is an instruction, or the name of a sharding action. `start` and `end` are the execution times, on a GPU
-    later than `begin`; `end` is None for labels without a duration.
-    """
+    """A label: begin, index, process, action, and execution times in microseconds (`end` None: no duration)."""
 
     begin: float
     place: int

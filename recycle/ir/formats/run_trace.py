@@ -48,7 +48,6 @@ def _slices(parts: Iterable[Trace]) -> Iterator[chrome.Event]:
 
 
 def _slices_of(trace: Trace, named: set[tuple[int, int]]) -> Iterator[chrome.Event]:
-    """Yield the slices, and the names of processes and threads that are not in `named`; adds them to `named`."""
     c, track = trace.columns, chrome.track_of(trace.columns)
     start, end = chrome.nanoseconds(trace.start), chrome.nanoseconds(trace.end)
     names, workers = words(trace.shape, c), list(map(str, trace.shape.workers()))

@@ -196,10 +196,7 @@ class ScheduleInput:
         return self.schedule
 
     def executed(self) -> Timeline | None:
-        """Return the executed iteration, in seconds; None without executed times. Logs omissions.
-
-        The period is the median over the iterations, at most the last `_MOST_PERIODS`.
-        """
+        """Return the executed iteration, in seconds, and the median period; None without times. Logs omissions."""
         if self.trace is None or not _is_in_shape(self.trace):
             return None
         for message in self.timed_warnings:
@@ -212,8 +209,7 @@ class ScheduleInput:
     def profile(self) -> Profile | None:
         """Return the planned profile, or the medians of the executed times; None without times.
 
-        Raises:
-            ScheduleError: a stage lacks its forward or its backward.
+        Raises ScheduleError if a stage lacks its forward or its backward.
         """
         if self.trace is None or not _is_in_shape(self.trace):
             return self.planned
@@ -221,7 +217,6 @@ class ScheduleInput:
 
 
 def _is_in_shape(ran: Trace) -> bool:
-    """Return whether all stages and micro-batches exist in the shape; otherwise `check` reports the defect."""
     columns, shape = ran.columns, ran.shape
     limits = {"stage": shape.stages, "pipeline": shape.pipelines, "index": shape.micro_batches}
     return all(

@@ -228,9 +228,7 @@ def recognises(content: bytes) -> bool:
 
 
 def loads(text: str | bytes, name: str = "schedule", most: int | None = None) -> Schedule:
-    """Parse a CSV (see the module); `name` begins every error message.
-
-    Unusual but clear content (leading zeros, blank lines at the end, dropped actions) is logged as a warning.
+    """Parse a CSV; `name` begins every error message. Unusual but clear content is logged as a warning.
 
     Raises:
         ScheduleError: a cell is not an action (names row and cell, both from 1), or the rows imply no shape.

@@ -20,7 +20,6 @@ from recycle.job.shape import MOST_BUCKETS
 
 
 def _hosted_rows(inspection: Inspection, cls: type[Instruction]) -> tuple[Rows, Rows]:
-    """Return (rows, worker * stages + stage) of the stage-wide kind on hosts of the stage."""
     ops = inspection.operations
     at = ops.select(cls)
     at = at[inspection.hosts[ops.worker[at], ops.stage[at]]]
@@ -146,7 +145,6 @@ def early_step(inspection: Inspection) -> Iterator[Defect]:
 
 
 def _early(inspection: Inspection, cause: Cause, cls: type[Instruction], message: str, hint: str) -> Defect:
-    """Return a defect for rows of `cls` whose join waits for a later row of the same worker."""
     graph, kind, worker = inspection.graph, inspection.lowered.columns.kind, inspection.lowered.columns.worker
     into, out = graph.into_joins, graph.out_of_joins
     out = out[(graph.cause[out] == cause) & (kind[graph.target[out]] == cls.kind)]
@@ -216,7 +214,6 @@ def reduce_conflicts(rows: Rows, workers: Rows, stages: Rows) -> list[tuple[int,
 
 
 def _first_swapped(sequence: tuple[int, ...], other: dict[int, int]) -> tuple[int, int] | None:
-    """Return the indices of the first neighbors in `sequence` that `other` (stage -> row) has in reverse order."""
     both = [place for place, stage in enumerate(sequence) if stage in other]
     pairs = ((first, second) for first, second in pairwise(both) if other[sequence[second]] < other[sequence[first]])
     return next(pairs, None)

@@ -96,7 +96,6 @@ def serialised_transport(inspection: Inspection) -> Iterator[Defect]:
 
 
 def _explained(inspection: Inspection, source: Rows, target: Rows) -> Flags:
-    """Return which edges other rules report: local disorder, early reduces and steps, reduce orders."""
     nodes, rows = inspection.graph.nodes, inspection.graph.rows
     late_source, late_target = _local_disorder(inspection)
     explained = np.isin(source * nodes + target, late_source * nodes + late_target)
@@ -134,7 +133,6 @@ def cycles(source: Rows, target: Rows, nodes: int) -> list[list[int]]:
 
 
 def _on_or_between_cycles(source: Rows, target: Rows, nodes: int) -> Flags:
-    """Return the nodes on a cycle or on a path between two cycles."""
     alive = np.ones(nodes, dtype=np.bool_)
     for before, after in ((source, target), (target, source)):
         alive[topological_order(before, after, nodes)] = False
@@ -194,7 +192,6 @@ def _cycle_defect(inspection: Inspection, events: EventGraph, cycle: list[int], 
 
 
 def _program_steps(events: EventGraph, before: Rows, after: Rows) -> Flags:
-    """Return which pairs of nodes follow each other on their worker without a dependency."""
     nodes = events.dependencies.nodes
 
     def among(source: Rows, target: Rows) -> Flags:

@@ -155,7 +155,6 @@ class _TransferExamination:
         return self._values(_CARRIED[kind], ops.stage[rows] + _MAKER[kind], ops.micro_batch[rows])
 
     def _values(self, kind: Rows | int, stage: Rows, micro_batch: Rows) -> Rows:
-        """Return values by kind, producing stage (also -1 and P * V) and global micro-batch."""
         _, stages, micro_batches = self._table
         return (kind * stages + stage + 1) * micro_batches + micro_batch
 
@@ -192,7 +191,6 @@ class _TransferExamination:
         self._unused(np.sort(receives))
 
     def _fresh(self, values: Rows) -> Rows:
-        """Return the indices of values not reported yet, each value once, and mark them as reported."""
         fresh = np.flatnonzero(~self._reported[values])
         self._reported[values[fresh]] = True
         return fresh[np.sort(firsts(values[fresh])[1])]
