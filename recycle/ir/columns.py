@@ -197,29 +197,27 @@ def chain_ends(chains: tuple[Rows, Rows]) -> tuple[Rows, Rows]:
     return rows[np.diff(chain, prepend=-1) != 0], rows[np.diff(chain, append=-1) != 0]
 
 
-def compute_chains(columns: Columns) -> tuple[Rows, Rows]:
-    """Return (worker, row) of each compute, reduce and step, which a worker runs serially in program order."""
-    rows = np.flatnonzero(~is_kind(columns.kind, AsyncInstruction))
+def program_chains(columns: Columns, selected: Flags) -> tuple[Rows, Rows]:
+    """Return (worker, row) of the selected rows, in program order."""
+    rows = np.flatnonzero(selected)
     return columns.worker[rows].astype(np.int64), rows
 
 
+def compute_chains(columns: Columns) -> tuple[Rows, Rows]:
+    """Return (worker, row) of each compute, reduce and step, which a worker runs serially in program order."""
+    return program_chains(columns, ~is_kind(columns.kind, AsyncInstruction))
+
+
 def rows_before(columns: Columns, selected: Flags) -> Rows:
-    """Return the last row of `among` before each row in its program, -1 without one."""
+    """Return the last selected row before each row in its program, -1 without one."""
     at = np.where(selected, np.arange(len(columns)), -1)
     before = np.append(-1, np.maximum.accumulate(at)[:-1]) if len(at) else at
     return np.where(before >= columns.offsets[columns.worker], before, -1)
 
 
-def in_order(columns: Columns, selected: Flags) -> tuple[Rows, Rows]:
-    """Return edges from each row of `among` to the next such row of its worker."""
-    before = rows_before(columns, selected)
-    rows = np.flatnonzero(selected & (before >= 0))
-    return before[rows], rows
-
-
 def compute_order(columns: Columns) -> tuple[Rows, Rows]:
     """Return edges from each compute, reduce or step to the next one of its worker."""
-    return in_order(columns, ~is_kind(columns.kind, AsyncInstruction))
+    return consecutive(compute_chains(columns))
 
 
 def lane_chains(columns: Columns) -> tuple[Rows, Rows]:

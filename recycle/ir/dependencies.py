@@ -198,6 +198,13 @@ class Dependencies:
         """Indices of the edges from rows to rows."""
         return np.flatnonzero((self.source < self.rows) & (self.target < self.rows))
 
+    @property
+    def received(self) -> tuple[Rows, Rows]:
+        """(receive, consumer) rows of each received value that is consumed."""
+        edges = self.between_rows
+        edges = edges[self.sends[self.source[edges]] >= 0]
+        return self.source[edges], self.target[edges]
+
     @cached_property
     def into_joins(self) -> Rows:
         """Indices of the edges from rows to joins."""

@@ -31,9 +31,9 @@ from recycle.ir.columns import (
     compute_chains,
     compute_order,
     consecutive,
-    in_order,
     lane_chains,
     offsets_of,
+    program_chains,
     rows_before,
     serial_chains,
 )
@@ -331,7 +331,7 @@ def event_edges(
         begins = begins[before[begins] >= 0]
         extra += [
             ((before[begins], begins), Cause.ORDER),
-            (in_order(columns, sums), Cause.LANE),
+            (consecutive(program_chains(columns, sums)), Cause.LANE),
             (_arrivals(graph, columns, rows_before(columns, sums)), Cause.LANE),
         ]
     if serialised:

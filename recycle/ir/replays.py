@@ -24,7 +24,7 @@ from recycle.ir.columns import Flags, Floats, Ints, Rows, occurrences
 from recycle.ir.compiled import COMPILE_FROM
 from recycle.ir.dependencies import dependencies, find
 from recycle.ir.event_graph import event_graph, load_compiled
-from recycle.ir.instruction import CARRIERS, Forward, Instruction, ReduceGradients, Replay, StageWide, Transfer
+from recycle.ir.instruction import Forward, Instruction, ReduceGradients, Replay, Transfer
 from recycle.ir.kinds import AsyncInstruction, is_kind, makers_of
 from recycle.ir.lower import insert, lower, lower_with_origin
 from recycle.ir.memory import TOLERANCE, held_before
@@ -104,48 +104,29 @@ class Rotation:
     def slot_of_rows(self) -> Rows:
         """The index in `slots` of the only replay that needs each row of `whole`; -1 for rows that always run."""
         c, shape = self.whole.columns, self.whole.shape
-        slots_of_rows = np.full(len(c), -1, dtype=np.int64)
-        worker, stage, micro_batch, _ = self.slots
-        if not len(worker):
-            return slots_of_rows
+        slot_of_rows = np.full(len(c), -1, dtype=np.int64)
+        if not len(self.slots.worker):
+            return slot_of_rows
 
-        def key(receiver: Rows | Ints, value: Rows | int, producer_stage: Rows | Ints, micro_batch: Rows) -> Rows:
-            within = (receiver.astype(np.int64) * len(CARRIERS) + value) * (shape.stages + 2) + producer_stage + 1
-            return within * shape.global_micro_batches + micro_batch
+        def key(worker: Rows | Ints, stage: Rows | Ints, micro_batch: Rows) -> Rows:
+            return (worker * shape.stages + stage) * shape.global_micro_batches + micro_batch
 
-        at = np.flatnonzero(c.kind == Replay.kind)
-        micro_batch_of_rows = c.pipeline.astype(np.int64) * shape.micro_batches + c.index
-        slots_of_rows[at] = find(
-            key(worker, 0, stage, micro_batch), key(c.worker[at], 0, c.stage[at], micro_batch_of_rows[at])
-        )
-        # A transfer belongs to one slot if no row that always runs on the receiver needs the value.
-        always_run = np.flatnonzero(~is_kind(c.kind, (Transfer, StageWide)) & (slots_of_rows < 0))
-        base = replace(self.whole, columns=c.take(always_run))
-        crossings = dependencies(base).crossings
-        kept_keys = key(
-            base.columns.worker[crossings.consumer], crossings.value, crossings.stage, crossings.micro_batch
-        )
-        needs = [key(worker, need.value, stage + need.offset, micro_batch) for need in Replay.row.needs]
-        needed_keys, slot = np.concatenate(needs), np.tile(np.arange(len(worker)), len(needs))
-        only_here = ~np.isin(needed_keys, kept_keys)
-        needed_keys, slot = needed_keys[only_here], np.append(slot[only_here], -1)
-        for value, ends in CARRIERS.items():
-            for end in ends:
-                rows = np.flatnonzero(c.kind == end.kind)
-                receiver = (c.peer if end is ends[0] else c.worker)[rows]
-                producer_stage = c.stage[rows].astype(np.int64) + end.row.needs[0].offset
-                slots_of_rows[rows] = slot[
-                    find(needed_keys, key(receiver, value, producer_stage, micro_batch_of_rows[rows]))
-                ]
-        return slots_of_rows
+        replays = np.flatnonzero(c.kind == Replay.kind)
+        micro_batch = c.pipeline[replays].astype(np.int64) * shape.micro_batches + c.index[replays]
+        worker, stage, target, _ = self.slots
+        slot_of_rows[replays] = find(key(worker, stage, target), key(c.worker[replays], c.stage[replays], micro_batch))
+        graph = dependencies(self.whole)
+        receives, consumers = graph.received
+        lowest = np.full(len(c), len(self.slots.worker))  # of the consumers of each receive
+        np.minimum.at(lowest, receives, slot_of_rows[consumers])
+        slot_of_rows[receives] = slot_of_rows[graph.sends[receives]] = lowest[receives]
+        return slot_of_rows
 
     def keeping(self, is_kept: Flags) -> Rotation:
         """Return the rotation with only the slots flagged in `is_kept`."""
         rows = np.flatnonzero(np.append(is_kept, True)[self.slot_of_rows])
-        c = self.whole.columns
-        return Rotation(
-            replace(self.whole, columns=c.take(rows)), self.rounds if is_kept.any() else 0, self.slots.take(is_kept)
-        )
+        whole = replace(self.whole, columns=self.whole.columns.take(rows))
+        return Rotation(whole, self.rounds if is_kept.any() else 0, self.slots.take(is_kept))
 
     def room(self) -> list[list[int]]:
         """Return the stages that have replays, for each round."""
@@ -205,7 +186,7 @@ def with_replays(
         placed = zip(slots.stage.tolist(), slots.round.tolist(), strict=True)
         rotation = rotation.keeping(np.array([bool(room) and s in room[number] for s, number in placed], bool))
     elif every == "gaps" and len(slots.worker):
-        rotation = rotation.keeping(_fitting_slots(rotation.whole, rotation.slot_of_rows, slots, profile))
+        rotation = rotation.keeping(_fitting_slots(rotation, profile))
     if not disputed:
         return rotation
     is_disputed = np.zeros_like(ran, dtype=np.bool_)
@@ -235,34 +216,32 @@ def _without_transfers(schedule: Schedule) -> Schedule:
     return replace(schedule, columns=c.take(kept))
 
 
-def _fitting_slots(whole: Schedule, slot_of_rows: Rows, slots: ReplaySlots, profile: Profile) -> Flags:
+def _fitting_slots(rotation: Rotation, profile: Profile) -> Flags:
     """Return which slots stay when replays that lengthen the period are dropped.
 
     Stages are tried from last to first, because hosts of late stages wait longest for their first input. A round that
-    is still too long drops its lowest stages. `slot_of_rows`: see `Rotation`.
+    is still too long drops its lowest stages.
     """
-    stage, number = slots.stage, slots.round
-    rounds = np.unique(number[number != EVERY_ITERATION]).tolist()
-    if len(whole.columns) * (len(rounds) + whole.shape.stages) > _FEW_EVENTS:
+    stage, number = rotation.slots.stage, rotation.slots.round
+    if len(rotation.whole.columns) * (rotation.rounds + rotation.whole.shape.stages) > _FEW_EVENTS:
         load_compiled()
 
     def period(is_kept: Flags) -> float:
-        rows = np.flatnonzero(np.append(is_kept, True)[slot_of_rows])
-        return time_graph(event_graph(replace(whole, columns=whole.columns.take(rows))), profile).period
+        return time_graph(event_graph(rotation.keeping(is_kept).whole), profile).period
 
-    is_kept: Flags = number == EVERY_ITERATION
+    is_kept: Flags = np.zeros(len(stage), dtype=np.bool_)
     longest = period(is_kept) * (1 + TOLERANCE)
 
     def fit(one_round: int, stages: Sequence[int]) -> bool:
         candidates = (number == one_round) & np.isin(stage, stages)
-        return not candidates.any() or period(candidates | (number == EVERY_ITERATION)) <= longest
+        return not candidates.any() or period(candidates) <= longest
 
     room: list[int] = []
-    for last in reversed(range(whole.shape.stages)):
-        own_rounds = number[(stage == last) & (number != EVERY_ITERATION)]
+    for last in reversed(range(rotation.whole.shape.stages)):
+        own_rounds = number[stage == last]
         if len(own_rounds) and fit(int(own_rounds.min()), [*room, last]):
             room.append(last)
-    for one_round in rounds:
+    for one_round in range(rotation.rounds):
         stages = sorted({*room} & {*stage[number == one_round].tolist()})
         while not fit(one_round, stages):
             del stages[0]

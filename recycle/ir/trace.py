@@ -275,16 +275,10 @@ def _with_arrivals(columns: Columns, graph: Dependencies, start: Floats, end: Fl
     before, after = compute_order(columns)
     idle_from = np.zeros(len(end))
     idle_from[after] = end[before]
-    received, consumers = _consumed(graph)
+    received, consumers = graph.received
     waited = start[consumers] > idle_from[consumers]
     np.maximum.at(arrived, received[waited], start[consumers[waited]])
     return arrived
-
-
-def _consumed(graph: Dependencies) -> tuple[Rows, Rows]:
-    edges = graph.between_rows
-    edges = edges[graph.sends[graph.source[edges]] >= 0]
-    return graph.source[edges], graph.target[edges]
 
 
 def _awaited(graph: Dependencies, source: Rows, target: Rows, end: Floats) -> Rows:
@@ -326,7 +320,7 @@ def transfer_leads(timeline: Timeline) -> Floats:
 
 
 def _transfers(timeline: Timeline) -> tuple[Rows, Rows]:
-    receives, consumers = _consumed(timeline.dependencies)
+    receives, consumers = timeline.dependencies.received
     return timeline.dependencies.sends[receives], consumers
 
 
