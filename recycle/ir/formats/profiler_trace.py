@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -45,8 +45,8 @@ _LABEL = "PP:"
 _MARK = f'"{_LABEL}'.encode()
 """Text of events with a label; other events are not parsed."""
 _OLD_LABEL = re.compile(rb'"PP:[0-9]{1,9}BW')
-_MOST_MICROSECONDS = 1e17
-"""Maximum time of a label: three thousand years."""
+_Microseconds = Annotated[float, msgspec.Meta(ge=-1e17, le=1e17)]
+"""Time of a label: at most three thousand years."""
 _ON_DEVICE = "gpu_user_annotation"
 """Category of the profiler's copies of labels on GPU streams."""
 
@@ -99,13 +99,16 @@ def load_ranks(traces: Iterable[tuple[str, bytes]], name: str, most: int | None 
 
 
 class _Event(msgspec.Struct, frozen=True):
-    ph: Any = None
     name: Any = None
     cat: Any = None
-    pid: Any = None
-    tid: Any = None
-    ts: Any = None
-    dur: Any = None
+
+
+class _Label(msgspec.Struct, frozen=True):
+    ph: Literal["X"]
+    ts: _Microseconds
+    pid: int | str
+    dur: _Microseconds | None = None
+    tid: int | str = ""
 
 
 class _Action(NamedTuple):
@@ -131,7 +134,7 @@ def _actions(content: bytes, name: str, most: int | None, base: float = 0.0) -> 
     else:
         events = chrome.decode(content, chrome.Events[msgspec.Raw], name).traceEvents
     actions = []
-    on_device: dict[Any, list[tuple[str, float, float]]] = {}
+    on_device: dict[str, list[tuple[str, float, float]]] = {}
     names = []
     for place, text in enumerate(events):
         raw = bytes(text)
@@ -140,51 +143,37 @@ def _actions(content: bytes, name: str, most: int | None, base: float = 0.0) -> 
         event = chrome.decode(raw, _Event, f"{name}: traceEvents[{place}]")
         if not isinstance(event.name, str) or not event.name.startswith(_LABEL):
             continue
+        label = chrome.decode(raw, _Label, f"{name}: traceEvents[{place}]: {event.name[:60]!r}")
+        begin, end = base + label.ts, None
+        if label.dur is not None and label.dur >= 0:
+            end = begin + label.dur
         if str(event.cat).lower() == _ON_DEVICE:
-            if _is_time(event.ts) and _is_time(event.dur):
-                on_device.setdefault(str(event.tid), []).append((event.name, event.ts, event.ts + event.dur))
+            if end is not None:
+                on_device.setdefault(str(label.tid), []).append((event.name, begin, end))
             continue
-        where = f"{name}: traceEvents[{place}]: {event.name[:60]!r}"
-        if event.ph != "X":
-            raise ScheduleError(f'{where}: ph must be "X", a slice with its duration, got {event.ph!r}')
-        if not _is_time(event.ts):
-            raise ScheduleError(f"{where}: ts must be a number of microseconds, got {_short(event.ts)}")
-        if not isinstance(event.pid, int | str):
-            raise ScheduleError(f"{where}: pid must be a number or text, got {_short(event.pid)}")
         try:
             operation = parse_action(event.name.removeprefix(_LABEL), Worker(0, 0), is_old)
         except ScheduleError as error:
             raise ScheduleError(f"{name}: traceEvents[{place}]: {error}") from None
-        end = base + event.ts + event.dur if _is_time(event.dur) and event.dur >= 0 else None
-        actions.append(_Action(base + event.ts, place, event.pid, operation, base + event.ts, end))
+        actions.append(_Action(begin, place, label.pid, operation, begin, end))
         names.append(event.name)
     if is_old:
         operations = from_old_notation([action.operation for action in actions])
         actions = [action._replace(operation=operation) for action, operation in zip(actions, operations, strict=True)]
-    return _on_device(actions, names, on_device, base)
-
-
-def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST_MICROSECONDS
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:60] + "..."
+    return _on_device(actions, names, on_device)
 
 
 def _on_device(
     actions: list[_Action],
     names: Sequence[str],
-    streams: Mapping[Any, list[tuple[str, float, float]]],
-    base: float,
+    streams: Mapping[str, list[tuple[str, float, float]]],
 ) -> list[_Action]:
     """Replace the times of one rank's actions by their GPU labels, if every compute has one on the busiest stream."""
     longest: dict[str, list[tuple[float, float]]] = {}
     for labels in streams.values():
         by_name: dict[str, list[tuple[float, float]]] = {}
         for label, begin, end in sorted(labels, key=lambda label: label[1]):
-            by_name.setdefault(label, []).append((base + begin, base + end))
+            by_name.setdefault(label, []).append((begin, end))
         for label, times in by_name.items():
             if sum(end - begin for begin, end in times) > sum(end - begin for begin, end in longest.get(label, [])):
                 longest[label] = times

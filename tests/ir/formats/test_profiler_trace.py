@@ -119,9 +119,9 @@ def test_the_last_whole_iteration_is_kept_with_its_own_sharding_actions(caplog: 
     [
         ([label("0F0junk", 0)], r"traceEvents\[0\]: '0F0junk' is not an action"),
         ([{}, label("", 0)], r"traceEvents\[1\]: '' is not an action"),
-        ([label("0F0", 0, ph="B")], r"traceEvents\[0\]: 'PP:0F0': ph must be \"X\".*got 'B'"),
-        ([label("0F0", 0, ts="0")], r"traceEvents\[0\]: 'PP:0F0': ts must be a number of microseconds, got '0'"),
-        ([label("0F0", 0, pid=None)], "pid must be a number or text, got None"),
+        ([label("0F0", 0, ph="B")], r"traceEvents\[0\]: 'PP:0F0': Invalid enum value 'B' - at `ph`"),
+        ([label("0F0", 0, ts="0")], r"traceEvents\[0\]: 'PP:0F0': Expected `float`, got `str` - at `ts`"),
+        ([label("0F0", 0, pid=None)], r"Expected `int \| str`, got `null` - at `pid`"),
         (events("0B0"), "no forward in any row"),
         (events("0F0", "0F0"), "stage 0 runs in process 0 and in process 1: give the traces of one pipeline only"),
         (events("0F0 0SEND_F0 0RECV_B0 0B0"), "no rank runs stage 1"),
@@ -136,7 +136,7 @@ def test_labels_that_make_no_schedule_are_refused_by_event(found: list[dict[str,
 @pytest.mark.parametrize(
     ("heads", "message"),
     [
-        (({"rank": 0}, {"rank": 0}), r"b\.json: is of rank 0, as .*a\.json is: keep one trace per rank"),
+        (({"rank": 0}, {"rank": 0}), r"b\.json: is a trace of rank 0, as .*a\.json is: keep one trace per rank"),
         (({"rank": 0}, {}), r"b\.json: distributedInfo\.rank is missing"),
         (({"rank": "0"}, {"rank": 1}), r"a\.json: distributedInfo\.rank is missing"),
         (({"rank": 1}, []), r"b\.json: Expected `object`, got `array` - at `distributedInfo`"),
