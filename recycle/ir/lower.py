@@ -12,19 +12,18 @@ last, nothing is split, and the sums begin after the pair.
 
 `forward_only` keeps the forwards, to evaluate the model with the workers and stages of a training schedule. Every
 forward stays on its worker, so micro-batches of dead workers are re-routed and activations use the lanes of training.
-The order is computed again by list scheduling (Graham 1969) with unit times, deepest stage first, because the order of
-training leaves room for backwards. Limits: the order ignores the real durations of forwards.
+The n-th micro-batch that enters at a worker of stage 0 reaches stage s in slot n + s. A worker runs its forwards by
+slot, deepest stage first, which never deadlocks. Limits: the order ignores the durations of forwards.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from recycle.ir.columns import Columns, Flags, Rows, compute_chains, compute_order, is_nothing, offsets_of
+from recycle.ir.columns import Columns, Flags, Rows, compute_chains, compute_order, is_nothing, occurrences, offsets_of
 from recycle.ir.dependencies import Dependencies, dependencies, find
 from recycle.ir.event_graph import EventGraph, event_graph, topological_order
 from recycle.ir.instruction import (
@@ -256,35 +255,17 @@ def with_barrier(schedule: Schedule) -> Schedule:
 
 
 def forward_only(schedule: Schedule) -> Schedule:
-    """Return the compute-only schedule of the forwards of `schedule`, including those in overlapped pairs."""
+    """Return the compute-only schedule of the forwards of a valid schedule, including those in overlapped pairs."""
     c = schedule.columns
     rows = np.flatnonzero(is_kind(c.kind, (Forward, OverlappedPair)))
-    rows = rows[np.lexsort((rows, _begins(schedule, rows), c.worker[rows]))]
+    first = rows[c.stage[rows] == 0]
+    entry = np.zeros((schedule.shape.pipelines, schedule.shape.micro_batches), dtype=np.int64)
+    entry[c.pipeline[first], c.index[first]] = occurrences(c.worker[first])
+    slot = entry[c.pipeline[rows], c.index[rows]] + c.stage[rows]
+    rows = rows[np.lexsort((-c.stage[rows], slot, c.worker[rows]))]
     offsets = offsets_of(c.worker[rows], schedule.shape.worker_count)
     kept = {name: getattr(c, name)[rows] for name in ("stage", "pipeline", "index")}
     columns = Columns.from_arrays(offsets, kind=np.full(len(rows), Forward.kind), **kept)
     return replace(
         schedule, columns=columns, optimizer="staggered", ties=(), buckets=1, gathers=False, forward_only=True
     )
-
-
-def _begins(schedule: Schedule, rows: Rows) -> Rows:
-    c = schedule.columns
-    worker, stage = c.worker[rows].tolist(), c.stage[rows].tolist()
-    micro_batch = list(zip(c.pipeline[rows].tolist(), c.index[rows].tolist(), strict=True))
-    following: dict[tuple[int, tuple[int, int]], list[int]] = {}
-    for place in range(len(rows)):
-        following.setdefault((stage[place], micro_batch[place]), []).append(place)
-    ready: list[list[tuple[int, int]]] = [[] for _ in range(schedule.shape.worker_count)]
-    for place in range(len(rows)):
-        if stage[place] == 0:
-            heapq.heappush(ready[worker[place]], (0, place))
-    begins, now = np.full(len(rows), len(rows) + 1, dtype=np.int64), 0
-    while any(ready):
-        ran = [heapq.heappop(waiting)[1] for waiting in ready if waiting]
-        begins[ran] = now
-        for place in ran:
-            for after in following.pop((stage[place] + 1, micro_batch[place]), ()):
-                heapq.heappush(ready[worker[after]], (-stage[after], after))
-        now += 1
-    return begins
