@@ -294,9 +294,7 @@ def _from_timeline(content: bytes, name: str, most: int | None = None) -> Schedu
         schedule = replace(empty, columns=Schedule.build(empty.shape, programs).columns)
         if most is not None:
             schedule.require_small(most)
-    profile = _stated_profile(other, schedule.shape)
-    left_out = () if profile == Profile() else ("left out the times and the profile that they follow from",)
-    return ScheduleInput(name, schedule, profile, warnings=left_out)
+    return ScheduleInput(name, schedule, _stated_profile(other, schedule.shape))
 
 
 def _stated_profile(other: Mapping[str, msgspec.Raw], shape: Shape) -> Profile | None:

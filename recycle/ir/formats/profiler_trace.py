@@ -204,14 +204,13 @@ def _from_ranks(ranks: Mapping[str, list[_Action]], name: str, warnings: list[st
     with errors_as(ScheduleError, name):
         schedule, dropped = schedule_of(list(kept.values()))
     most = max(map(len, cut.values()))
-    which = f"kept the last whole one of {most} iterations"
+    which = [f"kept the last whole one of {most} iterations"] if most > 1 else []
     return ScheduleInput(
         name,
         schedule,
         trace=_trace(schedule, list(cut.values()), list(chosen.values())),
         step=max(chosen.values()),
-        warnings=(*warnings, "left out the times" + (f"; {which}" if most > 1 else ""), *dropped),
-        timed_warnings=(*warnings, *([which] if most > 1 else []), *dropped),
+        warnings=(*warnings, *which, *dropped),
     )
 
 

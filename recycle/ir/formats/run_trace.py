@@ -164,7 +164,6 @@ def load_input(content: bytes, name: str) -> ScheduleInput:
         )
     generation = int(ran.generation[0])
     others = f" {len(executed.steps) - 1} other step(s) and" if len(executed.steps) > 1 else ""
-    kept = f"kept step {step} of generation {generation}, in role names"
     schedule, _ = executed_schedule(ran)
     return ScheduleInput(
         name,
@@ -172,8 +171,7 @@ def load_input(content: bytes, name: str) -> ScheduleInput:
         trace=executed,
         step=step,
         generation=generation,
-        warnings=(f"{kept}; left out{others} all times and events",),
-        timed_warnings=(f"{kept}; left out{others} all events",),
+        warnings=(f"kept step {step} of generation {generation}, in role names; left out{others} all events",),
     )
 
 

@@ -177,7 +177,7 @@ class ScheduleInput:
         planned: profile of a planned timeline; None without one.
         trace: all iterations of a trace with complete times; None for other files.
         step, generation: the iteration of `trace` that `schedule` comes from.
-        warnings, timed_warnings: warnings for users of the order only, and of order and times.
+        warnings: what the schedule leaves out or assumes.
     """
 
     name: str
@@ -187,20 +187,22 @@ class ScheduleInput:
     step: int = 0
     generation: int = 0
     warnings: tuple[str, ...] = ()
-    timed_warnings: tuple[str, ...] = ()
 
     def order(self) -> Schedule:
         """Return the schedule without times; logs omissions."""
-        for message in self.warnings:
-            _log.warning("%s: %s", self.name, message)
+        has_times = self.trace is not None or self.planned not in (None, Profile())
+        self._warn("left out the times" if has_times else "")
         return self.schedule
+
+    def _warn(self, *more: str) -> None:
+        for message in filter(None, (*self.warnings, *more)):
+            _log.warning("%s: %s", self.name, message)
 
     def executed(self) -> Timeline | None:
         """Return the executed iteration, in seconds, and the median period; None without times. Logs omissions."""
         if self.trace is None or not _is_in_shape(self.trace):
             return None
-        for message in self.timed_warnings:
-            _log.warning("%s: %s", self.name, message)
+        self._warn()
         ran = executed_timeline(self.trace.window(self.step, self.step, self.generation), Profile.uniform())
         steps = self.trace.steps[-_MOST_PERIODS - 1 :]
         period = self.trace.period(steps[0], steps[-1]) if len(steps) > 1 else None

@@ -207,8 +207,7 @@ def test_an_executed_run_gives_the_schedule_of_its_last_whole_step(
     assert executed == schedule
     assert executed.metadata == {"executed": {"step": 4, "generation": 7}}
     assert check(executed) == []
-    assert caplog.messages == [
-        f"{tmp_path / 'trace.json'}: kept step 4 of generation 7, in role names;"
-        " left out 2 other step(s) and all times and events"
-    ]
+    assert [message.removeprefix(f"{tmp_path / 'trace.json'}: ") for message in caplog.messages] == [
+        "kept step 4 of generation 7, in role names; left out 2 other step(s) and all events", "left out the times"
+    ]  # fmt: skip
     assert formats.read(tmp_path) == schedule
