@@ -135,15 +135,6 @@ FORMS = {
         UNIT,
     ),
     **{name: Form(name, sizes(*V_SIZES, chunks=2), capped(cap), UNIT) for name, cap in CAPS.items()},
-    **{
-        f"{name} at any number of ranks": Form(
-            name,
-            sizes(*((p, p) for p in (9, 10, 11, 12, 21, 34)), (2, 1), (4, 3), (8, 5), chunks=2),
-            lambda p, m, *_, cap=cap: (None, None, min(cap(p), 2 * m)),
-            UNIT,
-        )
-        for name, cap in CAPS.items()
-    },
 }
 
 

@@ -1,4 +1,4 @@
-"""Orders of the families: those of the papers and of torch (of Megatron: test_megatron_table), and refused shapes."""
+"""Orders of the families: as in the papers and in torch (of Megatron: test_megatron_table), and refused shapes."""
 
 from __future__ import annotations
 

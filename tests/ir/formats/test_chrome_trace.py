@@ -160,18 +160,13 @@ def slice_with(name: str, **entries: Any) -> bytes:
     ("content", "message"),
     [
         (b"\x1f\x8b\x08nothing", "not a complete gzip file"),
-        (b"{}", "missing required field `traceEvents`"),
-        (b'{"traceEvents": [5]}', r"traceEvents\[0\]: Expected `object`, got `int`"),
         (b'{"traceEvents": []}', "no event is named PP:<action>"),
         (altered(lambda f: f["otherData"].update(version=2)), "version 2 is not known; this recycle reads version 1"),
         (altered(lambda f: f["otherData"].pop("instructions")), "otherData: instructions is missing"),
         (altered(lambda f: f["otherData"].update(instructions=[4, 10**9])), "at most the number of events"),
-        (altered(lambda f: slice_of(f, "0F0.0").update(dur=-1)), r"Expected `float` >= 0.* at `traceEvents\[8\]\.dur`"),
         (slice_with("0F0.0", position=9), r"traceEvents\[8\]: position 9 of worker 0.0, which has 4"),
         (slice_with("0F0.1", position=0), r"traceEvents\[\d+\]: position 0 of worker 0.0 occurs twice"),
-        (slice_with("0F0.0", position=None), "no event for position 0 of worker 0.0, which has 4"),
         (altered(lambda f: f["traceEvents"].remove(slice_of(f, "1B0.1"))), "no event for position 3 of worker 0.1"),
-        (slice_with("0F0.0", worker="9.0"), r"traceEvents\[8\]: worker: worker 9.0 is outside"),
         (altered(lambda f: slice_of(f, "0F0.0").update(name="0Q0")), r"traceEvents\[8\]: '0Q0' is not an instruction"),
     ],
 )  # fmt: skip

@@ -1,5 +1,4 @@
-"""torch's own pipeline runtime as an independent referee: it runs what we export, with the gradients of the unpipelined
-model.
+"""torch's own pipeline runtime as a referee: it runs exported schedules with the gradients of the unpipelined model.
 
 Gloo processes start once; each runs one step of one schedule file after another on a small model whose stages differ,
 and compares the loss of every micro-batch and the gradient of every parameter with the unpipelined model. torch runs
@@ -46,7 +45,7 @@ class Case:
 
     Attributes:
         text: the CSV.
-        stages: those of each rank.
+        stages: of each rank.
         micro_batches: per step.
         communicates: the file has its sends and receives, so torch adds none.
     """
@@ -71,21 +70,21 @@ def referee(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Referee]:
     for process in members:
         process.start()
 
-    def errors(case: Case) -> dict[str, float]:
+    def run(case: Case) -> dict[str, float]:
         file = folder / f"{next(numbers)}.csv"
         file.write_bytes(case.text.encode())
         used = [ours for ours, _ in pairs[: len(case.stages)]]
         for pipe in used:
             pipe.send((str(file), case))
-        found: dict[str, float] = {}
+        errors: dict[str, float] = {}
         for rank, pipe in enumerate(used):
             assert pipe.poll(START_SECONDS), f"rank {rank} gives no answer"
             answer = pipe.recv()
             assert isinstance(answer, dict), f"rank {rank}: {answer}"
-            found |= answer
-        return found
+            errors |= answer
+        return errors
 
-    yield errors
+    yield run
     for process in members:  # some may wait in torch for one that failed
         process.kill()
         process.join()
@@ -99,7 +98,7 @@ RUNS = [(family, Shape(1, ranks, m, chunks_of(family))) for family in FAMILIES f
 
 
 @pytest.mark.parametrize(("family", "shape"), RUNS, ids=str)
-def test_torch_gets_the_unpipelined_gradients_from_our_file(referee: Referee, family: str, shape: Shape) -> None:
+def test_torch_computes_the_unpipelined_gradients_from_our_file(referee: Referee, family: str, shape: Shape) -> None:
     judge(referee, FAMILIES[family](shape), communicates=True)
 
 
@@ -120,7 +119,7 @@ def judge(referee: Referee, schedule: Schedule, communicates: bool) -> None:
     assert max(errors.values()) <= TOLERANCE, max(errors, key=errors.__getitem__)
 
 
-def test_the_referee_sees_a_micro_batch_taken_for_another_and_a_reduce_left_out(referee: Referee) -> None:
+def test_the_referee_finds_swapped_micro_batches_and_a_missing_reduce(referee: Referee) -> None:
     first, second, _, _ = DEFECTS["7 receives out of order"]
     swapped = torch_csv.loads(f"{first}\r\n{second}\r\n")
     assert [finding.rule for finding in check(swapped)] == ["fifo"]
@@ -146,7 +145,7 @@ def _serve(rank: int, pipe: Connection) -> None:
 
 
 def _errors(rank: int, file: str, case: Case) -> dict[str, float]:
-    """Run the file and compare what this rank has. Every case has process groups of its own."""
+    """Run the file in new process groups and compare the results of this rank."""
     ranks = len(case.stages)
     dist.init_process_group(
         "gloo", store=dist.FileStore(f"{file}.store", ranks), rank=rank, world_size=ranks,
@@ -167,9 +166,9 @@ def _compare(rank: int, file: str, case: Case) -> dict[str, float]:
         loss = _loss(nn.Sequential(*whole)(batch), target)
         loss.backward()
         wanted_losses.append(loss.detach())
-    mine = [PipelineStage(parts[stage], stage, count, torch.device("cpu")) for stage in sorted(case.stages[rank])]
+    own_stages = [PipelineStage(parts[stage], stage, count, torch.device("cpu")) for stage in sorted(case.stages[rank])]
     runtime = schedules._PipelineScheduleRuntime(
-        mine, case.micro_batches, loss_fn=_loss, scale_grads=case.communicates
+        own_stages, case.micro_batches, loss_fn=_loss, scale_grads=case.communicates
     )  # fmt: skip
     runtime._load_csv(file, format="compute_comms" if case.communicates else "compute_only")
     losses: list[torch.Tensor] = []
@@ -211,9 +210,9 @@ def _loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return ((output - target) ** 2).sum()
 
 
-def _relative(found: torch.Tensor | None, wanted: torch.Tensor) -> float:
+def _relative(actual: torch.Tensor | None, wanted: torch.Tensor) -> float:
     """Largest difference over the largest entry; infinite when there is nothing, or not a number."""
-    if found is None:
+    if actual is None:
         return float("inf")
-    error = float((found - wanted).abs().max() / wanted.abs().max())
+    error = float((actual - wanted).abs().max() / wanted.abs().max())
     return error if error == error else float("inf")
