@@ -1,7 +1,5 @@
 """Reading and writing of Chrome's Trace Event JSON, the format of Perfetto and chrome://tracing.
 
-    {"displayTimeUnit": "ms", "otherData": {...}, "traceEvents": [event, ...]}
-
 There is a process per worker, a thread per track (compute, send, recv) and a slice per instruction. Events: M names and
 sorts processes and threads, X is a slice, C a counter, s and f the ends of a flow (an arrow), i an instant. Source: the
 Trace Event Format document of the Chromium project. Times are whole nanoseconds, so rounding creates no overlaps.

@@ -3,8 +3,7 @@
 The table of kinds states what each kind needs and produces. `needs`, `inputs` and `produced` answer for one
 instruction; `dependencies` builds the graph of a whole schedule and lists unmet needs.
 
-- A value from another worker passes through SEND and RECV: producer, send, receive, consumer. In a compute-only
-  schedule the consumer depends on the producer directly.
+- A value from another worker passes through SEND and RECV; in a compute-only schedule directly.
 - REDUCE_GRAD needs every weight gradient of its stage and of tied stages, on all hosts, and the buckets begun before.
 - REDUCE_BUCKET needs every weight gradient of its bucket, on all hosts.
 - STEP needs the REDUCE_GRAD of its stage; with the barrier optimizer, all REDUCE_GRADs (the commit).

@@ -5,11 +5,9 @@ no time. With N buckets, each sum takes the latency of a reduce and an N-th of t
 W. The sums of one worker follow each other and overlap its compute, except REDUCE_GRAD.
 
 The period is the time between two iterations in steady state: the largest mean of a cycle through the edges into the
-next iteration (carried dependencies, program order and lane order). This is the eigenvalue of the max-plus matrix of
-the repeated schedule. See `period_of`.
+next iteration, which is the eigenvalue of the max-plus matrix of the repeated schedule (see `period_of`).
 
-Large graphs run compiled loops, small graphs plain Python (`recycle.ir.compiled`). `ranked` numbers nodes in
-topological order, which makes a pass over the graph about ten times faster.
+`ranked` numbers nodes in topological order, which makes a pass over a large graph about ten times faster.
 """
 
 from __future__ import annotations

@@ -1,17 +1,9 @@
 """Gaps: idle times of workers and their causes.
 
-A gap ends at an instruction and is split where its cause changes. If several causes hold, the first in this list
-counts:
-
-- ORDER: a later compute of the worker is ready and could run here, within the memory limit, with the rest of the order
-  unchanged.
-- MEMORY: a later forward (or overlapped pair) is ready, and would exceed the memory limit here.
-- REDUCE: the gap ends with a reduce or step that waits for gradients, arrivals or (barrier) reduces of other workers.
-- TRANSFER: the needed value (or the sent value, for a wait) is computed, but queued for its lane or in transit.
-- INPUT: the needed value is not computed yet.
-
-After the last instruction of a worker the cause is NOTHING_LEFT. Gaps and instructions of a worker cover the makespan
-without overlap. Limits: ORDER means that an instruction could run, not that the iteration would end sooner.
+A gap ends at an instruction and is split where its cause changes. If several causes hold, the first of ORDER, MEMORY,
+REDUCE, TRANSFER and INPUT counts (see `GapCause`). ORDER and MEMORY leave the rest of the order unchanged. Gaps and
+instructions of a worker cover the makespan without overlap. Limits: ORDER means that an instruction could run, not that
+the iteration would end sooner.
 """
 
 from __future__ import annotations
@@ -39,13 +31,13 @@ class GapCause(IntEnum):
     INPUT = 0
     """another worker has not computed an activation or gradient yet"""
     TRANSFER = 1
-    """the value is computed but has not arrived"""
+    """the value is computed, but queued for its lane or in transit"""
     REDUCE = 2
-    """a reduce or a step waits for other workers"""
+    """a reduce or step waits for gradients, arrivals or (barrier) reduces of other workers"""
     MEMORY = 3
-    """a forward could run except for the memory limit"""
+    """a later forward (or overlapped pair) is ready, and would exceed the memory limit here"""
     ORDER = 4
-    """an instruction could run except for the program order"""
+    """a later compute is ready and could run here within the memory limit"""
     NOTHING_LEFT = 5
     """the program has ended"""
 

@@ -1,14 +1,10 @@
 """The built-in instructions: frozen, fully identified, without times. Each class has a row in `recycle.ir.kinds`.
 
-The text form of an instruction is its repr, the file syntax and the form in errors; `parse_instruction` reads it. The
-notation extends the notation of `torch.distributed.pipelining`:
+The text of an instruction is its repr, the file syntax and the form in errors. It extends the notation of
+`torch.distributed.pipelining`:
 
     instruction = stage kind [ micro_batch ] [ "/" bucket ] [ "@" worker ] | "(" F-or-B ";" F-or-B ")"
     micro_batch = pipeline "." index      input may omit "pipeline." if there is one pipeline
-
-The gradients of a stage may be reduced in buckets (`Schedule.buckets`). Then the last W's of the stage on a worker are
-split into parts per bucket. REDUCE_BUCKET begins the sum of a complete bucket. REDUCE_GRAD sums the last bucket and
-waits for the others.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """The table of instruction kinds: one class and one row per kind, read by every layer.
 
-`@register(InstructionKind(...))` adds a class of instructions to the table. The base class determines the operands:
-`Compute` a stage and a micro-batch, `Transfer` also the peer worker, `StageWide` the stage only, `ComputePart` and
-`StagePart` also a bucket. The row states syntax, needs, products, cost and memory. `recycle.ir.instruction` registers
-the built-in kinds; any imported file may register others (see docs/guides/add-an-instruction.md). Other layers keep
-their own maps by kind: `recycle.exec.worker.kinds`, `recycle.ir.rules` and `viz.kinds`.
+`@register(InstructionKind(...))` adds a class of instructions. Its base class determines the operands: `Compute` a
+stage and a micro-batch, `Transfer` also the peer worker, `StageWide` the stage only, `ComputePart` and `StagePart` also
+a bucket. The row states syntax, needs, products, cost and memory. Any imported file may register kinds (see
+docs/guides/add-an-instruction.md); other layers keep their own maps by kind.
 
-Columns store the number of a kind, its index in the table. `is_kind` tests numbers against classes; `per_kind` makes an
-array of one property of all rows.
+Columns store the number of a kind, its index in the table.
 """
 
 from __future__ import annotations

@@ -5,15 +5,13 @@ RECV precedes its consumer such that all transfers follow one global order. A wo
 then never deadlocks, and both ends of a lane have the same order.
 
 With gradient buckets, the last W's of a stage on a worker are split into parts per bucket, run bucket by bucket.
-Earlier buckets are summed while later parts run. Only those last W's are split after which the worker runs no other
-work for the stage, and between which it runs no other work at all. A final B is split into its I and W first. Each
-weight is still accumulated in micro-batch order, so the gradients are bitwise equal. Limits: if an overlapped pair is
-last, nothing is split, and the sums begin after the pair.
+Earlier buckets are summed while later parts run. Only those last W's are split that the worker runs without a break,
+after all other work of the stage. A final B is split into I and W first. Each weight is still accumulated in
+micro-batch order, so the gradients are bitwise equal. Limits: a final overlapped pair is not split.
 
-`forward_only` keeps the forwards, to evaluate the model with the workers and stages of a training schedule. Every
-forward stays on its worker, so micro-batches of dead workers are re-routed and activations use the lanes of training.
-The n-th micro-batch that enters at a worker of stage 0 reaches stage s in slot n + s. A worker runs its forwards by
-slot, deepest stage first, which never deadlocks. Limits: the order ignores the durations of forwards.
+`forward_only` keeps the forwards, each on its worker, to evaluate the model with the lanes of training. The n-th
+micro-batch that enters at a worker of stage 0 reaches stage s in slot n + s. A worker runs its forwards by slot,
+deepest stage first, which never deadlocks. Limits: the order ignores the durations of forwards.
 """
 
 from __future__ import annotations

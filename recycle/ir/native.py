@@ -1,10 +1,7 @@
 """Schedules as text: programs, and the native schedule file (docs/reference/file-format.md).
 
-The notation is defined in `recycle.ir.instruction`, with one blank between instructions. Canonical programs, as
-`render` writes them, are parsed in a few passes over the whole text. Other programs are parsed one instruction at a
-time, which accepts the full notation and locates errors.
-
-The file is versioned JSON with one line of program text per worker.
+Canonical programs, as `render` writes them, are parsed in a few passes over the whole text. Other programs are parsed
+one instruction at a time, which accepts the full notation and locates errors.
 
     {"format": "recycle-schedule", "version": 1, "shape": {...}, "optimizer": "staggered", "failed": ["1.2"],
      "placement": null, "ties": [], "metadata": {...}, "programs": {"0.0": "0F0.0 0F0.1 ...", ...}}

@@ -1,11 +1,7 @@
 """The simulator: a schedule and a profile give a Timeline.
 
 Every instruction starts as soon as its dependencies are met and its worker (for a transfer: its lane) is free; see
-`recycle.ir.event_graph`, which also defines the period.
-
-`slack` is the delay that each instruction tolerates without a longer iteration, from the longest path on the reversed
-graph. Instructions without slack lie on a critical path; there may be several, and `Timeline.critical_path` is one of
-them. Limits: slack assumes that only one instruction is delayed, and ignores the period.
+`recycle.ir.event_graph`. `slack` is the delay that one instruction tolerates without a longer iteration.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Hosting: the units of each stage of the model, and the units that each worker hosts.
 
 A unit is the smallest part of the model that can move: unit 0 is the embedding, unit l + 1 is layer l, unit L + 1 the
-head. A stage is a range of units, so a schedule determines the units of each worker. This module is the only place that
-derives them.
-
-Limits: the embedding belongs to the first stage and the head to the last.
+head. A stage is a range of units, so a schedule determines the units of each worker.
 """
 
 from __future__ import annotations

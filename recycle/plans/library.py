@@ -4,9 +4,7 @@ A plan is one file named by the hash of its content; `manifest.json` lists the f
 vector. A plan must pass `check` before it is stored, and a file counts as absent unless its content has the hash in the
 manifest. Limits: a look-up trusts the manifest; callers check a schedule before they run it, or call `proven`.
 
-A set of dead workers whose vector has no plan uses a plan for more dead workers. Surplus live workers stand idle or
-move to the stage that lacks them (`[planner] move`). The cache of the user has one file per plan, named by everything
-that the plan depends on.
+The cache of the user has one file per plan, named by everything that the plan depends on.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Plan: a schedule with the planner's results, as a file.
+"""Plan: a schedule with the planner's results, as a native schedule file with the results as metadata.
 
 A plan names *roles*: the dead roles of a failure vector are fixed. Workers of one stage are interchangeable, so one
-plan serves every set of dead processes with its vector; `Plan.roles` assigns the roles, and survivors keep their
-positions where possible. A plan file is a native schedule file whose metadata holds the planner's results.
+plan serves every set of dead processes with its vector; `Plan.roles` assigns the roles.
 
-`rotation_of` adds the replays of `[integrity] every`. Finding the stages with room for replays takes one simulation per
-round, so the planner stores the result in the plan (`with_room`). The result stays valid when peers are renamed.
+`rotation_of` adds the replays of `[integrity] every`; `with_room` stores which stages have room for them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Failure vectors, roles and moves: mapping a set of dead workers to a plan.
 
 A plan depends only on the number of dead workers of each rank. Plans name roles; live processes take roles within their
-own stage.
-
-The failure vector determines the load of a schedule, and the most-hit stage its period. A live worker may move to
-another stage. It first copies that stage's parameters and optimizer state (`Profile.static` bytes) from a live peer
-there. This module computes how to reach a vector; `solve/normalize.py` chooses the vector.
+own stage, or move to another stage after copying its parameters and optimizer state (`Profile.static` bytes) from a
+live peer there. This module computes how to reach a vector; `solve/normalize.py` chooses the vector.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Shards: ownership of the parts of a sharded optimizer's state (docs/explanations/shards.md).
 
 The state of a stage (of a unit, if layers may move) is split into as many shards as the job has pipelines. Each shard
-has `copies` owners, which all step the shard; the first owner sends the parameters. The owners are a function of the
-live workers and of the plan's hosts, which every process evaluates itself: host i of a healthy run owns shards i,
+has `copies` owners, a function of the live workers and of the plan's hosts: host i of a healthy run owns shards i,
 i - 1, ..., and the live host with the fewest shards replaces a dead owner. Owners of one shard share a node only if no
 other node has a live host. Shard i of unit u has the same elements on every host.
 

@@ -1,12 +1,9 @@
 """Chrome Trace Event JSON: schedules as timelines for Perfetto and chrome://tracing (docs/reference/file-format.md).
 
 Written files (format "recycle-timeline" in `otherData`) contain the schedule, lowered and simulated; one unit of the
-profile is one second. There is a process per worker, sorted by pipeline, then stage, with threads for compute, sends
-and receives, and more threads for overlapping transfers. A send lasts as long as its transfer, a receive no time.
-
-Arrows lead from each send to its receive, and along activations that change pipelines at a re-routed F. Counters show
-the held activations, in bytes if the profile weighs activations (its `activation` is not 1 everywhere), else in chunks.
-`otherData` holds the other fields of the schedule and the profile, so that reading restores the schedule.
+profile is one second. A send lasts as long as its transfer, a receive no time. Arrows lead from each send to its
+receive, and along activations that change pipelines at a re-routed F. Counters show the held activations, in bytes if
+the profile weighs activations (its `activation` is not 1 everywhere), else in chunks.
 
 Readable are these files, by name, worker and position of the slices; traces of `recycle train` (see `run_trace`); and
 traces of torch's profiler (see `profiler_trace`).

@@ -5,9 +5,8 @@ built on it; ScheduleGPipe and Schedule1F1B have no such labels). Each rank writ
 `distributedInfo`. In a merged file ranks are processes: ordered by `pid` if these count from 0, else by first stage.
 
 Actions of a rank are ordered by start. A repeated instruction starts a new iteration; the schedule is the last
-iteration with the most actions, and across ranks the iterations that started closest to each other. `torch_csv` turns
-actions into a schedule. The labels give the times, on the clock of the machines (`baseTimeNanoseconds`). For ranks
-with a GPU the labels of the GPU count, since CPU labels state when work was launched.
+iteration with the most actions, and across ranks the iterations that started closest to each other. For ranks with a
+GPU the labels of the GPU count, since CPU labels state when work was launched.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The trace file of a run, `trace.json` (Chrome trace JSON, readable by Perfetto), and the schedule that it implies.
 
-The executed schedule consists of the programs of the last complete step, in role names. Information outside the trace
-is lost: pairs ran as F then B; workers without instructions count as failed; a worker hosts the stages it worked for,
-or the stages of its first live peer; the optimizer is assumed to be "staggered". Rows of evaluations have the batch
-number as argument `evaluation`.
+The schedule has the programs of the last complete step, in role names: pairs ran as F then B; workers without
+instructions count as failed; a worker hosts the stages it worked for, or those of its first live peer; the optimizer is
+assumed to be "staggered". Rows of evaluations have the batch number as argument `evaluation`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The content of schedule files: size limits before parsing, and the order, times and warnings after parsing.
 
-Size is measured in unzipped bytes and number of values. A value of two or three bytes may need three hundred bytes in
-memory, and gzip compresses such text a thousandfold. Files up to `SMALL` bytes, zipped or not, are read and checked in
-less than 1 GB; the limits of larger files grow with their size.
+Files up to `SMALL` bytes, zipped or not, are read and checked in less than 1 GB; the limits of larger files grow with
+their size. A value of two or three bytes may need three hundred bytes in memory, and gzip compresses a thousandfold.
 """
 
 from __future__ import annotations
