@@ -25,7 +25,6 @@ Event = dict[str, Any]
 T = TypeVar("T")
 
 TRACKS = ("compute", "send", "recv")
-"""Threads of each process."""
 MOST_HEAD_BYTES = 2**25
 """Maximum bytes of everything but the events. In memory, small values take many times their text."""
 MOST_SECONDS = 2.0**53 / 1e9

@@ -90,7 +90,6 @@ class Why(IntEnum):
     """Why a need is unmet."""
 
     NO_PRODUCER = 0
-    """no instruction produces the value"""
     NOT_LOCAL = 1
     """the value is produced on another worker, but a send, W or B needs it on its own worker"""
     NOT_RECEIVED = 2
@@ -135,13 +134,11 @@ class Cause(IntEnum):
     DATA = 0
     """a value produced or received on the same worker (in a compute-only schedule: on any worker)"""
     TRANSFER = 1
-    """a receive waits for its send"""
     REDUCE = 2
     """all gradients of a stage, or all reduces of the commit"""
     STEP = 3
     """a step waits for its reduce, or for the commit"""
     ORDER = 4
-    """the worker's own program order"""
     LANE = 5
     """one transfer at a time per directed worker pair"""
 

@@ -39,7 +39,6 @@ class GapCause(IntEnum):
     ORDER = 4
     """a later compute is ready and could run here within the memory limit"""
     NOTHING_LEFT = 5
-    """the program has ended"""
 
 
 class Gap(NamedTuple):

@@ -318,7 +318,6 @@ def _plain() -> re.Pattern[str]:
 
 _PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)")
 DIGITS = 9
-"""Maximum digits of a number in the text."""
 
 
 def parse_instruction(text: str, one_pipeline: bool = False) -> Instruction:

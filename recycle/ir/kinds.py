@@ -24,7 +24,6 @@ from recycle.job.profile import Profile
 from recycle.job.shape import MicroBatch, Worker
 
 MOST_KINDS = 256
-"""Number of kinds that an 8-bit column can distinguish."""
 _TOKEN = re.compile("[A-Z][A-Z_]*|;")
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound="type[Instruction]")
@@ -66,16 +65,15 @@ class InstructionKind:
         title: name for people, such as "forward".
         needs: values needed, for the instruction's micro-batch.
         produces: values produced. A SEND carries the first one to other stages.
-        follows: kind that must precede the instruction on the same worker, for the same stage and micro-batch, and
-            whose end the instruction waits for.
+        follows: kind that the instruction waits for on the same worker, for the same stage and micro-batch.
         required: whether every micro-batch needs the kind's share of work at every stage, exactly once.
         implied: whether `lower` adds the kind, once per hosted stage, to a schedule without any implied kind.
         seconds: attributes of `Profile` that add up to the duration on a stage; empty for no duration.
         holds: whether an activation of the stage is held from the start of the instruction.
         remakes: whether the instruction first reruns the forward, for stages that recompute.
         frees: profile -> share of an activation freed at the end.
-        released_by: (value, relative stage) whose production, on the same worker and for the same micro-batch, frees
-            the rest of the held activation. None: instructions of the same stage and micro-batch free it by `frees`.
+        released_by: (value, relative stage) whose production on the same worker frees the rest of the activation;
+            None: instructions of the same stage and micro-batch free it by `frees`.
         letter: first letter of the label in drawings; None for the token, empty for no label.
     """
 
@@ -130,8 +128,7 @@ class AsyncInstruction(Instruction):
     __slots__ = ()
 
 
-Beside = AsyncInstruction
-"""Previous name of `AsyncInstruction`."""
+Beside = AsyncInstruction  # previous name
 
 
 class Part(Instruction):

@@ -39,7 +39,6 @@ EVERY_ITERATION = -1
 _FEW_EVENTS = 5 * COMPILE_FROM
 """Number of timed rows up to which plain Python is faster than loading compiled loops."""
 MOST_ROUNDS = 1_000_000
-"""Maximum number of rounds."""
 
 
 class ReplayTarget(NamedTuple):
@@ -49,8 +48,7 @@ class ReplayTarget(NamedTuple):
     micro_batch: MicroBatch
 
 
-Checked = ReplayTarget
-"""Previous name of `ReplayTarget`."""
+Checked = ReplayTarget  # previous name
 
 
 class ReplaySlots(NamedTuple):

@@ -74,8 +74,7 @@ class Schedule:
         gathers: whether each host steps a part of its stages and gathers the other parameters from its peers.
         forward_only: whether the schedule evaluates: forwards only, no reduce and no step.
         metadata: family or planner, parameters, parent; JSON values only.
-        drawn_by: function that draws a schedule; set by the public API, since the IR may not import the viewer.
-        read_by: function that reads a file; set by the public API, since this module may not import the formats.
+        drawn_by, read_by: functions that draw a schedule and read a file, set by the public API.
     """
 
     drawn_by: ClassVar[Callable[[Schedule, Profile | None, str], Any]]
@@ -129,9 +128,7 @@ class Schedule:
             failed: dead workers; their programs are kept for `check` to report.
             optimizer, ties, buckets, gathers, forward_only, metadata: the attributes of the schedule.
 
-        Raises:
-            ScheduleError: the placement or a failed worker lies outside the shape, the optimizer is unknown, or an
-                option has the wrong type.
+        Raises ScheduleError if an option has the wrong type or lies outside the shape.
         """
         if isinstance(failed, str | Worker) or not isinstance(failed, Iterable):
             raise ScheduleError(f"failed workers: {failed!r} is not a list of workers: write for example ['0.1']")
@@ -170,9 +167,7 @@ class Schedule:
     ) -> Schedule:
         """Build a schedule from text: worker -> instructions separated by blanks.
 
-        Raises:
-            ScheduleError: an instruction cannot be parsed, or a worker lies outside the shape; the message names
-                worker and position. `check` reports all other defects.
+        Raises ScheduleError, with worker and position, for what cannot be parsed or lies outside the shape.
         """
         texts = _by_worker(shape, programs, "programs")
         for worker, text in texts.items():

@@ -172,15 +172,12 @@ class _Printed(str):
 
 
 def simulate(schedule: Schedule, profile: Profile | None = None, *, serialised: bool = False) -> Timeline:
-    """Simulate a schedule. Warns with `ScheduleWarning` if a forward or backward is missing.
+    """Simulate a schedule. Warns with `ScheduleWarning` if a forward or backward is missing; raises as `timeline_of`.
 
     Args:
         schedule: lowered or compute-only; missing transfers, reduces and steps are implied, as `lower` adds them.
         profile: seconds and bytes; one unit for each of F, I and W if None.
         serialised: each worker carries one transfer at a time, unbuffered, in program order.
-
-    Raises:
-        JobError, ScheduleError: as `timeline_of`.
     """
     timeline = timeline_of(schedule, profile, serialised=serialised)
     if count := incomplete_count(schedule):

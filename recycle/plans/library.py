@@ -37,7 +37,6 @@ from recycle.plans.roles import Arrangement, Move, Vector, arrange, failure_vect
 MANIFEST = "manifest.json"
 FORMAT = "recycle-plan-library"
 LOADED = 32
-"""Number of plans kept in memory after reading."""
 MOST = 4
 """Number of plans tried without moves, and as many with moves, best period first."""
 

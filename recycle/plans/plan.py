@@ -100,8 +100,8 @@ class Plan:
         profile: digest of the profile used for planning.
         limits: activations that the worker of each rank may hold; None for no limit.
         planner: the `[planner]` section and the result of the search.
-        fixed_bound: lower bound for the job's own stages, if `lower_bound` covers every layout; else None.
-        layout_limit: why no layer moves, if the job asks for an elastic layout and no layer moves.
+        fixed_bound: lower bound for the job's own stages, if `lower_bound` covers every layout.
+        layout_limit: why no layer of an elastic layout moves.
         moves: workers that change stage before the schedule can run. The schedule then names *positions*: a position
             that a mover leaves is failed, a position that it takes over is live. Plans in role names have no moves.
     """

@@ -90,10 +90,8 @@ def dead_roles(shape: Shape, vector: Sequence[int]) -> frozenset[Worker]:
 def assign_roles(shape: Shape, dead: Iterable[Worker], failed: Iterable[Worker]) -> dict[Worker, Worker]:
     """Assign a role to each live process, for dead roles `dead` and dead processes `failed`.
 
-    A process keeps its own position if it can; the others take the roles of the dead of their stage, in order.
-
-    Raises:
-        PlanError: the two sets have different vectors.
+    A process keeps its own position if it can; the others take the roles of the dead of their stage, in order. Raises
+    PlanError if the two sets have different vectors.
     """
     dead, failed = frozenset(dead), frozenset(failed)
     live_vector, plan_vector = failure_vector(shape, failed), failure_vector(shape, dead)
@@ -131,11 +129,8 @@ def rename(schedule: Schedule, roles: Mapping[Worker, Worker], homes: Sequence[i
     Peers are interchangeable, so validity, makespan and period stay the same (if `Profile.are_peers_alike`).
 
     Args:
-        roles: process -> role. Omitted workers are dead, and take the dead roles in order.
+        roles: process -> role, a permutation within the stages, else PlanError. Omitted workers are dead.
         homes: pipeline -> new pipeline of its micro-batches; unchanged if None.
-
-    Raises:
-        PlanError: `roles` is not a permutation within the stages.
     """
     shape = schedule.shape
     full = dict(roles)
@@ -176,8 +171,7 @@ class Move(msgspec.Struct, frozen=True):
         role: the dead position that it takes over.
         source: live worker of the position's stage that it copies from.
         bytes: bytes copied, the static bytes of all stages of the position; 0 if the profile does not state them.
-        units: in an elastic layout, the copied units as (first, end); `role` is then the worker's own position. Else
-            empty, meaning all stages of the position.
+        units: in an elastic layout, the copied units as (first, end), `role` being the worker's own position.
         seconds: duration of the copy, after the earlier copies of its source.
     """
 

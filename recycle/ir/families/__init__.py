@@ -35,7 +35,6 @@ FAMILIES: dict[str, Callable[..., Schedule]] = {
 BUILT_IN = tuple(FAMILIES)
 """The families of the package. The planner's searches start from these only, so plans do not depend on plugins."""
 TWO_CHUNKS = frozenset({"zb-v", "v-half", "v-min", "dualpipe-v"})
-"""Families on the V, with two stages per worker."""
 
 F = TypeVar("F", bound=Callable[..., Schedule])
 

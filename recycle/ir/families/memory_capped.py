@@ -55,7 +55,6 @@ _CLASS_AND_CHUNK: tuple[tuple[type[Compute], int], ...] = (
     (BackwardWeight, 0),
 )
 PERIOD = 6
-"""Slots of one micro-batch on one rank: F, I and W of two chunks."""
 
 Times = tuple[float, float, float]
 """Durations of F, I and W of one chunk, in any unit."""

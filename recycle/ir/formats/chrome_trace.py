@@ -53,7 +53,6 @@ _NAMED_FOLDERS, _MOST_FOLDERS = 3, 100
 _HEAD = ("shape", "optimizer", "failed", "placement", "ties", "metadata")
 """Keys of the native file that `otherData` copies."""
 _WHERE_STATED = ("buckets", "gathers", "forward_only")
-"""Keys copied if present."""
 
 
 def recognises(content: bytes) -> bool:
@@ -345,4 +344,3 @@ _READERS = {
     f'"{FORMAT}"'.encode(): _from_timeline,
     f'"{run_trace.FORMAT}"'.encode(): lambda content, name, _: run_trace.load_input(content, name),
 }
-"""Readers by `format` in `otherData`, as JSON text."""

@@ -28,7 +28,6 @@ FORMAT, VERSION = "recycle-trace", 1
 MOST_BYTES = 2**32
 """Maximum size of a trace or log; larger than for schedules, because runs are long."""
 _MOST_FACTS = 2**20
-"""Maximum bytes of one event."""
 Count = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
 

@@ -24,7 +24,6 @@ from recycle.ir.trace import Trace, executed_profile, executed_timeline
 from recycle.job.profile import Profile
 
 SMALL = 2**20
-"""Bytes of a small file."""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,6 @@ _TYPES = "|".join(sorted((*_CLASSES, *_SHARDING), key=len, reverse=True))
 _LEAF = re.compile(rf"([0-9]{{1,9}})({_TYPES})([0-9]{{0,9}})")
 _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
 OLD_NOTATION = "torch's notation of before October 2024: read BW as B, and B as I where there is a W"
-"""Warning for files read with `from_old_notation`."""
 OTHER_END: dict[type[Transfer], int] = {
     end: toward * receive.row.needs[0].offset
     for send, receive in CARRIERS.values()

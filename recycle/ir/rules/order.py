@@ -20,7 +20,6 @@ from recycle.ir.rules.rule import Defect, Inspection, extremes, rule
 from recycle.ir.rules.transfers import are_reported
 
 _CYCLES = 5
-"""Maximum number of reported independent cycles."""
 _SHOWN_WAITS = 40
 """Instructions of a cycle that a message names, half from its beginning and half from its end."""
 

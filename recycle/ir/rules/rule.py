@@ -218,8 +218,7 @@ class Inspection:
         """The given rows with overlapped pairs split."""
         return operations_of(self.schedule)
 
-    pieces = property(lambda self: self.operations)
-    """Previous name of `operations`."""
+    pieces = property(lambda self: self.operations)  # previous name
 
     @cached_property
     def has_transfers(self) -> bool:
