@@ -165,23 +165,6 @@ def test_the_worst_bubble_of_dualpipe_v_where_f_equals_i_and_w_is_no_longer(rank
             assert timeline.peak_activations == [2 * ranks + 1] * ranks
 
 
-# Makespan at unit times of the authors' own order, and by how much ours is shorter.
-PUBLISHED = {
-    "v-half": {(2, 2): (15, 2), (3, 6): (41, 0), (4, 4): (34, 5), (5, 5): (44, 3), (5, 10): (71, 0), (7, 7): (66, 7),
-               (8, 16): (113, 0), (16, 16): (137, 0)},
-    "v-min": {(2, 4): (27, 2), (3, 3): (26, 3), (4, 8): (59, 0), (5, 5): (45, 4), (5, 10): (75, 4), (7, 7): (65, 0),
-              (8, 16): (123, 4), (16, 16): (155, 0)},
-}  # fmt: skip
-# (family, times, P, m) -> makespan of an order for equal times or published, and of that made for them.
-
-
-@pytest.mark.parametrize("family", PUBLISHED)
-def test_no_order_is_longer_than_the_published_one(family: str) -> None:
-    for (ranks, micro_batches), (published, less) in PUBLISHED[family].items():
-        makespan = simulate(FAMILIES[family](Shape(1, ranks, micro_batches, 2))).makespan
-        assert (ranks, micro_batches, makespan <= published - less) == (ranks, micro_batches, True)
-
-
 @pytest.mark.parametrize("family", [*CAPS, "zb-v"])
 @pytest.mark.parametrize("times", ANY_TIMES[1:])
 def test_an_order_made_for_the_times_keeps_the_cap_and_is_never_longer(family: str, times: Any) -> None:
