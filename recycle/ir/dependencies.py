@@ -227,7 +227,7 @@ class _Builder:
         self.edges: list[tuple[Rows, Rows, Cause]] = []
         self.carried: list[tuple[Rows, Rows]] = []
         self.missing: list[list[Rows]] = []
-        self.away: list[tuple[Rows, Rows, Rows]] = []
+        self.crossing: list[tuple[Rows, Rows, Rows]] = []
         self.sends = np.full(len(self.columns), -1, dtype=np.int64)
         self.has_transfers = bool(self.select(Transfer).size)
         self.producer = {value: self.ops.first(self.shape, self.select(*makers_of(value))) for value in ValueKind}
@@ -256,7 +256,7 @@ class _Builder:
     def _crossings(self) -> Crossings:
         none = np.empty(0, dtype=np.int64)
         consumers, producer_op, value = (
-            np.concatenate(part) for part in zip((none, none, none), *self.away, strict=True)
+            np.concatenate(part) for part in zip((none, none, none), *self.crossing, strict=True)
         )
         stage, micro_batch = self.ops.stage[producer_op], self.ops.micro_batch[producer_op]
         key = (value * self.shape.stages + stage) * self.micro_batches + micro_batch
@@ -266,11 +266,13 @@ class _Builder:
         row = self.ops.row
         return Crossings(value[first], stage[first], micro_batch[first], row[producer_op[first]], row[consumers[first]])
 
-    def _miss(self, consumers: Rows, why: Why, value: int, offset: int) -> None:
+    def _add_unmet(self, consumers: Rows, why: Why, value: int, offset: int) -> None:
         if len(consumers):
-            alike = (np.full(len(consumers), number, dtype=np.int64) for number in (why, value))
+            constants = (np.full(len(consumers), number, dtype=np.int64) for number in (why, value))
             ops = self.ops
-            self.missing.append([ops.row[consumers], *alike, ops.stage[consumers] + offset, ops.micro_batch[consumers]])
+            self.missing.append(
+                [ops.row[consumers], *constants, ops.stage[consumers] + offset, ops.micro_batch[consumers]]
+            )
 
     def _edge(self, source: Rows, target: Rows, cause: Cause) -> None:
         self.edges.append((source, target, cause))
@@ -286,17 +288,17 @@ class _Builder:
         exists = (stage >= 0) & (stage < self.shape.stages)
         consumers, stage = consumers[exists], stage[exists]
         producer_op = self.producer[value][stage * self.micro_batches + self.ops.micro_batch[consumers]]
-        self._miss(consumers[producer_op < 0], Why.NO_PRODUCER, value, offset)
+        self._add_unmet(consumers[producer_op < 0], Why.NO_PRODUCER, value, offset)
         consumers, producer_op = consumers[producer_op >= 0], producer_op[producer_op >= 0]
         local = worker[consumers] == worker[producer_op]
         self._edge(producer_op[local], consumers[local], Cause.DATA)
         consumers, producer_op = consumers[~local], producer_op[~local]
         if origin != Origin.ANY_WORKER:
-            self._miss(consumers, Why.NOT_LOCAL, value, offset)
+            self._add_unmet(consumers, Why.NOT_LOCAL, value, offset)
             return
         if not self.has_transfers:
             self._edge(producer_op, consumers, Cause.DATA)
-            self.away.append((consumers, producer_op, np.full(len(consumers), value, dtype=np.int64)))
+            self.crossing.append((consumers, producer_op, np.full(len(consumers), value, dtype=np.int64)))
             return
         receive = CARRIERS[value][1]
         receives = self.select(receive)
@@ -305,7 +307,7 @@ class _Builder:
             self._key(consumers, worker[consumers], offset),
         )
         self._edge(np.where(received >= 0, np.append(receives, -1)[received], producer_op), consumers, Cause.DATA)
-        self._miss(consumers[received < 0], Why.NOT_RECEIVED, value, offset)
+        self._add_unmet(consumers[received < 0], Why.NOT_RECEIVED, value, offset)
 
     def _receivers(self, send: type[Send], receive: type[Receive], value: ValueKind) -> None:
         row, worker, offset = self.ops.row, self.ops.worker, receive.row.needs[0].offset
@@ -315,12 +317,12 @@ class _Builder:
         send_keys = self._key(sends, worker[sends] * lane + peer[row[sends]], 0)
         keys = self._key(receives, peer[row[receives]] * lane + worker[receives], offset)
         most = len(sends) + len(receives) + 1
-        sent, received, lone = _matched(
+        sent, received, unmatched = _matched(
             sends, send_keys * most + occurrences(send_keys), receives, keys * most + occurrences(keys)
         )
         self._edge(sent, received, Cause.TRANSFER)
         self.sends[row[received]] = row[sent]
-        self._miss(lone, Why.NO_SEND, value, offset)
+        self._add_unmet(unmatched, Why.NO_SEND, value, offset)
 
     def _stage_wide(self) -> None:
         stage, shape = self.ops.stage, self.shape
@@ -337,15 +339,15 @@ class _Builder:
         for follower in KIND_CLASSES:
             if follower.row.follows is None:
                 continue
-            firsts, thens = self.select(follower.row.follows), self.select(follower)
+            predecessors, followers = self.select(follower.row.follows), self.select(follower)
             key = host * (self.micro_batches + 1) + self.ops.micro_batch
-            before, after, lone = _matched(firsts, key[firsts], thens, key[thens])
+            before, after, unmatched = _matched(predecessors, key[predecessors], followers, key[followers])
             cause = Cause.STEP
             if issubclass(follower, WaitSend):  # a value may be sent to several workers
-                after, before, _ = _matched(thens, key[thens], firsts, key[firsts])
+                after, before, _ = _matched(followers, key[followers], predecessors, key[predecessors])
                 cause = Cause.DATA
             self._edge(before, after, cause)
-            self._miss(lone, Why.NO_PREDECESSOR, -1, 0)
+            self._add_unmet(unmatched, Why.NO_PREDECESSOR, -1, 0)
         self._buckets(host, gradients, reduces)
         gathers = self.select(GatherParameters)
         self._join(steps, stage[steps], gathers, stage[gathers], Cause.STEP)

@@ -121,9 +121,9 @@ def find_gaps(times: Times, limits: Sequence[float] | None = None, byte_limit: f
     computed, producer, carrier = _needed(times, row, end)
     ready = _ready(times)
     fits, exceeds = _could_run(c, row, ready, _memories(times, limits, byte_limit))
-    ordered = _cut(np.append(ready, np.inf)[fits], start, end, tolerance)
-    limited = _cut(np.append(ready, np.inf)[exceeds], start, ordered, tolerance)
-    input_until = _cut(computed, start, limited, tolerance)
+    ordered = _clip(np.append(ready, np.inf)[fits], start, end, tolerance)
+    limited = _clip(np.append(ready, np.inf)[exceeds], start, ordered, tolerance)
+    input_until = _clip(computed, start, limited, tolerance)
     waiting = np.where(is_kind(c.kind, StageWide)[row], GapCause.REDUCE, GapCause.INPUT)
     none = np.full(len(row), -1, dtype=np.int64)
     pieces = [
@@ -198,7 +198,7 @@ def _ready(times: Times) -> Floats:
     return ready
 
 
-def _cut(moment: Floats, low: Floats, high: Floats, tolerance: float) -> Floats:
+def _clip(moment: Floats, low: Floats, high: Floats, tolerance: float) -> Floats:
     cut = np.clip(moment, low, high)
     is_high = high - cut < tolerance
     return np.where(is_high, high, np.where(cut - low < tolerance, low, cut))

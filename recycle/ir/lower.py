@@ -59,17 +59,17 @@ def lower(schedule: Schedule) -> Schedule:
 def lower_with_origin(schedule: Schedule) -> tuple[Schedule, Rows]:
     """Lower a schedule; also return the original row of each row, -1 for added rows."""
     origin = np.arange(len(schedule.columns), dtype=np.int64)
-    is_cut = schedule.buckets > 1 and not schedule.forward_only
-    if is_cut and not is_kind(schedule.columns.kind, (*implied_kinds(), Part)).any():
-        schedule, origin = _cut_last_weights(schedule)
+    splits_weights = schedule.buckets > 1 and not schedule.forward_only
+    if splits_weights and not is_kind(schedule.columns.kind, (*implied_kinds(), Part)).any():
+        schedule, origin = _split_last_weights(schedule)
     passes: list[tuple[tuple[type[Instruction], ...], Callable[[Schedule], tuple[Schedule, Rows]]]]
     passes = [((Transfer,), add_transfers), (implied_kinds(), add_reduce_and_step)]
     if schedule.gathers:
         passes.append(((GatherParameters,), add_gathers))
     for classes, add in passes[:1] if schedule.forward_only else passes:
         if not is_kind(schedule.columns.kind, classes).any():
-            schedule, came_from = add(schedule)
-            origin = np.append(origin, -1)[came_from]
+            schedule, origin_of_rows = add(schedule)
+            origin = np.append(origin, -1)[origin_of_rows]
     return schedule, origin
 
 
@@ -110,7 +110,7 @@ def add_transfers(schedule: Schedule) -> tuple[Schedule, Rows]:
     worker = np.concatenate([sender, receiver])
     place = np.concatenate([producer + 1, consumer])
     by_worker = np.lexsort((np.tile(np.arange(len(value)), 2), worker))
-    place = _no_later_than_the_next(place[by_worker], is_send[by_worker])
+    place = _before_following_ends(place[by_worker], is_send[by_worker])
     return insert(schedule, worker[by_worker], place, {name: column[by_worker] for name, column in ends.items()})
 
 
@@ -127,7 +127,7 @@ def _global_rank(columns: Columns, graph: Dependencies) -> Rows:
     return rank
 
 
-def _no_later_than_the_next(place: Rows, is_send: Flags) -> Rows:
+def _before_following_ends(place: Rows, is_send: Flags) -> Rows:
     """Move each receive before the ends that follow it, given ends sorted by worker and global order.
 
     One reverse running minimum serves all workers, since rows of later workers have larger numbers.
@@ -142,21 +142,21 @@ def add_reduce_and_step(schedule: Schedule) -> tuple[Schedule, Rows]:
     All reduces precede all steps, so peers reduce in one order and a barrier between them cannot deadlock. With several
     buckets, the sums of all but the last begin as soon as the bucket is complete.
     """
-    came_from = np.arange(len(schedule.columns), dtype=np.int64)
+    origin_of_rows = np.arange(len(schedule.columns), dtype=np.int64)
     if schedule.buckets > 1 and not (schedule.columns.kind == ReduceBucket.kind).any():
         worker, place, stage, bucket = _bucket_starts(schedule)
         begins = {"kind": np.full(len(stage), ReduceBucket.kind), "stage": stage, "bucket": bucket}
-        schedule, came_from = insert(schedule, worker, place, begins)
-    lowered, rows = _at_the_ends(schedule, implied_kinds())
-    return lowered, np.append(came_from, -1)[rows]
+        schedule, origin_of_rows = insert(schedule, worker, place, begins)
+    lowered, rows = _append_to_programs(schedule, implied_kinds())
+    return lowered, np.append(origin_of_rows, -1)[rows]
 
 
 def add_gathers(schedule: Schedule) -> tuple[Schedule, Rows]:
     """End each live worker's program with a GATHER_PARAMS for each stage it hosts, last stage first."""
-    return _at_the_ends(schedule, (GatherParameters,))
+    return _append_to_programs(schedule, (GatherParameters,))
 
 
-def _at_the_ends(schedule: Schedule, classes: Sequence[type[Instruction]]) -> tuple[Schedule, Rows]:
+def _append_to_programs(schedule: Schedule, classes: Sequence[type[Instruction]]) -> tuple[Schedule, Rows]:
     ends = [
         (w, cls.kind, stage)
         for w, worker in enumerate(schedule.shape.workers())
@@ -183,7 +183,7 @@ def insert(schedule: Schedule, worker: Rows, place: Rows, added: dict[str, Rows]
     return replace(schedule, columns=Columns.from_arrays(offsets, **columns)), np.where(order < len(c), order, -1)
 
 
-def _cut_last_weights(schedule: Schedule) -> tuple[Schedule, Rows]:
+def _split_last_weights(schedule: Schedule) -> tuple[Schedule, Rows]:
     c, buckets = schedule.columns, schedule.buckets
     chain = compute_chains(c)[1]
     begins = np.any([np.diff(column[chain], prepend=-2) != 0 for column in (c.worker, c.stage, c.kind)], axis=0)

@@ -151,19 +151,19 @@ class _Rule:
     backwards: bool = False
 
 
-_AS_IT_IS = _Rule(ahead=False)
+_IN_ORDER = _Rule(ahead=False)
 _FORWARDS = (_Rule(spare_weights=True), _Rule())
 _BACKWARDS = _Rule(backwards=True)
 
 
 def _candidates(starts: Iterable[Orders], micro_batches: int, cap: int, times: Times) -> Iterator[tuple[Score, Orders]]:
     for start in starts:
-        yield _squeeze(start, micro_batches, cap, times, _AS_IT_IS)
+        yield _squeeze(start, micro_batches, cap, times, _IN_ORDER)
         for rule in _FORWARDS:
             score, orders = _squeeze(start, micro_batches, cap, times, rule)
             yield score, orders
             _, orders = _squeeze(orders, micro_batches, cap, times, _BACKWARDS)
-            yield _squeeze(orders, micro_batches, cap, times, _AS_IT_IS)
+            yield _squeeze(orders, micro_batches, cap, times, _IN_ORDER)
 
 
 def _links(ranks: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:

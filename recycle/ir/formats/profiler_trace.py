@@ -122,7 +122,7 @@ class _Action(NamedTuple):
 
 
 def _first_stage(actions: Iterable[_Action]) -> int:
-    return min((piece.stage for piece in computes(action.operation for action in actions)), default=-1)
+    return min((compute.stage for compute in computes(action.operation for action in actions)), default=-1)
 
 
 def _actions(content: bytes, name: str, most: int | None, base: float = 0.0) -> list[_Action]:
@@ -192,22 +192,24 @@ def _on_device(
 
 
 def _from_ranks(ranks: Mapping[str, list[_Action]], name: str, warnings: list[str]) -> ScheduleInput:
-    cut: dict[str, list[list[_Action]]] = {}
+    iterations_of: dict[str, list[list[_Action]]] = {}
     for rank, actions in ranks.items():
         if not actions:
             raise ScheduleError(f"{name}: {rank} has no label {_LABEL}<action> of torch's pipeline runtime")
-        cut[rank] = _iterations(sorted(actions, key=lambda action: action[:2]))
-    chosen = _simultaneous(cut)
-    kept = {rank: [action.operation for action in iterations[chosen[rank]]] for rank, iterations in cut.items()}
+        iterations_of[rank] = _iterations(sorted(actions, key=lambda action: action[:2]))
+    chosen = _simultaneous(iterations_of)
+    kept = {
+        rank: [action.operation for action in iterations[chosen[rank]]] for rank, iterations in iterations_of.items()
+    }
     _require_one_pipeline(kept, name)
     with errors_as(ScheduleError, name):
         schedule, dropped = schedule_of(list(kept.values()))
-    most = max(map(len, cut.values()))
+    most = max(map(len, iterations_of.values()))
     which = [f"kept the last whole one of {most} iterations"] if most > 1 else []
     return ScheduleInput(
         name,
         schedule,
-        trace=_trace(schedule, list(cut.values()), list(chosen.values())),
+        trace=_trace(schedule, list(iterations_of.values()), list(chosen.values())),
         step=max(chosen.values()),
         warnings=(*warnings, *which, *dropped),
     )
@@ -230,14 +232,14 @@ def _iterations(actions: Iterable[_Action]) -> list[list[_Action]]:
     return iterations
 
 
-def _simultaneous(cut: Mapping[str, list[list[_Action]]]) -> dict[str, int]:
+def _simultaneous(iterations_of: Mapping[str, list[list[_Action]]]) -> dict[str, int]:
     """Return rank -> index of the iteration used: complete, and closest in time to the other ranks."""
-    longest = {rank: max(map(len, iterations)) for rank, iterations in cut.items()}
+    longest = {rank: max(map(len, iterations)) for rank, iterations in iterations_of.items()}
     whole = {
         rank: [place for place, iteration in enumerate(iterations) if len(iteration) == longest[rank]]
-        for rank, iterations in cut.items()
+        for rank, iterations in iterations_of.items()
     }
-    begins = {rank: [cut[rank][place][0].begin for place in places] for rank, places in whole.items()}
+    begins = {rank: [iterations_of[rank][place][0].begin for place in places] for rank, places in whole.items()}
     moment = min(of_rank[-1] for of_rank in begins.values())
     closest = {rank: int(np.abs(np.array(of_rank) - moment).argmin()) for rank, of_rank in begins.items()}
     return {rank: whole[rank][place] for rank, place in closest.items()}
@@ -266,10 +268,12 @@ def _require_one_pipeline(programs: Mapping[str, Actions], name: str) -> None:
     home: dict[int, str] = {}
     mentioned: set[int] = set()
     for rank, program in programs.items():
-        for piece in computes(program):
-            if home.setdefault(piece.stage, rank) != rank:
-                both = f"{home[piece.stage]} and in {rank}"
-                raise ScheduleError(f"{name}: stage {piece.stage} runs in {both}: give the traces of one pipeline only")
+        for compute in computes(program):
+            if home.setdefault(compute.stage, rank) != rank:
+                both = f"{home[compute.stage]} and in {rank}"
+                raise ScheduleError(
+                    f"{name}: stage {compute.stage} runs in {both}: give the traces of one pipeline only"
+                )
         for instruction in program:
             if isinstance(instruction, Transfer):
                 mentioned |= {instruction.stage, max(0, instruction.stage + OTHER_END[type(instruction)])}

@@ -178,12 +178,12 @@ def computes(program: Iterable[Instruction | str]) -> Iterator[Compute]:
 def inferred(programs: Sequence[Program]) -> tuple[Shape, Placement]:
     """Infer shape and placement from the programs (see the module). Raises ScheduleError without any forward."""
     forwards: dict[int, set[int]] = {}
-    compute: dict[int, Counter[int]] = {}
+    counts: dict[int, Counter[int]] = {}
     for rank, program in enumerate(programs):
-        for piece in computes(program):
-            compute.setdefault(piece.stage, Counter())[rank] += 1
-            if isinstance(piece, Forward):
-                forwards.setdefault(piece.stage, set()).add(piece.micro_batch.index)
+        for compute in computes(program):
+            counts.setdefault(compute.stage, Counter())[rank] += 1
+            if isinstance(compute, Forward):
+                forwards.setdefault(compute.stage, set()).add(compute.micro_batch.index)
     if not forwards:
         raise ScheduleError("no forward in any row: stages and micro-batches follow from the forwards")
     sizes = Counter(len(micro_batches) for micro_batches in forwards.values())
@@ -197,7 +197,7 @@ def inferred(programs: Sequence[Program]) -> tuple[Shape, Placement]:
         )
     shape = Shape(1, ranks, m, len(counted) // ranks)
     stages: list[list[int]] = [[] for _ in programs]
-    for stage, count in sorted(compute.items()):
+    for stage, count in sorted(counts.items()):
         if stage < shape.stages:
             stages[max(count, key=lambda rank: (count[rank], -rank))].append(stage)
     return shape, tuple(map(tuple, stages))

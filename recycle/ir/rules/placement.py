@@ -175,7 +175,7 @@ def redundant(inspection: Inspection) -> Iterator[Defect]:
     backward_of = find(key[backward], key[at] - shape.global_micro_batches)
     shown_live = np.append(ops.row[backward], len(inspection.schedule.columns))[backward_of]
     not_local = inspection.origin[inspection.graph.missing.with_reason(Why.NOT_LOCAL).row]
-    first, repeated, doubled, apart, late = _first_of(
+    first, repeated, doubled, apart, late = _first_case(
         stages == 0,
         _is_repeat(key[at]),
         _runs_forward(inspection, key, at),
@@ -217,7 +217,7 @@ def replay(inspection: Inspection) -> Iterator[Defect]:
     reduces = ops.select(ReduceGradients)
     host = ops.worker * stages + ops.stage
     reduce = np.append(ops.row[reduces], len(inspection.schedule.columns))[find(host[reduces], host[at])]
-    own, repeated, late = _first_of(_runs_forward(inspection, key, at), _is_repeat(key[at]), reduce < rows)
+    own, repeated, late = _first_case(_runs_forward(inspection, key, at), _is_repeat(key[at]), reduce < rows)
     move = "move the replay to another host of the stage"
     yield Defect("this worker runs the forward itself", move, rows, where=own)
     yield Defect("the same replay occurs earlier", "remove one of the two", rows, where=repeated)
@@ -262,6 +262,6 @@ def _runs_forward(inspection: Inspection, key: Rows, at: Rows) -> Flags:
     return np.isin(key[at], key[inspection.operations.select(Forward)])
 
 
-def _first_of(*cases: Flags) -> list[Flags]:
+def _first_case(*cases: Flags) -> list[Flags]:
     number = np.select(cases, range(len(cases)), -1)
     return [number == place for place in range(len(cases))]
