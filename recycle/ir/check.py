@@ -1,8 +1,7 @@
 """The checker: apply the rules of `recycle.ir.rules` to a schedule and collect findings.
 
-Rules use `dependencies` and the event graph, which alone define what an instruction needs. A defect is reported once,
-by the rule nearest to its cause. Omitted transfers, reduces and steps are implied, as `lower` adds them, unless the
-schedule is about to run.
+A defect is reported once, by the rule nearest to its cause. Omitted transfers, reduces and steps are implied, as
+`lower` adds them, unless the schedule is about to run.
 """
 
 from __future__ import annotations

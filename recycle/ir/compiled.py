@@ -1,9 +1,8 @@
 """Kernels: loops that run as plain Python on small inputs and compiled by numba on large inputs, bitwise equal.
 
 A kernel is a function of arrays, numbers and named tuples of these. Loading numba takes about a second, so small inputs
-run in plain Python on lists. numba caches compiled code next to the source and checks only the kernel's own file for
-changes. So a kernel and the functions that it calls must be in one file. After a change of a named tuple in another
-file, the kernel's file must be saved again.
+run in plain Python on lists. numba's cache checks only the kernel's own file for changes, so a kernel and the functions
+that it calls must be in one file, which must be saved again after a change of a named tuple elsewhere.
 """
 
 from __future__ import annotations

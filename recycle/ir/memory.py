@@ -24,11 +24,9 @@ TOLERANCE = 1e-9
 def activation_changes(schedule: Schedule, profile: Profile, *, in_bytes: bool) -> tuple[Floats, Floats]:
     """Return (added at the start, freed at the end) of each row, in activations or in bytes.
 
-    Kinds that hold an activation (F, R) add 1 (with a cut, the stage's share of a fault-free activation), or the bytes
-    of their stage. Each row frees the share given by its kind's `frees`, and a part of a W its share of that. An
-    overlapped pair adds as its forward and frees as its backward. The producer of the `released_by` value frees the
-    rest. With recomputation, in bytes, the forward adds only the recomputation's input, and the backward the rest. In a
-    forward-only schedule a forward holds its activation only while it runs.
+    Kinds that hold an activation add 1 (with a cut, the stage's share of a fault-free activation), or the bytes of the
+    stage; each row frees the share given by its kind. With recomputation, in bytes, the forward adds only the input of
+    the recomputation, and the backward the rest. A forward-only schedule holds an activation only while F runs.
     """
     c, shape = schedule.columns, schedule.shape
     stage = np.clip(c.stage, 0, shape.stages - 1)

@@ -49,7 +49,7 @@ class Operations:
         return np.flatnonzero(is_kind(self.kind, classes) & self.valid)
 
     def first(self, shape: Shape, chosen: Rows) -> Rows:
-        """Return the first of `pieces` for each cell (stage * D * m + micro-batch), -1 without one."""
+        """Return the first of `chosen` for each cell (stage * D * m + micro-batch), -1 without one."""
         first_of_cell = np.full(shape.stages * shape.global_micro_batches, -1, dtype=np.int64)
         first_of_cell[self.stage[chosen[::-1]] * shape.global_micro_batches + self.micro_batch[chosen[::-1]]] = chosen[
             ::-1

@@ -1,8 +1,7 @@
 """Plugins: entry points of installed packages, and modules named by the user.
 
-Packages declare entry points in the groups of `GROUPS`. Modules named by `recycle COMMAND --import MODULE` or the
-environment variable `RECYCLE_IMPORT` register their definitions on import. Commands call `load_plugins` before they
-parse their arguments. Processes started by commands inherit the variable and do the same.
+Modules named by `recycle COMMAND --import MODULE` or `RECYCLE_IMPORT` register their definitions on import. Commands
+call `load_plugins` before they parse their arguments; processes that they start inherit the variable.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Edge coloring: few colors such that edges with a common vertex have different colors.
 
-Edges are colored one after the other. If no color is free at both ends, let a be free at one end and b at the other
-end; swapping a and b along the alternating path from the other end frees a at both ends (Koenig 1916). In a bipartite
-graph the path never reaches the first end, so the largest degree suffices, also with parallel edges. If every path
-reaches it, which requires an odd cycle, the edge gets a new color.
+If no color is free at both ends of an edge, let a be free at one end and b at the other; swapping a and b along the
+alternating path from the other end frees a at both ends (Koenig 1916). In a bipartite graph the path never reaches the
+first end, so the largest degree suffices. If every path reaches it, the edge gets a new color.
 """
 
 from __future__ import annotations

@@ -204,8 +204,7 @@ def moves_needed(failed: Sequence[int], vector: Sequence[int]) -> int:
 def arrange(shape: Shape, failed: Iterable[Worker], vector: Sequence[int], profile: Profile) -> Arrangement:
     """Bring a set of dead workers to `vector` with the fewest moves.
 
-    Dead positions are taken over in the pipelines with the fewest dead and given up in those with the most. So
-    dead roles lie in the same pipelines. A stage keeps at least the live hosts that `vector` leaves it. Each mover
+    Dead positions are taken over in the pipelines with the fewest dead and given up in those with the most. Each mover
     copies from the live peer that can finish first.
 
     Raises:

@@ -40,9 +40,7 @@ F = TypeVar("F", bound=Callable[..., Schedule])
 
 
 def register(name: str) -> Callable[[F], F]:
-    """Decorator that registers a family under `name` and returns the function unchanged.
-
-    Exceptions of the family other than recycle's are raised as a ScheduleError that names the family.
+    """Decorator that registers a family under `name`; its exceptions become ScheduleErrors that name the family.
 
     Raises:
         TypeError: the family is not a function.

@@ -25,14 +25,12 @@ class Format:
     """One file format.
 
     Attributes:
-        suffixes: file suffixes, with dots. The format with the longest matching suffix, then the first, is the default
-            for writing.
+        suffixes: file suffixes, with dots. For writing, the longest matching suffix counts, then the first format.
         loads: (content, name for error messages, maximum instructions) -> schedule, with times if the format has any.
-            Raises ScheduleError.
-        dumps: schedule (and profile if `timed`) -> the text, whole or in parts. Raises ScheduleError.
+        dumps: schedule (and profile if `timed`) -> the text, whole or in parts.
         recognises: whether content looks like this format.
         timed: whether written files contain times, which require a profile.
-        load_directory: reader of a directory, for formats spread over files. Raises ScheduleError.
+        load_directory: reader of a directory, for formats spread over files.
     """
 
     suffixes: tuple[str, ...]

@@ -10,8 +10,7 @@ micro-batch n (megatron-core 0.16.1, pipeline_parallel/schedules.py and transfor
 `ranks` and one of the two; other fields are checked for consistency.
 
 Only orders that Megatron runs are accepted: the families `interleaved` (groups of at least P micro-batches, several
-ranks) and `1f1b` (one chunk) with D = 1. Transfers, reduces, steps, metadata, `optimizer` and `buckets` are not
-written; omissions are logged.
+ranks) and `1f1b` (one chunk) with D = 1. Omissions are logged.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class OrderOnly:
     alive: str
 
     def refusal(self, content: str, reason: str) -> ScheduleError:
-        """Return the error that the format cannot represent `what`."""
+        """Return the error that the format cannot represent `content`."""
         return ScheduleError(f"{self.name} cannot hold {content}: {reason}")
 
     def require_one_pipeline(self, schedule: Schedule) -> None:
@@ -130,7 +130,7 @@ class OrderOnly:
         expected_by: str,
         kinds: tuple[type[Instruction], ...] = (Instruction,),
     ) -> None:
-        """Raise ScheduleError for the first instruction of these kinds that differs from `right`."""
+        """Raise ScheduleError for the first instruction of these kinds that differs from `expected`."""
         for worker in schedule.shape.workers():
             program = schedule.program(worker)
             positions = [position for position, instruction in enumerate(program) if isinstance(instruction, kinds)]

@@ -11,8 +11,8 @@ placement, the peers and the steps, by the rules in docs/reference/file-format.m
            | stage ( WAIT_SEND_F | WAIT_SEND_B ) micro_batch
            | stage ( REDUCE_GRAD | UNSHARD | RESHARD )        stage and micro_batch are digits
 
-A transfer without a peer on another rank gets its own worker as peer, which `check` rejects. Writing refuses content
-that reading would not restore, and omits metadata, `optimizer` and `buckets`.
+A transfer without a peer on another rank gets its own worker as peer, which `check` rejects. Writing refuses programs
+that reading would not restore.
 """
 
 from __future__ import annotations
@@ -83,8 +83,7 @@ def looks_like_action(text: str) -> bool:
 def parse_action(text: str, worker: Worker, is_old: bool = False) -> Instruction | str:
     """Parse the action of `worker`: an instruction, or the name of an action without one.
 
-    A transfer gets `worker` itself as its peer, which `schedule_of` replaces. `is_old` marks files with BW, for
-    `from_old_notation`. Raises ScheduleError with the defect if `text` is not a complete action.
+    A transfer gets `worker` itself as its peer, which `schedule_of` replaces. `is_old` marks files with BW.
     """
     if not text.startswith("("):
         action = _leaf(text, worker, text)

@@ -1,9 +1,8 @@
 """The framework of rules: a rule has a code, a severity, a documentation and a function that yields defects.
 
-The function receives an `Inspection` and yields a `Defect` for each kind of violation: columns of violating rows with a
-message and a hint. `Rule.findings` and `check` group, limit and sort them. An `Inspection` holds a schedule and lazily
-computed facts about it. Omitted transfers, reduces and steps are implied, as `lower` adds them; rows and positions in
-defects refer to the given program.
+The function receives an `Inspection` (a schedule and lazily computed facts) and yields a `Defect` for each kind of
+violation: columns of rows of the given program with a message and a hint. `Rule.findings` and `check` group, limit and
+sort them.
 """
 
 from __future__ import annotations
@@ -93,14 +92,14 @@ class Defect:
 
     Attributes:
         message, hint: formats of the finding's texts, with the names `worker`, `other` (the first conflicting
-            instruction) and the names of `tells`.
+            instruction) and the names of `placeholders`.
         row: given row of each entry; None or -1 for entries about a worker or the whole schedule.
         worker: index of the worker, for entries without a row.
         others: conflicting row of each entry, or several in a second dimension; -1 for none.
         where: entries that count; None for all.
         per: entries with the same number are reported once, at the first entry.
         more: noun for the other entries in the message: `(and 3 more ...)`; empty to omit them.
-        tells: name -> value for each entry.
+        placeholders: name -> value for each entry.
     """
 
     message: str
