@@ -111,9 +111,9 @@ def test_a_stage_wide_kind_follows_the_one_that_it_names() -> None:
     gather = register(row)(type("Gather", (StageWide,), {"__slots__": ()}))
     try:
         shape, work = Shape(1, 1, 1), "0F0.0 0B0.0 0REDUCE_GRAD"
-        behind = Schedule.from_text(shape, {"0.0": f"{work} 0STEP 0GATHER"})
-        assert check(behind) == []
-        assert simulate(behind, Profile(step=3.0, reduce=2.0)).period == 10
+        valid = Schedule.from_text(shape, {"0.0": f"{work} 0STEP 0GATHER"})
+        assert check(valid) == []
+        assert simulate(valid, Profile(step=3.0, reduce=2.0)).period == 10
         (finding,) = check(Schedule.from_text(shape, {"0.0": f"{work} 0GATHER 0STEP"}))
         assert (finding.rule, finding.instruction) == ("order", "0GATHER")
     finally:

@@ -96,7 +96,7 @@ def test_any_valid_order_is_valid_in_buckets_and_as_fast_at_least(seed: int) -> 
         assert busy is None or before is None or busy == pytest.approx(before - hidden)
 
 
-def alone(buckets: int, weights: int, reduce: float, latency: float = 0.0) -> float:
+def makespan_of_one_stage(buckets: int, weights: int, reduce: float, latency: float = 0.0) -> float:
     """Makespan of one stage on two hosts that end with so many W's."""
     shape = Shape(2, 1, weights)
     text = " ".join(f"0F{{k}}.{j} 0I{{k}}.{j}" for j in range(weights))
@@ -112,4 +112,4 @@ def test_each_bucket_takes_the_latency_of_a_sum_and_its_share_of_the_rest() -> N
     assert profile.bucket_seconds(3, 2) == [0.8 + 1.2 / 3, 0.5]
     for buckets, each in ((1, 2.0), (2, 1.4), (4, 1.1), (64, 0.8 + 1.2 / 64)):
         shown = max(each, buckets * each - 3 * (buckets - 1) / buckets)
-        assert alone(buckets, 3, 2.0, latency=0.8) == pytest.approx(9 + shown + 0.25)
+        assert makespan_of_one_stage(buckets, 3, 2.0, latency=0.8) == pytest.approx(9 + shown + 0.25)

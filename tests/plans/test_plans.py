@@ -37,8 +37,8 @@ def test_a_plan_file_is_a_schedule_file_with_the_hash_of_its_schedule(tmp_path):
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").text() == plan.text()
     assert Schedule.load(tmp_path / "plan.json") == plan.schedule
-    again, other = plan_vector(TINY, (1, 0), quick=True), plan_vector(TINY, (0, 1), quick=True)
-    assert plan.hash == again.hash == Plan.from_text(plan.text()).hash != other.hash
+    replanned, other = plan_vector(TINY, (1, 0), quick=True), plan_vector(TINY, (0, 1), quick=True)
+    assert plan.hash == replanned.hash == Plan.from_text(plan.text()).hash != other.hash
     with pytest.raises(PlanError, match="is a schedule but not a plan"):
         Plan.from_schedule(plan.schedule, "some file")
 
@@ -143,9 +143,9 @@ def test_files_that_are_not_valid_plans_of_the_job_are_ignored(tmp_path):
     assert PlanLibrary(tmp_path, TINY).get((1, 0)) is not None
     for broken in ("", boast, text[:200], text.replace("0F0.0 ", "", 1), text.replace('"1.0"', '"0.0"', 1), other):
         path.write_text(broken)
-        again = PlanLibrary(tmp_path, TINY)
-        assert again.get((1, 0)) is None
-        assert list(again.plans()) == []
+        library_again = PlanLibrary(tmp_path, TINY)
+        assert library_again.get((1, 0)) is None
+        assert list(library_again.plans()) == []
         (tmp_path / "manifest.json").rename(tmp_path / "manifest")  # without it the file is adopted, or not
         lost = PlanLibrary(tmp_path, TINY)
         lost.prepare()
@@ -211,12 +211,12 @@ def test_the_cache_key_follows_everything_a_plan_depends_on(tmp_path):
 
 @pytest.mark.parametrize("shape", [Shape(2, 2, 2), Shape(3, 4, 1), Shape(5, 2, 1), Shape(1, 3, 1)])
 def test_counts_of_vectors_equal_their_enumeration(shape):
-    found = collections.Counter(sum(vector) for vector in likely_vectors(shape, 6))
-    assert count_vectors(shape, 6) == [found[dead] for dead in range(7)]
+    counts = collections.Counter(sum(vector) for vector in likely_vectors(shape, 6))
+    assert count_vectors(shape, 6) == [counts[dead] for dead in range(7)]
 
 
 def test_vectors_come_likeliest_first_and_leave_each_stage_a_host():
-    found = list(likely_vectors(Shape(2, 2, 2), 3))
-    assert found == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    vectors = list(likely_vectors(Shape(2, 2, 2), 3))
+    assert vectors == [(0, 0), (1, 0), (0, 1), (1, 1)]
     spread = list(likely_vectors(Shape(4, 3, 1), 2))[4:]
     assert spread == [(1, 1, 0), (1, 0, 1), (0, 1, 1), (2, 0, 0), (0, 2, 0), (0, 0, 2)]  # 16 sets each, then 6

@@ -105,12 +105,12 @@ def supports(family: str, shape: Shape) -> bool:
 @given(cases())
 def test_a_shape_is_refused_in_one_line_or_gives_valid_schedules_with_equal_pipelines(case: tuple[str, Shape]) -> None:
     family, shape = case
-    one = Shape(1, shape.ranks, shape.micro_batches, shape.chunks)
+    single_shape = Shape(1, shape.ranks, shape.micro_batches, shape.chunks)
     if not supports(family, shape):
         with pytest.raises(ScheduleError, match=rf"^{family}: needs .*$"):
             FAMILIES[family](shape)
         return
-    single, several = FAMILIES[family](one), FAMILIES[family](shape)
+    single, several = FAMILIES[family](single_shape), FAMILIES[family](shape)
     assert several.metadata["family"] == family
     assert check(several) == check(lower(several), about_to_run=True) == []
     one_pipeline, all_pipelines = simulate(single), simulate(several)

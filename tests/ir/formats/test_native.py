@@ -47,9 +47,9 @@ def test_a_schedule_that_a_format_can_hold_reads_back_equal(name: str, rng: rand
     except ScheduleError:
         assert not keeps_all
         return
-    again = read(name, text.encode(), "plan.x")
-    assert again == schedule
-    assert not keeps_all or again.metadata == schedule.metadata
+    reread = read(name, text.encode(), "plan.x")
+    assert reread == schedule
+    assert not keeps_all or reread.metadata == schedule.metadata
 
 
 @pytest.mark.parametrize("name", ["1f1b_lowered.json", "adaptive_without_1.2.json"])
@@ -168,14 +168,14 @@ SEEDS = {name: seeds(name) for name in formats.FORMATS}
 
 def documents(name: str) -> list[Any]:
     """The seeds that are JSON, parsed."""
-    found = []
+    parsed = []
     for seed in SEEDS[name]:
         with contextlib.suppress(ValueError):
-            found.append(json.loads(seed))
-    return found
+            parsed.append(json.loads(seed))
+    return parsed
 
 
-DOCUMENTS = {name: found for name in formats.FORMATS if (found := documents(name))}
+DOCUMENTS = {name: parsed for name in formats.FORMATS if (parsed := documents(name))}
 
 
 def require_read_or_refused(name: str, content: bytes) -> None:
