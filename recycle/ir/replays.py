@@ -25,7 +25,7 @@ from recycle.ir.dependencies import dependencies, find
 from recycle.ir.event_graph import event_graph, load_compiled
 from recycle.ir.instruction import Forward, Instruction, ReduceGradients, Replay, Transfer
 from recycle.ir.kinds import AsyncInstruction, is_kind, makers_of
-from recycle.ir.lower import insert, lower, lower_with_origin
+from recycle.ir.lower import insert, lower, lowered_graph
 from recycle.ir.memory import TOLERANCE, held_before
 from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
@@ -282,10 +282,9 @@ def _inserted(schedule: Schedule, profile: Profile, slots: ReplaySlots) -> Sched
 
 
 def _times_without(schedule: Schedule, profile: Profile) -> tuple[Floats, Floats, Rows]:
-    lowered, origin = lower_with_origin(schedule)
-    graph = event_graph(lowered)
-    timeline = time_graph(graph, profile)
-    rows = len(lowered.columns)
+    graph = lowered_graph(schedule)
+    timeline, origin, rows = time_graph(graph, profile), graph.origin, graph.dependencies.rows
+    assert origin is not None
     rank = np.zeros(graph.dependencies.nodes, dtype=np.int64)
     rank[graph.order] = np.arange(len(graph.order))
     place = np.empty(rows, dtype=np.int64)

@@ -107,11 +107,6 @@ def test_each_directed_pair_has_its_own_link_and_each_boundary_its_own_message()
     }
 
 
-def test_a_link_outside_the_schedule_is_refused() -> None:
-    with pytest.raises(JobError, match=r"links: '0\.1>0\.2' names a worker outside the grid of 1 pipelines by 2 ranks"):
-        simulate(gpipe(Shape(1, 2, 1)), Profile(links={"0.1>0.2": Link(1.0)}))
-
-
 @pytest.mark.filterwarnings("ignore::recycle.ScheduleWarning")
 def test_the_row_of_the_peak_is_the_first_that_reaches_it() -> None:
     split = "0F0 1F0 1I0 0F1 0I0 1W0 0W0 1F1 1I1 0I1 1W1 0W1"  # 1F1 comes back to the 9 bytes of 1F0, but for rounding
