@@ -48,6 +48,8 @@ class Operations:
         """Return the valid operations of these kinds or their subclasses."""
         return np.flatnonzero(is_kind(self.kind, classes) & self.valid)
 
+    of = select  # previous name
+
     def first(self, shape: Shape, chosen: Rows) -> Rows:
         """Return the first of `chosen` for each cell (stage * D * m + micro-batch), -1 without one."""
         first_of_cell = np.full(shape.stages * shape.global_micro_batches, -1, dtype=np.int64)
