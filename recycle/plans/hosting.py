@@ -48,7 +48,7 @@ class Hosts:
     def at_start(cls, job: Sections, schedule: Schedule | None) -> Hosts:
         """Build for the processes at the start of a run, from the run's own schedule if it has one.
 
-        A worker without stages hosts those of its peers if all workers of each rank host the same, else none.
+        A worker without stages hosts the stages of its peers if all workers of each rank host the same, else none.
         """
         shape = job.shape
         if schedule is None:

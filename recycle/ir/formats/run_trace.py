@@ -1,7 +1,7 @@
 """The trace file of a run, `trace.json` (Chrome trace JSON, readable by Perfetto), and the schedule that it implies.
 
 The schedule has the programs of the last complete step, in role names: pairs ran as F then B; workers without
-instructions count as failed; a worker hosts the stages it worked for, or those of its first live peer; the optimizer is
+instructions count as failed; a worker hosts the stages it worked for, or its first live peer's; the optimizer is
 assumed to be "staggered". Rows of evaluations have the batch number as argument `evaluation`.
 """
 
