@@ -121,7 +121,7 @@ def test_entry_points_name_transports_and_systems(monkeypatch: pytest.MonkeyPatc
         ("import not_installed_here", ("--import broken", "not_installed_here", "broken.py:1")),
         ("def f(:", ("--import broken", "SyntaxError", "broken.py:1")),
         ("\nraise SystemExit(3)", ("--import broken", "SystemExit", "broken.py:2")),
-        ("from recycle.ir.families import register\n@register('1f1b')\ndef f(shape): ...", ("the family 1f1b is already registered",)),
+        ("from recycle.ir.families import register\n@register('1f1b')\ndef f(shape): ...", ("already registered",)),
         (KIND.format(seconds="forward", base="object"), ("Own", "Compute, Transfer or StageWide")),
         (KIND.format(seconds="nothing", base="Compute"), ("nothing", "profile")),
     ],
