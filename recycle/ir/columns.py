@@ -134,9 +134,7 @@ def occurrences(keys: npt.NDArray[Any]) -> Rows:
 def columns_of(shape: Shape, programs: Mapping[Worker, Iterable[Instruction]]) -> Columns:
     """Convert instruction objects to columns.
 
-    Raises:
-        ScheduleError: a program is not a list of valid instructions, a peer lies outside the shape, or a number exceeds
-            32 bits.
+    Raises ScheduleError for what is not a valid instruction, a peer outside the shape, or a number beyond 32 bits.
     """
     rows: list[tuple[int, ...]] = []
     offsets = [0]

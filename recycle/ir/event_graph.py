@@ -204,10 +204,9 @@ def repeats(carried_source: Rows, carried_target: Rows, chains: Sequence[tuple[R
 def period_of(graph: Ranked, edges: Repeats, seconds: Floats, start: Floats, last: Rows) -> float:
     """Compute the largest cycle mean of the repeated schedule, in seconds.
 
-    Starting from a lower bound, iterations are released one period apart. If the releases settle, the bound is the
-    period. Otherwise the critical path to a growing release runs around a longer cycle, whose mean is the next bound.
-    The loop ends because there are finitely many cycle means. The first bound is the load of the busiest worker or
-    lane. `start` and `last` are the result of `earliest_ranked` for one iteration from idle.
+    Starting from the load of the busiest worker or lane, iterations are released one period apart. If the releases
+    settle, the bound is the period. Otherwise the critical path to a growing release runs around a longer cycle, whose
+    mean is the next bound. `start` and `last` are the result of `earliest_ranked` for one iteration from idle.
     """
     released = np.zeros(len(seconds))
     tolerance = float((start + seconds).max(initial=0.0)) * TOLERANCE
@@ -273,7 +272,6 @@ class EventGraph:
     Attributes:
         offsets, sources: CSR of predecessors of each node.
         order: topological order; shorter than the number of nodes if the graph has a cycle.
-        serialised: whether each worker carries one transfer at a time.
         origin: row before lowering of each row, -1 for rows that lowering added; None if unknown.
     """
 

@@ -103,14 +103,11 @@ class Gaps:
 
 
 def find_gaps(times: Times, limits: Sequence[float] | None = None, byte_limit: float | None = None) -> Gaps:
-    """Find the gaps of a timeline, O(n log n) in the number of instructions.
+    """Find the gaps of a timeline, O(n log n) in the number of instructions. Raises as `memory.require_limits`.
 
     Args:
         limits: activations (in chunks) that the worker of each rank may hold; None for no limit.
         byte_limit: bytes that any worker may hold, including the static bytes of its stages; None for no limit.
-
-    Raises:
-        JobError: as `memory.require_limits`.
     """
     schedule, c = times.schedule, times.schedule.columns
     if limits is not None:

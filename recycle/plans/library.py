@@ -225,11 +225,7 @@ class PlanLibrary:
             self._write({**entries, **new})
 
     def add(self, plan: Plan) -> Entry:
-        """Store a plan in place of its vector's previous plan.
-
-        Raises:
-            PlanError: the plan is invalid or has moves, or the directory is not writable.
-        """
+        """Replace the plan of its vector. Raises PlanError if it is invalid or has moves, or cannot be written."""
         messages = errors(plan.schedule, self.job)
         if messages or plan.moves:
             raise PlanError(

@@ -73,10 +73,9 @@ def count_vectors(shape: Shape, failures: int) -> list[int]:
 
 
 def dead_roles(shape: Shape, vector: Sequence[int]) -> frozenset[Worker]:
-    """Return the canonical dead roles of a vector: the last pipelines of each stage, which share pipelines.
+    """Return the canonical dead roles of a vector: the last pipelines of each stage.
 
-    Raises:
-        PlanError: the vector has the wrong length, or leaves a stage without a live worker.
+    Raises PlanError if the vector has the wrong length, or leaves a stage without a live worker.
     """
     if len(vector) != shape.ranks:
         raise PlanError(f"failure vector {tuple(vector)}: needs {shape.ranks} entries, one per rank")

@@ -80,14 +80,9 @@ def one_f_one_b(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
 
 
 def interleaved(shape: Shape, optimizer: Optimizer = "staggered", group_size: int | None = None) -> Schedule:
-    """The compute-only interleaved 1F1B schedule of `shape`.
+    """The compute-only interleaved 1F1B schedule of `shape`; `group_size` is N, None for P.
 
-    Args:
-        group_size: N, micro-batches that a rank takes through one chunk before the next; None for P.
-
-    Raises:
-        ScheduleError: P does not divide m and no group size is given; or one of several groups has fewer than P
-            micro-batches.
+    Raises ScheduleError if P does not divide m and no N is given, or one of several groups is smaller than P.
     """
     ranks, m, chunks = shape.ranks, shape.micro_batches, shape.chunks
     size = ranks if group_size is None else group_size

@@ -268,13 +268,9 @@ def _next_work(
 
 
 def zb_v(shape: Shape, optimizer: Optimizer = "staggered", times: Times = UNIT_TIMES) -> Schedule:
-    """The compute-only ZB-V schedule of `shape`.
+    """The compute-only ZB-V schedule of `shape`, optimized for the `times` of F, I and W of one chunk.
 
-    Args:
-        times: F, I and W of one chunk, which the order is optimized for.
-
-    Raises:
-        ScheduleError: chunks is not 2, or `times` is not three finite numbers of at least 0.
+    Raises ScheduleError if chunks is not 2, or `times` is not three finite numbers of at least 0.
     """
     starts = [_repeated_half(shape)]
     if shape.micro_batches >= 2 * shape.ranks - 1:
