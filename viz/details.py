@@ -16,7 +16,7 @@ import numpy as np
 from recycle.ir.dependencies import Cause
 from recycle.ir.event_graph import EventGraph, event_graph
 from recycle.ir.families import one_f_one_b
-from recycle.ir.instruction import AsyncInstruction, is_kind
+from recycle.ir.instruction import Beside, is_kind
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline, time_graph
@@ -104,7 +104,7 @@ def of_worker(shown: CachedLanes, lane: int) -> Details:
     """Return the totals of a worker."""
     table = shown.table
     mine = slice(int(table.offsets[lane]), int(table.offsets[lane + 1]))
-    work = ~is_kind(table.kind[mine], AsyncInstruction)
+    work = ~is_kind(table.kind[mine], Beside)
     busy = float((table.end[mine] - table.start[mine])[work].sum())
     counted = listed(table.kind[mine])
     said = f"{int(counted.sum()):,} instructions"

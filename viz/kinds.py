@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from recycle.ir.instruction import (
     KIND_CLASSES,
-    AsyncInstruction,
     Backward,
     BackwardInput,
     BackwardWeight,
+    Beside,
     Forward,
     GatherParameters,
     Instruction,
@@ -100,7 +100,7 @@ def kinds() -> tuple[dict[str, Any], ...]:
             "letter": cls.token if cls.row.letter is None else cls.row.letter,
             "numbered": not issubclass(cls, Transfer | StageWide),
             "homed": not issubclass(cls, StageWide),
-            "transfer": issubclass(cls, AsyncInstruction),
+            "transfer": issubclass(cls, Beside),
             "pair": issubclass(cls, OverlappedPair),
             "paints": list(look_of(cls).paints),
             "words": list(look_of(cls).words),
@@ -178,7 +178,7 @@ def describe(table: LaneTable, operation: int, lane: int, unit: TimeUnit | None 
 
 def listed(kind: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     """Return whether kinds count as instructions: the work in a schedule file, without transfers, reduces and steps."""
-    return ~is_kind(kind, (AsyncInstruction, StageWide))
+    return ~is_kind(kind, (Beside, StageWide))
 
 
 def marks(table: LaneTable, operation: int) -> str:

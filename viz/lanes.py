@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from recycle.ir.columns import Columns, Floats
 from recycle.ir.event_graph import durations, earliest, event_graph
-from recycle.ir.instruction import AsyncInstruction, Instruction, OverlappedPair, is_kind
+from recycle.ir.instruction import Beside, Instruction, OverlappedPair, is_kind
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline
@@ -275,4 +275,4 @@ def on_one_axis(panels: Sequence[Panel]) -> list[Panel]:
 
 
 def _transfers(columns: Columns) -> npt.NDArray[np.bool_]:
-    return is_kind(columns.kind, AsyncInstruction)
+    return is_kind(columns.kind, Beside)

@@ -43,7 +43,6 @@ NATIVE = {
     "of an unknown instruction": (plan("0F0.1", "0OFFLOAD0.1"), "worker 0.0, position 1: '0OFFLOAD0.1'"),
     "with a worker outside": (plan('"0.1": "', '"0.2": "'), "programs: worker 0.2 is outside the grid"),
     "with a program twice": (plan('"0.1": "', '"0.0": "'), "programs: '0.0' is there twice"),
-    "with a program twice, zeros": (plan('"0.1": "', '"00.0": "'), "programs: worker 0.0 is listed twice"),
     "with programs twice": (plan('"ties"', '"programs": {}, "ties"'), "'programs' is there twice"),
     "with a size twice": (plan('"ranks"', '"ranks": 3, "ranks"'), "shape: 'ranks' is there twice"),
     "with a placement twice": (plan("null", '{"0.0": [0], "0.0": [1]}'), "placement: '0.0' is there twice"),

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from recycle.ir.instruction import Backward, Forward, OverlappedPair
-from recycle.ir.kinds import KIND_CLASSES, AsyncInstruction, Instruction
+from recycle.ir.kinds import KIND_CLASSES, Beside, Instruction
 from viz.figures.palette import (
     CHUNK_PAINTS,
     FAILURE,
@@ -63,7 +63,7 @@ def parts_of(kind: int, weight_share: float) -> tuple[BoxPart, ...]:
     if issubclass(cls, OverlappedPair):
         forward = _side_by_side(Forward, weight_share, WORK_TOP, _MIDDLE)
         return forward + _side_by_side(Backward, weight_share, _MIDDLE, WORK_BOTTOM)
-    heights = (STRIP_TOP, STRIP_BOTTOM) if issubclass(cls, AsyncInstruction) else (WORK_TOP, WORK_BOTTOM)
+    heights = (STRIP_TOP, STRIP_BOTTOM) if issubclass(cls, Beside) else (WORK_TOP, WORK_BOTTOM)
     return _side_by_side(cls, weight_share, *heights)
 
 
@@ -84,7 +84,7 @@ def boxes(table: LaneTable, *, is_labelled: bool = True) -> Iterator[Box]:
     shades = [dict(zip(PAINTS, CHUNK_PAINTS[shade_of(i, table.chunks)], strict=True)) for i in range(table.chunks)]
     for operation, (lane, kind) in enumerate(zip(table.lane.tolist(), kinds, strict=True)):
         begin, length = start[operation], end[operation] - start[operation]
-        away = rerouted[operation] and not issubclass(KIND_CLASSES[kind], AsyncInstruction)
+        away = rerouted[operation] and not issubclass(KIND_CLASSES[kind], Beside)
         text = label(table, operation) if is_labelled else ""
         below = backward_label(table, operation) if is_labelled else ""
         for paint, first, last, top, bottom in parts[kind]:
