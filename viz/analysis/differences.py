@@ -22,7 +22,7 @@ from recycle.errors import RecycleError
 from recycle.ir.columns import Floats, Rows
 from recycle.ir.gaps import GapCause
 from recycle.ir.kinds import Compute, StageWide, ValueKind, per_kind
-from recycle.ir.pieces import work
+from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline
 from recycle.ir.trace import first_impossible, transfer_leads
@@ -145,7 +145,7 @@ def _span(shapes: Sequence[Shape]) -> int:
 
 
 def _keys(schedule: Schedule, shapes: Sequence[Shape]) -> tuple[Rows, Rows, Rows]:
-    work_rows, m = work(schedule), schedule.shape.micro_batches
+    work_rows, m = operations_of(schedule), schedule.shape.micro_batches
     micro_batches, ranks = max(s.micro_batches for s in shapes), max(s.ranks for s in shapes)
     role = _role_of_kind()[work_rows.kind]
     keyed = np.flatnonzero((role >= 0) & work_rows.valid)
