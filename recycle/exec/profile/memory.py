@@ -95,9 +95,8 @@ def capacity(job: Job, state: float = 0.0) -> float:
 
 
 def machine_memory() -> int:
-    """Bytes of memory of this machine, or of this container."""
-    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in _LIMITS:
         with contextlib.suppress(OSError, ValueError):  # "max" stands for no limit
-            found.append(int(path.read_text()))
-    return min(found)
+            limits.append(int(path.read_text()))
+    return min(limits)

@@ -1,7 +1,7 @@
-"""Stages that compute on the simulated accelerator: every call queues a kernel, and the host goes on.
+"""Stages that compute on the simulated accelerator: every call queues a kernel and returns.
 
-What a call returns is full of NaN until its kernel has run. What gives the host a number or lets it read the state
-waits for the device first, as a copy from a GPU does.
+The result of a call is full of NaN until its kernel has run. Calls that give the host a number or the state wait for
+the device first, as a copy from a GPU does.
 """
 
 from __future__ import annotations
@@ -18,12 +18,7 @@ from tests.exec.accelerator.device import Device
 
 
 class QueuedStage:
-    """A stage whose computations are kernels.
-
-    Args:
-        stage: what computes.
-        device: where.
-    """
+    """A stage whose computations are kernels of a device."""
 
     def __init__(self, stage: Stage, device: Device) -> None:
         self._stage, self._device, self.index = stage, device, stage.index
@@ -31,7 +26,7 @@ class QueuedStage:
         self.tied_buffers, self.expect, self.gradient_bucket = stage.tied_buffers, stage.expect, stage.gradient_bucket
 
     def __getattr__(self, name: str) -> Any:
-        """Of what is not a kernel: the host wants to know something."""
+        """Any other attribute is read after the device is idle."""
         self._device.compute.drain()
         self._device.check()
         return getattr(self._stage, name)
@@ -77,7 +72,7 @@ class QueuedStage:
 
 
 def compute_on(device: Device) -> None:
-    """Have the stages that this process builds from now on compute on `device`."""
+    """Let stages that this process builds later compute on `device`."""
     for name in ("recycle.exec.worker.worker", "recycle.exec.launch.torchrun"):
         module: Any = sys.modules.get(name)
         if module is not None:
