@@ -86,7 +86,6 @@ def flip(path: Path, place: int = -3) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no manifest": (lambda folder: (folder / "manifest.json").unlink(), "it has no manifest.json"),
     "manifest cut off": (lambda folder: cut(folder / "manifest.json"), "manifest.json: damaged"),
-    "manifest empty": (lambda folder: (folder / "manifest.json").write_bytes(b""), "manifest.json: damaged"),
     "manifest not of this kind": (
         lambda folder: (folder / "manifest.json").write_text("[1]"),
         "manifest.json: damaged",

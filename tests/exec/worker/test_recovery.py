@@ -52,16 +52,6 @@ def test_kill_changes_no_bit_and_logs_its_events(emulated: Job, launch: Run) -> 
     assert "1.1" not in run.digests
 
 
-def test_gpt_trains_through_a_kill_and_a_rejoin_bit_for_bit(launch: Run) -> None:
-    gpt = job(3, 2, 2, kind="gpt")
-    run, reference = launch(gpt, 6, "kill:1.1@2", "rejoin:1.1@4"), calm_run(gpt, launch, 6)
-    assert_same_training(run, reference)
-    assert run.digests == reference.digests
-    assert_plans_pass_check(run, gpt)
-    assert run.losses[0] == pytest.approx(5.545, abs=0.15)
-    assert run.losses[-1] < run.losses[0]
-
-
 def test_fast_accumulation_stays_within_its_tolerance(launch: Run) -> None:
     fast = job(3, 2, 2, kind="gpt", train={"accumulation": "fast"})
     run, reference = launch(fast, 6, "kill:1.1@2"), calm_run(fast, launch, 6)
