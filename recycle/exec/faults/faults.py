@@ -60,8 +60,8 @@ class Fault:
     def __str__(self) -> str:
         number = None if self.argument is None else f"{self.argument:g}"
         on_link = KINDS[self.kind].on_link
-        given = [str(part) for part in (None if on_link else self.other, self.target, number) if part is not None]
-        written = f"={','.join(given)}" if given else ""
+        arguments = [str(part) for part in (None if on_link else self.other, self.target, number) if part is not None]
+        written = f"={','.join(arguments)}" if arguments else ""
         last = "" if self.last is None else f"-{self.last}"
         struck = member_name(self.worker, self.tensor_rank) + (f",{self.other}" if on_link else "")
         return f"{self.kind}{written}:{struck}@{self.step}{last}" + (f".{self.phase}" if self.phase else "")
@@ -94,11 +94,11 @@ def parse_fault(text: str) -> Fault:
         raise JobError(f"fault {text!r}: {name} strikes at one step, not in a range")
     if last is not None and int(last) < int(step):
         raise JobError(f"fault {text!r}: the range ends before it begins; write the smaller step first")
-    until = None if last is None else int(last)
+    last_step = None if last is None else int(last)
     other = _other(text, name, worker, argument) if kind.pair else None if second is None else Worker.parse(second)
     target, argument = _target(text, name, argument) if kind.targets else (None, argument)
     value = None if kind.pair else _argument(text, name, argument)
-    return Fault(name, Worker.parse(worker), int(step), phase, value, until, other, int(tensor_rank or 0), target)
+    return Fault(name, Worker.parse(worker), int(step), phase, value, last_step, other, int(tensor_rank or 0), target)
 
 
 def _target(text: str, name: str, written: str | None) -> tuple[str, str | None]:
@@ -182,8 +182,8 @@ def check_faults(faults: Sequence[Fault], job: Job, steps: int, absent: frozense
 
 def _check_link(fault: Fault, other: Worker, shape: Shape) -> None:
     worker = fault.worker
-    apart = (worker.rank - other.rank) % shape.ranks
-    wraps = shape.chunks > 1 and apart in (1, shape.ranks - 1)
+    distance = (worker.rank - other.rank) % shape.ranks
+    wraps = shape.chunks > 1 and distance in (1, shape.ranks - 1)
     if abs(worker.rank - other.rank) != 1 and (not wraps or worker.rank == other.rank):
         raise JobError(
             f"fault {fault}: workers {worker} and {other} exchange no messages; choose two of neighbouring ranks"
@@ -192,10 +192,10 @@ def _check_link(fault: Fault, other: Worker, shape: Shape) -> None:
 
 def _check_pair(fault: Fault, other: Worker, shape: Shape, alive: dict[Worker, bool | None]) -> Worker | None:
     worker = fault.worker
-    apart = abs(worker.rank - other.rank)
-    if apart > 1 and not (shape.chunks > 1 and apart == shape.ranks - 1):
+    distance = abs(worker.rank - other.rank)
+    if distance > 1 and not (shape.chunks > 1 and distance == shape.ranks - 1):
         return None
-    if apart == 1 and worker.pipeline != other.pipeline:
+    if distance == 1 and worker.pipeline != other.pipeline:
         raise JobError(
             f"fault {fault}: whether workers {worker} and {other} exchange messages depends on the plan;"
             " cut neighbours of a pipeline, two of the same stage, or two of ranks further apart"

@@ -59,11 +59,11 @@ class FaultInjector(IterationHook):
         order = list(KINDS)
         faults = sorted(faults, key=lambda numbered: order.index(numbered[1].kind))
         self._in_program: list[_Numbered] = []
-        self._between: dict[tuple[str, int], list[_Numbered]] = {}
+        self._between_instructions: dict[tuple[str, int], list[_Numbered]] = {}
         for number, fault in faults:
             phase = KINDS[fault.kind].point_of(fault.target) or fault.phase
             if phase in (*BETWEEN, "reduced"):
-                self._between.setdefault((phase, fault.step), []).append((number, fault))
+                self._between_instructions.setdefault((phase, fault.step), []).append((number, fault))
             else:
                 self._in_program.append((number, fault))
         self._positions: dict[int, list[_Numbered]] = {}
@@ -73,7 +73,7 @@ class FaultInjector(IterationHook):
     def begin_iteration(self, iteration: int, program: Sequence[Instruction]) -> None:
         self._positions, self.factor, self.iteration = {}, 1.0, iteration
         if self.links is not None:
-            self.links.begin()
+            self.links.begin_iteration()
         for number, fault in self._in_program:
             kind = KINDS[fault.kind]
             if kind.ranged:
@@ -91,7 +91,7 @@ class FaultInjector(IterationHook):
 
     def reach(self, phase: Phase, step: int) -> None:
         """Strike the first fault in this phase that has not struck yet."""
-        faults = self._between.get((phase, step), [])
+        faults = self._between_instructions.get((phase, step), [])
         while faults and not self._reach(*faults.pop(0)):
             pass
 

@@ -1,4 +1,4 @@
-"""Background copies of shards from an owner to another worker, after a death has taken a copy.
+"""Background copies of shards from an owner to another worker, after a death has removed a copy.
 
 Each iteration copies one piece: both ends start the transfer when the iteration begins, and wait for it before they
 step. The new owner steps the whole shard; missing elements are overwritten later. Step counts and moments of an element
@@ -100,8 +100,8 @@ class BackgroundCopy:
         if self._piece is None:
             return []
         window = time.monotonic() - self._began
-        taken, self._piece = self._piece.wait(), None
-        self._seconds += taken
+        seconds, self._piece = self._piece.wait(), None
+        self._seconds += seconds
         complete = list[Copied]()
         while self._ends and self._ends[0][-1] <= self._bytes:
             units, size, _ = self._ends.popleft()
@@ -109,13 +109,13 @@ class BackgroundCopy:
         if complete:
             self._seconds = 0.0
         if self._remaining and transport.reports_times:
-            self._agree_size(transport, taken, window)
+            self._agree_size(transport, seconds, window)
         return complete
 
-    def _agree_size(self, transport: GroupTransport, taken: float, window: float) -> None:
+    def _agree_size(self, transport: GroupTransport, seconds: float, window: float) -> None:
         if self.sends:
             size = sum(part.nbytes for part in self._parts)
-            wanted = min(size * window * SHARE / max(taken, 1e-9), size * GROWTH)
+            wanted = min(size * window * SHARE / max(seconds, 1e-9), size * GROWTH)
             self._size.fill_(min(max(int(wanted), LEAST_BYTES), self.most or int(wanted) + LEAST_BYTES))
             self._next = transport.begin_send_state(self.peer, [self._size])
         else:

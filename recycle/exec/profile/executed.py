@@ -108,11 +108,11 @@ def _measured(ran: Trace, job: Job, profile: Profile) -> dict[str, Any] | None:
             values.append(usual[name])
     buckets, latency = buckets_of(ran.columns), profile.per_stage("reduce_latency", stages)
     last = _collective(ran, stages, ReduceGradients)
-    together = {
+    collectives = {
         "reduce": [b + (buckets - 1) * max(0.0, b - fixed) for b, fixed in zip(last, latency, strict=True)],
         "gather": _collective(ran, stages, GatherParameters),
     }
-    return {**medians, **together, "speed": _speeds(per_worker, medians, job)}
+    return {**medians, **collectives, "speed": _speeds(per_worker, medians, job)}
 
 
 def _collective(ran: Trace, stages: int, cls: type[Instruction]) -> list[float]:

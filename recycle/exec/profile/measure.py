@@ -167,10 +167,10 @@ class MeasuredStage:
         update = allocated_by(partial(self.update, 1), self._device)
         activation, stash = forward.kept, forward.kept + inputs.kept
         held = max(activation, stash) if self._job.planner.decoupled else activation
-        again = held - activation
-        workspace = [forward.peak - activation, whole.peak - again, update.peak]
+        recomputed = held - activation
+        workspace = [forward.peak - activation, whole.peak - recomputed, update.peak]
         if self._job.planner.decoupled:
-            workspace += [inputs.peak - again, weights.peak]
+            workspace += [inputs.peak - recomputed, weights.peak]
         message = message_bytes(self.stage)
         return Footprint(activation, stash, self._static + kept, max(workspace) + MESSAGES_UNDER_WAY * message)
 

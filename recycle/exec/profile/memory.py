@@ -57,8 +57,8 @@ def _on_cpu(action: Callable[[], object]) -> Allocated:
     assert profiler.profiler is not None
     reported = [event for event in profiler.profiler.kineto_results.events() if event.name() == _MEMORY]
     sizes = [event.nbytes() for event in sorted(reported, key=lambda event: event.start_ns())]
-    held = list(accumulate(sizes, initial=0))
-    return Allocated(held[-1], max(held))
+    totals = list(accumulate(sizes, initial=0))
+    return Allocated(totals[-1], max(totals))
 
 
 @contextlib.contextmanager

@@ -83,37 +83,37 @@ class Communicators:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[CommunicatorKey, Communicator] = {}
+        self._by_key: dict[CommunicatorKey, Communicator] = {}
         self._unfit: list[Communicator] = []
         self._is_over = True
 
-    def begin(self) -> None:
+    def begin_generation(self) -> None:
         with self._lock:
             self._is_over = False
 
     def offer(self) -> dict[str, int]:
         """Name of each idle communicator -> number of operations begun on it. Call after the end of a generation."""
         with self._lock:
-            idle = (communicator for communicator in self._held.values() if communicator.is_idle())
+            idle = (communicator for communicator in self._by_key.values() if communicator.is_idle())
             return {communicator.name: communicator.begun for communicator in idle}
 
     def keep_among(self, live: Collection[str]) -> None:
         """Free the communicators with members outside of these processes."""
         with self._lock:
-            self._mark_unfit(key for key in self._held if not set(key[1]) <= set(live))
+            self._mark_unfit(key for key in self._by_key if not set(key[1]) <= set(live))
 
     def held_among(self, keys: Collection[CommunicatorKey]) -> list[CommunicatorKey]:
         with self._lock:
-            return [key for key in keys if key in self._held]
+            return [key for key in keys if key in self._by_key]
 
     def reuse(self, key: CommunicatorKey, offers: Iterable[Mapping[str, int]]) -> Communicator | None:
         """The communicator of `key` if the offers of all other members match; otherwise marks it as unfit."""
         with self._lock:
-            communicator = self._held.pop(key, None)
+            communicator = self._by_key.pop(key, None)
             if communicator is None:  # the generation has ended meanwhile
                 return None
             if communicator.is_idle() and all(offer.get(communicator.name) == communicator.begun for offer in offers):
-                self._held[key] = communicator  # keeps the order of last use
+                self._by_key[key] = communicator  # keeps the order of last use
                 return communicator
             self._unfit.append(communicator)
             return None
@@ -124,35 +124,35 @@ class Communicators:
             if self._is_over:
                 return None
             communicator = Communicator(name, backend, self._lock, lambda: self._is_over)
-            self._held[key] = communicator
+            self._by_key[key] = communicator
             return communicator
 
     def break_all(self) -> None:
         """Mark all as unfit, because a backend may report a failed operation as completed."""
         with self._lock:
-            self._mark_unfit(self._held)
+            self._mark_unfit(self._by_key)
 
     def forget_completed(self) -> None:
         """Free the tensors of completed operations."""
         with self._lock:
-            for communicator in self._held.values():
+            for communicator in self._by_key.values():
                 communicator.is_idle()
 
-    def end(self) -> list[Any]:
+    def end_generation(self) -> list[Any]:
         """End the generation. Returns the backends to abort."""
         with self._lock:
             self._is_over = True
-            self._mark_unfit(key for key, communicator in self._held.items() if not communicator.is_idle())
+            self._mark_unfit(key for key, communicator in self._by_key.items() if not communicator.is_idle())
         return self.take_unfit()
 
     def retire(self, needed: Collection[CommunicatorKey]) -> None:
         """Free the spares beyond `SPARES`; `needed` are not spares."""
         with self._lock:
-            spare = [key for key in self._held if key not in needed]
+            spare = [key for key in self._by_key if key not in needed]
             self._mark_unfit(spare[: max(0, len(spare) - SPARES)])
 
     def _mark_unfit(self, keys: Iterable[CommunicatorKey]) -> None:
-        self._unfit += [self._held.pop(key) for key in list(keys)]
+        self._unfit += [self._by_key.pop(key) for key in list(keys)]
 
     def take_unfit(self) -> list[Any]:
         """Remove and return the backends without users."""

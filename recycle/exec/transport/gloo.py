@@ -53,7 +53,7 @@ class Gloo(TransportPlugin):
 
     def __init__(self, settings: TransportSettings) -> None:
         super().__init__(settings)
-        self._kept: set[str] | None = None
+        self._older_sockets: set[str] | None = None
 
     @classmethod
     def refusal(cls, job: Job) -> str | None:
@@ -65,16 +65,16 @@ class Gloo(TransportPlugin):
         return None
 
     def open(self, groups: GroupsOfGeneration) -> GroupTransport:
-        if self._kept is None:
-            self._kept = set(open_sockets())
+        if self._older_sockets is None:
+            self._older_sockets = set(open_sockets())
         return super().open(groups)
 
     def _form(self, groups: GroupsOfGeneration) -> GroupTransport:
         return GlooTransport(self.settings, groups)
 
     def wake(self) -> None:
-        if self._kept is not None:
-            shut_sockets(self._kept)
+        if self._older_sockets is not None:
+            shut_sockets(self._older_sockets)
 
 
 class GlooTransport(GroupTransport):
@@ -194,7 +194,7 @@ class GlooTransport(GroupTransport):
     def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
         if stage not in self._sums:
             return
-        sums, begun = self._sharded(stage), self._begun.setdefault(stage, [])
+        sums, started = self._sharded(stage), self._bucket_sums.setdefault(stage, [])
 
         def run() -> None:
             for parts in buffers:
@@ -204,12 +204,12 @@ class GlooTransport(GroupTransport):
             # Hosts of a stage begin its sums in one order; hosts of different stages need not.
             if stage not in self._scattering:
                 self._scattering[stage] = ThreadPoolExecutor(1)
-            begun.append(PendingSend(self._scattering[stage].submit(run)))
+            started.append(PendingSend(self._scattering[stage].submit(run)))
             return
-        del self._begun[stage]
+        del self._bucket_sums[stage]
 
         def finish() -> None:
-            _wait_for(begun)
+            _wait_for(started)
             run()
 
         self._run_and_settle(finish, self._sums[stage])
@@ -253,7 +253,7 @@ class GlooTransport(GroupTransport):
         self._lanes = {}
         for thread in self._scattering.values():
             thread.shutdown(wait=False, cancel_futures=True)
-        for stage, works in self._begun.items():
+        for stage, works in self._bucket_sums.items():
             if not all(work.is_completed() for work in works):
                 abandon_wait(self._thread.submit(_wait_for, works), self._sums[stage])
         super().close()
@@ -268,14 +268,14 @@ class GlooTransport(GroupTransport):
 
     def _cut_off_peers(self) -> set[Worker]:
         standing = {str(connection) for connection in own_connections(open_sockets().values())}
-        gone = {connection.mirrored for connection in self._connections if str(connection) not in standing}
-        if not gone:
+        broken_ends = {connection.mirrored for connection in self._connections if str(connection) not in standing}
+        if not broken_ends:
             return set()
         ends = {
             peer: str(self._store.get(key), "ascii").split() if self._store.check([key]) else []
             for peer, key in self._ends.items()
         }
-        return {peer for peer, of_peer in ends.items() if gone & set(of_peer)}
+        return {peer for peer, of_peer in ends.items() if broken_ends & set(of_peer)}
 
 
 def _wait_for(works: Sequence[Any]) -> None:

@@ -99,7 +99,7 @@ class GroupTransport(ABC):
         self._sent: dict[Worker, deque[tuple[int, Any, torch.Tensor]]] = {}
         self._receives = PostedReceives(self._post, self._posted_ahead, self._may_be_ahead)
         self._places: dict[Instruction, int] = {}
-        self._begun: dict[int, list[Any]] = {}
+        self._bucket_sums: dict[int, list[Any]] = {}
         self._waited: dict[Worker, float] = {}
 
     @abstractmethod
@@ -141,7 +141,7 @@ class GroupTransport(ABC):
         self._iteration = iteration
         self._drop_sent(iteration - 2)
         self._places = lane_places(program)
-        self._begun = {}
+        self._bucket_sums = {}
         self._receives.begin(program)
 
     def _may_be_ahead(self, receive: Transfer, posted: Collection[Transfer]) -> bool:
@@ -189,18 +189,18 @@ class GroupTransport(ABC):
         return self._receives.take(instruction)
 
     def reduce(self, stage: int, buffers: Sequence[torch.Tensor], bucket: int | None = None) -> None:
-        group, begun = self._sums.get(stage), self._begun.setdefault(stage, [])
+        group, started = self._sums.get(stage), self._bucket_sums.setdefault(stage, [])
         if group is None:
             return
         if bucket is not None:
             for buffer in buffers:
                 if buffer.numel():
-                    begun.append(self._try(partial(group.allreduce, [buffer])))
+                    started.append(self._try(partial(group.allreduce, [buffer])))
             return
-        del self._begun[stage]
+        del self._bucket_sums[stage]
 
         def add_up() -> None:
-            for work in [*begun, *(group.allreduce([buffer]) for buffer in buffers)]:
+            for work in [*started, *(group.allreduce([buffer]) for buffer in buffers)]:
                 self._await_work(work)
             self._synchronize()
 
@@ -254,7 +254,7 @@ class GroupTransport(ABC):
 
     def close(self) -> None:
         self._receives.clear()
-        self._sent, self._begun = {}, {}
+        self._sent, self._bucket_sums = {}, {}
         self._outgoing, self._incoming, self._sums = {}, {}, {}
         self._thread.shutdown(wait=False)
 

@@ -64,7 +64,7 @@ class LaneTransport(GroupTransport):
         self._lock = threading.Lock()
         self._awaited: deque[tuple[Callable[[], bool], Any]] = deque()
         self._aborting: list[threading.Thread] = []
-        communicators.begin()
+        communicators.begin_generation()
 
     @abstractmethod
     def _make(self, name: str, rank: int, size: int) -> Any:
@@ -193,17 +193,17 @@ class LaneTransport(GroupTransport):
     def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
         if stage not in self._sums:
             return
-        sums, begun = self._sharded(stage), self._scattering.setdefault(stage, [])
-        begun.append(([work for parts in buffers for work in sums.reduce(parts)], buffers))
+        sums, started = self._sharded(stage), self._scattering.setdefault(stage, [])
+        started.append(([work for parts in buffers for work in sums.reduce(parts)], buffers))
         if bucket is not None:
             return
         del self._scattering[stage]
 
         def add_up() -> None:
-            for works, _ in begun:
+            for works, _ in started:
                 self._wait_for_all(works)
             # A broadcast may only start after the sum that it sends.
-            self._wait_for_all([work for _, buffers in begun for parts in buffers for work in sums.broadcast(parts)])
+            self._wait_for_all([work for _, buffers in started for parts in buffers for work in sums.broadcast(parts)])
             self._synchronize()
 
         self._run_and_settle(add_up, self._sums[stage])
@@ -250,7 +250,7 @@ class LaneTransport(GroupTransport):
     def release(self) -> None:
         """Prevent new operations, and start to abort communicators that wait for a peer, in a separate thread."""
         with self._lock:
-            if waiting := self._communicators.end():
+            if waiting := self._communicators.end_generation():
                 self._aborting.append(threading.Thread(target=self._abort, args=(waiting,), daemon=True))
                 self._aborting[-1].start()
 

@@ -40,7 +40,7 @@ class PacedLinks:
         self._flaky: dict[Worker, tuple[float, Random]] = {}
 
     @classmethod
-    def of(cls, job: Job, process: Worker) -> PacedLinks:
+    def for_job(cls, job: Job, process: Worker) -> PacedLinks:
         """The links that `job` emulates; no delays if its stages are real."""
         scale = job.model.seconds_per_unit if job.model.kind == "emulated" else 0.0
         if not scale:
@@ -54,7 +54,7 @@ class PacedLinks:
 
         return cls(process, seconds)
 
-    def begin(self) -> None:
+    def begin_iteration(self) -> None:
         self._factor, self._flaky = {}, {}
 
     def slow_down(self, first: Worker, second: Worker, factor: float) -> None:

@@ -79,7 +79,7 @@ class Interpreter:
         self._computes: dict[int, list[Compute]] = {}
         self._extra_reads: dict[Value, int] = {}
         self._reads_left: dict[Value, int] = {}
-        self._held: dict[Value, Compute] = {}
+        self._unreleased: dict[Value, Compute] = {}
         self._summed_groups: set[int] = set()
 
     def begin(
@@ -96,7 +96,7 @@ class Interpreter:
             checked: micro-batches that hosts replay in this iteration.
         """
         self.replayed = {}
-        self.executed, self._compute, self._values, self._held, self._summed_groups = [], {}, {}, {}, set()
+        self.executed, self._compute, self._values, self._unreleased, self._summed_groups = [], {}, {}, {}, set()
         if program is not self._program:
             self._program, self._extra_reads = program, self._count_extra_reads(program)
             computes = [instruction for instruction in _unpaired(program) if isinstance(instruction, Compute)]
@@ -197,14 +197,14 @@ class Interpreter:
     def _run(self, instruction: Compute, tensors: Sequence[torch.Tensor | None]) -> None:
         row = instruction.row
         products = produced(instruction)
-        for held in (self._held.pop(value) for value in products if value in self._held):
+        for held in (self._unreleased.pop(value) for value in products if value in self._unreleased):
             RELEASES[type(held)](self, held)
         output: Any = run_of(type(instruction))(self, instruction, *tensors)
         if products and products[0].kind in CARRIERS:
             self._values[products[0]] = output
         if row.released_by is not None:
             kind, offset = row.released_by
-            self._held[Value(kind, instruction.stage + offset, instruction.micro_batch)] = instruction
+            self._unreleased[Value(kind, instruction.stage + offset, instruction.micro_batch)] = instruction
 
     def send(self, instruction: Send) -> None:
         tensor = self._read(needs(instruction, self.model_stages)[0])

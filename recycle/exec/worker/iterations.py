@@ -144,11 +144,11 @@ class Iterations:
         self._save()
 
     def _run_deferred(self, cls: type[StageWide]) -> None:
-        late, self._deferred = (
+        deferred, self._deferred = (
             self._deferred,
             [instruction for instruction in self._deferred if not isinstance(instruction, cls)],
         )
-        for instruction in (instruction for instruction in late if isinstance(instruction, cls)):
+        for instruction in (instruction for instruction in deferred if isinstance(instruction, cls)):
             self.progress.begin_operation(_operation(instruction))
             self._run(instruction)
             self.progress.end_operation()

@@ -48,7 +48,7 @@ class LocalStages:
     ) -> None:
         self.worker, self._build, self._cut = worker, build, tuple(cut)
         self.stages: dict[int, Stage] = build(sorted(indices), cut=self._cut)
-        self._held: dict[int, StatePiece] = {}
+        self._unit_state: dict[int, StatePiece] = {}
         self.is_confirmed = False
         self._confirmed: HostedLayout | None = None
         self._kernel_flip: int | None = None
@@ -69,7 +69,7 @@ class LocalStages:
             return False
         self.stages.clear()  # free their gradient sums before building new stages
         self._cut, self.is_confirmed = tuple(cut), False
-        self.stages.update(self._build(indices, cut=self._cut, held=self._held, is_filled=False))
+        self.stages.update(self._build(indices, cut=self._cut, held=self._unit_state, is_filled=False))
         if self._kernel_flip is not None:
             self.flip("kernel", self._kernel_flip)
         return True
@@ -86,7 +86,7 @@ class LocalStages:
         self._record_units()
 
     def _record_units(self) -> None:
-        self._held = dict(self._placed_units())
+        self._unit_state = dict(self._placed_units())
         self._confirmed, self.is_confirmed = self.layout, True
 
     def restore_confirmed(self) -> bool:
@@ -99,7 +99,7 @@ class LocalStages:
 
     def missing(self) -> set[int]:
         """Units of the stages without valid state."""
-        return {unit for unit, _ in self._placed_units()} - self._held.keys()
+        return {unit for unit, _ in self._placed_units()} - self._unit_state.keys()
 
     def assign(self, record: GenerationRecord, schedule: Schedule) -> bool:
         """Own the units or shards that the record assigns. Returns whether the owned shards changed.
@@ -129,11 +129,11 @@ class LocalStages:
     def tensors_to_send(self, first: int, last: int) -> list[torch.Tensor]:
         """State of the units, or shards, in [first, last), to send. Raises RunError if one is not held."""
         units = range(first, last)
-        if lacking := [unit for unit in units if unit not in self._held]:
+        if lacking := [unit for unit in units if unit not in self._unit_state]:
             raise RunError(
                 f"unit {lacking[0]} of the model is requested from worker {self.worker}, which does not hold it"
             )
-        return tensors_of(self._held[unit] for unit in units)
+        return tensors_of(self._unit_state[unit] for unit in units)
 
     def tensors_to_receive(self, first: int, last: int) -> list[torch.Tensor]:
         """Tensors of the hosted units, or shards, in [first, last), to receive into."""
@@ -185,7 +185,7 @@ class LocalShards(LocalStages):
         self._read: Read | None = None
         self._initial: list[Stage] | None = list(self.stages.values()) if holds else None
         self._shards: dict[int, StatePiece] = {}
-        self._wanted: set[int] = set()
+        self._assigned: set[int] = set()
         self._in_background: set[int] = set()
         self._run: set[int] = set()
         if not holds:
@@ -204,29 +204,29 @@ class LocalShards(LocalStages):
         return self._own(self._holds.stages[self.worker], copied, behind)
 
     def _own(self, wanted: Collection[int], copied: Collection[int] = (), in_background: Collection[int] = ()) -> bool:
-        self._wanted, self._in_background = set(wanted), set(in_background)
+        self._assigned, self._in_background = set(wanted), set(in_background)
         for stage in self.stages.values():
             layout = _shards_of(stage)
             layout.keep_only(self._shards.keys())
             layout.incomplete = frozenset()
             if self._initial is None or stage not in self._initial:
                 layout.settled()
-        if lacking := self._wanted - self._shards.keys() - set(copied):
+        if lacking := self._assigned - self._shards.keys() - set(copied):
             self._create_shards(lacking)
-        owned = self._wanted | self._in_background
+        owned = self._assigned | self._in_background
         for shards_of_stage, numbers in self._by_stage(owned):
             shards_of_stage.own(numbers)
             shards_of_stage.incomplete = frozenset(self._in_background)
-        for number in self._wanted & self._shards.keys():
+        for number in self._assigned & self._shards.keys():
             placed, kept = self._placed_shard(number), self._shards[number]
             if placed is not kept:  # the stage has been rebuilt
                 copy_state(placed.state_tensors(), kept.state_tensors())
         return owned != self._run
 
     def own_only(self, numbers: Collection[int]) -> None:
-        self._wanted, self._in_background, self._initial = set(numbers), set(), None
+        self._assigned, self._in_background, self._initial = set(numbers), set(), None
         self._settle_shards()
-        for shards, numbers_of_stage in self._by_stage(self._wanted):
+        for shards, numbers_of_stage in self._by_stage(self._assigned):
             shards.own(numbers_of_stage)
             shards.incomplete = frozenset()
         self._record_shards()
@@ -244,10 +244,10 @@ class LocalShards(LocalStages):
         self._record_shards()
 
     def _record_shards(self) -> None:
-        self._run = self._wanted | self._in_background
+        self._run = self._assigned | self._in_background
         for stage in self.stages.values():
             _shards_of(stage).keep_only(self._run)
-        self._shards = {number: self._placed_shard(number) for number in self._wanted}
+        self._shards = {number: self._placed_shard(number) for number in self._assigned}
         if self._initial is not None:
             self._initial = None
             self._settle_shards()

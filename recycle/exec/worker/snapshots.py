@@ -88,14 +88,14 @@ class StateSnapshots:
         self._stages, self._empty_like, self._hosted = stages, empty_like, hosted
         self._snapshots: dict[int, _Snapshot] = {}
         self._part_copies: dict[int, dict[int, _PartCopy]] = {}
-        self._begun: Comparison | None = None
+        self._comparison: Comparison | None = None
         self.checksums: dict[int, Checksum] = {}
 
     def compare(self, comparison: Comparison) -> None:
         """Begin to compare the current state, which must be committed."""
-        if self._begun is not None and self._begun.step == comparison.step:
+        if self._comparison is not None and self._comparison.step == comparison.step:
             return
-        self._begun, self.checksums = comparison, {}
+        self._comparison, self.checksums = comparison, {}
         parts = {
             index: {number: part.tensors for number, part in stage.compared().items()}
             for index, stage in self._stages.items()
@@ -163,11 +163,11 @@ class StateSnapshots:
 
     def cancel(self) -> None:
         """Discard the comparison in progress after its generation has ended; the next generation repeats it."""
-        if self._part_copies and self._begun is not None and self._begun.is_kept:
-            self._snapshots.pop(self._begun.step, None)  # incomplete
-        self._part_copies, self._begun, self.checksums = {}, None, {}
+        if self._part_copies and self._comparison is not None and self._comparison.is_kept:
+            self._snapshots.pop(self._comparison.step, None)  # incomplete
+        self._part_copies, self._comparison, self.checksums = {}, None, {}
 
     def clear(self) -> None:
         """Drop all snapshots, because the worker's state now comes from elsewhere."""
         self._snapshots.clear()
-        self._part_copies, self._begun, self.checksums = {}, None, {}
+        self._part_copies, self._comparison, self.checksums = {}, None, {}

@@ -73,7 +73,7 @@ def run_worker(text: str) -> None:
     tensor_group = TensorGroup(tensor_rank, tensor_parallel) if tensor_parallel > 1 else None
     plugin = transport_of(job)
     device = plugin.device(specification.local_index)
-    links = PacedLinks.of(job, worker)
+    links = PacedLinks.for_job(job, worker)
     keys = FormingKeys(run.agent)
     tensor = tensor_rank, tensor_parallel
     transport = plugin(TransportSettings(keys, device, run.address, tensor, job.membership, links))

@@ -83,13 +83,13 @@ def test_slow_link_multiplies_delays_between_two_workers_for_an_iteration() -> N
     emulated = job(2, 2, 2, times={"link": 0.5}, model={"seconds_per_unit": 0.01})
     first, second, other = Worker(1, 0), Worker(1, 1), Worker(0, 1)
     for process, peer in ((first, second), (second, first)):
-        paced, real = PacedLinks.of(emulated, process), PacedLinks.of(job(2, 2, 2, kind="gpt"), process)
+        paced, real = PacedLinks.for_job(emulated, process), PacedLinks.for_job(job(2, 2, 2, kind="gpt"), process)
         for links in (paced, real):
-            links.begin()
+            links.begin_iteration()
             links.slow_down(first, second, 4.0)
         assert (paced.delay(peer, network=0.001), paced.delay(other, network=0.001)) == (0.02, 0.005)
         assert (real.delay(peer, network=0.001), real.delay(other, network=0.001)) == (pytest.approx(0.003), 0.0)
-        paced.begin()
+        paced.begin_iteration()
         assert paced.delay(peer, network=0.001) == 0.005
 
 

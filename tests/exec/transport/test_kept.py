@@ -227,12 +227,12 @@ def test_communicator_with_different_counts_at_its_ends_is_not_reused() -> None:
     """A small send may complete before its receiver arrives."""
     completed = SimpleNamespace(is_completed=lambda: True)
     communicators, key = Communicators(), ("lane0", ("0.0", "0.1"))
-    communicators.begin()
+    communicators.begin_generation()
     lane = communicators.add(key, "lane", SimpleNamespace(send=lambda *_: completed))
     assert lane is not None
     for _ in range(2):
         lane.send([torch.ones(1)], 1)
-    communicators.end()
+    communicators.end_generation()
     assert communicators.offer() == {"lane": 2}
     assert communicators.reuse(key, [{"lane": 1}]) is None
     assert len(communicators.take_unfit()) == 1
