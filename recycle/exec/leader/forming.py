@@ -77,12 +77,13 @@ class Forming(Membership):
 
     def fence(self, lost: Mapping[Worker, str]) -> None:
         """Fence workers, each with its reason, and end the generation. Raises StageLost."""
-        for worker, how in sorted(lost.items()):
+        for worker in sorted(lost):
             self.kill(worker)
             self.take_out(worker)
-            self.log_detected(worker, how)
         self.forgive()
         self.end()
+        for worker, how in sorted(lost.items()):  # after the barrier: a leader that was cut off does not accuse others
+            self.log_detected(worker, how)
         if self._lost_since is None:
             self._lost_since = self.now
         if unit := self.lost_unit(self.holders):

@@ -234,7 +234,9 @@ def report_of(
             replicated[number] = exact_parts([squares[place] for place in sorted(common)])
         checksums[number] = checksum
     batches = [
-        replayed_as(Checked(i, b), sums, True) for i, stage in stages.items() for b, sums in stage.made().items()
+        replayed_as(Checked(i, b), sums, True)
+        for i, stage in stages.items()
+        for b, sums in stage.watched_checksums().items()
     ]
     batches += [replayed_as(checked, builder.finish(), False) for checked, builder in replayed.items()]
     longest = sorted(links, key=lambda link: max(link.seconds, link.waited), reverse=True)[:MOST_LINKS]

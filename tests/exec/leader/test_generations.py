@@ -106,6 +106,18 @@ def test_iteration_that_all_have_reported_is_committed_although_a_worker_has_die
     assert driver.events("detected") == [{"worker": "1.1", "step": 2, "cause": KILLED}]
 
 
+def test_death_is_reported_once_the_register_says_that_the_generation_has_ended() -> None:
+    """A leader that is cut off cannot write the register, takes everybody else for dead, and must not say so."""
+    driver = LeaderDriver(job(2, 2, 2))
+    driver.start_and_form()
+    driver.end(Worker(1, 1), KILLED)
+    driver.tick()
+    ended = [n for n, done in enumerate(driver.actions) if isinstance(done, Persist) and done.cursor.phase == "ended"]
+    deaths = [n for n, done in enumerate(driver.actions) if isinstance(done, Event) and done.kind == "detected"]
+    assert (len(ended), len(deaths)) == (1, 1)
+    assert ended < deaths
+
+
 def test_worker_without_progress_is_dead_and_its_stage_lost_with_the_last_host() -> None:
     driver = LeaderDriver(job(1, 2, 2, membership={"heartbeat": 0.5, "hung_after": 2.0, "hung_factor": 1.0}))
     driver.start_and_form()
