@@ -55,18 +55,18 @@ class Evaluation(IterationHook):
         for batch in range(self.job.evaluation.batches):
             whole = False
             try:
-                self.begin(step, batch)
+                self.begin_batch(step, batch)
                 for position in range(len(self.program)):
                     self.execute(position)
                 whole = True
             finally:
                 for hook in self.hooks:
                     hook.end_iteration(step, self._interpreter.executed, whole, batch)
-            self.end()
-        self.finish(step)
+            self.end_batch()
+        self.report_losses(step)
         self._generation.commits.evaluated(step)
 
-    def begin(self, step: int, batch: int) -> None:
+    def begin_batch(self, step: int, batch: int) -> None:
         self.progress.begin_operation("evaluation")
         if not batch:
             self._losses = []
@@ -84,10 +84,10 @@ class Evaluation(IterationHook):
         self._interpreter.execute(instruction)
         self.progress.end_operation()
 
-    def end(self) -> None:
+    def end_batch(self) -> None:
         self._losses += [pair for stage in self.stages.values() for pair in stage.evaluated()]
 
-    def finish(self, step: int) -> None:
+    def report_losses(self, step: int) -> None:
         self._generation.commits.report_evaluation(step, evaluation_report(self._losses))
 
 

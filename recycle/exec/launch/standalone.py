@@ -181,13 +181,13 @@ class LocalRun:
         order = _global_order(self.evaluated_by)
         for batch in range(self.job.evaluation.batches):
             for evaluation in running.values():
-                evaluation.begin(step, batch)
+                evaluation.begin_batch(step, batch)
             for worker, position in order:
                 running[worker].execute(position)
             for evaluation in running.values():
-                evaluation.end()
+                evaluation.end_batch()
         for evaluation in running.values():
-            evaluation.finish(step)
+            evaluation.report_losses(step)
         return evaluate(step, reports)
 
     def _share_sums(self) -> None:

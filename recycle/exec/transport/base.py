@@ -38,7 +38,7 @@ class LinkStats(NamedTuple):
     waited: float
 
 
-Messaged = LinkStats  # former name
+Messaged = LinkStats  # former name, for other packages' transports
 
 
 class TransportError(RecycleError):

@@ -2,7 +2,7 @@
 
 A communicator is reused only if all members have completed all operations, and have begun the same number of them,
 because a send may complete before its receive is posted. Each process publishes these counts before it acknowledges the
-next generation (`offer`), and reads those of other members when it forms (`reuse`). So all members decide alike.
+next generation (`offer`), and reads the counts of its peers when it forms (`reuse`). So all members decide alike.
 
 Operations are counted before they begin, which may block, and none begins after the end of a generation, so an idle
 communicator stays idle. A process whose transport failed without a known death reuses none. Unfit communicators are

@@ -76,6 +76,8 @@ class PacedLinks:
         lost = random is not None and random.random() < probability
         return factor * emulated + (0.0 if emulated else (factor - 1.0) * network) + LOST_SECONDS * lost
 
+    hold = delay  # former name, for other packages' transports
+
 
 _NO_TIMEOUT = timedelta(days=30)
 """A sent tensor may wait as long as its receiver computes; the end of the generation ends the wait."""

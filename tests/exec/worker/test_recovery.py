@@ -143,26 +143,21 @@ def test_proposal_carries_the_plan_if_its_file_cannot_be_written(
     assert len([event for event in run.events if event["kind"] == "warning"]) == 2
 
 
-def test_late_plan_file_is_awaited_and_damaged_one_refused(tmp_path: Path) -> None:
-    digest, path = schedule_hash(small()), plan_file(tmp_path, schedule_hash(small()))
-    path.write_text('{"format": ')
-    with pytest.raises(RunError, match=rf"plan of generation 1 .* within 0.3 s: .*{digest}.json"):
-        read_plan(tmp_path, "", 1, digest, NOT_OVER, 0.3)
-    one_f_one_b(Shape(pipelines=1, ranks=2, micro_batches=2)).save(path)
-    with pytest.raises(RunError, match="another hash"):
-        read_plan(tmp_path, "", 1, digest, NOT_OVER, 0.3)
-    late = threading.Timer(0.3, small().save, [path])
-    late.start()
-    assert read_plan(tmp_path, "", 1, digest, NOT_OVER, 30.0).text() == small().text()
-    late.join()
-
-
-def test_plan_of_the_proposal_is_checked(tmp_path: Path) -> None:
-    text, digest = small().dumps(), schedule_hash(small())
-    assert read_plan(tmp_path, text, 1, digest, NOT_OVER, 0.0).text() == small().text()
-    for damaged in (text[:-40], one_f_one_b(Shape(pipelines=1, ranks=2, micro_batches=2)).dumps()):
-        with pytest.raises(RunError, match="could not be read"):
+def test_plan_is_read_from_the_proposal_or_a_late_file_and_checked(tmp_path: Path) -> None:
+    schedule, other = small(), one_f_one_b(Shape(pipelines=1, ranks=2, micro_batches=2))
+    text, digest = schedule.dumps(), schedule_hash(schedule)
+    path = plan_file(tmp_path, digest)
+    assert read_plan(tmp_path, text, 1, digest, NOT_OVER, 0.0).text() == schedule.text()
+    for damaged in (text[:-40], other.dumps()):
+        with pytest.raises(RunError, match="plan of generation 1 could not be read"):
             read_plan(tmp_path, damaged, 1, digest, NOT_OVER, 0.0)
+        path.write_text(damaged)
+        with pytest.raises(RunError, match=rf"within 0.2 s: .*{digest}"):
+            read_plan(tmp_path, "", 1, digest, NOT_OVER, 0.2)
+    late = threading.Timer(0.3, schedule.save, [path])
+    late.start()
+    assert read_plan(tmp_path, "", 1, digest, NOT_OVER, 30.0).text() == schedule.text()
+    late.join()
 
 
 def test_next_leader_finds_the_plan_in_use(tmp_path: Path, waker: Waker) -> None:
