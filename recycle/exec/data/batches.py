@@ -115,8 +115,6 @@ Batch = dict[str, torch.Tensor]
 
 
 class Batches(ABC):
-    """Training data."""
-
     @property
     @abstractmethod
     def digest(self) -> str | None:

@@ -7,7 +7,6 @@ from recycle.job import Job
 
 
 def samples_per_iteration(job: Job) -> int:
-    """Samples of D*m micro-batches."""
     return job.shape.global_micro_batches * job.data.micro_batch_size
 
 

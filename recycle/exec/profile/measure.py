@@ -109,8 +109,6 @@ class PeerFigures(Struct, frozen=True):
 
 
 class MeasuredStage:
-    """A freshly built stage to be measured."""
-
     def __init__(self, job: Job, index: int) -> None:
         self._job, self._index = job, index
         self._device = gpu_or_cpu()
@@ -180,8 +178,6 @@ class MeasuredStage:
 
 
 class MeasuredEmulatedStage(MeasuredStage):
-    """A stage that takes its profile's times and bytes."""
-
     stage: EmulatedStage
 
     def activation(self, micro_batch: MicroBatch) -> torch.Tensor | None:

@@ -152,7 +152,6 @@ class GlooTransport(GroupTransport):
         )
 
     def begin(self, program: Sequence[Instruction], iteration: int) -> None:
-        """As `Transport.begin`. Raises Unreachable if a peer is cut off, even without pending transfers."""
         super().begin(program, iteration)
         if time.monotonic() >= self._next_probe:
             self._next_probe = time.monotonic() + PROBE_INTERVAL

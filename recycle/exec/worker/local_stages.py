@@ -98,7 +98,6 @@ class LocalStages:
         return True
 
     def missing(self) -> set[int]:
-        """Units of the stages without valid state."""
         return {unit for unit, _ in self._placed_units()} - self._unit_state.keys()
 
     def assign(self, record: GenerationRecord, schedule: Schedule) -> bool:
@@ -146,13 +145,11 @@ class LocalStages:
 
 
 def copied_to(worker: Worker, copies: Iterable[Copy]) -> set[int]:
-    """Numbers of the units or shards that a worker copies from others."""
     own_copies = (copy for copy in copies if copy.worker == str(worker))
     return {number for copy in own_copies for number in range(copy.first, copy.last)}
 
 
 def tensors_of(states: Iterable[StatePiece]) -> list[torch.Tensor]:
-    """The non-empty tensors of states."""
     return [tensor for state in states for tensor in state.state_tensors() if tensor.numel()]
 
 

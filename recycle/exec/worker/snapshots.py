@@ -29,8 +29,6 @@ class _Snapshot(NamedTuple):
 
 
 class StateCopy:
-    """A copy of a state in progress."""
-
     def __init__(self, live: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:
         self._pieces = [
             pair
@@ -77,8 +75,6 @@ class _PartCopy:
 
 
 class StateSnapshots:
-    """The snapshots of one worker."""
-
     def __init__(
         self,
         stages: Mapping[int, Stage],
