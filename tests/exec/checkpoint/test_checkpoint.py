@@ -116,7 +116,7 @@ def test_newer_format_is_refused(root: Path) -> None:
     path = checkpoint.folder_of(root, 9) / "manifest.json"
     body = json.loads(path.read_text())["manifest"] | {"version": 2, "surprise": []}
     path.write_text(manifest_text(body))
-    with pytest.raises(JobError, match="of version 2, this recycle reads up to 1"):
+    with pytest.raises(JobError, match="has version 2, this recycle reads up to 1"):
         newest(root)
 
 
