@@ -1,4 +1,4 @@
-"""recycle's schedules in Megatron's loop: gradients and losses equal those of megatron-core's own loop, bit for bit."""
+"""Schedules of recycle in the training loop of Megatron: gradients and losses equal its own loop, bit for bit."""
 
 from __future__ import annotations
 

@@ -170,7 +170,6 @@ class StoredTensors:
         return self.read(name)
 
     def require(self, name: str) -> None:
-        """Raise `refusal` unless all parts of a tensor of the whole model are stored."""
         if name not in self._pieces:
             self._parts(name)
 

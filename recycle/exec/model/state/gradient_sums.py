@@ -76,7 +76,6 @@ class JoinedSums:
         self.grain = every[0].sums.grain
 
     def parts(self) -> list[SumBuffer]:
-        """The buffers of the sums, in order."""
         return [
             SumBuffer(begin, summed.sums.layout.size, summed.sums.buffer, summed.is_apart, summed.is_own)
             for begin, summed in self._placed
@@ -162,7 +161,6 @@ class GradientSums(JoinedSums):
         self._bounds: dict[int, Sequence[int]] = {}
 
     def clear(self) -> None:
-        """Reset to zero for the next iteration."""
         for _, summed in self._placed:
             summed.sums.clear()
         for parameter in self._place:
@@ -170,25 +168,20 @@ class GradientSums(JoinedSums):
             parameter.grad = None
 
     def place_of(self, parameter: torch.Tensor) -> tuple[Accumulator, int]:
-        """The sum of a parameter's gradients, and the parameter's position in its layout."""
         return self._place[parameter]
 
     def buffers(self) -> list[torch.Tensor]:
-        """The buffers that are reduced over the stage's hosts."""
         return [self.own.buffer] + ([] if self._has_ties or self.tied is None else [self.tied.buffer])
 
     def tied_buffers(self) -> list[torch.Tensor]:
-        """The buffers that are reduced over the hosts of all tied stages."""
         return [self.tied.buffer] if self._has_ties and self.tied is not None else []
 
     def bucket_bounds(self, buckets: int) -> Sequence[int]:
-        """Bounds of the buckets in the stage's own sum: [buckets + 1]."""
         if buckets not in self._bounds:
             self._bounds[buckets] = self.own.layout.cut(buckets, self._begins, self.own.buffer.numel())
         return self._bounds[buckets]
 
     def is_in_bucket(self, weight: torch.Tensor, bucket: int, buckets: int) -> bool:
-        """Whether a bucket holds a weight's gradients."""
         begin, end = self.bucket_bounds(buckets)[bucket : bucket + 2]
         accumulator, position = self._place[weight]
         return accumulator is self.own and begin <= accumulator.layout.offsets[position] < end
@@ -239,7 +232,6 @@ class IncomingGradients:
         self.checksums, self._is_scratch = None, False
 
     def add(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Add a parameter's gradient."""
         accumulator, position = self._sums.place_of(parameter)
         if parameter in self._summed:
             from megatron.core.parallel_state import get_tensor_model_parallel_group
