@@ -135,8 +135,11 @@ class GradientSums(JoinedSums):
     ) -> None:
         divisor, self._has_ties = job.shape.global_micro_batches, bool(job.ties)
         accumulator = partial(ACCUMULATORS[job.train.accumulation], device=device)
-        own, bound = {name: one for name, one in parameters.items() if name != shared}, job.train.gradient_exponent
-        self.own: Accumulator = accumulator(FlatLayout([one.shape for one in own.values()]), divisor, bound)
+        own, bound = (
+            {name: parameter for name, parameter in parameters.items() if name != shared},
+            job.train.gradient_exponent,
+        )
+        self.own: Accumulator = accumulator(FlatLayout([parameter.shape for parameter in own.values()]), divisor, bound)
         common: Collection[int] = ()
         if job.grid.tensor_parallel > 1:
             blocks = zip(own, self.own.blocks_of(), strict=True)
@@ -152,12 +155,12 @@ class GradientSums(JoinedSums):
             self.tied = tied or accumulator(FlatLayout([parameters[shared].shape]), 2 * divisor, bound)
             self._place[parameters[shared]] = self.tied, 0
             # The norm of a shared weight counts once, at the embedding.
-            one = PartialSum(self.tied, is_own=False, is_counted=index == 0, is_apart=self._has_ties)
-            sums.insert(0 if index == 0 else 1, one)
+            tied_part = PartialSum(self.tied, is_own=False, is_counted=index == 0, is_apart=self._has_ties)
+            sums.insert(0 if index == 0 else 1, tied_part)
         super().__init__(sums, divisor)
         # In each unit biases and norms follow the weights. Their gradients come in the layers' I, so a later bucket may
         # hold them, but not an earlier one.
-        self._begins = [*(place for place, one in enumerate(own.values()) if decays(one)), len(own)]
+        self._begins = [*(place for place, parameter in enumerate(own.values()) if decays(parameter)), len(own)]
         self._bounds: dict[int, Sequence[int]] = {}
 
     def clear(self) -> None:
