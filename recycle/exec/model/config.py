@@ -8,6 +8,7 @@ the values.
 from __future__ import annotations
 
 import difflib
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -77,7 +78,6 @@ _REASONS: Mapping[str, Sequence[str]] = {
         "param_sync_func",
         "quant_recipe",
     ),
-    "weights are drawn by name with deviation 0.02": ("init_method_std", "embedding_init_method_std"),
     "it needs kernels of Transformer Engine or Apex, which the executor does not use": (
         "use_te_activation_func",
         "use_te_rng_tracker",
@@ -193,9 +193,9 @@ def _names(text: str) -> frozenset[str]:
 _SUPPORTED = _names(
     """
     activation_func activation_func_clamp_value add_bias_linear add_qkv_bias apply_residual_connection_post_layernorm
-    deterministic_mode disable_bf16_reduced_precision_matmul fp32_residual_connection gated_linear_unit
-    glu_linear_offset kv_channels layernorm_epsilon normalization num_query_groups qk_l2_norm qk_layernorm
-    recompute_modules rotary_interleaved softmax_scale transformer_impl
+    deterministic_mode disable_bf16_reduced_precision_matmul embedding_init_method_std fp32_residual_connection
+    gated_linear_unit glu_linear_offset init_method_std kv_channels layernorm_epsilon normalization num_query_groups
+    qk_l2_norm qk_layernorm recompute_modules rotary_interleaved softmax_scale transformer_impl
 
     moe_apply_probs_on_input moe_aux_loss_coeff moe_ffn_hidden_size moe_per_layer_logging moe_router_dtype
     moe_router_group_topk moe_router_load_balancing_type moe_router_num_groups moe_router_pre_softmax
@@ -297,6 +297,8 @@ def converted_fields(config: Mapping[str, Any]) -> dict[str, Any]:
             converted[name] = msgspec.convert(value, known[name])
         except (msgspec.ValidationError, TypeError) as error:
             raise JobError(f"{key}: {error}") from None
+        if name.endswith("init_method_std") and not 0 < converted[name] < math.inf:
+            raise JobError(f"{key}: {value!r} must be a number above 0")
     return converted
 
 

@@ -25,7 +25,7 @@ from recycle.exec.model.tensor_ranks import first_expert
 from recycle.job.sections import ModelSection
 
 INITIAL_DEVIATION = 0.02
-"""Standard deviation of weights, as in GPT-2; divided by sqrt(2 L) if they write into the residual stream."""
+"""Default standard deviation of weights, as in GPT-2; divided by sqrt(2 L) if they write into the residual stream."""
 SHARED_WEIGHT = "embedding.word_embeddings.weight"
 """The weight that a tied output layer shares, also the name of its copy on the last stage."""
 LAYERS = "layers"
@@ -152,13 +152,16 @@ def initialise(
     part: torch.nn.Module, model: ModelSection, first_layer: int, tensor_rank: int = 0, tensor_parallel: int = 1
 ) -> None:
     """Draw every parameter by its global name, on the CPU: matrices normal, biases 0, norm weights 1."""
+    general: Any = model.config.get("init_method_std", INITIAL_DEVIATION)
+    embedding: Any = model.config.get("embedding_init_method_std", general)
     cut, halves = cut_dimensions(part), gated_parameters(part)
     for name, parameter in global_names(part, first_layer).items():
         if parameter.dim() > 1:
             seed = hashlib.sha256(f"{model.seed}:{name}".encode()).digest()[:8]
             generator = torch.Generator().manual_seed(int.from_bytes(seed, "little") >> 1)
             residual = name.endswith(_RESIDUAL_WEIGHTS)
-            deviation = INITIAL_DEVIATION / (math.sqrt(2 * model.layers) if residual else 1.0)
+            deviation = embedding if "embedding" in name else general
+            deviation /= math.sqrt(2 * model.layers) if residual else 1.0
             if tensor_parallel == 1 or parameter not in cut:
                 parameter.normal_(0.0, deviation, generator=generator)
                 continue

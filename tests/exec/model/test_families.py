@@ -73,6 +73,14 @@ def test_auxiliary_loss_follows_the_paper() -> None:
     torch.testing.assert_close(results[1][1][name] - results[0][1][name], router.grad, rtol=1e-3, atol=1e-7)
 
 
+def test_weights_are_drawn_with_the_deviations_of_the_config() -> None:
+    config = {"init_method_std": 0.1, "embedding_init_method_std": 0.3}
+    weights = build_pipeline(family_job({"layers": 2, "hidden": 64, "config": config}, ranks=1))[0].parameters
+    layer, residual = "decoder.layers.0.mlp.linear_fc1.weight", "decoder.layers.0.mlp.linear_fc2.weight"
+    expected = {"embedding.word_embeddings.weight": 0.3, layer: 0.1, residual: 0.05}
+    assert {name: float(weights[name].detach().std()) for name in expected} == pytest.approx(expected, rel=0.03)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_fused_operations_have_the_bits_of_megatrons(

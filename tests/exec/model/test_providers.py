@@ -260,6 +260,7 @@ def test_function_is_not_both_passed_and_named() -> None:
             r"calculate_per_token_loss: cannot be set: \[train\] per_token_loss sets it",
         ),
         ({"moe_expert_capacity_factor": 1.0}, "moe_expert_capacity_factor: cannot be set: tokens are never dropped"),
+        ({"init_method_std": -0.02}, "init_method_std: -0.02 must be a number above 0"),
         ({"layernorm_epsilon": "many"}, "layernorm_epsilon: Expected `float`, got `str`"),
         ({"normalization": "Norm"}, "normalization: Invalid enum value 'Norm'"),
         ({"activation_func": "swish"}, "activation_func: 'swish' is none of gelu, silu"),
