@@ -64,6 +64,9 @@ LAYERS["recycle.exec"] = LAYERS["recycle.exec.worker.__main__"] = ("recycle.exec
 """The public name of the executor, and what torchrun starts, stand above its folders."""
 LAYERS["recycle.hugging_face"] = ("recycle.exec", *LAYERS["recycle.ir"])
 LAYERS["recycle.megatron"] = ("recycle.exec", *LAYERS["recycle.solve"])
+LAYERS["recycle.megatron_versions"] = ("recycle.errors",)
+for _part in ("exec.transport", "exec.model", "exec.model.build", "megatron"):
+    LAYERS[f"recycle.{_part}"] += ("recycle.megatron_versions",)
 LAYERS["recycle.cli"] = LAYERS["recycle"] = ("recycle", "viz")
 TORCHLESS = (
     "recycle.job",
