@@ -19,7 +19,7 @@ from recycle.exec.model.stored_tensors import StoredTensors
 from recycle.ir.families import one_f_one_b
 from tests.cli.command import Command
 from tests.cli.conftest import command as command
-from tests.cli.conftest import here as here
+from tests.cli.conftest import working_directory as working_directory
 from tests.conftest import Servers
 from tests.megatron.jobs import Case, Jobs, build
 
@@ -191,7 +191,7 @@ def test_run_continues_from_megatrons_checkpoint_with_the_same_bits(
     case = case_of(trained, ranks=1, tensor_parallel=2)
     jobs.call(partial(_saved_with_optimizer, exported, back), case)
     lines = command(f"import-megatron {back} --job {path} --run -o run").out.splitlines()
-    assert lines[-1] == f"go on from it with: recycle train {path} --resume --run run"
+    assert lines[-1] == f"resume with: recycle train {path} --resume --run run"
     assert_same_tensors(trained, run / "checkpoints" / trained.name, 60)
     job = Job.load(path)
     more: dict[str, Any] = {"schedule": one_f_one_b(job.shape), "server": servers[case.model["kind"]]}

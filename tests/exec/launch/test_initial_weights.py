@@ -86,7 +86,7 @@ def test_a_run_goes_on_without_the_weights_that_it_began_with(launch: Run, tmp_p
     resumed = train(job, tmp_path / "run", steps=6, schedule=schedule, resume=True)
     assert resumed.losses == whole
     assert Job.of_run(tmp_path / "run").model.weights == str(weights)
-    with pytest.raises(JobError, match=r"weights: is no checkpoint"):
+    with pytest.raises(JobError, match=r"weights: is not a checkpoint"):
         train(job, tmp_path / "anew", steps=6, schedule=schedule)
 
 
