@@ -112,7 +112,7 @@ REFUSED = [
     ("plan job.toml --failures 3 --library more", "at most 2 of the 4 workers can be dead", "got 3"),
     ("plan job.toml --failures 1 -o x.json", "--library DIR instead of -o"),
     ("plan job.toml --failures 1 --library /proc/plans", "/proc/plans: "),
-    ("plan job.toml --failures 1 --library /dev/null", "/dev/null: cannot be made a plan library (File exists)"),
+    ("plan job.toml --failures 1 --library /dev/null", "/dev/null: the plan library cannot be created (File exists)"),
     ("plan job.toml --failures 1 --within 0", "--within: must be above 0"),
     ("plan job.toml --failures 1 --within 1e-9", "1e-09 seconds are too few: 3 of 3 vectors have no plan"),
     ("plan job.toml --failures 1 --again", "--again: needs --failures N and --library DIR"),
@@ -191,7 +191,7 @@ BY_RUNS = [
     ("profile job.toml -o nowhere/p.json", "nowhere/p.json: cannot be written", "does not exist"),
     ("profile job.toml -o .", ".: cannot be written", "not a regular file"),
     ("profile missing.toml -o p.json", "missing.toml", "cannot be read"),
-    ("profile empty -o p.json", "is no run directory", "job.toml"),
+    ("profile empty -o p.json", "is not a run directory", "job.toml"),
     ("profile wide.toml -o p.json", "tensor_parallel"),
     ("train none.toml", "none.toml", "cannot be read"),
     ("train job.toml --fault kill:5.5@2", "kill:5.5@2", "outside the grid"),
@@ -208,8 +208,8 @@ BY_RUNS = [
     ("train job.toml --schedule other.json --explain", "D=3 P=2 m=2", "D=2 P=2 m=2"),
     ("train job.toml --schedule broken.json", "does not pass check", "worker 0.1"),
     ("train job.toml --run job.toml", "job.toml"),
-    ("train job.toml --resume", "there is no run to resume", "--run"),
-    ("train job.toml --resume --run nowhere", "nowhere", "no run directory"),
+    ("train job.toml --resume", "no run to resume", "--run"),
+    ("train job.toml --resume --run nowhere", "nowhere", "no such run directory"),
 ]
 
 

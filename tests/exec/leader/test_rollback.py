@@ -28,7 +28,7 @@ from tests.exec.leader.driver import LeaderDriver
 from tests.exec.runs import job
 
 STEPS = 14
-PLAIN = job(2, 1, 2, train={"checkpoint_every": 0, "clip": 1e9, "non_finite": "skip"})
+GENERATION_FIELDS = job(2, 1, 2, train={"checkpoint_every": 0, "clip": 1e9, "non_finite": "skip"})
 
 
 class Training:
@@ -139,10 +139,10 @@ class Training:
 def test_all_steps_after_the_state_gone_back_to_are_run_evaluated_and_kept_again(
     digests: int, evaluated: int, kept: int, rounds: int, infinite: frozenset[int], differ_at: int
 ) -> None:
-    small = PLAIN.with_sections(
-        train=msgspec.structs.replace(PLAIN.train, checkpoint_every=kept),
-        integrity=msgspec.structs.replace(PLAIN.integrity, digests=digests),
-        evaluation=msgspec.structs.replace(PLAIN.evaluation, every=evaluated),
+    small = GENERATION_FIELDS.with_sections(
+        train=msgspec.structs.replace(GENERATION_FIELDS.train, checkpoint_every=kept),
+        integrity=msgspec.structs.replace(GENERATION_FIELDS.integrity, digests=digests),
+        evaluation=msgspec.structs.replace(GENERATION_FIELDS.evaluation, every=evaluated),
     )
     calm = Training(small, rounds, infinite, -1).run()
     assert [entry[2].clip_factor for entry in calm if entry[0] == "commit"] == [1.0] * STEPS
@@ -163,9 +163,9 @@ def test_all_steps_after_the_state_gone_back_to_are_run_evaluated_and_kept_again
 def test_record_after_a_rollback_keeps_the_evaluation_of_an_earlier_step_only(
     evaluated: int, differ_at: int, left: int | None
 ) -> None:
-    small = PLAIN.with_sections(
-        integrity=msgspec.structs.replace(PLAIN.integrity, digests=3),
-        evaluation=msgspec.structs.replace(PLAIN.evaluation, every=evaluated),
+    small = GENERATION_FIELDS.with_sections(
+        integrity=msgspec.structs.replace(GENERATION_FIELDS.integrity, digests=3),
+        evaluation=msgspec.structs.replace(GENERATION_FIELDS.evaluation, every=evaluated),
     )
     training = Training(small, 0, frozenset(), differ_at)
     training.run()

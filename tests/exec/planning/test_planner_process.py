@@ -223,17 +223,17 @@ def test_who_makes_a_plan_notes_which_stages_have_room_for_replays_and_nobody_ti
     for pipeline in (0, 2):
         schedule = Plan.from_text(answered.text, "plan").for_processes([Worker(pipeline, 1)]).schedule
         anew = with_replays(schedule, "gaps", of.prices)
-        assert len(anew.turns.round)
+        assert len(anew.slots.round)
         with monkeypatch.context() as patched:
-            patched.setattr(replays, "_that_fit", lambda *_: pytest.fail("rounds are timed"))
+            patched.setattr(replays, "_fitting_slots", lambda *_: pytest.fail("rounds are timed"))
             rotation = rotation_of(schedule, of)
             disputed = rotation_of(schedule, of, [Checked(0, MicroBatch(0, 0))])
         assert rotation is not None
-        assert [column.tolist() for column in rotation.turns] == [column.tolist() for column in anew.turns]
+        assert [column.tolist() for column in rotation.slots] == [column.tolist() for column in anew.slots]
         assert rotation.whole == anew.whole
         assert disputed is not None
-        assert len(disputed.turns.round) > len(anew.turns.round)
+        assert len(disputed.slots.round) > len(anew.slots.round)
     none = answer(plan_for_training, of, None, PlannerQuestion((2, 2, 2, 2)))
     alone = rotation_of(Plan.from_text(none.text, "plan").schedule, of)
     assert alone is not None
-    assert (alone.rounds, alone.turns.round.tolist()) == (0, [])
+    assert (alone.rounds, alone.slots.round.tolist()) == (0, [])
