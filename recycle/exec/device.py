@@ -51,7 +51,7 @@ class Clock(Protocol):
     runs_behind: bool
 
     def mark(self) -> Mark:
-        """Return a mark; costs the host about as much as a kernel launch."""
+        """Mark the present place in the device's work; costs the host about as much as a kernel launch."""
 
     def set(self) -> None:
         """Wait until the device is idle, and synchronize its clock with the host's."""

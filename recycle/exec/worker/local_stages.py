@@ -113,7 +113,7 @@ class LocalStages:
         """Own exactly these shards, before a snapshot is restored into them."""
 
     def hosts(self, record: GenerationRecord, schedule: Schedule) -> dict[int, list[str]]:
-        """Processes that hold each stage or shard of this worker, by number."""
+        """Number of each stage or shard of this worker -> the processes that hold it."""
         processes = {place: process for process, place in record.roles.items()}
         return {index: [processes[str(role)] for role in schedule.hosts(index)] for index in self.stages}
 
