@@ -238,8 +238,8 @@ def read_password(settings: MembershipSection) -> str | None:
         try:
             return Path(settings.etcd_password_file).read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "is not text"
-            raise JobError(f"[membership] etcd_password_file: {settings.etcd_password_file}: {why}") from None
+            reason = error.strerror if isinstance(error, OSError) else "is not text"
+            raise JobError(f"[membership] etcd_password_file: {settings.etcd_password_file}: {reason}") from None
     if PASSWORD not in os.environ:
         raise JobError(f"[membership] etcd_user: no password; give etcd_password_file or set ${PASSWORD}")
     return os.environ[PASSWORD]
@@ -255,7 +255,7 @@ def delete(start: str, end: str | None = None) -> EtcdRequest:
     return {"request_delete_range": span(start, end)}
 
 
-def made_at(name: str, revision: int) -> EtcdRequest:
+def created_at(name: str, revision: int) -> EtcdRequest:
     """Return a condition: the key was created at this revision; 0: the key does not exist."""
     return {"key": encoded(name), "result": "EQUAL", "target": "CREATE", "create_revision": str(revision)}
 
@@ -286,4 +286,4 @@ def _reason(error: Exception) -> str:
         return "no answer in time"
     if isinstance(error, ConnectionResetError | BrokenPipeError | IncompleteRead):
         return "the connection was closed"
-    return (isinstance(error, OSError) and error.strerror) or "its answer is not one of etcd"
+    return (isinstance(error, OSError) and error.strerror) or "its answer is not etcd's"

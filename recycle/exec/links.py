@@ -108,18 +108,18 @@ class Link:
         return self._run_key is None or self._sent_codes is not None
 
     def _shake_hands(self, run_key: bytes) -> None:
-        theirs, proof = bytes(self._received[:_NONCE_BYTES]), bytes(self._received[_NONCE_BYTES:_HANDSHAKE_BYTES])
-        if len(theirs) < _NONCE_BYTES:
+        peer_nonce, proof = bytes(self._received[:_NONCE_BYTES]), bytes(self._received[_NONCE_BYTES:_HANDSHAKE_BYTES])
+        if len(peer_nonce) < _NONCE_BYTES:
             return
-        nonces = self._nonce + theirs if self._is_server else theirs + self._nonce
+        nonces = self._nonce + peer_nonce if self._is_server else peer_nonce + self._nonce
         names = (b"leader", b"agent") if self._is_server else (b"agent", b"leader")
-        ours, expected, key = (_proof(run_key, what, nonces) for what in (*names, b"frames"))
+        own_proof, expected, key = (_proof(run_key, what, nonces) for what in (*names, b"frames"))
         is_proved = len(proof) == _PROOF_BYTES
         if is_proved and not hmac.compare_digest(proof, expected):
             raise LinkClosed
         if not self._has_proved and (is_proved or not self._is_server):
             self._has_proved = True
-            self._put(ours)
+            self._put(own_proof)
             try:
                 self._flush()
             except OSError as error:

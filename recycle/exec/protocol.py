@@ -588,7 +588,7 @@ class Alive(DownMessage):
 
 
 class Rejected(DownMessage):
-    """The node has an agent already."""
+    """The node already has an agent."""
 
 
 class Over(DownMessage):

@@ -11,8 +11,8 @@ import pytest
 from recycle import Job
 from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import parse_fault
-from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import RunResult, train
+from recycle.exec.launch.trackers import Observer
 from recycle.exec.processes.forkserver import ForkServer
 from recycle.ir.schedule import Schedule
 from tests.exec.etcd_server import ETCD, EtcdServer

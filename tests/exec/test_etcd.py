@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from recycle import Job, JobError, RunError
-from recycle.exec.etcd import EtcdClient, Lease, LeaseEnded, made_at, open_client, put
+from recycle.exec.etcd import EtcdClient, Lease, LeaseEnded, created_at, open_client, put
 from recycle.job.endpoints import parse_endpoints
 from recycle.job.sections import MembershipSection
 from tests.exec.etcd_server import EtcdServer
@@ -29,7 +29,7 @@ def connect(server: EtcdServer, **settings: object) -> EtcdClient:
 
 def write(client: EtcdClient, name: str, value: str, lease: str | None = None) -> bool:
     """Write a key that does not exist."""
-    body = {"compare": [made_at(name, 0)], "success": [put(name, value, lease)]}
+    body = {"compare": [created_at(name, 0)], "success": [put(name, value, lease)]}
     return bool(client.call("/kv/txn", body).get("succeeded"))
 
 
@@ -135,8 +135,8 @@ def test_a_store_on_another_machine_needs_a_secret() -> None:
     [
         (None, os.strerror(errno.ECONNREFUSED)),
         (b"", "connection was closed"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "not one of etcd"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", "not one of etcd"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "not etcd's"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", "not etcd's"),
     ],
 )
 def test_a_store_that_never_answered_is_named_whole_with_the_reason(answer: bytes | None, reason: str) -> None:

@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from recycle import RunError, Worker
+from recycle import RunError
 from recycle.exec import links
 from recycle.exec.links import Hub, Link, LinkClosed, connect_locally, connect_to
-from recycle.exec.members import joined_digests, member_name, members_of, split_member
+from recycle.exec.members import joined_digests
 from recycle.exec.protocol import GetKeys, Leave, SetKey, Stop, Values
 from tests.exec.keys import KeyServer
 
@@ -107,16 +107,6 @@ def middle() -> Iterator[Middle]:
     middle = Middle().complete()
     yield middle
     middle.close()
-
-
-def test_messages_arrive_in_order_both_ways(middle: Middle) -> None:
-    said = [Stop(1), Leave("0.1", 2), Stop(2**60)]
-    assert middle.leader_reads(*middle.frames(*said)) == said
-    assert middle.leader_reads(b"".join(middle.frames(*said))) == said
-    middle.server.send(Stop(3))
-    length = exactly(middle.to_server, 4)
-    middle.to_client.sendall(length + exactly(middle.to_server, *struct.unpack("!I", length)))
-    assert middle.client.result().read() == [Stop(3)]
 
 
 @pytest.mark.parametrize("keys", [(OTHER, KEY), (KEY, OTHER)])
@@ -373,13 +363,6 @@ def test_sends_of_two_threads_do_not_mix() -> None:
 
 
 # Names of processes.
-
-
-def test_tensor_rank_0_has_the_workers_name_and_every_name_says_whose_it_is() -> None:
-    assert members_of([Worker(0, 1), "12.3"], 3) == ["0.1", "0.1t1", "0.1t2", "12.3", "12.3t1", "12.3t2"]
-    assert members_of([Worker(0, 1)], 1) == ["0.1"]
-    for rank in (0, 1, 17):
-        assert split_member(member_name("12.3", rank)) == ("12.3", rank)
 
 
 def test_a_workers_digest_is_of_all_its_processes_in_their_order() -> None:

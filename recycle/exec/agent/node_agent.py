@@ -1,6 +1,6 @@
 """The agent's part for its node: starts and watches processes, and passes messages between them and the leader.
 
-`StandingOrders` keeps the messages for newcomers, `LastWords` the messages for a new leader.
+`StandingOrders` keeps the messages for newcomers, `UnansweredMessages` the messages for a new leader.
 """
 
 from __future__ import annotations
@@ -83,15 +83,15 @@ class StandingOrders:
         return [*self._others.values(), *self._of_generation.values()]
 
 
-class LastWords:
+class UnansweredMessages:
     """The last messages of the node's processes that a new leader may still need."""
 
     def __init__(self) -> None:
         self._said: dict[object, FromWorker] = {}
 
-    def take(self, said: FromWorker) -> None:
+    def take(self, sent: FromWorker) -> None:
         """Take a message of a process."""
-        match said.message:
+        match sent.message:
             case StepReport(step=step, report=report):
                 key: tuple[object, ...] = (type(report).__name__, step)
             case SavedPart() as part:
@@ -102,13 +102,13 @@ class LastWords:
             case FaultReached(fault=fault):
                 key = ("fault", fault)
             case _:
-                key = (type(said.message).__name__,)
-        self._said[(said.member, *key)] = said
+                key = (type(sent.message).__name__,)
+        self._said[(sent.member, *key)] = sent
 
     def _forget(self, is_old: Callable[[FromWorker], bool]) -> None:
         self._said = {key: said for key, said in self._said.items() if not is_old(said)}
 
-    def told(self, message: LeaderMessage) -> None:
+    def drop_answered(self, message: LeaderMessage) -> None:
         """Drop the messages that the leader's message answers."""
         if isinstance(message, Propose):
             self._forget(lambda said: 0 < said.generation < message.record.generation)
@@ -116,12 +116,12 @@ class LastWords:
             step = message.commit.step
             self._forget(lambda said: isinstance(said.message, StepReport) and said.message.step < step)
 
-    def ended(self, members: list[str]) -> None:
+    def drop_processes(self, members: list[str]) -> None:
         """Drop `Ready` and `Leaving` messages of processes that have ended."""
         gone = set(members)
         self._forget(lambda said: said.member in gone and isinstance(said.message, Ready | Leaving))
 
-    def all(self) -> list[FromWorker]:
+    def messages(self) -> list[FromWorker]:
         """Return all messages."""
         return list(self._said.values())
 
@@ -158,12 +158,12 @@ class NodeAgent:
         self._pause, self._tensor_parallel, self._drain = heartbeat, tensor_parallel, drain
         self._processes = processes
         self._links: dict[str, Link] = {}
-        self._standing, self._last_words = StandingOrders(), LastWords()
+        self._standing, self._unanswered = StandingOrders(), UnansweredMessages()
         self._keys: dict[str, bytes] = {}
         self._started: dict[Worker, AgentProcess] = {}
         self._to_start: dict[Worker, Start] = {}
         self._to_kill: dict[Worker, int] = {}
-        self._told_to_leave: dict[Worker, int] = {}
+        self._asked_to_leave: dict[Worker, int] = {}
         self._beats_due = 0.0
         self.is_holding = False
         self._forget_batch()
@@ -191,7 +191,7 @@ class NodeAgent:
         for message in messages or ():
             match message:
                 case Said() if link.name:
-                    self._hear(link.name, message)
+                    self._take_message(link.name, message)
                 case Heartbeat() if link.name:
                     self._beats[link.name] = message
                 case SetKey(name=name, value=value):
@@ -217,20 +217,20 @@ class NodeAgent:
         started = self._started.get(worker)
         return -1 if started is None else started.incarnation
 
-    def _hear(self, member: str, said: Said) -> None:
-        heard = FromWorker(member, said.message, said.generation)
+    def _take_message(self, member: str, said: Said) -> None:
+        received = FromWorker(member, said.message, said.generation)
         self._said_since = self._said_since or time.monotonic()
-        self._said.append(heard)
-        self._last_words.take(heard)
+        self._said.append(received)
+        self._unanswered.take(received)
 
     def leave(self) -> bool:
         """Tell the leader that all processes of the node leave; return whether none is left."""
         running = [worker for worker in self._started if self._processes.running(worker)]
         for worker in running:
             number = self._incarnation(worker)
-            if self._told_to_leave.get(worker) != number:
-                self._told_to_leave[worker] = number
-                self._hear(str(worker), Said(Leaving(number)))
+            if self._asked_to_leave.get(worker) != number:
+                self._asked_to_leave[worker] = number
+                self._take_message(str(worker), Said(Leaving(number)))
         return not running
 
     # The leader.
@@ -239,11 +239,11 @@ class NodeAgent:
         """Return the greeting for a new leader."""
         self._forget_batch()
         self._fresh_keys = dict(self._keys)
-        return Hello(self.node, self.session, list(self._started.values()), self._last_words.all())
+        return Hello(self.node, self.session, list(self._started.values()), self._unanswered.messages())
 
     def batch(self, hold: bool = False) -> Batch | None:
         """Return the events since the last call, or None; with `hold`, reports may wait for other processes."""
-        self._see_who_ended()
+        self._collect_ends()
         now = time.monotonic()
         is_due = now >= self._beats_due and bool(self._beats)
         is_urgent = bool(self._ended or self._fresh_keys or is_due)
@@ -263,23 +263,23 @@ class NodeAgent:
         reports = sum(isinstance(said.message, StepReport) for said in self._said)
         return 0 < reports == len(self._said) < len(self._links) and now < self._said_since + HOLD_SECONDS
 
-    def _kill_asked(self) -> None:
+    def _kill_requested(self) -> None:
         for worker, number in list(self._to_kill.items()):
             if self._processes.running(worker) and self._incarnation(worker) <= number:
                 self._processes.kill(worker)
             else:
                 del self._to_kill[worker]
 
-    def _see_who_ended(self) -> None:
-        self._kill_asked()
-        gone = self._processes.gone()
+    def _collect_ends(self) -> None:
+        self._kill_requested()
+        gone = self._processes.take_ends()
         while gone and self._hub.dispatch():
             pass  # their last messages count, and precede their end
         for worker, (how, lines) in gone.items():
             number = self._incarnation(worker)
             self._started[worker] = msgspec.structs.replace(self._started[worker], how=how, lines=lines)
             members = members_of([worker], self._tensor_parallel)
-            self._last_words.ended(members)
+            self._unanswered.drop_processes(members)
             for member in members:
                 self._beats.pop(member, None)
                 if (link := self._links.pop(member, None)) is not None:
@@ -304,7 +304,7 @@ class NodeAgent:
                     self._start(order)
             case Kill(worker=name, incarnation=incarnation):
                 self._to_kill[Worker.parse(name)] = incarnation
-                self._kill_asked()
+                self._kill_requested()
             case Keys(keys=keys):
                 self._keys.update(keys)
             case _:
@@ -318,7 +318,7 @@ class NodeAgent:
         if not isinstance(message, LeaderMessage):
             return
         self._standing.take(message)
-        self._last_words.told(message)
+        self._unanswered.drop_answered(message)
         if isinstance(message, Permit) and message.what == "run":
             self._keys = without_earlier(self._keys, message.generation)
         body = body or msgspec.msgpack.encode(message)

@@ -16,10 +16,10 @@ from recycle.exec.agent.node_agent import StandingOrders, without_earlier
 from recycle.exec.checkpoint.completion import CheckpointCompletion
 from recycle.exec.checkpoint.resume import Earlier, find_earlier_part
 from recycle.exec.faults.kinds import KINDS
-from recycle.exec.launch.contact import resume_command
-from recycle.exec.launch.dials import Dials, Observer
 from recycle.exec.launch.request import RunRequest
+from recycle.exec.launch.run_address import resume_command
 from recycle.exec.launch.run_directory import RunDirectory
+from recycle.exec.launch.trackers import Observer, Trackers
 from recycle.exec.leader.actions import (
     Action,
     AgentAbsent,
@@ -107,7 +107,7 @@ class LeaderRuntime:
         self.digests: Mapping[str, Mapping[int, str]] = {}
         directory.warn = self._warn
         self._plans = PlanService(job, request.planner, directory.plans, directory.profiles, waker, request.schedule)
-        self._judged = self._told_alive = 0.0
+        self._judged_at = self._alive_sent_at = 0.0
         self._checkpoints = CheckpointCompletion(
             job, directory.checkpoints, request.text_digest, directory.has_metrics_of, waker.wake
         )
@@ -145,7 +145,7 @@ class LeaderRuntime:
 
     # The beginning.
 
-    def begin(self, earlier: Earlier | None = None) -> None:
+    def start_run(self, earlier: Earlier | None = None) -> None:
         """Start the run, or resume from an earlier part's checkpoint; call before the first tick."""
         checkpoint, generation = None, 0
         if earlier is not None:
@@ -155,31 +155,31 @@ class LeaderRuntime:
             has_metrics = self._directory.has_metrics_of(manifest.step)
             checkpoint = StoredCheckpoint(manifest.step, manifest.commit, has_metrics)
         self._take(Begin(checkpoint=checkpoint, generation=generation, kept=self._checkpoints.kept()))
-        self._show_dials()
+        self._start_trackers()
 
     def take_over(self, node: int, record: GenerationRecord | None, cursor: Cursor | None) -> None:
         """Continue from another leader's register, or start the run if it is empty; call before the first tick."""
         if record is None:
             asked = self._directory.path, self._job, self._request.steps, self._request.text_digest
-            self.begin(find_earlier_part(*asked) if self._directory.resumes else None)
+            self.start_run(find_earlier_part(*asked) if self._directory.resumes else None)
             return
         failed = frozenset(self._job.shape.workers()) - {Worker.parse(worker) for worker in record.live}
-        kept = [state for of in (record, cursor) if of is not None for state in (of.verified, of.candidate)]
+        kept = [state for part in (record, cursor) if part is not None for state in (part.verified, part.candidate)]
         names = [record.plan, record.held, record.holds, *(state.holds for state in kept if state is not None)]
         digests = {plan_of(name) if " " in name else name for name in names}
         hosts = {digest: hosts for digest in digests if digest and (hosts := self._plans.hosts(digest)) is not None}
         plan = self._plans.adopted(failed, record.plan) if record.plan else None
         self._take(Begin(node, record, cursor, plan, hosts, kept=self._checkpoints.kept()))
-        self._show_dials()
+        self._start_trackers()
 
-    def _show_dials(self) -> None:
+    def _start_trackers(self) -> None:
         step = self.leader.next_step
-        self._observers.append(Dials(self._job, self._directory.path, step, self._warn, self._request.findings.gpu))
+        self._observers.append(Trackers(self._job, self._directory.path, step, self._warn, self._request.findings.gpu))
 
     # Agents.
 
-    def greet(self, peer: Peer, hello: Hello) -> bool:
-        """Accept a connected agent; return False if its node has an agent already."""
+    def connect_agent(self, peer: Peer, hello: Hello) -> bool:
+        """Accept a connected agent; return False if its node already has an agent."""
         node = hello.node
         if node in self.agents:
             peer(Rejected(), None)
@@ -192,7 +192,7 @@ class LeaderRuntime:
         self._take(hello)
         return True
 
-    def part(self, node: int, peer: Peer) -> None:
+    def disconnect_agent(self, node: int, peer: Peer) -> None:
         """Note that the connection to an agent is lost."""
         if self.agents.get(node) is peer:
             del self.agents[node]
@@ -230,14 +230,14 @@ class LeaderRuntime:
             return [worker]
         homes = node_of(shape, self._job.cluster.workers_per_node)
         if int(target) > max(homes.values()):
-            raise JobError(f"node {target}: the job's workers lie on nodes 0 to {max(homes.values())}")
+            raise JobError(f"node {target}: the job's workers are on nodes 0 to {max(homes.values())}")
         places = self.leader.places
-        here = [worker for worker in sorted(live) if homes[places.get(worker, worker)] == int(target)]
-        if not here:
+        workers = [worker for worker in sorted(live) if homes[places.get(worker, worker)] == int(target)]
+        if not workers:
             raise JobError(f"node {target}: all its workers in {path} are dead already")
-        return here
+        return workers
 
-    def tell_outcome(self, outcome: str) -> None:
+    def send_outcome(self, outcome: str) -> None:
         """Tell all agents that the run has ended."""
         for peer in self.agents.values():
             peer(Over(outcome), None)
@@ -246,17 +246,17 @@ class LeaderRuntime:
 
     def tick(self) -> None:
         """Let the leader decide, after all messages so far were taken. Raises RunError, RoleLost."""
-        for planned in self._plans.look(self._warn):
+        for planned in self._plans.poll(self._warn):
             self._take(planned)
         for answer in self._checkpoints.look(self._warn):
             self._take(answer)
         now = time.monotonic()
-        if now - self._told_alive >= self._job.membership.lease / ALIVE_PER_LEASE:
-            self._told_alive = now
+        if now - self._alive_sent_at >= self._job.membership.lease / ALIVE_PER_LEASE:
+            self._alive_sent_at = now
             for peer in self.agents.values():
                 peer(Alive(), None)
-        judges_beats = now - self._judged >= self._job.membership.heartbeat / 2
-        self._judged = now if judges_beats else self._judged
+        judges_beats = now - self._judged_at >= self._job.membership.heartbeat / 2
+        self._judged_at = now if judges_beats else self._judged_at
         self._take(Tick(judges_beats))
 
     def end_early(self) -> None:
@@ -337,7 +337,7 @@ class LeaderRuntime:
 
     def close(self) -> None:
         """Close the planners, the trackers, and the thread that completes checkpoints."""
-        for dials in self._observers[1:]:
-            dials.close()
+        for trackers in self._observers[1:]:
+            trackers.close()
         self._plans.close()
         self._checkpoints.close()

@@ -20,8 +20,8 @@ from recycle.plans.hosting import Hosts
 
 def writer_of(stage: int, hosts: Collection[str], record: GenerationRecord) -> str | None:
     """Select the worker that writes a stage, from hosts that did not just join; None if no host is left."""
-    left = sorted(set(hosts).intersection(record.live).difference(record.joins))
-    return left[stage % len(left)] if left else None
+    candidates = sorted(set(hosts).intersection(record.live).difference(record.joins))
+    return candidates[stage % len(candidates)] if candidates else None
 
 
 def _writers(hosts: Hosts, record: GenerationRecord) -> dict[int, str]:
@@ -140,9 +140,9 @@ class Checkpoints:
             elif dead is not None and (step < record.committed or not live):  # else another host may write it
                 self._give_up(step, f"worker {dead} ended before it had written its part")
 
-    def _give_up(self, step: int, why: str) -> None:
+    def _give_up(self, step: int, reason: str) -> None:
         del self.pending[step]
-        self._outbox.log("checkpoint", step=step, error=why)
+        self._outbox.log("checkpoint", step=step, error=reason)
 
     def rewind(self, step: int) -> None:
         """Forget checkpoints of steps after `step`, which may be wrong after a rollback."""

@@ -53,7 +53,7 @@ _NOT_FINITE: _Parts = (nan,)
 
 @dataclass(frozen=True, eq=False)
 class ReportColumns:
-    """The reports of all processes for one iteration. Create instances with `of`.
+    """The reports of all processes for one iteration. Create instances with `from_reports`.
 
     Attributes:
         reports: process -> report.
@@ -75,7 +75,7 @@ class ReportColumns:
     has_states: bool
 
     @classmethod
-    def of(cls, reports: Mapping[str, Report]) -> ReportColumns:
+    def from_reports(cls, reports: Mapping[str, Report]) -> ReportColumns:
         """Build the columns from process -> report."""
         members = parse_members(tuple(reports))
         agree, is_finite, compared = True, True, set[bool]()
@@ -123,7 +123,7 @@ class ReportColumns:
     def times(self) -> ComputeTimes:
         """Return the workers' compute times, as reported by tensor rank 0."""
         rows = zip(self.members, self.reports.values(), strict=True)
-        return ComputeTimes.of({worker: report for (worker, rank), report in rows if rank == 0})
+        return ComputeTimes.from_reports({worker: report for (worker, rank), report in rows if rank == 0})
 
 
 def _finite(parts: _Parts | None) -> _Parts | None:
@@ -153,7 +153,7 @@ def clip_factor(clip: float, norm_squared: float) -> float:
     return min(1.0, clip / (math.sqrt(norm_squared) + 1e-6))
 
 
-def is_right(commit: Commit) -> bool:
+def norm_within_limit(commit: Commit) -> bool:
     """Return whether a staggered step, taken with clip factor 1, was the step that the commit requires."""
     return commit.clip_factor == 1.0
 
@@ -172,8 +172,8 @@ def exact_parts(addends: Sequence[float]) -> list[float]:
     if not all(map(math.isfinite, addends)):
         return [math.nan]
     parts: list[float] = []
-    while rest := math.fsum([*addends, *(-part for part in parts)]):
-        parts.append(rest)
+    while remainder := math.fsum([*addends, *(-part for part in parts)]):
+        parts.append(remainder)
     return parts
 
 
@@ -230,7 +230,7 @@ def only_generation(workers: Sequence[Worker], before: int = -1) -> GenerationRe
 
 def commit_of(job: Job, step: int, steps: int, reports: Mapping[str, Report]) -> Commit:
     """Return the commit of `step` in a run without a leader. Raises RunError if hosts disagree."""
-    columns = ReportColumns.of(reports)
+    columns = ReportColumns.from_reports(reports)
     commit = decide(job, step, columns)
     if unlike := count_votes(step, votes_of(columns.replayed)):
         raise RunError(f"{unlike}: one of them computes wrong")

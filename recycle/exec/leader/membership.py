@@ -92,20 +92,22 @@ class Membership(RunState):
 
     # Agents.
 
-    def greet(self, hello: Hello) -> None:
+    def register_agent(self, hello: Hello) -> None:
         """Take an agent's greeting: its list of processes replaces the known ones."""
         node, is_new = hello.node, self._sessions.get(hello.node) != hello.session
-        told = {worker_of(process.worker): process for process in hello.processes}
-        kept = {worker for worker, process in told.items() if process.incarnation >= self.processes[worker].incarnation}
+        reported = {worker_of(process.worker): process for process in hello.processes}
+        kept = {
+            worker for worker, process in reported.items() if process.incarnation >= self.processes[worker].incarnation
+        }
         self._lose_processes(node, kept, f"the agent of node {node} is gone" if is_new else "was not started")
         self._sessions[node] = hello.session
         self._present.add(node)
         self._away.pop(node, None)
-        for worker, process in told.items():
+        for worker, process in reported.items():
             known = self.processes[worker]
             if process.incarnation > known.incarnation:
                 if known.is_running:
-                    self._fresh_ends[worker] = "ended while there was no leader"
+                    self._fresh_ends[worker] = "ended while no agent led the run"
                 self.processes[worker] = known = WorkerProcess(process.incarnation)
             is_over = process.incarnation < known.incarnation or known.how is not None
             if process.how is None and (is_over or known.is_killed):
@@ -115,20 +117,20 @@ class Membership(RunState):
                 if process.how is not None:
                     self._note_end(worker, process.how)
         if is_new:
-            for worker in self.everybody.difference(told):
+            for worker in self.positions.difference(reported):
                 if self.node_of(worker) == node:  # a departure request was for the previous agent
                     self._notices.pop(worker, None)
                     self.gone.pop(str(worker), None)
             for rejoin in self.awaited():  # another leader may have started it
                 rejoin.started = rejoin.started or self.processes[rejoin.worker].is_running
 
-    def part(self, absent: AgentAbsent) -> None:
+    def lose_agent(self, absent: AgentAbsent) -> None:
         """Note that the connection to a node's agent is lost."""
         if absent.node in self._present:
             self._present.discard(absent.node)
             self._away[absent.node] = 0.0
 
-    def pass_time(self) -> None:
+    def count_time(self) -> None:
         """Count the time that the leader's process ran since the last call, and give up agents absent for too long."""
         passed, self._ticked = min(self.now - self._ticked, self.limits.heartbeat), self.now
         self.waited += passed
@@ -139,11 +141,11 @@ class Membership(RunState):
                 self._sessions.pop(node, None)  # if it comes back its processes are killed
                 self._lose_processes(node, (), f"the agent of node {node} is gone")
 
-    def _lose_processes(self, node: int, kept: Collection[Worker], how: str) -> None:
+    def _lose_processes(self, node: int, kept: Collection[Worker], cause: str) -> None:
         for worker, process in self.processes.items():
             if process.node == node and process.is_running and worker not in kept:
                 process.generation = None
-                self._note_end(worker, how)
+                self._note_end(worker, cause)
 
     def expect_processes(self, incarnations: Mapping[str, int], places: Mapping[str, str]) -> None:
         """Succeed another leader: its live workers run unless their agents report otherwise."""
@@ -178,8 +180,8 @@ class Membership(RunState):
             self._note_end(worker, ended.how)
         self.detector.end(self.members(worker))
 
-    def _note_end(self, worker: Worker, how: str) -> None:
-        self.processes[worker].how = self._fresh_ends[worker] = how
+    def _note_end(self, worker: Worker, cause: str) -> None:
+        self.processes[worker].how = self._fresh_ends[worker] = cause
 
     def take_fresh_ends(self) -> dict[Worker, str]:
         """Return the workers whose process has ended since the last call, with the cause."""
@@ -244,12 +246,12 @@ class Membership(RunState):
         process, notice = self.processes[worker], self._notices.get(worker)
         if not process.is_running:
             self.put(Refused(str(worker), "it is dead already"))
-        elif not self.is_gone(worker) and (notice is None or notice.incarnation != process.incarnation):
+        elif not self.has_left(worker) and (notice is None or notice.incarnation != process.incarnation):
             self._notices[worker] = Notice(process.incarnation, self.now, seconds, by_signal)
 
     def prepare_departures(self) -> None:
         """Prepare the plan without leaving workers, release idle ones, and note completed departures."""
-        self.watch_leavers()
+        self.check_leavers()
         live = self.live
         self.all_leave, self.is_prepared, self._prepared = False, False, []
         for worker, notice in list(self._notices.items()):
@@ -276,31 +278,31 @@ class Membership(RunState):
                 )
         if self._prepared:
             try:
-                self.is_prepared = self.plans.ready(self.failed.union(self._prepared)) is not None
+                self.is_prepared = self.plans.plan_for(self.failed.union(self._prepared)) is not None
             except RunError as error:
                 for worker in self._prepared:
                     self._refuse(worker, str(error))
                 self._prepared = []
 
-    def _refuse(self, worker: Worker, why: str) -> None:
+    def _refuse(self, worker: Worker, reason: str) -> None:
         del self._notices[worker]
-        self.log("warning", message=f"worker {worker} was told to leave and stays: {why}")
-        self.put(Refused(str(worker), why))
+        self.log("warning", message=f"worker {worker} cannot leave: {reason}")
+        self.put(Refused(str(worker), reason))
 
     @property
     def live_or_leaving(self) -> set[Worker]:
         """The live workers, and released workers that have not ended yet."""
         return self.live | self._leaving.keys()
 
-    def overdue(self) -> dict[Worker, str]:
+    def overdue_leavers(self) -> dict[Worker, str]:
         """Return workers that missed the deadline to leave, each with the reason for the kill."""
         return {
-            worker: f"told to leave within {notice.seconds:g} s, in which no iteration came to its end"
+            worker: f"asked to leave within {notice.seconds:g} s, and no iteration ended in time"
             for worker, notice in self._notices.items()
             if notice.seconds is not None and self.now - notice.since >= notice.seconds
         }
 
-    def is_gone(self, worker: Worker) -> bool:
+    def has_left(self, worker: Worker) -> bool:
         """Return whether the worker's latest process left on request, so that the run starts no other."""
         return self.gone.get(str(worker)) == self.processes[worker].incarnation
 
@@ -309,7 +311,7 @@ class Membership(RunState):
         self.prepare_departures()  # a leaving worker may have become a last host
         for worker in sorted(self._prepared):
             self._release(worker)
-            self.take_out(worker)
+            self.remove_live(worker)
 
     def _release(self, worker: Worker) -> None:
         notice, name = self._notices.pop(worker), str(worker)
@@ -318,13 +320,13 @@ class Membership(RunState):
         self.released[name] += 1
         self.tell(Leave(name, notice.incarnation))
 
-    def take_out(self, worker: Worker) -> None:
+    def remove_live(self, worker: Worker) -> None:
         """Remove the worker from the live workers."""
         self.processes[worker].ready.clear()  # its process may take a while to end, and does not wait to join
         self.live.discard(worker)
         self.joined.discard(worker)
 
-    def watch_leavers(self) -> None:
+    def check_leavers(self) -> None:
         """Note completed departures, and kill workers that do not end."""
         for worker, leaver in list(self._leaving.items()):
             if not self.processes[worker].is_running:
@@ -390,7 +392,7 @@ class Membership(RunState):
         awaited = {rejoin.worker for rejoin in self.awaited()}
         for worker in sorted(self.failed - awaited - self.run.absent):
             process = self.processes[worker]
-            if self.is_gone(worker):
+            if self.has_left(worker):
                 continue
             if process.is_running and self.is_ready(worker):
                 self._rejoins.append(Rejoin(worker, self.next_step, started=True))
@@ -406,13 +408,13 @@ class Membership(RunState):
             self.log_detected(worker, f"{cause} in start-up")
             self.detector.forget([worker])
 
-    def start_all_anew(self) -> None:
+    def restart_all(self) -> None:
         """Enter the start phase, after a restore or at the start of the run: all deadlines count from now."""
         self._notices.clear()
         self._leaving.clear()
         for rejoin in self._rejoins:
             rejoin.started, rejoin.deadline = False, None
-        self.detector.forget(self.everybody)
+        self.detector.forget(self.positions)
         self.start_deadline = self.now + self.limits.start_deadline
         self.enter(Phase.STARTING)
 
@@ -431,8 +433,8 @@ def reassign(shape: Shape, live: Collection[Worker]) -> list[Worker] | None:
     hosts = [sorted(worker for worker in live if worker.rank == rank) for rank in range(shape.ranks)]
     share, odd = divmod(len(live), shape.ranks)
     fullest = sorted(range(shape.ranks), key=lambda rank: (-len(hosts[rank]), rank))[:odd]
-    found: list[Worker] = []
+    assigned: list[Worker] = []
     for rank in range(shape.ranks):
         free = [position for k in range(shape.pipelines) if (position := Worker(k, rank)) not in live]
-        found += (hosts[rank] + free)[: share + (rank in fullest)]
-    return sorted(found)
+        assigned += (hosts[rank] + free)[: share + (rank in fullest)]
+    return sorted(assigned)

@@ -76,14 +76,14 @@ class WorkerProcess:
     Attributes:
         pid: process id, reserved until `ForkServer.reap`; 0 until the server has answered.
         descriptor: pidfd, readable after the process has ended; -1 until the server has answered.
-        code: exit code, once `look` has seen the process end or its memory being freed.
+        code: exit code, once `poll` has seen the process end or its memory being freed.
     """
 
     pid: int = 0
     descriptor: int = -1
     code: int | None = None
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Update `code`.
 
         With much memory this is long before the end: 0.1 ms after a kill instead of 134 ms with 2 GB. Reads the last
@@ -154,7 +154,7 @@ class ForkServer:
             while process.code is None:
                 wait([process.descriptor if process.pid else self.answers.fileno()], SEND_SECONDS)
                 self.read_answers()
-                process.look()
+                process.poll()
             self.reap(process)
             return process.code, _path_of(output).read_text(errors="replace")
         finally:

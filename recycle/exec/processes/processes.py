@@ -80,7 +80,7 @@ def require_open_files(started_here: int, in_all: int) -> None:
 
 END_SECONDS = 5.0
 """Seconds that the end of a run waits for killed processes, and for requested processes of unknown state."""
-LOOK_SECONDS = 0.03
+POLL_SECONDS = 0.03
 """Seconds between checks whether a process's memory is being freed; a check takes 7 us per process."""
 
 
@@ -104,7 +104,7 @@ class LocalProcesses:
         self._tensor_ranks = range(tensor_parallel)
         self._processes: dict[tuple[Worker, int], WorkerProcess] = {}  # by worker and tensor rank
         self._ending: list[tuple[Worker, WorkerProcess]] = []
-        self._next_look = 0.0
+        self._next_poll = 0.0
         self._failed: set[Worker] = set()
         self._poll = select.poll()
         self._waker = waker
@@ -140,21 +140,21 @@ class LocalProcesses:
     def wait(self, seconds: float) -> None:
         """Wait at most `seconds` for a process to start or end, or for the waker."""
         deadline = time.monotonic() + seconds
-        while not self._notice_ends() and (left := deadline - time.monotonic()) > 0:
-            if self._poll.poll(min(left, LOOK_SECONDS) * 1000):
+        while not self._notice_ends() and (remaining := deadline - time.monotonic()) > 0:
+            if self._poll.poll(min(remaining, POLL_SECONDS) * 1000):
                 break
         self._waker.clear()
 
     def _notice_ends(self) -> bool:
         now = time.monotonic()
-        if now < self._next_look:
+        if now < self._next_poll:
             return False
-        self._next_look = now + LOOK_SECONDS
+        self._next_poll = now + POLL_SECONDS
         for process in self._processes.values():
-            process.look()
+            process.poll()
         return any(process.code is not None for process in self._processes.values())
 
-    def gone(self) -> dict[Worker, tuple[str, str]]:
+    def take_ends(self) -> dict[Worker, tuple[str, str]]:
         """Return worker -> (how it ended, last log lines) for new ends. Raises RunError if the fork server ended."""
         self._server.read_answers()
         for process in self._processes.values():
@@ -164,7 +164,7 @@ class LocalProcesses:
         reported: dict[Worker, tuple[str, str]] = {}
         for (worker, rank), process in list(self._processes.items()):
             if process.descriptor in over:
-                process.look()
+                process.poll()
             if process.code is None:
                 continue
             del self._processes[worker, rank]
@@ -201,7 +201,7 @@ class LocalProcesses:
         deadline = time.monotonic() + patience
         with contextlib.suppress(RunError):
             while (self._processes or self._ending) and time.monotonic() < deadline + END_SECONDS:
-                self.gone()
+                self.take_ends()
                 if time.monotonic() > deadline:
                     for worker in {worker for worker, _ in self._processes}:
                         self.kill(worker)

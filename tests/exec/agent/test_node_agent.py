@@ -1,4 +1,4 @@
-"""An agent between its processes and the leader: who is heard, in which order, and who is told what."""
+"""An agent between its processes and the leader: what is received, in which order, and what is passed to whom."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Processes:
         self.alive.discard(worker)
         self._gone[worker] = how, f"log of {worker}"
 
-    def gone(self) -> dict[Worker, tuple[str, str]]:
+    def take_ends(self) -> dict[Worker, tuple[str, str]]:
         gone, self._gone = self._gone, {}
         return gone
 

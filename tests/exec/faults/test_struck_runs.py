@@ -15,8 +15,8 @@ import pytest
 from recycle import Worker
 from recycle.errors import JobError
 from recycle.exec.faults.kinds import KINDS
-from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import RunResult
+from recycle.exec.launch.trackers import Observer
 from recycle.exec.processes.forkserver import ForkServer
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.runs.logs import log_path, read_lines

@@ -83,20 +83,6 @@ def test_an_etcd_that_stands_still_costs_no_worker_and_no_loss(own_etcd: EtcdSer
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("limits", [{}, {"lease": 6}])
-def test_members_that_all_stand_still_cost_nothing_even_for_nearly_the_whole_timeout(
-    limits: dict[str, int], members: EtcdServer, start: Start, launch: Run
-) -> None:
-    cluster = start(three_nodes(**limits), members)
-    cluster.reach_step(2)
-    for seconds in (1, 3, 10, 19):
-        stop(members, seconds)
-        go_on(cluster)
-    cluster.finish()
-    assert_nobody_was_lost(cluster, launch)
-
-
-@pytest.mark.soak
 def test_an_etcd_that_stays_away_ends_every_agent_with_one_line(
     own_etcd: EtcdServer, start: Start, tmp_path: Path
 ) -> None:

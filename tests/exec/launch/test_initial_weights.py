@@ -11,8 +11,8 @@ import torch
 
 from recycle import Job, JobError
 from recycle.exec import run
-from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import train
+from recycle.exec.launch.trackers import Observer
 from recycle.hugging_face.conversion import export_model, import_model
 from recycle.ir.families import one_f_one_b
 from tests.exec.runs import Run, kinds

@@ -118,9 +118,7 @@ STATES = [
         )
         for kind, target, worker, tensor, bit, soak in (
             ("emulated", "weight,40", "1.1", "layers.3.parameters", 40, False),
-            ("emulated", "moment,0", "1.1", "layers.3.count", 0, True),
             ("gpt", "weight,20", "1.0", "decoder.layers.1", 20, True),
-            ("llama", "weight,22", "1.1", "", 22, True),
         )
     ),
     row("two", 2, "emulated", {"digests": 2}, "flip=weight:1.1@5", (at(6),), back=(4,)),
@@ -130,7 +128,6 @@ STATES = [
         sections={"eval": {"every": 4}},
         back=(6,),
     ),
-    row("infinite gradients", 3, "gpt", {"digests": 3}, "flip=weight,30:1.0@4", (at(4, "1.0"),), bit=30, soak=True),
     # It joins at step 6; only first iterations of generations compare: 0, 3 and 6. What is flipped at 6 shows when the
     # death at 8 begins another generation, and the worker that has joined since copies what the others go back to.
     row(
@@ -153,7 +150,6 @@ REPLAYS = [
             (3, "emulated", "activation", "1.0", False),
             (2, "emulated", "input", "1.1", False),
             (3, "gpt", "activation,22", "1.1", False),
-            (3, "gpt", "input,12", "2.1", True),
         )
     ),
     # Two of three hosts agree; training goes back to the state before the last round in which nothing differed.
@@ -163,7 +159,7 @@ REPLAYS = [
             *(((range(4, 4 + every), "1.1"),),),
             soak=soak,
         )
-        for kind, every, soak in (("emulated", 3, False), ("emulated", 2, False), ("gpt", 3, True))
+        for kind, every, soak in (("emulated", 3, False), ("gpt", 3, True))
     ),
     # Of two it is nobody's until new processes go on from a checkpoint.
     row(
@@ -198,7 +194,6 @@ REPLAYS = [
         back=(4,),
     ),
     row("coming and going with replays", 3, "emulated", {"every": 2}, COMING_AND_GOING),
-    row("weight of a gpt", 3, "gpt", {"every": 2}, "flip=weight,20:1.0@5", ((range(5, 8), "1.0"),)),
 ]
 SHARDS = [
     # Of two holders of a shard nobody can say who is wrong; of three the odd one is fenced.
@@ -212,9 +207,7 @@ SHARDS = [
         for copies, integrity, target, fenced, soak in (
             (2, {"digests": 3}, "moment,40", False, False),
             (3, {"digests": 3}, "moment,40", True, False),
-            (2, {"digests": 2, "every": 5}, "moment,40", False, False),
             (2, {"every": 1}, "activation", True, False),
-            (3, {"every": 1}, "gradient", True, True),
         )
     ),
     *(
@@ -225,20 +218,12 @@ SHARDS = [
         )
         for kind, integrity, sections, fault, accused, soak in (
             ("gpt", {"digests": 3}, BF16, "moment,20:1.1@4", "", False),
-            ("gpt", {"digests": 2, "every": 3}, TWO_PROCESSES, "kernel,22:1.1@4", "1.1", True),
             ("gpt", {"digests": 2}, TWO_PROCESSES, "moment,20:1.1@5", "", True),
             ("emulated", {"digests": 1, "every": 4}, ELASTIC, "moment,40:1.1@5", "", True),
         )
     ),
-    row(
-        *("no room for shards", 3, "emulated", {"every": "gaps"}, "flip=moment,40:1.1@4", ((range(4, STEPS), ""),), 2),
-        sections=EVERY_OTHER,
-        back=range(2, STEPS),
-        warned="states are compared every 2 iterations",
-    ),
     # What is struck lies in a shard that others hold, whose gather has not come yet.
     row("live parameters", 4, "emulated", {"digests": 2}, "flip=weight:1.1@0", ((range(3), "1.1"),), 2),
-    row("coming and going of shards", 3, "emulated", {"digests": 1}, COMING_AND_GOING, (), 2),
     # Only first iterations of generations compare. All go back to where the joiner had its copies.
     row(
         *("where the joiner copied", 3, "emulated", {"digests": 100}),
@@ -314,7 +299,7 @@ def test_kept_checkpoints_that_may_be_wrong_are_removed_and_written_anew(launch:
 
 def test_states_that_differ_in_the_end_are_taken_back_and_the_run_says_so(launch: Run, tmp_path: Path) -> None:
     of = compared(3, "emulated", {"digests": 3}, train={"checkpoint_every": 3})
-    says = "workers 0.1 and 1.1 and 2.1 end with different states of stage 1; what came after step 8"
+    says = "workers 0.1 and 1.1 and 2.1 end with different states of stage 1; the steps after step 8"
     with pytest.raises(RunError, match=says):
         launch(of, STEPS + 1, "flip=weight:1.1@10", directory=tmp_path)
     run = launch(of, STEPS + 1, resume=True, directory=tmp_path)
@@ -326,7 +311,7 @@ def test_states_that_differ_in_the_end_are_taken_back_and_the_run_says_so(launch
     ("every", "times", "says"),
     [
         (2, 4, "also when repeated and from a checkpoint"),
-        (0, 2, "also when repeated, and there is no complete checkpoint to go back to"),
+        (0, 2, "also when repeated, and the run has no complete checkpoint"),
     ],
 )
 def test_two_hosts_that_differ_again_and_again_end_the_run(every: int, times: int, says: str, launch: Run) -> None:

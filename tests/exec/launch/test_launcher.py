@@ -17,8 +17,8 @@ import pytest
 from recycle import Job, JobError, RunError
 from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import parse_fault
-from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import train
+from recycle.exec.launch.trackers import Observer
 from recycle.exec.processes.forkserver import ForkServer
 from recycle.job import price
 from recycle.runs.logs import read_lines, read_logs

@@ -40,7 +40,7 @@ class Runtime:
         self.agents: dict[int, Peer] = {}
         self.log: list[tuple[Any, ...]] = []
 
-    def greet(self, peer: Peer, hello: Hello) -> bool:
+    def connect_agent(self, peer: Peer, hello: Hello) -> bool:
         if hello.node in self.agents:
             peer(Rejected(), None)
             return False
@@ -48,7 +48,7 @@ class Runtime:
         self.log.append(("greet", hello.node, hello.session))
         return True
 
-    def part(self, node: int, peer: Peer) -> None:
+    def disconnect_agent(self, node: int, peer: Peer) -> None:
         assert self.agents.pop(node) is peer
         self.log.append(("part", node))
 
@@ -96,7 +96,7 @@ class Leader:
         while not condition():
             assert time.monotonic() < deadline
             self.hub.dispatch(0.01)
-            self.server.look()
+            self.server.close_strangers()
 
     def logs(self, *entries: tuple[Any, ...]) -> None:
         """Serve until this was logged, and nothing else."""
@@ -184,13 +184,3 @@ def test_stranger_whose_bytes_come_slowly_is_let_go_at_a_deadline(
     link.send(BATCH)
     leader.logs(("take", 1, BATCH))
     stranger.close()
-
-
-def test_server_that_is_closed_lets_go_of_its_agents_and_takes_no_more(leader: Leader) -> None:
-    link = leader.agent(Hello(1, "one"))
-    leader.logs(("greet", 1, "one"))
-    leader.server.close()
-    with pytest.raises(LinkClosed):
-        link.read()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(leader.address, 1.0)

@@ -14,7 +14,7 @@ import pytest
 
 from recycle import Job, JobError
 from recycle.exec.launch import run_directory
-from recycle.exec.launch.contact import leave_contact, run_key
+from recycle.exec.launch.run_address import run_key, write_address
 from recycle.exec.launch.run_directory import LineLog, RunDirectory
 from recycle.job.shape import Worker
 from recycle.runs.logs import append_iteration, log_path
@@ -53,7 +53,7 @@ def test_a_run_has_the_modes_that_the_umask_gives_and_nobody_else_can_lock_it(tm
     try:
         directory = RunDirectory(tmp_path / "run", JOB)
         directory.event("fault")
-        leave_contact(directory.path, "local://name", "")
+        write_address(directory.path, "local://name", "")
         append_iteration(log_path(directory.path, Worker(0, 0)), 0, 1, "0.0", [("0F0.0", 0.0, 1.0)])
     finally:
         os.umask(before)

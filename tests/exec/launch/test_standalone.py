@@ -68,7 +68,7 @@ def test_a_schedule_that_cannot_be_trained_with_is_refused_before_anything_runs(
     tight = job(3, 2, 2, kind="gpt", memory={"limit": 1})
     for of, schedule, says in (
         (gpt, defect, r"does not pass check: .*1\.1"),
-        (gpt, forward_only(one_f_one_b(gpt.shape)), "the schedule is forward-only and trains nothing"),
+        (gpt, forward_only(one_f_one_b(gpt.shape)), "the schedule is forward-only and cannot train"),
         (gpt, one_f_one_b(job(2, 2, 2).shape), "the schedule is for D=2 P=2 m=2, the job for D=3 P=2 m=2"),
         (tight, gpipe(tight.shape), "does not pass check"),
     ):

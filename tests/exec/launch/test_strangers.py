@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import recycle
-from recycle.exec.launch.dials import Observer
+from recycle.exec.launch.trackers import Observer
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.job import PricedJob
 from recycle.job.shape import Worker

@@ -103,7 +103,7 @@ class _Machine:
     def kill(self, worker: Worker) -> None:
         self._world.after(self._world.draw(0.0, 0.1), lambda process=self.processes[worker]: process.end(KILLED))
 
-    def gone(self) -> dict[Worker, tuple[str, str]]:
+    def take_ends(self) -> dict[Worker, tuple[str, str]]:
         gone, self.ended = self.ended, {}
         return gone
 

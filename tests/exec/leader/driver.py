@@ -252,7 +252,7 @@ class LeaderDriver:
         ]
         return dict.fromkeys(members_of(running, self.job.grid.tensor_parallel), beat)
 
-    def pass_time(self, seconds: float) -> None:
+    def count_time(self, seconds: float) -> None:
         """Let time pass in ticks."""
         for _ in range(round(seconds / TICK)):
             self.tick()

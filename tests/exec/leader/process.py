@@ -192,7 +192,7 @@ class Process:
                 yield max(0.0, self.writes_until - world.now)
                 self.saved_step = -1
                 self.announced = {part for part in self.announced if part[0] <= record.committed}
-            self._settle(record)
+            self._resolve(record)
             commit, is_over = record.commit, False
             if self.is_confirmed:
                 self._keep(record, commit)
@@ -219,7 +219,7 @@ class Process:
         self.begun = self.knows.begin()
         return self.begun is not None or self.knows.may_leave
 
-    def _settle(self, record: GenerationRecord) -> None:
+    def _resolve(self, record: GenerationRecord) -> None:
         if self.formed is not None:  # it may have missed that the generation could run
             before, placed = self.formed
             if record.held == before.holds and self.name not in record.joins:

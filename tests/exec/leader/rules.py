@@ -273,7 +273,7 @@ class Rules:
         """The leader writes an event."""
         may_be_wrong = self._world.scenario.slow_messages or self._world.has_stalled
         # Of workers that fail to form together any may be to blame; what ended without a leader is an earlier process.
-        is_of_process = not re.search("could not form|ended while there was no leader", fields.get("cause", ""))
+        is_of_process = not re.search("could not form|ended while no agent led the run", fields.get("cause", ""))
         if kind == "detected" and is_of_process and not may_be_wrong:
             process = self._world.process(fields["worker"])
             if process is not None and process.is_blameless:
@@ -339,7 +339,7 @@ class Rules:
         """The run cannot go on."""
         text, scenario = str(error), self._world.scenario
         reasons = {
-            r"no live host|nodes .* are gone again": True,
+            r"no live host|nodes .* have left again": True,
             r"gave up after \d+ attempts": True,
             r"no plan for|there is no plan": scenario.plans_fail,
             r"were not ready within": True,

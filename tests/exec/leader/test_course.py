@@ -66,11 +66,11 @@ def test_workers_are_started_once_their_nodes_are_present() -> None:
 def test_run_fails_when_nodes_or_workers_are_late() -> None:
     driver = begun(is_connected=False)
     with pytest.raises(RunError, match="agents of nodes 0 were not ready within 8 s; see the logs"):
-        driver.pass_time(START_DEADLINE + 1)
+        driver.count_time(START_DEADLINE + 1)
     driver = begun()
     driver.starts_up = False
     with pytest.raises(RunError, match=r"workers 0\.0 0\.1 1\.0 1\.1 were not ready within 8 s; see the logs"):
-        driver.pass_time(START_DEADLINE + 1)
+        driver.count_time(START_DEADLINE + 1)
 
 
 def test_run_fails_with_a_worker_that_ends_during_start_up() -> None:
@@ -183,10 +183,10 @@ def test_run_fails_when_too_few_workers_are_left() -> None:
     driver.start_and_form()
     driver.end(Worker(0, 1), KILLED)
     says = (
-        "stage 1 has no live host left .* and 1 live workers are too few for 2 ranks; go on from step-00000003 with: "
+        "stage 1 has no live host left .* and 1 live workers are too few for 2 ranks; resume from step-00000003 with: "
     )
     with pytest.raises(RunError, match=says):
-        driver.pass_time(2)
+        driver.count_time(2)
 
 
 def test_nodes_that_may_return_are_waited_for_until_a_deadline() -> None:
@@ -196,18 +196,18 @@ def test_nodes_that_may_return_are_waited_for_until_a_deadline() -> None:
     driver.disconnect(0)
     while driver.phase is Phase.RUNNING:
         driver.tick()
-    driver.pass_time(REJOIN_DEADLINE - 1)
-    assert driver.phase is Phase.GOING_BACK
+    driver.count_time(REJOIN_DEADLINE - 1)
+    assert driver.phase is Phase.RESTORING
     with pytest.raises(RunError, match="0 live workers are too few for 2 ranks"):
-        driver.pass_time(2)
+        driver.count_time(2)
 
 
 def test_workers_that_cannot_be_ended_fail_the_run() -> None:
     driver = begun()
     driver.kills = False
     lost(driver)
-    with pytest.raises(RunError, match=r"and workers 0\.0 1\.0 could not be ended to go back"):
-        driver.pass_time(REJOIN_DEADLINE + 1)
+    with pytest.raises(RunError, match=r"and workers 0\.0 1\.0 could not be ended for the restore"):
+        driver.count_time(REJOIN_DEADLINE + 1)
 
 
 def test_worker_that_dies_on_the_way_back_is_left_out() -> None:
@@ -278,7 +278,7 @@ def test_worker_that_dies_or_hangs_after_the_last_commit_ends_with_the_run() -> 
         leave_state(driver, name)
     driver.end(Worker(0, 0), KILLED)
     driver.is_still, driver.waits = True, False
-    driver.pass_time(12)
+    driver.count_time(12)
     assert driver.detected == [("0.0", KILLED), ("1.1", "no progress for 9 s in form")]
     assert [event["over"] for event in driver.events("detected")] == [True, True]
     assert [finish.digests for finish in driver.of_kind(Finish)] == [{"0.1": {1: "same"}, "1.0": {0: "same"}}]
@@ -301,7 +301,7 @@ def test_final_states_that_differ_fail_a_run_that_compares_states() -> None:
         leave_state(driver, name)
     leave_state(driver, "1.1", "other")
     with pytest.raises(
-        RunError, match=r"workers 0\.1 and 1\.1 end with different states of .*1; what came after step -1"
+        RunError, match=r"workers 0\.1 and 1\.1 end with different states of .*1; the steps after step -1"
     ):
         driver.tick()
     assert driver.of_kind(Rewind) == [Rewind(-1, checkpoints=True)]
@@ -312,9 +312,9 @@ def test_run_whose_next_iteration_does_not_come_ends_with_the_committed_one() ->
     driver = running(steps=9)
     driver.report()
     driver.take(EndEarly())
-    driver.pass_time(ENDING["grace"] / 2 - 1)
+    driver.count_time(ENDING["grace"] / 2 - 1)
     assert driver.phase is Phase.RUNNING
-    driver.pass_time(2)
+    driver.count_time(2)
     assert (driver.phase, driver.record.generation) == (Phase.FINISHED, 2)
     assert driver.record.commit is not None
     assert (driver.record.commit.last, driver.record.commit.checkpoint) == (0, True)

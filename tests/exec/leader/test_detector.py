@@ -8,7 +8,7 @@ import pytest
 
 from recycle import Worker
 from recycle.exec.device import Progress
-from recycle.exec.leader.detector import FailureDetector, profiled_seconds, whom_to_fence
+from recycle.exec.leader.detector import FailureDetector, profiled_seconds, select_fenced
 from recycle.exec.protocol import Heartbeat
 from recycle.job import PricedJob
 from tests.exec.runs import job
@@ -24,7 +24,7 @@ def of() -> PricedJob:
     return job(2, 2, 2, membership=LIMITS)
 
 
-class Heard:
+class Detector:
     """A detector over one worker whose heartbeats a test writes, at every quarter of a second."""
 
     def __init__(self, of: PricedJob, is_starting: bool = False) -> None:
@@ -49,38 +49,38 @@ class Heard:
 
 def test_an_operation_hangs_after_ten_times_the_longest_of_its_kind_but_not_before_four_seconds(of: PricedJob) -> None:
     for longest, seconds in (("0.1", 4.0), ("0.4", 4.0), ("2.0", 20.0), ("new", 60.0)):
-        heard = Heard(of)
-        heard.until_lost("6 waiting 0F 0.1", 1.0)
-        took, why = heard.until_lost(f"7 working 1F {longest}", 100.0)
+        judge = Detector(of)
+        judge.until_lost("6 waiting 0F 0.1", 1.0)
+        took, why = judge.until_lost(f"7 working 1F {longest}", 100.0)
         assert took == pytest.approx(seconds + 0.25, abs=0.26)
         assert why == f"no progress for {seconds:g} s in 1F"
 
 
 def test_a_worker_that_waits_never_hangs_and_one_that_is_silent_is_dead_even_while_it_waits(of: PricedJob) -> None:
-    heard = Heard(of)
-    assert heard.until_lost("7 waiting 1F 0.1", 500.0) == (500.0, "")
-    took, why = heard.until_lost(None, 100.0)
+    judge = Detector(of)
+    assert judge.until_lost("7 waiting 1F 0.1", 500.0) == (500.0, "")
+    took, why = judge.until_lost(None, 100.0)
     assert took == pytest.approx(4.25, abs=0.26)
     assert why == "no heartbeat for 4 s"
 
 
 def test_the_last_beat_of_a_process_says_nothing_of_the_one_that_is_started_after_it(of: PricedJob) -> None:
-    heard = Heard(of, is_starting=True)
-    heard.until_lost("6 working 1F 0.1", 1.0)
-    heard.detector.forget([A])
-    took, why = heard.until_lost(None, 50.0)
+    judge = Detector(of, is_starting=True)
+    judge.until_lost("6 working 1F 0.1", 1.0)
+    judge.detector.forget([A])
+    took, why = judge.until_lost(None, 50.0)
     assert (took, why) == (50.0, "")
-    heard.until_lost("1 working 0F 0.1", 1.0)
-    took, why = heard.until_lost("1 working 0F 0.1", 100.0)
+    judge.until_lost("1 working 0F 0.1", 1.0)
+    took, why = judge.until_lost("1 working 0F 0.1", 100.0)
     assert took == pytest.approx(3.25, abs=0.26)
     assert why == "no progress for 4 s in 0F"
 
 
 def test_the_time_in_which_the_coordinator_itself_slept_is_no_silence(of: PricedJob) -> None:
-    heard = Heard(of)
-    heard.until_lost("7 working 1F 0.1", 3.0)
-    heard.now += 1000.0
-    assert heard.until_lost(None, 0.75)[1] == ""
+    judge = Detector(of)
+    judge.until_lost("7 working 1F 0.1", 3.0)
+    judge.now += 1000.0
+    assert judge.until_lost(None, 0.75)[1] == ""
 
 
 def test_one_silent_or_hung_process_of_a_worker_is_enough() -> None:
@@ -133,13 +133,13 @@ def test_the_heartbeat_says_the_longest_time_of_its_kind_lately_without_waits(mo
 
 
 def test_of_two_that_are_cut_off_one_goes_by_a_rule() -> None:
-    assert whom_to_fence((A, B), [A, B, C, D]) == B
-    assert whom_to_fence((B, A), [A, B, C, D]) == B
-    assert whom_to_fence((A, B), [A, B, C]) == A
-    assert whom_to_fence((A, B), [A, B, D]) == B
-    assert whom_to_fence((A, B), [A, B, C, D], silent=[A]) == A
-    assert whom_to_fence((A, C), [A, B, D]) == C
-    assert whom_to_fence((A, B), [A, B]) is None
+    assert select_fenced((A, B), [A, B, C, D]) == B
+    assert select_fenced((B, A), [A, B, C, D]) == B
+    assert select_fenced((A, B), [A, B, C]) == A
+    assert select_fenced((A, B), [A, B, D]) == B
+    assert select_fenced((A, B), [A, B, C, D], silent=[A]) == A
+    assert select_fenced((A, C), [A, B, D]) == C
+    assert select_fenced((A, B), [A, B]) is None
 
 
 @pytest.mark.parametrize(("silent", "seconds"), [((A,), 4.0), ((A, B), 4.0), ((A, B, C), 8.0), ((A, B, C, D), 8.0)])
@@ -160,13 +160,13 @@ def test_the_silence_of_most_workers_is_first_taken_for_a_busy_machine(
 
 def test_nobody_is_judged_by_heartbeats_that_were_not_read_anew(of: PricedJob) -> None:
     """That time counts for nobody."""
-    heard = Heard(of)
-    heard.until_lost("7 waiting 1F 0.1", 1.0)
-    heard.detector.are_due = False
+    judge = Detector(of)
+    judge.until_lost("7 waiting 1F 0.1", 1.0)
+    judge.detector.are_due = False
     for _ in range(100):
-        heard.now += 0.25
-        assert heard.detector.lost([A], heard.now) == {}
-    heard.detector.are_due = True
-    took, why = heard.until_lost(None, 100.0)
+        judge.now += 0.25
+        assert judge.detector.lost([A], judge.now) == {}
+    judge.detector.are_due = True
+    took, why = judge.until_lost(None, 100.0)
     assert took == pytest.approx(4.25, abs=0.26)
     assert why == "no heartbeat for 4 s"

@@ -51,9 +51,9 @@ SPOILT = report(math.nan, loss=math.nan, common=math.nan)
     [
         ({"0.0": report(1.0, loss=2.0), "1.0": report(1.0, loss=3.0), "1.1": Report({1: [2.0]}, None)}, None, ""),
         ({"0.0": report(math.nan, checksum=1), "1.0": report(math.inf, 1.0, checksum=2)}, None, ""),
-        ({"0.0": ONE, "1.0": NEXT, "2.0": ONE}, ["1.0"], "worker 1.0 holds another gradient of stage 0"),
-        ({"0.0": ONE, "1.0": report(1.0, checksum=2), "2.0": ONE}, ["1.0"], "another gradient"),
-        ({"0.0": ONE, "1.0": ONE, "2.0": report(math.nan)}, ["2.0"], "another gradient"),
+        ({"0.0": ONE, "1.0": NEXT, "2.0": ONE}, ["1.0"], "worker 1.0 holds a different gradient of stage 0"),
+        ({"0.0": ONE, "1.0": report(1.0, checksum=2), "2.0": ONE}, ["1.0"], "a different gradient"),
+        ({"0.0": ONE, "1.0": ONE, "2.0": report(math.nan)}, ["2.0"], "a different gradient"),
         ({"0.0": ONE, "1.0": NEXT}, [], "workers 0.0 and 1.0 hold different gradients of stage 0"),
         ({"0.0": ONE, "1.0": NEXT, "2.0": report(3.0)}, [], "different gradients"),
         ({"0.0": ONE, "1.0": NEXT, "2.0": ONE, "3.0": NEXT}, [], "different gradients"),
@@ -67,7 +67,7 @@ SPOILT = report(math.nan, loss=math.nan, common=math.nan)
         (
             {name: replace(report(math.nan), states={0: (7 + (name == "1.0"), 9)}) for name in ("0.0", "1.0", "2.0")},
             ["1.0"],
-            "another state",
+            "a different state",
         ),
     ],
 )
@@ -80,7 +80,7 @@ def test_whoever_differs_from_most_hosts_of_its_stage_is_odd(
     with pytest.raises(Disagreement) as raised:
         compare(4, reports)
     assert (list(raised.value.odd), raised.value.step) == (odd, 4)
-    assert what in raised.value.what
+    assert what in raised.value.description
 
 
 def disagreement(**reports: Report) -> Disagreement:
@@ -94,11 +94,11 @@ def disagreement(**reports: Report) -> Disagreement:
 def test_who_holds_another_state_than_most_is_odd_and_the_bit_is_found() -> None:
     """The 20th bit of word 1000 is set in one of them."""
     found = disagreement(**with_states(w0_0=(7, 9), w1_0=(7 + (1 << 20), 9 + 1000 * (1 << 20)), w2_0=(7, 9)))
-    assert found.odd == {"1.0": "it holds another state of stage 0 than workers 0.0 and 2.0"}
+    assert found.odd == {"1.0": "it holds a different state of stage 0 than workers 0.0 and 2.0"}
     assert (found.is_of_state, found.bits) == (True, [Bit("1.0", 0, 0, BitPlace(1000, 20))])
     assert found.held["1.0"].endswith("state 000000000010000700000000" + f"{9 + 1000 * (1 << 20):08x}")
     both = disagreement(**with_states(w0_0=(7, 9), w1_0=(8, 9)))
-    assert (both.odd, both.what) == ({}, "workers 0.0 and 1.0 hold different states of stage 0")
+    assert (both.odd, both.description) == ({}, "workers 0.0 and 1.0 hold different states of stage 0")
     assert both.bits == [Bit("1.0", 0, 0, BitPlace(0, 0))]
     unexplained = disagreement(**with_states(w0_0=(7, 9), w1_0=(7, 10), w2_0=(7, 9)))
     assert (list(unexplained.odd), unexplained.bits) == (["1.0"], [])
@@ -114,7 +114,7 @@ def test_live_parameters_accuse_whoever_differs_from_most_hosts() -> None:
     holders = {"w0_0": of_shards(holds=True), "w1_0": of_shards(holds=True)}
     found = disagreement(**holders, w2_0=of_shards(holds=False, parameters=2))
     assert found.is_of_state
-    assert found.odd == {"2.0": "it holds another parameter of stage 0 than workers 0.0 and 1.0"}
+    assert found.odd == {"2.0": "it holds a different parameter of stage 0 than workers 0.0 and 1.0"}
 
 
 def test_live_parameters_that_a_wrong_state_has_spread_to_accuse_nobody() -> None:
@@ -128,7 +128,7 @@ def test_live_parameters_that_a_wrong_state_has_spread_to_accuse_nobody() -> Non
 def test_a_shard_that_is_still_copied_is_not_compared() -> None:
     copying = replace(of_shards(holds=True), states={PARAMETERS: (1, 0)})
     compare(4, {"0.0": of_shards(holds=True), "1.0": of_shards(holds=True), "2.0": copying})
-    columns = ReportColumns.of({"0.0": of_shards(holds=True), "2.0": copying})
+    columns = ReportColumns.from_reports({"0.0": of_shards(holds=True), "2.0": copying})
     assert columns.has_states
     assert columns.states() == {Worker(0, 0): {0, PARAMETERS}, Worker(2, 0): {PARAMETERS}}
 
@@ -180,7 +180,7 @@ def test_reports_carry_them_to_the_bit_and_columns_bring_them_together() -> None
     peer = Report({1: [1.0]}, None, replayed=[replayed_as(CHECKED, RIGHT, False), replayed_as(other, large, True)])
     packed = [msgspec.msgpack.encode(report) for report in (home, peer)]
     assert [msgspec.msgpack.decode(body, type=Report) for body in packed] == [home, peer]
-    columns = ReportColumns.of({"0.1": peer, "1.1": Report({1: [1.0]}, None), "2.1": home})
+    columns = ReportColumns.from_reports({"0.1": peer, "1.1": Report({1: [1.0]}, None), "2.1": home})
     assert columns.agree
     found = votes_of(columns.replayed)
     assert found == {WORK: {"2.1": large, "0.1": RIGHT}}
@@ -193,7 +193,7 @@ def test_tensor_ranks_vote_with_the_same_rank_of_other_workers() -> None:
     assert found is not None
     assert list(found.odd) == ["1.1"]
     assert {part["worker"] for part in found.parts} == {"1.1t1"}
-    assert "of micro-batch 2.3 at stage 1 in tensor rank 1 than workers 2.1 and 0.1" in found.what
+    assert "for micro-batch 2.3 at stage 1 in tensor rank 1 than workers 2.1 and 0.1" in found.description
     assert (
         count_votes(4, votes_of([(name, replayed_as(CHECKED, its, name == "2.1")) for name, its in said[:4]])) is None
     )
@@ -247,5 +247,5 @@ def test_the_odd_one_of_three_is_fenced_and_all_go_back_to_where_they_agreed(
 def test_two_that_differ_go_back_together_and_need_a_checkpoint_where_they_had_agreed() -> None:
     driver = judged(OF_TWO, AGREED, states_of(5, 6))
     assert (driver.record.committed, driver.detected) == (4, [])
-    with pytest.raises(RunError, match="also when repeated, and there is no complete checkpoint to go back to"):
-        judged(OF_TWO, replace(AGREED, step=7), states_of(5, 6)).pass_time(1)
+    with pytest.raises(RunError, match="also when repeated, and the run has no complete checkpoint"):
+        judged(OF_TWO, replace(AGREED, step=7), states_of(5, 6)).count_time(1)

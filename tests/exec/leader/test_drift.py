@@ -52,7 +52,7 @@ def iteration(
         report[worker] = [Computed(s, kind, n, n * each * factor) for kind, (n, each) in counts.items()]
         if worker in without:
             report[worker] = []
-    return ComputeTimes.of({worker: Report({}, None, rows) for worker, rows in report.items()})
+    return ComputeTimes.from_reports({worker: Report({}, None, rows) for worker, rows in report.items()})
 
 
 def seen(watch: DriftMonitor, planned: Profile = BASE) -> Profile | None:
@@ -145,7 +145,7 @@ def test_workers_that_host_unlike_stages_are_held_against_the_other_hosts_of_eac
             factor = 2.0 if worker == slow else 1.0
             each = {stage: factor * (last if stage == 2 else 0.01 * (stage + 1)) for stage in stages}
             report[worker] = [Computed(stage, kind, 3, 3 * each[stage]) for stage in stages for kind in "FIW"]
-        return ComputeTimes.of({worker: Report({}, None, rows) for worker, rows in report.items()})
+        return ComputeTimes.from_reports({worker: Report({}, None, rows) for worker, rows in report.items()})
 
     for slow in hosts:
         watch = drift()
@@ -194,7 +194,7 @@ def sent_messages(
                 seconds = every * LINK_UNIT * PRICE * (factors or {}).get((worker, peer), 1.0)
                 sent = 0 if (worker, peer) in without else 4
                 found[worker].append(LinkTime(peer.pipeline, rank, sent, seconds if sent else 0.0, waited))
-    return ComputeTimes.of(
+    return ComputeTimes.from_reports(
         {
             worker: Report({}, None, [Computed(worker.rank, "F", 1, 2.0 * LINK_UNIT)], links=links)
             for worker, links in found.items()

@@ -40,7 +40,6 @@ from recycle.exec.protocol import (
     Strike,
     Trouble,
     Verified,
-    Warned,
 )
 from recycle.exec.protocol import GenerationPhase as PersistedPhase
 from recycle.job.shape import Worker
@@ -60,19 +59,6 @@ def test_gradient_that_is_not_finite_is_repeated_once_and_then_fatal() -> None:
     with pytest.raises(RunError, match="step 0: a gradient is not finite, also when repeated"):
         driver.report(norm=NOT_FINITE)
     assert driver.of_kind(Line) == []
-
-
-def test_gradient_that_is_not_finite_is_skipped_after_a_repetition_where_the_job_says_so() -> None:
-    driver = LeaderDriver(job(2, 2, 2, train={"non_finite": "skip"}))
-    driver.start_and_form()
-    for generation, step in ((2, 0), (3, 1)):
-        driver.report(norm=NOT_FINITE)
-        driver.start_and_form()
-        driver.report(norm=NOT_FINITE)
-        assert (driver.record.generation, driver.record.committed) == (generation, step)
-        assert driver.record.commit is not None
-        assert driver.record.commit.clip_factor is None
-    assert [action.line["grad_norm"] for action in driver.of_kind(Line)] == [None, None]
 
 
 def test_staggered_step_whose_gradient_has_to_be_clipped_is_repeated_with_the_barrier() -> None:
@@ -112,7 +98,7 @@ def test_worker_without_progress_is_dead_and_its_stage_lost_with_the_last_host()
     driver.report()
     driver.is_still, driver.waits = True, False
     with pytest.raises(RunError, match=r"no live host left after step 0: .* worker 0\.1, no progress for 9 s in form"):
-        driver.pass_time(12)
+        driver.count_time(12)
     assert driver.detected == [("0.0", "no progress for 9 s in form"), ("0.1", "no progress for 9 s in form")]
 
 
@@ -126,23 +112,23 @@ def test_stage_whose_only_state_dies_while_it_is_copied_is_lost() -> None:
     assert driver.record.joins == ["1.1"]
     driver.end(Worker(0, 1), KILLED)
     with pytest.raises(RunError, match=r"stage 1 has no live host left after step 0"):
-        driver.pass_time(1)
+        driver.count_time(1)
 
 
 def test_broken_connection_brings_another_generation_unless_a_death_explains_it() -> None:
     driver = LeaderDriver(job(2, 2, 2))
     driver.start_and_form()
     driver.say("0.0", Trouble("a connection broke"))
-    driver.pass_time(GRACE_SECONDS)
+    driver.count_time(GRACE_SECONDS)
     assert driver.phase is Phase.RUNNING
-    driver.pass_time(3 * TICK)
+    driver.count_time(3 * TICK)
     assert (driver.record.generation, driver.detected) == (2, [])
     driver.start_and_form()
     driver.say("0.0", Trouble("a connection broke"))
     driver.tick()
     driver.end(Worker(1, 0), KILLED)
     driver.start_and_form()
-    driver.pass_time(2 * GRACE_SECONDS)
+    driver.count_time(2 * GRACE_SECONDS)
     assert (driver.record.generation, driver.detected) == (3, [("1.0", KILLED)])
 
 
@@ -181,16 +167,6 @@ def test_event_of_a_fault_is_written_and_persisted_before_it_strikes_the_first_t
     assert driver.told(Strike) == [Strike(0, "0.0")]
 
 
-def test_only_the_first_warning_of_a_worker_is_written() -> None:
-    driver = LeaderDriver(job(2, 2, 2))
-    driver.start_and_form()
-    driver.say("0.0", Warned("no trace"))
-    driver.say("0.1", Warned("no trace either"))
-    driver.tick()
-    driver.tick()
-    assert driver.events("warning") == [{"message": "no trace"}]
-
-
 # Deadlines.
 
 
@@ -220,9 +196,9 @@ def proposed(steps: int = 9, *, sections: dict[str, dict[str, Any]] | None = Non
 def test_worker_that_does_not_acknowledge_is_fenced_and_the_others_go_on() -> None:
     driver = proposed()
     driver.acknowledge(without=["1.1"])
-    driver.pass_time(FORM_TIMEOUT + HUNG_AFTER - 1)
+    driver.count_time(FORM_TIMEOUT + HUNG_AFTER - 1)
     assert driver.phase is Phase.PROPOSED
-    driver.pass_time(2)
+    driver.count_time(2)
     assert driver.detected == [("1.1", "generation 1 was not acknowledged within 6 s")]
     assert driver.killed == [LATE]
     assert driver.record.generation == 2
@@ -234,9 +210,9 @@ def test_worker_that_neither_forms_nor_fails_is_fenced_after_the_others_have_giv
     driver = proposed()
     driver.acknowledge()
     driver.form(["0.1"], dict.fromkeys(driver.record.live, Formed("waited in vain", expired=True)))
-    driver.pass_time(2 * FORM_TIMEOUT - 1)
+    driver.count_time(2 * FORM_TIMEOUT - 1)
     assert driver.detected == []
-    driver.pass_time(2)
+    driver.count_time(2)
     assert driver.detected == [("0.1", "groups of generation 1 did not form within 8 s")]
 
 
@@ -247,7 +223,7 @@ def test_worker_that_fails_first_to_form_twice_is_fenced_and_not_one_that_fails_
         driver.acknowledge()
         driver.form(["0.0", "1.0"], {"2.1": broken})
         driver.form([], {"2.1": broken, "0.0": Formed("closed by its peer")})
-        driver.pass_time(GRACE_SECONDS + TICK)
+        driver.count_time(GRACE_SECONDS + TICK)
     assert driver.detected == [("2.1", "could not form generation 2: the device is broken")]
     driver.start_and_form()
 
@@ -258,7 +234,7 @@ def test_run_is_given_up_after_some_attempts_with_workers_of_which_none_can_be_f
     def attempt() -> None:
         driver.acknowledge()
         driver.form(without=["0.0", "1.0", "2.0"])
-        driver.pass_time(2 * FORM_TIMEOUT + 1)
+        driver.count_time(2 * FORM_TIMEOUT + 1)
 
     for _ in range(ATTEMPTS - 1):
         attempt()
@@ -270,12 +246,12 @@ def test_run_is_given_up_after_some_attempts_with_workers_of_which_none_can_be_f
 def test_generation_in_which_all_workers_wait_without_progress_is_repeated() -> None:
     driver = proposed()
     driver.start_and_form()
-    driver.pass_time(2 * TRANSPORT_TIMEOUT)
+    driver.count_time(2 * TRANSPORT_TIMEOUT)
     assert (driver.record.generation, driver.phase) == (1, Phase.RUNNING)
     driver.is_still = True
-    driver.pass_time(TRANSPORT_TIMEOUT - 1)
+    driver.count_time(TRANSPORT_TIMEOUT - 1)
     assert driver.record.generation == 1
-    driver.pass_time(2)
+    driver.count_time(2)
     assert (driver.record.generation, driver.detected) == (2, [])
 
 
@@ -289,9 +265,9 @@ def test_last_evaluation_may_wait_for_the_last_checkpoint() -> None:
     driver.report()
     assert driver.record.is_evaluation_due
     driver.is_still = True
-    driver.pass_time(deadline - 1)
+    driver.count_time(deadline - 1)
     assert (driver.record.generation, driver.phase) == (1, Phase.RUNNING)
-    driver.pass_time(2)
+    driver.count_time(2)
     assert driver.record.generation == 2
 
 
@@ -300,11 +276,11 @@ def test_plan_that_never_comes_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> 
     driver = proposed()
     driver.plan = lambda question: None
     driver.end(LATE, KILLED)
-    driver.pass_time(29)
+    driver.count_time(29)
     assert driver.phase is Phase.BETWEEN
     assert [ask.question.failed for ask in driver.of_kind(Ask)] == [frozenset(), {LATE}]
     with pytest.raises(RunError, match=r"no plan without workers 1\.1"):
-        driver.pass_time(4)
+        driver.count_time(4)
 
 
 def test_worker_that_does_not_rejoin_is_waited_for_until_a_deadline() -> None:
@@ -318,9 +294,9 @@ def test_worker_that_does_not_rejoin_is_waited_for_until_a_deadline() -> None:
     for _ in range(3):
         driver.report()
     assert (driver.record.committed, driver.phase) == (2, Phase.BETWEEN)
-    driver.pass_time(REJOIN_DEADLINE - TICK)
+    driver.count_time(REJOIN_DEADLINE - TICK)
     assert driver.phase is Phase.BETWEEN
-    driver.pass_time(2 * TICK)
+    driver.count_time(2 * TICK)
     assert driver.events("fault") == [{"worker": "1.1", "step": 3, "cause": "did not re-join in time"}]
     assert driver.killed == [LATE]
     driver.start_and_form()
@@ -335,7 +311,7 @@ def test_run_that_is_to_end_kills_no_worker_without_progress_where_its_state_wou
     assert driver.record.committed == 0
     driver.take(EndEarly())
     driver.is_still, driver.waits = True, False
-    driver.pass_time(END_SECONDS)
+    driver.count_time(END_SECONDS)
     driver.leader.end_at_committed()
     assert (driver.killed, driver.phase) == ([], Phase.FINISHED)
     assert len(driver.record.live) == 6
@@ -418,9 +394,9 @@ def test_workers_that_cannot_reach_each_other_are_judged_after_it_is_known_who_i
     homes = {Worker(0, 0): 0, Worker(1, 0): 1}
     driver = follow(record(), "running", homes=homes, is_connected=False)
     driver.connect(1, said=[FromWorker("1.0", CutOff("0.0"), 3)])
-    driver.pass_time(2)
+    driver.count_time(2)
     assert driver.detected == []
-    driver.pass_time(1)
+    driver.count_time(1)
     assert driver.detected == [("0.0", "cut off from worker 1.0")]
 
 
@@ -436,5 +412,7 @@ def test_record_of_a_restart_starts_its_workers_from_the_checkpoint() -> None:
 
 
 def test_record_that_names_a_plan_without_file_fails() -> None:
-    with pytest.raises(RunError, match="plan gone, which says what the workers hold, is not in the run directory"):
+    with pytest.raises(
+        RunError, match="plan gone, which defines what the workers hold, is missing in the run directory"
+    ):
         follow(record(held="gone"))

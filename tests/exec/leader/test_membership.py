@@ -58,7 +58,7 @@ def test_what_a_process_says_while_its_agent_is_away_counts_when_the_agent_is_ba
             said = FromWorker(name, report, 1)
         else:
             driver.say(name, report)
-    driver.pass_time(2)
+    driver.count_time(2)
     assert driver.record.committed == -1
     for _ in range(2):
         driver.connect(1, said=[said])
@@ -71,14 +71,14 @@ def test_pause_of_the_leader_does_not_count_against_agents() -> None:
     driver = on_two_nodes()
     driver.disconnect(1)
     driver.tick(100.0)
-    driver.pass_time(2)
+    driver.count_time(2)
     assert driver.detected == []
 
 
 def test_workers_of_an_agent_that_is_away_too_long_die_and_are_started_again_when_it_is_back() -> None:
     driver = on_two_nodes(restarts=1)
     driver.disconnect(1)
-    driver.pass_time(4)
+    driver.count_time(4)
     assert driver.detected == [("1.1", "the agent of node 1 is gone")]
     driver.start_and_form()
     assert driver.ordered(Start)[6:] == []
@@ -145,7 +145,7 @@ def test_worker_that_has_left_is_started_again_by_a_new_agent_only(is_new: bool)
     driver.connect(0)
     driver.processes[1][Worker(1, 0)] = AgentProcess("1.0", 0, 0, "ended with exit code 0")
     driver.connect(1, is_new=is_new)
-    driver.pass_time(1)
+    driver.count_time(1)
     assert [action.incarnation for action in driver.ordered(Start)] == [1] * is_new
 
 
@@ -210,19 +210,19 @@ def test_worker_leaves_after_its_iteration_and_nothing_is_repeated(driver: Leade
 def test_worker_that_may_leave_and_does_not_end_is_killed(driver: LeaderDriver) -> None:
     tell(driver)
     driver.report()
-    driver.pass_time(END_SECONDS - 1)
+    driver.count_time(END_SECONDS - 1)
     assert driver.killed == []
-    driver.pass_time(2)
+    driver.count_time(2)
     assert driver.killed == [LEAVER]
     assert (driver.detected, [event["worker"] for event in driver.events("drained")]) == ([], ["1.1"])
 
 
 def test_worker_that_cannot_leave_before_its_deadline_dies(driver: LeaderDriver) -> None:
     tell(driver, seconds=2.0)
-    driver.pass_time(1.5)
+    driver.count_time(1.5)
     assert driver.detected == []
-    driver.pass_time(1)
-    assert driver.detected == [("1.1", "told to leave within 2 s, in which no iteration came to its end")]
+    driver.count_time(1)
+    assert driver.detected == [("1.1", "asked to leave within 2 s, and no iteration ended in time")]
     assert (driver.killed, driver.events("drained")) == ([LEAVER], [])
 
 
@@ -291,7 +291,7 @@ def test_worker_that_was_killed_at_its_deadline_is_not_started_again() -> None:
     driver = LeaderDriver(job(3, 2, 2), restarts=3)
     driver.start_and_form()
     tell(driver, seconds=2.0)
-    driver.pass_time(2)
+    driver.count_time(2)
     driver.start_and_form()
-    driver.pass_time(1)
+    driver.count_time(1)
     assert [start.incarnation for start in driver.ordered(Start)] == [0] * 6

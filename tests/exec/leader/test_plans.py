@@ -47,7 +47,7 @@ class PlannedRun:
                         self._service.ask(question, profile)
                     case Event(kind=kind, fields=fields):
                         self.events.append({"kind": kind, **fields})
-            for planned in self._service.look(print):
+            for planned in self._service.poll(print):
                 self._open.discard(planned.question)
                 self.plans.take(planned)
             if not self._open:
@@ -58,7 +58,7 @@ class PlannedRun:
     def ready(self, *dead: Worker) -> PreparedPlan:
         """The plan without the dead workers."""
         for _ in range(3):
-            plan = self.plans.ready(frozenset(dead))
+            plan = self.plans.plan_for(frozenset(dead))
             self.answer_all()
             if plan is not None:
                 return plan
@@ -66,7 +66,9 @@ class PlannedRun:
 
     def commit(self, *dead: Worker) -> bool:
         """Two iterations without the dead workers, with all questions answered; whether a better plan follows."""
-        times = ComputeTimes.of({worker: Report({}, None) for worker in sorted(self._workers.difference(dead))})
+        times = ComputeTimes.from_reports(
+            {worker: Report({}, None) for worker in sorted(self._workers.difference(dead))}
+        )
         for _ in range(2):
             self.observe(times, *dead)
         return self.plans.has_better(frozenset(dead))
@@ -226,7 +228,7 @@ def prepared(job: PricedJob, *dead: Worker) -> PreparedPlan:
 
 def test_layout_that_cannot_be_planned_is_an_event_and_is_not_asked_for_again() -> None:
     outbox, plan = Outbox(), prepared(ALWAYS, *DEAD)
-    plans, times = Plans(ALWAYS, outbox), ComputeTimes.of({worker: Report({}, None) for worker in plan.roles})
+    plans, times = Plans(ALWAYS, outbox), ComputeTimes.from_reports({worker: Report({}, None) for worker in plan.roles})
     plans.adopt(DEAD, plan, {})
     plans.observe(DEAD, 4, times)
     (asked,) = outbox.take_actions()
@@ -238,20 +240,20 @@ def test_layout_that_cannot_be_planned_is_an_event_and_is_not_asked_for_again() 
     cause = {"cause": "no planner process answers"}
     assert event == Event("layout", {"step": 6, "failed": ["1.1"], "moves": False, **cause})
     assert not plans.has_better(DEAD)
-    assert plans.ready(DEAD) is plan
+    assert plans.plan_for(DEAD) is plan
 
 
 def test_needed_plan_is_asked_for_once_and_a_later_plan_replaces_an_error() -> None:
     outbox = Outbox()
     plans = Plans(ALWAYS, outbox)
-    assert [plans.ready(DEAD), plans.ready(DEAD)] == [None, None]
+    assert [plans.plan_for(DEAD), plans.plan_for(DEAD)] == [None, None]
     assert outbox.take_actions() == [Ask(NEEDED)]
     plans.take(Planned(NEEDED, None, "no room"))
     with pytest.raises(RunError, match=r"no plan for \(0, 1\) dead workers per stage: no room"):
-        plans.ready(DEAD)
+        plans.plan_for(DEAD)
     plan = prepared(ALWAYS, *DEAD)
     plans.take(Planned(NEEDED, plan))
-    assert plans.ready(DEAD) is plan
+    assert plans.plan_for(DEAD) is plan
     assert outbox.take_actions() == []
 
 
@@ -277,7 +279,7 @@ def times_of(job: Job, factor: float, *dead: Worker) -> ComputeTimes:
         if worker not in dead:
             each = UNIT * (factor if worker == SLOW else 1.0)
             reports[worker] = [Computed(worker.rank, kind, 4, 4 * each) for kind in "FIW"]
-    return ComputeTimes.of({worker: Report({}, None, rows) for worker, rows in reports.items()})
+    return ComputeTimes.from_reports({worker: Report({}, None, rows) for worker, rows in reports.items()})
 
 
 @pytest.mark.process
@@ -341,7 +343,7 @@ def test_answer_for_other_live_workers_is_dropped_and_another_plan_is_asked_for(
     run.plans.take(Planned(after.question, plan(run.job, "third", dead, compared=3.0)))
     run.iterate(dead)
     assert run.plans.has_better(frozenset({dead}))
-    better = run.plans.ready(frozenset({dead}))
+    better = run.plans.plan_for(frozenset({dead}))
     assert better is not None
     assert better.digest == "third"
     (event,) = run.outbox.take_actions()

@@ -433,7 +433,7 @@ class World:
             case Hello():
                 known = self.agents.get(node)
                 if known is not None and known.agent is connection.agent:
-                    self.part(known)  # the agent noticed first that this connection broke
+                    self.lose_agent(known)  # the agent noticed first that this connection broke
                 elif known is not None:
                     connection.down(Rejected())
                     return
@@ -447,7 +447,7 @@ class World:
                 self.give(message)
         self._tick_soon()
 
-    def part(self, connection: Connection) -> None:
+    def lose_agent(self, connection: Connection) -> None:
         """The leader notices that a connection is gone."""
         node = connection.agent.node
         if self.leader is connection.leader and self.agents.get(node) is connection:

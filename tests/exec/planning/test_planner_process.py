@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from recycle import MicroBatch, Worker
-from recycle.exec.launch.dials import Observer
+from recycle.exec.launch.trackers import Observer
 from recycle.exec.leader.actions import Planned, PreparedPlan, Question
 from recycle.exec.planning import planner_process
 from recycle.exec.planning.planner_process import MOST_FAILURES, Planner, answer
@@ -70,7 +70,7 @@ class Answers:
 
     def look(self) -> None:
         """Take what is answered."""
-        self.planned.update((planned.question, planned) for planned in self._service.look(self.warnings.append))
+        self.planned.update((planned.question, planned) for planned in self._service.poll(self.warnings.append))
 
     def wait_for(self, question: Question) -> Planned:
         """The answer, once it is there."""
@@ -158,7 +158,7 @@ def test_process_that_ends_while_a_question_is_open_answers_all_later_ones(serve
     plans.plan()
     os.kill(started[1], signal.SIGSTOP)
     first = plans.ask(*SOME)
-    plans.look()
+    plans.poll()
     assert first not in plans.planned
     os.kill(started[1], signal.SIGKILL)
     assert plans.plan(Worker(2, 1)).roles.keys() == {*JOB.shape.workers()} - {Worker(2, 1)}
@@ -178,14 +178,6 @@ def test_plans_made_ahead_answer_urgent_questions_and_end_with_the_possible_fail
         assert len(plans.plan(*failed).roles) == 4 - len(failed)
     plans.wait_for(plans.ask(Worker(1, 1), moves=True))
     assert len(started) == 2  # the process that plans ahead has nothing else to do
-
-
-def test_question_without_a_planner_is_answered_with_an_error(serve: Serve) -> None:
-    plans = serve(None)
-    assert not plans.can_search
-    question = plans.ask()
-    plans.look()
-    assert plans.planned[question] == Planned(question, None, "no planner was given")
 
 
 class _Strike(Observer):

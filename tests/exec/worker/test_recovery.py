@@ -182,7 +182,9 @@ def test_of_one_process_what_differs_ends_the_run_when_it_has_its_turn() -> None
         total, count = masked_sum(losses, batch)
         return total + len(calls) * (len(calls) > 12), count
 
-    with pytest.raises(RunError, match=r"step 1: workers .* made different things of micro-batch .* computes wrong"):
+    with pytest.raises(
+        RunError, match=r"step 1: workers .* computed different results for micro-batch .* computes wrong"
+    ):
         run(one_f_one_b(of.shape), of, steps=4, loss=loss)
 
 

@@ -1,4 +1,4 @@
-"""Dials: what TensorBoard and Weights & Biases show of a run is what its run directory says, and they cannot end it."""
+"""Experiment trackers show what the run directory says, and their failures do not end the run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from recycle import JobError
+from recycle import Job, JobError
 from recycle.exec.launch.checks import check_request
-from recycle.exec.launch.dials import Dials, TensorBoard
+from recycle.exec.launch.trackers import TensorBoard, Trackers
 from tests.exec.runs import Run, job
 
 pytest.importorskip("tensorboard")
@@ -36,7 +36,7 @@ def notes(found: Any) -> list[str]:
 
 @pytest.mark.process
 def test_tensorboard_shows_every_step_and_what_happened(launch: Run) -> None:
-    of = job(2, 2, 2, kind="emulated", dials={"tensorboard": True}, eval={"every": 2})
+    of = job(2, 2, 2, kind="emulated", logging={"tensorboard": True}, eval={"every": 2})
     run = launch(of, 6, "kill:1.1@2")
     found = shown(run.directory / "tensorboard")
     assert list(curve(found, "loss")) == list(range(6))
@@ -49,16 +49,16 @@ def test_tensorboard_shows_every_step_and_what_happened(launch: Run) -> None:
     assert any("recovered in" in note for note in notes(found))
 
 
-def dials(folder: Path, warned: list[str], first: int = 0, **section: Any) -> Dials:
-    return Dials(job(2, 2, 2, dials={"tensorboard": True, **section}), folder, first, warned.append)
+def trackers(folder: Path, warned: list[str], first: int = 0, **section: Any) -> Trackers:
+    return Trackers(job(2, 2, 2, logging={"tensorboard": True, **section}), folder, first, warned.append)
 
 
 def test_steps_that_are_trained_again_replace_those_before(tmp_path: Path) -> None:
-    of = dials(tmp_path, warned := [])
+    of = trackers(tmp_path, warned := [])
     for step in (0, 1, 2, 3, 1, 2):
         of.committed(LINE | {"step": step, "loss": float(step)})
     of.close()
-    again = dials(tmp_path, warned, first=2)
+    again = trackers(tmp_path, warned, first=2)
     again.committed(LINE | {"step": 2, "loss": 20.0})
     again.close()
     found = shown(tmp_path / "tensorboard")
@@ -72,29 +72,29 @@ def test_the_share_of_the_peak_is_that_of_the_models_operations(tmp_path: Path) 
         1,
         1,
         kind="gpt",
-        dials={"tensorboard": True, "peak_flops": 1e9},
+        logging={"tensorboard": True, "peak_flops": 1e9},
         model={"layers": 2, "hidden": 8, "sequence": 4},
     )
     b, s, h, v = 1, 4, 8, of.model.vocabulary
     operations = 3 * (2 * (b * s * 24 * h * h + 4 * b * s * s * h) + 2 * b * s * h * v)
-    shows = Dials(of, tmp_path, 0, lambda _: None)
+    shows = Trackers(of, tmp_path, 0, lambda _: None)
     shows.committed(LINE | {"tokens_per_second": 4.0, "live_workers": 1})  # an iteration of a second
     shows.close()
     assert curve(shown(tmp_path / "tensorboard"), "mfu") == pytest.approx({0: operations / 1e9}, rel=1e-5)
 
 
-def test_a_dial_that_fails_is_left_out_and_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracker_that_fails_is_disabled_with_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(TensorBoard, "step", full)
-    of = dials(tmp_path, warned := [])
+    of = trackers(tmp_path, warned := [])
     for step in range(50):
         of.committed(LINE | {"step": step})
         assert of._thread is not None
         of._thread.submit(lambda: None).result()
     of.close()
-    assert warned == ["TensorBoard shows no more of this run: OSError: No space left on device"]
+    assert warned == ["TensorBoard is disabled for the rest of this run: OSError: No space left on device"]
 
 
 @pytest.mark.soak
@@ -104,7 +104,7 @@ def test_weights_and_biases_has_the_run_without_a_network(tmp_path: Path, monkey
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     warned: list[str] = []
-    of = Dials(job(2, 2, 2, dials={"wandb": "recycle", "wandb_mode": "offline"}), tmp_path, 0, warned.append)
+    of = Trackers(job(2, 2, 2, logging={"wandb": "recycle", "wandb_mode": "offline"}), tmp_path, 0, warned.append)
     for step in range(3):
         of.committed(LINE | {"step": step, "loss": 10.0 + step})
     of.event({"kind": "detected", "time": 1.0, "worker": "1.1", "step": 3, "cause": "killed by SIGKILL"})
@@ -141,5 +141,15 @@ def logged(stored: Path) -> list[dict[str, Any]]:
 
 def test_a_missing_package_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(JobError, match=r"\[dials\] wandb: needs a package; install it with: pip install"):
-        check_request(job(2, 2, 2, kind="emulated", dials={"wandb": "x"}), 1, (), frozenset())
+    with pytest.raises(JobError, match=r"\[logging\] wandb: needs a package; install it with: pip install"):
+        check_request(job(2, 2, 2, kind="emulated", logging={"wandb": "x"}), 1, (), frozenset())
+
+
+def test_former_name_of_the_section_is_read_with_a_notice(tmp_path: Path) -> None:
+    path, shape = tmp_path / "job.toml", "[shape]\npipelines = 1\nranks = 1\nmicro_batches = 1\n"
+    path.write_text(f"{shape}[dials]\ntensorboard = true\n")
+    with pytest.warns(FutureWarning, match=r"job.toml: \[dials\] is now named \[logging\]"):
+        assert Job.load(path).logging.tensorboard
+    path.write_text(f"{shape}[dials]\n[logging]\n")
+    with pytest.warns(FutureWarning), pytest.raises(JobError, match=r"write \[logging\] only"):
+        Job.load(path)
