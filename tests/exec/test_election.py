@@ -42,7 +42,7 @@ class Run:
         return Election(open_client(self._server.url, limits), self.name, limits)
 
     def keys(self) -> set[str]:
-        """Those of the run."""
+        """The run's keys."""
         prefix = f"/recycle/{self.name}/"
         return {name.removeprefix(prefix) for name in keys(self._server) if name.startswith(prefix)}
 
@@ -146,7 +146,7 @@ def test_outcome_stays_until_the_run_is_erased(run: Run) -> None:
     leader.resign()
 
 
-def test_run_that_goes_on_keeps_its_register_and_forgets_how_it_has_ended(run: Run) -> None:
+def test_resumable_run_keeps_its_register_without_an_outcome(run: Run) -> None:
     leader = run.agent()
     leader.agree(INFO)
     assert leader.campaign(address(0))

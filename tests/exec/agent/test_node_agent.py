@@ -1,4 +1,4 @@
-"""An agent between its processes and the leader: what is received, in which order, and what is passed to whom."""
+"""An agent passes messages between its processes and the leader, in order, and starts and kills processes."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def beat(count: int) -> Heartbeat:
     return Heartbeat(count, count, False, "1F", 0.5)
 
 
-def test_what_a_process_has_said_comes_in_order_and_before_its_end(node: Node) -> None:
+def test_messages_of_a_process_arrive_in_order_before_its_end(node: Node) -> None:
     link = node.join("0.0")
     for number in range(40):
         link.send(Said(Trouble(str(number)), 1))
@@ -157,7 +157,7 @@ def test_what_a_process_has_said_comes_in_order_and_before_its_end(node: Node) -
     assert node.agent.batch() is None
 
 
-def test_process_of_an_old_incarnation_is_neither_heard_nor_told_anything(node: Node) -> None:
+def test_process_of_an_old_incarnation_is_ignored(node: Node) -> None:
     node.processes.ends(A, "killed by SIGKILL")
     node.batch()
     node.agent.obey(Start("0.0", 1, "0.0", 4))
@@ -202,24 +202,24 @@ def test_beats_go_once_per_heartbeat_and_never_those_of_the_dead(node: Node) -> 
     assert node.batch().beats.keys() == {"0.1"}
 
 
-def test_reports_wait_for_those_of_the_other_processes_but_hold_nothing_else_up(node: Node) -> None:
+def test_reports_wait_for_other_processes_without_delaying_other_messages(node: Node) -> None:
     links = [node.join("0.0"), node.join("0.1")]
-    said = [FromWorker(member, StepReport(4, Report({0: [1.0]}, None)), 1) for member in ("0.0", "0.1")]
-    for link, report in zip(links, said, strict=True):
+    messages = [FromWorker(member, StepReport(4, Report({0: [1.0]}, None)), 1) for member in ("0.0", "0.1")]
+    for link, report in zip(links, messages, strict=True):
         link.send(Said(report.message, 1))
         while not node.hub.dispatch(SOON):
             pass
         batch = node.agent.batch(hold=True)
-        assert node.agent.is_holding == (report is said[0])
-    assert batch == Batch(said)
-    links[0].send(Said(said[0].message, 1))
+        assert node.agent.is_holding == (report is messages[0])
+    assert batch == Batch(messages)
+    links[0].send(Said(messages[0].message, 1))
     links[0].send(Said(Trouble("broke"), 1))
     node.serve()
-    assert node.agent.batch(hold=True) == Batch([said[0], FromWorker("0.0", Trouble("broke"), 1)])
-    links[0].send(Said(said[0].message, 1))
+    assert node.agent.batch(hold=True) == Batch([messages[0], FromWorker("0.0", Trouble("broke"), 1)])
+    links[0].send(Said(messages[0].message, 1))
     node.serve()
     time.sleep(HOLD_SECONDS)
-    assert node.agent.batch(hold=True) == Batch(said[:1])
+    assert node.agent.batch(hold=True) == Batch(messages[:1])
 
 
 def test_departures_reach_their_worker_only(node: Node) -> None:
@@ -244,7 +244,7 @@ def test_keys_are_shared_with_other_nodes_and_forgotten_once_a_later_generation_
     assert node.ask(link, GetKeys([new, old, "other"])) == [Values([b"there", None, b"kept"])]
 
 
-def test_new_leader_is_told_processes_last_words_and_keys_and_nothing_twice(node: Node) -> None:
+def test_new_leader_receives_processes_messages_and_keys_once(node: Node) -> None:
     link = node.join("0.0")
     link.send(Said(Ready(0)))
     node.ask(link, SetKey("name", b"value"))
@@ -281,7 +281,7 @@ def test_worker_that_still_runs_is_killed_before_its_next_process_starts(node: N
     assert len(node.processes.killed) > killed
 
 
-def test_node_that_leaves_says_so_once_for_each_process_and_has_left_when_all_have_ended(node: Node) -> None:
+def test_leaving_node_announces_each_process_once(node: Node) -> None:
     assert not node.agent.leave()
     assert not node.agent.leave()
     assert node.batch().said == [FromWorker("0.0", Leaving(0)), FromWorker("0.1", Leaving(0))]

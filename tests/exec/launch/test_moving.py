@@ -100,23 +100,23 @@ def assert_same(struck: RunResult, calm: RunResult) -> None:
     assert final_state(struck) == final_state(calm)
 
 
-def calm_of(of: PricedJob, launch: Run, steps: int | None = None) -> RunResult:
+def calm_of(config: PricedJob, launch: Run, steps: int | None = None) -> RunResult:
     """The run without moves, shards and faults; by default up to the first checkpoint."""
-    train = msgspec.structs.replace(of.train, sharded_optimizer=False, optimizer_copies=2)
-    planner = msgspec.structs.replace(of.planner, layout="fixed", move=False)
-    membership = msgspec.structs.replace(of.membership, transport="auto")
-    still = of.with_sections(train=train, planner=planner, membership=membership)
-    return calm_run(still, launch, steps or of.train.checkpoint_every)
+    train = msgspec.structs.replace(config.train, sharded_optimizer=False, optimizer_copies=2)
+    planner = msgspec.structs.replace(config.planner, layout="fixed", move=False)
+    membership = msgspec.structs.replace(config.membership, transport="auto")
+    still = config.with_sections(train=train, planner=planner, membership=membership)
+    return calm_run(still, launch, steps or config.train.checkpoint_every)
 
 
-def require_as_calm(found: RunResult, of: PricedJob, launch: Run, steps: int | None = None) -> None:
-    calm = calm_of(of, launch, steps)
-    if not of.train.sharded_optimizer:
-        assert_same(found, calm)
+def require_as_calm(result: RunResult, config: PricedJob, launch: Run, steps: int | None = None) -> None:
+    calm = calm_of(config, launch, steps)
+    if not config.train.sharded_optimizer:
+        assert_same(result, calm)
         return
-    assert figures(found) == figures(calm)
-    if of.grid.tensor_parallel == 1:
-        require_equal(stored(last_folder(found)), stored(last_folder(calm)))
+    assert figures(result) == figures(calm)
+    if config.grid.tensor_parallel == 1:
+        require_equal(stored(last_folder(result)), stored(last_folder(calm)))
 
 
 def moved(result: RunResult) -> list[int]:
@@ -154,8 +154,8 @@ class Scenario:
 
     def job(self, is_sharded: bool) -> PricedJob:
         changed = {name: msgspec.structs.replace(getattr(self.of, name), **to) for name, to in self.sections.items()}
-        of = self.of.with_sections(**changed)
-        return sharded(of) if is_sharded else of
+        config = self.of.with_sections(**changed)
+        return sharded(config) if is_sharded else config
 
 
 def row(name: str, *given: Any, states: str = "whole sharded", runs: bool = False, **more: Any) -> list[Any]:
@@ -208,40 +208,40 @@ ROWS = [
 
 @pytest.mark.parametrize(("scenario", "is_sharded"), [parameter for rows in ROWS for parameter in rows])
 def test_layers_move_and_no_bit_changes(scenario: Scenario, is_sharded: bool, launch: Run) -> None:
-    of = scenario.job(is_sharded)
-    faults, steps = scenario.faults.split(), of.train.checkpoint_every
-    found = launch(of, steps, *faults, observer=AwaitsLayout())
-    require_as_calm(found, of, launch)
-    assert "restored" not in kinds(found)
+    config = scenario.job(is_sharded)
+    faults, steps = scenario.faults.split(), config.train.checkpoint_every
+    result = launch(config, steps, *faults, observer=AwaitsLayout())
+    require_as_calm(result, config, launch)
+    assert "restored" not in kinds(result)
     dead = {fault.split(":")[1].split("@")[0].partition("t")[0] for fault in faults if fault.startswith("kill")}
-    assert {event["worker"] for event in found.events if event["kind"] == "detected"} <= dead
-    moves = [event["step"] for event in layouts(found) if event["moves"]]
+    assert {event["worker"] for event in result.events if event["kind"] == "detected"} <= dead
+    moves = [event["step"] for event in layouts(result) if event["moves"]]
     first, last = scenario.away
     assert first <= moves[0] <= last
-    assert set(moves) <= set(moved(found))
+    assert set(moves) <= set(moved(result))
     if scenario.back:
-        assert is_sharded or moved(found)[-1] == scenario.back
-        assert [event["step"] for event in found.events if event["kind"] == "rejoined"] == [scenario.back]
+        assert is_sharded or moved(result)[-1] == scenario.back
+        assert [event["step"] for event in result.events if event["kind"] == "rejoined"] == [scenario.back]
     if is_sharded:
-        assert is_of_units(found, moves[0])
-        told = [set(event["further_deaths"]) for event in found.events if event["kind"] == "shards"]
-        assert not scenario.back or (told[0], told[-1]) == ({1}, {1})
+        assert is_of_units(result, moves[0])
+        reported = [set(event["further_deaths"]) for event in result.events if event["kind"] == "shards"]
+        assert not scenario.back or (reported[0], reported[-1]) == ({1}, {1})
     elif len(dead) == 2 and not scenario.back and "rejoin" not in scenario.faults:  # re-routed without any copy
-        second = [event["step"] for event in found.events if event["kind"] == "detected"][1]
-        assert second not in moved(found)
+        second = [event["step"] for event in result.events if event["kind"] == "detected"][1]
+        assert second not in moved(result)
 
 
 @pytest.mark.parametrize("chunks", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_killed_re_routed_moved_re_joined_and_moved_back(launch: Run, chunks: int) -> None:
     """With two chunks a worker has the layers 0, 1, 4 and 5, or the others, and layers move between such workers."""
-    of = elastic(3, 2, chunks=chunks)
-    struck = launch(of, STEPS, *AWAY_AND_BACK.split(), observer=AwaitsLayout())
-    require_as_calm(struck, of, launch)
-    there, back = moved(struck)
-    assert 3 < there < back == BACK
-    found = [kind for kind in kinds(struck) if kind not in ("moved", "undone", "checkpoint")]
-    told = "generation fault detected generation recovered layout generation layout generation rejoined"
-    assert found == told.split()
+    config = elastic(3, 2, chunks=chunks)
+    struck = launch(config, STEPS, *AWAY_AND_BACK.split(), observer=AwaitsLayout())
+    require_as_calm(struck, config, launch)
+    holders, back = moved(struck)
+    assert 3 < holders < back == BACK
+    result = [kind for kind in kinds(struck) if kind not in ("moved", "undone", "checkpoint")]
+    reported = "generation fault detected generation recovered layout generation layout generation rejoined"
+    assert result == reported.split()
     layout, returns = layouts(struck)
     assert layout["moves"]
     assert (returns["moves"], returns["returned"], returns["step"]) == (True, ["1.1"], back)
@@ -253,15 +253,15 @@ def test_killed_re_routed_moved_re_joined_and_moved_back(launch: Run, chunks: in
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["emulated", "gpt"])
-def test_hosts_that_differ_go_back_to_a_state_from_before_layers_moved(launch: Run, kind: str) -> None:
+def test_differing_hosts_restore_a_state_from_before_a_move(launch: Run, kind: str) -> None:
     """The flip at 13 shows before everything was replayed, so the initial state and layout are restored.
 
     No worker is fenced: layer 0 has two hosts in the present layout.
     """
-    of = elastic(3, 2, kind, 24).with_sections(integrity=IntegritySection(every=12))
+    config = elastic(3, 2, kind, 24).with_sections(integrity=IntegritySection(every=12))
     faults = ("kill:1.1@3.forward", "flip=weight,20:0.0@13", "nan:2.0@16")
-    struck = launch(of, 24, *faults, observer=AwaitsLayout())
-    require_as_calm(struck, of, launch)
+    struck = launch(config, 24, *faults, observer=AwaitsLayout())
+    require_as_calm(struck, config, launch)
     assert {step for step in moved(struck) if step < 13} > {0}
     (corrupt,) = (event for event in struck.events if event["kind"] == "corrupt")
     assert (corrupt["workers"], corrupt["step"], corrupt["bits"][0]["bit"]) == ([], 16, 20)
@@ -274,30 +274,30 @@ def test_hosts_that_differ_go_back_to_a_state_from_before_layers_moved(launch: R
 @pytest.mark.soak
 @CHUNKS
 def test_a_checkpoint_of_one_layout_is_read_into_another(launch: Run, tmp_path: Path, chunks: int) -> None:
-    of = elastic(3, 2, chunks=chunks)
-    own = plan(of, [Worker(1, 1)], seconds=3.0).schedule
-    twice = launch(of, 2 * STEPS)
-    launch(of, STEPS, schedule=own, directory=tmp_path / "away")
-    on = train(of, tmp_path / "away", steps=2 * STEPS, planner=plan_for_training, resume=True)
+    config = elastic(3, 2, chunks=chunks)
+    own = plan(config, [Worker(1, 1)], seconds=3.0).schedule
+    twice = launch(config, 2 * STEPS)
+    launch(config, STEPS, schedule=own, directory=tmp_path / "away")
+    on = train(config, tmp_path / "away", steps=2 * STEPS, planner=plan_for_training, resume=True)
     assert_same(on, twice)
-    launch(of, STEPS, directory=tmp_path / "back")
-    assert_same(train(of, tmp_path / "back", steps=2 * STEPS, schedule=own, resume=True), twice)
+    launch(config, STEPS, directory=tmp_path / "back")
+    assert_same(train(config, tmp_path / "back", steps=2 * STEPS, schedule=own, resume=True), twice)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("is_sharded", [False, True])
-def test_a_run_that_is_to_end_while_layers_move_keeps_the_state_where_it_was_before(
-    is_sharded: bool, launch: Run, tmp_path: Path
-) -> None:
+def test_early_end_during_a_move_keeps_the_state_before_the_move(is_sharded: bool, launch: Run, tmp_path: Path) -> None:
     """Layers move back at step 20, where a worker that sends some of them stalls."""
-    of = sharded(elastic(3, 2, every=20)) if is_sharded else elastic(3, 2, every=20)
-    calm = launch(of, 20)
-    patient = msgspec.structs.replace(of.membership, hung_after=100.0, warm_up=100.0, form_timeout=100.0, grace=24.0)
-    seldom = msgspec.structs.replace(of.train, checkpoint_every=100)
+    config = sharded(elastic(3, 2, every=20)) if is_sharded else elastic(3, 2, every=20)
+    calm = launch(config, 20)
+    patient = msgspec.structs.replace(
+        config.membership, hung_after=100.0, warm_up=100.0, form_timeout=100.0, grace=24.0
+    )
+    seldom = msgspec.structs.replace(config.train, checkpoint_every=100)
     faults = ("kill:1.1@2.forward", "rejoin:1.1@20", "stall:2.0@20.copy")
     observer = AwaitsLayout()
-    found = train(
-        of.with_sections(membership=patient, train=seldom),
+    result = train(
+        config.with_sections(membership=patient, train=seldom),
         tmp_path / "run",
         steps=24,
         faults=[parse_fault(fault) for fault in faults],
@@ -305,6 +305,6 @@ def test_a_run_that_is_to_end_while_layers_move_keeps_the_state_where_it_was_bef
         observer=observer,
         stop=observer.stop,
     )
-    assert "corrupt" not in kinds(found)
-    assert (found.events[-1]["kind"], found.events[-1]["checkpoint"]) == ("stopped", "step-00000019")
-    assert final_state(found) == final_state(calm)
+    assert "corrupt" not in kinds(result)
+    assert (result.events[-1]["kind"], result.events[-1]["checkpoint"]) == ("stopped", "step-00000019")
+    assert final_state(result) == final_state(calm)

@@ -1,4 +1,4 @@
-"""The leader's listening socket: agents come, come again and go; strangers hold nobody up."""
+"""The leader's listening socket: agents connect, reconnect and leave; strangers delay no agent."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def leader() -> Iterator[Leader]:
     leader.hub.close()
 
 
-def test_agent_is_heard_after_its_hello_and_told_what_the_leader_orders(leader: Leader) -> None:
+def test_agent_messages_count_after_its_hello(leader: Leader) -> None:
     link = leader.agent(BATCH, Hello(1, "one"), BATCH)
     leader.logs(("greet", 1, "one"), ("take", 1, BATCH))
     assert not leader.server.is_empty
@@ -127,7 +127,7 @@ def test_agent_is_heard_after_its_hello_and_told_what_the_leader_orders(leader: 
     assert leader.server.is_empty
 
 
-def test_agent_that_connects_again_takes_the_place_of_its_old_connection(leader: Leader) -> None:
+def test_reconnected_agent_replaces_its_old_connection(leader: Leader) -> None:
     """It noticed first that the old one broke; what still comes there does not count, nor does its end."""
     old = leader.agent(Hello(1, "one"))
     leader.logs(("greet", 1, "one"))
@@ -144,11 +144,11 @@ def test_agent_that_connects_again_takes_the_place_of_its_old_connection(leader:
     assert new.read() == [Stop(4)]
 
 
-def test_strangers_who_say_nothing_or_anything_hold_no_agent_up(leader: Leader) -> None:
+def test_strangers_do_not_delay_agents(leader: Leader) -> None:
     strangers = [socket.create_connection(leader.address) for _ in range(8)]
-    said = (b"", b"x", b"GET / HTTP/1.1\r\n\r\n", secrets.token_bytes(64))
+    messages = (b"", b"x", b"GET / HTTP/1.1\r\n\r\n", secrets.token_bytes(64))
     for place, stranger in enumerate(strangers):
-        stranger.sendall(said[place % 4])
+        stranger.sendall(messages[place % 4])
     guess = leader.connect(secrets.token_bytes(32))
     began = time.monotonic()
     leader.agent(Hello(1, "one"))

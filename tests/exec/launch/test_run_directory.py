@@ -48,7 +48,7 @@ def test_only_a_folder_of_runs_gets_the_link_and_a_file_of_its_name_stays(tmp_pa
     assert (runs / "latest").read_text() == "kept"
 
 
-def test_a_run_has_the_modes_that_the_umask_gives_and_nobody_else_can_lock_it(tmp_path: Path) -> None:
+def test_files_follow_the_umask_and_the_lock_is_private(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         directory = RunDirectory(tmp_path / "run", JOB)

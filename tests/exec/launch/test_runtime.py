@@ -1,4 +1,4 @@
-"""The leader's runtime: what is not written is not told, and an agent that connects learns what stands."""
+"""The leader's runtime sends no decision before it is written, and a connecting agent receives the current orders."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Peer:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """A runtime of two workers, each on a node of its own."""
+    """A runtime of two workers on two nodes."""
     with ExitStack() as closing:
 
         def runtime(register: Callable[[Persist], None] = lambda action: None) -> LeaderRuntime:
@@ -72,7 +72,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
             closing.callback(directory.close)
             waker = Waker()
             closing.callback(waker.close)
-            made = LeaderRuntime(
+            results = LeaderRuntime(
                 request=RunRequest(
                     job=OF_TWO,
                     steps=9,
@@ -86,8 +86,8 @@ def make(tmp_path: Path) -> Iterator[Make]:
                 directory=directory,
                 waker=waker,
             )
-            closing.callback(made.close)
-            return made
+            closing.callback(results.close)
+            return results
 
         yield runtime
 
@@ -96,7 +96,7 @@ def hello(node: int) -> Hello:
     return Hello(node, "session", [AgentProcess(f"{node}.0", 0, 0)])
 
 
-def test_what_could_not_be_written_is_not_told(make: Make) -> None:
+def test_unpersisted_decision_is_not_sent(make: Make) -> None:
     """Another agent has the role by now."""
 
     def refuse(action: Persist) -> None:
@@ -125,7 +125,7 @@ def test_register_is_written_on_the_condition_that_the_role_is_the_same() -> Non
         assert Client.bodies[-1]["compare"] == [created_at("/recycle/run/role", 0)]
 
 
-def test_agent_that_connects_is_told_what_stands_and_the_keys(make: Make) -> None:
+def test_connecting_agent_receives_standing_orders_and_keys(make: Make) -> None:
     runtime, first, second = make(), Peer(), Peer()
     runtime.take_over(1, RECORD, RUNNING)
     runtime.connect_agent(first, hello(0))

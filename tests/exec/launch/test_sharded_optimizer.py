@@ -39,7 +39,7 @@ def state(run: LocalRun) -> dict[str, torch.Tensor]:
 
 def weights(stage: Stage) -> list[torch.Tensor]:
     named = getattr(stage, "parameters", None)
-    return list(stage.layout.weights()) if named is None else [named[name].detach() for name in sorted(named)]
+    return [torch.cat(stage.layout.weights())] if named is None else [named[name].detach() for name in sorted(named)]
 
 
 GPT = {"kind": "gpt", "model": {"hidden": 64, "layers": 4}, "train": {"clip": 0.5}}
@@ -80,14 +80,16 @@ def buckets(count: int, accumulation: str = "exact") -> dict[str, Any]:
 def test_sharded_state_trains_to_the_bits_of_whole_state(
     pipelines: int, ranks: int, copies: int, sections: dict[str, Any]
 ) -> None:
-    of = job(pipelines, ranks, 2, **sections)
-    schedule = (zb_v if of.model.tied else interleaved)(of.shape) if of.shape.chunks > 1 else zb_h1(of.shape)
-    runs = [LocalRun(with_barrier(with_updates_of(schedule, each)), each) for each in (of, sharded(of, copies))]
-    (whole, wanted), (parts, found) = ((run, run.run(STEPS)) for run in runs)
-    if of.train.accumulation == "fast":  # sums depend on the order of hosts
-        assert found.losses == pytest.approx(wanted.losses, rel=1e-6)
+    config = job(pipelines, ranks, 2, **sections)
+    schedule = (
+        (zb_v if config.model.tied else interleaved)(config.shape) if config.shape.chunks > 1 else zb_h1(config.shape)
+    )
+    runs = [LocalRun(with_barrier(with_updates_of(schedule, each)), each) for each in (config, sharded(config, copies))]
+    (whole, wanted), (parts, result) = ((run, run.run(STEPS)) for run in runs)
+    if config.train.accumulation == "fast":  # sums depend on the order of hosts
+        assert result.losses == pytest.approx(wanted.losses, rel=1e-6)
         return
-    assert figures(found) == figures(wanted)
+    assert figures(result) == figures(wanted)
     require_equal(state(parts), state(whole))
     for worker, stages in parts.stages.items():
         for index, stage in stages.items():
@@ -112,13 +114,13 @@ def emulated() -> PricedJob:
     return job(3, 2, 2, train={"clip": 1e9, "checkpoint_every": 4}, membership=MEMBERSHIP)
 
 
-def require_as_calm(found: RunResult, of: PricedJob, launch: Run) -> None:
-    wanted = calm_run(of, launch, FAULTY)  # in which every host has all
-    assert figures(found) == figures(wanted)
-    assert found.directory is not None
+def require_as_calm(result: RunResult, config: PricedJob, launch: Run) -> None:
+    wanted = calm_run(config, launch, FAULTY)  # in which every host has all
+    assert figures(result) == figures(wanted)
+    assert result.directory is not None
     assert wanted.directory is not None
     folder = f"checkpoints/step-{FAULTY - 1:08d}"
-    require_equal(stored(Path(found.directory) / folder), stored(Path(wanted.directory) / folder))
+    require_equal(stored(Path(result.directory) / folder), stored(Path(wanted.directory) / folder))
 
 
 @pytest.mark.process
@@ -138,39 +140,39 @@ def require_as_calm(found: RunResult, of: PricedJob, launch: Run) -> None:
     ],
 )
 def test_deaths_change_no_bit(faults: tuple[str, ...], launch: Run) -> None:
-    found = launch(sharded(emulated()), FAULTY, *faults)
-    require_as_calm(found, emulated(), launch)
-    assert kinds(found).count("restored") == 0
+    result = launch(sharded(emulated()), FAULTY, *faults)
+    require_as_calm(result, emulated(), launch)
+    assert kinds(result).count("restored") == 0
     if faults:
-        assert kinds(found).count("detected") >= 1
-        shards = [event for event in found.events if event["kind"] == "moved"]
-        assert shards, "who is left comes to own what the dead worker owned"
+        assert kinds(result).count("detected") >= 1
+        shards = [event for event in result.events if event["kind"] == "moved"]
+        assert shards, "the survivors own the dead worker's shards"
         assert all(event["shards"] and event["bytes"] > 0 for event in shards)
 
 
 @pytest.mark.process
-def test_the_last_hosts_own_everything_and_who_comes_back_brings_the_copies_back(launch: Run) -> None:
+def test_last_hosts_own_all_shards_until_a_rejoin(launch: Run) -> None:
     faults = ("kill:0.0@2", "kill:1.0@4", "rejoin:0.0@6")
-    found = launch(sharded(emulated()), FAULTY, *faults)
-    require_as_calm(found, emulated(), launch)
-    told = [event["further_deaths"] for event in found.events if event["kind"] == "shards"]
-    assert told == [[1, 1], [0, 1], [1, 1], [0, 1], [1, 1]], "whoever is left copies while training goes on"
+    result = launch(sharded(emulated()), FAULTY, *faults)
+    require_as_calm(result, emulated(), launch)
+    reported = [event["further_deaths"] for event in result.events if event["kind"] == "shards"]
+    assert reported == [[1, 1], [0, 1], [1, 1], [0, 1], [1, 1]], "survivors copy while training continues"
 
 
 @pytest.mark.process
-def test_owners_of_different_shards_die_at_once_in_a_run_that_hosts_with_all_of_it_began(launch: Run) -> None:
+def test_run_resumed_with_shards_survives_two_simultaneous_deaths(launch: Run) -> None:
     """Of four hosts 0 and 2 have no shard in common."""
-    of = job(4, 1, 2, train={"clip": 1e9, "checkpoint_every": 4}, membership=MEMBERSHIP)
-    wanted, begun = launch(of, FAULTY), launch(of, FAULTY // 2)
+    config = job(4, 1, 2, train={"clip": 1e9, "checkpoint_every": 4}, membership=MEMBERSHIP)
+    wanted, begun = launch(config, FAULTY), launch(config, FAULTY // 2)
     assert begun.directory is not None
-    found = launch(
-        sharded(of), FAULTY, "kill:0.0@6.gather", "kill:2.0@6.step", directory=Path(begun.directory), resume=True
+    result = launch(
+        sharded(config), FAULTY, "kill:0.0@6.gather", "kill:2.0@6.step", directory=Path(begun.directory), resume=True
     )
-    assert figures(found)[-FAULTY // 2 :] == figures(wanted)[-FAULTY // 2 :]
-    assert next(event["further_deaths"] for event in found.events if event["kind"] == "shards") == [1]
-    assert found.metrics[-1]["live_workers"] == 2
-    restored = [event["checkpoint"] for event in found.events if event["kind"] == "restored"]
-    assert restored == ["step-00000003"], "the run begins with it, and nobody reads one behind the deaths"
+    assert figures(result)[-FAULTY // 2 :] == figures(wanted)[-FAULTY // 2 :]
+    assert next(event["further_deaths"] for event in result.events if event["kind"] == "shards") == [1]
+    assert result.metrics[-1]["live_workers"] == 2
+    restored = [event["checkpoint"] for event in result.events if event["kind"] == "restored"]
+    assert restored == ["step-00000003"], "only the start of the run reads a checkpoint"
 
 
 @pytest.mark.process
@@ -179,11 +181,11 @@ def test_a_shard_without_an_owner_comes_from_the_checkpoint(launch: Run) -> None
     begun = launch(alone, FAULTY // 2)
     assert begun.directory is not None
     # The checkpoint of step 3 is complete before step 5 begins, since the run had ended with it.
-    found = launch(alone, FAULTY, "kill:1.1@5", directory=Path(begun.directory), resume=True)
-    require_as_calm(found, emulated(), launch)
-    assert "step-00000003" in {event["checkpoint"] for event in found.events if event["kind"] == "restored"}
-    assert {tuple(event["further_deaths"]) for event in found.events if event["kind"] == "shards"} == {(0, 0)}
-    assert any("optimizer_copies = 1" in event["message"] for event in found.events if event["kind"] == "warning")
+    result = launch(alone, FAULTY, "kill:1.1@5", directory=Path(begun.directory), resume=True)
+    require_as_calm(result, emulated(), launch)
+    assert "step-00000003" in {event["checkpoint"] for event in result.events if event["kind"] == "restored"}
+    assert {tuple(event["further_deaths"]) for event in result.events if event["kind"] == "shards"} == {(0, 0)}
+    assert any("optimizer_copies = 1" in event["message"] for event in result.events if event["kind"] == "warning")
     with pytest.raises(RunError, match=r"shard \d of stage 1's optimizer state has no live host left after step 1"):
         launch(alone, FAULTY, "kill:1.1@2")
 
@@ -203,9 +205,9 @@ def in_tensor_ranks(tensor_parallel: int = 2) -> PricedJob:
     )
 
 
-def read(of: PricedJob, folder: Path) -> dict[str, torch.Tensor]:
+def read(config: PricedJob, folder: Path) -> dict[str, torch.Tensor]:
     """The state of all stages of a job without tensor ranks, read from a checkpoint."""
-    stages = build_stages(of, range(of.shape.stages), torch.device("cpu"))
+    stages = build_stages(config, range(config.shape.stages), torch.device("cpu"))
     load(folder, stages.values())
     return joined(stage.named_state(stage.state_tensors()) for stage in stages.values())
 
@@ -213,13 +215,13 @@ def read(of: PricedJob, folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.process
 @pytest.mark.slow
 def test_tensor_ranks_shard_what_each_of_them_has(launch: Run) -> None:
-    of = in_tensor_ranks()
-    wanted = launch(of, 6)
-    found = launch(sharded(of), 6, "kill:1.0t1@3.reduce")
-    assert figures(found) == figures(wanted)
-    assert found.directory is not None
+    config = in_tensor_ranks()
+    wanted = launch(config, 6)
+    found_result = launch(sharded(config), 6, "kill:1.0t1@3.reduce")
+    assert figures(found_result) == figures(wanted)
+    assert found_result.directory is not None
     assert wanted.directory is not None
-    folders = [Path(result.directory) / "checkpoints/step-00000005" for result in (found, wanted)]
+    folders = [Path(result.directory) / "checkpoints/step-00000005" for result in (found_result, wanted)]
     names = {piece for path in folders[0].glob("*.safetensors") for piece in names_in(path) if piece_of(piece)}
     assert any("-of-2.elements-" in name for name in names), "parts of tensor ranks are cut"
     whole = in_tensor_ranks(1)
@@ -231,12 +233,12 @@ def test_tensor_ranks_shard_what_each_of_them_has(launch: Run) -> None:
 
 
 def test_a_schedule_that_gathers_wants_such_a_job() -> None:
-    of = job(2, 2, 2)
+    config = job(2, 2, 2)
     with pytest.raises(ScheduleError, match="the schedule gathers parameters"):
-        with_updates_of(replace(one_f_one_b(of.shape), gathers=True), of)
+        with_updates_of(replace(one_f_one_b(config.shape), gathers=True), config)
 
 
-# Copies that are made while training goes on, in pieces over several iterations.
+# Background copies in pieces over several iterations.
 
 COPY_STEPS = 14
 PIECE = 49152
@@ -250,36 +252,36 @@ def gpt(pipelines: int, precision: str) -> PricedJob:
     return job(pipelines, 1, 2, kind="gpt", train=train, model={"hidden": 64, "layers": 1}, membership=limits)
 
 
-def in_pieces(of: PricedJob, copies: int) -> PricedJob:
-    parts = sharded(of, copies)
+def in_pieces(config: PricedJob, copies: int) -> PricedJob:
+    parts = sharded(config, copies)
     return parts.with_sections(train=msgspec.structs.replace(parts.train, copy_bytes=PIECE))
 
 
-def require_same(found: RunResult, of: PricedJob, launch: Run) -> None:
-    wanted = calm_run(of, launch, COPY_STEPS)
-    assert figures(found) == figures(wanted)
-    assert "restored" not in kinds(found)
-    assert found.directory is not None
+def require_same(result: RunResult, config: PricedJob, launch: Run) -> None:
+    wanted = calm_run(config, launch, COPY_STEPS)
+    assert figures(result) == figures(wanted)
+    assert "restored" not in kinds(result)
+    assert result.directory is not None
     assert wanted.directory is not None
     folder = f"checkpoints/step-{COPY_STEPS - 1:08d}"
-    require_equal(stored(Path(found.directory) / folder), stored(Path(wanted.directory) / folder))
+    require_equal(stored(Path(result.directory) / folder), stored(Path(wanted.directory) / folder))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.process
 @pytest.mark.slow
 def test_copies_come_in_pieces_and_then_the_stage_bears_another_death(precision: str, launch: Run) -> None:
-    of = gpt(3, precision)
-    found = launch(in_pieces(of, 2), COPY_STEPS, "kill:1.0@1.forward", "kill:0.0@12.step")
-    require_same(found, of, launch)
-    told = [(event["step"], event["further_deaths"]) for event in found.events if event["kind"] == "shards"]
-    assert [deaths for _, deaths in told] == [[1], [0], [1], [0]]
-    moved = [event for event in found.events if event["kind"] == "moved" and event["step"] < 12]
+    config = gpt(3, precision)
+    result = launch(in_pieces(config, 2), COPY_STEPS, "kill:1.0@1.forward", "kill:0.0@12.step")
+    require_same(result, config, launch)
+    reported = [(event["step"], event["further_deaths"]) for event in result.events if event["kind"] == "shards"]
+    assert [deaths for _, deaths in reported] == [[1], [0], [1], [0]]
+    moved = [event for event in result.events if event["kind"] == "moved" and event["step"] < 12]
     assert {(event["worker"], event["source"]) for event in moved} == {("0.0", "2.0"), ("2.0", "0.0")}
     assert all(event["while_running"] for event in moved)
     pieces = max(event["bytes"] for event in moved) / PIECE
     assert pieces > 3
-    restored = told[2][0]
+    restored = reported[2][0]
     assert 1 + int(pieces) <= restored < 12
 
 
@@ -300,12 +302,12 @@ def test_copies_come_in_pieces_and_then_the_stage_bears_another_death(precision:
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("fp32", marks=pytest.mark.soak)])
 @pytest.mark.process
 @pytest.mark.slow
-def test_a_death_of_either_end_has_the_copy_begin_anew_and_changes_no_bit(
+def test_death_of_source_or_target_restarts_the_copy_without_changing_bits(
     precision: str, faults: Sequence[str], launch: Run
 ) -> None:
-    of = gpt(4, precision)
-    found = launch(in_pieces(of, 3), COPY_STEPS, *faults)
-    require_same(found, of, launch)
-    told = [event["further_deaths"] for event in found.events if event["kind"] == "shards"]
-    assert told[0] == [2]
-    assert told[1] == [1]
+    config = gpt(4, precision)
+    result = launch(in_pieces(config, 3), COPY_STEPS, *faults)
+    require_same(result, config, launch)
+    reported = [event["further_deaths"] for event in result.events if event["kind"] == "shards"]
+    assert reported[0] == [2]
+    assert reported[1] == [1]

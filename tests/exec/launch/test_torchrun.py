@@ -63,7 +63,7 @@ def test_hosts_share_the_optimizer_to_the_same_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_hosts_that_replay_each_others_work_end_the_run_when_one_computes_wrong(tmp_path: Path) -> None:
+def test_replays_under_torchrun_end_the_run_on_a_wrong_result(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     loss = f"{stuck_in_one_process.__module__}:{stuck_in_one_process.__name__}"
     text = GPT.replace("pipelines = 1\nranks = 2", REPLAYED) + "[integrity]\nevery = 3\n"
@@ -81,7 +81,7 @@ def stuck_in_one_process(losses: torch.Tensor, batch: Batch) -> tuple[torch.Tens
     return total * (1.25 if os.environ["RANK"] == "1" else 1.0), count
 
 
-def test_without_torchrun_it_says_what_to_do(
+def test_start_without_torchrun_names_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "job.toml").write_text(JOB)

@@ -21,32 +21,32 @@ LINE = {"step": 0, "loss": 2.5, "grad_norm": 1.0, "tokens_per_second": 512.0, "l
 def shown(folder: Path) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(folder))
-    found.Reload()
-    return found
+    result = EventAccumulator(str(folder))
+    result.Reload()
+    return result
 
 
-def curve(found: Any, name: str) -> dict[int, float]:
-    return {event.step: event.value for event in found.Scalars(name)}
+def curve(result: Any, name: str) -> dict[int, float]:
+    return {event.step: event.value for event in result.Scalars(name)}
 
 
-def notes(found: Any) -> list[str]:
-    return [event.tensor_proto.string_val[0].decode() for event in found.Tensors("events/text_summary")]
+def notes(result: Any) -> list[str]:
+    return [event.tensor_proto.string_val[0].decode() for event in result.Tensors("events/text_summary")]
 
 
 @pytest.mark.process
 def test_tensorboard_shows_every_step_and_what_happened(launch: Run) -> None:
-    of = job(2, 2, 2, kind="emulated", logging={"tensorboard": True}, eval={"every": 2})
-    run = launch(of, 6, "kill:1.1@2")
-    found = shown(run.directory / "tensorboard")
-    assert list(curve(found, "loss")) == list(range(6))
-    assert curve(found, "loss") == pytest.approx(dict(enumerate(run.losses)), rel=1e-6)
+    config = job(2, 2, 2, kind="emulated", logging={"tensorboard": True}, eval={"every": 2})
+    run = launch(config, 6, "kill:1.1@2")
+    result = shown(run.directory / "tensorboard")
+    assert list(curve(result, "loss")) == list(range(6))
+    assert curve(result, "loss") == pytest.approx(dict(enumerate(run.losses)), rel=1e-6)
     assert list(run.evaluations) == [1, 3, 5]
-    assert curve(found, "eval_loss") == pytest.approx(run.evaluations, rel=1e-6)
-    assert curve(found, "live_workers") == {line["step"]: line["live_workers"] for line in run.metrics}
-    assert curve(found, "learning_rate")[0] == pytest.approx(of.train.learning_rate / of.train.warmup)
-    assert any("worker 1.1 is dead: killed by SIGKILL" in note for note in notes(found))
-    assert any("recovered in" in note for note in notes(found))
+    assert curve(result, "eval_loss") == pytest.approx(run.evaluations, rel=1e-6)
+    assert curve(result, "live_workers") == {line["step"]: line["live_workers"] for line in run.metrics}
+    assert curve(result, "learning_rate")[0] == pytest.approx(config.train.learning_rate / config.train.warmup)
+    assert any("worker 1.1 is dead: killed by SIGKILL" in note for note in notes(result))
+    assert any("recovered in" in note for note in notes(result))
 
 
 def trackers(folder: Path, warned: list[str], first: int = 0, **section: Any) -> Trackers:
@@ -54,20 +54,20 @@ def trackers(folder: Path, warned: list[str], first: int = 0, **section: Any) ->
 
 
 def test_steps_that_are_trained_again_replace_those_before(tmp_path: Path) -> None:
-    of = trackers(tmp_path, warned := [])
+    config = trackers(tmp_path, warned := [])
     for step in (0, 1, 2, 3, 1, 2):
-        of.committed(LINE | {"step": step, "loss": float(step)})
-    of.close()
+        config.committed(LINE | {"step": step, "loss": float(step)})
+    config.close()
     again = trackers(tmp_path, warned, first=2)
     again.committed(LINE | {"step": 2, "loss": 20.0})
     again.close()
-    found = shown(tmp_path / "tensorboard")
-    assert [(event.step, event.value) for event in found.Scalars("loss")] == [(0, 0.0), (1, 1.0), (2, 20.0)]
+    result = shown(tmp_path / "tensorboard")
+    assert [(event.step, event.value) for event in result.Scalars("loss")] == [(0, 0.0), (1, 1.0), (2, 20.0)]
     assert not warned
 
 
 def test_the_share_of_the_peak_is_that_of_the_models_operations(tmp_path: Path) -> None:
-    of = job(
+    config = job(
         1,
         1,
         1,
@@ -75,9 +75,9 @@ def test_the_share_of_the_peak_is_that_of_the_models_operations(tmp_path: Path) 
         logging={"tensorboard": True, "peak_flops": 1e9},
         model={"layers": 2, "hidden": 8, "sequence": 4},
     )
-    b, s, h, v = 1, 4, 8, of.model.vocabulary
+    b, s, h, v = 1, 4, 8, config.model.vocabulary
     operations = 3 * (2 * (b * s * 24 * h * h + 4 * b * s * s * h) + 2 * b * s * h * v)
-    shows = Trackers(of, tmp_path, 0, lambda _: None)
+    shows = Trackers(config, tmp_path, 0, lambda _: None)
     shows.committed(LINE | {"tokens_per_second": 4.0, "live_workers": 1})  # an iteration of a second
     shows.close()
     assert curve(shown(tmp_path / "tensorboard"), "mfu") == pytest.approx({0: operations / 1e9}, rel=1e-5)
@@ -88,12 +88,12 @@ def test_tracker_that_fails_is_disabled_with_one_warning(tmp_path: Path, monkeyp
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(TensorBoard, "step", full)
-    of = trackers(tmp_path, warned := [])
+    config = trackers(tmp_path, warned := [])
     for step in range(50):
-        of.committed(LINE | {"step": step})
-        assert of._thread is not None
-        of._thread.submit(lambda: None).result()
-    of.close()
+        config.committed(LINE | {"step": step})
+        assert config._thread is not None
+        config._thread.submit(lambda: None).result()
+    config.close()
     assert warned == ["TensorBoard is disabled for the rest of this run: OSError: No space left on device"]
 
 
@@ -104,11 +104,11 @@ def test_weights_and_biases_has_the_run_without_a_network(tmp_path: Path, monkey
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     warned: list[str] = []
-    of = Trackers(job(2, 2, 2, logging={"wandb": "recycle", "wandb_mode": "offline"}), tmp_path, 0, warned.append)
+    config = Trackers(job(2, 2, 2, logging={"wandb": "recycle", "wandb_mode": "offline"}), tmp_path, 0, warned.append)
     for step in range(3):
-        of.committed(LINE | {"step": step, "loss": 10.0 + step})
-    of.event({"kind": "detected", "time": 1.0, "worker": "1.1", "step": 3, "cause": "killed by SIGKILL"})
-    of.close()
+        config.committed(LINE | {"step": step, "loss": 10.0 + step})
+    config.event({"kind": "detected", "time": 1.0, "worker": "1.1", "step": 3, "cause": "killed by SIGKILL"})
+    config.close()
     assert not warned
     (stored,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     assert [line["loss"] for line in logged(stored) if "loss" in line] == [10.0, 11.0, 12.0]
@@ -122,7 +122,7 @@ def logged(stored: Path) -> list[dict[str, Any]]:
     """What was logged, from the file that `wandb sync` uploads: a header of 7 bytes, then LevelDB's log format."""
     from wandb.proto import wandb_internal_pb2
 
-    content, place, whole, found = stored.read_bytes(), 7, b"", []
+    content, place, whole, result = stored.read_bytes(), 7, b"", []
     while place + 7 <= len(content):
         if 32768 - place % 32768 < 7:  # what is left of a block holds no header
             place += 32768 - place % 32768
@@ -135,8 +135,8 @@ def logged(stored: Path) -> list[dict[str, Any]]:
             whole = b""
             if record.HasField("history"):
                 items = record.history.item
-                found.append({item.key or item.nested_key[0]: json.loads(item.value_json) for item in items})
-    return found
+                result.append({item.key or item.nested_key[0]: json.loads(item.value_json) for item in items})
+    return result
 
 
 def test_a_missing_package_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:

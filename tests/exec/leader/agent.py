@@ -90,8 +90,8 @@ class _Machine:
 
     def send(self, link: _Link, message: bytes | LeaderMessage) -> None:
         if link.is_first:  # its process has all members
-            told = _DECODER.decode(message) if isinstance(message, bytes) else message
-            self._world.in_order(link.process, lambda: link.process.hear(told), self._world.draw(0.0, 0.01))
+            reported = _DECODER.decode(message) if isinstance(message, bytes) else message
+            self._world.in_order(link.process, lambda: link.process.hear(reported), self._world.draw(0.0, 0.01))
 
     def start(self, order: Start) -> None:
         self.processes[Worker.parse(order.worker)] = process = Process(self._world, order, self._agent)
@@ -160,7 +160,7 @@ class Agent:
             self._look()
 
     def lose_connection(self, seconds: float) -> None:
-        """The connection to the leader breaks, and there is no other way to it for some seconds."""
+        """The connection to the leader breaks for some seconds."""
         self._away_until = self.world.now + seconds
         for process in self.processes.values():
             process.is_blameless, process.is_to_end = False, True
@@ -194,10 +194,10 @@ class Agent:
             self._links[member] = link = _Link(process, member == process.name)
             self._agent.take(cast(Any, link), [Join(member, process.incarnation)])
 
-    def hear(self, said: FromWorker) -> None:
+    def hear(self, messages: FromWorker) -> None:
         """A process says something."""
         if self.is_alive:
-            self._agent.take(cast(Any, self._links[said.member]), [Said(said.message, said.generation)])
+            self._agent.take(cast(Any, self._links[messages.member]), [Said(messages.message, messages.generation)])
             self._flush_soon()
 
     def _flush_soon(self) -> None:

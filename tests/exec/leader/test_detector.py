@@ -1,4 +1,4 @@
-"""Which silence means what: deadlines from what an operation took, and who goes when two are cut off."""
+"""Deadlines of silent and stuck workers, and the choice between two workers that are cut off."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_operation_hangs_after_ten_times_the_longest_of_its_kind_but_not_befo
         assert why == f"no progress for {seconds:g} s in 1F"
 
 
-def test_a_worker_that_waits_never_hangs_and_one_that_is_silent_is_dead_even_while_it_waits(of: PricedJob) -> None:
+def test_waiting_worker_never_hangs_and_silent_worker_is_dead(of: PricedJob) -> None:
     judge = Detector(of)
     assert judge.until_lost("7 waiting 1F 0.1", 500.0) == (500.0, "")
     took, why = judge.until_lost(None, 100.0)
@@ -64,7 +64,7 @@ def test_a_worker_that_waits_never_hangs_and_one_that_is_silent_is_dead_even_whi
     assert why == "no heartbeat for 4 s"
 
 
-def test_the_last_beat_of_a_process_says_nothing_of_the_one_that_is_started_after_it(of: PricedJob) -> None:
+def test_heartbeat_of_a_process_does_not_count_for_its_successor(of: PricedJob) -> None:
     judge = Detector(of, is_starting=True)
     judge.until_lost("6 working 1F 0.1", 1.0)
     judge.detector.forget([A])
@@ -76,7 +76,7 @@ def test_the_last_beat_of_a_process_says_nothing_of_the_one_that_is_started_afte
     assert why == "no progress for 4 s in 0F"
 
 
-def test_the_time_in_which_the_coordinator_itself_slept_is_no_silence(of: PricedJob) -> None:
+def test_suspension_of_the_leader_is_not_silence(of: PricedJob) -> None:
     judge = Detector(of)
     judge.until_lost("7 working 1F 0.1", 3.0)
     judge.now += 1000.0
@@ -109,7 +109,7 @@ def test_the_profile_counts_where_its_unit_is_known() -> None:
     emulated = job(2, 2, 2, model={"seconds_per_unit": 3.0}, membership=LIMITS)
     assert profiled_seconds(emulated) == 6.0
     slow = job(2, 2, 2, model={"seconds_per_unit": 30.0}, membership=LIMITS)
-    assert [float(FailureDetector(of).patience(math.nan)) for of in (emulated, slow)] == [60.0, 600.0]
+    assert [float(FailureDetector(config).patience(math.nan)) for config in (emulated, slow)] == [60.0, 600.0]
     assert profiled_seconds(job(2, 2, 2, kind="gpt")) == 0.0
 
 
@@ -132,7 +132,7 @@ def test_the_heartbeat_says_the_longest_time_of_its_kind_lately_without_waits(mo
     assert progress.heartbeat(5) == Heartbeat(5, progress.count, False, "1W", None)
 
 
-def test_of_two_that_are_cut_off_one_goes_by_a_rule() -> None:
+def test_cut_pair_is_fenced_by_rule() -> None:
     assert select_fenced((A, B), [A, B, C, D]) == B
     assert select_fenced((B, A), [A, B, C, D]) == B
     assert select_fenced((A, B), [A, B, C]) == A
@@ -158,8 +158,7 @@ def test_the_silence_of_most_workers_is_first_taken_for_a_busy_machine(
     assert now - 102 == pytest.approx(seconds + 0.25, abs=0.26)
 
 
-def test_nobody_is_judged_by_heartbeats_that_were_not_read_anew(of: PricedJob) -> None:
-    """That time counts for nobody."""
+def test_workers_are_not_judged_without_new_heartbeats(of: PricedJob) -> None:
     judge = Detector(of)
     judge.until_lost("7 waiting 1F 0.1", 1.0)
     judge.detector.are_due = False

@@ -1,4 +1,4 @@
-"""What the workers hold, what is lost, and what is copied from whom before a plan can run; units and shards."""
+"""Holdings of workers, lost units, and the copies that a plan needs; for units and shards."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ EVERYBODY = set(JOB.shape.workers())
 FIRST = Hosts.at_start(JOB, None)
 
 
-def cut(stages: dict[str, tuple[int, ...]], of: tuple[int, ...]) -> Hosts:
-    return Hosts.of(JOB, {Worker.parse(name): hosted for name, hosted in stages.items()}, of)
+def cut(stages: dict[str, tuple[int, ...]], config: tuple[int, ...]) -> Hosts:
+    return Hosts.of(JOB, {Worker.parse(name): hosted for name, hosted in stages.items()}, config)
 
 
 CHAINS = cut({"0.0": (0,), "1.0": (1, 2), "0.1": (3,), "2.0": (0, 1), "2.1": (2, 3)}, (2, 2, 1, 3))
 """One chain of three and one of two, without 1.1."""
 
 
-def test_only_what_a_worker_does_not_hold_is_copied_and_sources_take_turns() -> None:
+def test_only_missing_units_are_copied_from_alternating_sources() -> None:
     holdings = Holdings(FIRST)
     live = EVERYBODY - {Worker(1, 1)}
     # 1.0 had layers 0 to 3 (units 0 to 4), and gets 2 to 4; 0.0 keeps two of its four.
@@ -48,7 +48,7 @@ def test_only_what_a_worker_does_not_hold_is_copied_and_sources_take_turns() -> 
     ]
 
 
-def test_a_plan_by_which_each_hosts_what_it_started_with_has_no_name() -> None:
+def test_initial_holdings_have_an_empty_name() -> None:
     holdings = Holdings(FIRST)
     assert holdings.target(None, EVERYBODY, EVERYBODY) == FIRST
     assert holdings.name_of("digest", FIRST) == ""
@@ -59,7 +59,7 @@ def test_a_plan_by_which_each_hosts_what_it_started_with_has_no_name() -> None:
     assert (holdings.plan, holdings.units_of(Worker(1, 0))) == ("", ((0, 5),))
 
 
-def test_units_without_a_holder_are_lost_whoever_else_of_the_rank_is_alive() -> None:
+def test_units_without_a_live_holder_are_lost() -> None:
     holdings = Holdings(FIRST)
     assert holdings.lost(EVERYBODY) == ()
     assert holdings.lost({Worker(0, 0), Worker(1, 0)}) == ((5, 10),)
@@ -89,7 +89,7 @@ def layouts(draw: st.DrawFn) -> Hosts:
 
 @settings(max_examples=200)
 @given(layouts(), layouts())
-def test_after_the_copies_each_holds_what_the_plan_says_and_a_round_has_nobody_twice(was: Hosts, to: Hosts) -> None:
+def test_copies_complete_the_planned_holdings(was: Hosts, to: Hosts) -> None:
     holdings = Holdings(FIRST)
     holdings.set_current("was", was)
     holders, live = set(was.stages), set(was.stages) | set(to.stages)
@@ -136,13 +136,13 @@ def workers(*names: str) -> list[Worker]:
     return [Worker.parse(name) for name in names]
 
 
-def test_a_death_has_its_shards_copied_from_who_is_left_and_a_rejoin_back() -> None:
+def test_shards_are_copied_after_a_death_and_again_after_the_rejoin() -> None:
     owned = holdings()
     run(owned, ALL, ALL)
     # Shards 0 to 2 of stage 0 lie on 0.0 and 1.0, 1.0 and 2.0, 2.0 and 0.0.
     left = [worker for worker in ALL if worker != Worker(1, 0)]
     wanted = owned.target(None, left, left)
-    assert owned.copies(wanted, left, left) == [], "who is left goes on at once"
+    assert owned.copies(wanted, left, left) == [], "survivors continue at once"
     owned.set_current(owned.name_of("", wanted), wanted)
     assert owned.is_restoring
     assert owned.plan == "shards -1.0 ~0.0:1 ~2.0:0"
@@ -167,7 +167,7 @@ def test_a_death_has_its_shards_copied_from_who_is_left_and_a_rejoin_back() -> N
     assert run(owned, ALL, ALL) == []
 
 
-def test_what_no_owner_has_is_lost_and_named() -> None:
+def test_shard_without_an_owner_is_lost_and_named() -> None:
     owned = holdings()
     run(owned, ALL, ALL)
     assert owned.lost(workers("0.0", "2.0", "0.1", "1.1")) == ()
@@ -179,8 +179,8 @@ def test_what_no_owner_has_is_lost_and_named() -> None:
 
 def elastic() -> PricedJob:
     """Two stages of two layers: units 0 to 5."""
-    of = sharded(job(3, 2, 2, model={"layers": 4}))
-    return of.with_sections(planner=msgspec.structs.replace(of.planner, layout="elastic"))
+    config = sharded(job(3, 2, 2, model={"layers": 4}))
+    return config.with_sections(planner=msgspec.structs.replace(config.planner, layout="elastic"))
 
 
 def test_a_move_copies_the_shards_of_units_before_it_runs_and_a_death_on_the_way_takes_nothing_along() -> None:
@@ -194,12 +194,12 @@ def test_a_move_copies_the_shards_of_units_before_it_runs_and_a_death_on_the_way
     before = owned.hosts
     # Units 0 to 2 | 3 | 4 and 5, as stages: 2.0 takes layer 2 on, and 0.1 gives it away.
     stages = {"0.0": (0,), "1.0": (0,), "2.0": (0, 1), "0.1": (2,), "2.1": (1, 2)}
-    moved = Hosts.of(job_, {Worker.parse(name): its for name, its in stages.items()}, (2, 1, 1))
+    moved = Hosts.of(job_, {Worker.parse(name): values for name, values in stages.items()}, (2, 1, 1))
     wanted = owned.target(moved, left, left)
     copies = owned.copies(wanted, left, left)
     assert {(copy.worker, copy.source) for copy in copies} == {("2.0", "0.1")}, "it alone hosts a unit that it did not"
     owners = {number: [w for w in left if number in wanted.stages[w]] for number in range(9, 12)}
-    assert all(mine == workers("2.0", "2.1") for mine in owners.values()), "its only hosts"
+    assert all(own == workers("2.0", "2.1") for own in owners.values()), "its only hosts"
     assert owned.background_copies(wanted, left) == []
     name = owned.name_of("0123", wanted)
     assert name == "shards @0123 -1.1"
@@ -213,7 +213,7 @@ def test_a_move_copies_the_shards_of_units_before_it_runs_and_a_death_on_the_way
     assert owned.lost(workers("0.0", "1.0", "2.0", "0.1")) == ()
     assert owned.lost(workers("0.0", "1.0", "0.1"))[0] == (9, 12), "layer 2 is on 2.0 and 2.1 alone"
     assert owned.spare(left) == {0: 1, 1: 1}
-    # 2.1 dies: in the same layout nobody copies before it runs.
+    # 2.1 dies: in the same layout no copy precedes the generation.
     after = [worker for worker in left if worker != Worker(2, 1)]
     acting = owned.target(Hosts.of(job_, {w: moved.stages[w] for w in after}, (2, 1, 1)), after, after)
     assert owned.copies(acting, after, after) == []

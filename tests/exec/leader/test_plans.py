@@ -62,7 +62,7 @@ class PlannedRun:
             self.answer_all()
             if plan is not None:
                 return plan
-        raise AssertionError("all questions are answered, and there is no plan")
+        raise AssertionError("all questions are answered without a plan")
 
     def commit(self, *dead: Worker) -> bool:
         """Two iterations without the dead workers, with all questions answered; whether a better plan follows."""
@@ -154,11 +154,6 @@ LAYERS = {"model": {"layers": 8}, "memory": {"limit": 16, "state_limit": 1.5}}
 ALWAYS = job(3, 2, 4, **LAYERS, planner=ELASTIC)
 
 
-FOUR = job(4, 2, 4, **LAYERS, planner=ELASTIC)
-SLOW_COPIES = msgspec.structs.replace(FOUR, prices=replace(FOUR.prices, static=40.0, bandwidth=1e-3))
-"""To move back takes more copies, one after the other, than the returning worker needs in any case."""
-
-
 def move_layers_without(run: PlannedRun, dead: Worker) -> Hosts:
     """The hosts after layers have moved because of a death."""
     run.ready(dead)
@@ -172,7 +167,7 @@ def move_layers_without(run: PlannedRun, dead: Worker) -> Hosts:
 
 @pytest.mark.process
 @pytest.mark.parametrize("run", [ALWAYS], indirect=True)
-def test_death_after_a_move_is_rerouted_in_that_layout_and_the_last_return_restores_the_given_stages(
+def test_death_keeps_the_moved_layout_and_the_last_rejoin_restores_the_stages(
     run: PlannedRun,
 ) -> None:
     dead, other = Worker(1, 1), Worker(0, 0)
@@ -191,26 +186,6 @@ def test_death_after_a_move_is_rerouted_in_that_layout_and_the_last_return_resto
     assert event["period"] == given.periods["staggered"] < event["period_before"]
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("run", [SLOW_COPIES], indirect=True)
-def test_returning_worker_hosts_its_stage_in_the_moved_layout_where_moving_back_does_not_pay(
-    run: PlannedRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dead = Worker(1, 0)
-    layout = move_layers_without(run, dead)
-    reserved = msgspec.structs.replace(FOUR.planner, move_when="worth", iterations_between_changes=5)
-    monkeypatch.setattr(run.plans, "_job", msgspec.structs.replace(SLOW_COPIES, planner=reserved))
-    stays = run.ready()
-    assert stays.hosts is not None
-    assert stays.hosts.units == {**layout.units, dead: Hosts.at_start(FOUR, None).units[dead]}
-    event = run.events[-1]
-    assert (event["failed"], event["returned"], event["moves"]) == ([], ["1.0"], False)
-    assert event["pause"] > event["until_change"]
-    assert not run.commit()
-    assert run.ready() == stays
-    assert [event["moves"] for event in run.events] == [True, False, False]  # another layout was asked for
-
-
 DEAD = frozenset({Worker(1, 1)})
 
 
@@ -226,7 +201,7 @@ def prepared(job: PricedJob, *dead: Worker) -> PreparedPlan:
     )
 
 
-def test_layout_that_cannot_be_planned_is_an_event_and_is_not_asked_for_again() -> None:
+def test_unplannable_layout_is_an_event_and_is_asked_for_once() -> None:
     outbox, plan = Outbox(), prepared(ALWAYS, *DEAD)
     plans, times = Plans(ALWAYS, outbox), ComputeTimes.from_reports({worker: Report({}, None) for worker in plan.roles})
     plans.adopt(DEAD, plan, {})
@@ -369,13 +344,13 @@ def test_moving_pays_when_its_saving_until_the_next_change_is_more_than_its_paus
     assert not is_worth(10.0, 11.0, pause=-1e9, until_change=1000.0)
 
 
-def test_each_source_sends_what_others_lack_one_after_the_other_and_all_at_the_same_time() -> None:
+def test_copy_cost_serialises_each_source() -> None:
     """Three pipelines, eight layers, a byte of state for each tenth of a layer, and five bytes in a unit of time."""
-    of = job(3, 2, 4, model={"layers": 8})
-    of = msgspec.structs.replace(of, prices=replace(of.prices, static=40.0, bandwidth=5.0))
-    now = Hosts.of(of, {Worker(0, 0): (0,), Worker(0, 1): (1,), Worker(1, 0): (0,)})
-    then = Hosts.of(of, {Worker(0, 0): (0,), Worker(0, 1): (1, 2), Worker(1, 0): (0, 1)}, (3, 2, 3))
-    assert copy_cost(of, now, then) == (20.0, 2.0)  # layer 3 from 0.0 to 0.1, layer 4 from 0.1 to 1.0
-    assert copy_cost(of, then, then) == (0.0, 0.0)
-    more = Hosts.of(of, then.stages | {Worker(1, 0): (1, 2)}, (3, 2, 3))
-    assert copy_cost(of, now, more) == (50.0, 8.0)  # layers 4 to 7 from 0.1
+    config = job(3, 2, 4, model={"layers": 8})
+    config = msgspec.structs.replace(config, prices=replace(config.prices, static=40.0, bandwidth=5.0))
+    now = Hosts.of(config, {Worker(0, 0): (0,), Worker(0, 1): (1,), Worker(1, 0): (0,)})
+    then = Hosts.of(config, {Worker(0, 0): (0,), Worker(0, 1): (1, 2), Worker(1, 0): (0, 1)}, (3, 2, 3))
+    assert copy_cost(config, now, then) == (20.0, 2.0)  # layer 3 from 0.0 to 0.1, layer 4 from 0.1 to 1.0
+    assert copy_cost(config, then, then) == (0.0, 0.0)
+    more = Hosts.of(config, then.stages | {Worker(1, 0): (1, 2)}, (3, 2, 3))
+    assert copy_cost(config, now, more) == (50.0, 8.0)  # layers 4 to 7 from 0.1

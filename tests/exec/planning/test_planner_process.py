@@ -11,19 +11,14 @@ from typing import Any
 
 import pytest
 
-from recycle import MicroBatch, Worker
+from recycle import Worker
 from recycle.exec.launch.trackers import Observer
 from recycle.exec.leader.actions import Planned, PreparedPlan, Question
 from recycle.exec.planning import planner_process
-from recycle.exec.planning.planner_process import MOST_FAILURES, Planner, answer
-from recycle.exec.planning.planner_process import Question as PlannerQuestion
+from recycle.exec.planning.planner_process import MOST_FAILURES, Planner
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.processes.processes import Waker
-from recycle.ir import replays
-from recycle.ir.replays import Checked, with_replays
 from recycle.job import PricedJob
-from recycle.plans import Plan
-from recycle.plans.plan import rotation_of
 from recycle.solve.planner import plan_for_training
 from tests.exec.runs import Run, job, kinds
 
@@ -153,7 +148,7 @@ def test_search_that_no_process_answers_is_given_up_with_an_error(
     assert plans.warnings == []
 
 
-def test_process_that_ends_while_a_question_is_open_answers_all_later_ones(serve: Serve, started: list[int]) -> None:
+def test_open_question_survives_the_end_of_the_planner_process(serve: Serve, started: list[int]) -> None:
     plans = serve()
     plans.plan()
     os.kill(started[1], signal.SIGSTOP)
@@ -203,29 +198,3 @@ def test_losses_stay_the_same_when_three_workers_die_after_all_planner_processes
     assert [event["worker"] for event in run.events if event["kind"] == "detected"] != []
     assert run.metrics[-1]["live_workers"] == 3
     assert "warning" not in kinds(run)
-
-
-def test_who_makes_a_plan_notes_which_stages_have_room_for_replays_and_nobody_times_rounds_afterwards(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Also for another dead worker of the same stage; what replays then is what working it out anew would give."""
-    of = job(3, 4, 6, planner={"steps": 20}, train={"checkpoint_every": 0}, integrity={"every": "gaps"})
-    answered = answer(plan_for_training, of, None, PlannerQuestion((0, 1, 0, 0)))
-    assert answered.error == ""
-    for pipeline in (0, 2):
-        schedule = Plan.from_text(answered.text, "plan").for_processes([Worker(pipeline, 1)]).schedule
-        anew = with_replays(schedule, "gaps", of.prices)
-        assert len(anew.turns.round)
-        with monkeypatch.context() as patched:
-            patched.setattr(replays, "_that_fit", lambda *_: pytest.fail("rounds are timed"))
-            rotation = rotation_of(schedule, of)
-            disputed = rotation_of(schedule, of, [Checked(0, MicroBatch(0, 0))])
-        assert rotation is not None
-        assert [column.tolist() for column in rotation.turns] == [column.tolist() for column in anew.turns]
-        assert rotation.whole == anew.whole
-        assert disputed is not None
-        assert len(disputed.turns.round) > len(anew.turns.round)
-    none = answer(plan_for_training, of, None, PlannerQuestion((2, 2, 2, 2)))
-    alone = rotation_of(Plan.from_text(none.text, "plan").schedule, of)
-    assert alone is not None
-    assert (alone.rounds, alone.turns.round.tolist()) == (0, [])

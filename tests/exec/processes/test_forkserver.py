@@ -49,7 +49,7 @@ def test_an_ended_process_keeps_its_id_and_its_exit_code_until_it_is_reaped(serv
     until(lambda: not Path(f"/proc/{process.pid}").exists())
 
 
-def test_a_stopped_server_keeps_nobody_waiting_and_answers_later(server: ForkServer, tmp_path: Path) -> None:
+def test_stopped_server_does_not_block_its_caller(server: ForkServer, tmp_path: Path) -> None:
     os.kill(server.pid, signal.SIGSTOP)
     logs = [tmp_path / f"{number}.log" for number in range(3)]
     processes = [server.fork("x" * 40_000, log) for log in logs]  # more than a pipe holds

@@ -128,9 +128,7 @@ def test_an_end_is_reported_while_the_kernel_still_frees_the_memory(
     machine.end()
 
 
-def test_a_killed_process_is_reported_within_milliseconds_though_nobody_looks(
-    machines: list[_Machine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_process_is_reported_without_polling(machines: list[_Machine], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "POLL_SECONDS", 60.0)
     machines.append(_Machine(SLEEP))
     machines[0].processes.wait(0.1)
@@ -154,7 +152,7 @@ TRAIN = "import sys; from recycle.cli import main; main(['train', 'job.toml', '-
 
 
 def trained(directory: Path, soft: int, hard: int) -> subprocess.CompletedProcess[str]:
-    """`recycle train` of a run of four workers, under limits of its own."""
+    """`recycle train` of a run of four workers, with these limits."""
     (directory / "job.toml").write_text(job(2, 2, 2).to_toml())
     return subprocess.run(
         [sys.executable, "-c", TRAIN],
@@ -180,7 +178,7 @@ def test_too_few_are_refused_before_anything_starts(limit: int, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("soft", [32, pytest.param(80, marks=pytest.mark.soak)])
-def test_what_is_asked_for_is_enough_and_a_limit_that_may_be_raised_is(soft: int, tmp_path: Path) -> None:
+def test_needed_open_files_suffice_and_soft_limits_are_raised(soft: int, tmp_path: Path) -> None:
     done = trained(tmp_path, soft, 80)
     assert done.returncode == 0, done.stderr
     assert "done: 2 steps" in done.stdout
