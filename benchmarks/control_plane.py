@@ -274,7 +274,7 @@ class FixedPlans:
     can_search = True
 
     def __init__(self, job: PricedJob, *others: object) -> None:
-        self._workers, self._asked = list(job.shape.workers()), list[Question]()
+        self._asked = list[Question]()
 
     def own(self) -> None:
         return None
@@ -289,8 +289,7 @@ class FixedPlans:
     def _answer(self, question: Question) -> Planned:
         if not question.is_urgent:
             return Planned(question, None, "times do not count here")
-        roles = {worker: worker for worker in self._workers if worker not in question.failed}
-        return Planned(question, PreparedPlan("0123456789abcdef", roles, {"barrier": 64.0, "staggered": 63.0}))
+        return Planned(question, PreparedPlan("0123456789abcdef", {"barrier": 64.0, "staggered": 63.0}))
 
     def close(self) -> None:
         return None

@@ -1,6 +1,6 @@
 """The agent's part for its node: starts and watches processes, and passes messages between them and the leader.
 
-`StandingOrders` keeps the messages for newcomers, `UnansweredMessages` the messages for a new leader.
+`StandingOrders` keeps what a newcomer needs, `UnansweredMessages` what a new leader needs.
 """
 
 from __future__ import annotations
@@ -52,9 +52,14 @@ from recycle.job.shape import Worker
 
 
 class StandingOrders:
-    """The leader's messages that a newly connected process or agent must receive."""
+    """The leader's messages that a newly connected process or agent must receive.
+
+    Attributes:
+        keys: keys for forming the groups of the present and later generations.
+    """
 
     def __init__(self) -> None:
+        self.keys: dict[str, bytes] = {}
         self._of_generation: dict[object, LeaderMessage] = {}
         self._others: dict[object, LeaderMessage] = {}
 
@@ -65,6 +70,8 @@ class StandingOrders:
                 self._of_generation = {"propose": message}
             case Permit():
                 self._of_generation["permit", message.what] = message
+                if message.what == "run":
+                    self._forget_keys_before(message.generation)
             case Committed():
                 step = message.commit.step
                 self._of_generation["commit", step] = message
@@ -77,6 +84,11 @@ class StandingOrders:
                 self._others["leave", message.worker] = message
             case Strike():
                 self._others["strike", message.fault] = message
+
+    def _forget_keys_before(self, generation: int) -> None:
+        first = f"generation{generation:08d}"
+        for name in [name for name in self.keys if name.startswith("generation") and name < first]:
+            del self.keys[name]
 
     def messages(self) -> list[LeaderMessage]:
         """Return the messages, in an order in which they can be processed."""
@@ -159,7 +171,6 @@ class NodeAgent:
         self._processes = processes
         self._links: dict[str, Link] = {}
         self._standing, self._unanswered = StandingOrders(), UnansweredMessages()
-        self._keys: dict[str, bytes] = {}
         self._started: dict[Worker, AgentProcess] = {}
         self._to_start: dict[Worker, Start] = {}
         self._to_kill: dict[Worker, int] = {}
@@ -195,10 +206,10 @@ class NodeAgent:
                 case Heartbeat() if link.name:
                     self._beats[link.name] = message
                 case SetKey(name=name, value=value):
-                    self._keys[name] = self._fresh_keys[name] = value
+                    self._standing.keys[name] = self._fresh_keys[name] = value
                     self._hub.send(link, Values())
                 case GetKeys(names=names):
-                    self._hub.send(link, Values([self._keys.get(name) for name in names]))
+                    self._hub.send(link, Values([self._standing.keys.get(name) for name in names]))
                 case Join():
                     self._join(link, message)
                 case Drain():
@@ -238,7 +249,7 @@ class NodeAgent:
     def hello(self) -> Hello:
         """Return the greeting for a new leader."""
         self._forget_batch()
-        self._fresh_keys = dict(self._keys)
+        self._fresh_keys = dict(self._standing.keys)
         return Hello(self.node, self.session, list(self._started.values()), self._unanswered.messages())
 
     def batch(self, hold: bool = False) -> Batch | None:
@@ -306,7 +317,7 @@ class NodeAgent:
                 self._to_kill[Worker.parse(name)] = incarnation
                 self._kill_requested()
             case Keys(keys=keys):
-                self._keys.update(keys)
+                self._standing.keys.update(keys)
             case _:
                 self._pass_on(order, body)
 
@@ -319,16 +330,8 @@ class NodeAgent:
             return
         self._standing.take(message)
         self._unanswered.drop_answered(message)
-        if isinstance(message, Permit) and message.what == "run":
-            self._keys = without_earlier(self._keys, message.generation)
         body = body or msgspec.msgpack.encode(message)
         only = message.worker if isinstance(message, Leave) else None
         for member, link in self._links.items():
             if only is None or split_member(member)[0] == only:
                 self._hub.send(link, body)
-
-
-def without_earlier(keys: dict[str, bytes], generation: int) -> dict[str, bytes]:
-    """Return the keys for forming the groups of this and later generations."""
-    first = f"generation{generation:08d}"
-    return {name: value for name, value in keys.items() if not name.startswith("generation") or name >= first}

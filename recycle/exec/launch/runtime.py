@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from recycle.errors import JobError, RecycleError
-from recycle.exec.agent.node_agent import StandingOrders, without_earlier
+from recycle.exec.agent.node_agent import StandingOrders
 from recycle.exec.checkpoint.completion import CheckpointCompletion
 from recycle.exec.checkpoint.resume import Earlier, find_earlier_part
 from recycle.exec.faults.kinds import KINDS
@@ -58,7 +58,6 @@ from recycle.exec.protocol import (
     LeaderMessage,
     Order,
     Over,
-    Permit,
     Refused,
     Rejected,
 )
@@ -113,7 +112,6 @@ class LeaderRuntime:
         )
         self.agents: dict[int, Peer] = {}
         self._standing = StandingOrders()
-        self._keys: dict[str, bytes] = {}
         self._drains: dict[Worker, list[Callable[[Refused], None]]] = {}
         run = RunDescription(
             job=job,
@@ -187,8 +185,8 @@ class LeaderRuntime:
         self.agents[node] = peer
         for order in self._standing.messages():
             peer(order, None)
-        if self._keys:
-            peer(Keys(self._keys), None)
+        if self._standing.keys:
+            peer(Keys(self._standing.keys), None)
         self._take(hello)
         return True
 
@@ -202,7 +200,7 @@ class LeaderRuntime:
         """Take an agent's batch of messages from its node."""
         self._take(batch)
         if batch.keys:
-            self._keys.update(batch.keys)
+            self._standing.keys.update(batch.keys)
             keys = Keys(batch.keys)
             body = msgspec.msgpack.encode(keys)
             for other, peer in self.agents.items():
@@ -309,8 +307,6 @@ class LeaderRuntime:
 
     def _tell(self, message: LeaderMessage) -> None:
         self._standing.take(message)
-        if isinstance(message, Permit) and message.what == "run":
-            self._keys = without_earlier(self._keys, message.generation)
         body = msgspec.msgpack.encode(message)
         for peer in self.agents.values():
             peer(message, body)

@@ -35,7 +35,6 @@ class PreparedPlan:
 
     Attributes:
         digest: hash of the schedule.
-        roles: worker -> role.
         periods: step mode -> period; a plan made for the barrier has only the barrier's.
         text: the plan file if the run directory does not hold the file; else empty.
         hosts: the workers' stages; None for the stages that processes start with.
@@ -45,7 +44,6 @@ class PreparedPlan:
     """
 
     digest: str
-    roles: Mapping[Worker, Worker]
     periods: Mapping[StepMode, float]
     text: str = ""
     hosts: Hosts | None = None

@@ -124,7 +124,7 @@ class Forming(Membership):
         self._target = wanted = holdings.target(plan.hosts, live, self.holders)
         if commit is not None and self.record.is_evaluation_due:
             commit = msgspec.structs.replace(commit, last=None)  # the next generation has not announced its end
-        roles = {str(worker): str(plan.roles[worker]) for worker in sorted(live)}
+        roles = {name: name for name in worker_names(live)}  # plans name processes
         self._failed_since = None
         self.announce(
             plan=plan.digest,

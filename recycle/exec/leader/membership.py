@@ -68,6 +68,14 @@ class Rejoin:
     deadline: float | None = None
 
 
+@dataclass
+class _Agent:
+    """A node's agent: its session, empty until it connects, and the seconds since its connection was lost."""
+
+    session: str = ""
+    absent: float | None = None
+
+
 class Membership(RunState):
     """The run's state, and how workers start, leave and rejoin.
 
@@ -80,9 +88,7 @@ class Membership(RunState):
         super().__init__(run, now)
         self.plans = Plans(self.job, self, run.own, run.can_search)
         self._fresh_ends: dict[Worker, str] = {}
-        self._sessions: dict[int, str] = {}
-        self._present: set[int] = set()
-        self._away: dict[int, float] = {}
+        self._agents: dict[int, _Agent] = {}
         self._ticked = now
         self._notices: dict[Worker, Notice] = {}
         self._prepared: list[Worker] = []
@@ -94,15 +100,14 @@ class Membership(RunState):
 
     def register_agent(self, hello: Hello) -> None:
         """Take an agent's greeting: its list of processes replaces the known ones."""
-        node, is_new = hello.node, self._sessions.get(hello.node) != hello.session
+        node, known_agent = hello.node, self._agents.get(hello.node)
+        is_new = known_agent is None or known_agent.session != hello.session
         reported = {worker_of(process.worker): process for process in hello.processes}
         kept = {
             worker for worker, process in reported.items() if process.incarnation >= self.processes[worker].incarnation
         }
         self._lose_processes(node, kept, f"the agent of node {node} is gone" if is_new else "was not started")
-        self._sessions[node] = hello.session
-        self._present.add(node)
-        self._away.pop(node, None)
+        self._agents[node] = _Agent(hello.session)
         for worker, process in reported.items():
             known = self.processes[worker]
             if process.incarnation > known.incarnation:
@@ -126,19 +131,20 @@ class Membership(RunState):
 
     def lose_agent(self, absent: AgentAbsent) -> None:
         """Note that the connection to a node's agent is lost."""
-        if absent.node in self._present:
-            self._present.discard(absent.node)
-            self._away[absent.node] = 0.0
+        agent = self._agents.get(absent.node)
+        if agent is not None and agent.absent is None:
+            agent.absent = 0.0
 
     def count_time(self) -> None:
         """Count the time that the leader's process ran since the last call, and give up agents absent for too long."""
         passed, self._ticked = min(self.now - self._ticked, self.limits.heartbeat), self.now
         self.waited += passed
-        for node in list(self._away):
-            self._away[node] += passed
-            if self._away[node] > self.limits.lease / 2:
-                del self._away[node]
-                self._sessions.pop(node, None)  # if it comes back its processes are killed
+        for node, agent in list(self._agents.items()):
+            if agent.absent is None:
+                continue
+            agent.absent += passed
+            if agent.absent > self.limits.lease / 2:
+                del self._agents[node]  # if it comes back its processes are killed
                 self._lose_processes(node, (), f"the agent of node {node} is gone")
 
     def _lose_processes(self, node: int, kept: Collection[Worker], cause: str) -> None:
@@ -155,7 +161,7 @@ class Membership(RunState):
                 how = None if worker in self.live else "it was dead already"
                 self.processes[worker] = WorkerProcess(incarnations.get(str(worker), 0), 0, self.node_of(worker), how)
         for worker in self.live:
-            self._away.setdefault(self.node_of(worker), 0.0)
+            self._agents.setdefault(self.node_of(worker), _Agent(absent=0.0))
 
     def node_of(self, worker: Worker) -> int:
         """Return the node of the worker's place."""
@@ -163,11 +169,13 @@ class Membership(RunState):
 
     def missing_nodes(self, workers: Iterable[Worker]) -> list[int]:
         """Return the nodes of these workers on which no process can be started now."""
-        return sorted(set(map(self.node_of, workers)) - self._present)
+        present = {node for node, agent in self._agents.items() if agent.absent is None}
+        return sorted(set(map(self.node_of, workers)) - present)
 
     def is_awaited(self, workers: Iterable[Worker]) -> bool:
         """Return whether the agent of one of these workers is absent but not given up."""
-        return any(self.node_of(worker) in self._away for worker in workers)
+        absent = {node for node, agent in self._agents.items() if agent.absent is not None}
+        return not absent.isdisjoint(map(self.node_of, workers))
 
     # Processes.
 

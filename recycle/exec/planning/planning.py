@@ -214,8 +214,7 @@ class PlanService:
                 " replay anyway"
             )
         self._schedules[digest] = schedule
-        hosts, roles = Hosts.of_schedule(self._job, schedule), {worker: worker for worker in schedule.live}
-        return PreparedPlan(digest, roles, facts.periods, kept, hosts, facts.rounds)
+        return PreparedPlan(digest, facts.periods, kept, Hosts.of_schedule(self._job, schedule), facts.rounds)
 
     def _load(self, digest: str) -> Schedule | None:
         with contextlib.suppress(RecycleError):

@@ -58,7 +58,7 @@ class Connection:
         """The connection breaks; both ends notice it some time later, each by itself."""
         world = self._world
         self.is_cut = True
-        world.after(world.draw(0.0, 2.0), lambda: world.part(self))
+        world.after(world.draw(0.0, 2.0), lambda: world.lose_agent(self))
         world.after(world.draw(0.0, 2.0), lambda: self.agent.disconnect(self))
 
 

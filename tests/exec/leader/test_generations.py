@@ -60,8 +60,7 @@ def test_gradient_that_is_not_finite_is_repeated_once_and_then_fatal() -> None:
 
 def test_staggered_step_that_needs_clipping_is_repeated_with_the_barrier() -> None:
     driver = LeaderDriver(job(2, 2, 2, train={"clip": 1.0}))
-    workers = driver.job.shape.workers()
-    driver.plan = lambda question: PreparedPlan("plan", {w: w for w in workers}, {"barrier": 9.0, "staggered": 8.0})
+    driver.plan = lambda question: PreparedPlan("plan", {"barrier": 9.0, "staggered": 8.0})
     driver.start_and_form()
     while driver.record.mode == "barrier":
         driver.report()

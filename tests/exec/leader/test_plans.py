@@ -192,18 +192,19 @@ DEAD = frozenset({Worker(1, 1)})
 NEEDED = Question(DEAD, is_urgent=True)
 
 
-def prepared(job: PricedJob, *dead: Worker) -> PreparedPlan:
+def prepared(job: PricedJob) -> PreparedPlan:
     """A plan in the given stages."""
-    live = [worker for worker in job.shape.workers() if worker not in dead]
-    hosts = Hosts.at_start(job, None)
-    return PreparedPlan(
-        "0" * 16, {worker: worker for worker in live}, {"barrier": 30.0, "staggered": 24.0}, hosts=hosts
-    )
+    return PreparedPlan("0" * 16, {"barrier": 30.0, "staggered": 24.0}, hosts=Hosts.at_start(job, None))
 
 
 def test_unplannable_layout_is_an_event_and_is_asked_for_once() -> None:
-    outbox, plan = Outbox(), prepared(ALWAYS, *DEAD)
-    plans, times = Plans(ALWAYS, outbox), ComputeTimes.from_reports({worker: Report({}, None) for worker in plan.roles})
+    outbox, plan = Outbox(), prepared(ALWAYS)
+    plans, times = (
+        Plans(ALWAYS, outbox),
+        ComputeTimes.from_reports(
+            {worker: Report({}, None) for worker in ALWAYS.shape.workers() if worker not in DEAD}
+        ),
+    )
     plans.adopt(DEAD, plan, {})
     plans.observe(DEAD, 4, times)
     (asked,) = outbox.take_actions()
@@ -226,7 +227,7 @@ def test_needed_plan_is_asked_for_once_and_a_later_plan_replaces_an_error() -> N
     plans.take(Planned(NEEDED, None, "no room"))
     with pytest.raises(RunError, match=r"no plan for \(0, 1\) dead workers per stage: no room"):
         plans.plan_for(DEAD)
-    plan = prepared(ALWAYS, *DEAD)
+    plan = prepared(ALWAYS)
     plans.take(Planned(NEEDED, plan))
     assert plans.plan_for(DEAD) is plan
     assert outbox.take_actions() == []
@@ -272,10 +273,9 @@ def test_times_that_jump_to_and_fro_cost_ever_fewer_changes(tmp_path: Path) -> N
     assert 1 <= len(changes) <= 6
 
 
-def plan(job: PricedJob, digest: str, *dead: Worker, compared: float | None = None) -> PreparedPlan:
+def plan(job: PricedJob, digest: str, compared: float | None = None) -> PreparedPlan:
     """A plan of 1 s per iteration, which is compared with one of `compared` seconds."""
-    roles = {worker: worker for worker in job.shape.workers() if worker not in dead}
-    return PreparedPlan(digest, roles, {"barrier": 1.0}, hosts=Hosts.at_start(job, None), compared_period=compared)
+    return PreparedPlan(digest, {"barrier": 1.0}, hosts=Hosts.at_start(job, None), compared_period=compared)
 
 
 class SlowRun:
@@ -308,14 +308,14 @@ def test_answer_for_other_live_workers_is_dropped_and_another_plan_is_asked_for(
     assert before.profile is not None
     assert before.profile.speed_of(SLOW) == pytest.approx(3)
     assert (before.question.failed, before.question.compared) == (NOBODY, "first")
-    run.plans.adopt(frozenset({dead}), plan(run.job, "second", dead), {})
+    run.plans.adopt(frozenset({dead}), plan(run.job, "second"), {})
     (after,) = run.iterate(dead)
     assert isinstance(after, Ask)
     assert (after.question.failed, after.question.compared) == ({dead}, "second")
     run.plans.take(Planned(before.question, plan(run.job, "late", compared=3.0)))
     assert run.iterate(dead) == []
     assert not run.plans.has_better(frozenset({dead}))
-    run.plans.take(Planned(after.question, plan(run.job, "third", dead, compared=3.0)))
+    run.plans.take(Planned(after.question, plan(run.job, "third", compared=3.0)))
     run.iterate(dead)
     assert run.plans.has_better(frozenset({dead}))
     better = run.plans.plan_for(frozenset({dead}))

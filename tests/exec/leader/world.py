@@ -690,8 +690,8 @@ def draw_plan(
         return None
     digest = f"{' '.join(f'{worker}:{stages[worker]}' for worker in live)} {cut}"
     factor = 0.5 if question.moves else 1.0
-    plan = PreparedPlan(digest, {worker: worker for worker in live}, {"barrier": 2.0 * factor}, hosts=hosts)
+    plan = PreparedPlan(digest, {"barrier": 2.0 * factor}, hosts=hosts)
     if job.planner.staggered:
-        plan = PreparedPlan(digest, plan.roles, {**plan.periods, "staggered": 1.5 * factor}, hosts=hosts)
+        plan = PreparedPlan(digest, {**plan.periods, "staggered": 1.5 * factor}, hosts=hosts)
     plans[digest] = plan
     return plan

@@ -133,7 +133,7 @@ def test_plan_whose_planner_kills_every_process_is_made_in_this_one(
     plans = serve(deadly_planner)
     assert plans.plan(*SOME).digest == calm.digest
     assert len(plans.warnings) == 1
-    assert len(plans.plan().roles) == 6
+    assert len(plans.plan().hosts.stages) == 6
     assert 2 + MOST_FAILURES <= len(started) <= 2 + 2 * MOST_FAILURES
 
 
@@ -156,10 +156,10 @@ def test_open_question_survives_the_end_of_the_planner_process(serve: Serve, sta
     plans.poll()
     assert first not in plans.planned
     os.kill(started[1], signal.SIGKILL)
-    assert plans.plan(Worker(2, 1)).roles.keys() == {*JOB.shape.workers()} - {Worker(2, 1)}
+    assert plans.plan(Worker(2, 1)).hosts.stages.keys() == {*JOB.shape.workers()} - {Worker(2, 1)}
     plan = plans.wait_for(first).plan
     assert plan is not None
-    assert len(plan.roles) == 4
+    assert len(plan.hosts.stages) == 4
 
 
 def test_plans_made_ahead_answer_urgent_questions_and_end_with_the_possible_failures(
@@ -170,7 +170,7 @@ def test_plans_made_ahead_answer_urgent_questions_and_end_with_the_possible_fail
     os.kill(started[1], signal.SIGSTOP)  # the process for urgent questions
     first, other, peer = Worker(0, 0), Worker(1, 1), Worker(0, 1)
     for failed in ((), (first,), (other,), (first, other), (first, peer)):
-        assert len(plans.plan(*failed).roles) == 4 - len(failed)
+        assert len(plans.plan(*failed).hosts.stages) == 4 - len(failed)
     plans.wait_for(plans.ask(Worker(1, 1), moves=True))
     assert len(started) == 2  # the process that plans ahead has nothing else to do
 
