@@ -86,13 +86,11 @@ class Election:
         return self._read("run", RunInfo)
 
     def outcome(self) -> str | None:
-        """Return the outcome of the run; None while it runs."""
         return self._read("outcome", str)
 
     # The role.
 
     def leader(self) -> LeaderAddress | None:
-        """Return the present leader; None without a leader."""
         return self._read("role", LeaderAddress)
 
     def campaign(self, address: LeaderAddress) -> bool:
@@ -113,7 +111,6 @@ class Election:
         self.is_lost = True
 
     def resign(self) -> None:
-        """Give up the role if this agent has it."""
         if self._lease is not None:
             self._lease.close()
             self._lease = None
@@ -121,7 +118,6 @@ class Election:
     # The register.
 
     def register(self) -> tuple[GenerationRecord | None, Cursor | None]:
-        """Return the register as the last leader left it."""
         return self._read("record", GenerationRecord), self._read("cursor", Cursor)
 
     def persist(self, action: Persist) -> None:

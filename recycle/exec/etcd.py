@@ -83,7 +83,6 @@ class EtcdClient:
         self._shortest = min(max(shortest, settings.dead_after / 4), self._longest)
 
     def clone(self) -> EtcdClient:
-        """Return another client of the same cluster, for another thread."""
         return EtcdClient(self._endpoints, self._settings, self._password)
 
     def call(self, path: str, body: dict[str, Any], patience: float | None = None) -> dict[str, Any]:
@@ -246,7 +245,6 @@ def read_password(settings: MembershipSection) -> str | None:
 
 
 def put(name: str, value: str | bytes, lease: str | None = None) -> EtcdRequest:
-    """Return a request to write a key."""
     return {"request_put": {"key": encoded(name), "value": encoded(value), **({"lease": lease} if lease else {})}}
 
 
@@ -266,7 +264,6 @@ def span(start: str, end: str | None = None) -> EtcdRequest:
 
 
 def encoded(text: str | bytes) -> str:
-    """Encode in Base64, as the gateway requires."""
     return base64.b64encode(text.encode() if isinstance(text, str) else text).decode()
 
 

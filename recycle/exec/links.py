@@ -174,7 +174,6 @@ class Link:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether data is buffered because the socket was full."""
         return bool(self._unsent)
 
     def read(self) -> list[Any]:
@@ -241,7 +240,6 @@ class Hub:
         self._selector.register(listener, selectors.EVENT_READ, accept)
 
     def add(self, link: Link) -> None:
-        """Serve a link."""
         link.socket.setblocking(False)
         self._selector.register(link.socket, selectors.EVENT_READ, link)
 
@@ -284,7 +282,6 @@ class Hub:
                 accept(listener.accept()[0])
 
     def remove(self, end: Link | socket.socket) -> None:
-        """Close a link or a listener."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(end.socket if isinstance(end, Link) else end)
         end.close()

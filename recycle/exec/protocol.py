@@ -116,7 +116,6 @@ class Progress(Value, kw_only=True):
 
     @property
     def verified_step(self) -> int | None:
-        """The iteration that produced the verified state."""
         return None if self.verified is None else self.verified.step
 
     def progress(self) -> dict[str, Any]:
@@ -163,7 +162,6 @@ class GenerationRecord(Progress):
 
     @property
     def is_evaluation_due(self) -> bool:
-        """Whether the committed state must be evaluated next."""
         is_done = self.evaluated is not None and self.evaluated.step == self.committed
         return self.commit is not None and self.commit.evaluate and not is_done
 

@@ -64,7 +64,6 @@ class StandingOrders:
         self._others: dict[object, LeaderMessage] = {}
 
     def take(self, message: LeaderMessage) -> None:
-        """Take a message that the leader sent to all."""
         match message:
             case Propose():
                 self._of_generation = {"propose": message}
@@ -91,7 +90,6 @@ class StandingOrders:
             del self.keys[name]
 
     def messages(self) -> list[LeaderMessage]:
-        """Return the messages, in an order in which they can be processed."""
         return [*self._others.values(), *self._of_generation.values()]
 
 
@@ -102,7 +100,6 @@ class UnansweredMessages:
         self._said: dict[object, FromWorker] = {}
 
     def take(self, sent: FromWorker) -> None:
-        """Take a message of a process."""
         match sent.message:
             case StepReport(step=step, report=report):
                 key: tuple[object, ...] = (type(report).__name__, step)
@@ -121,7 +118,6 @@ class UnansweredMessages:
         self._said = {key: said for key, said in self._said.items() if not is_old(said)}
 
     def drop_answered(self, message: LeaderMessage) -> None:
-        """Drop the messages that the leader's message answers."""
         if isinstance(message, Propose):
             self._forget(lambda said: 0 < said.generation < message.record.generation)
         elif isinstance(message, Committed):
@@ -134,7 +130,6 @@ class UnansweredMessages:
         self._forget(lambda said: said.member in gone and isinstance(said.message, Ready | Leaving))
 
     def messages(self) -> list[FromWorker]:
-        """Return all messages."""
         return list(self._said.values())
 
 
@@ -198,7 +193,6 @@ class NodeAgent:
         self._hub.add(link)
 
     def take(self, link: Link, messages: list[Any] | None) -> None:
-        """Take messages of a process; None if it has closed its connection."""
         for message in messages or ():
             match message:
                 case Said() if link.name:
@@ -247,7 +241,6 @@ class NodeAgent:
     # The leader.
 
     def hello(self) -> Hello:
-        """Return the greeting for a new leader."""
         self._forget_batch()
         self._fresh_keys = dict(self._standing.keys)
         return Hello(self.node, self.session, list(self._started.values()), self._unanswered.messages())

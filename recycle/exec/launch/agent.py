@@ -163,7 +163,6 @@ class _Agent:
         return None if self._server is None else self._server.runtime
 
     def serve(self) -> AgentExit:
-        """Serve until the run has ended or the node has left."""
         while self._outcome is None:
             self._find_leader()
             self._lead_and_follow()
@@ -252,7 +251,6 @@ class _Agent:
             self.give_up_role()
 
     def give_up_role(self) -> None:
-        """Give up the role if this agent has it."""
         server, self._server = self._server, None
         if server is not None:
             server.close()

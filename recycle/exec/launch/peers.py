@@ -70,11 +70,9 @@ class AgentServer:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no agent is connected."""
         return not self._peers
 
     def close(self) -> None:
-        """Close the leader's runtime and all connections."""
         self._hub.remove(self._listener)
         for link in self._links:
             self._hub.remove(link)

@@ -63,12 +63,10 @@ class RunRequest:
 
     @property
     def absent(self) -> frozenset[Worker]:
-        """The workers that the run starts without."""
         return self.schedule.failed if self.schedule is not None else frozenset()
 
     @property
     def hosts(self) -> Hosts:
-        """The stages that workers host at the start."""
         return Hosts.at_start(self.job, self.schedule)
 
     def fork_server(self) -> ForkServer:

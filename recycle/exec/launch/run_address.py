@@ -45,12 +45,10 @@ class RunAddress(msgspec.Struct, frozen=True):
 
 
 def write_address(directory: Path, url: str, run: str) -> None:
-    """Write the contact file to the run directory."""
     write_whole(directory / ADDRESS_FILE, msgspec.json.encode(RunAddress(url, run)).decode() + "\n")
 
 
 def remove_address(directory: Path) -> None:
-    """Remove the contact file, after the run has ended."""
     with contextlib.suppress(OSError):
         (directory / ADDRESS_FILE).unlink()
 

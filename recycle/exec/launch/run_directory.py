@@ -69,7 +69,6 @@ class LineLog:
         return self.flush()
 
     def flush(self) -> str | None:
-        """Write waiting lines; return the reason if some could not be written."""
         while self._waiting:
             try:
                 self._waiting = self._waiting[os.write(self._descriptor, self._waiting) :]
@@ -239,7 +238,6 @@ class RunDirectory:
         return [json.loads(line) for line in self._metrics.lines()]
 
     def has_metrics_of(self, step: int) -> bool:
-        """Return whether this step has a metrics line."""
         with self._metrics.locked():
             return any(_step(line) == step for line in reversed(self._metrics.lines()))
 

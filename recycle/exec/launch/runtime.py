@@ -133,12 +133,10 @@ class LeaderRuntime:
 
     @property
     def record(self) -> GenerationRecord:
-        """The register's record."""
         return self.leader.record
 
     @property
     def ends_early(self) -> bool:
-        """Whether the run was asked to end before its last iteration."""
         return self.leader.ends_early
 
     # The beginning.
@@ -191,13 +189,11 @@ class LeaderRuntime:
         return True
 
     def disconnect_agent(self, node: int, peer: Peer) -> None:
-        """Note that the connection to an agent is lost."""
         if self.agents.get(node) is peer:
             del self.agents[node]
             self._take(AgentAbsent(node))
 
     def take(self, node: int, batch: Batch) -> None:
-        """Take an agent's batch of messages from its node."""
         self._take(batch)
         if batch.keys:
             self._standing.keys.update(batch.keys)
@@ -208,7 +204,6 @@ class LeaderRuntime:
                     peer(keys, body)
 
     def drain(self, request: Drain, answer: Callable[[Drained | Refused], None]) -> None:
-        """Drain workers at a client's request."""
         try:
             workers = self._workers_of(request.target)
         except JobError as error:
@@ -236,7 +231,6 @@ class LeaderRuntime:
         return workers
 
     def send_outcome(self, outcome: str) -> None:
-        """Tell all agents that the run has ended."""
         for peer in self.agents.values():
             peer(Over(outcome), None)
 
@@ -258,7 +252,6 @@ class LeaderRuntime:
         self._take(Tick(judges_beats))
 
     def end_early(self) -> None:
-        """End the run with the present or next iteration, and save its state."""
         self._take(EndEarly())
 
     def _take(self, message: Any) -> None:

@@ -135,12 +135,10 @@ class TensorBoard:
         self._writer.add_event(Event(wall_time=time.time(), step=step, **content))
 
     def step(self, step: int, values: dict[str, float]) -> None:
-        """Show the values of a committed step."""
         self._write(step, summary={"value": [{"tag": name, "simple_value": value} for name, value in values.items()]})
         self._writer.flush()
 
     def note(self, step: int, text: str) -> None:
-        """Show a note about an event after this step."""
         from tensorboard.plugins.text.metadata import create_summary_metadata
 
         tensor = {"dtype": "DT_STRING", "string_val": [text.encode()], "tensor_shape": {"dim": [{"size": 1}]}}

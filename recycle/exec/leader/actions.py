@@ -53,7 +53,6 @@ class PreparedPlan:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the run directory holds the plan file."""
         return not self.text
 
 
@@ -282,18 +281,14 @@ class Outbox:
         self.actions: list[Action] = []
 
     def put(self, action: Action) -> None:
-        """Add an action."""
         self.actions.append(action)
 
     def tell(self, message: LeaderMessage) -> None:
-        """Add a message for all processes."""
         self.put(Tell(message))
 
     def log(self, kind: str, **fields: Any) -> None:
-        """Add an event."""
         self.put(Event(kind, fields))
 
     def take_actions(self) -> list[Action]:
-        """Return the collected actions and clear the list."""
         actions, self.actions = self.actions, []
         return actions

@@ -49,7 +49,6 @@ class PendingCheckpoint:
 
     @property
     def missing(self) -> list[tuple[int, int]]:
-        """The parts that are not written yet."""
         return [part for part, saved in self.parts.items() if saved is None]
 
 
@@ -99,7 +98,6 @@ class Checkpoints:
 
     @property
     def is_finishing(self) -> bool:
-        """Whether the runtime is completing a checkpoint."""
         return any(pending.is_finishing for pending in self.pending.values())
 
     def take(self, member: str, part: SavedPart) -> None:
@@ -109,7 +107,6 @@ class Checkpoints:
             pending.parts[key] = part.saved
 
     def completed(self, answer: CheckpointCompleted) -> None:
-        """Take the runtime's answer: the checkpoint is complete or has failed."""
         step, pending = answer.step, self.pending.get(answer.step)
         if pending is None or not pending.is_finishing:
             return

@@ -76,7 +76,6 @@ class ReportColumns:
 
     @classmethod
     def from_reports(cls, reports: Mapping[str, Report]) -> ReportColumns:
-        """Build the columns from process -> report."""
         members = parse_members(tuple(reports))
         agree, is_finite, compared = True, True, set[bool]()
         hosted: dict[tuple[int, int], _Values] = {}

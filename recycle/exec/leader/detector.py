@@ -66,7 +66,6 @@ class FailureDetector:
                 self.beats[place] = astuple(beat)
 
     def end(self, members: Iterable[str]) -> None:
-        """Note that these processes have ended."""
         self.take(dict.fromkeys(members, _NO_BEAT))
 
     def _places_of(self, workers: Collection[Worker]) -> Integers:

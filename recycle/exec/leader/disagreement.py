@@ -83,7 +83,6 @@ class Disagreement(RunError):
         return bool(self.disputed or self.parts)
 
     def accuse(self, worker: str, deviation: str) -> None:
-        """Mark the worker as odd."""
         self.odd.setdefault(worker, f"it {deviation}")
         self.differences.append(f"worker {worker} {deviation}")
 
@@ -94,7 +93,6 @@ def stage_name(number: int) -> str:
 
 
 def names(workers: Sequence[str]) -> str:
-    """Return workers as text."""
     return ("workers " if len(workers) > 1 else "worker ") + " and ".join(workers)
 
 

@@ -95,7 +95,6 @@ class Forming(Membership):
             )
 
     def reset_failures(self) -> None:
-        """Reset the counts of failed attempts, because their cause may be gone."""
         self._attempts = 0
         self._failures.clear()
 

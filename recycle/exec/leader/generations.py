@@ -364,7 +364,6 @@ class Generations(Forming):
         return [Checked(stage, MicroBatch(0, 0)) for stage in stages] if self.job.integrity.every else []
 
     def take_tensors(self, member: str, layout: StateTensors) -> None:
-        """Store the layout of a compared state's tensors, as a process reports it."""
         self._tensors[layout.number, layout.tensor_rank, layout.plan] = layout.tensors
 
     def _name_bits(self, bits: Sequence[Bit]) -> list[dict[str, Any]]:

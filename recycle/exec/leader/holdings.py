@@ -36,7 +36,6 @@ class Holdings:
         self.start_over()
 
     def start_over(self) -> None:
-        """Reset to the initial holdings, for new processes."""
         self.plan, self.hosts = "", self._initial
 
     def set_current(self, plan: str, hosts: Hosts) -> None:
@@ -57,7 +56,6 @@ class Holdings:
         return []
 
     def add_copied(self, worker: Worker, units: UnitRange) -> None:
-        """Note that a worker finished a background copy (`behind`)."""
         raise NotImplementedError
 
     def by_name(self, name: str, plan: Callable[[str], Hosts | None]) -> Hosts | None:
@@ -82,7 +80,6 @@ class Holdings:
         return self.plan
 
     def stage_of(self, number: int) -> int:
-        """Return the stage of a number in reports."""
         return number
 
     def units_of(self, worker: Worker) -> tuple[UnitRange, ...]:
@@ -90,7 +87,6 @@ class Holdings:
         return self.hosts.units.get(worker, ())
 
     def lost(self, holders: Iterable[Worker]) -> tuple[UnitRange, ...]:
-        """Return the units that none of these workers holds."""
         held = joined(units for worker in holders for units in self.units_of(worker))
         return without([(0, self.hosts.count)], held)
 

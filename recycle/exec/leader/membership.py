@@ -130,7 +130,6 @@ class Membership(RunState):
                 rejoin.started = rejoin.started or self.processes[rejoin.worker].is_running
 
     def lose_agent(self, absent: AgentAbsent) -> None:
-        """Note that the connection to a node's agent is lost."""
         agent = self._agents.get(absent.node)
         if agent is not None and agent.absent is None:
             agent.absent = 0.0
@@ -164,11 +163,9 @@ class Membership(RunState):
             self._agents.setdefault(self.node_of(worker), _Agent(absent=0.0))
 
     def node_of(self, worker: Worker) -> int:
-        """Return the node of the worker's place."""
         return self.run.homes[self.places.get(worker, worker)]
 
     def missing_nodes(self, workers: Iterable[Worker]) -> list[int]:
-        """Return the nodes of these workers on which no process can be started now."""
         present = {node for node, agent in self._agents.items() if agent.absent is None}
         return sorted(set(map(self.node_of, workers)) - present)
 
@@ -180,7 +177,6 @@ class Membership(RunState):
     # Processes.
 
     def take_end(self, ended: Ended) -> None:
-        """Note that a process has ended."""
         worker = Worker.parse(ended.worker)
         latest = self.processes[worker]
         if ended.incarnation == latest.incarnation and latest.is_running:
@@ -215,7 +211,6 @@ class Membership(RunState):
         self.put(Send(node, Start(str(worker), incarnation, str(place), generation, restored)))
 
     def kill(self, worker: Worker) -> None:
-        """Kill the worker's process if it runs."""
         process = self.processes[worker]
         if process.is_running:
             process.is_killed = True
@@ -239,7 +234,6 @@ class Membership(RunState):
     # Departures.
 
     def take_leaving(self, member: str, leaving: Leaving) -> None:
-        """Note that a worker, or its node's agent, got a signal to leave."""
         worker = worker_of(member)
         if leaving.incarnation == self.processes[worker].incarnation:
             self._note_departure(worker, None, by_signal=True)
@@ -329,13 +323,11 @@ class Membership(RunState):
         self.tell(Leave(name, notice.incarnation))
 
     def remove_live(self, worker: Worker) -> None:
-        """Remove the worker from the live workers."""
         self.processes[worker].ready.clear()  # its process may take a while to end, and does not wait to join
         self.live.discard(worker)
         self.joined.discard(worker)
 
     def check_leavers(self) -> None:
-        """Note completed departures, and kill workers that do not end."""
         for worker, leaver in list(self._leaving.items()):
             if not self.processes[worker].is_running:
                 del self._leaving[worker]

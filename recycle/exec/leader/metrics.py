@@ -75,7 +75,6 @@ class ComputeTimes:
 
     @classmethod
     def from_reports(cls, reports: Mapping[Worker, Report]) -> ComputeTimes:
-        """Build the columns from the workers' reports."""
         rows = [row for report in reports.values() for row in report.compute]
         token = [row.token for row in rows]
         tokens = sorted(set(token))
@@ -151,7 +150,6 @@ class Throughput:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no step counts yet."""
         return not self._steps
 
     def mean_after(self, seconds: float) -> float:
@@ -162,7 +160,6 @@ class Throughput:
         return max(sum(self._steps) / len(self._steps), 1e-9)
 
     def start_over(self) -> None:
-        """Forget all steps."""
         self._steps.clear()
 
 
@@ -216,6 +213,5 @@ class MetricsLines:
         return line
 
     def with_evaluation(self, line: dict[str, Any], now: float, loss: float) -> dict[str, Any]:
-        """Return the line with the result of its evaluation."""
         seconds = round(now - self._started - line["time"], 6)
         return line | {"eval_loss": finite_or_none(loss), "eval_seconds": seconds}

@@ -55,7 +55,6 @@ class ReceivedMessages:
         self.start_generation(GenerationRecord(0, [], {}, ""))
 
     def start_generation(self, record: GenerationRecord) -> None:
-        """Start a new generation, without messages."""
         self._generation = record.generation
         self.members = members_of(record.live, self._tensor_parallel)
         self._known = frozenset(self.members)
@@ -82,7 +81,6 @@ class ReceivedMessages:
         return self._said[kind]
 
     def is_complete(self, kind: type[WorkerMessage]) -> bool:
-        """Return whether all processes have sent a message of this kind."""
         return len(self._said[kind]) == len(self.members)
 
     def missing(self, kind: type[WorkerMessage]) -> set[Worker]:
@@ -176,7 +174,6 @@ class WorkerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process has not ended."""
         return self.incarnation >= 0 and self.how is None
 
 
@@ -218,18 +215,15 @@ class RunState(Outbox):
 
     @property
     def next_step(self) -> int:
-        """The iteration after the committed one."""
         return self.record.committed + 1
 
     @property
     def commit(self) -> Commit:
-        """The last commit, in a run that has one."""
         assert self.record.commit is not None
         return self.record.commit
 
     @property
     def failed(self) -> frozenset[Worker]:
-        """The positions without a live worker."""
         return self.positions - self.live
 
     @property
@@ -243,15 +237,12 @@ class RunState(Outbox):
         return self.holdings.describe(lost[0]) if lost else ""
 
     def members(self, worker: Worker | str) -> list[str]:
-        """Return the names of a worker's processes."""
         return members_of([worker], self.job.grid.tensor_parallel)
 
     def enter(self, phase: Phase) -> None:
-        """Enter a phase."""
         self.phase, self.waited = phase, 0.0
 
     def log_detected(self, worker: Worker, cause: str, **more: Any) -> None:
-        """Write the event that a worker was found dead or hung."""
         self.log("detected", **{"worker": str(worker), "step": self.next_step, "cause": cause} | more)
 
     # The register.
@@ -276,12 +267,10 @@ class RunState(Outbox):
         return msgspec.structs.replace(cursor, commit=commit)
 
     def persist(self, phase: GenerationPhase | None = None, record: GenerationRecord | None = None) -> None:
-        """Write the cursor, in a new phase if given, and the record if given."""
         self._persisted_phase = phase or self._persisted_phase
         self.put(Persist(self.cursor(), record))
 
     def change(self, **progress: Any) -> None:
-        """Change fields of the cursor, and write it."""
         self.record = msgspec.structs.replace(self.record, **progress)
         self.persist()
 

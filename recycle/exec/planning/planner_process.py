@@ -137,11 +137,9 @@ class PlannerProcess:
 
     @property
     def is_busy(self) -> bool:
-        """Whether questions are pending."""
         return self._asked.unfinished_tasks > 0
 
     def ask(self, question: Question) -> None:
-        """Add a question."""
         self._asked.put(question)
 
     def restart_if_ended(self) -> None:

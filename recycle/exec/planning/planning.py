@@ -238,7 +238,6 @@ class PlanService:
         return None
 
     def close(self) -> None:
-        """End the children and the thread."""
         for child in self._children:
             child.close()
         self._thread.shutdown(wait=False, cancel_futures=True)

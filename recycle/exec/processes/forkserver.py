@@ -95,7 +95,6 @@ class WorkerProcess:
                 self.code = os.waitstatus_to_exitcode(int(status))
 
     def kill(self) -> None:
-        """Send SIGKILL if the process is known and has not ended."""
         if self.pid:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
@@ -136,11 +135,9 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Process id of the server."""
         return self._child.process.pid
 
     def log_to(self, log: Path) -> None:
-        """Redirect the server's output to this file."""
         self._logs.insert(0, log)
         self._send(str(log))
 

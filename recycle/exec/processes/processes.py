@@ -39,7 +39,6 @@ class Waker:
             os.write(self._end, b"!")
 
     def clear(self) -> None:
-        """Forget all wakes so far."""
         with contextlib.suppress(BlockingIOError):
             while os.read(self.descriptor, 4096):
                 pass
@@ -131,7 +130,6 @@ class LocalProcesses:
             self._processes[worker, rank] = self._server.fork(text, self._log(worker, rank), before)
 
     def watch(self, descriptor: int) -> None:
-        """Let `wait` return when this descriptor is readable."""
         self._poll.register(descriptor, select.POLLIN)
 
     def _log(self, worker: Worker, tensor_rank: int) -> Path:
@@ -192,7 +190,6 @@ class LocalProcesses:
         return bool(self._processes_of(worker))
 
     def kill(self, worker: Worker) -> None:
-        """Send SIGKILL to the worker's remaining processes."""
         for process in self._processes_of(worker):
             process.kill()
 
