@@ -100,11 +100,11 @@ def serve(
         closing.callback(shared.close)
         server.log_to(shared.logs / f"forkserver.{node}.log")
         write_address(shared.path, job.membership.store, run)
-        here = Node(request, shared, server, nodes[node], address=address, node=node, session=uuid.uuid4().hex)
-        closing.callback(here.close)
-        agent = _Agent(request, run, address, election, shared, here, stop or threading.Event())
+        local_node = Node(request, shared, server, nodes[node], address=address, node=node, session=uuid.uuid4().hex)
+        closing.callback(local_node.close)
+        agent = _Agent(request, run, address, election, shared, local_node, stop or threading.Event())
         closing.callback(agent.give_up_role)
-        closing.callback(here.processes.end, patience=0.0)
+        closing.callback(local_node.processes.end, patience=0.0)
         rarely_collect_garbage()
         return agent.serve()
 
@@ -140,13 +140,13 @@ class _Agent:
         address: str,
         election: Election,
         directory: RunDirectory,
-        here: Node,
+        local_node: Node,
         stop: threading.Event,
     ) -> None:
         self._request, self._job, self._run = request, request.job, run
         self._address, self._election, self._directory = address, election, directory
-        self._here, self._hub, self._agent, self._stop = here, here.hub, here.agent, stop
-        self._node, self._session = here.agent.node, here.agent.session
+        self._local_node, self._hub, self._agent, self._stop = local_node, local_node.hub, local_node.agent, stop
+        self._node, self._session = local_node.agent.node, local_node.agent.session
         self._key = run_key(directory.path)
         self._server: AgentServer | None = None
         self._link: Link | None = None
@@ -170,10 +170,10 @@ class _Agent:
                 self._disconnect()
                 return AgentExit.LEFT
             if self._outcome is None:
-                self._here.wait()
+                self._local_node.wait()
         if self._outcome not in ("", ENDED_EARLY):
             raise RunError(self._outcome)
-        self._here.processes.end(patience=0.0)  # processes still running came back too late to take part
+        self._local_node.processes.end(patience=0.0)  # processes still running came back too late to take part
         self._disconnect()
         self._forget_run()
         return AgentExit.STOPPED if self._outcome == ENDED_EARLY else AgentExit.DONE
@@ -240,7 +240,7 @@ class _Agent:
             register=self._election.persist,
             homes=node_of(self._job.shape, self._job.cluster.workers_per_node),
             directory=self._directory,
-            waker=self._here.waker,
+            waker=self._local_node.waker,
             restarts=self._job.cluster.restarts,
         )
         self._server = AgentServer(runtime, self._hub, listener, self._key)

@@ -83,7 +83,7 @@ def resume_command(directory: Path) -> str:
     return f"recycle {'agent' if (directory / 'run').is_file() else 'train'} JOB --resume --run {directory}"
 
 
-def reach(directory: Path) -> Link:
+def connect_to_run(directory: Path) -> Link:
     """Connect to the leader of the run in a directory.
 
     Raises:
@@ -95,16 +95,16 @@ def reach(directory: Path) -> Link:
     if not (directory / ADDRESS_FILE).is_file() or not is_running_in(directory):
         raise JobError(f"{directory}: this run has ended; continue it with: {resume_command(directory)}")
     try:
-        contact = msgspec.json.decode(read_whole(directory / ADDRESS_FILE, JobError), type=RunAddress)
+        address = msgspec.json.decode(read_whole(directory / ADDRESS_FILE, JobError), type=RunAddress)
     except msgspec.MsgspecError as error:
         raise JobError(f"{directory / ADDRESS_FILE}: {error}") from None
     answers: Any = Drained | Refused
-    scheme, _, name = contact.url.partition("://")
+    scheme, _, name = address.url.partition("://")
     if scheme == LOCAL:
         return connect_locally(name, answers, "the run's leader")
     job = Job.of_run(directory)
-    membership = msgspec.structs.replace(job.membership, store=contact.url)
-    election = Election.connect(contact.run, membership)
+    membership = msgspec.structs.replace(job.membership, store=address.url)
+    election = Election.connect(address.run, membership)
     info = election.run()
     if info is None or info.identity != read_whole(directory / "run", JobError).decode().strip():
         raise JobError(f"{directory}: this run has ended; its etcd no longer has it")
@@ -118,7 +118,7 @@ def reach(directory: Path) -> Link:
 
 
 def is_running_in(directory: Path) -> bool:
-    """Return whether a launcher has locked the directory; agents do not lock it, so their contact file counts."""
+    """Return whether a launcher has locked the directory; agents do not lock it; their address file counts."""
     if (directory / "run").is_file():
         return (directory / ADDRESS_FILE).is_file()
     try:
@@ -163,7 +163,7 @@ def drain(directory: Path, target: str, seconds: float | None, report: Callable[
         JobError: the run or worker does not exist, the worker is dead already, or the worker must stay.
         RunError: a worker died before it could leave.
     """
-    link: Link | None = reach(directory)
+    link: Link | None = connect_to_run(directory)
     assert link is not None
     events = _Tail(directory / EVENTS)
     link.send(Drain(target, seconds))
@@ -177,7 +177,7 @@ def drain(directory: Path, target: str, seconds: float | None, report: Callable[
             link, answers = None, []
         if link is None and is_running:
             with contextlib.suppress(RunError, JobError, OSError):  # until another agent leads
-                link = reach(directory)
+                link = connect_to_run(directory)
                 for wanted in waits if is_told else [target]:
                     link.send(Drain(wanted, seconds))
         for answer in answers:

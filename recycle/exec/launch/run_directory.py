@@ -219,7 +219,7 @@ class RunDirectory:
             with contextlib.suppress(FileNotFoundError):
                 (self.path / name).rename(aside / name)
 
-    def now(self) -> float:
+    def elapsed(self) -> float:
         """Seconds since the run started, including the earlier parts of a resumed run."""
         return time.monotonic() - self.started
 
@@ -243,7 +243,7 @@ class RunDirectory:
 
     def event(self, kind: str, **details: Any) -> dict[str, Any]:
         """Write an event with the present time, and return it."""
-        event = {"time": round(self.now(), 6), "kind": kind, **details}
+        event = {"time": round(self.elapsed(), 6), "kind": kind, **details}
         self._write("events.jsonl", self._events, event)
         if not self._is_shared:
             self.events.append(event)

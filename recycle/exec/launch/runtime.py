@@ -125,7 +125,7 @@ class LeaderRuntime:
             restarts=restarts,
             own=self._plans.own(),
             can_search=self._plans.can_search,
-            started=time.monotonic() - directory.now(),
+            started=time.monotonic() - directory.elapsed(),
             logs=str(directory.logs),
             resume_command=resume_command(directory.path),
         )

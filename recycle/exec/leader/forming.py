@@ -120,7 +120,7 @@ class Forming(Membership):
         if unit := self.lost_unit(self.holders):
             raise RunError(f"{unit} no live host among the present workers")
         live, holdings, commit = self.live, self.holdings, self.record.commit
-        self._target = wanted = holdings.target(plan.hosts, live, self.holders)
+        self._target = target = holdings.target(plan.hosts, live, self.holders)
         if commit is not None and self.record.is_evaluation_due:
             commit = msgspec.structs.replace(commit, last=None)  # the next generation has not announced its end
         roles = {name: name for name in worker_names(live)}  # plans name processes
@@ -131,11 +131,11 @@ class Forming(Membership):
             roles=roles,
             commit=commit,
             periods=dict(plan.periods),
-            copies=holdings.copies(wanted, live, self.holders),
-            holds=holdings.name_of(plan.digest, wanted),
+            copies=holdings.copies(target, live, self.holders),
+            holds=holdings.name_of(plan.digest, target),
             rounds=plan.rounds,
             disputed=self._disputed,
-            behind=holdings.background_copies(wanted, live),
+            behind=holdings.background_copies(target, live),
         )
         record = self.record
         changed = {"generation": record.generation, "plan": plan.digest, "live": record.live, "roles": roles}

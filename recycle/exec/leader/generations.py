@@ -328,7 +328,7 @@ class Generations(Forming):
         self._disputed = [(stage, *micro_batch) for stage, micro_batch in disputed]
 
     def _fenceable(self, odd: Mapping[str, str]) -> dict[Worker, str]:
-        culprits = {worker: why for name, why in odd.items() if (worker := Worker.parse(name)) in self.holders}
+        culprits = {worker: reason for name, reason in odd.items() if (worker := Worker.parse(name)) in self.holders}
         return {} if self.holdings.lost(self.holders.difference(culprits)) else culprits
 
     def _resolve(self, disagreement: Disagreement) -> None:

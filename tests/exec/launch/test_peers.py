@@ -13,7 +13,7 @@ import pytest
 
 from recycle.exec.launch.peers import AgentServer
 from recycle.exec.launch.runtime import LeaderRuntime, Peer
-from recycle.exec.links import Hub, Link, LinkClosed, connect_to
+from recycle.exec.links import Hub, Link, connect_to
 from recycle.exec.protocol import (
     Batch,
     Drain,
@@ -142,23 +142,6 @@ def test_reconnected_agent_replaces_its_old_connection(leader: Leader) -> None:
     assert leader.runtime.log == []
     leader.runtime.agents[1](Stop(4), None)
     assert new.read() == [Stop(4)]
-
-
-def test_strangers_do_not_delay_agents(leader: Leader) -> None:
-    strangers = [socket.create_connection(leader.address) for _ in range(8)]
-    messages = (b"", b"x", b"GET / HTTP/1.1\r\n\r\n", secrets.token_bytes(64))
-    for place, stranger in enumerate(strangers):
-        stranger.sendall(messages[place % 4])
-    guess = leader.connect(secrets.token_bytes(32))
-    began = time.monotonic()
-    leader.agent(Hello(1, "one"))
-    leader.logs(("greet", 1, "one"))
-    assert time.monotonic() - began < 2.0
-    leader.until(guess.done)
-    with pytest.raises((LinkClosed, OSError)):
-        guess.result()
-    for stranger in strangers:
-        stranger.close()
 
 
 def test_stranger_whose_bytes_come_slowly_is_let_go_at_a_deadline(

@@ -177,13 +177,6 @@ def test_too_few_are_refused_before_anything_starts(limit: int, tmp_path: Path) 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("soft", [32, pytest.param(80, marks=pytest.mark.soak)])
-def test_needed_open_files_suffice_and_soft_limits_are_raised(soft: int, tmp_path: Path) -> None:
-    done = trained(tmp_path, soft, 80)
-    assert done.returncode == 0, done.stderr
-    assert "done: 2 steps" in done.stdout
-
-
 def test_the_processes_of_other_nodes_count_for_their_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     require_open_files(8, 244)
