@@ -2,188 +2,28 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from recycle import Job, RunError, Worker
-from recycle.cli.planner import plan_for_training
 from recycle.exec.leader.actions import Action, Ask, Event, Outbox, Planned, PreparedPlan, Question
 from recycle.exec.leader.metrics import ComputeTimes
 from recycle.exec.leader.plans import Plans, copy_cost, is_worth
-from recycle.exec.planning.planning import PlanService
-from recycle.exec.processes.processes import Waker
 from recycle.exec.protocol import Computed, Report
 from recycle.job import PricedJob
 from recycle.plans.hosting import Hosts
 from tests.exec.runs import job
 
-
-class PlannedRun:
-    """The plans of a run, whose planner is the real one."""
-
-    def __init__(self, job: PricedJob, service: PlanService) -> None:
-        self._service, self._outbox = service, Outbox()
-        self.plans = Plans(job, self._outbox, can_search=service.can_search)
-        self.events: list[dict[str, Any]] = []
-        self._open: set[Question] = set()
-        self._workers, self._step = frozenset(job.shape.workers()), 0
-
-    def answer_all(self) -> None:
-        """Wait until every question is answered."""
-        deadline = time.monotonic() + 120
-        while True:
-            for action in self._outbox.take_actions():
-                match action:
-                    case Ask(question=question, profile=profile):
-                        self._open.add(question)
-                        self._service.ask(question, profile)
-                    case Event(kind=kind, fields=fields):
-                        self.events.append({"kind": kind, **fields})
-            for planned in self._service.poll(print):
-                self._open.discard(planned.question)
-                self.plans.take(planned)
-            if not self._open:
-                return
-            assert time.monotonic() < deadline, self._open
-            time.sleep(0.01)
-
-    def ready(self, *dead: Worker) -> PreparedPlan:
-        """The plan without the dead workers."""
-        for _ in range(3):
-            plan = self.plans.plan_for(frozenset(dead))
-            self.answer_all()
-            if plan is not None:
-                return plan
-        raise AssertionError("all questions are answered without a plan")
-
-    def commit(self, *dead: Worker) -> bool:
-        """Two iterations without the dead workers, with all questions answered; whether a better plan follows."""
-        times = ComputeTimes.from_reports(
-            {worker: Report({}, None) for worker in sorted(self._workers.difference(dead))}
-        )
-        for _ in range(2):
-            self.observe(times, *dead)
-        return self.plans.has_better(frozenset(dead))
-
-    def observe(self, times: ComputeTimes, *dead: Worker) -> None:
-        self.plans.observe(frozenset(dead), self._step, times)
-        self.answer_all()
-        self._step += 1
-
-
-@contextmanager
-def planned(job: PricedJob, directory: Path) -> Iterator[PlannedRun]:
-    (directory / "plans").mkdir()
-    waker = Waker()
-    service = PlanService(job, plan_for_training, directory / "plans", directory / "profiles", waker)
-    try:
-        yield PlannedRun(job, service)
-    finally:
-        service.close()
-        waker.close()
-
-
-@pytest.fixture
-def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlannedRun]:
-    monkeypatch.setenv("RECYCLE_CACHE", str(tmp_path / "cache"))
-    with planned(request.param, tmp_path) as run:
-        yield run
-
-
 ELASTIC = {"layout": "elastic", "move_when": "always", "ahead": 0, "steps": 60}
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(
-    "run",
-    [job(3, 4, 6, model={"layers": 4}, memory={"limit": 4, "state_limit": 1.0}, planner=ELASTIC)],
-    indirect=True,
-)
-def test_better_order_in_the_given_stages_is_adopted_once(run: PlannedRun) -> None:
-    dead = Worker(1, 1)
-    first = run.ready(dead)
-    assert run.commit(dead)
-    (event,) = run.events
-    assert (event["kind"], event["moves"], event["bytes"]) == ("layout", True, 0)
-    second = run.ready(dead)
-    assert second.periods["staggered"] == event["period"] < event["period_before"] == first.periods["staggered"]
-    assert second.hosts is not None
-    assert not second.hosts.cut
-    assert not run.commit(dead)
-    assert run.ready(dead) == second
-    assert len(run.events) == 1
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(
-    ("run", "limit"),
-    [
-        (
-            job(2, 2, 4, memory={"limit": 8}, planner=ELASTIC),
-            {"key": "memory.state_limit", "value": 1.25, "needed": 1.5},
-        ),
-        (
-            job(2, 2, 4, memory={"limit": 1, "state_limit": 1.5}, planner=ELASTIC),
-            {"key": "memory.limit", "value": 1, "needed": 2},
-        ),
-    ],
-    ids=["state", "activations"],
-    indirect=["run"],
-)
-def test_event_names_the_limit_that_keeps_layers_in_place(run: PlannedRun, limit: dict[str, Any]) -> None:
-    dead = Worker(1, 1)
-    run.ready(dead)
-    run.commit(dead)
-    (event,) = run.events
-    assert event["bytes"] == 0
-    assert (event["layout_limit"]["cause"], *event["layout_limit"]["limits"]) == ("limits", limit)
-    assert event["layout_limit"]["period"] < min(21, event["period"], event["period_before"])
 
 
 LAYERS = {"model": {"layers": 8}, "memory": {"limit": 16, "state_limit": 1.5}}
 
 
 ALWAYS = job(3, 2, 4, **LAYERS, planner=ELASTIC)
-
-
-def move_layers_without(run: PlannedRun, dead: Worker) -> Hosts:
-    """The hosts after layers have moved because of a death."""
-    run.ready(dead)
-    assert run.commit(dead)
-    layout = run.ready(dead).hosts
-    assert layout is not None
-    assert layout.cut
-    assert not run.commit(dead)
-    return layout
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("run", [ALWAYS], indirect=True)
-def test_death_keeps_the_moved_layout_and_the_last_rejoin_restores_the_stages(
-    run: PlannedRun,
-) -> None:
-    dead, other = Worker(1, 1), Worker(0, 0)
-    layout = move_layers_without(run, dead)
-    at_once = run.ready(dead, other)
-    assert at_once.hosts is not None
-    assert at_once.hosts.cut == layout.cut
-    assert at_once.hosts.units == {worker: units for worker, units in layout.units.items() if worker != other}
-    assert run.ready(dead).hosts == layout  # the other did not die after all
-    assert [event["failed"] for event in run.events] == [["1.1"]]
-    given = run.ready()
-    assert given.hosts is not None
-    assert not given.hosts.cut
-    event = run.events[-1]
-    assert (event["failed"], event["returned"], event["moves"]) == ([], ["1.1"], True)
-    assert event["period"] == given.periods["staggered"] < event["period_before"]
 
 
 DEAD = frozenset({Worker(1, 1)})
@@ -217,6 +57,24 @@ def test_unplannable_layout_is_an_event_and_is_asked_for_once() -> None:
     assert event == Event("layout", {"step": 6, "failed": ["1.1"], "moves": False, **cause})
     assert not plans.has_better(DEAD)
     assert plans.plan_for(DEAD) is plan
+
+
+@pytest.mark.parametrize("period", [23.0, 25.0])
+def test_faster_order_in_the_given_stages_is_adopted(period: float) -> None:
+    outbox, plan = Outbox(), prepared(ALWAYS)
+    live = [worker for worker in ALWAYS.shape.workers() if worker not in DEAD]
+    plans, times = Plans(ALWAYS, outbox), ComputeTimes.from_reports({worker: Report({}, None) for worker in live})
+    plans.adopt(DEAD, plan, {})
+    plans.observe(DEAD, 4, times)
+    better = replace(plan, digest="1" * 16, periods={"staggered": period, "barrier": 31.0})
+    plans.take(Planned(Question(DEAD, moves=True), better))
+    plans.observe(DEAD, 5, times)
+    _, event = outbox.take_actions()
+    assert isinstance(event, Event)
+    assert (event.fields["moves"], event.fields["bytes"], event.fields["period"]) == (period < 24.0, 0.0, period)
+    assert plans.plan_for(DEAD) == (better if period < 24.0 else plan)
+    plans.observe(DEAD, 6, times)
+    assert outbox.take_actions() == []
 
 
 def test_needed_plan_is_asked_for_once_and_a_later_plan_replaces_an_error() -> None:
@@ -258,21 +116,6 @@ def times_of(job: Job, factor: float, *dead: Worker) -> ComputeTimes:
     return ComputeTimes.from_reports({worker: Report({}, None, rows) for worker, rows in reports.items()})
 
 
-@pytest.mark.process
-def test_times_that_jump_to_and_fro_cost_ever_fewer_changes(tmp_path: Path) -> None:
-    """Ten iterations slow and ten not, again and again."""
-    with planned(DRIFTING, tmp_path) as run:
-        run.ready()
-        for step in range(320):
-            run.observe(times_of(DRIFTING, 3.0 if step // 10 % 2 else 1.0))
-            if run.plans.has_better(NOBODY):
-                run.ready()
-    changes = [event["step"] for event in run.events]
-    pauses = [later - earlier for earlier, later in pairwise(changes)]
-    assert all(pause >= 8 * 2**place for place, pause in enumerate(pauses[:4]))
-    assert 1 <= len(changes) <= 6
-
-
 def plan(job: PricedJob, digest: str, compared: float | None = None) -> PreparedPlan:
     """A plan of 1 s per iteration, which is compared with one of `compared` seconds."""
     return PreparedPlan(digest, {"barrier": 1.0}, hosts=Hosts.at_start(job, None), compared_period=compared)
@@ -286,10 +129,10 @@ class SlowRun:
         self.plans = Plans(job, self.outbox, (NOBODY, plan(job, "first")) if is_own else None)
         self.plans.adopt(NOBODY, plan(job, "first"), {})
 
-    def iterate(self, *dead: Worker, steps: int = 1) -> list[Action]:
+    def iterate(self, *dead: Worker, steps: int = 1, factor: float = 3.0) -> list[Action]:
         """Iterations without the dead workers; the actions."""
         for _ in range(steps):
-            self.plans.observe(frozenset(dead), self._step, times_of(self.job, 3.0, *dead))
+            self.plans.observe(frozenset(dead), self._step, times_of(self.job, factor, *dead))
             self._step += 1
         return self.outbox.take_actions()
 
@@ -354,3 +197,18 @@ def test_copy_cost_serialises_each_source() -> None:
     assert copy_cost(config, then, then) == (0.0, 0.0)
     more = Hosts.of(config, then.stages | {Worker(1, 0): (1, 2)}, (3, 2, 3))
     assert copy_cost(config, now, more) == (50.0, 8.0)  # layers 4 to 7 from 0.1
+
+
+def test_alternating_times_change_plans_ever_more_rarely() -> None:
+    """Ten iterations slow and ten not, again and again; each new plan saves much."""
+    run, changes = SlowRun(DRIFTING), list[int]()
+    for step in range(320):
+        for action in run.iterate(factor=3.0 if step // 10 % 2 else 1.0):
+            if isinstance(action, Ask):
+                run.plans.take(Planned(action.question, plan(run.job, f"after {step}", compared=3.0)))
+        if run.plans.has_better(NOBODY):
+            run.plans.plan_for(NOBODY)
+            changes.append(step)
+    pauses = [later - earlier for earlier, later in pairwise(changes)]
+    assert all(pause >= 8 * 2**place for place, pause in enumerate(pauses[:4]))
+    assert 2 <= len(changes) <= 6
