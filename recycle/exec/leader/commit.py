@@ -1,11 +1,11 @@
 """Turns the reports of an iteration into a commit, the next step mode and the verified state: pure functions.
 
-Thousands of reports arrive at once. One loop compares each report with the first report of the same stage
-(`ReportColumns`). `disagreement.compare` runs only if two reports differ.
+Thousands of reports arrive at once. `ReportColumns` compares each report with the first of its stage;
+`disagreement.compare` runs only if two reports differ.
 
-A staggered step runs before the global norm is known, with clip factor 1. The step is right if the norm is finite and
-within the limit. Otherwise the iteration is repeated, which costs more than the barrier. So steps are staggered only
-while the norms stay well below the limit.
+A staggered step runs before the global norm is known, with clip factor 1. If the norm is above the limit or not finite,
+the iteration is repeated, which costs more than the barrier. So steps are staggered only while norms stay well below
+the limit.
 
 **Verified states.** Hosts compare the state at the start of a generation and at a fixed interval. Some compared states
 are kept. A kept state is a candidate until all work has been replayed since, within one generation and without
@@ -140,8 +140,8 @@ WINDOW = 4
 def step_mode(recent: Sequence[float], clip: float) -> StepMode:
     """Choose the next step mode: staggered if the last `WINDOW` norms are finite and below half of the limit.
 
-    A wrong staggered step costs an iteration and a new generation, the barrier only part of an iteration. So a step
-    should be wrong far less than once in five times. Norms drift slowly but scatter between iterations.
+    A wrong staggered step costs an iteration and a new generation, the barrier part of an iteration. So a step should be
+    wrong far less than once in five times.
     """
     window = recent[-WINDOW:]
     return "staggered" if window and all(norm < NEAR * clip for norm in window) else "barrier"

@@ -1,9 +1,8 @@
 """Finds disagreements between the reports of one iteration, and the worker at fault: pure functions.
 
-After reduction, the hosts of a stage hold the same gradient sums. The tensor ranks of a worker hold the same loss and
-the same gradients of replicated parameters. A worker reports squared norms and a checksum over every bit of the sums.
-Hardware faults cause differences: corrupted memory, or a wrong sum on one host. At a fixed interval the hosts of a
-stage also report checksums of the state at the start of the iteration.
+After reduction, the hosts of a stage hold the same gradient sums, and the tensor ranks of a worker the same loss and
+gradients of replicated parameters. Workers report squared norms and a checksum over every bit of the sums, and at a
+fixed interval checksums of the state at the start of the iteration. Hardware faults cause differences.
 
 A worker is odd if its own tensor ranks disagree, or if the worker differs from more than half of the stage's hosts.
 Between two hosts, or without a majority, the fault cannot be attributed.

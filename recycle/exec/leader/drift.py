@@ -14,9 +14,9 @@ A link is slow if its messages take `FACTOR` times as long as in the profile and
 be at least `SHARE` of a typical instruction, and the receiver must have waited: an early sender sees a slow transfer on
 any link.
 
-Limits: an unused worker or link cannot be measured; it is tried again at full speed after `RETRY` windows, then after
-twice as many, and so on. Times are wall clock, which includes more than computing on asynchronous devices and shared
-cores. A link that delays fewer than three quarters of its messages is not found, nor are links inside reductions.
+Limits: an unused worker or link cannot be measured; it is tried again after `RETRY` windows, then after twice as many,
+and so on. Times are wall clock. A link that delays fewer than three quarters of its messages is not found, nor are
+links inside reductions.
 """
 
 from __future__ import annotations
@@ -222,10 +222,9 @@ class DriftMonitor:
         return np.asarray(np.asarray(ratio) > np.asarray(reference) * (1 + self._threshold))
 
     def observe(self, times: ComputeTimes, planned: Profile, *, by_stage: bool = False) -> None:
-        """Take the live workers' reports of one iteration, and the profile that the plan in use was made for.
+        """Take the reports of one iteration, and the profile of the plan in use.
 
-        With `by_stage`, workers of a rank host different stages: compare each worker only with the other hosts of its
-        stages.
+        With `by_stage`, workers of a rank host different stages: compare each only with the other hosts of its stages.
         """
         count, size = times.count, len(times.workers)
         expected = _of_hosts(times) if by_stage else count * self._expected(times)

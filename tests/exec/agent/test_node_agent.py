@@ -15,7 +15,6 @@ from recycle.exec.links import Hub, Link, LinkClosed, connect_locally, listen_lo
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.exec.protocol import (
     AgentMessage,
-    AgentProcess,
     Batch,
     Drain,
     Ended,
@@ -27,7 +26,6 @@ from recycle.exec.protocol import (
     Keys,
     Kill,
     Leave,
-    Leaving,
     Permit,
     Propose,
     Ready,
@@ -184,24 +182,6 @@ def test_processes_of_a_worker_of_which_one_has_ended_are_not_heard_any_more() -
     node.hub.close()
 
 
-def test_beats_go_once_per_heartbeat_and_never_those_of_the_dead(node: Node) -> None:
-    links = {"0.0": node.join("0.0"), "0.1": node.join("0.1")}
-    batches, began = list[Batch](), time.monotonic()
-    while time.monotonic() - began < 5.5 * HEARTBEAT:
-        for link in links.values():
-            link.send(beat(len(batches)))
-        node.serve()
-        if (batch := node.agent.batch()) is not None:
-            batches.append(batch)
-    assert 4 <= len(batches) <= 6
-    assert all(batch.beats.keys() == {"0.0", "0.1"} for batch in batches)
-    time.sleep(HEARTBEAT)
-    links["0.0"].send(beat(9999))
-    links["0.1"].send(beat(9999))
-    node.processes.ends(A, "killed by SIGKILL")
-    assert node.batch().beats.keys() == {"0.1"}
-
-
 def test_reports_wait_for_other_processes_without_delaying_other_messages(node: Node) -> None:
     links = [node.join("0.0"), node.join("0.1")]
     messages = [FromWorker(member, StepReport(4, Report({0: [1.0]}, None)), 1) for member in ("0.0", "0.1")]
@@ -244,24 +224,6 @@ def test_keys_are_shared_with_other_nodes_and_forgotten_once_a_later_generation_
     assert node.ask(link, GetKeys([new, old, "other"])) == [Values([b"there", None, b"kept"])]
 
 
-def test_new_leader_receives_processes_messages_and_keys_once(node: Node) -> None:
-    link = node.join("0.0")
-    link.send(Said(Ready(0)))
-    node.ask(link, SetKey("name", b"value"))
-    node.processes.ends(B, "ended with exit code 1")
-    assert node.batch().keys == {"name": b"value"}
-    link.send(Said(Trouble("broke"), 4))
-    node.serve()
-    hello = node.agent.hello()
-    assert (hello.node, hello.session) == (3, "session")
-    assert hello.processes == [
-        AgentProcess("0.0", 0, 0),
-        AgentProcess("0.1", 0, 0, "ended with exit code 1", "log of 0.1"),
-    ]
-    assert hello.said == [FromWorker("0.0", Ready(0)), FromWorker("0.0", Trouble("broke"), 4)]
-    assert node.batch() == Batch(keys={"name": b"value"})
-
-
 def test_worker_that_still_runs_is_killed_before_its_next_process_starts(node: Node) -> None:
     order = Start("0.0", 1, "0.1", 4, restored=7)
     for _ in range(2):
@@ -279,21 +241,6 @@ def test_worker_that_still_runs_is_killed_before_its_next_process_starts(node: N
     assert (len(node.processes.killed), len(node.processes.started)) == (killed, 3)
     node.agent.obey(Kill("0.0", 1))
     assert len(node.processes.killed) > killed
-
-
-def test_leaving_node_announces_each_process_once(node: Node) -> None:
-    assert not node.agent.leave()
-    assert not node.agent.leave()
-    assert node.batch().said == [FromWorker("0.0", Leaving(0)), FromWorker("0.1", Leaving(0))]
-    node.processes.ends(A, "ended with exit code 0")
-    node.batch()
-    node.agent.obey(Start("0.0", 1, "0.0", 0))
-    assert not node.agent.leave()
-    assert node.batch().said == [FromWorker("0.0", Leaving(1))]
-    for worker in (A, B):
-        node.processes.ends(worker, "ended with exit code 0")
-    node.batch()
-    assert node.agent.leave()
 
 
 @needs_root
