@@ -1,12 +1,11 @@
-"""How long a checkpoint stalls training: copied and written behind its back, against written on the spot.
+"""How long a checkpoint stalls training: written in the background, and written before training continues.
 
     python benchmarks/checkpoint.py [--rounds N]
 
-The state of one GPT stage: what its worker's thread is held up by when it hands its state to be kept (the copy, and
-what the writing thread takes away from it at once), against writing it before training goes on. Beside them the bare
-copy into memory that is there already, which no way of keeping a state can do without, and how much slower the
-forwards and backwards are that run while the thread writes. Rounds alternate; the figures are medians, and the ratios
-are medians over rounds.
+The subject is the state of one GPT stage. Three durations of the worker's thread are compared: handing the state to the
+writing thread, which includes the copy; writing it directly; and the bare copy into allocated memory, a lower bound.
+The last figure is the slowdown of forwards and backwards that run while the thread writes. Rounds alternate; figures
+are medians, and ratios are medians over rounds.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ def compare(job: Job, rounds: int) -> None:
 
 
 def write(stage: Stage, folder: Path) -> None:
-    """Write the live state before training goes on."""
+    """Write the live state before training continues."""
     write_stage(folder, stage.index, "0.0", stage.named_state(stage.state_tensors()))
 
 

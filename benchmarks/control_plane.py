@@ -1,11 +1,11 @@
-"""The control plane of thousands of processes: what a commit, a second and a death cost the leader.
+"""Cost of the control plane for thousands of processes: CPU and latency per commit, per second and per death.
 
     python benchmarks/control_plane.py [--case 2048] [--case 16384] [--commits 20] [--etcd]
 
-The leader's process has what that of `recycle agent` has: `AgentServer`, `LeaderRuntime` and `Leader`, and with
-`--etcd` the register in a real etcd. Plans are the same for any live workers. Agents of 8 processes each are emulated
-in other processes; each has an authenticated connection of its own and sends what a `NodeAgent` would. Times of the
-processor are those of all threads of the leader's process. Other programs on the same cores lengthen all of them.
+The leader's process contains the parts of `recycle agent`: `AgentServer`, `LeaderRuntime` and `Leader`. With `--etcd`
+its register is in a real etcd. All live sets have the same plan. Agents of 8 processes each are emulated by other
+processes; each agent has an authenticated connection and sends the messages of a `NodeAgent`. CPU times are those of
+all threads of the leader's process. Other programs on the same cores increase all figures.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class EmulatedAgent:
 
 
 class Emulator:
-    """The agents of one process, which does what it is told on a pipe.
+    """The agents of one process, controlled through a pipe.
 
     Args:
         number: of this process among all of them.

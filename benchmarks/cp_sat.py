@@ -1,14 +1,14 @@
-"""The planner beside CP-SAT, a constraint solver that gets the same problems: a peer for periods, an oracle for bounds.
+"""The planner against CP-SAT, a constraint solver, on the same problems: a peer for periods, an oracle for bounds.
 
     python benchmarks/cp_sat.py [--seconds N] [--random N]
 
-CP-SAT gets the whole problem: which live host runs each micro-batch on each stage, every order, memory as a cumulative
-resource, transfers that queue, and the period as the longest window of a rank or lane. The rows of the worked example,
-and of small jobs with two chunks per worker and little memory, are printed with the planner's bound and plan beside its
-own; `--random` then draws small jobs of every kind (dead and slow workers, links, chunks, ties) and counts bounds above
-the period of a valid schedule, which must be none. Needs ortools (in the extras `test` and `bench`), which works in a
-process of its own, as its copy of HiGHS and the planner's do not go together. Limits: reduce and step stand at the end
-of each program; times that some factor makes whole.
+CP-SAT solves the whole problem: the host of each micro-batch and stage, every order, memory as a cumulative resource,
+transfers in queues, and the period as the longest window of a rank or lane. The first table has the worked example and
+small jobs with two chunks per worker and little memory, with the planner's bound and plan. `--random` draws small jobs
+of every kind (dead and slow workers, links, chunks, ties) and counts bounds above the period of a valid schedule; there
+must be none. Needs ortools (extras `test` and `bench`), which runs in a separate process because its copy of HiGHS
+conflicts with the planner's. Limits: reduce and step are at the end of each program; times must become integers when
+multiplied by a common factor.
 """
 
 from __future__ import annotations

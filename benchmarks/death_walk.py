@@ -1,12 +1,12 @@
-"""Through which files a death goes: what runs between SIGKILL and the next commit and does not run in a calm iteration.
+"""The files that take part in a death: code that runs between SIGKILL and the next commit, and not in a calm iteration.
 
     python benchmarks/death_walk.py [--show] [--deaths N]
 
-Trains an emulated job (D=3 P=2 m=2) on this machine, kills one worker in the middle of an iteration, and logs every
-call of a function of recycle in the launcher and in the workers that survive. A file counts when at least one function
-of it runs after the kill and before the next commit, and did not run in the four iterations before the kill. `--show`
-lists the functions; with several deaths the figures are the median over runs, as threads differ from run to run.
-The planner's child, the fork server and the dying worker do not count.
+Trains an emulated job (D=3 P=2 m=2), kills one worker in the middle of an iteration, and logs every call of a function
+of recycle in the launcher and in the survivors. A file counts if at least one of its functions runs after the kill and
+before the next commit, and did not run in the four iterations before the kill. `--show` lists the functions. Figures
+are medians over runs, because threads differ from run to run. The planner's child, the fork server and the dying worker
+do not count.
 """
 
 from __future__ import annotations

@@ -1,23 +1,23 @@
-"""What comparing states costs, and whether every flipped bit of a state is found: real runs, real flips.
+"""What comparing states costs, and whether every flipped bit of a state is found, in real runs.
 
     python -m benchmarks.digests cost [--every N] [--repeats R] [--layers L] [--hidden H]
     python -m benchmarks.digests flips [--flips N] [--kind gpt|llama|emulated] [--hosts D] [--every N] [--replay]
     python -m benchmarks.digests clean [--iterations N] [--kind …] [--hosts D] [--every N] [--replay] [--bf16] [--moves]
 
-cost: one stage of a GPT in this process. Iterations whose state is kept and compared take turns with others; nothing of
-the work is done in waits, as there are none, so what is printed is the most that it can cost: the seconds of such an
-iteration over those of another, and that over N iterations of which one is compared.
+cost: one stage of a GPT in this process. Iterations with a compared state alternate with others. Both ratios are upper
+bounds, because no work is hidden in waits: the seconds of a comparing iteration over those of another, and the mean of
+N iterations of which one compares.
 
-flips: one run with N flips, each of a random bit of a random worker's weights or moments, drawn by the seed. The worker
-that was fenced for one re-joins before the next. Ends with exit code 1 unless each is found within `every` iterations,
-the worker that was struck is the one that is fenced, and losses and final states are those of the calm run. A flip that
-is no event `corrupt` is counted as missed. With --replay the hosts replay each other's work as well, everything once in
-N iterations, sums of gradients are struck as well, and kernels get stuck; where N is 1 activations and inputs are
-struck, too. In the first stage an input's flip takes the bit that leaves a token, so several of the drawn bits are one.
+flips: one run with N flips of a random bit of a random worker's weights or moments, drawn from the seed. A fenced
+worker rejoins before the next flip. The exit status is 1 unless each flip is found within `every` iterations, exactly
+the struck worker is fenced, and losses and final states are those of the calm run. A flip without an event `corrupt`
+counts as missed. With --replay hosts also replay each other's work once in N iterations, gradient sums are struck, and
+kernels get stuck; for N = 1 also activations and inputs are struck. In the first stage several bits of an input are
+equivalent, because a flip must leave a valid token.
 
-clean: one run of N iterations in which nothing is flipped, while workers die, gradients are spoilt and workers re-join
-at random; with --moves layers move to and fro as well. Ends with exit code 1 if anybody is suspected (an event
-`corrupt`, or an iteration that is repeated because hosts made different things), or a loss is not the calm run's.
+clean: one run of N iterations without flips, in which workers die, gradients become NaN and workers rejoin at random;
+with --moves layers move, too. The exit status is 1 if a worker is suspected (an event `corrupt`, or an iteration that
+is repeated because hosts disagree), or a loss differs from the calm run's.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def clean(
     job = job_of(kind, hosts, every, is_replayed, precision, moves)
     faults = punish(job.shape, iterations, 12.0, seed, kinds=("kill", "kill", "exception", "nan"))
     dead = set[Worker]()
-    for fault in list(faults):  # who was spoilt and not killed does not re-join
+    for fault in list(faults):  # a worker that was only spoiled does not rejoin
         if fault.kind == "rejoin" and fault.worker not in dead:
             faults.remove(fault)
         elif fault.kind != "nan":
@@ -190,13 +190,13 @@ def clean(
         f"{kind}, {precision}, {hosts} hosts, {how} every {every}: {2 * iterations} iterations of two runs, with"
         f" {count['detected']} deaths, {sum(fault.kind == 'nan' for fault in faults)} spoilt gradients,"
         f" {count['rejoined']} re-joins and {count['moved']} moves of layers in one of them: {len(suspected)} times"
-        f" somebody was suspected; {len(wrong)} of {iterations} losses and norms differ"
+        f" a worker was suspected; {len(wrong)} of {iterations} losses and norms differ"
     )
     return not suspected and not wrong
 
 
 def is_suspicion(event: dict[str, Any]) -> bool:
-    """Whether an event says that somebody may compute wrong."""
+    """Whether an event says that a worker may compute wrong results."""
     return event["kind"] == "corrupt" or (event["kind"] == "undone" and "different things" in event["cause"])
 
 

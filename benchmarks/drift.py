@@ -1,11 +1,11 @@
-"""A worker that becomes slow: executed iteration time before, and while it is slow without and with a new plan.
+"""A worker that becomes slow: iteration time before, while it is slow under the old plan, and under a new plan.
 
     python benchmarks/drift.py [--runs N] [--factor F]
 
-Real processes on this machine and emulated stages, which take exactly their profile's time: so what is shown is what
-planning anew gains, and what it costs, not how fast a model is. "within" counts the iterations from the first slow one
-to the first under the new plan; the planner works beside them in a process of its own. Ratios are to the iterations
-before the worker is slow; "simulated" is the ratio of the plans' periods.
+Real processes with emulated stages that take exactly the times of their profile. The figures show what a new plan gains
+and costs, not the speed of a model. "within" is the number of iterations from the first slow one to the first under the
+new plan; the planner runs in a separate process meanwhile. Ratios are to the iterations before the worker is slow;
+"simulated" is the ratio of the plans' periods.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""Schedules of recycle in Megatron's own loop, beside megatron-core's own 1F1B: the same script, model and processes.
+"""recycle's schedules in Megatron's own loop against megatron-core's 1F1B: same script, model and processes.
 
     python -m benchmarks.drop_in [--rounds N] [--steps N] [--ranks P] [--micro-batches M]
 
 Each process trains one model with megatron-core's DDP, and torch's AdamW on `main_grad`, as Megatron jobs do. Rounds
-alternate between the loops: megatron-core's, ours with 1F1B, ours with ZB-H1; each round starts with another of them,
-and its first iterations do not count. What counts is the median over rounds of the ratios to megatron-core's median,
-and beside it the interval that holds the median of resampled rounds 95 times out of 100. Below stands what the
-simulator says of ZB-H1, at the F, I and W that its runs showed.
-
-Megatron's loop runs under shims that let it run without a GPU; ours runs under the same in the same processes.
+alternate between the loops: megatron-core's, recycle's with 1F1B, recycle's with ZB-H1. Each round starts with another
+loop, and its first iterations are not counted. The result is the median over rounds of the ratios to megatron-core's
+median, with a bootstrapped 95 % interval. The last lines give the simulated period of ZB-H1 with the measured F, I and
+W. All loops run in the same processes under shims that let Megatron run without a GPU.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Elastic layouts beside re-routing: the period of plans without dead workers, over what live workers can do at all.
+"""Elastic layouts against re-routing: periods of plans without dead workers, over the even share of the work.
 
-    python benchmarks/elastic.py             # all rows, some ten minutes on 2 cores
+    python benchmarks/elastic.py             # all rows, about ten minutes on 2 cores
     python benchmarks/elastic.py --rows 3 --from 4
     python benchmarks/elastic.py --chunks 2 --rows 8
 
-All units of a fault-free worker take F = I = W = 1, workers hold 1.25 times the fault-free state and the activations of
-2 P micro-batches. The even share is all work over all live workers; "re-routing, bound" is the best that the given
-stages can do, "re-routing" the planner's own plan of them. The first plan is the one that training goes on with at
-once; of it and of the layout stands what planning took in CPU seconds, of the first one in a process that has planned
-before.
+All units of a fault-free worker take F = I = W = 1. Workers hold 1.25 times the fault-free state and the activations of
+2 P micro-batches. The even share is all work divided by all live workers. "re-routing, bound" is the lower bound with
+the given stages, "re-routing" the planner's plan with them. The first plan is the one that training continues with
+immediately. CPU seconds of planning are given for the first plan, in a process that has planned before, and for the
+layout.
 """
 
 from __future__ import annotations

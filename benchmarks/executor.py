@@ -1,20 +1,19 @@
-"""Our executor against megatron-core's own 1F1B, in one run: the same model, weights, data, processes and threads.
+"""recycle's executor against megatron-core's 1F1B: same model, weights, data, processes and threads.
 
     python benchmarks/executor.py [--rounds N] [--steps N] [--only NAME]
 
-What is compared is the distance from one iteration of a worker to its next, with everything in it: forwards,
-backwards, reductions, global norm, optimizer step and, on our side, the commit. Rounds alternate between all variants,
-because machines are noisy; what counts is the median over rounds of the ratios of the medians, and beside it the
-interval that holds the median of resampled rounds 95 times out of 100.
+Measured is the time from one iteration of a worker to the next: forwards, backwards, reductions, global norm, optimizer
+step and, for recycle, the commit. Rounds alternate between all variants, because machines are noisy. The result is the
+median over rounds of the ratios of the medians, with a bootstrapped 95 % interval.
 
-Megatron's model is of its own modules. Of a Llama, norms, rotary positions and gates are one step of the graph each in
-ours (`recycle.exec.model.fused`), which gives the same bits; all other layers and kernels are the same.
+Megatron's model consists of its own modules. In recycle's Llama, norms, rotary positions and gates are one node of the
+graph each (`recycle.exec.model.fused`), with the same bits; all other layers and kernels are the same.
 
-Below each case stands what the simulator says of its schedules at the F, I, W and step that the ZB-H1 run showed: what
-is left between that and the ratio is the executor's.
+The lines below each case give the simulated periods with the F, I, W and step that the ZB-H1 run measured. The
+difference between the simulated and the measured ratio is the executor's overhead.
 
-Megatron's schedule runs under the shims that let it run without a GPU at all. They sit in every torch call; the line
-"shims" says what they cost a stage's F and B, measured on the same model in the same processes.
+Megatron's schedule runs under shims that let it run without a GPU and affect every torch call. The line "shims" gives
+their cost for a stage's F and B, on the same model in the same processes.
 """
 
 from __future__ import annotations

@@ -1,22 +1,21 @@
-"""How long the communicators of a generation take to form: rounds, communicators made, and seconds.
+"""How long the communicators of a generation take to form: rounds, communicators, and seconds.
 
     python benchmarks/formation.py [--seconds 0.2] [--shapes 16x16x64,...]
 
-For each shape one worker dies and comes back, and then dies again. The plans are those that training would have at
-once, the order of formation is the executor's, and which communicators go on is decided as the executor decides it.
-What is simulated is time: forming a communicator takes the given seconds, during which all its members are busy.
+For each shape one worker dies, rejoins, and dies again. Plans, order of formation and reuse of communicators are the
+executor's. Time is simulated: forming a communicator keeps all its members busy for the given seconds.
 
-    start       nothing stands
-    fault       in the middle of an iteration; receives wait on every lane, so that none is kept, and all sums go on
-                that the dead worker was not part of
-    fault, idle nothing was under way on the lanes between survivors: only what the plan changes is formed
-    re-join     between two iterations, with the lane that the state is copied by
-    fault again in the middle of an iteration, as the first one; lanes that the plan without faults does not need have
-                been kept as spares
+    start       no communicator exists
+    fault       in the middle of an iteration: receives wait on every lane, so no lane is reused; sums without the dead
+                worker are reused
+    fault, idle no transfer was in progress between survivors: only communicators that the plan changes are formed
+    rejoin      between two iterations, with the lane that copies the state
+    fault again in the middle of an iteration, like the first one; lanes that the plan without faults does not need were
+                kept as spares
 
-`changed` counts the communicators of this generation that the last one did not have, `degree` is the most that one
-process makes, `rounds` the longest chain of communicators that form one after the other, and `sorted` that chain if all
-formed again, in the order of their names.
+`changed` counts the communicators that the previous generation did not have, `degree` is the most that one process
+forms, `rounds` the longest chain of communicators that form one after the other, and `sorted` that chain if all formed
+again in the order of their names.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def rounds(keys: Sequence[Key]) -> int:
 
 
 def spares(held: Collection[Key], needed_now: Collection[Key]) -> set[Key]:
-    """Those of `held` that are kept at both ends though they are not needed; `held` in the order of their last use."""
+    """The unneeded communicators of `held` that both ends keep; `held` is in the order of the last use."""
     of: dict[Worker, list[Key]] = {}
     for key in held:
         if key not in needed_now:

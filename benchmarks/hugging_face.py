@@ -1,11 +1,11 @@
-"""Models of Hugging Face in and out: seconds and the most memory, beside transformers loading and saving them.
+"""Import and export of Hugging Face models: seconds and peak memory, against transformers loading and saving them.
 
     python -m benchmarks.hugging_face [--layers N] [--hidden H]
 
-The model is a Llama in bf16 with random weights, four files of safetensors and an index. Memory is the most that a
-process had in pages of its own (RssAnon of /proc/PID/status, looked at every 5 ms): files that are mapped into memory
-can be dropped at any time and do not count. What Python and torch take before they read anything is in it; the first
-row says how much that is. At the end both tensors and `config.json` of the export are compared with the model's.
+The model is a Llama in bf16 with random weights, in four safetensors files with an index. Memory is the peak of a
+process's private pages (RssAnon of /proc/PID/status, sampled every 5 ms). Mapped files do not count, because the kernel
+can drop their pages. Memory includes what Python and torch take before they read anything; the first row gives that
+part. The tensors and `config.json` of the export are compared with the model's.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def write_model(folder: Path, layers: int, hidden: int) -> int:
 
 
 def measure(code: str, *arguments: Path | str) -> tuple[float, float, float]:
-    """(seconds, seconds of the processor, most MB of its own) of a Python process."""
+    """(seconds, CPU seconds, peak private MB) of a Python process."""
     begin, most = time.monotonic(), 0
     with subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

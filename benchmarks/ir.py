@@ -1,12 +1,11 @@
-"""The schedule language at scale: build, lower, check, simulate, write and read, from ten thousand to a million
-instructions, and beside it what torch does with the same schedule.
+"""The IR at scale: build, lower, check, simulate, write and read ten thousand to a million instructions.
 
     python benchmarks/ir.py [--rounds N] [--family NAME]
 
-Each size runs in a process of its own, so that its peak memory is its own; figures are medians over rounds. "simulate
-cold" is the first call in a process, which loads the compiled loops (and compiles them on the first run after an
-installation). torch's validator, lowering and simulator take one pipeline, so they are compared on that, in one
-process with ours, alternating.
+Each size runs in a separate process, so that peak memory is per size; figures are medians over rounds. "simulate cold"
+is the first call in a process, which loads the compiled loops (and compiles them on the first run after an
+installation). torch's validator, lowering and simulator support one pipeline. They are compared on one pipeline, in one
+process with recycle's, alternating.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a long run holds: memory of each process, and bytes of its logs, at every tenth of an emulated run.
+"""Memory and log sizes of a long emulated run, at every tenth of its steps.
 
     python benchmarks/long_run.py [--steps 100000] [--trace 1000] [--shape 2x2] [--agents]
 
-One `recycle train`, or with `--agents` two `recycle agent` on a real etcd, of workers that compute nothing. A run
-holds its ground where the last figures are those of the first tenths. Memory is what a process has allocated (its
-anonymous pages, also where it shares them with the process that it was forked from).
+Runs `recycle train`, or with `--agents` two `recycle agent` on a real etcd, with workers that compute nothing. Nothing
+leaks if the last figures equal those of the first tenths. Memory is the memory that a process has allocated (its
+anonymous pages, including those that it shares with the process that it was forked from).
 """
 
 from __future__ import annotations

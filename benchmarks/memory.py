@@ -1,27 +1,26 @@
-"""Memory of worker processes: what is counted beside what they hold.
+"""Memory of worker processes: counted against measured.
 
     python -m benchmarks.memory [--layers L] [--hidden H] [--sequence S] [--steps N] [--only TEXT] [--buckets N]
     python -m benchmarks.memory --copies K --hosts D [...]          # with a sharded optimizer, K copies over D hosts
 
 A job of D=2 P=2 m=4 runs in worker processes over gloo in every setting: precision x accumulation x staggered steps or
-a barrier x recomputation. Measured is the most that a worker held from its first iteration on, over what it held before
-its stage was built: anonymous resident memory by the kernel's account (VmHWM of /proc/self/status, reset with
-/proc/self/clear_refs; pages of files taken off). An allocation of 64 KiB or more has pages of its own that go back when
-it is freed (MALLOC_MMAP_THRESHOLD_), so what is resident is what is in use, give or take what Python has. Whichever
-worker has the most counts, for each of the two stages.
+a barrier x recomputation. Measured is a worker's peak from its first iteration on, minus its memory before its stage
+was built. Memory is anonymous resident memory (VmHWM of /proc/self/status, reset with /proc/self/clear_refs, without
+pages of files). Allocations of 64 KiB or more have pages that are returned when freed (MALLOC_MMAP_THRESHOLD_), so
+resident memory is memory in use, apart from Python's. For each of the two stages the worker with the most counts.
 
-The library that multiplies matrices generates code for every shape of a product and keeps it: in bf16 0.5 to 1 MB each,
-however large the matrices are. That is measured in a process of its own, which multiplies matrices of the stage's
-shapes and does nothing else, and is the column "products".
+The matrix library generates and keeps code for every shape of a product: in bf16 0.5 to 1 MB each, independent of the
+matrices' sizes. A separate process that only multiplies matrices of the stage's shapes measures this part, the column
+"products".
 
-Counted, and then divided by what was measured without the products' part:
+Counted, and divided by the measured memory without that part:
 
-- profile: the peak that `simulate` gives the worker with what `recycle profile` measures of the job's stages;
+- profile: the peak that `simulate` gives the worker with the measurements of `recycle profile`;
 - analytic: the same with the analytic model, in the pieces that a CPU works in;
-- limit: the least `[memory] limit` in bytes with which the planner allows the schedule: static bytes, workspace and so
-  many activations as `simulate` counts.
+- limit: the smallest `[memory] limit` in bytes with which the planner allows the schedule: static bytes, workspace and
+  as many activations as `simulate` counts.
 
-With recomputation the backward pass is one instruction (`decoupled = false`), as its documentation advises.
+With recomputation the backward is one instruction (`decoupled = false`), as its documentation advises.
 """
 
 from __future__ import annotations
@@ -217,7 +216,7 @@ def compared(job: Job, steps: int, server: ForkServer) -> list[tuple[float, dict
 
 @cache
 def kept_by_products(job: str, stage: int) -> float:
-    """Bytes that the library for products of matrices keeps once those of a stage were computed."""
+    """Bytes that the matrix library keeps after the products of a stage."""
     environment = os.environ | Measured.environment
     with mock.patch.dict(os.environ, environment), ProcessPoolExecutor(1, get_context("spawn")) as process:
         return process.submit(_multiply, job, stage).result()

@@ -1,13 +1,13 @@
-"""Layers that move in a running job: executed periods beside the simulated ones, and what the pause of a move costs.
+"""Layers that move in a running job: executed periods against simulated ones, and the pause of a move.
 
     python benchmarks/moving.py                  # 8 x 4 emulated workers, two of them killed; two minutes on 2 cores
     python benchmarks/moving.py --shape 4,4,16 --dead 1.2
     python benchmarks/moving.py --shape 3,2,4 --dead 1.1 --layers 8 --hidden 512    # a real GPT, whose bytes count
 
-A run of real processes on emulated stages, or of a GPT: workers are killed, their micro-batches are re-routed, layers
-move, and training goes on. The executed period is the median over the steps of each plan, but for the first of its
-generation. A pause is the time between the commits around a change, less an executed period of the plan that follows;
-the target is at most two iterations and bytes / bandwidth, that is, what the worker with most to copy took for it.
+A run of real processes, with emulated stages or a GPT: workers are killed, their micro-batches are re-routed, layers
+move, and training continues. The executed period is the median over the steps of each plan without the first step of
+its generation. A pause is the time between the commits around a change, minus an executed period of the next plan. The
+target is at most two iterations plus bytes / bandwidth, the copy time of the worker that copies most.
 """
 
 from __future__ import annotations

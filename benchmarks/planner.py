@@ -1,13 +1,12 @@
-"""The planner on its targets: period, proven bound, gap, and how long it took.
+"""The planner on its targets: period, proven bound, gap, and planning time.
 
     python benchmarks/planner.py [--only NAME ...] [--scale F] [--processes N] [--cp-sat SECONDS] [--json FILE]
 
-gap is period / bound - 1 with all bounds that `recycle.solve.bounds` proves; "closed" is the gap to the closed forms
-alone, so that progress of the schedule and of the bound can be told apart. "first" is when the first valid
-order was there. Dead sets are drawn once and stand in `dead_sets.json`, by D x P : number of dead. `--scale` shortens
-the planner's time limits. Where OR-tools is installed (extra `bench`) CP-SAT works on the small cases for `--cp-sat`
-seconds each, 45 unless told; 0 leaves it out. The last column is its period,
-its bound where that is not met, and when it ended.
+gap is period / bound - 1 with all bounds of `recycle.solve.bounds`; "closed" is the gap to the closed forms alone,
+which separates progress of the schedule from progress of the bound. "first" is the time of the first valid order. Sets
+of dead workers were drawn once and are in `dead_sets.json`, by D x P : number of dead workers. `--scale` shortens the
+planner's time limits. If OR-tools is installed (extra `bench`), CP-SAT solves the small cases for `--cp-sat` seconds
+each (default 45, 0 for none). The last column is its period, its bound if that differs, and the time when it ended.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The planner on random jobs, by family: how far its plans are from what is proven, and whether it keeps its time.
+"""The planner on random jobs by family: gaps to the proven bound, and whether plans are on time.
 
     python benchmarks/planner_random.py [--jobs N] [--seconds S] [--seed N] [--processes N] [--only FAMILY ...]
                                         [--json FILE]
 
-Every job is drawn from the seed, its family and its number alone: 2 to 16 pipelines of 2 to 16 ranks, 1 to 4 P
+Every job is drawn from the seed, its family and its number: 2 to 16 pipelines of 2 to 16 ranks, 1 to 4 P
 micro-batches, stages equal or not, some workers dead. Tight memory holds V to V P activations, loose memory 2 V P or
-any number. Links cost nothing or little, except in the family that is named by them. gap is period / bound - 1; a plan
-is late when it takes more than 1.2 times its seconds and half a second more. Under each row stands its worst job.
+any number. Links cost nothing or little, except in the family named after them. gap is period / bound - 1. A plan is
+late if it takes more than 1.2 times its seconds plus half a second. The line below each row gives its worst job.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""The planner beside what is simpler: a greedy 1F1B, the schedule families, and the job without its slow workers.
+"""The planner against simpler methods: greedy 1F1B, schedule families, and the job without its slow workers.
 
     python benchmarks/planner_rivals.py [--jobs N] [--seconds S] [--seed N] [--processes N] [--largest N]
 
-Random jobs as in `planner_random`, of every family in turn, but smaller. Each is planned, and so is the same job
-without each of its slow workers and without all of them, in the same time. Greedy 1F1B deals the micro-batches of dead
-workers to their peers in turn; a worker that falls idle takes a backward if one is there, else a forward while fewer
-are in flight than 1F1B's warm-up and the memory allow. A schedule family competes where it is valid for the job and
-places its stages as the planner does. All are timed by `simulate`. Printed: how many plans each rival beats, and by how
-much at most.
+Random jobs as in `planner_random`, of every family in turn, but smaller. The same job without each of its slow workers,
+and without all of them, is planned in the same time. Greedy 1F1B assigns the micro-batches of dead workers to their
+peers in turn; an idle worker takes a backward if one is ready, else a forward while fewer are in flight than 1F1B's
+warm-up and the memory allow. A schedule family competes if it is valid for the job and places its stages as the planner
+does. `simulate` times all of them. The output is how many plans each rival beats, and by how much at most.
 """
 
 from __future__ import annotations

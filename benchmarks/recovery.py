@@ -2,19 +2,19 @@
 
     python benchmarks/recovery.py [--kills N] [--faults N] [--kinds KIND,…] [--drains N]
 
-Real processes and real signals on this machine; emulated stages that take no time, so that what is measured is the
-membership protocol and not the model. "planned" finds the plan in the library, "unplanned" has the planner's child
-make a checked list schedule on the spot; "second kill" loses another worker 50 ms after the first.
+Real processes and real signals on this machine, with emulated stages that take no time, so that the figures are those
+of the membership protocol. "planned" finds the plan in the library; for "unplanned" the planner's child makes a checked
+list schedule immediately; "second kill" loses another worker 50 ms after the first.
 
-The second table strikes each kind many times in one run, with the default deadlines, a re-join in between, and stages
-that take 10 ms for each F, I and W. What is held against a limit: from the fault to its detection 0.2 s where the
-process is gone and 5 s where it is frozen, hung or cut off; from there to the next commit the makespan of the new
-plan, by the simulator, and 1 s. Ends with exit code 1 where the median misses its limit.
+The second table strikes each kind many times in one run, with the default deadlines, a rejoin in between, and stages
+that take 10 ms for each F, I and W. Limits: from the fault to its detection 0.2 s if the process is gone, and 5 s if it
+is frozen, hung or cut off; from there to the next commit the simulated makespan of the new plan plus 1 s. The exit
+status is 1 if a median misses its limit.
 
-The third table kills a worker and tells it to leave (SIGTERM) in turn, in one run, each at a random instant, with a
-re-join in between, and shows what `recycle report` puts to each: from the last commit before to the start of the next
-generation, and how many micro-batches were begun that did not count. Limits for those that were told: half the median
-of a kill, no such micro-batch, and the losses and final states of a run in which nothing happens.
+The third table alternately kills a worker and asks it to leave (SIGTERM) in one run, each at a random instant, with a
+rejoin in between. It shows the costs from `recycle report`: from the last commit before to the start of the next
+generation, and how many micro-batches were started in vain. Limits for workers that leave: half the median of a kill,
+no such micro-batch, and the losses and final states of a calm run.
 """
 
 from __future__ import annotations

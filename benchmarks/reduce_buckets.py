@@ -1,17 +1,17 @@
-"""What summing a stage's gradients in buckets saves: iterations with one bucket and with several, in turn, in one run.
+"""What summing a stage's gradients in buckets saves: iterations with one bucket and with several, alternating.
 
     python -m benchmarks.reduce_buckets [--hosts D] [--buckets N,…] [--repeats R] [--layers L] [--hidden H]
 
-The hosts of one stage, a process each, sum over gloo on this machine. Each runs two micro-batches, F and I of both and
-then both W's, behind which comes the reduce: with one bucket as a whole, with N the W's in parts and the sum of each
-part's bucket beside the next part. Iterations of all settings take turns, and medians are compared.
+The hosts of one stage, a process each, sum over gloo on this machine. Each runs F and I of two micro-batches, then both
+W's, then the reduce. With N buckets the W's run in parts, and the sum of each part overlaps with the next part.
+Iterations of all settings alternate; figures are medians.
 
-- cpu: a GPT stage of L layers that computes on the CPU, a thread each. Computing and summing then share the cores;
-  where these are busy anyway nothing can be gained.
-- device: a stage with as many gradients whose F, I and W take as long as those did, but on a device of their own (they
-  sleep), so that the sums have the cores to themselves, as they have the network beside a GPU.
+- cpu: a GPT stage of L layers that computes on the CPU with one thread per process. Computing and summing share the
+  cores; busy cores leave nothing to gain.
+- device: a stage with as many gradients whose F, I and W take the same time on an emulated device (they sleep). The
+  sums have the cores to themselves, as on a GPU the network.
 
-Beside each stands what `simulate` says, from the F, I and W that were measured and the reduce measured alone.
+The last column is the simulated time with the measured F, I and W, and with the reduce measured alone.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ WARM_UP = 2
 
 
 class OnDevice(EmulatedStage):
-    """A stage that computes elsewhere, in given seconds, and whose gradients are as large as they are told."""
+    """A stage that sleeps for given times, with gradients of a given size."""
 
     def __init__(self, job: Job, profile: Profile, elements: int) -> None:
         super().__init__(job, 0, profile)

@@ -1,12 +1,12 @@
-"""What replays cost: iterations of a run whose hosts replay each other's work, against those of one without.
+"""What replays cost: iterations of a run whose hosts replay each other's work, against those of a run without.
 
     python -m benchmarks.replays [--every N] [--pipelines D] [--ranks P] [--micro-batches M] [--unit SECONDS]
                                  [--repeats R] [--family 1f1b|zb-h1]
 
-Runs on emulated stages, a process per worker, of `every` iterations behind the first few, in which everything is
-replayed once. Printed is the mean iteration over the mean of those without replays: of the same run, most of whose
-iterations have none, and, with `--repeats`, of so many runs without replays in turn with as many that have them
-(medians). Beside it stands what the simulator says. An iteration's time is that between two commits.
+Runs with emulated stages and a process per worker, of `every` iterations after a warm-up, in which all work is replayed
+once. The figure is the mean iteration over the mean of iterations without replays: of the same run, in which most have
+none, and with `--repeats` also of R runs without replays that alternate with R runs with them (medians). The simulated
+ratio follows. The time of an iteration is the time between two commits.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ every = {every}
 
 
 def seconds(job: PricedJob, schedule: Schedule, iterations: int) -> dict[int, float]:
-    """Seconds of each iteration behind the first ones, by its number."""
+    """Seconds of each iteration after the first ones, by its number."""
     with tempfile.TemporaryDirectory() as directory:
         run = train(job, directory, steps=SKIPPED + iterations, schedule=schedule)
     times = [line["time"] for line in run.metrics]
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--micro-batches", type=int, default=8)
     parser.add_argument("--unit", type=float, default=0.02)
-    parser.add_argument("--repeats", type=int, default=0, help="runs without replays, each beside one with them")
+    parser.add_argument("--repeats", type=int, default=0, help="runs without replays, each paired with a run with them")
     parser.add_argument("--family", default="1f1b", choices=("1f1b", "zb-h1"))
     given = parser.parse_args()
 
@@ -104,7 +104,7 @@ def main() -> None:
             runs.append(seconds(jobs[given.every], schedule, given.every))
     usual, replayed = statistics.median(without), statistics.median(statistics.fmean(run.values()) for run in runs)
     print(
-        f"beside runs without: {1000 * usual:.1f} ms without, {1000 * replayed:.1f} ms with,"
+        f"paired with runs without: {1000 * usual:.1f} ms without, {1000 * replayed:.1f} ms with,"
         f" {replayed / usual - 1:.2%} longer (medians of {given.repeats})"
     )
 

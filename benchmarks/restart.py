@@ -1,11 +1,11 @@
-"""The same tiny GPT through a killed worker: recycle, torchrun with a checkpoint of every step, and torchft.
+"""The same tiny GPT through a killed worker: recycle, torchrun with a checkpoint at every step, and torchft.
 
     python benchmarks/restart.py [--steps N] [--kills N]
 
-Three replicas of the whole model on this machine, gloo, the same stages, data and exact sums of recycle on both sides;
-worker 1.0 gets SIGKILL in the middle of an iteration. torchrun (`--max-restarts`) ends all workers, starts them again
-and each reads the checkpoint that the first one wrote after the last step: to memory-backed storage where there is
-some, so that the disk does not count. What is timed is from the signal to the next committed step.
+Three replicas of the whole model on this machine over gloo, with recycle's stages, data and exact sums on both sides;
+worker 1.0 gets SIGKILL in the middle of an iteration. torchrun (`--max-restarts`) ends all workers, starts them again,
+and each reads the checkpoint that the first one wrote after the last step, to memory-backed storage if available.
+Measured is the time from the signal to the next committed step.
 """
 
 from __future__ import annotations

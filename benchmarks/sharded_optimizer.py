@@ -1,11 +1,11 @@
-"""What ends an iteration where the optimizer's state is sharded, beside hosts that have all of it, in the same run.
+"""The end of an iteration with a sharded optimizer, against hosts that hold the whole state.
 
     python -m benchmarks.sharded_optimizer [--hosts D] [--copies K] [--repeats R] [--layers L] [--hidden H]
 
-The hosts of one stage, a process each, reduce their sums of gradients over gloo on this machine, compute norm and
-checksum of what they hold, and step; with the sharded optimizer they gather the parameters too. Both take turns,
-behind a sum of one number that all begin together with. Shown are medians of the slowest host, and the ratio of the
-medians. All processes share the machine's cores and its memory; the network is the loopback device.
+The hosts of one stage, a process each, reduce their gradient sums over gloo, compute norm and checksum of their share,
+and step; with the sharded optimizer they also gather the parameters. Both variants alternate, and start together after
+a sum of one number. Figures are medians of the slowest host, and the ratio of the medians. All processes share the
+machine's cores and memory; the network is the loopback device.
 """
 
 from __future__ import annotations

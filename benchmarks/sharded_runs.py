@@ -1,12 +1,12 @@
-"""What sharding the optimizer's state costs a run: the time of an iteration, the pause of a death, copies missing.
+"""What sharding the optimizer's state costs a run: iteration time, pause after a death, time with missing copies.
 
     python -m benchmarks.sharded_runs [--steps N] [--rounds N] [--deaths N] [--layers N] [--hidden N] [--kind KIND]
 
-Worker processes of this machine, D = 4 hosts of one stage, two copies of each shard. Sharded and replicated runs take
-turns, so that other work on the machine meets both. Of everything the lower quartile, which other work disturbs least,
-the median and the longest are shown: of all healthy iterations, and of pauses from the detection of a death to the
-start of the next generation, and to the next commit. Copies are missing from then until the last of them has come,
-while training goes on: the time, the iterations that it has lasted, and the bytes of the worker that got most.
+Worker processes of this machine, D = 4 hosts of one stage, two copies of each shard. Sharded and replicated runs
+alternate. Figures are the lower quartile (least disturbed by other programs), the median and the maximum of all healthy
+iterations, and of pauses from the detection of a death to the start of the next generation and to the next commit.
+Copies are missing from then until the last has arrived, while training continues: the time, the number of iterations,
+and the bytes of the worker that received most.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def run(server: ForkServer, text: str, steps: int, faults: Sequence[str] = ()) -
 
 
 def iterations(result: RunResult) -> list[float]:
-    """Seconds from commit to commit, without those of the first three steps."""
+    """Seconds from commit to commit, without the first three steps."""
     times = [line["time"] for line in result.metrics]
     return [after - before for before, after in pairwise(times[3:])]
 

@@ -1,12 +1,12 @@
-"""One link becomes four times slower: executed throughput before, and while it is slow without and with a new plan.
+"""One link becomes four times slower: throughput before, under the old plan, and under a new plan.
 
     python benchmarks/slow_link.py [--runs N] [--factor F] [--link UNITS]
 
-Real processes on this machine and emulated stages, whose computing and messages take exactly their profile's time. In
-the third kind of run the link is slow from the start and the job's profile says so: a plan made for those times, which
-nobody has to find out. "throughput" is that of the iterations behind the change, over that of the third kind of run in
-the same round; "within" counts the iterations from the first slow one to the first under the new plan. "simulated" is
-the period of the plan in use, in units, under the true times.
+Real processes with emulated stages, whose computations and messages take exactly the times of their profile. In the
+third kind of run the link is slow from the start and the job's profile states it: the plan made for the true times.
+"throughput" is that of the iterations after the change, over that of the third kind in the same round; "within" counts
+the iterations from the first slow one to the first under the new plan. "simulated" is the period of the plan in use, in
+units, with the true times.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def run(
 
 
 def line(result: RunResult, best: float, true: Profile) -> str:
-    """Figures of one run, beside the seconds of the one whose links were known."""
+    """Figures of one run, given the seconds of the run whose links were known."""
     slow, pair = seconds(result), "messages from {} to {}".format(*ENDS)
     changes = [event for event in result.events if event["kind"] == "replanned" and pair in event["cause"]]
     assert result.directory is not None

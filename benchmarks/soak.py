@@ -1,15 +1,14 @@
-"""A tiny GPT under a storm of faults: what is left of it afterwards, and what it leaves behind.
+"""A tiny GPT under many random faults: whether its results are equal, and what it leaves behind.
 
     python benchmarks/soak.py [--steps N] [--mean STEPS] [--seed N] [--kind gpt|emulated]
 
-Faults of every kind that ends a worker, and re-joins, some `mean` iterations apart; kinds that end the process six
-times as often as those that take a deadline to be found. Ends with exit code 1 unless every loss and the final state
-of every live worker equal those of the run without faults bit for bit, and no process, socket, file descriptor or
-shared memory is left. Memory is sampled at every tenth commit: the slope is a least-squares line over the run, of the
-launcher and of the worker that holds most at that time; the first fifth, in which all still warm up, does not count.
-The parts of `recycle report` must add up to the wall clock within 0.1 %: all of them to the run's, and those between
-the first commit and the last to what this process's own clock says from the one to the other.
-Shared memory of other programs that appears meanwhile counts as left behind too.
+Faults of every kind that ends a worker, and rejoins, at a mean distance of `mean` iterations. Kinds that end the
+process are six times as frequent as those that are found by a deadline. The exit status is 1 unless every loss and the
+final state of every live worker equal those of the run without faults, bit for bit, and no process, socket, file
+descriptor or shared memory remains. Shared memory of other programs that appears meanwhile counts, too. Memory is
+sampled at every tenth commit, of the launcher and of the largest worker: the slope is a least-squares line over the
+run without its first fifth. The parts of `recycle report` must add up to the wall clock within 0.1 %: all of them to
+the run's, and those between the first and the last commit to this process's clock.
 """
 
 from __future__ import annotations
@@ -121,7 +120,7 @@ def main() -> int:
 
 
 def run(job: Job, steps: int, faults: list[Fault]) -> tuple[RunResult, Memory, list[Span]]:
-    """One run with a fork server of its own, and what its report says of its time."""
+    """One run with its own fork server, and the times of its report."""
     memory = Memory()
     server = ForkServer(job.model.kind)
     with tempfile.TemporaryDirectory(prefix="recycle-soak-") as folder:
@@ -164,7 +163,7 @@ def unaccounted(spans: list[Span], commits: list[tuple[float, float]]) -> list[s
 
 
 def report(samples: np.ndarray) -> None:
-    """Print first and last of each figure, and the slope of those of memory."""
+    """Print the first and last value of each figure, and the slope of memory."""
     steady = samples[samples[:, 0] >= samples[-1, 0] / 5]
     names = ("launcher, MiB", "largest worker, MiB", "most descriptors of a worker", "most threads of a worker")
     for column, name in enumerate(names, start=1):

@@ -1,9 +1,10 @@
-"""The split of a plain PyTorch model along its graph: processor time of I + W beside B and torch's own backward.
+"""The split of a plain PyTorch model along its graph: CPU time of I + W, of B, and of torch's own backward.
 
     python -W ignore -m benchmarks.split [--hidden 512] [--layers 4] [--tokens 512] [--repeats 15]
 
-One stage of `torch.nn` layers in the middle of a model, one thread; each round runs all three in turn, and the medians
-of the rounds' ratios are printed. Torch's backward leaves gradients in `.grad`; the others add them to sums ("fast").
+One stage of `torch.nn` layers in the middle of a model, one thread. Each round runs all three variants in turn; figures
+are the medians of the rounds' ratios. Torch's backward leaves gradients in `.grad`; the others add them to sums
+("fast").
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Executed periods against simulated ones: a staggered plan as it is, and the same plan with the barrier.
+"""Executed periods against simulated ones: a staggered plan, and the same plan with the barrier.
 
     python benchmarks/staggered.py [--pipelines D] [--ranks P] [--rounds N] [--steps N] [--milliseconds T]
 
-32 workers unless said otherwise, and in the end 64 that lose one of them.
+The default is 32 workers, and in the end 64 that lose one of them.
 
-Real processes, transport, commits and optimizer steps on this machine, one process per worker; emulated stages sleep
-for the time of each F, I and W, so that a few cores carry all workers. The executed period is the median distance
-from one iteration of a worker to its next, over all workers and all iterations after a warm-up; rounds alternate
-between the two modes, because machines are noisy. What the executor adds (transfers, reductions, commits, Python) is
-in the executed figures and not in the simulated ones, in which only F, I and W take time.
+Real processes, transport, commits and optimizer steps, one process per worker. Emulated stages sleep for the time of
+each F, I and W, so that a few cores carry all workers. The executed period is the median time from one iteration of a
+worker to the next, over all workers and all iterations after a warm-up. Rounds alternate between the two modes, because
+machines are noisy. Executed figures include transfers, reductions, commits and Python; in simulated ones only F, I and
+W take time.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def compare(
 
 
 def line(title: str, executed: dict[str, float], simulated: dict[str, float]) -> str:
-    """The executed periods beside the ratios to what was simulated and to each other."""
+    """The executed periods, with ratios to the simulated ones and to each other."""
     text = f"  {title}"
     for mode, width in (("staggered", 11 if len(title) < 6 else 10), ("barrier", 9)):
         text += f"{executed[mode]:>{width}.1f}  {executed[mode] / simulated[mode]:>12.3f}"

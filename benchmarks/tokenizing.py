@@ -1,12 +1,12 @@
-"""Tokenizing: megabytes a second and the most memory, of `recycle tokenize` and of a plain loop.
+"""Tokenizing: megabytes per second and peak memory, of `recycle tokenize` and of a plain loop.
 
     python -m benchmarks.tokenizing [--megabytes N] [--plain N]
 
-The text is the source code of Python's standard library, in documents of a few hundred to some ten thousand bytes, over
-and over until there are N megabytes of JSON lines; the tokenizer a byte-level BPE of 32,000 tokens, trained on it. The
-plain loop encodes line by line with the same tokenizer and writes with megatron-core's IndexedDatasetBuilder, as
-Megatron-LM's `preprocess_data.py` does in each of its processes; it has the first `--plain` megabytes. Both files of
-these are compared byte for byte. Memory is the largest resident size that the kernel has seen of the process.
+The text is the source code of Python's standard library, in documents of a few hundred to some ten thousand bytes,
+repeated up to N megabytes of JSON lines. The tokenizer is a byte-level BPE of 32,000 tokens trained on it. The plain
+loop encodes line by line with the same tokenizer and writes with megatron-core's IndexedDatasetBuilder, like each
+process of Megatron-LM's `preprocess_data.py`; it gets the first `--plain` megabytes. The files of both are compared
+byte for byte. Memory is the process's largest resident size.
 """
 
 from __future__ import annotations

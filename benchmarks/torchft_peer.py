@@ -1,7 +1,7 @@
-"""torchft on recycle's stages, the peer of benchmarks/restart.py: three replicas, one killed, the others go on.
+"""torchft on recycle's stages, the peer of benchmarks/restart.py: three replicas, one is killed, the others continue.
 
-torchft drops what the dead replica had to compute, so the loss of the steps after it is another one. Its time to the
-next commit depends on how long its lighthouse waits for a replica: here a second, and two without a heartbeat.
+torchft drops the work of the dead replica, so later losses differ. Its time to the next commit depends on how long its
+lighthouse waits for a replica: one second here, and two seconds without a heartbeat.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def torchft_run(job_text: str, steps: int) -> tuple[float, list[float]]:
 
 
 def lighthouse(folder: Path) -> None:
-    """Bring the replicas together until killed; in a process of its own, because it logs without end."""
+    """Bring the replicas together until killed; in a separate process, because it logs without end."""
     from torchft.coordination import LighthouseServer
 
     server = LighthouseServer(

@@ -1,17 +1,14 @@
-"""The viewer at scale, in headless Chromium: a million instructions on 1,536 lanes, four million, and beside them one
-Plotly bar per instruction, as public viewers draw schedules.
+"""The viewer at scale, in headless Chromium: a million instructions on 1,536 lanes, four million, and a Plotly peer.
 
     python benchmarks/viewer.py [--rounds N] [--only million|four|bars|times|exported]
 
-The server is `recycle view FILE`, a process of its own. First paint is from the start of the navigation to the frame
-that shows all lanes and their axes, which can be zoomed from then on: cold in a browser that was just started, warm on
-a second visit. A step is from the call that asks for a new window to the second frame after it is drawn; it runs from
-everything to half a percent of 64 lanes and back. Hover is what the page spends on one pointer movement. Browser CPU
-seconds are those of all of Chromium's processes; they tell a busy machine from a slow page. Other times: from a key in
-a field of the panel of the scenario to the second frame after the lanes of these times are drawn, with their headline
-and critical path, at a hundred thousand instructions. Ends with exit code 1 where a target is missed.
-
-Needs Debian's `chromium` and Playwright for Python: pip install 'recycle-pipeline[test]'.
+The peer draws one Plotly bar per instruction, as public viewers do. The server is `recycle view FILE`. First paint is
+the time from the start of the navigation to the frame with all lanes and axes: cold in a fresh browser, warm on a
+second visit. A step is the time from the call that requests a new window to the second frame after it is drawn;
+windows run from everything to half a percent of 64 lanes and back. Hover is the page's time for one pointer movement.
+Browser CPU seconds are those of all of Chromium's processes; they distinguish a busy machine from a slow page. Other
+times: from a key in a field of the scenario panel to the second frame after the lanes with these times are drawn, with
+their headline and critical path, at a hundred thousand instructions. The exit status is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -238,7 +235,7 @@ def other_times(path: Path, rounds: int) -> dict[str, float]:
 def exported(path: Path, rounds: int) -> dict[str, float]:
     """Size of a million instructions in one file, and how long a browser takes to draw them.
 
-    Each worker has a pace of its own, so that hardly two times are alike: lanes of like workers shrink to a twentieth.
+    Each worker has its own pace, so that times hardly repeat: lanes of equal workers would shrink to a twentieth.
     """
     schedule, pace = one_f_one_b(MILLION), random.Random(1)
     speed = {str(worker): 1 + 0.2 * pace.random() for worker in schedule.live}

@@ -30,6 +30,10 @@ class ScheduleWarning(UserWarning):
     """A schedule whose figures do not describe a whole iteration."""
 
 
+class VersionWarning(UserWarning):
+    """An installed version of a dependency that was not tested."""
+
+
 class PlanError(RecycleError):
     """The requested live set has no plan, and none can be made."""
 

@@ -25,7 +25,7 @@ from types import MappingProxyType
 
 import torch
 
-from recycle.exec.model.integrity import ChecksumBuilder, flipped
+from recycle.exec.model.integrity import ChecksumBuilder, flipped_copy
 from recycle.exec.model.stage import ReplicatedState, Stage, StatePiece
 from recycle.exec.model.state.gradient_sums import SumBuffer
 from recycle.exec.model.state.layouts import Shards
@@ -260,10 +260,10 @@ class EmulatedStage(Stage):
     def _run(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> float:
         """Returns the error of a forward's output."""
         error = self._check(cls, ValueKind.ACTIVATION, micro_batch, activation, self._is_first, self.index - 1)
-        if (bit := self._flips.of_input()) is not None:
+        if (bit := self._flips.take_input_bit()) is not None:
             error = _flipped(error, bit)
         error = _propagated(f"F {self.index}", error)
-        for bit in self._flips.of_activation():
+        for bit in self._flips.take_activation_bits():
             error = _flipped(error, bit)
         return error
 
@@ -280,7 +280,7 @@ class EmulatedStage(Stage):
     def _run_weight(self, micro_batch: MicroBatch, error: float, bucket: int, buckets: int) -> None:
         begin, end = self.bucket_bounds(buckets)[bucket : bucket + 2]
         with self._lasting("backward_weight", 1 / buckets):
-            addend, making = self._addend(micro_batch, error)[begin:end], self._making(micro_batch)
+            addend, making = self._addend(micro_batch, error)[begin:end], self._checksums_of(micro_batch)
             if making is not None:
                 making.weight_gradient(2 * begin, addend)  # two words per element
             self.sum[begin:end] += addend
@@ -357,4 +357,4 @@ def _propagated(to: str, *errors: float) -> float:
 
 
 def _flipped(error: float, bit: int) -> float:
-    return float(flipped(torch.tensor([error], dtype=torch.float32), bit))
+    return float(flipped_copy(torch.tensor([error], dtype=torch.float32), bit))

@@ -6,6 +6,7 @@ their key; keys that do not affect the computation are ignored.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ class HubArchitecture:
     Attributes:
         config: fields of `[model.config]` that distinguish it from others of the kind.
         defaults: values of keys that a `config.json` may leave out.
+        only: as `_SUPPORTED_VALUES`, further keys of this architecture.
     """
 
     name: str
@@ -35,11 +37,29 @@ class HubArchitecture:
     kind: str
     config: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether its layers are mixtures of experts."""
+        return "num_moe_experts" in FAMILIES[self.kind]
 
 
 ARCHITECTURES = (
     HubArchitecture(
         "LlamaForCausalLM", "llama", "llama", defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
+    ),
+    HubArchitecture(
+        "MistralForCausalLM",
+        "mistral",
+        "mistral",
+        defaults={
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-6,
+            "sliding_window": 4096,
+        },
+        only={"sliding_window": (None,)},
     ),
     HubArchitecture(
         "Qwen2ForCausalLM",
@@ -56,6 +76,22 @@ ARCHITECTURES = (
         {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6},
     ),
     HubArchitecture(
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        "qwen_moe",
+        {"qk_layernorm": True, "add_qkv_bias": False},
+        {
+            "num_key_value_heads": 4,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": False,
+            "moe_intermediate_size": 768,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-6,
+        },
+        {"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
+    ),
+    HubArchitecture(
         "MixtralForCausalLM",
         "mixtral",
         "mixtral",
@@ -64,7 +100,10 @@ ARCHITECTURES = (
             "max_position_embeddings": 131072,
             "rms_norm_eps": 1e-5,
             "rope_theta": 1e6,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
         },
+        only={"sliding_window": (None,)},
     ),
 )
 
@@ -85,12 +124,15 @@ class _Config(msgspec.Struct):
     rope_theta: float = 10000.0
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
-    num_local_experts: Positive = 8
-    num_experts_per_tok: Positive = 2
+    num_experts: Positive | None = None
+    num_local_experts: Positive | None = None
+    num_experts_per_tok: Positive = 1
+    norm_topk_prob: bool = True
+    moe_intermediate_size: Positive | None = None
     router_aux_loss_coef: float = 0.001
 
 
-_ONLY: Mapping[str, tuple[Any, ...]] = {
+_SUPPORTED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
@@ -137,10 +179,11 @@ def model_of(config: Mapping[str, Any], where: str) -> ModelSection:
         JobError: a key is missing, has another type, or states something unsupported; names the key.
     """
     architecture = architecture_of(config, where)
-    for key, values in _ONLY.items():
-        if config.get(key, values[0]) not in values:
-            raise JobError(f"{where}: {key}: {config[key]!r} is not supported, only {values[0]!r} is")
-    _require_full_attention(config, architecture, where)
+    for key, values in {**_SUPPORTED_VALUES, **architecture.only}.items():
+        value = config.get(key, architecture.defaults.get(key, values[0]))
+        if value not in values:
+            raise JobError(f"{where}: {key}: {value!r} is not supported, only {json.dumps(values[0])} is")
+    _require_full_attention(config, where)
     given = {key: value for key, value in config.items() if value is not None}
     try:
         read = msgspec.convert({**architecture.defaults, **given}, _Config)
@@ -153,15 +196,17 @@ def model_of(config: Mapping[str, Any], where: str) -> ModelSection:
         "layernorm_epsilon": read.rms_norm_eps,
         **architecture.config,
     }
-    if architecture.kind == "mixtral":
-        if read.num_experts_per_tok > read.num_local_experts:
-            count = f"{read.num_experts_per_tok} of num_local_experts {read.num_local_experts}"
-            raise JobError(f"{where}: num_experts_per_tok: {count}")
+    if architecture.has_experts:
+        experts = read.num_local_experts or read.num_experts  # transformers 5 writes the first, 4 of Qwen the second
+        if experts is None or read.num_experts_per_tok > experts:
+            raise JobError(f"{where}: num_experts_per_tok: {read.num_experts_per_tok} of num_local_experts {experts}")
         fields |= {
-            "num_moe_experts": read.num_local_experts,
+            "num_moe_experts": experts,
             "moe_router_topk": read.num_experts_per_tok,
             "moe_aux_loss_coeff": read.router_aux_loss_coef,
         }
+        if not read.norm_topk_prob:
+            fields["moe_router_pre_softmax"] = True
     return ModelSection(
         kind=architecture.kind,  # type: ignore[arg-type]
         config=fields,
@@ -170,20 +215,18 @@ def model_of(config: Mapping[str, Any], where: str) -> ModelSection:
         heads=read.num_attention_heads,
         sequence=read.max_position_embeddings,
         vocabulary=read.vocab_size,
-        ffn=read.intermediate_size,
+        ffn=read.moe_intermediate_size or read.intermediate_size,
         tied=read.tie_word_embeddings,
         rotary_base=base,
         rotary_scaling=scaling,
     )
 
 
-def _require_full_attention(config: Mapping[str, Any], architecture: HubArchitecture, where: str) -> None:
+def _require_full_attention(config: Mapping[str, Any], where: str) -> None:
     kinds = config.get("layer_types") or []
     other = next((kind for kind in kinds if kind != "full_attention"), None) if isinstance(kinds, list) else kinds
     if other is not None:
         raise JobError(f"{where}: layer_types: {other!r} is not supported, only 'full_attention' is")
-    if architecture.kind == "mixtral" and config.get("sliding_window") is not None:
-        raise JobError(f"{where}: sliding_window: {config['sliding_window']!r} is not supported, only null is")
 
 
 def _rotary(config: _Config, architecture: HubArchitecture, where: str) -> tuple[float, float | None]:
@@ -194,7 +237,7 @@ def _rotary(config: _Config, architecture: HubArchitecture, where: str) -> tuple
     nested = next((name for name, value in stated.items() if isinstance(value, dict)), None)
     if nested is not None or kind not in ("default", "llama3"):
         what = f"{key}.{nested}" if nested is not None else f"{key}.rope_type: {kind!r}"
-        raise JobError(f"{where}: {what} is not supported, only 'default' and 'llama3' for all layers alike are")
+        raise JobError(f"{where}: {what} is not supported, only 'default' and 'llama3', equal for all layers, are")
     known: dict[str, Any] = {"partial_rotary_factor": 1.0, **(LLAMA_3_SCALING if kind == "llama3" else {})}
     for name, value in known.items():
         if stated.get(name, value) != value:
@@ -213,19 +256,25 @@ def hub_architecture(model: ModelSection, where: str) -> HubArchitecture:
         JobError: none does; begins with `where` and names the key.
     """
     if model.provider is not None:
-        raise JobError(f"{where}: [model] provider: what {model.provider} builds is none of recycle's own models")
-    alike = [one for one in ARCHITECTURES if one.kind == model.kind]
-    if not alike or not is_rotary(model):
-        known = ", ".join(dict.fromkeys(one.kind for one in ARCHITECTURES))
+        raise JobError(
+            f"{where}: [model] provider: a model of {model.provider} cannot be exported, only recycle's own models"
+        )
+    same_kind = [architecture for architecture in ARCHITECTURES if architecture.kind == model.kind]
+    if not same_kind or not is_rotary(model):
+        known = ", ".join(dict.fromkeys(architecture.kind for architecture in ARCHITECTURES))
         raise JobError(f'{where}: [model] kind: "{model.kind}" cannot be exported; {known} can')
     fields, family = config_of(model), FAMILIES[model.kind]
-    said = {*_WRITTEN, *CHOSEN_BY_JOBS, *(_WRITTEN_OF_EXPERTS if model.kind == "mixtral" else ())}
+    written = {*_WRITTEN, *CHOSEN_BY_JOBS}
+    if same_kind[0].has_experts:
+        written.update(_WRITTEN_OF_EXPERTS)
+    if model.kind == "qwen_moe":
+        written.add("moe_router_pre_softmax")
     for name, value in fields.items():
-        if name not in said and family.get(name) != value:
-            raise JobError(f"{where}: [model.config] {name}: no architecture of Hugging Face here has {value!r}")
-    for one in alike:
-        if all(fields.get(name, False) == one.config.get(name, False) for name in _QUERIES_AND_KEYS):
-            return one
+        if name not in written and family.get(name) != value:
+            raise JobError(f"{where}: [model.config] {name}: no supported architecture of Hugging Face has {value!r}")
+    for architecture in same_kind:
+        if all(fields.get(name, False) == architecture.config.get(name, False) for name in _QUERIES_AND_KEYS):
+            return architecture
     has = " and ".join(name for name in _QUERIES_AND_KEYS if fields.get(name)) or "neither"
     raise JobError(f"{where}: [model.config] qk_layernorm and add_qkv_bias: no architecture of this kind has {has}")
 
@@ -257,12 +306,22 @@ def config_json(model: ModelSection, architecture: HubArchitecture) -> dict[str,
         "bos_token_id": None,
         "eos_token_id": None,
     }
-    if architecture.kind == "mixtral":
+    if architecture.has_experts:
         config |= {
-            "intermediate_size": fields.get("moe_ffn_hidden_size", ffn),
             "num_local_experts": fields["num_moe_experts"],
             "num_experts_per_tok": fields["moe_router_topk"],
             "router_aux_loss_coef": fields["moe_aux_loss_coeff"],
-            "sliding_window": None,
+        }
+    if architecture.kind == "mixtral":
+        config["intermediate_size"] = fields.get("moe_ffn_hidden_size", ffn)
+    if architecture.kind in ("mistral", "mixtral"):
+        config["sliding_window"] = None
+    if architecture.kind == "qwen_moe":
+        config |= {
+            "num_experts": fields["num_moe_experts"],
+            "moe_intermediate_size": fields.get("moe_ffn_hidden_size", ffn),
+            "norm_topk_prob": not fields.get("moe_router_pre_softmax", False),
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
         }
     return config

@@ -1,8 +1,8 @@
 """Conversion between Hugging Face models and checkpoints of recycle, tensor by tensor in little memory.
 
 An imported checkpoint holds the weights in fp32, which represents every bf16 and fp16 exactly, and no optimizer
-moments. It also holds the files that came with the model (`model_folder.CARRIED`), its `config.json` and a note about
-the original files. An export therefore returns the imported bits.
+moments. It also holds the files that came with the model (`model_folder.COMPANION_FILES`), its `config.json` and a note
+about the original files. An export therefore returns the imported bits.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from recycle.hugging_face.correspondence import TensorBlock, blocks
 from recycle.hugging_face.model_folder import (
     CONFIG,
     INDEX,
-    carry,
+    copy_companions,
     read_object,
     require_tokenizer_within,
     weight_files,
     write_object,
 )
-from recycle.hugging_face.shards import ByteProgress, Planned, write_shards
+from recycle.hugging_face.shards import ByteProgress, PlannedTensor, write_shards
 from recycle.job import Job
 from recycle.job.manifest import HUGGING_FACE, carried_files, computed, model_of_checkpoint
 from recycle.job.sections import ModelSection, ShapeSection
@@ -93,7 +93,7 @@ def import_model(source: Path, target: Path, progress: ByteProgress = lambda *_:
         RecycleError: the checkpoint exists already or cannot be written; no partial checkpoint remains.
     """
     if not source.is_dir():
-        raise JobError(f"{source}: there is no such folder")
+        raise JobError(f"{source}: does not exist; name the folder of a model")
     config = read_object(source / CONFIG)
     where = str(source / CONFIG)
     architecture, model = architecture_of(config, where), model_of(config, where)
@@ -102,24 +102,26 @@ def import_model(source: Path, target: Path, progress: ByteProgress = lambda *_:
     require_tokenizer_within(source, model.vocabulary)
     stored = StoredTensors(weight_files(source), JobError)
     note = ImportNote(batched_experts=any(name.endswith(".mlp.experts.gate_up_proj") for name in stored.places))
-    by_ours: dict[str, list[TensorBlock]] = defaultdict(list)
+    blocks_by_tensor: dict[str, list[TensorBlock]] = defaultdict(list)
     for block in blocks(model, note.batched_experts):
         _require_block(source, stored, block)  # a config.json that claims a billion layers fails here
-        by_ours[block.ours].append(block)
-    expected = {block.theirs for of_one in by_ours.values() for block in of_one}
+        blocks_by_tensor[block.ours].append(block)
+    expected = {block.theirs for tensor_blocks in blocks_by_tensor.values() for block in tensor_blocks}
     _require_no_others(stored, expected, model)
     types = tuple(sorted({stored.places[name].dtype for name in expected}))
     note.dtype = types[0] if len(types) == 1 else "F32"
     planned = {
-        name: Planned(math.prod(of_one[0].our_shape), torch.float32, partial(_our_tensor, stored, of_one))
-        for name, of_one in by_ours.items()
+        name: PlannedTensor(
+            math.prod(tensor_blocks[0].our_shape), torch.float32, partial(_our_tensor, stored, tensor_blocks)
+        )
+        for name, tensor_blocks in blocks_by_tensor.items()
     }
     with whole_folder(target) as folder:
         files = sorted(set(write_shards(folder, "weights", planned, PART_BYTES, progress).values()))
-        beside = folder / HUGGING_FACE
-        carried = carry(source, beside)
-        write_object(beside / CONFIG, config)
-        write_object(beside / NOTE, msgspec.to_builtins(note))
+        carried_folder = folder / HUGGING_FACE
+        carried = copy_companions(source, carried_folder)
+        write_object(carried_folder / CONFIG, config)
+        write_object(carried_folder / NOTE, msgspec.to_builtins(note))
         digests = zip(files, hashes([folder / name for name in files]), strict=True)
         write_untrained(
             folder, model, {name: StoredFile((folder / name).stat().st_size, digest) for name, digest in digests}
@@ -147,22 +149,23 @@ def _require_no_others(stored: StoredTensors, expected: Collection[str], model: 
             if torch.equal(stored.read(name), stored.read("model.embed_tokens.weight")):
                 continue
             raise JobError(
-                f"{place.path}: {name} is not the embedding, though {CONFIG} says tie_word_embeddings; correct either"
+                f"{place.path}: {name} is not the embedding, though {CONFIG} sets tie_word_embeddings; correct one of"
+                " the two"
             )
         raise JobError(f"{place.path}: has a tensor {name}, which a model of this {CONFIG} does not have")
 
 
-def _our_tensor(stored: StoredTensors, of_one: Sequence[TensorBlock]) -> torch.Tensor:
-    made = torch.empty(of_one[0].our_shape, dtype=torch.float32)
-    for block in of_one:
-        block.copy_in(made, stored.read(block.theirs, block.their_index))
-    if not made.isfinite().all():
-        place = stored.places[of_one[0].theirs]
+def _our_tensor(stored: StoredTensors, tensor_blocks: Sequence[TensorBlock]) -> torch.Tensor:
+    tensor = torch.empty(tensor_blocks[0].our_shape, dtype=torch.float32)
+    for block in tensor_blocks:
+        block.copy_in(tensor, stored.read(block.theirs, block.their_index))
+    if not tensor.isfinite().all():
+        place = stored.places[tensor_blocks[0].theirs]
         raise JobError(
-            f"{place.path}: {of_one[0].theirs} has values that are NaN or infinite, which no training goes on from;"
-            " fetch it again, or take an earlier checkpoint of the model"
+            f"{place.path}: {tensor_blocks[0].theirs} has values that are NaN or infinite;"
+            " fetch it again, or use an earlier checkpoint of the model"
         )
-    return made
+    return tensor
 
 
 def export_model(
@@ -186,54 +189,58 @@ def export_model(
     require_absent(target)
     manifest = verify_files(checkpoint).manifest
     architecture = hub_architecture(model, str(checkpoint))
-    beside = carried_files(checkpoint)
-    note = _note_in(beside)
+    carried_folder = carried_files(checkpoint)
+    note = _note_in(carried_folder)
     stored_as = note.dtype if precision == "auto" else _STORED[precision]
     config_name, dtype = DTYPES[stored_as]
     stored = StoredTensors([checkpoint / name for name in sorted(manifest.files)], RecycleError)
-    by_theirs: dict[str, list[TensorBlock]] = defaultdict(list)
+    blocks_by_tensor: dict[str, list[TensorBlock]] = defaultdict(list)
     for block in blocks(model, note.batched_experts):
         stored.require(block.ours)
-        by_theirs[block.theirs].append(block)
+        blocks_by_tensor[block.theirs].append(block)
     planned = {
-        name: Planned(math.prod(of_one[0].their_shape), dtype, partial(_their_tensor, stored, of_one, dtype))
-        for name, of_one in by_theirs.items()
+        name: PlannedTensor(
+            math.prod(tensor_blocks[0].their_shape), dtype, partial(_their_tensor, stored, tensor_blocks, dtype)
+        )
+        for name, tensor_blocks in blocks_by_tensor.items()
     }
-    config = _config(model, architecture, None if beside is None else beside / CONFIG)
+    config = _config(model, architecture, None if carried_folder is None else carried_folder / CONFIG)
     config["torch_dtype" if "dtype" not in config else "dtype"] = config_name
     with whole_folder(target) as folder:
         files = write_shards(folder, "model", planned, most_bytes, progress)
         if len(set(files.values())) > 1:
-            whole = sum(tensor.bytes for tensor in planned.values())
-            write_object(folder / INDEX, {"metadata": {"total_size": whole}, "weight_map": files})
+            total = sum(tensor.bytes for tensor in planned.values())
+            write_object(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": files})
         write_object(folder / CONFIG, config)
-        carried = [] if beside is None else carry(beside, folder)
+        carried = [] if carried_folder is None else copy_companions(carried_folder, folder)
     parameters = sum(tensor.entries for tensor in planned.values())
     return ConvertedModel(architecture.name, parameters, (stored_as,), carried)
 
 
-def _their_tensor(stored: StoredTensors, of_one: Sequence[TensorBlock], dtype: torch.dtype) -> torch.Tensor:
-    made = torch.empty(of_one[0].their_shape, dtype=dtype)
-    for block in of_one:
+def _their_tensor(stored: StoredTensors, tensor_blocks: Sequence[TensorBlock], dtype: torch.dtype) -> torch.Tensor:
+    tensor = torch.empty(tensor_blocks[0].their_shape, dtype=dtype)
+    for block in tensor_blocks:
         ours = stored.whole(block.ours, block.our_shape)
         if not ours.isfinite().all():
             raise RecycleError(f"{block.ours}: has values that are NaN or infinite; export an earlier checkpoint")
-        block.copy_out(made, ours)
-    if dtype == torch.float16 and not made.isfinite().all():
-        raise RecycleError(f"{of_one[0].theirs}: has numbers beyond the range of fp16; export it with --dtype bf16")
-    return made
+        block.copy_out(tensor, ours)
+    if dtype == torch.float16 and not tensor.isfinite().all():
+        raise RecycleError(
+            f"{tensor_blocks[0].theirs}: has numbers beyond the range of fp16; export it with --dtype bf16"
+        )
+    return tensor
 
 
-def _note_in(beside: Path | None) -> ImportNote:
-    if beside is None or not (beside / NOTE).is_file():
+def _note_in(folder: Path | None) -> ImportNote:
+    if folder is None or not (folder / NOTE).is_file():
         return ImportNote()
     try:
-        found = msgspec.convert(read_object(beside / NOTE), ImportNote)
+        note = msgspec.convert(read_object(folder / NOTE), ImportNote)
     except msgspec.ValidationError as error:
-        raise JobError(f"{beside / NOTE}: {error}") from None
-    if found.dtype not in DTYPES:
-        raise JobError(f"{beside / NOTE}: dtype: {found.dtype!r} is none of {', '.join(DTYPES)}")
-    return found
+        raise JobError(f"{folder / NOTE}: {error}") from None
+    if note.dtype not in DTYPES:
+        raise JobError(f"{folder / NOTE}: dtype: {note.dtype!r} is none of {', '.join(DTYPES)}")
+    return note
 
 
 def _config(model: ModelSection, architecture: HubArchitecture, imported: Path | None) -> dict[str, Any]:
@@ -245,7 +252,7 @@ def _config(model: ModelSection, architecture: HubArchitecture, imported: Path |
     for key in {**theirs, **ours}:
         if theirs.get(key) != ours.get(key):
             differs = f"{key} is {theirs.get(key)!r} by it, and {ours.get(key)!r} in the checkpoint"
-            raise JobError(f"{imported}: {differs}; move the file away to have one made from the checkpoint")
+            raise JobError(f"{imported}: {differs}; move the file away, so that one is written from the checkpoint")
     if stated.sequence < model.sequence:
         config["max_position_embeddings"] = model.sequence
     return config

@@ -19,6 +19,7 @@ from recycle.job.sections import ModelSection
 
 TensorShape = tuple[int, ...]
 EVERYTHING: tuple[slice, ...] = ()
+_PROJECTIONS, _MIXTRAL_PROJECTIONS = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,10 @@ class TensorBlock:
     their_index: tuple[slice, ...]
 
     def copy_in(self, ours: torch.Tensor, block: torch.Tensor) -> None:
-        """Copy a block of Hugging Face's tensor into recycle's."""
         target = ours.view(self.our_view)[self.our_index]
         target.copy_(block.reshape(target.shape))
 
     def copy_out(self, theirs: torch.Tensor, ours: torch.Tensor) -> None:
-        """Copy the block of recycle's tensor into Hugging Face's."""
         target = theirs[self.their_index]
         target.copy_(ours.view(self.our_view)[self.our_index].reshape(target.shape))
 
@@ -71,16 +70,18 @@ def blocks(model: ModelSection, batched_experts: bool = False) -> Iterator[Tenso
         yield from _attention(model, sizes, f"{ours}.self_attention", f"{theirs}.self_attn")
         yield _same(f"{ours}.pre_mlp_layernorm.weight", f"{theirs}.post_attention_layernorm.weight", hidden)
         if not has_experts:
-            yield from _feed_forward(sizes, f"{ours}.mlp", f"{theirs}.mlp", ("gate_proj", "up_proj", "down_proj"))
+            yield from _feed_forward(sizes, f"{ours}.mlp", f"{theirs}.mlp", _PROJECTIONS)
             continue
-        moe = f"{theirs}.mlp" if batched_experts else f"{theirs}.block_sparse_moe"
+        is_mixtral = model.kind == "mixtral" and not batched_experts
+        moe = f"{theirs}.block_sparse_moe" if is_mixtral else f"{theirs}.mlp"
         yield _same(f"{ours}.mlp.router.weight", f"{moe}.gate.weight", sizes.experts, hidden)
         for expert in range(sizes.experts):
             part = f"{ours}.mlp.experts.local_experts.{expert}"
             if batched_experts:
                 yield from _batched_expert(part, f"{moe}.experts", expert, sizes)
             else:
-                yield from _feed_forward(sizes, part, f"{moe}.experts.{expert}", ("w1", "w3", "w2"))
+                names = _MIXTRAL_PROJECTIONS if is_mixtral else _PROJECTIONS
+                yield from _feed_forward(sizes, part, f"{moe}.experts.{expert}", names)
     yield _same("decoder.final_layernorm.weight", "model.norm.weight", hidden)
     if not model.tied:
         yield _same("output_layer.weight", "lm_head.weight", vocabulary, hidden)

@@ -17,7 +17,7 @@ from recycle.errors import JobError, errors_as
 from recycle.files import decoded, read_whole, require_content, write_whole
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-CARRIED = (
+COMPANION_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt"),
     *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json"),
     *("generation_config.json", "LICENSE", "LICENSE.txt", "USE_POLICY.md", "NOTICE"),
@@ -34,22 +34,20 @@ class _Token(msgspec.Struct):
 
 
 class _Tokenizer(msgspec.Struct):
-    """The keys of a tokenizer.json that name tokens."""
-
     model: _Vocabulary
     added_tokens: list[_Token] | None = None
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """Read the JSON object in a file. Raises JobError for other content."""
-    content = read_whole(path, JobError)
+    text = read_whole(path, JobError)
     try:
-        found = json.loads(content)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise JobError(f"{path}: not valid JSON, perhaps cut off: {error}") from None
-    if not isinstance(found, dict):
-        raise JobError(f"{path}: holds no JSON object")
-    return found
+    if not isinstance(content, dict):
+        raise JobError(f"{path}: does not hold a JSON object")
+    return content
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -63,11 +61,11 @@ def weight_files(folder: Path) -> list[Path]:
         others = sorted(path.name for path in folder.glob("*.safetensors"))
         if others:
             raise JobError(
-                f"{folder}: has {others[0]} and no {INDEX}, which says what each of its {len(others)} file(s) holds;"
+                f"{folder}: has {others[0]} but not {INDEX}, which lists the content of its {len(others)} file(s);"
                 f" fetch it too, or name a single file {WEIGHTS}"
             )
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
-        hint = "; what it has are pickles, which transformers writes anew with save_pretrained" if pickled else ""
+        hint = "; it has pickle files only, which transformers converts with save_pretrained" if pickled else ""
         raise JobError(f"{folder}: has no weights, {WEIGHTS} or {INDEX}{hint}")
     index = read_object(folder / INDEX).get("weight_map")
     if not isinstance(index, dict) or not index:
@@ -75,7 +73,7 @@ def weight_files(folder: Path) -> list[Path]:
     names = list(dict.fromkeys(index.values()))
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:
-            raise JobError(f"{folder / INDEX}: weight_map: {name!r} is not the name of a file beside it")
+            raise JobError(f"{folder / INDEX}: weight_map: {name!r} is not the name of a file in the folder")
         if not (folder / name).is_file():
             raise JobError(f"{folder / name}: missing, though {INDEX} names it; fetch it")
     return [folder / name for name in sorted(names)]
@@ -87,25 +85,25 @@ def require_tokenizer_within(folder: Path, vocabulary: int) -> None:
     if not path.exists():
         return
     with errors_as(JobError, str(path)):
-        found = decoded(read_whole(path, JobError), _Tokenizer, JobError)
-    words = found.model.vocab
+        tokenizer = decoded(read_whole(path, JobError), _Tokenizer, JobError)
+    words = tokenizer.model.vocab
     numbers = words.values() if isinstance(words, dict) else range(len(words))
-    count = max((*numbers, *(token.id for token in found.added_tokens or ())), default=-1) + 1
+    count = max((*numbers, *(token.id for token in tokenizer.added_tokens or ())), default=-1) + 1
     if count > vocabulary:
         raise JobError(
-            f"{path}: has {count} tokens, and the model's vocabulary is {vocabulary} ({CONFIG}: vocab_size); take the"
-            " tokenizer that belongs to it, or have transformers resize the embedding (resize_token_embeddings)"
+            f"{path}: has {count} tokens, and the model's vocabulary is {vocabulary} ({CONFIG}: vocab_size); use its"
+            " tokenizer, or have transformers resize the embedding (resize_token_embeddings)"
         )
 
 
-def carry(source: Path, target: Path) -> list[str]:
+def copy_companions(source: Path, target: Path) -> list[str]:
     """Copy the accompanying files from one folder to another, which is created; return their names.
 
     Raises:
         JobError: a file is a pointer of Git LFS.
         OSError: a file cannot be read or written.
     """
-    names = [name for name in CARRIED if (source / name).is_file()]
+    names = [name for name in COMPANION_FILES if (source / name).is_file()]
     target.mkdir(exist_ok=True)
     for name in names:
         require_content(source / name, JobError)

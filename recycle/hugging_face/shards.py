@@ -19,7 +19,7 @@ ByteProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedTensor:
     """A tensor to write.
 
     Attributes:
@@ -36,7 +36,7 @@ class Planned:
 
 
 def write_shards(
-    folder: Path, stem: str, tensors: Mapping[str, Planned], most_bytes: int, progress: ByteProgress
+    folder: Path, stem: str, tensors: Mapping[str, PlannedTensor], most_bytes: int, progress: ByteProgress
 ) -> dict[str, str]:
     """Write tensors to `STEM.safetensors`, or to `STEM-00001-of-0000N.safetensors` and so on, in their order.
 
@@ -50,21 +50,21 @@ def write_shards(
         RecycleError: the disk is full, or the folder cannot be written.
     """
     shards = _shards(tensors, most_bytes)
-    done, whole = 0, sum(planned.bytes for planned in tensors.values())
+    done, total = 0, sum(planned.bytes for planned in tensors.values())
     files: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
         file = f"{stem}{SUFFIX}" if len(shards) == 1 else f"{stem}-{number:05d}-of-{len(shards):05d}{SUFFIX}"
-        made: dict[str, torch.Tensor] = {}
+        shard: dict[str, torch.Tensor] = {}
         for name in names:
-            made[name] = tensors[name].make().contiguous()
+            shard[name] = tensors[name].make().contiguous()
             done += tensors[name].bytes
-            progress(done, whole)
-        _save(folder / file, made)
+            progress(done, total)
+        _save(folder / file, shard)
         files |= dict.fromkeys(names, file)
     return files
 
 
-def _shards(tensors: Mapping[str, Planned], most_bytes: int) -> list[list[str]]:
+def _shards(tensors: Mapping[str, PlannedTensor], most_bytes: int) -> list[list[str]]:
     shards: list[list[str]] = [[]]
     filled = 0
     for name, planned in tensors.items():
@@ -76,9 +76,9 @@ def _shards(tensors: Mapping[str, Planned], most_bytes: int) -> list[list[str]]:
     return shards
 
 
-def _save(path: Path, made: Mapping[str, torch.Tensor]) -> None:
+def _save(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     try:
-        save_file(dict(made), path, metadata={"format": "pt"})
+        save_file(dict(tensors), path, metadata={"format": "pt"})
         os.chmod(path, path.parent.stat().st_mode & 0o666)  # safetensors makes files readable by their owner only
         with path.open("rb") as stream:  # the file's content must reach the disk before the folder is renamed
             os.fsync(stream.fileno())

@@ -19,17 +19,21 @@ _LLAMA: Mapping[str, Any] = {
     "activation_func": "silu",
     "add_bias_linear": False,
 }
+_QWEN: Mapping[str, Any] = {**_LLAMA, "layernorm_epsilon": 1e-6, "qk_layernorm": True}
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "gpt": {},
     "emulated": {},
     "llama": _LLAMA,
-    "qwen": {**_LLAMA, "layernorm_epsilon": 1e-6, "qk_layernorm": True},
+    "mistral": _LLAMA,
+    "qwen": _QWEN,
+    "qwen_moe": {**_QWEN, "num_moe_experts": 128, "moe_router_topk": 8, "moe_aux_loss_coeff": 0.001},
     "mixtral": {**_LLAMA, "num_moe_experts": 8, "moe_router_topk": 2, "moe_aux_loss_coeff": 0.02},
 }
 """`[model] kind` -> fields of TransformerConfig.
 
-GPT-2 has LayerNorm, GELU, biases and learned positions; Llama has RMSNorm, SwiGLU, rotary positions and no biases. Qwen
-3 adds norms of queries and keys to Llama; Mixtral adds experts and the auxiliary loss of its paper (arXiv 2401.04088).
+GPT-2 has LayerNorm, GELU, biases and learned positions; Llama has RMSNorm, SwiGLU, rotary positions and no biases.
+Mistral from version 0.2 computes what Llama does. Qwen 3 adds norms of queries and keys, with 128 experts in its
+mixtures (arXiv 2505.09388); Mixtral adds experts and the auxiliary loss of its paper (arXiv 2401.04088).
 """
 
 

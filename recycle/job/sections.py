@@ -173,7 +173,7 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
         seed: seed of the initial weights.
     """
 
-    kind: Literal["gpt", "llama", "qwen", "mixtral", "emulated"] = "gpt"
+    kind: Literal["gpt", "llama", "mistral", "qwen", "qwen_moe", "mixtral", "emulated"] = "gpt"
     provider: str | None = None
     weights: str | None = None
     import_from: list[str] | None = None
@@ -290,6 +290,8 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
             log of a worker keeps every second iteration after each 256 MiB.
         loss: function that computes the loss of a micro-batch, as "package.module:function"; cross entropy when left
             out.
+        per_token_loss: whether every token of an iteration has the same weight in the loss, as with Megatron-LM's
+            `calculate_per_token_loss`. Otherwise every micro-batch has, whatever its mask.
     """
 
     steps: Positive = 30
@@ -319,6 +321,7 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     checkpoint_deadline: DeadlineSeconds = 600.0
     trace: Positive | Literal["all", "off"] = "all"
     loss: str | None = None
+    per_token_loss: bool = False
 
 
 class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):

@@ -19,7 +19,6 @@ _HOMES = {"ForwardBackward": "loop", "forward_backward_func": "loop", "as_stage"
 
 
 def __getattr__(name: str) -> Any:
-    """Load torch and megatron-core on the first access to a public name."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"recycle.megatron.{_HOMES[name]}"), name)

@@ -1,29 +1,29 @@
 """Compares the model arguments in a Megatron checkpoint with the model of a job.
 
 Models of equal shapes can compute different results: 4 heads with 2 query groups have the matrices of 8 heads with 4.
-Megatron-LM keeps its arguments as an `argparse.Namespace` in `common.pt`, a pickle; recycle's exports have a dict under
-`EXPORTED`. No code of the pickle runs: classes and functions in it are replaced by an inert stand-in, and only plain
-values of the arguments are read.
+Megatron-LM keeps its arguments as an `argparse.Namespace` in a pickle (`stored_common_state`); recycle's exports have a
+dict under `EXPORTED`. No code of the pickle runs: classes and functions in it are replaced by an inert stand-in, and
+only plain values of the arguments are read.
 """
 
 from __future__ import annotations
 
-import pickle
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from recycle.errors import JobError
 from recycle.exec.model.config import ACTIVATIONS
 from recycle.job.architecture import is_rotary
 from recycle.job.sections import ModelSection
+from recycle.megatron_versions import stored_common_state
 
 EXPORTED = "model_arguments"
-"""Key of `common.pt` in exported checkpoints."""
+"""Key of the common state in exported checkpoints."""
 ROWS_DIVISIBLE_BY = 128
 """Default of Megatron-LM's `make_vocab_size_divisible_by`."""
 _JOB_KEYS = {
@@ -65,34 +65,38 @@ _NOT_LISTED = (
 """Arguments that tensor names and shapes determine, or that repeat another argument."""
 
 
-class _Inert:
+class _InertObject:
     """Stand-in for an object of a pickle: keeps its state, runs no code."""
 
     def __init__(self, *_: Any) -> None: ...
 
-    def __new__(cls, *_: Any) -> _Inert:
+    def __new__(cls, *_: Any) -> _InertObject:
         return super().__new__(cls)
 
 
 def common_state(folder: Path) -> dict[str, Any]:
     """Return an iteration's non-tensor state; empty if it cannot be read without running code."""
-    path = folder / COMMON_STATE_FNAME
     try:
-        named = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
-        stand_ins: list[Any] = [(type("Inert", (_Inert,), {}), name) for name in named]
+        stored = stored_common_state(folder)
+        if stored is None:
+            return {}
+        content = stored.read()
+        named = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content))
+        stand_ins: list[Any] = [(type("Inert", (_InertObject,), {}), name) for name in named]
         with torch.serialization.safe_globals(stand_ins):
-            common = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, AttributeError, pickle.UnpicklingError):
+            common = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception:  # a damaged pickle can raise any exception
         return {}
+    common = common[0] if isinstance(common, list) and common else common
     return common if isinstance(common, dict) else {}
 
 
 def stated_arguments(common: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments in a checkpoint's common state under unique names; empty if it has none."""
-    found = common.get(EXPORTED) or getattr(common.get("args"), "__dict__", {})
+    arguments = common.get(EXPORTED) or getattr(common.get("args"), "__dict__", {})
     stated = {
         name: value
-        for name, value in (found.items() if isinstance(found, Mapping) else ())
+        for name, value in (arguments.items() if isinstance(arguments, Mapping) else ())
         if value is None or isinstance(value, bool | int | float | str | list | tuple)
     }
     if "norm_epsilon" not in stated and "layernorm_epsilon" in stated:
@@ -109,9 +113,8 @@ def stated_arguments(common: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_arguments(model: ModelSection, config: TransformerConfig) -> dict[str, Any]:
-    """Return the arguments of a job's model under Megatron-LM's names."""
     activations = {function: name for name, function in ACTIVATIONS.items()}
-    found: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "num_attention_heads": config.num_attention_heads,
         "num_query_groups": config.num_query_groups,
         "kv_channels": config.kv_channels,
@@ -128,12 +131,12 @@ def model_arguments(model: ModelSection, config: TransformerConfig) -> dict[str,
         "position_embedding_type": "rope" if is_rotary(model) else "learned_absolute",
     }
     if is_rotary(model):
-        found |= {"rotary_base": model.rotary_base, "rotary_percent": 1.0}
-        found |= {"use_rope_scaling": model.rotary_scaling is not None, "rope_scaling_factor": model.rotary_scaling}
+        arguments |= {"rotary_base": model.rotary_base, "rotary_percent": 1.0}
+        arguments |= {"use_rope_scaling": model.rotary_scaling is not None, "rope_scaling_factor": model.rotary_scaling}
     if config.num_moe_experts is not None:
-        found |= {"num_experts": config.num_moe_experts, "moe_router_topk": config.moe_router_topk}
-        found["moe_ffn_hidden_size"] = config.moe_ffn_hidden_size
-    return found | {name: getattr(config, name, None) for name in _RARE}
+        arguments |= {"num_experts": config.num_moe_experts, "moe_router_topk": config.moe_router_topk}
+        arguments["moe_ffn_hidden_size"] = config.moe_ffn_hidden_size
+    return arguments | {name: getattr(config, name, None) for name in _RARE}
 
 
 def require_arguments(
@@ -148,16 +151,18 @@ def require_arguments(
         JobError: an argument differs; names the argument and the key of the job.
     """
     unstated = []
-    for name, ours in model_arguments(model, config).items():
+    for name, job_value in model_arguments(model, config).items():
         key = _JOB_KEYS.get(name, f"[model.config] {name}")
-        if name not in stated or (stated[name] is None and ours is not None and name not in _RARE):
+        if name not in stated or (stated[name] is None and job_value is not None and name not in _RARE):
             if key is not None and name not in (*_RARE, *_NOT_LISTED):
-                unstated.append(f"{key.partition('] ')[2]} = {ours}")
+                unstated.append(f"{key.partition('] ')[2]} = {job_value}")
             continue
-        theirs = stated[name]
-        if theirs != ours and (theirs or ours):  # 0, False and None all mean absent
+        stored_value = stated[name]
+        if stored_value != job_value and (stored_value or job_value):  # 0, False and None all mean absent
             change = "no job can state that" if key is None else f"correct {key} of the job"
-            raise JobError(f"{where}: its model has {name} = {theirs!r}, and the job's has {ours!r}; {change}")
+            raise JobError(
+                f"{where}: its model has {name} = {stored_value!r}, and the job's has {job_value!r}; {change}"
+            )
     return tuple(unstated)
 
 

@@ -14,12 +14,10 @@ from typing import Any
 
 import torch
 from megatron.core.pipeline_parallel.schedules import (
-    backward_step,
     check_first_val_step,
     deallocate_output_tensor,
     forward_step,
 )
-from megatron.core.utils import get_model_type
 
 from recycle.errors import ScheduleWarning
 from recycle.exec.model.backward import SplitLinears, WeightGradientStore, holds_matrix
@@ -27,7 +25,7 @@ from recycle.exec.model.other_layers import GraphSplit
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight
 from recycle.job.shape import MicroBatch
 from recycle.megatron.gradient_sync import GradientSync
-from recycle.megatron.placement import seen_as_rank
+from recycle.megatron_versions import gradient_hook, pipeline_rank, run_backward_step
 
 
 @dataclass
@@ -78,7 +76,11 @@ class ModelChunk:
         self._store = WeightGradientStore(self._add)
         self._layers = SplitLinears(model, self._store) if is_split else None
         self._graph = None
-        if is_split and config.recompute_granularity is None and any(holds_matrix(one) for one in model.modules()):
+        if (
+            is_split
+            and config.recompute_granularity is None
+            and any(holds_matrix(module) for module in model.modules())
+        ):
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
             self._graph = GraphSplit(trained, self._store, self._add)
         self._hooks: dict[torch.nn.Parameter, Any] = {}
@@ -92,9 +94,9 @@ class ModelChunk:
         self.call, self.data = call, data
         if self._layers is not None and not call.forward_only:
             stack.enter_context(self._layers)
-        stack.callback(self._let_go)
+        stack.callback(self._release)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._held.clear()
         self._store.clear()
         self.data = None
@@ -111,7 +113,7 @@ class ModelChunk:
             activation.requires_grad_(not call.forward_only)
         with ExitStack() as stack:
             if self._seen_rank is not None:
-                stack.enter_context(seen_as_rank(self._seen_rank))
+                stack.enter_context(pipeline_rank(self._seen_rank))
             output, tokens = forward_step(
                 call.forward_step_func,
                 self.data,
@@ -145,7 +147,7 @@ class ModelChunk:
         if not self._warned and not self._store.held(micro_batch):
             self._warned = True
             warnings.warn(
-                f"stage {self._stage}: no layer of it can leave its weight gradients to W, so I is a whole backward;"
+                f"stage {self._stage}: none of its layers can defer weight gradients to W, so I is a whole backward;"
                 " use megatron-core's local layer spec, or torch.nn.Linear without recomputation",
                 ScheduleWarning,
                 stacklevel=2,
@@ -168,15 +170,14 @@ class ModelChunk:
             if gradient is None and config.grad_scale_func is not None:
                 output = config.grad_scale_func(output)
             return self._graph.backward(output, gradient, entry)
-        found: torch.Tensor | None = backward_step(entry, output, gradient, get_model_type(self.model), config)
-        return found
+        input_gradient: torch.Tensor | None = run_backward_step(entry, output, gradient, self.model, config)
+        return input_gradient
 
     def _add(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         assert isinstance(parameter, torch.nn.Parameter)
         parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-        make_hook = getattr(self.model, "_make_backward_post_hook", None)
-        if make_hook is None:
-            return
         if parameter not in self._hooks:
-            self._hooks[parameter] = make_hook(parameter)
-        self._hooks[parameter]()
+            self._hooks[parameter] = gradient_hook(self.model, parameter)
+        hook = self._hooks[parameter]
+        if hook is not None:
+            hook()

@@ -39,7 +39,7 @@ from recycle.job import Job
 from recycle.job.manifest import model_of_checkpoint
 from recycle.job.sections import ModelSection, ShapeSection
 from recycle.megatron.arguments import EXPORTED, model_arguments, require_arguments
-from recycle.megatron.torch_dist import OF_OPTIMIZER, TorchDistCheckpoint, write
+from recycle.megatron.torch_dist import OPTIMIZER_PREFIX, TorchDistCheckpoint, write
 from recycle.runs.logs import EVENTS, IMPORTED
 
 
@@ -74,22 +74,22 @@ def export_model(checkpoint: Path, target: Path) -> ConvertedCheckpoint:
     model = model_of_checkpoint(checkpoint)
     require_absent(target)
     iteration = verify_files(checkpoint).manifest.step + 1
-    part = _unsplit(model)
+    part = _unsplit_part(model)
     stored = StoredTensors(sorted(checkpoint.glob("*.safetensors")), JobError)
     counted = next((name for name in stored.places if name.startswith(COUNTED)), None)
     moments = MOMENTS if counted is not None else ()
 
     def states() -> Iterator[tuple[str, torch.nn.Module]]:
-        for of in ("", *moments):
-            read_weights(part, checkpoint, 0, 0, 1, of)
-            yield (f"{OF_OPTIMIZER}{of}" if of else ""), part
+        for prefix in ("", *moments):
+            read_weights(part, checkpoint, 0, 0, 1, prefix)
+            yield (f"{OPTIMIZER_PREFIX}{prefix}" if prefix else ""), part
 
     padding = {"make_vocab_size_divisible_by": 1, "tensor_model_parallel_size": 1}
-    beside: dict[str, Any] = {EXPORTED: model_arguments(model, part.config) | padding}
+    further: dict[str, Any] = {EXPORTED: model_arguments(model, part.config) | padding}
     if counted is not None:
-        beside["optimizer"] = _optimizer(verify_files(checkpoint).manifest, stored.read(counted)[0])
+        further["optimizer"] = _optimizer(verify_files(checkpoint).manifest, stored.read(counted)[0])
     with whole_folder(target) as folder:
-        write(folder, states(), iteration, beside)
+        write(folder, states(), iteration, further)
     return ConvertedCheckpoint(_size(part), iteration, counted is not None)
 
 
@@ -122,15 +122,15 @@ def import_model(source: Path, model: ModelSection, target: Path, *, keeps_rows:
         JobError: the source is not such a checkpoint, or has another model.
         RecycleError: the folder exists already or cannot be written.
     """
-    checkpoint = _opened(source, target)
+    checkpoint = _open(source, target)
     if keeps_rows:
         model = msgspec.structs.replace(model, vocabulary=checkpoint.vocabulary)
-    part = _unsplit(model)
+    part = _unsplit_part(model)
     unstated = _read(checkpoint, part, model)
     with whole_folder(target) as folder:
         files = write_stage(folder, 0, "import", {name: piece.detach() for name, piece in named_weights(part).items()})
         write_untrained(folder, model, files)
-    return _converted(checkpoint, part, model, unstated)
+    return _outcome(checkpoint, part, model, unstated)
 
 
 def import_run(source: Path, job: Job, target: Path) -> ConvertedCheckpoint:
@@ -144,20 +144,20 @@ def import_run(source: Path, job: Job, target: Path) -> ConvertedCheckpoint:
         JobError: the source is not such a checkpoint, has another model, or lacks moments.
         RecycleError: the folder exists already or cannot be written.
     """
-    checkpoint = _opened(source, target)
-    inside, iteration = checkpoint.folder, _iteration(checkpoint.folder)
-    if not checkpoint.has(OF_OPTIMIZER):
-        raise JobError(f"{inside}: has no moments of an optimizer; import the weights alone, without --run")
+    checkpoint = _open(source, target)
+    iteration_folder, iteration = checkpoint.folder, _iteration(checkpoint.folder)
+    if not checkpoint.has(OPTIMIZER_PREFIX):
+        raise JobError(f"{iteration_folder}: has no moments of an optimizer; import the weights alone, without --run")
     if not iteration:
-        raise JobError(f"{inside}: its name does not say how many iterations were done; name it iter_0000012")
+        raise JobError(f"{iteration_folder}: its name does not say how many iterations were done; name it iter_0000012")
     model = job.without_weights().model
-    part = _unsplit(model)
+    part = _unsplit_part(model)
     named: dict[str, torch.Tensor] = {}
-    weights = f"{OF_OPTIMIZER}fp32_param." if checkpoint.has(f"{OF_OPTIMIZER}fp32_param.") else ""
+    weights = f"{OPTIMIZER_PREFIX}fp32_param." if checkpoint.has(f"{OPTIMIZER_PREFIX}fp32_param.") else ""
     unstated = _read(checkpoint, part, model)
-    for prefix, of in (("", weights), *((moment, f"{OF_OPTIMIZER}{moment}") for moment in MOMENTS)):
-        if of:
-            checkpoint.read(part, of)
+    for prefix, stored_prefix in (("", weights), *((moment, f"{OPTIMIZER_PREFIX}{moment}") for moment in MOMENTS)):
+        if stored_prefix:
+            checkpoint.read(part, stored_prefix)
         named |= {f"{prefix}{name}": piece.detach().clone() for name, piece in named_weights(part).items()}
         if not prefix and job.train.precision == "bf16":
             named |= {f"rounded.{name}": piece.bfloat16() for name, piece in named_weights(part).items()}
@@ -167,7 +167,7 @@ def import_run(source: Path, job: Job, target: Path) -> ConvertedCheckpoint:
     before = Commit(step=step, loss=0.0, grad_norm=0.0, clip_factor=None)
     with whole_folder(target) as folder:
         (folder / "metrics.jsonl").write_text("")
-        imported = {"time": 0.0, "kind": IMPORTED, "step": step, "source": str(inside)}
+        imported = {"time": 0.0, "kind": IMPORTED, "step": step, "source": str(iteration_folder)}
         (folder / EVENTS).write_text(json.dumps(imported) + "\n")
         (folder / "job.toml").write_text(job.to_toml())
         kept = folder_of(folder / "checkpoints", step)
@@ -175,10 +175,10 @@ def import_run(source: Path, job: Job, target: Path) -> ConvertedCheckpoint:
         files = write_stage(kept, 0, "import", named)
         settings = course(job, load_batches(job).digest)
         write_manifest(kept, Manifest(step, before, job.shape.to_json(), identity(job), settings, files))
-    return replace(_converted(checkpoint, part, model, unstated), moments=True)
+    return replace(_outcome(checkpoint, part, model, unstated), moments=True)
 
 
-def _opened(source: Path, target: Path) -> TorchDistCheckpoint:
+def _open(source: Path, target: Path) -> TorchDistCheckpoint:
     checkpoint = TorchDistCheckpoint(source)
     require_absent(target)
     return checkpoint
@@ -190,7 +190,7 @@ def _read(checkpoint: TorchDistCheckpoint, part: torch.nn.Module, model: ModelSe
     return unstated
 
 
-def _converted(
+def _outcome(
     checkpoint: TorchDistCheckpoint, part: torch.nn.Module, model: ModelSection, unstated: tuple[str, ...]
 ) -> ConvertedCheckpoint:
     left_out = checkpoint.vocabulary - model.vocabulary
@@ -204,12 +204,12 @@ def _steps_taken(common: Mapping[str, Any], iteration: int) -> int:
         return iteration
 
 
-def _iteration(inside: Path) -> int:
-    number = inside.name.removeprefix("iter_")
+def _iteration(folder: Path) -> int:
+    number = folder.name.removeprefix("iter_")
     return int(number) if number.isascii() and number.isdigit() else 0
 
 
-def _unsplit(model: ModelSection) -> torch.nn.Module:
+def _unsplit_part(model: ModelSection) -> torch.nn.Module:
     job = Job(grid=ShapeSection(1, 1, 1), model=model)
     if model.provider is not None or model.kind == "emulated":
         raise JobError("[model]: Megatron's checkpoints are of GPT, Llama, Qwen or Mixtral, built by recycle")

@@ -18,7 +18,7 @@ from recycle.ir.instruction import Compute
 class GradientSync:
     """Synchronization of one iteration: off inside `off`, except inside `on_for`."""
 
-    def __init__(self, config: Any, models: Sequence[Any], settled: Collection[Compute]) -> None:
+    def __init__(self, config: Any, models: Sequence[Any], completing: Collection[Compute]) -> None:
         functions = config.no_sync_func
         self._functions = functions if isinstance(functions, list) else [functions] if functions is not None else []
         starts = config.grad_sync_func
@@ -26,12 +26,11 @@ class GradientSync:
         if starts is not None:
             self._starts = starts if isinstance(starts, list) else [starts] * len(models)
         self._models = models
-        self._settled = settled if self._starts is None else ()
+        self._completing = completing if self._starts is None else ()
         self._held = ExitStack()
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Turn synchronization off inside the block."""
         self._hold()
         try:
             yield
@@ -41,7 +40,7 @@ class GradientSync:
     @contextmanager
     def on_for(self, instruction: Compute) -> Iterator[None]:
         """Turn synchronization on inside the block, if the instruction completes gradients."""
-        if instruction not in self._settled:
+        if instruction not in self._completing:
             yield
             return
         self._held.close()
@@ -50,9 +49,9 @@ class GradientSync:
         finally:
             self._hold()
 
-    def start_rest(self, stages: Sequence[int]) -> None:
+    def start_remaining(self, stages: Sequence[int]) -> None:
         """Start the reductions that no instruction started; call it after the program."""
-        done = {one.stage for one in self._settled}
+        done = {compute.stage for compute in self._completing}
         for place, (stage, model) in enumerate(zip(stages, self._models, strict=True)):
             if self._starts is not None:
                 self._starts[place](model.parameters())

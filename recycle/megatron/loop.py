@@ -17,11 +17,8 @@ from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
-from megatron.core import parallel_state
-from megatron.core.enums import ModelType
 from megatron.core.pipeline_parallel.schedules import get_tensor_shapes
-from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.utils import get_attr_wrapped_model, get_model_config, get_model_type
+from megatron.core.utils import get_attr_wrapped_model, get_model_config
 
 from recycle.errors import RunError
 from recycle.exec.model.stage import Stage
@@ -32,25 +29,31 @@ from recycle.ir.instruction import BackwardInput
 from recycle.megatron.chunk import Call, ModelChunk
 from recycle.megatron.gradient_sync import GradientSync
 from recycle.megatron.lanes import PipelineLanes
-from recycle.megatron.order import Given, MegatronGrid, RankOrder, evaluation_order, training_order
-from recycle.megatron.placement import grid_now
+from recycle.megatron.order import MegatronGrid, RankOrder, ScheduleSource, evaluation_order, training_order
+from recycle.megatron.placement import current_grid
+from recycle.megatron_versions import is_encoder_decoder, loop_groups
 
-_OWN_SCHEDULE = "it is a schedule of megatron-core's own"
+_OWN_SCHEDULE = "it selects one of megatron-core's own schedules"
 _REFUSED: Mapping[str, str] = {
     "overlap_moe_expert_parallel_comm": _OWN_SCHEDULE,
     "hybrid_context_parallel": _OWN_SCHEDULE,
-    "defer_embedding_wgrad_compute": "a schedule with W says when the output layer's weight gradients are computed",
-    "delay_wgrad_compute": "a schedule with W says when weight gradients are computed",
+    "defer_embedding_wgrad_compute": "a schedule with W decides when the output layer's weight gradients are computed",
+    "delay_wgrad_compute": "a schedule with W decides when weight gradients are computed",
     "num_microbatches_with_partial_activation_checkpoints": "it follows the order of megatron-core's own 1F1B",
     "variable_seq_lengths": "transfers have one shape",
     "mtp_standalone": "transfers have one shape",
     "fine_grained_activation_offloading": "it follows the order of megatron-core's own schedules",
     "cpu_offloading": "it follows the order of megatron-core's own schedules",
+    # Only some versions of megatron-core have these.
+    "overlap_dispatch_backward_with_experts_wgrad": "a schedule with W decides when weight gradients are computed",
+    "moe_paged_stash": "it follows the order of megatron-core's own schedules",
+    "flextron": "finalize_model_grads sums other losses than the schedule's",
 }
 """Field of the model's config -> why it cannot be set."""
+_SHARDED_WEIGHTS = ("gtp_weight_remat_size", "expert_gtp_weight_remat_size")
 
 
-def forward_backward_func(schedule: Given) -> ForwardBackward:
+def forward_backward_func(schedule: ScheduleSource) -> ForwardBackward:
     """Return a function that runs an iteration of `schedule` in Megatron's training loop.
 
     Args:
@@ -72,7 +75,7 @@ class ForwardBackward:
         computed: F, I, W and B of the last call by stage, with their seconds on this process.
     """
 
-    def __init__(self, schedule: Given) -> None:
+    def __init__(self, schedule: ScheduleSource) -> None:
         self._schedule = schedule
         self.computed: list[Computed] = []
         self._orders: dict[tuple[bool, int, MegatronGrid], RankOrder] = {}
@@ -108,7 +111,7 @@ class ForwardBackward:
         config = get_model_config(models[0])
         if adjust_tensor_shapes_fn is not None:
             raise RunError("adjust_tensor_shapes_fn: transfers of a schedule have one shape")
-        groups = pg_collection if pg_collection is not None else _groups_now()
+        groups = pg_collection if pg_collection is not None else loop_groups()
         order = self._order(forward_only, num_microbatches)
         chunks = self._model_chunks(models, order, config)
         shape = get_tensor_shapes(
@@ -129,14 +132,14 @@ class ForwardBackward:
             forward_only,
             collect_non_loss_data,
             first_val_step,
-            GradientSync(config, models, order.settled),
+            GradientSync(config, models, order.completing),
             torch.zeros([], dtype=torch.int, device=device),
         )
         if config.timers is not None:
             config.timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
         self._run(call, order, chunks, _iterators(data_iterator, len(models)), lanes)
         if not forward_only:
-            call.sync.start_rest(order.stages)
+            call.sync.start_remaining(order.stages)
             if config.finalize_model_grads_func is not None:
                 config.finalize_model_grads_func(
                     models,
@@ -177,7 +180,7 @@ class ForwardBackward:
             function(chunk.model.parameters())
 
     def _order(self, forward_only: bool, micro_batches: int) -> RankOrder:
-        grid = grid_now()
+        grid = current_grid()
         key = forward_only, micro_batches, grid
         if key not in self._orders:
             make = evaluation_order if forward_only else training_order
@@ -185,11 +188,11 @@ class ForwardBackward:
         return self._orders[key]
 
     def _model_chunks(self, models: list[Any], order: RankOrder, config: Any) -> list[ModelChunk]:
-        is_split = any(isinstance(one, BackwardInput) for one in order.program)
+        is_split = any(isinstance(instruction, BackwardInput) for instruction in order.program)
         key = (*map(id, models), is_split)
         if key not in self._chunks:
             _require_fit(models, order, config)
-            rank, ranks = grid_now().rank, grid_now().ranks
+            rank, ranks = current_grid().rank, current_grid().ranks
             built = [
                 ModelChunk(
                     model,
@@ -206,17 +209,6 @@ class ForwardBackward:
         return self._chunks[key][1]
 
 
-def _groups_now() -> ProcessGroupCollection:
-    groups = ProcessGroupCollection()
-    groups.tp = parallel_state.get_tensor_model_parallel_group()
-    groups.cp = parallel_state.get_context_parallel_group()
-    groups.pp = parallel_state.get_pipeline_model_parallel_group()
-    groups.embd = parallel_state.get_embedding_group(check_initialized=False)
-    groups.pos_embd = parallel_state.get_position_embedding_group(check_initialized=False)
-    groups.dp_cp = parallel_state.get_data_parallel_group(with_context_parallel=True, partial_data_parallel=False)
-    return groups
-
-
 def _iterators(data: Any, count: int) -> list[Any]:
     iterators = data if isinstance(data, list) else [data]
     if len(iterators) != count:
@@ -230,22 +222,25 @@ def _require_fit(models: Sequence[Any], order: RankOrder, config: Any) -> None:
     for name, why in _REFUSED.items():
         if getattr(config, name, None):
             raise RunError(f"config.{name} is set: {why}; switch it off")
+    for name in _SHARDED_WEIGHTS:
+        if getattr(config, name, 1) > 1:
+            raise RunError(f"config.{name} is set: schedules do not gather weights; set it to 1")
     if getattr(config, "cuda_graph_impl", "none") != "none":
-        raise RunError("config.cuda_graph_impl is set: the loop captures no CUDA graphs; switch it off")
-    if get_model_type(models[0]) == ModelType.encoder_and_decoder:
-        raise RunError("model: encoder and decoder hand on two tensors; a schedule's stages hand on one")
+        raise RunError("config.cuda_graph_impl is set: the loop does not capture CUDA graphs; switch it off")
+    if is_encoder_decoder(models[0]):
+        raise RunError("model: encoder and decoder pass two tensors between stages; a schedule's stages pass one")
     for model, stage in zip(models, order.stages, strict=True):
         for name, wanted in (("pre_process", stage == 0), ("post_process", stage == order.all_stages - 1)):
-            found = _attribute(model, name)
-            if found is not None and bool(found) != wanted:
+            value = _attribute(model, name)
+            if value is not None and bool(value) != wanted:
                 raise RunError(
-                    f"model: the chunk of stage {stage} has {name} = {found}, expected {wanted}; build each chunk"
+                    f"model: the chunk of stage {stage} has {name} = {value}, expected {wanted}; build each chunk"
                     " inside recycle.megatron.as_stage(schedule, vp_stage)"
                 )
-        if order.ends_meet and _attribute(model, "share_embeddings_and_output_weights"):
+        if order.ends_share_rank and _attribute(model, "share_embeddings_and_output_weights"):
             raise RunError(
                 "model: embedding and output layer share a weight and lie in two chunks of one rank, whose gradients"
-                " megatron-core does not add up; untie them, or take a schedule on a loop"
+                " megatron-core does not sum; untie them, or use a schedule on a loop"
             )
 
 

@@ -29,7 +29,7 @@ from recycle.ir.lower import forward_only, lower
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import MicroBatch, Shape, Worker
 
-Given = Schedule | str
+ScheduleSource = Schedule | str
 """A schedule, the name of a family, or the path of a schedule file."""
 _KNOWN = (Forward, Backward, BackwardInput, BackwardWeight, OverlappedPair, Transfer, ReduceGradients, OptimizerStep)
 
@@ -58,19 +58,19 @@ class RankOrder:
     Attributes:
         program: computes and transfers, in order.
         all_stages: S.
-        ends_meet: whether first and last stage are chunks of one rank.
-        settled: the computes that complete gradients of a chunk: its last I for gradients computed in I, its last W for
-            gradients computed in W. Chunks without such computes are left out.
+        ends_share_rank: whether first and last stage are chunks of one rank.
+        completing: the computes that complete gradients of a chunk: its last I, and its last W. Chunks without such
+            computes are left out.
     """
 
     program: tuple[Instruction, ...]
     stages: tuple[int, ...]
     all_stages: int
-    ends_meet: bool
-    settled: frozenset[Compute]
+    ends_share_rank: bool
+    completing: frozenset[Compute]
 
 
-def training_order(given: Given, grid: MegatronGrid, micro_batches: int) -> RankOrder:
+def training_order(given: ScheduleSource, grid: MegatronGrid, micro_batches: int) -> RankOrder:
     """Return the rank's order of one training iteration.
 
     Raises:
@@ -88,12 +88,12 @@ def training_order(given: Given, grid: MegatronGrid, micro_batches: int) -> Rank
     _require_own_kinds(schedule)
     pipeline = grid.replica if schedule.shape.pipelines > 1 else 0
     own = lower(schedule).program(Worker(pipeline, grid.rank))
-    program = tuple(one for one in own if not isinstance(one, ReduceGradients | OptimizerStep))
+    program = tuple(instruction for instruction in own if not isinstance(instruction, ReduceGradients | OptimizerStep))
     stages = stages_of_rank(schedule, grid.rank)
-    return RankOrder(program, stages, schedule.shape.stages, _ends_meet(schedule), _settled(program))
+    return RankOrder(program, stages, schedule.shape.stages, _ends_share_rank(schedule), _completing(program))
 
 
-def evaluation_order(given: Given, grid: MegatronGrid, micro_batches: int) -> RankOrder:
+def evaluation_order(given: ScheduleSource, grid: MegatronGrid, micro_batches: int) -> RankOrder:
     """Return the rank's order of forwards alone, from `recycle.ir.lower` on the schedule's placement.
 
     Raises ScheduleError, JobError as in `training_order`, but the number of micro-batches may differ.
@@ -109,10 +109,10 @@ def evaluation_order(given: Given, grid: MegatronGrid, micro_batches: int) -> Ra
         placement={str(worker): stages for worker, stages in hosted.items()},
     )
     own = lower(forward_only(forwards)).program(Worker(0, grid.rank))
-    return RankOrder(tuple(own), hosted[Worker(0, grid.rank)], shape.stages, _ends_meet(schedule), frozenset())
+    return RankOrder(tuple(own), hosted[Worker(0, grid.rank)], shape.stages, _ends_share_rank(schedule), frozenset())
 
 
-def schedule_in(given: Given, grid: MegatronGrid, micro_batches: int) -> Schedule:
+def schedule_in(given: ScheduleSource, grid: MegatronGrid, micro_batches: int) -> Schedule:
     """Return the given schedule, or build or read the named one. Raises ScheduleError, JobError."""
     if isinstance(given, Schedule):
         return given
@@ -134,7 +134,7 @@ def stages_of_rank(schedule: Schedule, rank: int) -> tuple[int, ...]:
     return stages
 
 
-def _ends_meet(schedule: Schedule) -> bool:
+def _ends_share_rank(schedule: Schedule) -> bool:
     ends = {0, schedule.shape.stages - 1}
     return len(ends) > 1 and any(ends <= {*schedule.stages_of(worker)} for worker in schedule.live)
 
@@ -173,36 +173,39 @@ def _require_own_kinds(schedule: Schedule) -> None:
         for instruction in schedule.program(worker):
             if not isinstance(instruction, _KNOWN):
                 raise ScheduleError(f"worker {worker}: {instruction}: Megatron's loop cannot run {instruction.token}")
-            for one in _computes((instruction,)):
-                if one.micro_batch.pipeline != worker.pipeline:
+            for compute in _computes((instruction,)):
+                if compute.micro_batch.pipeline != worker.pipeline:
                     raise ScheduleError(
-                        f"worker {worker}: {one} is a micro-batch of another pipeline; in Megatron's loop each"
+                        f"worker {worker}: {compute} is a micro-batch of another pipeline; in Megatron's loop each"
                         " data-parallel replica runs its own"
                     )
-                if not isinstance(one, Forward):
+                if not isinstance(compute, Forward):
                     continue
-                wanted = nexts.get(one.stage, 0)
-                if one.micro_batch.index != wanted:
-                    expected = replace(one, micro_batch=MicroBatch(worker.pipeline, wanted))
+                wanted = nexts.get(compute.stage, 0)
+                if compute.micro_batch.index != wanted:
+                    expected = replace(compute, micro_batch=MicroBatch(worker.pipeline, wanted))
                     raise ScheduleError(
-                        f"worker {worker}: {one} comes where {expected} should; data iterators hand out"
+                        f"worker {worker}: {compute} comes where {expected} should; data iterators hand out"
                         " micro-batches in order, so every stage must run them in order"
                     )
-                nexts[one.stage] = wanted + 1
+                nexts[compute.stage] = wanted + 1
 
 
 def _computes(program: tuple[Instruction, ...]) -> list[Compute]:
-    pieces = ((one.forward, one.backward) if isinstance(one, OverlappedPair) else (one,) for one in program)
+    pieces = (
+        (instruction.forward, instruction.backward) if isinstance(instruction, OverlappedPair) else (instruction,)
+        for instruction in program
+    )
     return [piece for pair in pieces for piece in pair if isinstance(piece, Compute)]
 
 
-def _settled(program: tuple[Instruction, ...]) -> frozenset[Compute]:
-    settled: set[Compute] = set()
+def _completing(program: tuple[Instruction, ...]) -> frozenset[Compute]:
+    completing: set[Compute] = set()
     computes = _computes(program)
-    for stage in {one.stage for one in computes}:
-        of_stage = [one for one in computes if one.stage == stage]
-        last_input = [one for one in of_stage if isinstance(one, BackwardInput | Backward)][-1:]
-        last_weight = [one for one in of_stage if isinstance(one, BackwardWeight | Backward)][-1:]
-        if not any(isinstance(one, Backward) for one in last_input) or last_input == last_weight:
-            settled.update(last_input, last_weight)
-    return frozenset(settled)
+    for stage in {compute.stage for compute in computes}:
+        stage_computes = [compute for compute in computes if compute.stage == stage]
+        last_input = [compute for compute in stage_computes if isinstance(compute, BackwardInput | Backward)][-1:]
+        last_weight = [compute for compute in stage_computes if isinstance(compute, BackwardWeight | Backward)][-1:]
+        if not any(isinstance(compute, Backward) for compute in last_input) or last_input == last_weight:
+            completing.update(last_input, last_weight)
+    return frozenset(completing)

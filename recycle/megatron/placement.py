@@ -13,7 +13,8 @@ from typing import Any
 
 from megatron.core import parallel_state
 
-from recycle.megatron.order import Given, MegatronGrid, schedule_in, stages_of_rank
+from recycle.megatron.order import MegatronGrid, ScheduleSource, schedule_in, stages_of_rank
+from recycle.megatron_versions import pipeline_group, pipeline_rank
 
 
 class _OtherRank:
@@ -29,8 +30,7 @@ class _OtherRank:
         return getattr(self._group, name)
 
 
-def grid_now() -> MegatronGrid:
-    """Return this process's position according to `parallel_state`."""
+def current_grid() -> MegatronGrid:
     chunks: int | None = parallel_state.get_virtual_pipeline_model_parallel_world_size()
     return MegatronGrid(
         parallel_state.get_pipeline_model_parallel_group().rank(),
@@ -42,7 +42,7 @@ def grid_now() -> MegatronGrid:
 
 
 @contextmanager
-def as_stage(schedule: Given, vp_stage: int | None = None) -> Iterator[None]:
+def as_stage(schedule: ScheduleSource, vp_stage: int | None = None) -> Iterator[None]:
     """Build a model chunk inside this block as the stage that the schedule places on this rank.
 
     `parallel_state` then describes the first or last stage, and megatron-core's modules build the stage's layers. Has
@@ -54,27 +54,11 @@ def as_stage(schedule: Given, vp_stage: int | None = None) -> Iterator[None]:
     Raises:
         ScheduleError, JobError: the schedule is for another number of ranks or chunks.
     """
-    grid = grid_now()
+    grid = current_grid()
     stages = stages_of_rank(schedule_in(schedule, grid, 4 * grid.ranks), grid.rank)
     seen = stages[vp_stage or 0] % grid.ranks
     if seen == grid.rank:
         yield
         return
-    group = parallel_state._PIPELINE_MODEL_PARALLEL_GROUP
-    parallel_state._PIPELINE_MODEL_PARALLEL_GROUP = _OtherRank(group, seen)
-    try:
-        with seen_as_rank(seen):
-            yield
-    finally:
-        parallel_state._PIPELINE_MODEL_PARALLEL_GROUP = group
-
-
-@contextmanager
-def seen_as_rank(rank: int) -> Iterator[None]:
-    """Give this process another pipeline rank in `parallel_state` inside the block."""
-    before = parallel_state._MPU_PIPELINE_MODEL_PARALLEL_RANK
-    parallel_state.set_pipeline_model_parallel_rank(rank)
-    try:
+    with pipeline_group(lambda group: _OtherRank(group, seen)), pipeline_rank(seen):
         yield
-    finally:
-        parallel_state.set_pipeline_model_parallel_rank(before)

@@ -24,7 +24,6 @@ from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.core import CONFIG_FNAME, CheckpointingConfig
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factories
-from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -35,6 +34,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from recycle.errors import JobError, RecycleError, first_line
 from recycle.job.manifest import MANIFEST
 from recycle.megatron.arguments import common_state, padding_multiple, stated_arguments
+from recycle.megatron_versions import common_state_path
 
 NEWEST = "latest_checkpointed_iteration.txt"
 """Megatron-LM's file that names the newest iteration."""
@@ -44,7 +44,7 @@ _CONVERT = (
     "convert it with Megatron-LM: --ckpt-convert-format torch_dist --ckpt-convert-save DIR, with the script's arguments"
 )
 _EMBEDDING = "embedding.word_embeddings.weight"
-OF_OPTIMIZER = "optimizer.state."
+OPTIMIZER_PREFIX = "optimizer.state."
 """Prefix of the names of moments and of "fp32_param"."""
 
 
@@ -53,7 +53,7 @@ def write(
     folder: Path,
     states: Iterable[tuple[str, torch.nn.Module]],
     iteration: int,
-    beside: Mapping[str, Any],
+    further: Mapping[str, Any],
 ) -> None:
     """Write an unsplit model as Megatron-LM's checkpoint of an iteration.
 
@@ -61,8 +61,8 @@ def write(
         folder: existing folder; gets `iter_NNNNNNN` and the file that names it.
         states: pairs (name prefix, megatron-core model on the CPU with all layers); the first is the model itself, with
             an empty prefix.
-        beside: further content of `common.pt`: the model's arguments, and as "optimizer" the optimizer state that is
-            not a tensor of a parameter's shape, in the form of its `state_dict`.
+        further: further content of the common state: the model's arguments, and as "optimizer" the optimizer state
+            that is not a tensor of a parameter's shape, in the form of its `state_dict`.
 
     Raises:
         RecycleError: the checkpoint cannot be written.
@@ -77,7 +77,7 @@ def write(
             if key not in whole:
                 whole[key] = torch.empty(piece.global_shape, dtype=piece.data.dtype)
             _part(whole[key], piece).copy_(piece.data)
-    common: dict[str, Any] = {"iteration": iteration, "checkpoint_version": 3.0, **beside}
+    common: dict[str, Any] = {"iteration": iteration, "checkpoint_version": 3.0, **further}
     inside = folder / f"iter_{iteration:07d}"
     try:
         inside.mkdir()
@@ -87,7 +87,7 @@ def write(
             planner=DefaultSavePlanner(flatten_state_dict=False),
             no_dist=True,
         )
-        torch.save(common, inside / COMMON_STATE_FNAME)
+        torch.save(common, common_state_path(inside))
         (inside / CONFIG_FNAME).write_text(json.dumps(asdict(CheckpointingConfig("torch_dist"))))
         (folder / NEWEST).write_text(str(iteration))
     except (CheckpointException, OSError, RuntimeError) as error:
@@ -130,14 +130,13 @@ class TorchDistCheckpoint:
                 raise JobError(f"{path}: cut off, {path.stat().st_size} bytes of at least {length}; copy it again")
 
     def has(self, prefix: str) -> bool:
-        """Return whether any tensor's name begins with `prefix`."""
         return any(name.startswith(prefix) for name in self._tensors)
 
     @property
     def vocabulary(self) -> int:
         """Rows of the embedding, padding included. Raises JobError without an embedding."""
         if _EMBEDDING not in self._tensors:
-            raise JobError(f"{self.folder}: has no tensor {_EMBEDDING}, so it is not of a language model")
+            raise JobError(f"{self.folder}: has no tensor {_EMBEDDING}, so it is not a checkpoint of a language model")
         return int(self._tensors[_EMBEDDING].size[0])
 
     @torch.no_grad()
@@ -147,7 +146,7 @@ class TorchDistCheckpoint:
         Megatron-LM's padding rows of embedding and output layer are dropped.
 
         Args:
-            prefix: prefix of the names: `OF_OPTIMIZER + "exp_avg."` reads the first moments instead of the weights.
+            prefix: prefix of the names: `OPTIMIZER_PREFIX + "exp_avg."` reads the first moments instead of the weights.
 
         Raises:
             JobError: the tensors belong to another model, cannot be read, or are not finite.
@@ -166,7 +165,7 @@ class TorchDistCheckpoint:
             piece.data.copy_(_part(whole[prefix + piece.key], piece))
             if not piece.data.isfinite().all():
                 values = f"{prefix}{piece.key} has values that are NaN or infinite"
-                raise JobError(f"{self.folder}: {values}; take an earlier checkpoint")
+                raise JobError(f"{self.folder}: {values}; use an earlier checkpoint")
 
     def _space_for(self, piece: ShardedTensor, prefix: str) -> torch.Tensor:
         name, wanted = prefix + piece.key, list(piece.global_shape)
@@ -181,13 +180,13 @@ class TorchDistCheckpoint:
         return torch.empty(stored.size, dtype=stored.properties.dtype)
 
     def _require_padding(self, name: str, stored: TensorStorageMetadata, vocabulary: int) -> None:
-        rows, least = stored.size[0], self.arguments.get("vocab_size")
+        rows, smallest = stored.size[0], self.arguments.get("vocab_size")
         multiple = padding_multiple(self.arguments, len({chunk.offsets[0] for chunk in stored.chunks}))
         if "make_vocab_size_divisible_by" in self.arguments:
             is_padding = rows == -(-vocabulary // multiple) * multiple
         else:
             is_padding = rows < vocabulary + multiple
-        if not is_padding or (isinstance(least, int) and vocabulary < least):
+        if not is_padding or (isinstance(smallest, int) and vocabulary < smallest):
             raise JobError(
                 f"{self.folder}: {name} has {rows} rows, which is not [model] vocabulary = {vocabulary} padded to a"
                 f" multiple of {multiple}; set vocabulary to the number of the tokenizer's tokens, or to {rows} to keep"
@@ -198,15 +197,15 @@ class TorchDistCheckpoint:
 def iteration_folder(folder: Path) -> Path:
     """Return the folder of an iteration: `folder` itself, or the newest below it. Raises JobError if neither exists."""
     if not folder.is_dir():
-        raise JobError(f"{folder}: there is no such folder")
+        raise JobError(f"{folder}: does not exist; name the folder of a checkpoint")
     inside = folder
     if (folder / NEWEST).is_file():
         newest = (folder / NEWEST).read_text(errors="replace").strip()[:_LONGEST_NAME]
         inside = folder / (f"iter_{int(newest):07d}" if newest.isascii() and newest.isdigit() else newest)
         if not inside.is_dir():
             others = sorted(path.name for path in folder.glob("iter_*") if path.is_dir())
-            instead = f"name one that is there, such as {folder / others[-1]}" if others else "copy it too"
-            raise JobError(f"{folder / NEWEST}: names {inside.name}, and there is no such folder; {instead}")
+            instead = f"name an existing one, such as {folder / others[-1]}" if others else "copy it too"
+            raise JobError(f"{folder / NEWEST}: names {inside.name}, which does not exist; {instead}")
     try:
         backend = json.loads((inside / CONFIG_FNAME).read_text())["sharded_backend"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -227,12 +226,12 @@ def _other_kind(folder: Path) -> str:
             " writes; have torchtitan write it in Hugging Face's format, which recycle import-hf reads"
         )
     if (folder / MANIFEST).exists():
-        return "is a checkpoint of recycle already; name it as [model] weights"
+        return "is already a checkpoint of recycle; name it as [model] weights"
     if any(folder.glob("*.safetensors")):
         return "is a model of Hugging Face; use recycle import-hf"
     inside = sorted(path for path in folder.glob("iter_*") if path.is_dir())
-    hint = f"; take one of its iterations, such as {inside[-1]}" if inside else ""
-    return f"is not a distributed checkpoint of Megatron's, it has no {CONFIG_FNAME}{hint}"
+    hint = f"; use one of its iterations, such as {inside[-1]}" if inside else ""
+    return f"is not a distributed checkpoint of Megatron: it has no {CONFIG_FNAME}{hint}"
 
 
 def _pieces(model: Any) -> Iterator[Any]:

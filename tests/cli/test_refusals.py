@@ -100,7 +100,7 @@ REFUSED = [
     ("drain nowhere 1.1", "nowhere: is not a run directory"),
     ("export-hf model -o target", "model: is no checkpoint, it has no manifest.json"),
     ("export-hf model -o target --shard-size big", "--shard-size: 'big'"),
-    ("import-hf none -o target", "none: there is no such folder"),
+    ("import-hf none -o target", "none: does not exist"),
     ("import-hf model -o model", "model: exists already; remove it, or choose another"),
     ("import-hf model -o no/x", "x: cannot be written (No such file or"),
     ("import-hf gemma -o target", "architectures: 'GemmaForCausalLM' is not supported"),

@@ -54,36 +54,27 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), r"config.json: cannot be read \(No such file"),
     "config cut off": (lambda f: (f / "config.json").write_text("{"), r"config.json: not valid JSON, perhaps cut off"),
-    "config no object": (lambda f: (f / "config.json").write_text("[]"), r"config.json: holds no JSON object"),
+    "config no object": (lambda f: (f / "config.json").write_text("[]"), r"config.json: does not hold a JSON object"),
     "heads": (lambda f: config(f, num_key_value_heads=3), r"config.json: \[model.config\] num_query_groups: 3 groups"),
     "shard missing": (lambda f: (f / FIRST).unlink(), rf"{FIRST}: missing, though {INDEX} names it; fetch it"),
     "shard cut off": (
         lambda f: (f / FIRST).write_bytes((f / FIRST).read_bytes()[:-1]),
         rf"{FIRST}: cannot be read as safetensors \(.*incomplete.*\); fetch it again",
     ),
-    "shard empty": (lambda f: (f / FIRST).write_bytes(b""), rf"{FIRST}: cannot be read as safetensors"),
-    "index elsewhere": (lambda f: names_a_file(f, "../x"), r"weight_map: '../x' is not the name of a file beside it"),
-    "index empty": (lambda f: (f / INDEX).write_text("{}"), r"weight_map: does not map tensors to files"),
+    "index elsewhere": (
+        lambda f: names_a_file(f, "../x"),
+        r"weight_map: '../x' is not the name of a file in the folder",
+    ),
     "shard is a pointer": (
         lambda f: (f / FIRST).write_bytes(POINTER),
         rf"{FIRST}: is a pointer of Git LFS.*git lfs pull",
     ),
-    "tokenizer is a pointer": (
-        lambda f: (f / "tokenizer.model").write_bytes(POINTER),
-        r"tokenizer.model: is a pointer of Git LFS",
-    ),
-    "shards without index": (lambda f: (f / INDEX).unlink(), rf"has {FIRST} and no {INDEX}"),
-    "types contradict": (lambda f: config(f, model_type="qwen3"), r"config.json: model_type: 'qwen3' contradicts"),
+    "shards without index": (lambda f: (f / INDEX).unlink(), rf"has {FIRST} but not {INDEX}"),
     "not a number": (
         lambda f: replaced(f, "model.norm.weight", torch.full((8,), float("nan"))),
         r"safetensors: model.norm.weight has values that are NaN",
     ),
-    "infinite": (
-        lambda f: replaced(f, "model.norm.weight", torch.full((8,), float("inf"), dtype=torch.bfloat16)),
-        r"safetensors: model.norm.weight has values that are NaN",
-    ),
-    "pickles": (pickled, r"has no weights, model.safetensors or .*; what it has are pickles"),
-    "another depth": (lambda f: config(f, num_hidden_layers=3), r"has no tensor model.layers.2.input_layernorm.weight"),
+    "pickles": (pickled, r"has no weights, model.safetensors or .*; it has pickle files only"),
     "endless": (lambda f: config(f, num_hidden_layers=2**31 - 1), r"has no tensor model.layers.2.input_layernorm.wei"),
     "fewer layers": (
         lambda f: config(f, num_hidden_layers=1),
@@ -112,16 +103,14 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
             lambda f, content=content: (f / "tokenizer.json").write_text(content),
             r"tokenizer.json: (not valid JSON|Expected|Object missing)",
         )
-        for content in ("{", "[]", "{}", '{"model": {"vocab": 3}}', '{"model": {"vocab": []}, "added_tokens": 1}')
+        for content in ("{", '{"model": {"vocab": 3}}')
     },
     "tied to another": (lambda f: config(f, tie_word_embeddings=True), r"lm_head.weight is not the embedding, though"),
 }
 
 
 @pytest.mark.parametrize(("spoil", "complaint"), WRONG.values(), ids=WRONG)
-def test_a_model_that_cannot_be_imported_is_refused_and_leaves_nothing(
-    spoil: Callable[[Path], object], complaint: str, tmp_path: Path
-) -> None:
+def test_refused_import_leaves_no_files(spoil: Callable[[Path], object], complaint: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", shards=3)
     spoil(folder)
     with pytest.raises(JobError, match=complaint):
@@ -129,11 +118,11 @@ def test_a_model_that_cannot_be_imported_is_refused_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_tokenizer_with_as_many_tokens_as_the_vocabulary_is_taken(tmp_path: Path) -> None:
+def test_tokenizer_may_fill_the_vocabulary(tmp_path: Path) -> None:
     import_model(saved_tokenizer(write_model(tmp_path / "model", vocab_size=300)), tmp_path / "checkpoint")
 
 
-def test_a_tied_models_second_copy_and_old_buffers_are_left_out(tmp_path: Path) -> None:
+def test_redundant_tensors_are_dropped(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", tie_word_embeddings=True)
     tensors = stored(folder)
     more = {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
@@ -143,7 +132,7 @@ def test_a_tied_models_second_copy_and_old_buffers_are_left_out(tmp_path: Path) 
     assert same_bits(stored(tmp_path / "back"), tensors)
 
 
-def test_files_of_several_types_come_back_in_the_widest(tmp_path: Path) -> None:
+def test_mixed_types_are_exported_in_the_widest(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     tensors = {name: t.bfloat16() if t.dim() > 1 else t for name, t in stored(folder).items()}
     write_tensors(folder, tensors)
@@ -152,7 +141,7 @@ def test_files_of_several_types_come_back_in_the_widest(tmp_path: Path) -> None:
     assert same_bits(stored(tmp_path / "back"), {name: tensor.float() for name, tensor in tensors.items()})
 
 
-def test_what_is_written_has_the_modes_that_the_umask_gives(tmp_path: Path) -> None:
+def test_written_files_follow_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         folder = write_model(tmp_path / "model")
@@ -161,12 +150,12 @@ def test_what_is_written_has_the_modes_that_the_umask_gives(tmp_path: Path) -> N
         export_model(tmp_path / "made" / "checkpoint", tmp_path / "made" / "back")
     finally:
         os.umask(before)
-    made = list((tmp_path / "made").rglob("*"))
-    assert {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_file()} == {0o640}
-    assert {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_dir()} == {0o750}
+    written = list((tmp_path / "made").rglob("*"))
+    assert {stat.S_IMODE(path.stat().st_mode) for path in written if path.is_file()} == {0o640}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in written if path.is_dir()} == {0o750}
 
 
-def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+def test_refused_export_leaves_no_files(tmp_path: Path) -> None:
     folder, checkpoint = write_model(tmp_path / "model"), tmp_path / "run" / "checkpoints" / "step-00000004"
     checkpoint.parent.mkdir(parents=True)
     big = tensors_of(LLAMA)
@@ -196,7 +185,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) -
         export_model(checkpoint, target)
 
 
-def test_an_import_never_holds_more_than_a_file_of_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_holds_at_most_one_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_model(tmp_path / "model", num_hidden_layers=12)
     monkeypatch.setattr(conversion, "PART_BYTES", 4096)
     most = 0
@@ -209,16 +198,16 @@ def test_an_import_never_holds_more_than_a_file_of_the_weights(tmp_path: Path, m
     gc.collect()
     look()
     before, most = most, 0
-    found = import_model(folder, tmp_path / "checkpoint", look)
+    result = import_model(folder, tmp_path / "checkpoint", look)
     assert len(verify_files(tmp_path / "checkpoint").manifest.files) > 5
-    assert most - before < 3 * 4096 < found.parameters * 4 / 2
+    assert most - before < 3 * 4096 < result.parameters * 4 / 2
 
 
 IMPORT = "import sys; from recycle.cli import main; main(['import-hf', *sys.argv[1:]])"
 
 
 @pytest.mark.process
-def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+def test_full_disk_leaves_no_files(tmp_path: Path) -> None:
     """A limit on the size of files is a disk that is full."""
     folder = write_model(tmp_path / "model", vocab_size=4000)
     ended = subprocess.run(
@@ -238,7 +227,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_config_of_another_model_beside_a_checkpoint_is_not_exported(tmp_path: Path) -> None:
+def test_config_of_another_model_is_not_exported(tmp_path: Path) -> None:
     import_model(write_model(tmp_path / "model"), tmp_path / "checkpoint")
     config(tmp_path / "checkpoint" / "huggingface", rope_theta=5e5)
     with pytest.raises(JobError, match=r"huggingface/config.json: \[model\] rotary_base"):

@@ -68,10 +68,10 @@ def stored(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
 
 
-def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+def same_bits(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
     """Whether both have tensors of the same names, types and bits."""
-    return one.keys() == other.keys() and all(
-        tensor.dtype == other[name].dtype and torch.equal(tensor, other[name]) for name, tensor in one.items()
+    return first.keys() == second.keys() and all(
+        tensor.dtype == second[name].dtype and torch.equal(tensor, second[name]) for name, tensor in first.items()
     )
 
 
@@ -99,6 +99,12 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "qwen 2": ("Qwen2", {}),
     "qwen 3": ("Qwen3", {"tie_word_embeddings": True, "head_dim": 16}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": None}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "qwen 3 moe": ("Qwen3Moe", {"num_local_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}),
+    "qwen 3 moe 30b": (
+        "Qwen3Moe",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
+    ),
 }
 
 
@@ -132,8 +138,8 @@ def logits_of(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
     """What transformers makes of the model in a folder and tokens [rows, sequence], in fp32."""
     model = transformers().AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
-        found: torch.Tensor = model(tokens).logits
-    return found
+        logits: torch.Tensor = model(tokens).logits
+    return logits
 
 
 CPU = torch.device("cpu")

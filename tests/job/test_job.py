@@ -81,7 +81,7 @@ def test_a_limit_in_bytes_works_with_times_and_bytes_written_by_hand() -> None:
         (SHAPE + "[model]\nhidden = 10\nheads = 4\n", r"\[model\] heads"),
         (
             SHAPE + '[model]\nkind = "llm"\n',
-            r"""\[model\] kind: .*'llm'; write "emulated" or "gpt" or .*"qwen"$""",
+            r"""\[model\] kind: .*'llm'; write "emulated" or "gpt" or .*"qwen_moe"$""",
         ),
         (SHAPE + '[train]\ntrace = "few"\n', r"""\[train\] trace: .*'few'; write "all" or "off", or a number$"""),
         (SHAPE + "[integrity]\nevery = 30\n", r"every: 30 does not divide \[train\] checkpoint_every = 100"),

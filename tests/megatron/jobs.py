@@ -102,7 +102,7 @@ def _make_process(store: Any, rank: int) -> Callable[..., Any]:
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer.moe import moe_utils
 
-    # Megatron's own recomputation keeps the GPU's random state beside the CPU's; here there is none.
+    # Megatron's own recomputation stores the random state of the GPU too; here there is no GPU.
     random._get_cuda_rng_state = lambda *_, **__: torch.zeros(0)
     random._set_cuda_rng_state = lambda *_, **__: None
     moe_utils.te_general_gemm = None  # the name is missing where Transformer Engine is
@@ -213,17 +213,15 @@ def half(loss: torch.Tensor) -> torch.Tensor:
 
 
 class Timers:
-    """Stands in for Megatron-LM's timers; counts starts, and refuses what is not in pairs."""
+    """Stands in for Megatron-LM's timers; every start needs a stop."""
 
     def __init__(self) -> None:
-        self.starts: dict[str, int] = {}
         self._running: set[str] = set()
 
     def __call__(self, name: str, log_level: int = 0) -> Any:
         def start(barrier: bool = False) -> None:
             assert name not in self._running
             self._running.add(name)
-            self.starts[name] = self.starts.get(name, 0) + 1
 
         return SimpleNamespace(start=start, stop=lambda: self._running.remove(name))
 
@@ -290,14 +288,14 @@ def run_case(case: Case) -> tuple[int, dict[str, np.ndarray], list[Any], int]:
             with torch.no_grad():
                 for parameter in named.values():
                     parameter -= 0.1 * parameter.main_grad
-    left = sum("_forward_impl" in vars(module) for chunk in chunks for module in chunk.modules())
-    return replica, {name: one.main_grad.numpy().copy() for name, one in named.items()}, kept, left
+    replaced = sum("_forward_impl" in vars(module) for chunk in chunks for module in chunk.modules())
+    return replica, {name: parameter.main_grad.numpy().copy() for name, parameter in named.items()}, kept, replaced
 
 
 def differing(ours: Sequence[Mapping[str, torch.Tensor]], theirs: Sequence[Mapping[str, torch.Tensor]]) -> list[str]:
     """Names whose gradients are not the same bits, or that only one side has, on any replica."""
-    found = set()
-    for one, other in zip(ours, theirs, strict=True):
-        found |= one.keys() ^ other.keys()
-        found |= {name for name in one.keys() & other.keys() if not torch.equal(one[name], other[name])}
-    return sorted(found)
+    names = set()
+    for first, second in zip(ours, theirs, strict=True):
+        names |= first.keys() ^ second.keys()
+        names |= {name for name in first.keys() & second.keys() if not torch.equal(first[name], second[name])}
+    return sorted(names)

@@ -58,18 +58,18 @@ class Import:
         self._part, self._command = part, command
         write_job(ModelSection(**MODEL))
 
-    def write(self, **beside: Any) -> Path:
-        """The model's checkpoint, with what `common.pt` holds beside; gives the folder of the iteration."""
+    def write(self, **further: Any) -> Path:
+        """The model's checkpoint, with further content of `common.pt`; returns the folder of the iteration."""
         from recycle.megatron.torch_dist import write
 
         folder = Path(tempfile.mkdtemp(dir="."))
-        write(folder, [("", self._part)], 3, beside)
+        write(folder, [("", self._part)], 3, further)
         return folder / "iter_0000003"
 
-    def __call__(self, there: Path | None = None, options: str = "", **stated: Any) -> Outcome:
+    def __call__(self, folder: Path | None = None, options: str = "", **stated: Any) -> Outcome:
         """The command's outcome for that checkpoint, or one of the model that states these arguments."""
-        there = there or self.write(args=Namespace(**stated)).parent
-        return self._command(f"import-megatron {there} --job job.toml -o {TARGET} --json {options}")
+        folder = folder or self.write(args=Namespace(**stated)).parent
+        return self._command(f"import-megatron {folder} --job job.toml -o {TARGET} --json {options}")
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def imported(part: Any, command: Command) -> Import:
         ({"vocab_size": 510}, 511, 1),
     ],
 )
-def test_no_more_rows_are_left_out_than_pad_the_vocabulary(
+def test_only_padding_rows_are_dropped(
     imported: Import, stated: dict[str, int], size: int | None, left_out: int | None
 ) -> None:
     text = Path("job.toml").read_text()
@@ -106,7 +106,7 @@ def test_no_more_rows_are_left_out_than_pad_the_vocabulary(
     assert model_of_checkpoint(TARGET).vocabulary == 512 - left_out
 
 
-def test_a_run_needs_the_vocabulary_in_its_job(imported: Import) -> None:
+def test_importing_a_run_needs_the_vocabulary(imported: Import) -> None:
     Path("job.toml").write_text(Path("job.toml").read_text().replace("vocabulary = 512\n", ""))
     assert imported(options="--run").refused("[model] vocabulary")
 
@@ -127,7 +127,7 @@ def test_a_run_needs_the_vocabulary_in_its_job(imported: Import) -> None:
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),
 )
-def test_a_model_of_equal_shapes_is_refused_by_its_arguments(
+def test_model_of_equal_shapes_with_other_arguments_is_refused(
     imported: Import, stated: dict[str, Any], key: str
 ) -> None:
     assert imported(**(ARGUMENTS | stated)).refused(key)
@@ -137,16 +137,14 @@ def test_a_model_of_equal_shapes_is_refused_by_its_arguments(
     ("left_out", "unstated"),
     [((), ()), (("rotary_base", "norm_epsilon"), ("rotary_base", "layernorm_epsilon"))],
 )
-def test_what_no_argument_states_is_named(
-    imported: Import, left_out: tuple[str, ...], unstated: tuple[str, ...]
-) -> None:
-    told = imported(**{key: value for key, value in ARGUMENTS.items() if key not in left_out}).json["unstated"]
-    assert {text.partition(" = ")[0] for text in told} == set(unstated)
+def test_unstated_arguments_are_named(imported: Import, left_out: tuple[str, ...], unstated: tuple[str, ...]) -> None:
+    output = imported(**{key: value for key, value in ARGUMENTS.items() if key not in left_out}).json["unstated"]
+    assert {text.partition(" = ")[0] for text in output} == set(unstated)
 
 
-def test_without_arguments_all_that_tensors_do_not_show_is_named(imported: Import) -> None:
-    told = {text.partition(" = ")[0] for text in imported(imported.write()).json["unstated"]}
-    assert told >= {"heads", "num_query_groups", "rotary_base", "layernorm_epsilon", "activation_func"}
+def test_without_arguments_all_undetermined_keys_are_named(imported: Import) -> None:
+    output = {text.partition(" = ")[0] for text in imported(imported.write()).json["unstated"]}
+    assert output >= {"heads", "num_query_groups", "rotary_base", "layernorm_epsilon", "activation_func"}
 
 
 def test_an_export_states_its_whole_model(imported: Import, command: Command) -> None:
@@ -154,13 +152,13 @@ def test_an_export_states_its_whole_model(imported: Import, command: Command) ->
     command("export-megatron weights -o there")
     model = model_of_checkpoint(Path("weights"))
     heads = model.config | {"num_query_groups": 2, "kv_channels": 2}
-    for changes, said in (
+    for changes, message in (
         ({"heads": 4, "config": heads}, "num_attention_heads = 2"),
         ({"rotary_base": 5e5}, "rotary_base = 10000"),
         ({"vocabulary": 39}, "40 rows"),
     ):
         write_job(msgspec.structs.replace(model, **changes))
-        assert imported(Path("there")).refused(said)
+        assert imported(Path("there")).refused(message)
     write_job(model)
     assert imported(Path("there")).json["unstated"] == []
 
@@ -176,10 +174,8 @@ class _Runs:
         return pickle.dumps, ("ran",)
 
 
-def test_arguments_are_read_beside_objects_whose_code_does_not_run(
-    imported: Import, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = imported.write(args=Namespace(**ARGUMENTS, shape=_Shape.SQUARE, dtype=torch.bfloat16, other=_Runs()))
+def test_code_in_pickles_does_not_run(imported: Import, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = imported.write(args=Namespace(**ARGUMENTS, shape=_Shape.SQUARE, dtype=torch.bfloat16, other=_Runs()))
 
     def fail(*_: Any) -> None:
         raise AssertionError("code of the checkpoint ran")
@@ -187,21 +183,37 @@ def test_arguments_are_read_beside_objects_whose_code_does_not_run(
     monkeypatch.setattr(pickle, "dumps", fail)
     from recycle.megatron.arguments import common_state, stated_arguments
 
-    stated = stated_arguments(common_state(there))
+    stated = stated_arguments(common_state(folder))
     assert stated["num_attention_heads"] == 4
     assert not {"shape", "other"} & set(stated)
 
 
+def test_common_state_is_read_from_checkpoints_of_later_versions(tmp_path: Path) -> None:
+    """megatron-core 0.19 stores it as an object next to the tensors, and no longer as `common.pt`."""
+    from megatron.core.dist_checkpointing.mapping import ShardedObject
+    from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter, save
+
+    from recycle.megatron.arguments import common_state, stated_arguments
+
+    name = ShardedObject("common_state", None, (1,), (0,)).unique_key
+    state = {"weight": torch.ones(3), name: [{"iteration": 3, "args": Namespace(rotary_base=7, other=_Runs())}]}
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    save(state, storage_writer=FileSystemWriter(tmp_path), planner=planner, no_dist=True)
+    common = common_state(tmp_path)
+    assert common["iteration"] == 3
+    assert stated_arguments(common) == {"rotary_base": 7}
+
+
 @pytest.mark.process
-def test_nothing_but_our_own_lines_is_printed(imported: Import) -> None:
+def test_import_prints_only_its_own_lines(imported: Import) -> None:
     line = f"-m recycle import-megatron {imported.write()} --job job.toml -o target"
-    told = subprocess.run([sys.executable, *line.split()], capture_output=True, check=True, text=True)
-    assert told.stderr == ""
-    assert len(told.stdout.splitlines()) == 3
+    output = subprocess.run([sys.executable, *line.split()], capture_output=True, check=True, text=True)
+    assert output.stderr == ""
+    assert len(output.stdout.splitlines()) == 3
 
 
 @pytest.mark.parametrize("tensor", ["decoder.layers.self_attention.linear_qkv.bias", "output_layer.bias"])
-def test_a_tensor_that_the_job_does_not_have_is_refused(imported: Import, tensor: str) -> None:
+def test_unexpected_tensor_is_refused(imported: Import, tensor: str) -> None:
     from torch.distributed.checkpoint import FileSystemWriter, save
 
     inside = Path("iter_0000003")
@@ -215,13 +227,13 @@ def test_weights_that_are_not_finite_are_refused(imported: Import, part: Any) ->
     parameter = next(part.parameters())
     before = parameter.detach().clone()
     parameter.data[0, 0] = float("nan")
-    there = imported.write()
+    folder = imported.write()
     parameter.data.copy_(before)
-    assert imported(there).refused("embedding.word_embeddings.weight")
+    assert imported(folder).refused("embedding.word_embeddings.weight")
     assert not TARGET.exists()
 
 
-def test_a_damaged_checkpoint_is_one_line_that_names_the_file(imported: Import) -> None:
+def test_message_on_a_damaged_checkpoint_names_the_file(imported: Import) -> None:
     inside = imported.write()
     data, index, newest = inside / "__0_0.distcp", inside / ".metadata", inside.parent / NEWEST
     content = data.read_bytes()
@@ -248,7 +260,7 @@ def test_a_damaged_checkpoint_is_one_line_that_names_the_file(imported: Import) 
         ("iter_0000005/metadata.json", "iter_0000005"),
     ],
 )
-def test_another_kind_of_checkpoint_is_recognised(imported: Import, files: str, remedy: str) -> None:
+def test_other_kinds_of_checkpoints_are_recognized(imported: Import, files: str, remedy: str) -> None:
     for name in files.split():
         path = Path("other", name)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -111,6 +111,8 @@ def course(job: Job, text_digest: str | None) -> dict[str, Any]:
     train = msgspec.to_builtins(job.train)
     held = ("sharded_optimizer", "optimizer_copies", "copy_bytes")
     changes_nothing = ("checkpoint_every", "checkpoint_keep", "checkpoint_deadline", "trace", *held)
+    if not job.train.per_token_loss:
+        del train["per_token_loss"]  # checkpoints of versions without this key stay comparable
     keys = {f"[train] {key}": value for key, value in train.items() if key not in changes_nothing}
     return keys | {"[data] seed": job.data.seed, "[data] text": text_digest}
 

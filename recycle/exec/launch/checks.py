@@ -49,13 +49,13 @@ def check_request(
 
         if job.model.weights is not None:
             verify_files(Path(job.model.weights))
-        providers = providers or Providers.of(job)
+        providers = providers or Providers.from_job(job)
         if providers.data is None:
             require_samples(job, steps)
         batches = load_batches(job, providers.data)
         batches.require_vocabulary()
         if job.evaluation.every:
-            load_evaluation(job, providers.of_evaluation(job)).require_vocabulary()
+            load_evaluation(job, providers.evaluation_data(job)).require_vocabulary()
         text_digest = batches.digest
     transport = transport_of(job)
     transport.require_machine(processes)

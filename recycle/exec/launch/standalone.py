@@ -80,7 +80,7 @@ def run(
             f'[shape] tensor_parallel: {job.grid.tensor_parallel}, but transport = "local" has one process, which'
             ' cannot be several tensor ranks; run with transport = "gloo", or set it to 1'
         )
-    providers = Providers(model, data, loss, evaluation).over(job)
+    providers = Providers(model, data, loss, evaluation).merged_with(job)
     request = request_run(job, steps=steps, schedule=schedule)
     check_request(request.job, request.steps, (), request.absent, providers)
     assert request.schedule is not None

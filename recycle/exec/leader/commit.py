@@ -140,8 +140,8 @@ WINDOW = 4
 def step_mode(recent: Sequence[float], clip: float) -> StepMode:
     """Choose the next step mode: staggered if the last `WINDOW` norms are finite and below half of the limit.
 
-    A wrong staggered step costs an iteration and a new generation, the barrier part of an iteration. So a step should be
-    wrong far less than once in five times.
+    A wrong staggered step costs an iteration and a new generation, the barrier part of an iteration. So a step should
+    be wrong far less than once in five times.
     """
     window = recent[-WINDOW:]
     return "staggered" if window and all(norm < NEAR * clip for norm in window) else "barrier"

@@ -77,12 +77,13 @@ class Forming(Membership):
 
     def fence(self, lost: Mapping[Worker, str]) -> None:
         """Fence workers, each with its reason, and end the generation. Raises StageLost."""
-        for worker, cause in sorted(lost.items()):
+        for worker in sorted(lost):
             self.kill(worker)
             self.remove_live(worker)
-            self.log_detected(worker, cause)
         self.reset_failures()
         self.end_generation()
+        for worker, cause in sorted(lost.items()):  # after the barrier: a leader that was cut off accuses no worker
+            self.log_detected(worker, cause)
         if self._lost_since is None:
             self._lost_since = self.now
         if unit := self.lost_unit(self.holders):

@@ -1,6 +1,6 @@
 """Split backward of megatron-core's linear layers: input gradient (I) at once, weight gradient (W) later.
 
-Every tensor-parallel linear layer gets its own `_forward_impl`, whose backward returns the input gradient and puts
+Every tensor-parallel linear layer gets its own computation, whose backward returns the input gradient and puts
 (input, output gradient) into a `WeightGradientStore`. W computes the weight gradients from the store. Without
 recording, the store computes them at once, which is B. In both cases the gradient goes to the store's sink and never to
 `.grad`, so I + W and B yield the same bits. other_layers.py splits the backward of other layers.
@@ -13,26 +13,25 @@ Decoupled backward: Zero Bubble Pipeline Parallelism, https://arxiv.org/abs/2401
 
 from __future__ import annotations
 
-import inspect
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, nullcontext
+from functools import cache, partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-import megatron.core
 import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.transformer_config import TransformerConfig
 
+from recycle import megatron_versions as versions
 from recycle.errors import RunError
 from recycle.exec.model.tensor_group import TensorGroup
-from recycle.exec.model.tensor_ranks import begin_reduce_scatter, gathered
+from recycle.exec.model.tensor_ranks import begin_reduce_scatter, gather_sequences
 from recycle.job.shape import MicroBatch
 
-TESTED_VERSIONS = ("0.16.1",)
 LINEAR_CLASSES = (ColumnParallelLinear, RowParallelLinear)
-_EXPECTED_SIGNATURE = "(self, input, weight, *args, **kwargs)"
 
 Sink = Callable[[torch.Tensor, torch.Tensor], None]
 """Takes (parameter, its gradient of one micro-batch)."""
@@ -94,7 +93,6 @@ class WeightGradientStore:
         self.defer(Deferred((weight,), (inputs, gradient), compute))
 
     def defer(self, work: Deferred) -> None:
-        """Run `work`, or defer it while recording."""
         if self._recording is None:
             work.compute()
         else:
@@ -122,7 +120,6 @@ class WeightGradientStore:
         return [part for work in self._waiting.get(micro_batch, ()) for part in work.tensors]
 
     def waiting(self) -> set[MicroBatch]:
-        """Micro-batches between I and W."""
         return set(self._waiting)
 
     def clear(self) -> None:
@@ -140,7 +137,7 @@ class WeightGradientStore:
         sequences: TensorGroup | None,
     ) -> None:
         if sequences is not None:
-            inputs = gathered(inputs, sequences)
+            inputs = gather_sequences(inputs, sequences)
         rows = gradient.reshape(-1, gradient.shape[-1])
         self._product(weight, rows, inputs.reshape(-1, inputs.shape[-1]))
         if bias is not None:
@@ -168,7 +165,7 @@ class _SplitLinear(torch.autograd.Function):
         # Not saved: recomputation would return another tensor object, and the store identifies weights by object.
         weight, bias = ctx.weights = weights
         ctx.store, ctx.reduce_group, ctx.sequences = store, reduce_group, sequences
-        output = torch.matmul(inputs if sequences is None else gathered(inputs, sequences), weight.t())
+        output = torch.matmul(inputs if sequences is None else gather_sequences(inputs, sequences), weight.t())
         return output if bias is None else output + bias
 
     @staticmethod
@@ -190,8 +187,6 @@ class _SplitLinear(torch.autograd.Function):
 
 
 class _SplitForward:
-    """Replacement of a layer's `_forward_impl`, with megatron-core's keyword arguments."""
-
     def __init__(self, store: WeightGradientStore, layer: str) -> None:
         self._store = store
         self._layer = layer
@@ -207,11 +202,14 @@ class _SplitForward:
         grad_output_buffer: list[torch.Tensor] | None = None,
         wgrad_deferral_limit: int | None = None,
         tp_group: Any = None,
+        **others: Any,
     ) -> torch.Tensor:
+        neutral = versions.linear_defaults()
         refused = {
             "sequence_parallel in this group": sequence_parallel and not isinstance(tp_group, TensorGroup),
             "gradient_accumulation_fusion": gradient_accumulation_fusion,
             "defer_embedding_wgrad_compute": grad_output_buffer is not None,
+            **{name: name not in neutral or value != neutral[name] for name, value in others.items()},
         }
         _refuse(self._layer, refused)
         group, sequences = tp_group if allreduce_dgrad else None, tp_group if sequence_parallel else None
@@ -225,13 +223,13 @@ class _SplitForward:
 def split_linears(model: torch.nn.Module, store: WeightGradientStore, strict: bool = True) -> int:
     """Give every tensor-parallel linear layer of `model` the split backward; returns their number.
 
-    Raises RunError for an untested megatron-core, an unsupported feature, and, if `strict`, any other linear layer.
+    Raises RunError for an unsupported megatron-core or feature, and, if `strict`, any other linear layer.
     """
-    require_tested_version()
+    require_exact_split()
     layers = _linears(model)
     for name, layer in layers.items():
         _refuse(name, {"frozen weights": layer.weight is not None and not layer.weight.requires_grad})
-        layer._forward_impl = _SplitForward(store, name)
+        versions.set_linear_hook(layer, _SplitForward(store, name))
     if strict:
         require_all_split(model)
     return len(layers)
@@ -241,7 +239,7 @@ class SplitLinears:
     """Context manager that gives a model's trained tensor-parallel linear layers the split backward."""
 
     def __init__(self, model: torch.nn.Module, store: WeightGradientStore) -> None:
-        require_tested_version()
+        require_exact_split()
         trained = {
             name: layer for name, layer in _linears(model).items() if layer.weight is None or layer.weight.requires_grad
         }
@@ -249,11 +247,11 @@ class SplitLinears:
 
     def __enter__(self) -> None:
         for layer, forward in self._split:
-            layer._forward_impl = forward
+            versions.set_linear_hook(layer, forward)
 
     def __exit__(self, *failure: object) -> None:
         for layer, _ in self._split:
-            del layer._forward_impl
+            versions.remove_linear_hook(layer)
 
 
 def _linears(model: torch.nn.Module) -> dict[str, Any]:
@@ -281,8 +279,10 @@ def require_all_split(model: torch.nn.Module) -> None:
         kind = type(layer).__name__
         below = takewhile(lambda base: base not in LINEAR_CLASSES, type(layer).__mro__)
         if isinstance(layer, LINEAR_CLASSES) and any("forward" in vars(base) for base in below):
-            raise RunError(f"{name}: {kind} has a forward of its own, which may go round the split backward")
-        split = isinstance(vars(layer).get("_forward_impl"), _SplitForward)
+            raise RunError(
+                f"{name}: {kind} overrides forward, which may bypass the split backward; remove the override"
+            )
+        split = isinstance(versions.linear_hook(layer), _SplitForward)
         if not split and (isinstance(layer, LINEAR_CLASSES) or holds_matrix(layer)) and not delays_itself(layer):
             raise RunError(f"{name}: {kind} has no split backward; use megatron-core's local layer spec")
 
@@ -293,30 +293,83 @@ def delays_itself(layer: torch.nn.Module) -> bool:
     return store is not None and callable(getattr(layer, "backward_dw", None)) and bool(store.delay_wgrad_compute())
 
 
-def require_tested_version() -> None:
-    """Raise RunError, which states the version, unless megatron-core's private hook was tested with it."""
-    version = megatron.core.__version__
-    if version not in TESTED_VERSIONS:
-        raise RunError(f"megatron-core {version}: the split backward was tested with {', '.join(TESTED_VERSIONS)} only")
-    for kind in LINEAR_CLASSES:
-        hook = getattr(kind, "_forward_impl", None)
-        found = str(inspect.signature(hook)) if hook is not None else "nothing"
-        if found != _EXPECTED_SIGNATURE:
-            raise RunError(
-                f"megatron-core {version}: {kind.__name__}._forward_impl is {found}, expected {_EXPECTED_SIGNATURE}"
-            )
+class _OneRank:
+    def size(self) -> int:
+        return 1
+
+    def rank(self) -> int:
+        return 0
+
+
+class _TinyLayers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        config = TransformerConfig(
+            num_layers=1,
+            hidden_size=8,
+            num_attention_heads=1,
+            use_cpu_initialization=True,
+            perform_initialization=False,
+            gradient_accumulation_fusion=False,
+        )
+        options = {"config": config, "init_method": lambda _: None, "tp_group": _OneRank(), "skip_bias_add": False}
+        self.column = ColumnParallelLinear(8, 12, bias=True, **options)
+        self.row = RowParallelLinear(12, 8, bias=False, input_is_parallel=True, **options)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(_wave(*parameter.shape))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.row(torch.tanh(self.column(inputs)[0]))[0]
+        return output.square().sum()
+
+
+@cache
+def require_exact_split() -> None:
+    """Raise RunError unless I and W together, and B, have the bits of megatron-core's own backward.
+
+    Runs two tiny layers on the CPU, once per process. Needs megatron-core's `parallel_state`.
+    """
+    layers, entry, micro_batch = _TinyLayers(), _wave(3, 2, 8).requires_grad_(), MicroBatch(0, 0)
+    with torch.enable_grad():
+        layers(entry).backward()
+    expected = {"input": entry.grad} | {name: parameter.grad for name, parameter in layers.named_parameters()}
+    for is_split in (True, False):
+        sums: dict[torch.Tensor, torch.Tensor] = {}
+        store = WeightGradientStore(sums.__setitem__)
+        for name, layer in layers.named_children():
+            versions.set_linear_hook(layer, _SplitForward(store, name))
+        entry.grad = None
+        with torch.enable_grad():
+            loss = layers(entry)
+        with store.record(micro_batch) if is_split else nullcontext():
+            loss.backward()
+        if is_split:
+            store.flush(micro_batch)
+        actual = {"input": entry.grad} | {name: sums.get(parameter) for name, parameter in layers.named_parameters()}
+        for name, gradient in expected.items():
+            other = actual[name]
+            if gradient is None or other is None or not torch.equal(gradient, other):
+                raise RunError(
+                    f"the {'split' if is_split else 'whole'} backward of linear layers has another gradient of {name}"
+                    f" than {versions.installed()}; install a supported version"
+                )
+
+
+def _wave(*shape: int) -> torch.Tensor:
+    return torch.arange(math.prod(shape), dtype=torch.float32).mul_(1.7).sin_().view(shape)
 
 
 def _refuse(layer: str, uses: dict[str, Any]) -> None:
     for name, used in uses.items():
         if used:
-            raise RunError(f"{layer}: the split backward knows no {name}; switch it off in the model's config")
+            raise RunError(f"{layer}: the split backward does not support {name}; switch it off in the model's config")
 
 
 def holds_matrix(layer: torch.nn.Module) -> bool:
     """Whether a layer holds a weight matrix and is not an embedding, a router or one of `LINEAR_CLASSES`."""
     if isinstance(layer, LINEAR_CLASSES):
         return False
-    weight = layer._parameters.get("weight")
+    weight = dict(layer.named_parameters(recurse=False)).get("weight")
     stays = any(kind in type(layer).__name__ for kind in ("Embedding", "Router"))
     return weight is not None and weight.dim() == 2 and not stays

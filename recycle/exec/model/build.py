@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -11,6 +9,7 @@ from typing import Any
 
 import torch
 
+from recycle import megatron_versions
 from recycle.errors import JobError, RunError, first_line
 from recycle.exec.data.loading import load_batches, load_evaluation
 from recycle.exec.emulation import EmulatedStage
@@ -46,9 +45,9 @@ def build_stages(
         is_filled: initialize all other weights; otherwise leave them uninitialized.
     """
     if job.model.kind == "emulated":
-        of, scale = job.with_cut(cut), job.model.seconds_per_unit
-        profile = profile_of_layout(job, price(job).prices, of.shape)
-        return {index: EmulatedStage(of, index, profile, scale, held) for index in indices}
+        emulated_job, scale = job.with_cut(cut), job.model.seconds_per_unit
+        profile = profile_of_layout(job, price(job).prices, emulated_job.shape)
+        return {index: EmulatedStage(emulated_job, index, profile, scale, held) for index in indices}
     job = job.with_cut(cut)
     if job.grid.tensor_parallel != (1 if tensor_group is None else tensor_group.size()):
         raise RunError(
@@ -58,26 +57,24 @@ def build_stages(
     require_precision(job.train.precision, device)
     torch.set_num_threads(job.train.threads)
     if job.train.accumulation == "exact":
-        _be_deterministic()
+        megatron_versions.use_deterministic_kernels()
         # Filling fresh tensors helps to find bugs and costs time; it changes no result.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     indices, ends = list(indices), {0, job.shape.stages - 1}
-    providers = providers or Providers.of(job)
+    providers = providers or Providers.from_job(job)
     # The first stage reads tokens, the last stage labels.
     batches, evaluation = None, None
     if ends.intersection(indices):
         batches = load_batches(job, providers.data)
-        evaluation = load_evaluation(job, providers.of_evaluation(job)) if job.evaluation.every else None
+        evaluation = load_evaluation(job, providers.evaluation_data(job)) if job.evaluation.every else None
     stages, tied = dict[int, Stage](), None
     with warnings.catch_warnings():
         # megatron-core warns of every missing optional package in every process.
         warnings.simplefilter("ignore")
         # Imported late because megatron-core takes seconds; emulated stages do not need it.
-        from recycle.exec.model.backward import require_tested_version
         from recycle.exec.model.megatron_stage import MegatronStage
         from recycle.exec.model.tensor_ranks import ensure_parallel_state
 
-        require_tested_version()
         ensure_parallel_state(tensor_group)
         rank = 0 if tensor_group is None else tensor_group.rank()
         for index in indices:
@@ -85,6 +82,7 @@ def build_stages(
             part = _part(job, index, rank, providers, is_filled and is_new)
             stage = MegatronStage(job, index, device, batches, part, tied, rank, providers, evaluation, held)
             stages[index], tied = stage, tied or stage.tied_sum
+    megatron_versions.warn_unsupported_versions()
     return stages
 
 
@@ -113,11 +111,3 @@ def require_precision(precision: str, device: torch.device) -> None:
     except RuntimeError as error:
         reason = f"{device} cannot compute in {precision} ({first_line(error)})"
         raise RunError(f"[train] precision: {reason}; use fp32") from None
-
-
-def _be_deterministic() -> None:
-    os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
-    if "torch._inductor.config" in sys.modules:
-        torch.use_deterministic_algorithms(True)
-    else:
-        torch.set_deterministic_debug_mode("error")

@@ -1,10 +1,10 @@
 """Compiles functions that megatron-core marks for torch.compile at their first call instead of at import.
 
-megatron-core decorates its fused functions with `megatron.core.jit.jit_fuser`, which is torch.compile. The decorator
-imports the compiler (800 modules, 1.3 s of processor time) even if no decorated function is called. On a CPU the layers
-of workers call none. After `defer`, an import of megatron-core gets a decorator that compiles at the first call.
+torch.compile as a decorator imports the compiler (800 modules, 1.3 s of processor time) even if no decorated function
+is called, and on a CPU the layers of workers call none. After `defer`, torch.compile compiles at the first call in
+every module of megatron-core that is imported.
 
-Limits: has no effect on megatron-core if already imported.
+Limits: has no effect on modules that are already imported.
 """
 
 from __future__ import annotations
@@ -17,48 +17,61 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-_JIT = "megatron.core.jit"
+_PACKAGE = "megatron."
 
 
-class _Deferring(MetaPathFinder, Loader):
-    """Import hook that replaces the decorator of `megatron.core.jit` after its import."""
-
-    def __init__(self) -> None:
-        self._loader: Any = None
-
+class _Finder(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path) if name == _JIT else None
-        if spec is not None:
-            self._loader, spec.loader = spec.loader, self
+        spec = PathFinder.find_spec(name, path) if name.startswith(_PACKAGE) else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = _DeferringLoader(spec.loader)
         return spec
 
+
+class _DeferringLoader(Loader):
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
+        return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        module.jit_fuser = at_first_call(module.jit_fuser)  # type: ignore[attr-defined]
+        import torch
+
+        compiler: Any = torch.compile
+        if not isinstance(compiler, _AtFirstCall):
+            torch.compile = _AtFirstCall(compiler)
+        try:
+            self._loader.exec_module(module)
+        finally:
+            torch.compile = compiler
 
 
-def at_first_call(decorator: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap a decorator so that it is applied at the function's first call."""
+class _AtFirstCall:
+    """torch.compile, as function or decorator, that compiles at the compiled function's first call."""
 
-    def deferred(function: Any) -> Any:
+    def __init__(self, compiler: Callable[..., Any]) -> None:
+        self._compiler = compiler
+
+    def __call__(self, model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return functools.partial(self, **options)
+
         @functools.cache
-        def decorated() -> Any:
-            return decorator(function)
+        def compiled() -> Any:
+            return self._compiler(model, **options)
 
-        @functools.wraps(function)
+        @functools.wraps(model)
         def call(*arguments: Any, **named: Any) -> Any:
-            return decorated()(*arguments, **named)
+            return compiled()(*arguments, **named)
 
         return call
-
-    return deferred
 
 
 def defer() -> None:
     """Make megatron-core compile at first calls, unless already imported. May be called repeatedly."""
-    if not any(isinstance(finder, _Deferring) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Deferring())
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())

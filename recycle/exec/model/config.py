@@ -1,12 +1,14 @@
 """megatron-core's configuration of a job's model, from `[model]` and `[model.config]`.
 
-Refuses fields that the job states elsewhere, unsupported features, and fields that make a micro-batch's result depend
-on the worker. megatron-core checks the remaining values.
+Accepts listed fields only, since new versions of megatron-core add fields. Refuses others: fields that the job states
+elsewhere, unsupported features, and fields that make a micro-batch's result depend on the worker. megatron-core checks
+the values.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -22,6 +24,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from recycle.errors import JobError, first_line
 from recycle.job import Job
 from recycle.job.architecture import config_of
+from recycle.megatron_versions import installed
 
 ACTIVATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
     "gelu": torch.nn.functional.gelu,
@@ -35,26 +38,25 @@ ACTIVATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
 
 TRANSFORMER_ENGINE = "transformer_engine"
 """Value of `transformer_impl` that selects Transformer Engine's modules; "local" selects megatron-core's."""
-_OWN_STATE = "what it updates between iterations is not part of the state that workers copy"
 _REASONS: Mapping[str, Sequence[str]] = {
-    "[model] layers says it": ("num_layers",),
-    "[model] hidden says it": ("hidden_size",),
-    "[model] heads says it": ("num_attention_heads",),
-    "[model] ffn says it": ("ffn_hidden_size",),
-    "[model] dropout says it": ("hidden_dropout",),
-    "[model] attention_dropout says it": ("attention_dropout",),
-    "[shape] tensor_parallel says it": ("tensor_model_parallel_size",),
-    "[shape] sequence_parallel says it": ("sequence_parallel",),
-    "[shape] expert_parallel says it": ("expert_model_parallel_size",),
-    "[model] recompute says it": (
+    "[model] layers sets it": ("num_layers",),
+    "[model] hidden sets it": ("hidden_size",),
+    "[model] heads sets it": ("num_attention_heads",),
+    "[model] ffn sets it": ("ffn_hidden_size",),
+    "[model] dropout sets it": ("hidden_dropout",),
+    "[model] attention_dropout sets it": ("attention_dropout",),
+    "[shape] tensor_parallel sets it": ("tensor_model_parallel_size",),
+    "[shape] sequence_parallel sets it": ("sequence_parallel",),
+    "[shape] expert_parallel sets it": ("expert_model_parallel_size",),
+    "[model] recompute sets it": (
         "recompute_granularity",
         "recompute_method",
         "recompute_num_layers",
         "num_microbatches_with_partial_activation_checkpoints",
         "moe_layer_recompute",
     ),
-    "[train] precision says it": ("params_dtype", "pipeline_dtype", "bf16"),
-    "[shape], [model] split and the schedule say it": (
+    "[train] precision sets it": ("params_dtype", "pipeline_dtype", "bf16"),
+    "[shape], [model] split and the schedule set it": (
         "pipeline_model_parallel_size",
         "virtual_pipeline_model_parallel_size",
         "pipeline_model_parallel_layout",
@@ -64,7 +66,7 @@ _REASONS: Mapping[str, Sequence[str]] = {
         "account_for_loss_in_pipeline_split",
         "microbatch_group_size_per_vp_stage",
     ),
-    "it takes a function, which a job file cannot hold; build the model with [model] provider": (
+    "its value is a function, which a job file cannot state; build the model with [model] provider": (
         "init_method",
         "output_layer_init_method",
         "embedding_init_method",
@@ -76,8 +78,7 @@ _REASONS: Mapping[str, Sequence[str]] = {
         "param_sync_func",
         "quant_recipe",
     ),
-    "weights are drawn by name with deviation 0.02": ("init_method_std", "embedding_init_method_std"),
-    "it needs kernels of Transformer Engine or Apex, which the executor does without": (
+    "it needs kernels of Transformer Engine or Apex, which the executor does not use": (
         "use_te_activation_func",
         "use_te_rng_tracker",
         "use_kitchen",
@@ -107,7 +108,7 @@ _REASONS: Mapping[str, Sequence[str]] = {
         "batch_invariant_mode",
         "delay_wgrad_compute",
     ),
-    "the executor has no such group of processes": (
+    "the executor does not have such a process group": (
         "context_parallel_size",
         "hierarchical_context_parallel_sizes",
         "hybrid_context_parallel",
@@ -134,7 +135,7 @@ _REASONS: Mapping[str, Sequence[str]] = {
         "cuda_graph_impl",
         "cuda_graph_scope",
     ),
-    "stages built by recycle have no such layers; build the model with [model] provider": (
+    "recycle does not build such layers; build the model with [model] provider": (
         "mtp_num_layers",
         "multi_latent_attention",
         "experimental_attention_variant",
@@ -146,12 +147,17 @@ _REASONS: Mapping[str, Sequence[str]] = {
         "moe_layer_freq",
         "no_rope_freq",
     ),
-    _OWN_STATE: ("moe_router_enable_expert_bias", "moe_router_bias_update_rate", "qk_clip", "log_max_attention_logit"),
-    "what it draws depends on which worker runs the micro-batch": (
+    "it updates state between iterations that workers do not copy": (
+        "moe_router_enable_expert_bias",
+        "moe_router_bias_update_rate",
+        "qk_clip",
+        "log_max_attention_logit",
+    ),
+    "its random numbers depend on the worker that runs the micro-batch": (
         "moe_input_jitter_eps",
         "moe_router_force_load_balancing",
     ),
-    "no token is dropped here, so that a result does not depend on which worker ran it": (
+    "tokens are never dropped, so that results do not depend on the worker": (
         "moe_token_dropping",
         "moe_expert_capacity_factor",
         "moe_pad_expert_input_to_capacity",
@@ -167,19 +173,65 @@ _REASONS: Mapping[str, Sequence[str]] = {
         "attention_softmax_in_fp32",
     ),
     '[train] precision is "fp32" or "bf16"': ("fp16", "enable_autocast", "autocast_dtype"),
-    "which experts a token goes to is not kept between runs": ("moe_enable_routing_replay",),
-    "it adds to one buffer in the order of execution, inside I": ("gradient_accumulation_fusion",),
-    "W of the output layer is an instruction of its own here": ("defer_embedding_wgrad_compute",),
-    "each micro-batch's mean loss counts alike here, however many tokens its mask leaves": (
-        "calculate_per_token_loss",
-    ),
+    "the experts of a token are not stored between runs": ("moe_enable_routing_replay",),
+    "it adds to one buffer in the order of execution, during I": ("gradient_accumulation_fusion",),
+    "the schedule decides when W of the output layer runs": ("defer_embedding_wgrad_compute",),
+    "[train] per_token_loss sets it": ("calculate_per_token_loss",),
     "messages between stages have one shape": ("variable_seq_lengths",),
     "weights are drawn on the host": ("init_model_with_meta_device", "use_cpu_initialization"),
     "weights are drawn by name": ("perform_initialization",),
-    "a run's directory has its job as resolved": ("config_logger_dir",),
+    "the run directory contains the resolved job": ("config_logger_dir",),
 }
 """Reason -> fields that cannot be set."""
 _UNSUPPORTED = {field: why for why, refused in _REASONS.items() for field in refused}
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SUPPORTED = _names(
+    """
+    activation_func activation_func_clamp_value add_bias_linear add_qkv_bias apply_residual_connection_post_layernorm
+    deterministic_mode disable_bf16_reduced_precision_matmul embedding_init_method_std fp32_residual_connection
+    gated_linear_unit glu_linear_offset init_method_std kv_channels layernorm_epsilon normalization num_query_groups
+    qk_l2_norm qk_layernorm recompute_modules rotary_interleaved softmax_scale transformer_impl
+
+    moe_apply_probs_on_input moe_aux_loss_coeff moe_ffn_hidden_size moe_per_layer_logging moe_router_dtype
+    moe_router_group_topk moe_router_load_balancing_type moe_router_num_groups moe_router_pre_softmax
+    moe_router_score_function moe_router_topk moe_router_topk_scaling_factor moe_shared_expert_gate
+    moe_shared_expert_intermediate_size moe_z_loss_coeff num_moe_experts
+    """
+)
+"""Fields that change what recycle's stages compute."""
+_WITHOUT_EFFECT = _names(
+    """
+    activation_func_fp8_input_store async_tensor_model_parallel_allreduce barrier_with_L1_time batch_p2p_comm
+    batch_p2p_sync clone_scatter_output_in_embedding cpu_offloading_double_buffering cross_entropy_fusion_impl
+    cuda_graph_retain_backward_graph cuda_graph_use_single_mempool cuda_graph_warmup_steps deallocate_pipeline_outputs
+    disable_parameter_transpose_cache dsa_indexer_head_dim dsa_indexer_loss_coeff dsa_indexer_n_heads dsa_indexer_topk
+    dsa_indexer_use_sparse_loss ep_overlap_early_attn_memory_release first_last_layers_bf16 fp4_quantizer_factory
+    fp4_recipe fp8_amax_compute_algo fp8_amax_history_len fp8_dot_product_attention fp8_interval fp8_margin
+    fp8_multi_head_attention fp8_quantizer_factory fp8_recipe fp8_wgrad hetereogenous_dist_checkpoint
+    inference_fuse_tp_communication inference_rng_tracker inference_sampling_seed linear_conv_kernel_dim
+    linear_key_head_dim linear_num_key_heads linear_num_value_heads linear_value_head_dim mamba_head_dim
+    mamba_num_groups mamba_num_heads mamba_state_dim max_seqlen_per_dp_cp_rank min_offloaded_tensor_size
+    mlp_chunks_for_prefill moe_deepep_num_sms moe_extended_tp moe_hybridep_num_sms moe_router_padding_for_fp8
+    moe_router_padding_for_quantization mtp_loss_scaling_factor mtp_standalone num_layers_at_end_in_bf16
+    num_layers_at_start_in_bf16 overlap_p2p_comm overlap_p2p_comm_warmup_flush pipeline_model_parallel_comm_backend
+    qk_clip_alpha qk_clip_threshold symmetric_ar_type test_mode tp_comm_atomic_ag tp_comm_atomic_rs
+    tp_comm_bootstrap_backend tp_comm_bulk_dgrad tp_comm_bulk_wgrad tp_comm_overlap_ag tp_comm_overlap_disable_fc1
+    tp_comm_overlap_disable_qkv tp_comm_overlap_rs tp_comm_overlap_rs_dgrad tp_comm_split_ag tp_comm_split_rs
+    tp_only_amax_red use_inference_optimized_layers use_mamba_mem_eff_path use_ring_exchange_p2p wgrad_deferral_limit
+    """
+)
+"""Fields of features that recycle's stages do not have; accepted and ignored."""
+_VALUES: Mapping[str, Sequence[str]] = {
+    "transformer_impl": ("local", TRANSFORMER_ENGINE),
+    "activation_func": tuple(ACTIVATIONS),
+    "moe_router_load_balancing_type": ("aux_loss", "seq_aux_loss", "sinkhorn", "none"),
+}
+"""Field -> supported values; "global_aux_loss" and "quantile_balancing" have state that workers do not copy."""
 
 
 def transformer_config(job: Job, **changes: Any) -> TransformerConfig:
@@ -207,7 +259,7 @@ def transformer_config(job: Job, **changes: Any) -> TransformerConfig:
         "apply_rope_fusion": False,
         "transformer_impl": "local",
     }
-    settings |= further_fields(config_of(model))
+    settings |= converted_fields(config_of(model))
     if "num_moe_experts" in settings:
         # A worker has all experts of its layers: each is split over the tensor ranks or whole on one of them.
         settings |= {"expert_tensor_parallel_size": 1, "moe_token_dispatcher_type": "allgather"}
@@ -222,9 +274,9 @@ def transformer_config(job: Job, **changes: Any) -> TransformerConfig:
     return config
 
 
-def further_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+def converted_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `[model.config]`, converted for megatron-core. Raises JobError naming a bad field."""
-    known, found = _types(), {}
+    known, converted = _types(), {}
     for name, value in config.items():
         key = f"[model.config] {name}"
         if name in _UNSUPPORTED:
@@ -233,26 +285,27 @@ def further_fields(config: Mapping[str, Any]) -> dict[str, Any]:
             close = difflib.get_close_matches(name, known, 1)
             hint = f'; did you mean "{close[0]}"?' if close else ""
             raise JobError(f"{key}: megatron-core's TransformerConfig has no such field{hint}")
-        if name == "moe_router_load_balancing_type" and "global_aux_loss" in value:
-            raise JobError(f"{key}: cannot be global_aux_loss: {_OWN_STATE}")
-        if name == "transformer_impl" and value not in ("local", TRANSFORMER_ENGINE):
-            raise JobError(f"{key}: {value!r} is none of local, {TRANSFORMER_ENGINE}")
+        if name not in _SUPPORTED | _WITHOUT_EFFECT:
+            raise JobError(f"{key}: cannot be set: recycle was not tested with this field of {installed()}")
+        values = _VALUES.get(name)
+        if values is not None and not all(each in values for each in (value if isinstance(value, list) else [value])):
+            raise JobError(f"{key}: {value!r} is none of {', '.join(values)}")
         if name == "activation_func":
-            if value not in ACTIVATIONS:
-                raise JobError(f"{key}: {value!r} is none of {', '.join(ACTIVATIONS)}")
-            found[name] = ACTIVATIONS[value]
+            converted[name] = ACTIVATIONS[str(value)]
             continue
         try:
-            found[name] = msgspec.convert(value, known[name])
+            converted[name] = msgspec.convert(value, known[name])
         except (msgspec.ValidationError, TypeError) as error:
             raise JobError(f"{key}: {error}") from None
-    return found
+        if name.endswith("init_method_std") and not 0 < converted[name] < math.inf:
+            raise JobError(f"{key}: {value!r} must be a number above 0")
+    return converted
 
 
 @cache
 def _types() -> dict[str, Any]:
     hints = get_type_hints(TransformerConfig)
-    return {each.name: hints[each.name] for each in fields(TransformerConfig) if each.init and each.name[0] != "_"}
+    return {field.name: hints[field.name] for field in fields(TransformerConfig) if field.init and field.name[0] != "_"}
 
 
 def prepare_for_engine(config: TransformerConfig) -> None:

@@ -21,12 +21,12 @@ from megatron.core.transformer import attention
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.moe.router import TopKRouter
 
+from recycle.megatron_versions import without_idle_expert_bias
+
 _ROUTER_TYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
 
 class Rotary(RotaryEmbedding):  # type: ignore[misc]
-    """Rotary positions on the device of their frequencies."""
-
     inv_freq: torch.Tensor
 
     def get_emb(self, max_seq_len: int, offset: int = 0) -> torch.Tensor:
@@ -49,28 +49,23 @@ class Rotary(RotaryEmbedding):  # type: ignore[misc]
         return moved
 
 
+@without_idle_expert_bias
 class Router(TopKRouter):  # type: ignore[misc]
     """A router on the device of its weight, without token counts and logs of auxiliary losses."""
 
     def gating(self, input: torch.Tensor) -> torch.Tensor:
-        """Scores of all experts, [sequence, batch, experts]."""
         computed_in = _ROUTER_TYPES.get(self.config.moe_router_dtype, input.dtype)
         bias = None if self.bias is None else self.bias.to(computed_in)
         return torch.nn.functional.linear(input.to(computed_in), self.weight.to(computed_in), bias)
 
-    def _apply_expert_bias(self, routing_map: torch.Tensor, padding_mask: torch.Tensor | None = None) -> None:
-        # megatron-core compiles this even if the expert bias is off.
-        if self.enable_expert_bias:
-            super()._apply_expert_bias(routing_map, padding_mask=padding_mask)
 
-
-_STAYING = {RotaryEmbedding: Rotary, TopKRouter: Router}
+_DEVICE_CLASSES = {RotaryEmbedding: Rotary, TopKRouter: Router}
 
 
 def stay_on_device(part: torch.nn.Module) -> None:
     """Keep the modules of `part` on their device; call before moving the part."""
     for module in part.modules():
-        for kind, staying in _STAYING.items():
+        for kind, staying in _DEVICE_CLASSES.items():
             if type(module) is kind:
                 module.__class__ = staying  # type: ignore[assignment]
         if isinstance(module, Router):
@@ -86,7 +81,7 @@ def fuse(part: torch.nn.Module) -> None:
         elif type(module) is MLP and _is_swiglu(module.config):
             module.__class__ = _GatedMLP
         elif type(module) is RotaryEmbedding and not module.rotary_interleaved:
-            module.__class__ = _Angles
+            module.__class__ = _CachedRotary
 
 
 class _Norm(torch.nn.RMSNorm):
@@ -111,19 +106,17 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, None]:
         x, scale, weight = ctx.saved_tensors
         wide, gradient = x.float(), gradient.float()
-        of_weight = (wide * scale).mul_(gradient).sum_to_size(weight.shape).to(weight.dtype)
+        weight_gradient = (wide * scale).mul_(gradient).sum_to_size(weight.shape).to(weight.dtype)
         weighted = gradient * weight
-        of_scale = (weighted * wide).sum(-1, keepdim=True)
-        of_mean = (-0.5 * of_scale * scale.pow(3)) / x.shape[-1]
-        direct, through_scale = weighted.mul_(scale), wide * (2 * of_mean)
+        scale_gradient = (weighted * wide).sum(-1, keepdim=True)
+        mean_gradient = (-0.5 * scale_gradient * scale.pow(3)) / x.shape[-1]
+        direct, through_scale = weighted.mul_(scale), wide * (2 * mean_gradient)
         if x.dtype == torch.float32:
-            return direct, through_scale, of_weight, None
-        return direct.add_(through_scale).to(x.dtype), None, of_weight, None  # summed before rounding
+            return direct, through_scale, weight_gradient, None
+        return direct.add_(through_scale).to(x.dtype), None, weight_gradient, None  # summed before rounding
 
 
 class _GatedMLP(MLP):  # type: ignore[misc]
-    """megatron-core's feed-forward part with fused SwiGLU."""
-
     def forward(self, hidden_states: torch.Tensor, per_token_scale: torch.Tensor | None = None, **_: Any) -> Any:
         both, bias = self.linear_fc1(hidden_states)
         product: torch.Tensor = _SwiGLU.apply(both if bias is None else both + bias)  # type: ignore[no-untyped-call]
@@ -137,8 +130,6 @@ class _GatedMLP(MLP):  # type: ignore[misc]
 
 
 class _SwiGLU(torch.autograd.Function):
-    """silu(gate) * up; the last dimension is [gate, up]."""
-
     @staticmethod
     def forward(ctx: Any, both: torch.Tensor) -> torch.Tensor:
         gate, up = both.chunk(2, dim=-1)
@@ -150,11 +141,11 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         both, opened = ctx.saved_tensors
         gate, up = both.chunk(2, dim=-1)
-        found = torch.empty_like(both)
-        of_gate, of_up = found.chunk(2, dim=-1)
-        torch.ops.aten.silu_backward.grad_input(gradient * up, gate, grad_input=of_gate)
-        torch.mul(gradient, opened, out=of_up)
-        return found
+        both_gradient = torch.empty_like(both)
+        gate_gradient, up_gradient = both_gradient.chunk(2, dim=-1)
+        torch.ops.aten.silu_backward.grad_input(gradient * up, gate, grad_input=gate_gradient)
+        torch.mul(gradient, opened, out=up_gradient)
+        return both_gradient
 
 
 def _is_swiglu(config: Any) -> bool:
@@ -168,9 +159,7 @@ def _is_swiglu(config: Any) -> bool:
     )
 
 
-class _Angles(Rotary):
-    """Rotary positions whose cosines and sines are computed once per length, for all layers and micro-batches."""
-
+class _CachedRotary(Rotary):
     _last: tuple[tuple[Any, ...], Any] | None = None
 
     def forward(self, max_seq_len: int, offset: int = 0, packed_seq: bool = False, cp_group: Any = None) -> Any:
@@ -183,44 +172,42 @@ class _Angles(Rotary):
 
 
 class _Rotation(torch.autograd.Function):
-    """Rotation of channel pairs, one channel from each half, by an angle."""
-
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(cos, sin)
-        return _turn(x, cos, sin, 1)
+        return _rotate(x, cos, sin, 1)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        return _turn(gradient, cos, sin, -1), None, None
+        return _rotate(gradient, cos, sin, -1), None, None
 
 
-def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: int) -> torch.Tensor:
-    (first, second), (of_first, of_second) = x.chunk(2, dim=-1), sin.chunk(2, dim=-1)
-    turned = x * cos
-    left, right = turned.chunk(2, dim=-1)
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: int) -> torch.Tensor:
+    (first, second), (first_sin, second_sin) = x.chunk(2, dim=-1), sin.chunk(2, dim=-1)
+    result = x * cos
+    first_result, second_result = result.chunk(2, dim=-1)
     if direction > 0:
-        left.sub_(second * of_first)
-        right.add_(first * of_second)
+        first_result.sub_(second * first_sin)
+        second_result.add_(first * second_sin)
     else:
-        left.add_(second * of_second)
-        right.sub_(first * of_first)
-    return turned
+        first_result.add_(second * second_sin)
+        second_result.sub_(first * first_sin)
+    return result
 
 
-_theirs = attention.apply_rotary_pos_emb
+_megatron_rotary = attention.apply_rotary_pos_emb
 
 
 def _apply_rotary(
     x: torch.Tensor, angles: torch.Tensor, *arguments: Any, mscale: float = 1.0, **named: Any
 ) -> torch.Tensor:
-    turns = getattr(angles, "turns", None)
-    if turns is None or angles.shape[-1] != x.shape[-1] or mscale != 1.0:
-        theirs: torch.Tensor = _theirs(x, angles, *arguments, mscale=mscale, **named)
-        return theirs
-    turned: torch.Tensor = _Rotation.apply(x, *(part.to(x.dtype) for part in turns))  # type: ignore[no-untyped-call]
-    return turned
+    cos_sin = getattr(angles, "turns", None)
+    if cos_sin is None or angles.shape[-1] != x.shape[-1] or mscale != 1.0:
+        plain: torch.Tensor = _megatron_rotary(x, angles, *arguments, mscale=mscale, **named)
+        return plain
+    rotated: torch.Tensor = _Rotation.apply(x, *(part.to(x.dtype) for part in cos_sin))  # type: ignore[no-untyped-call]
+    return rotated
 
 
 attention.apply_rotary_pos_emb = _apply_rotary  # megatron-core handles the angles of other models

@@ -13,6 +13,7 @@ order than `TensorGroup`. Not run with Transformer Engine, which needs a GPU.
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from megatron.core.models.backends import BackendSpecProvider, LocalSpecProvider
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
@@ -29,10 +31,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from recycle.errors import RunError
 from recycle.exec.model.config import TRANSFORMER_ENGINE, transformer_config
 from recycle.exec.model.fused import fuse
-from recycle.exec.model.tensor_ranks import cut_sequences, groups_with_shared_experts, prepare_mixtures
+from recycle.exec.model.tensor_ranks import enable_sequence_parallel, groups_with_shared_experts, prepare_mixtures
 from recycle.exec.model.weights import initialise, read_weights
 from recycle.job import Job
 from recycle.job.architecture import is_rotary
+from recycle.megatron_versions import installed, without_model_notice
 
 
 class CausalAttention(MegatronModule):  # type: ignore[misc]
@@ -93,25 +96,39 @@ def backend() -> BackendSpecProvider:
     return provider
 
 
-def _put_engine_into(spec: Any, config: TransformerConfig) -> None:
-    own, provider, rms = LocalSpecProvider(), backend(), config.normalization == "RMSNorm"
-    _replace(
+def _with_engine(spec: Any, config: TransformerConfig) -> Any:
+    local, engine, rms = LocalSpecProvider(), backend(), config.normalization == "RMSNorm"
+    return _replaced(
         spec,
         {
-            own.column_parallel_linear(): provider.column_parallel_linear(),
-            own.row_parallel_linear(): provider.row_parallel_linear(),
-            own.layer_norm(rms_norm=rms): provider.layer_norm(rms_norm=rms),
+            local.column_parallel_linear(): engine.column_parallel_linear(),
+            local.row_parallel_linear(): engine.row_parallel_linear(),
+            local.layer_norm(rms_norm=rms): engine.layer_norm(rms_norm=rms),
         },
     )
 
 
-def _replace(part: Any, by: dict[Any, Any]) -> None:
-    for field in fields(part):
-        value = getattr(part, field.name)
-        if isinstance(value, type) and value in by:
-            setattr(part, field.name, by[value])
-        elif is_dataclass(value) and not isinstance(value, type):
-            _replace(value, by)
+def _replaced(value: Any, by: dict[Any, Any]) -> Any:
+    if isinstance(value, partial):
+        named = {name: _replaced(part, by) for name, part in value.keywords.items()}
+        return partial(_replaced(value.func, by), *(_replaced(part, by) for part in value.args), **named)
+    if isinstance(value, type):
+        return by.get(value, value)
+    if isinstance(value, list):
+        return [_replaced(part, by) for part in value]
+    if is_dataclass(value):
+        for field in fields(value):
+            setattr(value, field.name, _replaced(getattr(value, field.name), by))
+    return value
+
+
+def _require_engine(part: GPTModel) -> None:
+    for name, module in part.decoder.named_modules():
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear):
+            raise RunError(
+                f"decoder.{name}: transformer_impl does not replace this layer with {installed()}; use"
+                ' transformer_impl = "local"'
+            )
 
 
 def layer_spec(config: TransformerConfig) -> ModuleSpec:
@@ -121,7 +138,7 @@ def layer_spec(config: TransformerConfig) -> ModuleSpec:
     )
     spec.submodules.self_attention.submodules.core_attention = CausalAttention
     if config.transformer_impl == TRANSFORMER_ENGINE:
-        _put_engine_into(spec, config)
+        return _with_engine(spec, config)
     return spec
 
 
@@ -129,7 +146,7 @@ def block_spec(config: TransformerConfig, layers: int) -> TransformerBlockSubmod
     """Spec of `layers` layers and the final norm, listed one by one because a split may be uneven or empty."""
     block = TransformerBlockSubmodules(layer_specs=[layer_spec(config)] * layers, layer_norm=WrappedTorchNorm)
     if config.transformer_impl == TRANSFORMER_ENGINE:
-        _put_engine_into(block, config)
+        return _with_engine(block, config)
     return block
 
 
@@ -140,24 +157,27 @@ def build_part(job: Job, stage: int, tensor_rank: int = 0, *, is_filled: bool = 
     the checkpoint of `[model] weights` cannot be read.
     """
     layers, config = job.layers_per_stage(), transformer_config(job)
-    part = GPTModel(
-        config=config,
-        transformer_layer_spec=block_spec(config, layers[stage]),
-        vocab_size=job.model.vocabulary,
-        max_sequence_length=job.model.sequence,
-        pre_process=stage == 0,
-        post_process=stage == len(layers) - 1,
-        share_embeddings_and_output_weights=job.model.tied,
-        position_embedding_type="rope" if is_rotary(job.model) else "learned_absolute",
-        rotary_base=job.model.rotary_base,
-        rope_scaling=job.model.rotary_scaling is not None,
-        rope_scaling_factor=job.model.rotary_scaling or 1.0,
-        pg_collection=groups_with_shared_experts() if job.grid.expert_parallel else None,
-    )
+    with without_model_notice():
+        part = GPTModel(
+            config=config,
+            transformer_layer_spec=block_spec(config, layers[stage]),
+            vocab_size=job.model.vocabulary,
+            max_sequence_length=job.model.sequence,
+            pre_process=stage == 0,
+            post_process=stage == len(layers) - 1,
+            share_embeddings_and_output_weights=job.model.tied,
+            position_embedding_type="rope" if is_rotary(job.model) else "learned_absolute",
+            rotary_base=job.model.rotary_base,
+            rope_scaling=job.model.rotary_scaling is not None,
+            rope_scaling_factor=job.model.rotary_scaling or 1.0,
+            pg_collection=groups_with_shared_experts() if job.grid.expert_parallel else None,
+        )
+    if config.transformer_impl == TRANSFORMER_ENGINE:
+        _require_engine(part)
     prepare_mixtures(part)
     fuse(part)
     if job.grid.sequence_parallel:
-        cut_sequences(part)
+        enable_sequence_parallel(part)
     first_layer, tensor = sum(layers[:stage]), (tensor_rank, job.grid.tensor_parallel)
     if not is_filled:
         return part

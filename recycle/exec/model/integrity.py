@@ -48,7 +48,6 @@ class RunningChecksum:
         return True
 
     def finish(self) -> Checksum:
-        """Process the remaining pieces and return the checksum."""
         while self.piece():
             pass
         return _checksum(self._sums)
@@ -56,17 +55,17 @@ class RunningChecksum:
 
 def layout_of(state: Sequence[torch.Tensor], named: dict[str, torch.Tensor]) -> list[StateTensor]:
     """Positions of the named views in a state's tensors, in order."""
-    found: list[StateTensor] = []
+    places: list[StateTensor] = []
     before = 0
     for tensor in state:
         begin, size = tensor.data_ptr(), tensor.nbytes
-        found += (
+        places += (
             StateTensor(name, before + view.data_ptr() - begin, view.numel(), view.element_size())
             for name, view in named.items()
             if view.numel() and begin <= view.data_ptr() < begin + size
         )
         before += size
-    return sorted(found, key=lambda one: one.first)
+    return sorted(places, key=lambda place: place.first)
 
 
 class ChecksumBuilder:
@@ -76,11 +75,9 @@ class ChecksumBuilder:
         self._sums: tuple[list[torch.Tensor], ...] = ([], [], [])
 
     def activation(self, output: torch.Tensor) -> None:
-        """Add the output of the forward, or the loss."""
         self._sums[0].append(word_sums(output))
 
     def input_gradient(self, gradient: torch.Tensor) -> None:
-        """Add the input gradient."""
         self._sums[1].append(word_sums(gradient))
 
     def weight_gradient(self, first: int, gradient: torch.Tensor) -> None:
@@ -88,7 +85,6 @@ class ChecksumBuilder:
         self._sums[2].append(word_sums(gradient, first))
 
     def finish(self) -> MicroBatchChecksums:
-        """The checksums of all results so far."""
         none = torch.zeros(1, 2, dtype=torch.int64)
         return MicroBatchChecksums(*(_checksum((torch.stack(sums) if sums else none).sum(0)) for sums in self._sums))
 
@@ -129,7 +125,6 @@ def _checksum(sums: torch.Tensor) -> Checksum:
 
 @torch.no_grad()
 def flip_largest(tensor: torch.Tensor, bit: int) -> None:
-    """Flip one bit of the largest entry of a contiguous tensor, in place."""
     flat = tensor.view(-1)
     if not flat.numel():
         return
@@ -138,8 +133,7 @@ def flip_largest(tensor: torch.Tensor, bit: int) -> None:
     words.bitwise_xor_(torch.ones_like(words) << bit % (8 * flat.element_size()))
 
 
-def flipped(tensor: torch.Tensor, bit: int) -> torch.Tensor:
-    """A copy with one bit of its largest entry flipped."""
+def flipped_copy(tensor: torch.Tensor, bit: int) -> torch.Tensor:
     copy = tensor.detach().clone(memory_format=torch.contiguous_format)
     flip_largest(copy, bit)
     return copy
@@ -148,7 +142,7 @@ def flipped(tensor: torch.Tensor, bit: int) -> torch.Tensor:
 def flipped_tokens(tokens: torch.Tensor, vocabulary: int, bit: int) -> torch.Tensor:
     """A copy with one bit of the first token flipped: this bit, or the next that yields a valid token."""
     if tokens.is_floating_point():
-        return flipped(tokens, bit)
+        return flipped_copy(tokens, bit)
     copy = tokens.clone(memory_format=torch.contiguous_format)
     flat, bits = copy.view(-1), max(1, (vocabulary - 1).bit_length())
     first = int(flat[0])
@@ -157,37 +151,33 @@ def flipped_tokens(tokens: torch.Tensor, vocabulary: int, bit: int) -> torch.Ten
     return copy
 
 
-class FlipsOfForwards:
-    """Pending bit flips of a stage's forwards."""
-
+class PendingBitFlips:
     def __init__(self) -> None:
         self._once: dict[str, int] = {}
         self._stuck: int | None = None
 
-    def order(self, target: str, bit: int) -> None:
+    def schedule(self, target: str, bit: int) -> None:
         """Schedule a flip of the next forward's input or activation, or of every forward for a kernel."""
         if target == "kernel":
             self._stuck = bit
         else:
             self._once[target] = bit
 
-    def of_input(self) -> int | None:
+    def take_input_bit(self) -> int | None:
         """Take the bit to flip in the input of the current forward, or None. Call once per forward."""
         return self._once.pop("input", None)
 
-    def of_activation(self) -> list[int]:
+    def take_activation_bits(self) -> list[int]:
         """Take the bits to flip in an activation of the current forward. Call once per forward."""
         struck = [self._once.pop("activation")] if "activation" in self._once else []
         return struck if self._stuck is None else [*struck, self._stuck]
 
 
 class _Flip(torch.autograd.Function):
-    """Flips bits of a tensor and passes the gradient through."""
-
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, bits: list[int]) -> torch.Tensor:
         for bit in bits:
-            tensor = flipped(tensor, bit)
+            tensor = flipped_copy(tensor, bit)
         return tensor
 
     @staticmethod
@@ -195,12 +185,12 @@ class _Flip(torch.autograd.Function):
         return gradients[0], None
 
 
-def strike_first_layer(module: torch.nn.Module, flips: FlipsOfForwards) -> None:
+def flip_first_layer_outputs(module: torch.nn.Module, flips: PendingBitFlips) -> None:
     """Apply the activation flips to the output of the first layer of a stage's module."""
-    layers = (one for one in module.modules() if next(one.parameters(recurse=False), None) is not None)
+    layers = (layer for layer in module.modules() if next(layer.parameters(recurse=False), None) is not None)
 
     def strike(layer: torch.nn.Module, given: Any, output: Any) -> Any:
-        bits = flips.of_activation()
+        bits = flips.take_activation_bits()
         if not bits:
             return output
         if isinstance(output, tuple):

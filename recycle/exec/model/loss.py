@@ -2,7 +2,8 @@
 
 A loss function takes (output of the last stage's module, batch) and returns (sum, count): the sum of the losses of the
 unmasked tokens and their number, as Megatron-LM's loss functions do. The micro-batch's loss is sum / count, or 0 if
-count is 0. An iteration's loss is the unweighted mean over its micro-batches.
+count is 0. An iteration's loss is the unweighted mean over its micro-batches. `TokenMean` gives every token the same
+weight instead.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from recycle.errors import RunError
-from recycle.exec.data.batches import Batch
+from recycle.exec.data.batches import Batch, Batches
 
 LossFunction = Callable[[torch.Tensor, Batch], tuple[torch.Tensor, Any]]
 """(output, batch) -> (sum, count)."""
@@ -34,9 +35,48 @@ def cross_entropy(logits: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, tor
     return masked_sum(losses.view(labels.shape), batch)
 
 
-def mean_loss(function: LossFunction, output: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Mean loss of a micro-batch, a scalar. Raises RunError as `loss_sum` does."""
+def token_count(batch: Batch) -> int:
+    """Return the number of tokens of a batch that count in the loss: those of `loss_mask`, or all labels."""
+    mask = batch.get("loss_mask")
+    return batch["labels"].numel() if mask is None else int(mask.sum())
+
+
+class TokenMean:
+    """The mean number of tokens that count in an iteration's micro-batches.
+
+    With `[train] per_token_loss`, this number divides every micro-batch's sum of losses. The iteration's loss is then
+    the sum over all its tokens divided by their number. Every host of the last stage counts all micro-batches itself,
+    so the number does not depend on the worker.
+
+    Args:
+        micro_batches: micro-batches of an iteration, over all pipelines.
+    """
+
+    def __init__(self, batches: Batches, micro_batches: int) -> None:
+        self._batches, self._micro_batches = batches, micro_batches
+        self._last = -1, 1.0
+
+    def of(self, iteration: int) -> float:
+        """Return the mean of an iteration; 1 / micro-batches if no token counts."""
+        if self._last[0] != iteration:
+            total = sum(token_count(self._batches.batch(iteration, each)) for each in range(self._micro_batches))
+            self._last = iteration, max(total, 1) / self._micro_batches
+        return self._last[1]
+
+
+def mean_loss(function: LossFunction, output: torch.Tensor, batch: Batch, tokens: float | None = None) -> torch.Tensor:
+    """Return the loss of a micro-batch, a scalar: its sum over its count, or over `tokens` if given.
+
+    Raises RunError as `loss_sum` does, and if `tokens` is given and the count is not that of `loss_mask`.
+    """
     total, count = loss_sum(function, output, batch)
+    if tokens is not None:
+        if function not in (masked_sum, cross_entropy) and int(count) != token_count(batch):
+            raise RunError(
+                f"[train] per_token_loss: {_name(function)} counts {int(count)} tokens, and the batch's loss_mask"
+                f" {token_count(batch)}; both must be equal"
+            )
+        return torch.div(total, tokens)
     if isinstance(count, torch.Tensor):
         return torch.div(total, count.to(total.dtype).clamp(min=1).reshape(()))
     return torch.div(total, max(count, 1))
@@ -48,7 +88,11 @@ def loss_sum(function: LossFunction, output: torch.Tensor, batch: Batch) -> tupl
     pair = isinstance(returned, tuple | list) and len(returned) == 2
     if not pair or not isinstance(returned[0], torch.Tensor) or returned[0].numel() != 1:
         raise RunError(
-            f"[train] loss: {getattr(function, '__qualname__', function)} must return a sum, a tensor of one entry, and"
+            f"[train] loss: {_name(function)} must return a sum, a tensor of one entry, and"
             f" the count of what it is the sum of; it returned {type(returned).__name__}"
         )
     return returned[0].reshape(()), returned[1]
+
+
+def _name(function: LossFunction) -> str:
+    return getattr(function, "__qualname__", repr(function))

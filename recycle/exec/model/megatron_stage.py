@@ -17,7 +17,8 @@ import torch
 from recycle.exec.data.batches import Batch, Batches
 from recycle.exec.data.loading import BatchesAhead
 from recycle.exec.model.backward import WeightGradientStore, split_linears
-from recycle.exec.model.integrity import ChecksumBuilder, flipped, flipped_tokens, strike_first_layer
+from recycle.exec.model.integrity import ChecksumBuilder, flip_first_layer_outputs, flipped_copy, flipped_tokens
+from recycle.exec.model.loss import TokenMean
 from recycle.exec.model.other_layers import DelayedLayers, GraphSplit
 from recycle.exec.model.part import StageModule
 from recycle.exec.model.providers import NONE, Providers
@@ -26,8 +27,8 @@ from recycle.exec.model.state.accumulate import Accumulator, ExactSum, FlatLayou
 from recycle.exec.model.state.gradient_sums import GradientSums, Half, IncomingGradients
 from recycle.exec.model.state.layouts import ShardedOptimizer, UnitOptimizers, ends_of_units
 from recycle.exec.model.state.optimizer import StoredNames, decays, without_shared
-from recycle.exec.model.tensor_ranks import own_experts, partly_computed
-from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated, of_each_head, units_of
+from recycle.exec.model.tensor_ranks import own_expert_parameters, sequence_split_parameters
+from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated_parameters, per_head_parameters, units_of
 from recycle.ir.instruction import (
     BackwardInput,
     Compute,
@@ -76,6 +77,9 @@ class MegatronStage(Stage):
         self._trained_on = None if batches is None else BatchesAhead(batches, is_pinned)
         self._evaluated_on = None if evaluation is None else BatchesAhead(evaluation, is_pinned)
         self._data = self._trained_on
+        self._token_mean: TokenMean | None = None
+        if job.train.per_token_loss and self._is_last and batches is not None:
+            self._token_mean = TokenMean(batches, job.shape.global_micro_batches)
         self._micro_batches = job.shape.micro_batches
         self._recomputes = job.recompute_of(index) == "full"
 
@@ -88,13 +92,13 @@ class MegatronStage(Stage):
         self.parameters = {name: named[name] for name in names}
         parameters = list(self.parameters.values())
         cut = cut_dimensions(part)
-        halves = gated(part)
+        halves = gated_parameters(part)
         summed: set[torch.nn.Parameter] = set()
         if job.grid.tensor_parallel > 1:
-            summed = of_each_head(part)
+            summed = per_head_parameters(part)
         if job.grid.sequence_parallel:
-            summed |= partly_computed(part) - cut.keys()
-        alone: dict[torch.nn.Parameter, int | None] = dict.fromkeys(own_experts(part))
+            summed |= sequence_split_parameters(part) - cut.keys()
+        alone: dict[torch.nn.Parameter, int | None] = dict.fromkeys(own_expert_parameters(part))
         places = alone | cut
         self._names = StoredNames(
             {name: places[parameter] for name, parameter in self.parameters.items() if parameter in places},
@@ -130,7 +134,7 @@ class MegatronStage(Stage):
         # the graph of a recomputed layer would run the layer once more.
         is_looked_at = providers.model is not None and job.recompute_of(index) in ("none", "full")
         self._graph = GraphSplit(parameters, self._store, self._incoming.add) if is_looked_at else None
-        self._is_struck = False
+        self._has_flip_hook = False
         self._vocabulary = job.model.vocabulary
 
     @property
@@ -148,11 +152,11 @@ class MegatronStage(Stage):
         self._sums.clear()
         self._losses.clear()
 
-    def _take_up(self, iteration: int, evaluates: bool) -> None:
+    def _start(self, iteration: int, evaluates: bool) -> None:
         if evaluates != self._evaluates:
             self._data = self._evaluated_on if evaluates else self._trained_on
-            self._part.evaluates(evaluates)
-        super()._take_up(iteration, evaluates)
+            self._part.set_evaluating(evaluates)
+        super()._start(iteration, evaluates)
         self._incoming.reset()
         self._store.clear()
         self._delayed.clear()
@@ -160,8 +164,8 @@ class MegatronStage(Stage):
     def expect(self, iteration: int, program: Sequence[Compute]) -> None:
         if self._data is None or not (self._is_first or self._is_last):
             return
-        runs = [one for one in program if one.row.holds or (one.row.remakes and self._recomputes)]
-        numbers = [self._number(one.micro_batch) for one in runs]
+        runs = [compute for compute in program if compute.row.holds or (compute.row.remakes and self._recomputes)]
+        numbers = [self._number(compute.micro_batch) for compute in runs]
         steps = (iteration,) if self._evaluates else (iteration, iteration + 1)
         self._data.expect((step, number) for step in steps for number in numbers)
 
@@ -181,8 +185,8 @@ class MegatronStage(Stage):
     ) -> torch.Tensor | None:
         self._require_input(cls, micro_batch, activation)
         entry = None if activation is None else activation.detach()
-        if entry is not None and (bit := self._flips.of_input()) is not None:
-            entry = flipped(entry, bit)
+        if entry is not None and (bit := self._flips.take_input_bit()) is not None:
+            entry = flipped_copy(entry, bit)
         return entry
 
     def _run_replay(
@@ -190,16 +194,16 @@ class MegatronStage(Stage):
         micro_batch: MicroBatch,
         activation: torch.Tensor | None,
         gradient: torch.Tensor | None,
-        making: ChecksumBuilder,
+        checksums: ChecksumBuilder,
     ) -> None:
         entry = self._entry(Replay, micro_batch, activation)
-        with self._incoming.of(making, is_scratch=True):
+        with self._incoming.attributed_to(checksums, is_scratch=True):
             with torch.enable_grad():
                 output = self._compute(micro_batch, entry)
-            making.activation(output)
+            checksums.activation(output)
             by_entry = self._backward_from(Replay, micro_batch, entry, output, gradient)
             if by_entry is not None:
-                making.input_gradient(by_entry)
+                checksums.input_gradient(by_entry)
 
     def _require_input(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> None:
         if (activation is None) != self._is_first:
@@ -220,11 +224,11 @@ class MegatronStage(Stage):
     ) -> tuple[torch.Tensor | None, Any]:
         is_split, (entry, output) = cls is BackwardInput, held
         recording = self._store.record(micro_batch) if is_split else nullcontext()
-        with recording, self._incoming.of(self._making(micro_batch), "I" if is_split else None):
+        with recording, self._incoming.attributed_to(self._checksums_of(micro_batch), "I" if is_split else None):
             return self._backward_from(cls, micro_batch, entry, output, gradient), None
 
-    def _run_weight(self, micro_batch: MicroBatch, rest: Any, bucket: int, buckets: int) -> None:
-        with self._incoming.of(self._making(micro_batch), "W"):
+    def _run_weight(self, micro_batch: MicroBatch, saved: Any, bucket: int, buckets: int) -> None:
+        with self._incoming.attributed_to(self._checksums_of(micro_batch), "W"):
             if bucket == buckets - 1:
                 self._store.flush(micro_batch)
             else:
@@ -263,31 +267,32 @@ class MegatronStage(Stage):
         return self._names.cuts()
 
     def flip(self, target: str, bit: int) -> None:
-        if not self._is_struck:
-            self._is_struck = True
-            strike_first_layer(self._part.module, self._flips)
+        if not self._has_flip_hook:
+            self._has_flip_hook = True
+            flip_first_layer_outputs(self._part.module, self._flips)
         super().flip(target, bit)
 
     def placement(self) -> dict[str, Half]:
         placed = self._incoming.placed
-        return {name: placed[one] for name, one in self.parameters.items() if one in placed}
+        return {name: placed[parameter] for name, parameter in self.parameters.items() if parameter in placed}
 
     def _compute(self, micro_batch: MicroBatch, entry: torch.Tensor | None) -> torch.Tensor:
         number = self._number(micro_batch)
         batch = self._batch(number) if self._is_first or self._is_last else None
         if entry is not None:
             entry.requires_grad_(torch.is_grad_enabled())
-        output = self._part.output(entry, batch, self._iteration, number)
+        tokens = None if self._token_mean is None else self._token_mean.of(self._iteration)
+        output = self._part.output(entry, batch, self._iteration, number, tokens)
         if not self._is_last:
             self._part.require_message(output, self._type)
         return output
 
     def _batch(self, number: int) -> Batch:
         assert self._data is not None, "the stages at the ends read data"
-        made = self._data.batch(self._iteration, number)
-        if self._is_first and "tokens" in made and (bit := self._flips.of_input()) is not None:
-            made = made | {"tokens": flipped_tokens(made["tokens"], self._vocabulary, bit)}
-        return {name: part.to(self._device, non_blocking=True) for name, part in made.items()}
+        batch = self._data.batch(self._iteration, number)
+        if self._is_first and "tokens" in batch and (bit := self._flips.take_input_bit()) is not None:
+            batch = batch | {"tokens": flipped_tokens(batch["tokens"], self._vocabulary, bit)}
+        return {name: part.to(self._device, non_blocking=True) for name, part in batch.items()}
 
     def _number(self, micro_batch: MicroBatch) -> int:
         return micro_batch.pipeline * self._micro_batches + micro_batch.index

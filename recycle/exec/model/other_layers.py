@@ -27,6 +27,7 @@ from torch.autograd.graph import GradientEdge
 
 from recycle.errors import RunError
 from recycle.exec.model.backward import Deferred, Sink, WeightGradientStore, delays_itself
+from recycle.megatron_versions import saved_product
 
 _BIASED, _PLAIN, _TRANSPOSED, _LEAF = "AddmmBackward0", "MmBackward0", "TBackward0", "AccumulateGrad"
 
@@ -58,23 +59,23 @@ class GraphSplit:
     ) -> torch.Tensor | None:
         """Run the backward from a forward's `output`. Returns the gradient of `entry`, or None without one."""
         products = _products(output.grad_fn)
-        in_weights = {each for product in products for each in (product.weight, product.bias)}
+        in_weights = {weight for product in products for weight in (product.weight, product.bias)}
         # Includes weights of megatron-core's layers, so that autograd runs the nodes that lead only to them.
-        staying = [parameter for parameter in self._parameters if parameter not in in_weights]
+        other_parameters = [parameter for parameter in self._parameters if parameter not in in_weights]
         edges = [GradientEdge(product.node, 0) for product in products]
-        wanted: list[Any] = [*(() if entry is None else (entry,)), *staying, *edges]
-        found: list[Any] = list(torch.autograd.grad(output, wanted, gradient, allow_unused=True))
-        by_entry = None if entry is None else found.pop(0)
-        for parameter, its_gradient in zip(staying, found, strict=False):
-            if its_gradient is not None:
-                self._sink(parameter, its_gradient)
-        for product, flowing in zip(products, found[len(staying) :], strict=True):
-            if flowing is None:
+        wanted: list[Any] = [*(() if entry is None else (entry,)), *other_parameters, *edges]
+        gradients: list[Any] = list(torch.autograd.grad(output, wanted, gradient, allow_unused=True))
+        by_entry = None if entry is None else gradients.pop(0)
+        for parameter, parameter_gradient in zip(other_parameters, gradients, strict=False):
+            if parameter_gradient is not None:
+                self._sink(parameter, parameter_gradient)
+        for product, output_gradient in zip(products, gradients[len(other_parameters) :], strict=True):
+            if output_gradient is None:
                 continue
             if product.is_transposed:
-                self._store.put(product.weight, product.bias, product.inputs, flowing)
+                self._store.put(product.weight, product.bias, product.inputs, output_gradient)
             else:
-                self._store.put(product.weight, None, flowing, product.inputs)
+                self._store.put(product.weight, None, output_gradient, product.inputs)
         return by_entry
 
 
@@ -85,28 +86,30 @@ def _products(root: Any) -> list[_Product]:
         uses.update(child for child, _ in node.next_functions if child is not None and child.name().endswith(_LEAF))
         if node.name() in (_BIASED, _PLAIN):
             nodes.append(node)
-    found = []
+    products = []
     for node in nodes:
         factor, _ = node.next_functions[-1]
         is_transposed = factor is not None and factor.name() == _TRANSPOSED
         leaf = factor.next_functions[0][0] if is_transposed else factor
-        weight = _once(leaf, uses)
+        weight = _single_use_leaf(leaf, uses)
         if weight is None or weight.dim() != 2:
             continue
-        if node.name() == _PLAIN:
-            found.append(_Product(node, weight, None, node._saved_self, is_transposed))
-        elif is_transposed and node._saved_alpha == node._saved_beta == 1:
-            bias = _once(node.next_functions[0][0], uses)
-            of_outputs = bias is not None and bias.shape == weight.shape[:1]
-            found.append(_Product(node, weight, bias if of_outputs else None, node._saved_mat1, True))
-    return found
+        is_biased = node.name() == _BIASED
+        inputs, is_scaled = saved_product(node, has_addend=is_biased)
+        if not is_biased:
+            products.append(_Product(node, weight, None, inputs, is_transposed))
+        elif is_transposed and not is_scaled:
+            bias = _single_use_leaf(node.next_functions[0][0], uses)
+            is_output_bias = bias is not None and bias.shape == weight.shape[:1]
+            products.append(_Product(node, weight, bias if is_output_bias else None, inputs, True))
+    return products
 
 
-def _once(leaf: Any, uses: Counter[Any]) -> torch.Tensor | None:
+def _single_use_leaf(leaf: Any, uses: Counter[Any]) -> torch.Tensor | None:
     if leaf is None or not leaf.name().endswith(_LEAF) or uses[leaf] != 1:
         return None
-    found: torch.Tensor = leaf.variable
-    return found
+    weight: torch.Tensor = leaf.variable
+    return weight
 
 
 def _nodes(root: Any) -> Iterator[Any]:
@@ -133,9 +136,7 @@ class DelayedLayers:
             if not delays_itself(layer):
                 continue
             if getattr(layer, "fuse_wgrad_accumulation", False):
-                raise RunError(
-                    f"{name}: adds weight gradients to a buffer of its own; give it fuse_wgrad_accumulation=False"
-                )
+                raise RunError(f"{name}: adds weight gradients to its own buffer; set fuse_wgrad_accumulation=False")
             self._layers.append(layer)
 
     def collect(self) -> None:
@@ -145,11 +146,10 @@ class DelayedLayers:
             while not queue.empty():
                 entry = queue.get()
                 tensors = tuple(part for part in entry[0] if isinstance(part, torch.Tensor))
-                weights = tuple(one for one in layer.parameters(recurse=False) if one.dim() > 1)
+                weights = tuple(parameter for parameter in layer.parameters(recurse=False) if parameter.dim() > 1)
                 self._store.defer(Deferred(weights, tensors, partial(self._compute, layer, entry)))
 
     def clear(self) -> None:
-        """Discard entries of an interrupted backward."""
         for layer in self._layers:
             while not layer.wgrad_store.context.empty():
                 layer.wgrad_store.context.get()

@@ -32,6 +32,7 @@ from recycle.exec.model.loss import cross_entropy, loss_sum, masked_sum, mean_lo
 from recycle.exec.model.providers import NONE, Providers
 from recycle.exec.model.weights import LAYERS, SHARED_WEIGHT, global_names, layers_of
 from recycle.job import Job
+from recycle.megatron_versions import content_version
 
 
 class DropoutSeeds:
@@ -72,7 +73,7 @@ class DropoutSeeds:
                 attention.register_forward_hook(self._start(f"behind attention {number}{own}"))
 
     @contextmanager
-    def of(self, iteration: int, micro_batch: int) -> Iterator[None]:
+    def seeded(self, iteration: int, micro_batch: int) -> Iterator[None]:
         """Seed forwards inside the block for this iteration and micro-batch (global id)."""
         self._iteration, self._micro_batch = iteration, micro_batch
         before = self._generator.get_state()
@@ -100,9 +101,7 @@ PARTS: Mapping[str, str] = {
 DEFAULT_PARTS = ("core_attn",)
 
 
-class _Again:
-    """A forward that is recomputed in the backward; replaces the method as an attribute of its module."""
-
+class _Recomputed:
     def __init__(self, forward: Callable[..., Any], draws: bool) -> None:
         self._forward, self._draws = forward, draws
 
@@ -117,7 +116,7 @@ def recompute_layers(part: torch.nn.Module, draws: bool) -> None:
     if not any(name.rpartition(".")[2] == LAYERS for name, _ in part.named_modules()):
         raise JobError(f'[model] recompute: "layers" needs a list named `{LAYERS}` in every stage\'s module')
     for _, layer in layers_of(part, 0).values():
-        layer.forward = _Again(layer.forward, draws)
+        layer.forward = _Recomputed(layer.forward, draws)
 
 
 def recompute_parts(part: torch.nn.Module, names: Sequence[str], draws: bool) -> None:
@@ -128,11 +127,11 @@ def recompute_parts(part: torch.nn.Module, names: Sequence[str], draws: bool) ->
     modules = dict(part.named_modules())
     for place in layers_of(part, 0):
         if f"{place}.self_attention" not in modules:
-            raise JobError('[model] recompute: "selective" knows the layers of megatron-core; take "layers" or "full"')
+            raise JobError('[model] recompute: "selective" needs layers of megatron-core; use "layers" or "full"')
         for wanted in dict.fromkeys(PARTS[name] for name in names):
-            found = modules.get(f"{place}.{wanted}")
-            if found is not None:
-                found.forward = _Again(found.forward, draws)
+            module = modules.get(f"{place}.{wanted}")
+            if module is not None:
+                module.forward = _Recomputed(module.forward, draws)
 
 
 MESSAGE_SHAPE = "message_shape"
@@ -172,8 +171,8 @@ class StageModule:
         if is_provided and job.shape.stages > 1 and not layers_of(module, first_layer):
             if job.shape.cut or job.planner.layout == "elastic":
                 raise JobError(
-                    f"[model] provider: the module of stage {index} has no layers by the name of layers, so the model"
-                    " cannot be cut anew; name a list of them so (docs/guides/models.md), or write"
+                    f"[model] provider: the module of stage {index} has no list named layers, so the model cannot be"
+                    " repartitioned; name its list of layers so (docs/guides/models.md), or write"
                     ' [planner] layout = "fixed"'
                 )
             # Another stage's module may use the same names.
@@ -189,38 +188,47 @@ class StageModule:
         elif job.recompute_of(index) == "selective":
             parts = model.config.get("recompute_modules")
             recompute_parts(module, list(map(str, parts)) if isinstance(parts, list) else DEFAULT_PARTS, bool(draws))
-        self._versions = {name: buffer._version for name, buffer in module.named_buffers()}
+        self._versions = {name: content_version(buffer) for name, buffer in module.named_buffers()}
         self._modes = [(part, part.training) for part in module.modules()]
 
-    def evaluates(self, whether: bool) -> None:
-        """Switch evaluation mode on or off for every submodule that was training."""
+    def set_evaluating(self, enabled: bool) -> None:
         for part, trains in self._modes:
-            part.training = trains and not whether
+            part.training = trains and not enabled
 
-    def output(self, entry: torch.Tensor | None, batch: Batch | None, iteration: int, micro_batch: int) -> torch.Tensor:
-        """Run the forward of a micro-batch: the next stage's input, or the mean loss. Bit-identical on each call.
+    def output(
+        self,
+        entry: torch.Tensor | None,
+        batch: Batch | None,
+        iteration: int,
+        micro_batch: int,
+        tokens: float | None = None,
+    ) -> torch.Tensor:
+        """Run the forward of a micro-batch: the next stage's input, or the loss. Bit-identical on each call.
 
         Raises RunError if the output has another shape or type, or the forward changes a buffer.
+
+        Args:
+            tokens: divides the sum of losses; the micro-batch's own count if None.
         """
         with self._forward(iteration, micro_batch):
-            output = self._returned(entry, batch or {})
-            return mean_loss(self._loss, output, batch or {}) if self._is_last else output
+            output = self._call_module(entry, batch or {})
+            return mean_loss(self._loss, output, batch or {}, tokens) if self._is_last else output
 
     def losses(
         self, entry: torch.Tensor | None, batch: Batch, iteration: int, micro_batch: int
     ) -> tuple[torch.Tensor, Any]:
         """Run the forward of a micro-batch on the last stage: sum of the losses, and their number."""
         with self._forward(iteration, micro_batch):
-            return loss_sum(self._loss, self._returned(entry, batch), batch)
+            return loss_sum(self._loss, self._call_module(entry, batch), batch)
 
     @contextmanager
     def _forward(self, iteration: int, micro_batch: int) -> Iterator[None]:
-        with self._dropout.of(iteration, micro_batch) if self._dropout is not None else nullcontext():
+        with self._dropout.seeded(iteration, micro_batch) if self._dropout is not None else nullcontext():
             yield
         if self._versions:
             self._require_same_buffers()
 
-    def _returned(self, entry: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+    def _call_module(self, entry: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         output: torch.Tensor
         if not self._is_megatrons:
             output = self.module(batch["tokens"] if entry is None else entry)
@@ -238,19 +246,19 @@ class StageModule:
             self.module.set_input_tensor(None)
         return output
 
-    def require_message(self, output: torch.Tensor, of: torch.dtype) -> None:
+    def require_message(self, output: torch.Tensor, dtype: torch.dtype) -> None:
         """Raise RunError unless `output` has the shape and type of a message to the next stage."""
-        if not isinstance(output, torch.Tensor) or (tuple(output.shape), output.dtype) != (self.message_shape, of):
-            found = f"{list(output.shape)} {output.dtype}" if isinstance(output, torch.Tensor) else type(output)
+        if not isinstance(output, torch.Tensor) or (tuple(output.shape), output.dtype) != (self.message_shape, dtype):
+            returned = f"{list(output.shape)} {output.dtype}" if isinstance(output, torch.Tensor) else type(output)
             raise RunError(
-                f"[model] provider: the module of stage {self._index} returned {found}, but stages hand on"
-                f" {list(self.message_shape)} {of}; an attribute {MESSAGE_SHAPE} of every stage's module states another"
-                " shape"
+                f"[model] provider: the module of stage {self._index} returned {returned}, but stages pass"
+                f" {list(self.message_shape)} {dtype}; state another shape in the attribute {MESSAGE_SHAPE} of every"
+                " stage's module"
             )
 
     def _require_same_buffers(self) -> None:
         for name, buffer in self.module.named_buffers():
-            if buffer._version != self._versions.get(name, buffer._version):
+            if name in self._versions and content_version(buffer) != self._versions[name]:
                 raise RunError(
                     f"[model] provider: the forward of stage {self._index} changes the buffer {name}, which workers do"
                     " not copy from each other; use a layer without running statistics"
@@ -263,7 +271,7 @@ def require_trainable(module: Any, job: Job, index: int, where: str) -> None:
     if not isinstance(module, torch.nn.Module):
         raise JobError(f"{where}: it returned {type(module).__name__}, not a torch.nn.Module")
     if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise JobError(f"{where}: its module has no parameters to train; give it a layer, by [model] split")
+        raise JobError(f"{where}: its module has no parameters to train; give it a layer by [model] split")
     names = global_names(module, 0)
     for name, parameter in names.items():
         if not parameter.requires_grad:

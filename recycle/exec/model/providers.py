@@ -58,20 +58,20 @@ class Providers:
     evaluation: DataProvider | None = None
 
     @classmethod
-    def of(cls, job: Job) -> Providers:
+    def from_job(cls, job: Job) -> Providers:
         """Import the functions that the job names. Raises JobError if an import fails."""
         folders = job.model.import_from or ()
-        found = {}
+        functions = {}
         for name, key in _KEYS.items():
             text = _stated(job, name)
-            found[name] = None if text is None else function_named(text, key, folders)
-        return cls(**found)
+            functions[name] = None if text is None else function_named(text, key, folders)
+        return cls(**functions)
 
-    def of_evaluation(self, job: Job) -> DataProvider | None:
+    def evaluation_data(self, job: Job) -> DataProvider | None:
         """The data provider of evaluations; the training data's by default."""
         return self.evaluation or (self.data if job.evaluation.data is None else None)
 
-    def named_in(self, job: Job) -> Job:
+    def write_names(self, job: Job) -> Job:
         """The job with the names of these functions. Raises JobError if a worker process could not import one."""
         folders = list(job.model.import_from or [])
         for name, key in _KEYS.items():
@@ -88,16 +88,15 @@ class Providers:
         job.validate()
         return job
 
-    def over(self, job: Job) -> Providers:
+    def merged_with(self, job: Job) -> Providers:
         """These functions merged with those that the job names. Raises JobError if both give one."""
-        named = Providers.of(job)
+        named = Providers.from_job(job)
         for name in _KEYS:
             if getattr(self, name) is not None:
                 _require_one(job, name)
         return Providers(**{name: getattr(self, name) or getattr(named, name) for name in _KEYS})
 
     def build(self, job: Job, index: int) -> Any:
-        """Build the module of a stage. Raises JobError that names the function and the stage."""
         assert self.model is not None
         layers = job.layers_per_stage()
         first = sum(layers[:index])
@@ -111,7 +110,6 @@ class Providers:
             ) from error
 
     def origin_of(self, job: Job, index: int) -> str:
-        """Origin of a stage's module, as a prefix of messages."""
         name = job.model.provider or getattr(self.model, "__qualname__", repr(self.model))
         return f"[model] provider: {name}: stage {index}"
 
@@ -132,7 +130,7 @@ def _stating(job: Job, name: str, text: str) -> Job:
 def _require_one(job: Job, name: str) -> None:
     named = _stated(job, name)
     if named is not None:
-        raise JobError(f"{_KEYS[name]}: the job names {named}, and another function is given; leave out one")
+        raise JobError(f"{_KEYS[name]}: the job names {named}, and another function is passed; remove one of the two")
 
 
 NONE = Providers()

@@ -17,7 +17,7 @@ import torch
 
 from recycle.errors import RunError
 from recycle.exec.checksums import PARAMETERS, MicroBatchChecksums
-from recycle.exec.model.integrity import ChecksumBuilder, FlipsOfForwards, flip_largest
+from recycle.exec.model.integrity import ChecksumBuilder, PendingBitFlips, flip_largest
 from recycle.exec.transport.base import Transport
 from recycle.ir.instruction import (
     Backward,
@@ -136,8 +136,6 @@ class StateLayout(ABC):
 
 
 class ReplicatedState(StateLayout):
-    """Replicated optimizer state: each host holds all units of the stage."""
-
     kind = "stage"
 
     def units(self) -> Mapping[int, StatePiece]:
@@ -188,9 +186,9 @@ class Stage(ABC):
         self._evaluates, self._evaluated = False, list[tuple[Any, Any]]()
         self._held: dict[MicroBatch, Any] = {}
         self._waiting: dict[MicroBatch, Any] = {}
-        self._flips = FlipsOfForwards()
+        self._flips = PendingBitFlips()
         self._watched: frozenset[MicroBatch] = frozenset()
-        self._made: dict[MicroBatch, ChecksumBuilder] = {}
+        self._checksums: dict[MicroBatch, ChecksumBuilder] = {}
 
     def message_spec(self) -> tuple[tuple[int, ...], torch.dtype]:
         """Shape [sequence, micro_batch_size, hidden] and dtype of an activation that crosses a stage boundary."""
@@ -198,13 +196,13 @@ class Stage(ABC):
 
     def begin_iteration(self, step: int) -> None:
         """Start iteration `step` from a clean state, even if the previous iteration was interrupted."""
-        self._take_up(step, evaluates=False)
+        self._start(step, evaluates=False)
 
     def begin_evaluation(self, batch: int) -> None:
         """Start a batch of an evaluation: no activations are held, dropout is off, `evaluated` collects losses."""
-        self._take_up(batch, evaluates=True)
+        self._start(batch, evaluates=True)
 
-    def _take_up(self, iteration: int, evaluates: bool) -> None:
+    def _start(self, iteration: int, evaluates: bool) -> None:
         self._iteration, self._evaluates, self._evaluated = iteration, evaluates, []
         self.watch(())
         self._held.clear()
@@ -226,8 +224,8 @@ class Stage(ABC):
         if self._evaluates:
             return self._evaluate(micro_batch, activation)
         output = self._hold(Forward, micro_batch, activation)
-        if (making := self._making(micro_batch)) is not None:
-            making.activation(output)
+        if (checksums := self._checksums_of(micro_batch)) is not None:
+            checksums.activation(output)
         if self._is_last:
             self._add_loss(output)
         return None if self._is_last else output
@@ -262,14 +260,14 @@ class Stage(ABC):
 
     def watch(self, micro_batches: Iterable[MicroBatch]) -> None:
         """Take checksums of this iteration's results for these micro-batches, as far as they run here."""
-        self._watched, self._made = frozenset(micro_batches), {}
+        self._watched, self._checksums = frozenset(micro_batches), {}
 
-    def made(self) -> dict[MicroBatch, MicroBatchChecksums]:
+    def watched_checksums(self) -> dict[MicroBatch, MicroBatchChecksums]:
         """Checksums of the watched micro-batches that ran here; call after their W."""
-        return {micro_batch: making.finish() for micro_batch, making in self._made.items()}
+        return {micro_batch: builder.finish() for micro_batch, builder in self._checksums.items()}
 
-    def _making(self, micro_batch: MicroBatch) -> ChecksumBuilder | None:
-        return self._made.setdefault(micro_batch, ChecksumBuilder()) if micro_batch in self._watched else None
+    def _checksums_of(self, micro_batch: MicroBatch) -> ChecksumBuilder | None:
+        return self._checksums.setdefault(micro_batch, ChecksumBuilder()) if micro_batch in self._watched else None
 
     def replay(
         self, micro_batch: MicroBatch, activation: torch.Tensor | None, gradient: torch.Tensor | None
@@ -277,9 +275,9 @@ class Stage(ABC):
         """Run REPLAY: F and B of another host's micro-batch. Sums nothing; returns the checksums of the results."""
         if micro_batch in self._held or micro_batch in self._waiting:
             raise self._misuse(Replay, micro_batch, "this worker runs it itself")
-        making = ChecksumBuilder()
-        self._run_replay(micro_batch, activation, gradient, making)
-        return making
+        checksums = ChecksumBuilder()
+        self._run_replay(micro_batch, activation, gradient, checksums)
+        return checksums
 
     @abstractmethod
     def _run_replay(
@@ -287,13 +285,13 @@ class Stage(ABC):
         micro_batch: MicroBatch,
         activation: torch.Tensor | None,
         gradient: torch.Tensor | None,
-        making: ChecksumBuilder,
+        checksums: ChecksumBuilder,
     ) -> None:
         """Compute REPLAY."""
 
     def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """Run I with the output gradient (None on the last stage), and return the input gradient (None on stage 0)."""
-        by_input, self._waiting[micro_batch] = self._back(BackwardInput, micro_batch, gradient)
+        by_input, self._waiting[micro_batch] = self._begin_backward(BackwardInput, micro_batch, gradient)
         return by_input
 
     def backward_weight(self, micro_batch: MicroBatch, bucket: int = 0, buckets: int = 1) -> None:
@@ -307,18 +305,18 @@ class Stage(ABC):
 
     def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """Run B: I and W together, with bit-identical results."""
-        by_input, _ = self._back(Backward, micro_batch, gradient)
+        by_input, _ = self._begin_backward(Backward, micro_batch, gradient)
         return by_input
 
-    def _back(
+    def _begin_backward(
         self, cls: type[Instruction], micro_batch: MicroBatch, gradient: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, Any]:
         if micro_batch not in self._held:
             raise self._misuse(cls, micro_batch, "its F has not run")
-        by_input, rest = self._run_backward(cls, micro_batch, self._held.pop(micro_batch), gradient)
-        if (making := self._making(micro_batch)) is not None and by_input is not None:
-            making.input_gradient(by_input)
-        return by_input, rest
+        input_gradient, saved = self._run_backward(cls, micro_batch, self._held.pop(micro_batch), gradient)
+        if (checksums := self._checksums_of(micro_batch)) is not None and input_gradient is not None:
+            checksums.input_gradient(input_gradient)
+        return input_gradient, saved
 
     @abstractmethod
     def _run_backward(
@@ -327,7 +325,7 @@ class Stage(ABC):
         """Compute I or B. Returns the input gradient, and what W needs."""
 
     @abstractmethod
-    def _run_weight(self, micro_batch: MicroBatch, rest: Any, bucket: int, buckets: int) -> None:
+    def _run_weight(self, micro_batch: MicroBatch, saved: Any, bucket: int, buckets: int) -> None:
         """Compute W, or a part of it."""
 
     @abstractmethod
@@ -369,7 +367,7 @@ class Stage(ABC):
             "gradient": lambda: self.layout.summed(self),
         }
         if target not in in_memory:
-            self._flips.order(target, bit)
+            self._flips.schedule(target, bit)
             return
         for tensor in [tensor for tensor in in_memory[target]() if tensor.numel()][:1]:
             flip_largest(tensor, bit)
@@ -400,7 +398,6 @@ class Stage(ABC):
         return {}
 
     def step(self, iteration: int, clip_factor: float) -> None:
-        """Apply one AdamW update with the learning rate of `iteration`. Call after the reduction."""
         for piece in self.layout.pieces.values():
             piece.step(iteration, clip_factor)
 
@@ -458,7 +455,6 @@ class Stage(ABC):
 
 @torch.no_grad()
 def copy_state(target: Sequence[torch.Tensor], source: Sequence[torch.Tensor]) -> None:
-    """Copy state tensors into tensors of the same layout."""
     for into, tensor in zip(target, source, strict=True):
         into.copy_(tensor, non_blocking=True)  # asynchronous between host and device; ordered on the device
 
@@ -467,12 +463,12 @@ def buffers_for(
     live: Sequence[torch.Tensor], older: list[torch.Tensor], empty_like: Callable[[torch.Tensor], torch.Tensor]
 ) -> list[torch.Tensor]:
     """Buffers for a copy of a state; takes fitting buffers out of `older` and allocates the rest."""
-    there = defaultdict[object, list[torch.Tensor]](list)
+    free = defaultdict[object, list[torch.Tensor]](list)
     while older:
-        there[older[-1].shape, older[-1].dtype].append(older.pop())
-    found = [fitting.pop() if (fitting := there[one.shape, one.dtype]) else None for one in live]
-    del there  # free buffers that do not fit before allocating
-    return [empty_like(one) if fits is None else fits for one, fits in zip(live, found, strict=True)]
+        free[older[-1].shape, older[-1].dtype].append(older.pop())
+    reused = [fitting.pop() if (fitting := free[tensor.shape, tensor.dtype]) else None for tensor in live]
+    del free  # free buffers that do not fit before allocating
+    return [empty_like(tensor) if buffer is None else buffer for tensor, buffer in zip(live, reused, strict=True)]
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -481,7 +477,6 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def digest(tensors: Sequence[torch.Tensor]) -> str:
-    """sha256 over tensors, in hexadecimal."""
     result = hashlib.sha256()
     for tensor in tensors:
         result.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())

@@ -47,7 +47,6 @@ def shape_told(piece: str) -> tuple[int, ...] | None:
 
 
 def with_part(name: str, rank: int, size: int) -> str:
-    """`part_name` of a tensor, or of the tensor that the piece `name` belongs to."""
     match = _PIECE.fullmatch(name)
     whole = name if match is None else match[1]
     return part_name(whole, rank, size) + name[len(whole) :]
@@ -61,11 +60,11 @@ def piece_of(name: str) -> tuple[str, int, int] | None:
 
 def pieces_of(names: Iterable[str]) -> dict[str, list[str]]:
     """Names of pieces in `names`, in order, by tensor."""
-    found: dict[str, list[tuple[int, str]]] = {}
+    pieces_by_tensor: dict[str, list[tuple[int, str]]] = {}
     for name in names:
         if (piece := piece_of(name)) is not None:
-            found.setdefault(piece[0], []).append((piece[1], name))
-    return {name: [piece for _, piece in sorted(pieces)] for name, pieces in found.items()}
+            pieces_by_tensor.setdefault(piece[0], []).append((piece[1], name))
+    return {name: [piece for _, piece in sorted(pieces)] for name, pieces in pieces_by_tensor.items()}
 
 
 @dataclass(frozen=True)
@@ -153,9 +152,9 @@ class StoredTensors:
         """
         import torch
 
-        mine = name if dimension is None or size == 1 else part_name(name, rank, size)
-        if dimension is None or mine in self.places or mine in self._pieces:
-            return self._tensor(mine)
+        own_part = name if dimension is None or size == 1 else part_name(name, rank, size)
+        if dimension is None or own_part in self.places or own_part in self._pieces:
+            return self._tensor(own_part)
         if name in self._pieces:
             whole = [length * size if place == dimension else length for place, length in enumerate(shape)]
             joined = self._joined_pieces(name, shape_told(self._pieces[name][0]) or tuple(whole))
@@ -197,8 +196,8 @@ class StoredTensors:
             return [name]
         count = self._cut.get(name, 0)
         parts = [part_name(name, rank, count) for rank in range(count)]
-        there = {*self.places, *self._pieces}
-        missing = next((part for part in parts or [name] if part not in there), None)
+        stored = {*self.places, *self._pieces}
+        missing = next((part for part in parts or [name] if part not in stored), None)
         if missing is not None:
             raise self._refusal(f"{self._where()}: has no tensor {missing}")
         return parts
@@ -208,8 +207,8 @@ class StoredTensors:
             piece = (*shape[:dimension], size // len(parts), *shape[dimension + 1 :])
             if size % len(parts) == 0 and all(part == piece for part in parts):
                 return dimension
-        found = list(parts[0]) if len(parts) == 1 else f"{len(parts)} parts of {list(parts[0])}"
-        raise self._refusal(f"{self._where()}: {name} is {found}, and the model's is {list(shape)}")
+        stored_shape = list(parts[0]) if len(parts) == 1 else f"{len(parts)} parts of {list(parts[0])}"
+        raise self._refusal(f"{self._where()}: {name} is {stored_shape}, and the model's is {list(shape)}")
 
     def _where(self) -> Path:
         return next(iter(self.places.values())).path.parent if self.places else Path()

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from recycle.errors import RunError
+from recycle.megatron_versions import describe_group
 
 TensorExchange = Callable[[torch.Tensor], Callable[[], list[torch.Tensor]]]
 """Start to send a tensor to all members of the worker; the returned call waits and gives all tensors by tensor rank."""
@@ -32,12 +33,7 @@ class TensorGroup(dist.ProcessGroup):
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
         self.exchange: TensorExchange | None = None
-        # torch describes the group when an all-reduce fails and when its profiler starts. Without an entry in torch's
-        # tables that raises another error.
-        world: Any = dist.distributed_c10d._world
-        world.pg_map[self] = ("recycle", None)
-        world.pg_names[self], world.pg_backend_config[self] = "tensor ranks", "recycle"
-        world.pg_group_ranks[self] = {0: rank}
+        describe_group(self, "tensor ranks", rank)
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:  # type: ignore[override]
         """Start the all-reduce of one tensor, in place; `wait` of the returned object completes it.
@@ -45,15 +41,15 @@ class TensorGroup(dist.ProcessGroup):
         Raises TransportError if the generation ends first, and RunError if called between generations.
         """
         if self.exchange is None:
-            raise RunError("an all-reduce between tensor ranks outside of a generation")
+            raise RunError("all-reduce between tensor ranks outside of a generation")
         (tensor,) = tensors
         largest = options is not None and options.reduceOp == dist.ReduceOp.MAX
-        return _Summing(tensor, self.exchange(tensor.detach().contiguous()), torch.maximum if largest else torch.add)
+        return _PendingAllReduce(
+            tensor, self.exchange(tensor.detach().contiguous()), torch.maximum if largest else torch.add
+        )
 
 
-class _Summing:
-    """A pending all-reduce; a second wait does nothing."""
-
+class _PendingAllReduce:
     def __init__(
         self,
         tensor: torch.Tensor,

@@ -12,8 +12,7 @@ Outputs and gradients are summed over the ranks, as for a row-parallel matrix. N
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -21,7 +20,6 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import mappings, random
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
@@ -30,6 +28,7 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer.moe.moe_layer import BaseMoELayer, MoELayer
 from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher
 
+from recycle import megatron_versions
 from recycle.errors import RunError
 from recycle.exec.model.tensor_group import TensorExchange, TensorGroup
 
@@ -48,11 +47,10 @@ def prepare_mixtures(part: torch.nn.Module) -> None:
             # The layer refuses tensor ranks that have all tokens; it takes their number from this group only.
             module.attn_tp_group = module.token_dispatcher.tp_group
             if module.ep_group.size() > 1:
-                module.token_dispatcher.__class__ = _RanksExperts
+                module.token_dispatcher.__class__ = _OwnExpertsDispatcher
 
 
-def own_experts(part: torch.nn.Module) -> set[torch.nn.Parameter]:
-    """Parameters of experts that only this tensor rank holds."""
+def own_expert_parameters(part: torch.nn.Module) -> set[torch.nn.Parameter]:
     layers = [module for module in part.modules() if isinstance(module, BaseMoELayer) and module.ep_group.size() > 1]
     return {parameter for layer in layers for parameter in layer.experts.parameters()}
 
@@ -62,9 +60,7 @@ def first_expert(part: torch.nn.Module) -> int:
     return next((module.local_expert_indices[0] for module in part.modules() if isinstance(module, BaseMoELayer)), 0)
 
 
-class _RanksExperts(MoEAllGatherTokenDispatcher):  # type: ignore[misc]
-    """Dispatcher that runs each rank's experts on the tokens routed to them, and sums the outputs."""
-
+class _OwnExpertsDispatcher(MoEAllGatherTokenDispatcher):  # type: ignore[misc]
     def token_dispatch(self, hidden_states: torch.Tensor, probs: torch.Tensor) -> Any:
         return (
             copy_to_tensor_model_parallel_region(hidden_states, self.ep_group),
@@ -77,7 +73,7 @@ class _RanksExperts(MoEAllGatherTokenDispatcher):  # type: ignore[misc]
         return summed.to(hidden_states.dtype)
 
 
-def cut_sequences(part: Any) -> None:
+def enable_sequence_parallel(part: Any) -> None:
     """Switch a part of megatron-core's GPTModel, which must be built without, to sequence parallelism."""
     part.config.sequence_parallel = True
     for module in part.modules():
@@ -87,7 +83,7 @@ def cut_sequences(part: Any) -> None:
             module.allreduce_dgrad = False
 
 
-def partly_computed(part: torch.nn.Module) -> set[torch.nn.Parameter]:
+def sequence_split_parameters(part: torch.nn.Module) -> set[torch.nn.Parameter]:
     """Parameters that all tensor ranks use on their part of the sequences: all except positions.
 
     A rank's gradient covers its tokens; the full gradient is the sum over the ranks.
@@ -101,7 +97,7 @@ def partly_computed(part: torch.nn.Module) -> set[torch.nn.Parameter]:
     return set(part.parameters()) - positions
 
 
-def gathered(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
+def gather_sequences(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
     """Gather sequences from the ranks' parts: [sequence / T, ...] to [sequence, ...]."""
     return torch.cat(_exchange(group)(tensor.detach().contiguous())())
 
@@ -112,36 +108,20 @@ def begin_reduce_scatter(tensor: torch.Tensor, group: TensorGroup) -> Callable[[
     return lambda: reduce(torch.add, [whole.chunk(size)[rank] for whole in pending()])
 
 
-def install() -> None:
+def install_collectives() -> None:
     """Make megatron-core use these collectives for a `TensorGroup`, and draw from the part's own generator."""
-    random._CUDA_RNG_STATE_TRACKER = _OneGenerator()
-    random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
-    for name, ours in (
-        ("_gather_along_first_dim", gathered),
-        ("_reduce_scatter_along_first_dim", lambda tensor, group: begin_reduce_scatter(tensor, group)()),
-    ):
-        setattr(mappings, name, _for_tensor_groups(ours, getattr(mappings, name)))
-
-
-def _for_tensor_groups(ours: Callable[..., torch.Tensor], theirs: Callable[..., torch.Tensor]) -> Any:
-    def move(tensor: torch.Tensor, group: Any, *arguments: Any, **named: Any) -> torch.Tensor:
-        if isinstance(group, TensorGroup):
-            return ours(tensor, group)
-        return theirs(tensor, group, *arguments, **named)
-
-    return move
+    megatron_versions.share_random_generator()
+    megatron_versions.replace_sequence_collectives(
+        lambda group: isinstance(group, TensorGroup),
+        gather_sequences,
+        lambda tensor, group: begin_reduce_scatter(tensor, group)(),
+    )
 
 
 def _exchange(group: TensorGroup) -> TensorExchange:
     if group.exchange is None:
-        raise RunError("tensor ranks give each other parts of sequences outside of a generation")
+        raise RunError("exchange of sequences between tensor ranks outside of a generation")
     return group.exchange
-
-
-class _OneGenerator(random.CudaRNGStatesTracker):  # type: ignore[misc]
-    @contextmanager
-    def fork(self, name: str = "") -> Iterator[None]:
-        yield
 
 
 def ensure_parallel_state(tensor_group: TensorGroup | None = None) -> None:
@@ -154,15 +134,10 @@ def ensure_parallel_state(tensor_group: TensorGroup | None = None) -> None:
     if parallel_state.is_initialized():
         return
     if not torch.distributed.is_initialized():
-        # Importing the module registers the backend with torch.
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+        megatron_versions.join_world_of_one()
     elif torch.distributed.get_world_size() != 1:
         raise RunError("torch.distributed has several ranks; initialise megatron-core's parallel_state before a stage")
     parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
+    install_collectives()
     if tensor_group is not None:
-        install()
-        parallel_state._TENSOR_MODEL_PARALLEL_GROUP = tensor_group
-        parallel_state.set_tensor_model_parallel_world_size(tensor_group.size())
-        parallel_state.set_tensor_model_parallel_rank(tensor_group.rank())
+        megatron_versions.set_tensor_group(tensor_group)

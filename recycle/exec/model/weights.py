@@ -25,7 +25,7 @@ from recycle.exec.model.tensor_ranks import first_expert
 from recycle.job.sections import ModelSection
 
 INITIAL_DEVIATION = 0.02
-"""Standard deviation of weights, as in GPT-2; divided by sqrt(2 L) if they write into the residual stream."""
+"""Default standard deviation of weights, as in GPT-2; divided by sqrt(2 L) if they write into the residual stream."""
 SHARED_WEIGHT = "embedding.word_embeddings.weight"
 """The weight that a tied output layer shares, also the name of its copy on the last stage."""
 LAYERS = "layers"
@@ -50,16 +50,16 @@ def layers_of(part: torch.nn.Module, first_layer: int) -> dict[str, tuple[str, t
 
     A list named "layers" counts from the first layer of the part; a dict of that name has the whole model's names.
     """
-    found: dict[str, tuple[str, torch.nn.Module]] = {}
+    layers: dict[str, tuple[str, torch.nn.Module]] = {}
     for name, module in part.named_modules():
-        if name.rpartition(".")[2] != LAYERS or any(name.startswith(f"{layer}.") for layer in found):
+        if name.rpartition(".")[2] != LAYERS or any(name.startswith(f"{layer}.") for layer in layers):
             continue
         if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential):
             for place, layer in enumerate(module):
-                found[f"{name}.{place}"] = f"{name}.{first_layer + place}", layer
+                layers[f"{name}.{place}"] = f"{name}.{first_layer + place}", layer
         elif isinstance(module, torch.nn.ModuleDict):
-            found |= {f"{name}.{key}": (f"{name}.{key}", layer) for key, layer in module.items()}
-    return found
+            layers |= {f"{name}.{key}": (f"{name}.{key}", layer) for key, layer in module.items()}
+    return layers
 
 
 def global_names(part: Any, first_layer: int) -> dict[str, torch.nn.Parameter]:
@@ -76,7 +76,7 @@ def global_names(part: Any, first_layer: int) -> dict[str, torch.nn.Parameter]:
         if name == "output_layer.weight" and is_tied:
             name = SHARED_WEIGHT
         if expert:
-            name = _EXPERT.sub(lambda found: f"{found[1]}{int(found[2]) + expert}", name)
+            name = _EXPERT.sub(lambda match: f"{match[1]}{int(match[2]) + expert}", name)
         names[name] = parameter
     return names
 
@@ -89,20 +89,22 @@ def units_of(names: Iterable[str], first_layer: int, layers: int, ends: tuple[bo
     belong to its first layer. Raises JobError if a middle stage without layers has parameters.
     """
     is_first, is_last = ends
-    units, is_behind = dict[str, int](), False
+    units, is_after_layers = dict[str, int](), False
     for name in names:
-        found = _LAYER_NUMBER.search(name)
-        number = int(found[1]) if found is not None else -1
+        match = _LAYER_NUMBER.search(name)
+        number = int(match[1]) if match is not None else -1
         if first_layer <= number < first_layer + layers:
-            units[name], is_behind = number + 1, True
-        elif is_first and not (is_last and is_behind):
+            units[name], is_after_layers = number + 1, True
+        elif is_first and not (is_last and is_after_layers):
             units[name] = 0
         elif is_last:
             units[name] = head
         elif layers:
             units[name] = first_layer + 1
         else:
-            raise JobError(f"{name} is on a stage without layers, between the first and the last; give it a layer")
+            raise JobError(
+                f"{name} is on a stage without layers, between the first and the last; give the stage a layer"
+            )
     return units
 
 
@@ -118,7 +120,7 @@ def cut_dimensions(part: Any) -> dict[torch.nn.Parameter, int]:
     }
 
 
-def of_each_head(part: torch.nn.Module) -> set[torch.nn.Parameter]:
+def per_head_parameters(part: torch.nn.Module) -> set[torch.nn.Parameter]:
     """Parameters that all tensor ranks use for their own heads, with partial gradients: norms of queries and keys."""
     return {
         parameter
@@ -128,7 +130,7 @@ def of_each_head(part: torch.nn.Module) -> set[torch.nn.Parameter]:
     }
 
 
-def gated(part: torch.nn.Module) -> set[torch.nn.Parameter]:
+def gated_parameters(part: torch.nn.Module) -> set[torch.nn.Parameter]:
     """Parameters made of two stacked halves, gate and factor, which tensor ranks split separately."""
     layers = [module.linear_fc1 for module in part.modules() if isinstance(module, MLP)]
     return {
@@ -150,13 +152,16 @@ def initialise(
     part: torch.nn.Module, model: ModelSection, first_layer: int, tensor_rank: int = 0, tensor_parallel: int = 1
 ) -> None:
     """Draw every parameter by its global name, on the CPU: matrices normal, biases 0, norm weights 1."""
-    cut, halves = cut_dimensions(part), gated(part)
+    general: Any = model.config.get("init_method_std", INITIAL_DEVIATION)
+    embedding: Any = model.config.get("embedding_init_method_std", general)
+    cut, halves = cut_dimensions(part), gated_parameters(part)
     for name, parameter in global_names(part, first_layer).items():
         if parameter.dim() > 1:
             seed = hashlib.sha256(f"{model.seed}:{name}".encode()).digest()[:8]
             generator = torch.Generator().manual_seed(int.from_bytes(seed, "little") >> 1)
             residual = name.endswith(_RESIDUAL_WEIGHTS)
-            deviation = INITIAL_DEVIATION / (math.sqrt(2 * model.layers) if residual else 1.0)
+            deviation = embedding if "embedding" in name else general
+            deviation /= math.sqrt(2 * model.layers) if residual else 1.0
             if tensor_parallel == 1 or parameter not in cut:
                 parameter.normal_(0.0, deviation, generator=generator)
                 continue
@@ -175,7 +180,7 @@ def named_weights(part: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _pieces(part: torch.nn.Module, first_layer: int) -> Iterator[tuple[str, torch.nn.Parameter, torch.Tensor]]:
-    halves = gated(part)
+    halves = gated_parameters(part)
     for name, parameter in global_names(part, first_layer).items():
         pieces = zip(HALVES, parameter.chunk(2), strict=True) if parameter in halves else [("", parameter)]
         for half, piece in pieces:

@@ -37,14 +37,13 @@ from recycle.child import Child, die_with_parent, serve
 from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.protocol import LINE_SEPARATOR, REFUSED_THE_JOB, with_last_lines
 from recycle.exec.worker.specification import REFUSED
+from recycle.job.architecture import FAMILIES
 
 SEND_SECONDS = 0.1
 """Seconds between attempts to send what the server's pipe did not accept."""
 WORKER = "recycle.exec.worker.worker:run_worker"
 PRELOADED = {
-    **dict.fromkeys(
-        ("gpt", "llama", "qwen", "mixtral"), ("recycle.exec.model.gpt", "recycle.exec.model.megatron_stage")
-    ),
+    **dict.fromkeys(FAMILIES, ("recycle.exec.model.gpt", "recycle.exec.model.megatron_stage")),
     "emulated": (),
     "checkpoints": (
         "torch.distributed.checkpoint.hf_storage",

@@ -22,7 +22,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from recycle.errors import first_line
@@ -36,6 +35,7 @@ from recycle.exec.transport.sharded_sums import ShardedSums
 from recycle.ir.instruction import Instruction
 from recycle.job import Job
 from recycle.job.shape import Worker
+from recycle.megatron_versions import gloo_group, set_timeout
 
 LOOK_SECONDS = 1.0
 """Interval of the check for broken idle connections."""
@@ -122,7 +122,7 @@ class GlooTransport(GroupTransport):
         self._ends = {member: f"{name}/ends/{member}" for member in members}
         self._store.set(self._ends[role], " ".join(map(str, self._connections)))
         for group in formed.values():
-            group._set_default_timeout(timedelta(seconds=settings.limits.transport_timeout))
+            set_timeout(group, settings.limits.transport_timeout)
         world, self._tensor = formed.pop(_WORLD), formed.pop(_TENSOR, None)
         self._outgoing = self._incoming = {member: (world, rank) for rank, member in enumerate(members)}
         self._sums = formed
@@ -289,9 +289,5 @@ def _wait_for(works: Sequence[Any]) -> None:
 
 def form_group(settings: TransportSettings, name: str, rank: int, size: int, over: threading.Event) -> Any:
     """Form a gloo group of `size` ranks. Raises RuntimeError after `over` is set, or on a timeout."""
-    gloo: Any = dist.ProcessGroupGloo
-    options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=settings.address)]
-    options._timeout = timedelta(seconds=settings.limits.form_timeout)
-    store = FormingStore(settings.store, over)
-    return gloo(PrefixStore(name, store), rank, size, options)
+    store = FormingStore(settings.store, over)  # a PrefixStore does not keep it alive
+    return gloo_group(PrefixStore(name, store), rank, size, settings.address, settings.limits.form_timeout)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
@@ -26,6 +25,7 @@ from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.lanes import LanePlugin, LaneTransport
 from recycle.exec.transport.plugin import TransportSettings, computes_on_gpu, gpu_or_cpu
 from recycle.job import Job
+from recycle.megatron_versions import nccl_batch, nccl_group
 
 UNFIT_VERSIONS = ((2, 17, 1), (2, 25, 1))
 """Versions whose abort is reported to hang: pytorch issues 119215 and 149153."""
@@ -80,18 +80,14 @@ class NcclTransport(LaneTransport):
     """One generation of the NCCL transport."""
 
     def _make(self, name: str, rank: int, size: int) -> Any:
-        nccl: Any = dist.ProcessGroupNCCL
-        options = nccl.Options()
-        options._timeout = timedelta(seconds=self._settings.limits.form_timeout)
         with torch.cuda.device(self._device):
-            return nccl(PrefixStore(name, self._store), rank, size, options)
+            return nccl_group(PrefixStore(name, self._store), rank, size, self._settings.limits.form_timeout)
 
     def _abort(self, groups: Sequence[Any]) -> None:
-        groups[0]._group_start()
-        for group in groups:
-            with contextlib.suppress(RuntimeError):
-                group.abort()
-        groups[0]._group_end()
+        with nccl_batch(groups[0]):
+            for group in groups:
+                with contextlib.suppress(RuntimeError):
+                    group.abort()
 
     def _mark(self) -> Callable[[], bool]:
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -235,7 +235,9 @@ def report_of(
         if common:
             replicated[number] = exact_parts([found[place] for place in sorted(common)])
         checksums[number] = checksum
-    made = [replayed_as(Checked(i, b), m, True) for i, stage in stages.items() for b, m in stage.made().items()]
+    made = [
+        replayed_as(Checked(i, b), m, True) for i, stage in stages.items() for b, m in stage.watched_checksums().items()
+    ]
     made += [replayed_as(checked, making.finish(), False) for checked, making in replayed.items()]
     longest = sorted(links, key=lambda link: max(link.seconds, link.waited), reverse=True)[:MOST_LINKS]
     return Report(

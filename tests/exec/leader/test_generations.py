@@ -88,6 +88,18 @@ def test_fully_reported_iteration_commits_despite_a_later_death() -> None:
     assert driver.events("detected") == [{"worker": "1.1", "step": 2, "cause": KILLED}]
 
 
+def test_death_is_reported_after_the_end_of_the_generation_is_written() -> None:
+    """A leader that is cut off cannot write the register, so it does not report other workers dead."""
+    driver = LeaderDriver(job(2, 2, 2))
+    driver.start_and_form()
+    driver.end(Worker(1, 1), KILLED)
+    driver.tick()
+    ended = [n for n, done in enumerate(driver.actions) if isinstance(done, Persist) and done.cursor.phase == "ended"]
+    deaths = [n for n, done in enumerate(driver.actions) if isinstance(done, Event) and done.kind == "detected"]
+    assert (len(ended), len(deaths)) == (1, 1)
+    assert ended < deaths
+
+
 def test_cut_fences_the_worker_with_more_peers() -> None:
     driver = LeaderDriver(job(2, 2, 2))
     driver.start_and_form()

@@ -12,16 +12,12 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from recycle import Job
 from recycle.errors import JobError
-from recycle.exec import run
-from recycle.exec.data.loading import load_batches
 from recycle.exec.model import config as model_config
 from recycle.exec.model import gpt
 from recycle.exec.model.config import transformer_config
 from recycle.exec.model.megatron_stage import MegatronStage
-from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.drive import build_pipeline, differing, gradients_by_name, run_deferred, run_pipelines, small_job
-from tests.exec.model import reference
-from tests.exec.model.test_other_layers import Delays
+from tests.exec.model.test_other_layers import DelayedLinear
 
 pytestmark = pytest.mark.slow
 
@@ -32,6 +28,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen 3": {"kind": "qwen", "tied": True, "rotary_base": 1e6, "config": {"num_query_groups": 2, "kv_channels": 16}},
     "qwen 2": {"kind": "qwen", "config": {"qk_layernorm": False, "add_qkv_bias": True}},
     "mixtral": {"kind": "mixtral", "config": {"num_moe_experts": 4, "num_query_groups": 2}},
+    "qwen 3 moe": {
+        "kind": "qwen_moe",
+        "config": {"num_moe_experts": 4, "moe_router_topk": 3, "num_query_groups": 2, "kv_channels": 16},
+    },
 }
 
 
@@ -50,85 +50,53 @@ def sharpened(stages: list[MegatronStage]) -> None:
                 parameter.mul_(scale).add_(noise if parameter.dim() == 1 or "router" in name else 0.0)
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_loss_and_gradients_are_those_of_the_reference(model: dict[str, Any]) -> None:
-    # The auxiliary loss has a test of its own.
-    without = {"moe_aux_loss_coeff": 0.0} if model["kind"] == "mixtral" else {}
-    of = family_job(model | {"config": model["config"] | without}, ranks=1, micro_batches=1)
-    stages = build_pipeline(of)
-    sharpened(stages)
-    found = run_pipelines([stages], 0, 1)
-    batch = load_batches(of).batch(0, 0)
-    weights = {name: tensor.detach().clone().requires_grad_() for name, tensor in stages[0].parameters.items()}
-    expected = reference.loss(of, weights, batch["tokens"], batch["labels"])
-    assert found == pytest.approx(expected.item(), rel=1e-5)
-    expected.backward()
-    gradients = gradients_by_name(stages)
-    assert gradients.keys() == weights.keys()
-    for name, weight in weights.items():
-        gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
-        torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
-
-
-def test_the_auxiliary_loss_is_that_of_the_paper() -> None:
+def test_auxiliary_loss_follows_the_paper() -> None:
     """Switch Transformers, arXiv 2101.03961, equations 4 to 6, with k choices per token: it moves the router alone."""
-    coefficient, found = 0.5, []
+    coefficient, results = 0.5, []
     for value in (0.0, coefficient):
         config = {"num_moe_experts": 4, "moe_aux_loss_coeff": value}
-        of = family_job({"kind": "mixtral", "layers": 1, "config": config}, ranks=1, micro_batches=1)
-        stages = build_pipeline(of)
+        tested_job = family_job({"kind": "mixtral", "layers": 1, "config": config}, ranks=1, micro_batches=1)
+        stages = build_pipeline(tested_job)
         inputs: list[torch.Tensor] = []
         stages[0]._part.module.decoder.layers[0].mlp.router.register_forward_pre_hook(
             lambda _, given, inputs=inputs: inputs.append(given[0].detach())
         )
         loss = run_pipelines([stages], 0, 1)
-        found.append((loss, gradients_by_name(stages), inputs[0]))
-    assert found[0][0] == found[1][0]  # not part of the loss that is reported
+        results.append((loss, gradients_by_name(stages), inputs[0]))
+    assert results[0][0] == results[1][0]  # not part of the loss that is reported
     name = "decoder.layers.0.mlp.router.weight"
-    router = build_pipeline(of)[0].parameters[name].detach().clone().requires_grad_()
-    probabilities = (found[0][2].flatten(0, 1) @ router.T).softmax(-1)
+    router = build_pipeline(tested_job)[0].parameters[name].detach().clone().requires_grad_()
+    probabilities = (results[0][2].flatten(0, 1) @ router.T).softmax(-1)
     counts = probabilities.topk(2, -1).indices.flatten().bincount(minlength=4)
     share, probability = counts / counts.sum(), probabilities.mean(0)
     (coefficient * 4 * (share * probability).sum()).backward()
-    torch.testing.assert_close(found[1][1][name] - found[0][1][name], router.grad, rtol=1e-3, atol=1e-7)
+    torch.testing.assert_close(results[1][1][name] - results[0][1][name], router.grad, rtol=1e-3, atol=1e-7)
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_i_and_deferred_w_in_any_order_equal_whole_b(model: dict[str, Any], ranks: int) -> None:
-    of = family_job(model, ranks=ranks)
-    whole, deferred = build_pipeline(of), build_pipeline(of)
-    run_pipelines([whole], 5, 4)
-    run_deferred(deferred, 5)
-    assert whole[-1].loss_sum() == deferred[-1].loss_sum()
-    assert differing(gradients_by_name(whole), gradients_by_name(deferred)) == []
-
-
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_losses_are_the_same_bits_for_one_two_and_four_stages_and_any_schedule(model: dict[str, Any]) -> None:
-    expected = run(one_f_one_b(family_job(model, ranks=1).shape), family_job(model, ranks=1), steps=3).losses
-    assert len(set(expected)) == 3
-    for ranks in (2, 4):
-        of = family_job(model, ranks=ranks)
-        assert run(zb_h1(of.shape), of, steps=3).losses == expected
+def test_weights_are_drawn_with_the_deviations_of_the_config() -> None:
+    config = {"init_method_std": 0.1, "embedding_init_method_std": 0.3}
+    weights = build_pipeline(family_job({"layers": 2, "hidden": 64, "config": config}, ranks=1))[0].parameters
+    layer, residual = "decoder.layers.0.mlp.linear_fc1.weight", "decoder.layers.0.mlp.linear_fc2.weight"
+    expected = {"embedding.word_embeddings.weight": 0.3, layer: 0.1, residual: 0.05}
+    assert {name: float(weights[name].detach().std()) for name in expected} == pytest.approx(expected, rel=0.03)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_losses_and_gradients_are_those_of_megatrons_operations_to_the_bit(
+def test_fused_operations_have_the_bits_of_megatrons(
     model: dict[str, Any], precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of = family_job(model, train={"precision": precision, "accumulation": "fast"}, micro_batches=1)
-    fused = iterate(of)
+    tested_job = family_job(model, train={"precision": precision, "accumulation": "fast"}, micro_batches=1)
+    fused = iterate(tested_job)
     monkeypatch.setattr(gpt, "fuse", lambda part: None)
-    plain = iterate(of)
+    plain = iterate(tested_job)
     assert fused[0] == plain[0]
     assert fused[1].keys() == plain[1].keys()
     assert [name for name in plain[1] if not torch.equal(fused[1][name], plain[1][name])] == []
 
 
-def iterate(of: Any) -> tuple[float, dict[str, torch.Tensor]]:
-    stages = build_pipeline(of)
+def iterate(tested_job: Any) -> tuple[float, dict[str, torch.Tensor]]:
+    stages = build_pipeline(tested_job)
     sharpened(stages)
     loss = run_pipelines([stages], 0, 1)
     return loss, gradients_by_name(stages)
@@ -137,44 +105,21 @@ def iterate(of: Any) -> tuple[float, dict[str, torch.Tensor]]:
 ASKED = {"transformer_impl": "transformer_engine"}
 
 
-def of_weight(inputs: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.reshape(-1, gradient.shape[-1]).t().matmul(inputs.reshape(-1, inputs.shape[-1]))
-
-
-class Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, store: Delays) -> torch.Tensor:
-        ctx.save_for_backward(inputs, weight)
-        ctx.store = store
-        return torch.matmul(inputs, weight.t())
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
-        inputs, weight = ctx.saved_tensors
-        ctx.store.put([inputs, gradient], of_weight)
-        return gradient.matmul(weight), None, None
-
-
-class Linear(torch.nn.Linear):
-    """The constructor of megatron-core's wrappers around Transformer Engine's linear layers, and their answer."""
-
-    fuse_wgrad_accumulation = False
+class Linear(DelayedLinear):
+    """The constructor and result of megatron-core's wrappers around Transformer Engine's linear layers."""
 
     def __init__(
         self, input_size: int, output_size: int, *, config: TransformerConfig, bias: bool, skip_bias_add: bool, **_: Any
     ) -> None:
         assert config.delay_wgrad_compute
         super().__init__(input_size, output_size, bias)
-        self.config, self.wgrad_store, self.skips = config, Delays(), skip_bias_add
+        self.config, self.skips = config, skip_bias_add
 
     def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:  # type: ignore[override]
-        output: torch.Tensor = Product.apply(inputs, self.weight, self.wgrad_store)  # type: ignore[no-untyped-call]
+        output = self.product(inputs)
         if self.bias is None or self.skips:
             return output, self.bias
         return output + self.bias, None
-
-    def backward_dw(self) -> None:
-        self.weight.grad, _ = self.wgrad_store.pop()
 
 
 class Norm(WrappedTorchNorm):  # type: ignore[misc]
@@ -212,25 +157,25 @@ def gradients(job: Job) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
 @pytest.mark.parametrize(
     "model", [{"kind": "gpt"}, MODELS["llama"], MODELS["mixtral"]], ids=["gpt", "llama", "mixtral"]
 )
-def test_linear_layers_delay_their_weight_gradients_and_names_and_bits_are_those_of_the_own_ones(
+def test_engine_layers_delay_weight_gradients_with_the_same_bits(
     model: dict[str, Any],
 ) -> None:
-    (own, _), (theirs, halves) = gradients(family_job(model)), gradients(family_job(asked(model)))
-    assert differing(own, theirs) == []
+    (own_gradients, _), (engine_gradients, halves) = gradients(family_job(model)), gradients(family_job(asked(model)))
+    assert differing(own_gradients, engine_gradients) == []
     linear = {name for name in halves if ".linear_" in name and name.endswith("weight")}
     assert len(linear) == 4 * (2 + 2 * (model.get("config", {}).get("num_moe_experts", 1)))
     assert {halves[name] for name in linear} == {"W"}
 
 
 @pytest.mark.usefixtures("installed")
-def test_every_linear_layer_and_norm_of_a_layer_is_replaced_and_the_head_is_not() -> None:
+def test_engine_replaces_all_layers_except_the_head() -> None:
     stages = build_pipeline(family_job(asked(MODELS["qwen 3"])))
     kinds = [type(module).__name__ for stage in stages for module in stage._part.module.modules()]
     assert kinds.count("Linear") == 4 * 4
     assert kinds.count("ColumnParallelLinear") == 1
 
 
-def test_where_it_is_not_installed_a_job_that_asks_for_it_is_refused() -> None:
+def test_missing_engine_is_refused() -> None:
     with pytest.raises(
         JobError, match=r'^\[model.config\] transformer_impl = "transformer_engine": Transformer Engine is'
     ):
@@ -238,7 +183,7 @@ def test_where_it_is_not_installed_a_job_that_asks_for_it_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_tensor_ranks_and_other_values_are_refused() -> None:
+def test_engine_with_tensor_ranks_and_other_implementations_are_refused() -> None:
     with pytest.raises(JobError, match=r"cannot be used with \[shape\] tensor_parallel > 1; write \"local\"$"):
         transformer_config(family_job(asked({}), tensor_parallel=2))
     with pytest.raises(JobError, match=r"transformer_impl: 'inference_optimized' is none of local, t"):

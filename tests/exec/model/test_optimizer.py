@@ -55,13 +55,13 @@ def test_the_learning_rate_warms_up_linearly_then_falls_to_a_tenth() -> None:
     assert learning_rate(TRAIN, 19) + learning_rate(TRAIN, 20) == pytest.approx(1.1e-3)
 
 
-def test_clipping_brings_the_norm_down_to_the_limit_and_never_up() -> None:
+def test_clipping_reduces_the_norm_to_the_limit() -> None:
     assert clip_factor(1.0, 0.25) == 1.0
     assert clip_factor(1.0, 16.0) == pytest.approx(0.25, rel=1e-6)
     assert clip_factor(1.0, 0.0) == 1.0
 
 
-def test_weight_decay_leaves_norms_and_biases_alone() -> None:
+def test_weight_decay_skips_norms_and_biases() -> None:
     optimizer = UnitOptimizer(held := parameters(), TRAIN)
     before = [parameter.detach().clone() for parameter in held]
     attach(optimizer, lambda _, out: out.zero_())
@@ -72,7 +72,7 @@ def test_weight_decay_leaves_norms_and_biases_alone() -> None:
         assert torch.equal(parameter, old) != decays(parameter)
 
 
-def test_the_update_is_that_of_plain_adamw() -> None:
+def test_update_equals_torchs_adamw() -> None:
     optimizer = UnitOptimizer(held := parameters(), TRAIN)
     plain = parameters()
     reference = torch.optim.AdamW(
@@ -88,21 +88,21 @@ def test_the_update_is_that_of_plain_adamw() -> None:
         for group in reference.param_groups:
             group["lr"] = learning_rate(TRAIN, iteration)
         reference.step()
-    for ours, theirs in zip(held, plain, strict=True):
-        assert torch.allclose(ours, theirs, rtol=1e-6, atol=1e-7)
+    for parameter, plain_parameter in zip(held, plain, strict=True):
+        assert torch.allclose(parameter, plain_parameter, rtol=1e-6, atol=1e-7)
     assert optimizer.state_tensors()[3].tolist() == [5.0, 5.0]
 
 
 @pytest.mark.parametrize("working_type", [torch.float32, torch.bfloat16])
-def test_a_step_in_pieces_gives_the_same_bits(working_type: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_in_pieces_has_the_same_bits(working_type: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = UnitOptimizer(parameters(), TRAIN, working_type)
     monkeypatch.setattr(module, "ON_CPU", replace(ON_CPU, stepped=96))
     in_pieces = UnitOptimizer(parameters(), TRAIN, working_type)
     for iteration in range(3):
         step(whole, iteration, 0.7)
         step(in_pieces, iteration, 0.7)
-        for mine, theirs in zip(in_pieces.state_tensors(), whole.state_tensors(), strict=True):
-            assert torch.equal(mine, theirs)
+        for tensor, whole_tensor in zip(in_pieces.state_tensors(), whole.state_tensors(), strict=True):
+            assert torch.equal(tensor, whole_tensor)
 
 
 @pytest.mark.parametrize("warmup", [0, 10])
@@ -120,7 +120,7 @@ def test_a_step_in_pieces_gives_the_same_bits(working_type: torch.dtype, monkeyp
         ({"schedule": "warmup-stable-decay", "decay": 7, "decay_shape": "minus-sqrt"}, 0.0),
     ],
 )
-def test_a_schedule_is_that_of_megatron_core_to_the_last_bit(keys: dict, minimum: float, warmup: int) -> None:
+def test_learning_rate_equals_megatron_cores_bit_for_bit(keys: dict, minimum: float, warmup: int) -> None:
     train = TrainSection(steps=30, warmup=warmup, minimum_learning_rate=minimum, learning_rate=1e-3, **keys)
     plain = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     reference = OptimizerParamScheduler(
@@ -156,7 +156,7 @@ def test_a_schedule_is_that_of_megatron_core_to_the_last_bit(keys: dict, minimum
         ("sharded_optimizer = true", "optimizer_copies: 2, but \\[shape\\] pipelines gives a stage 1"),
     ],
 )
-def test_keys_that_do_not_fit_together_are_named(keys: str, message: str) -> None:
+def test_contradicting_keys_are_refused(keys: str, message: str) -> None:
     with pytest.raises(JobError, match=rf"job: \[train\] {message}"):
         Job.from_toml(f"[shape]\npipelines = 1\nranks = 1\nmicro_batches = 1\n[train]\n{keys}")
 
@@ -177,23 +177,17 @@ def total(kind: type[ExactSum] | type[FastSum], parts: list[torch.Tensor], expon
     return accumulator.buffer
 
 
-def test_the_exact_sum_does_not_depend_on_order() -> None:
+def test_exact_sums_do_not_depend_on_order_or_the_split_over_hosts() -> None:
     parts = addends()
     shuffled = [parts[place] for place in torch.randperm(ADDENDS, generator=torch.Generator().manual_seed(1))]
-    assert torch.equal(total(ExactSum, parts), total(ExactSum, shuffled))
-    # The plain sum does, or the test above would show nothing.
-    differing = (total(FastSum, parts) != total(FastSum, shuffled)).float().mean()
-    assert differing > 0.3
-
-
-def test_the_exact_sum_does_not_depend_on_the_split_over_hosts() -> None:
-    parts = addends()
-    hosts = [total(ExactSum, parts[0:5]), total(ExactSum, parts[5:6]), total(ExactSum, parts[6:])]
-    other = [total(ExactSum, parts[1::2]), total(ExactSum, parts[0::2])]
     whole = total(ExactSum, parts)
-    assert torch.equal(hosts[0] + hosts[1] + hosts[2], whole)
-    assert torch.equal(hosts[2] + (hosts[1] + hosts[0]), whole)
-    assert torch.equal(other[0] + other[1], whole)
+    assert torch.equal(total(ExactSum, shuffled), whole)
+    # Plain sums do, or the comparison would show nothing.
+    assert (total(FastSum, parts) != total(FastSum, shuffled)).float().mean() > 0.3
+    first, second, third = total(ExactSum, parts[:5]), total(ExactSum, parts[5:6]), total(ExactSum, parts[6:])
+    assert torch.equal(first + second + third, whole)
+    assert torch.equal(third + (second + first), whole)
+    assert torch.equal(total(ExactSum, parts[1::2]) + total(ExactSum, parts[0::2]), whole)
 
 
 def test_each_addend_is_rounded_to_the_nearest_grid_point_ties_to_even() -> None:

@@ -49,19 +49,19 @@ class Bare(nn.Module):
 def once(model: nn.Module, inputs: torch.Tensor, whole: bool = False) -> tuple[Any, list[str], list[str]]:
     """Gradients of the input and of all parameters; the names of those in I; of those in W."""
     names = {parameter: name for name, parameter in model.named_parameters()}
-    found = Gradients()
-    store = WeightGradientStore(found)
-    graph = GraphSplit(list(names), store, found)
+    gradients = Gradients()
+    store = WeightGradientStore(gradients)
+    graph = GraphSplit(list(names), store, gradients)
     output = model(inputs).square().sum()
     if whole:
         by_entry = graph.backward(output, None, inputs if inputs.requires_grad else None)
-        return (by_entry, dict(sorted((names[one], g) for one, g in found.items()))), [], []
+        return (by_entry, dict(sorted((names[parameter], g) for parameter, g in gradients.items()))), [], []
     with store.record(BATCH):
         by_entry = graph.backward(output, None, inputs if inputs.requires_grad else None)
-    early = sorted(names[one] for one in found)
+    early = sorted(names[parameter] for parameter in gradients)
     store.flush(BATCH)
-    late = sorted(names[one] for one in found if names[one] not in early)
-    return (by_entry, dict(sorted((names[one], g) for one, g in found.items()))), early, late
+    late = sorted(names[parameter] for parameter in gradients if names[parameter] not in early)
+    return (by_entry, dict(sorted((names[parameter], g) for parameter, g in gradients.items()))), early, late
 
 
 def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -82,14 +82,14 @@ CASES: dict[str, tuple[nn.Module, list[str], list[str]]] = {
     "scaled weight": (Bare(lambda m, x: linear(x, 2 * m.a), a=(6, 6)), ["a"], []),
     "batched weights": (Bare(lambda m, x: torch.bmm(x, m.a), a=(3, 6, 4)), ["a"], []),
     "convolution": (Bare(lambda m, x: nn.functional.conv1d(x, m.a), a=(2, 5, 3)), ["a"], []),
-    "beside the input": (Bare(lambda m, x: x + linear(m.a, m.b), a=(5, 4), b=(6, 4)), ["a"], ["b"]),
+    "without the input": (Bare(lambda m, x: x + linear(m.a, m.b), a=(5, 4), b=(6, 4)), ["a"], ["b"]),
     "one that is not used": (Bare(lambda m, x: linear(x, m.a), a=(6, 6), b=(6, 6)), [], ["a"]),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("has_entry", [True, False])
-def test_matrix_products_go_to_w_and_the_rest_stays(case: str, has_entry: bool) -> None:
+def test_matrix_products_run_in_w_and_others_in_i(case: str, has_entry: bool) -> None:
     model, early, late = CASES[case]
 
     def inputs() -> torch.Tensor:
@@ -112,23 +112,23 @@ def test_matrix_products_go_to_w_and_the_rest_stays(case: str, has_entry: bool) 
             torch.testing.assert_close(split_up[1][name], parameter.grad, rtol=1e-5, atol=1e-5)
 
 
-def test_between_i_and_w_the_graph_is_gone() -> None:
+def test_graph_is_freed_between_i_and_w() -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6))
-    found = Gradients()
-    store = WeightGradientStore(found)
+    gradients = Gradients()
+    store = WeightGradientStore(gradients)
     entry = torch.randn(3, 6).requires_grad_()
     watched = weakref.ref(entry)
     with store.record(BATCH):
-        GraphSplit(list(model.parameters()), store, found).backward(model(entry * 2).sum(), None, entry)
+        GraphSplit(list(model.parameters()), store, gradients).backward(model(entry * 2).sum(), None, entry)
     del entry
     gc.collect()
     assert watched() is None
     assert len(store.held(BATCH)) == 4
-    assert not found
+    assert not gradients
 
 
 class Delays:
-    """What a layer computes later: entries of [tensors, function], oldest first."""
+    """Delayed computations of a layer: entries of [tensors, function], oldest first."""
 
     def __init__(self) -> None:
         self.context: queue.Queue[Any] = queue.Queue()
@@ -136,51 +136,44 @@ class Delays:
     def delay_wgrad_compute(self) -> bool:
         return True
 
-    def put(self, tensors: list[torch.Tensor], function: Callable[..., Any]) -> None:
-        self.context.put([tensors, function])
 
-    def pop(self) -> Any:
-        tensors, function = self.context.get_nowait()
-        return function(*tensors), tensors
-
-
-def weight_gradients(inputs: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = gradient.reshape(-1, gradient.shape[-1])
-    return rows.t() @ inputs.reshape(-1, inputs.shape[-1]), rows.sum(0)
+def weight_gradient(inputs: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.reshape(-1, gradient.shape[-1]).t().matmul(inputs.reshape(-1, inputs.shape[-1]))
 
 
 class Product(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, store: Delays
-    ) -> torch.Tensor:
+    def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, delays: Delays) -> torch.Tensor:
         ctx.save_for_backward(inputs, weight)
-        ctx.store = store
-        return inputs @ weight.t() + bias
+        ctx.delays = delays
+        return torch.matmul(inputs, weight.t())
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
         inputs, weight = ctx.saved_tensors
-        ctx.store.put([inputs, gradient], weight_gradients)
-        return gradient @ weight, None, None, None
+        ctx.delays.context.put([[inputs, gradient], weight_gradient])
+        return gradient.matmul(weight), None, None
 
 
 class DelayedLinear(nn.Linear):
-    """A linear layer whose weight gradients wait for `backward_dw`."""
+    """A linear layer whose weight gradients wait for `backward_dw`; autograd computes the bias gradients."""
 
     fuse_wgrad_accumulation = False
 
-    def __init__(self, inside: int, outside: int) -> None:
-        super().__init__(inside, outside)
+    def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
+        super().__init__(inputs, outputs, bias)
         self.wgrad_store = Delays()
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = Product.apply(inputs, self.weight, self.bias, self.wgrad_store)  # type: ignore[no-untyped-call]
+    def product(self, inputs: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = Product.apply(inputs, self.weight, self.wgrad_store)  # type: ignore[no-untyped-call]
         return output
 
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.product(inputs) + self.bias
+
     def backward_dw(self) -> None:
-        (of_weight, of_bias), _ = self.wgrad_store.pop()
-        self.weight.grad, self.bias.grad = of_weight, of_bias
+        tensors, function = self.wgrad_store.context.get_nowait()
+        self.weight.grad = function(*tensors)
 
 
 class Stack(nn.Module):
@@ -245,15 +238,14 @@ def test_i_and_deferred_w_in_any_order_equal_whole_b(kind: type[Stack], precisio
     placed = {name: half for stage in deferred for name, half in stage.placement().items()}
     assert placed.keys() == gradients.keys()
     # A layer that runs again is not looked at, since that would run it once more; one that delays by itself does.
-    products = {
-        f"layers.{layer}.{place}.{part}" for layer in range(4) for place in (1, 3) for part in ("weight", "bias")
-    }
+    parts = ("weight",) if kind is Delayed else ("weight", "bias")
+    products = {f"layers.{layer}.{place}.{part}" for layer in range(4) for place in (1, 3) for part in parts}
     delayed = products if kind is Delayed or recompute != "layers" else set()
     assert {name for name, half in placed.items() if half == "W"} == delayed | (
         {"head.weight"} if recompute != "layers" else set()
     )
 
 
-def test_a_layer_that_adds_to_its_own_buffer_is_refused() -> None:
-    with pytest.raises(RunError, match=r"layers\.0\.1: adds weight gradients to a buffer of its own"):
+def test_layer_with_its_own_gradient_buffer_is_refused() -> None:
+    with pytest.raises(RunError, match=r"layers\.0\.1: adds weight gradients to its own buffer"):
         pipeline(small_job(), FusedStack)

@@ -1,4 +1,4 @@
-"""Models, data and losses of one's own: the bits of recycle's where they are the same, one line where they fail."""
+"""Provided models, data and losses: the bits of recycle's own where these are equal, and refusals."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import nn
 
+from examples.megatron_loop.without_gpu import without_gpu
 from recycle import Job, JobError, RunError
 from recycle.exec import run
 from recycle.exec.launch.checks import check_request
+from recycle.exec.model import config as model_config
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.gpt import build_part
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.providers import Providers
 from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.drive import CPU, small_job
+from tests.exec.model.megatron_models import FIELDS, builder, masked
 from tests.exec.model.test_other_layers import Stack
+from tests.exec.runs import Run, assert_same_training, kinds
+from tests.exec.runs import job as process_job
 
 pytestmark = pytest.mark.slow
 
@@ -45,8 +50,8 @@ def own_job(**sections: Any) -> Job:
 
 def megatrons(job: Job, first: int, last: int, pre_process: bool, post_process: bool) -> GPTModel:
     """What recycle builds, as a user's function."""
-    found = [s for s, start in enumerate(starts(job)) if start == first and job.layers_per_stage()[s] == last - first]
-    return build_part(job, found[0])
+    stages = [s for s, start in enumerate(starts(job)) if start == first and job.layers_per_stage()[s] == last - first]
+    return build_part(job, stages[0])
 
 
 def starts(job: Job) -> list[int]:
@@ -58,9 +63,33 @@ def losses(job: Job, family: Any = one_f_one_b, **given: Any) -> list[float]:
     return run(family(job.shape), job, steps=3, **given).losses
 
 
-def test_a_megatron_model_of_ones_own_has_the_bits_of_the_same_model_built_in() -> None:
+def test_provided_megatron_model_has_the_bits_of_the_built_in_model() -> None:
     job = small_job(model={"dropout": 0.0})
     assert losses(job, model=megatrons) == losses(job)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_megatron_layers_have_the_same_bits_under_every_schedule(name: str) -> None:
+    results = []
+    with without_gpu():
+        for family in (one_f_one_b, zb_h1):
+            job = small_job(ranks=2, model=OWN | {"layers": 4})
+            results.append(losses(job, family, model=builder(name)))
+    assert results[0] == results[1]
+    assert len(set(results[0])) == 3
+
+
+def test_megatron_layers_survive_a_kill_with_the_bits_of_the_calm_run(launch: Run) -> None:
+    module = "tests.exec.model.megatron_models"
+    sections = {
+        "model": {"provider": f"{module}:dense_then_experts"},
+        "data": {"provider": f"{module}:masked"},
+        "train": {"per_token_loss": True},
+    }
+    job = process_job(2, 2, 2, kind="gpt", **sections)
+    struck = launch(job, 6, "kill:1.1@2.backward", "rejoin:1.1@4")
+    assert kinds(struck).count("rejoined") == 1
+    assert_same_training(struck, launch(job, 6))
 
 
 class Repeated:
@@ -77,7 +106,7 @@ class Repeated:
 
 
 @pytest.mark.parametrize("model", [{}, {"dropout": 0.2}, {"recompute": "full", "dropout": 0.2}])
-def test_a_plain_model_trains_to_the_same_bits_however_it_is_split_and_scheduled(model: dict[str, Any]) -> None:
+def test_provided_model_has_the_same_bits_for_every_split_and_schedule(model: dict[str, Any]) -> None:
     whole = losses(own_job(ranks=1, model=model), model=drawn_by_name, data=Repeated)
     assert whole[-1] < whole[0]
     for family in (one_f_one_b, zb_h1):
@@ -100,15 +129,43 @@ class Masked:
 
 
 @pytest.mark.parametrize("model", [None, Stack])
-def test_only_tokens_of_the_mask_count(model: Any) -> None:
+def test_masked_tokens_do_not_count(model: Any) -> None:
     job = own_job()
-    found = [losses(job, model=model, data=lambda job, spoil=spoil: Masked(job, 5, spoil)) for spoil in (False, True)]
-    assert found[0] == found[1]
-    assert found[0] != losses(job, model=model, data=lambda job: Masked(job, 8, False))
+    results = [losses(job, model=model, data=lambda job, spoil=spoil: Masked(job, 5, spoil)) for spoil in (False, True)]
+    assert results[0] == results[1]
+    assert results[0] != losses(job, model=model, data=lambda job: Masked(job, 8, False))
     assert losses(job, model=model, data=lambda job: Masked(job, 0, False)) == [0.0] * 3
 
 
-def test_a_loss_of_ones_own_gives_sum_and_count() -> None:
+class Joined:
+    """The micro-batches of `masked` in one."""
+
+    def __init__(self, job: Job) -> None:
+        self._batch = masked(with_keys(job, "data", micro_batch_size=1))
+
+    def batch(self, iteration: int, micro_batch: int) -> dict[str, torch.Tensor]:
+        parts = [self._batch(iteration, number) for number in range(2)]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def test_per_token_loss_does_not_depend_on_the_cut_into_micro_batches() -> None:
+    results = {}
+    for count, data in ((2, masked), (1, Joined)):
+        for per_token in (True, False):
+            job = own_job(ranks=2, micro_batches=count, data={"micro_batch_size": 2 // count})
+            results[count, per_token] = losses(with_keys(job, "train", per_token_loss=per_token), data=data)
+    assert results[2, True] == pytest.approx(results[1, True], rel=1e-5)
+    assert results[1, True] == pytest.approx(results[1, False], rel=1e-6)
+    assert abs(results[2, True][0] - results[2, False][0]) > 1e-3
+
+
+def test_per_token_loss_refuses_a_loss_that_counts_other_tokens_than_the_mask() -> None:
+    job = with_keys(own_job(), "train", per_token_loss=True)
+    with pytest.raises(RunError, match=r"\[train\] per_token_loss: .*lambda.* counts 8 tokens, .* loss_mask 2; both"):
+        losses(job, data=masked, loss=lambda output, batch: (output.sum(), output.numel()))
+
+
+def test_provided_loss_returns_sum_and_count() -> None:
     job, twice = own_job(), lambda output, batch: (2 * output.sum(), output.numel())
     assert losses(job, loss=twice)[0] == 2 * losses(job)[0]
 
@@ -136,14 +193,14 @@ def too_wide(job: Job, first: int, last: int, pre_process: bool, post_process: b
         ({"model": running}, r"\[model\] provider: the forward of stage 0 changes the buffer layers.1."),
         (
             {"model": too_wide},
-            r"\[model\] provider: the module of stage 0 returned \[1, 8, 16\] torch.float32, but stages hand on"
+            r"\[model\] provider: the module of stage 0 returned \[1, 8, 16\] torch.float32, but stages pass"
             r" \[8, 1, 16\]",
         ),
         ({"data": lambda job: lambda i, m: [1]}, r"\[data\] provider: .* gave list as a batch"),
         ({"data": lambda job: lambda i, m: {"tokens": 1}}, r"\[data\] provider: .* gave a mapping of int as a batch"),
     ],
 )
-def test_what_cannot_be_computed_with_is_one_line(given: dict[str, Any], complaint: str) -> None:
+def test_unusable_results_of_providers_are_refused(given: dict[str, Any], complaint: str) -> None:
     with pytest.raises(RunError, match=f"^{complaint}"):
         losses(own_job(), **given)
 
@@ -164,31 +221,31 @@ def frozen(job: Job, *layers: int, **ends: bool) -> nn.Module:
         (Stack, True, r"\[model\] tied needs a parameter embedding.word_embeddings.weight, which its module lacks"),
     ],
 )
-def test_a_module_that_cannot_be_trained_is_refused_as_it_is_built(model: Any, tied: bool, complaint: str) -> None:
+def test_untrainable_module_is_refused(model: Any, tied: bool, complaint: str) -> None:
     with pytest.raises(JobError, match=rf"^\[model\] provider: .*: stage 0: {complaint}") as refused:
         build_stages(own_job(model={"tied": tied}), [0], CPU, providers=Providers(model))
     assert "\n" not in str(refused.value)
 
 
-def test_names_hold_in_the_whole_model_or_say_which_stage_they_are_of() -> None:
+def test_parameter_names_are_unique_in_the_whole_model() -> None:
     def bare(job: Job, *layers: int, **ends: bool) -> nn.Module:
         return nn.Linear(16, 16)
 
     layer_names = [f"{place}.{kind}" for place in (0, 1, 3) for kind in ("bias", "weight")]
-    found = []
+    names = []
     for model in (Stack, bare):
         stages = build_stages(own_job(), [0, 1], CPU, providers=Providers(model))
-        found.append([sorted(stage.parameters) for stage in stages.values() if isinstance(stage, MegatronStage)])
-    assert found[0] == [
+        names.append([sorted(stage.parameters) for stage in stages.values() if isinstance(stage, MegatronStage)])
+    assert names[0] == [
         ["embedding.weight", *(f"layers.0.{name}" for name in layer_names)],
         ["head.weight", *(f"layers.1.{name}" for name in layer_names)],
     ]
-    assert found[1] == [["stages.0.bias", "stages.0.weight"], ["stages.1.bias", "stages.1.weight"]]
+    assert names[1] == [["stages.0.bias", "stages.0.weight"], ["stages.1.bias", "stages.1.weight"]]
 
 
-def test_a_function_is_given_or_named_but_not_both() -> None:
+def test_function_is_not_both_passed_and_named() -> None:
     job = with_keys(own_job(), "train", loss="os.path:join")
-    with pytest.raises(JobError, match=r"^\[train\] loss: the job names os.path:join, and another function is given"):
+    with pytest.raises(JobError, match=r"^\[train\] loss: the job names os.path:join, and another function is passed"):
         losses(job, loss=bad_sum)
 
 
@@ -196,22 +253,33 @@ def test_a_function_is_given_or_named_but_not_both() -> None:
     ("config", "complaint"),
     [
         ({"kv_chanels": 8}, r"kv_chanels: .* has no such field; did you mean \"kv_channels\"\?"),
-        ({"num_layers": 8}, "num_layers: cannot be set: \\[model\\] layers says it"),
+        ({"num_layers": 8}, "num_layers: cannot be set: \\[model\\] layers sets it"),
         ({"fp8": "hybrid"}, "fp8: cannot be set: it needs kernels of Transformer Engine"),
-        ({"calculate_per_token_loss": True}, "calculate_per_token_loss: cannot be set: each micro-batch's mean loss"),
-        ({"moe_expert_capacity_factor": 1.0}, "moe_expert_capacity_factor: cannot be set: no token is dropped"),
+        (
+            {"calculate_per_token_loss": True},
+            r"calculate_per_token_loss: cannot be set: \[train\] per_token_loss sets it",
+        ),
+        ({"moe_expert_capacity_factor": 1.0}, "moe_expert_capacity_factor: cannot be set: tokens are never dropped"),
+        ({"init_method_std": -0.02}, "init_method_std: -0.02 must be a number above 0"),
         ({"layernorm_epsilon": "many"}, "layernorm_epsilon: Expected `float`, got `str`"),
         ({"normalization": "Norm"}, "normalization: Invalid enum value 'Norm'"),
         ({"activation_func": "swish"}, "activation_func: 'swish' is none of gelu, silu"),
-        ({"init_method": "normal"}, "init_method: cannot be set: it takes a function"),
-        ({"moe_layer_freq": 2}, "moe_layer_freq: cannot be set: stages built by recycle have no such layers"),
-        ({"sequence_parallel": True}, r"sequence_parallel: cannot be set: \[shape\] sequence_parallel says it"),
+        ({"init_method": "normal"}, "init_method: cannot be set: its value is a function"),
         (
-            {"expert_model_parallel_size": 2},
-            r"expert_model_parallel_size: cannot be set: \[shape\] expert_parallel says it",
+            {"moe_router_load_balancing_type": "global_aux_loss"},
+            "moe_router_load_balancing_type: .* is none of aux_loss",
         ),
+        ({"sequence_parallel": True}, r"sequence_parallel: cannot be set: \[shape\] sequence_parallel sets it"),
     ],
 )
-def test_a_field_that_cannot_be_passed_on_is_refused_with_the_reason(config: dict[str, Any], complaint: str) -> None:
+def test_unsupported_config_field_is_refused_with_a_reason(config: dict[str, Any], complaint: str) -> None:
     with pytest.raises(JobError, match=rf"^\[model.config\] {complaint}"):
         check_request(small_job(model={"config": config}), 1, (), frozenset())
+
+
+def test_config_field_of_a_later_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_config, "_SUPPORTED", model_config._SUPPORTED - {"qk_l2_norm"})
+    with pytest.raises(
+        JobError, match=r"^\[model.config\] qk_l2_norm: cannot be set: .* this field of megatron-core 0"
+    ):
+        check_request(small_job(model={"config": {"qk_l2_norm": True}}), 1, (), frozenset())

@@ -1,4 +1,4 @@
-"""What a forward may do besides: run again, drop at random, compute in bf16, evaluate."""
+"""Variants of the forward: recomputation, dropout, bf16, evaluation."""
 
 from __future__ import annotations
 
@@ -21,29 +21,17 @@ from recycle.exec.model.part import DropoutSeeds
 from recycle.exec.profile.memory import allocated_by
 from recycle.ir.families import one_f_one_b, zb_h1, zb_v
 from recycle.job.sections import EvalSection
-from tests.exec.drive import CPU, build_pipeline, differing, gradients_by_name, iterated, run_pipelines, small_job
+from tests.exec.drive import CPU, build_pipeline, gradients_by_name, run_pipelines, small_job
 from tests.exec.runs import Run, job
 
 FULL = {"recompute": "full"}
 BATCH = MicroBatch(0, 0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", [{}, {"dropout": 0.2}, {"tied": True}])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_loss_and_gradients_are_those_without(model: dict, precision: str, ranks: int) -> None:
-    (loss, gradients), (again_loss, again) = (
-        iterated(small_job(ranks=ranks, model=keys, train={"precision": precision}), 1)
-        for keys in (model, model | FULL)
-    )
-    assert again_loss == loss
-    assert differing(gradients, again) == []
-
-
 CONFIG = {"recompute_modules": ["core_attn", "mlp"]}
 AGAIN: list[dict[str, Any]] = [
     FULL,
+    {"recompute": "full", "dropout": 0.2, "tied": True},
     {"recompute": "layers"},
     {"recompute": "selective"},
     {"recompute": "selective", "config": CONFIG},
@@ -55,19 +43,19 @@ AGAIN: list[dict[str, Any]] = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", AGAIN, ids=str)
-def test_what_runs_again_gives_the_same_bits_and_counts_once(model: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("model", "precision"), [(FULL, "bf16"), *((model, "fp32") for model in AGAIN)], ids=str)
+def test_recomputation_gives_the_same_bits(model: dict[str, Any], precision: str) -> None:
     kept = {key: value for key, value in model.items() if key not in ("recompute", "config")}
     losses = []
-    for each in (kept, model):
-        of = small_job(ranks=2, model=each)
-        losses += [run(family(of.shape), of, steps=2).losses for family in (one_f_one_b, zb_h1)]
+    for keys in (kept, model):
+        tested_job = small_job(ranks=2, model=keys, train={"precision": precision})
+        losses += [run(family(tested_job.shape), tested_job, steps=2).losses for family in (one_f_one_b, zb_h1)]
     assert losses[0] == losses[1] == losses[2] == losses[3]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["layers", "selective"])
-def test_less_is_held_between_f_and_i(recompute: str) -> None:
+def test_recomputation_holds_less_between_f_and_i(recompute: str) -> None:
     held = []
     for model in ({}, {"recompute": recompute, "config": {"recompute_modules": ["mlp"]}}):
         stage = build_pipeline(small_job(model=model))[0]
@@ -78,7 +66,7 @@ def test_less_is_held_between_f_and_i(recompute: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_cannot_run_again_is_refused() -> None:
+def test_unknown_recomputation_is_refused() -> None:
     with pytest.raises(JobError, match=r"\[model\] recompute: lists 1 stages, the shape has 2"):
         small_job(model={"recompute": ["full"]}).validate()
     config = {"recompute_modules": ["layernorm"]}
@@ -96,21 +84,21 @@ def outputs(stage: MegatronStage, iteration: int, batches: list[MicroBatch]) -> 
 
 
 @pytest.mark.slow
-def test_draws_depend_on_iteration_and_micro_batch_and_not_on_order_or_the_process() -> None:
-    # A text of one value only: what differs can only come of the draws.
+def test_dropout_depends_on_iteration_and_micro_batch_only() -> None:
+    # All tokens are equal, so differences come from dropout.
     first, second = (build_pipeline(small_job(model=DROPS))[0] for _ in range(2))
     tokens = torch.full((1, 32), 65)
     for stage in (first, second):
         stage._data = type("Constant", (), {"batch": lambda self, iteration, number: {"tokens": tokens}})()
     a, b = MicroBatch(0, 0), MicroBatch(0, 1)
     torch.manual_seed(1)
-    here = outputs(first, 3, [a, b])
+    first_outputs = outputs(first, 3, [a, b])
     torch.manual_seed(2)
-    there = outputs(second, 3, [b, a])
-    assert here[a].equal(there[a])
-    assert here[b].equal(there[b])
-    assert not here[a].equal(here[b])
-    assert not outputs(first, 4, [a])[a].equal(here[a])
+    second_outputs = outputs(second, 3, [b, a])
+    assert first_outputs[a].equal(second_outputs[a])
+    assert first_outputs[b].equal(second_outputs[b])
+    assert not first_outputs[a].equal(first_outputs[b])
+    assert not outputs(first, 4, [a])[a].equal(first_outputs[a])
     share = float((first._part.module.embedding(tokens, first._part._positions) == 0).float().mean())
     assert share == pytest.approx(0.2, abs=0.05)
 
@@ -119,41 +107,41 @@ def test_draws_depend_on_iteration_and_micro_batch_and_not_on_order_or_the_proce
 @pytest.mark.parametrize(
     "model", [pytest.param(DROPS, marks=pytest.mark.soak), DROPS | {"recompute": "full", "tied": True}]
 )
-def test_a_run_through_a_kill_has_the_bits_of_one_process(model: dict, launch: Run) -> None:
-    of = job(2, 2, 3, kind="gpt", memory={"limit": 8}, model={"layers": 4} | model)
+def test_run_with_dropout_and_a_kill_has_the_bits_of_one_process(model: dict, launch: Run) -> None:
+    tested_job = job(2, 2, 3, kind="gpt", memory={"limit": 8}, model={"layers": 4} | model)
     one = job(1, 1, 6, kind="gpt", memory={"limit": 8}, model={"layers": 4} | model)
-    result = launch(of, STEPS, "kill:1.1@1", "rejoin:1.1@3")
+    result = launch(tested_job, STEPS, "kill:1.1@1", "rejoin:1.1@3")
     assert result.losses == run(one_f_one_b(one.shape), one, steps=STEPS).losses
     vee = job(1, 2, 6, kind="gpt", shape={"chunks": 2}, memory={"limit": 12}, model={"layers": 4} | model)
     assert result.losses == run(zb_v(vee.shape), vee, steps=STEPS).losses
 
 
 @pytest.mark.slow
-def test_tensor_ranks_draw_their_own_for_attention_and_alike_for_the_rest() -> None:
-    of = small_job(ranks=1, model={"dropout": 0.2, "layers": 2})
-    build_pipeline(of)  # megatron-core's groups
-    found = []
+def test_tensor_ranks_draw_separately_for_attention_only() -> None:
+    tested_job = small_job(ranks=1, model={"dropout": 0.2, "layers": 2})
+    build_pipeline(tested_job)  # megatron-core's groups
+    draws = []
     for tensor in ((0, 2), (1, 2), (1, 2)):
-        part = build_part(of, 0)
-        seeds = DropoutSeeds(part, 0, of.model.seed, CPU, tensor)
+        part = build_part(tested_job, 0)
+        seeds = DropoutSeeds(part, 0, tested_job.model.seed, CPU, tensor)
         heads: list[torch.Tensor] = []
         states: list[torch.Tensor] = []
         attention = part.decoder.layers[0].self_attention.core_attention
         attention.register_forward_hook(lambda _, __, output, heads=heads: heads.append(output))
         attention.register_forward_hook(lambda *_, states=states: states.append(torch.get_rng_state()))
         tokens = torch.arange(32)[None]
-        with seeds.of(3, 1):
+        with seeds.seeded(3, 1):
             part(input_ids=tokens, position_ids=tokens, attention_mask=None)
-        found.append((heads[0], states[0]))
-    assert not torch.equal(found[0][0], found[1][0])
-    assert torch.equal(found[1][0], found[2][0])
-    assert torch.equal(found[0][1], found[1][1])
+        draws.append((heads[0], states[0]))
+    assert not torch.equal(draws[0][0], draws[1][0])
+    assert torch.equal(draws[1][0], draws[2][0])
+    assert torch.equal(draws[0][1], draws[1][1])
 
 
 HALF = {"precision": "bf16"}
 
 
-def test_working_weights_are_the_rounded_fp32_ones_which_start_as_without() -> None:
+def test_bf16_weights_are_rounded_fp32_weights() -> None:
     (half,), (full,) = build_pipeline(small_job(ranks=1, train=HALF)), build_pipeline(small_job(ranks=1))
     layer = 1
     assert half.layout.units()[layer].state_tensors()[0].equal(full.layout.units()[layer].state_tensors()[0])
@@ -168,14 +156,14 @@ def test_working_weights_are_the_rounded_fp32_ones_which_start_as_without() -> N
     assert half.parameters[name].data_ptr() in range(working.data_ptr(), working.data_ptr() + working.nbytes)
 
 
-def test_a_device_without_bf16_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_without_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise RuntimeError("\"layer_norm\" not implemented for 'BFloat16'\nand a second line")
 
     monkeypatch.setattr(torch.nn.functional, "layer_norm", refuse)
-    of = small_job(train=HALF)
+    tested_job = small_job(train=HALF)
     with pytest.raises(RunError, match=r"\[train\] precision: cpu cannot compute in bf16 .*; use fp32") as error:
-        build_stages(of, [0], CPU)
+        build_stages(tested_job, [0], CPU)
     assert "\n" not in str(error.value)
     monkeypatch.undo()
     require_precision("bf16", CPU)
@@ -202,11 +190,11 @@ def losses(stages: list[MegatronStage], batch: int = 0) -> list[tuple[float, flo
     return stages[-1].evaluated()
 
 
-def test_it_is_the_loss_of_the_model_on_these_tokens() -> None:
+def test_evaluation_is_the_loss_of_the_model() -> None:
     job = evaluated_job(1)
     (stage,) = build_pipeline(job)
-    found = losses([stage], batch=3)
-    for (total, count), number in zip(found, range(2), strict=True):
+    results = losses([stage], batch=3)
+    for (total, count), number in zip(results, range(2), strict=True):
         batch = load_evaluation(job).batch(3, number)
         positions = torch.arange(job.model.sequence)[None]
         of_tokens = stage._part.module(batch["tokens"], positions, None, labels=batch["labels"])
@@ -214,14 +202,14 @@ def test_it_is_the_loss_of_the_model_on_these_tokens() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_it_does_not_depend_on_the_number_of_stages_nor_on_dropout(ranks: int) -> None:
+def test_evaluation_does_not_depend_on_stages_or_dropout(ranks: int) -> None:
     plain = losses(build_pipeline(evaluated_job(1)))
     assert losses(build_pipeline(evaluated_job(ranks, model=DROPS))) == plain
     assert len(set(plain)) == 2
 
 
 @pytest.mark.parametrize("recompute", ["none", "full", "layers", "selective"])
-def test_training_goes_on_as_if_there_had_been_none(recompute: str) -> None:
+def test_evaluation_does_not_change_training(recompute: str) -> None:
     job = evaluated_job(model={**DROPS, "recompute": recompute})
     untouched, stages = build_pipeline(job), build_pipeline(job)
     digests = [stage.state_digest() for stage in stages]
@@ -234,7 +222,7 @@ def test_training_goes_on_as_if_there_had_been_none(recompute: str) -> None:
         assert torch.equal(gradient, gradients[name])
 
 
-def test_sums_are_the_same_whoever_ran_which_micro_batch() -> None:
+def test_evaluation_does_not_depend_on_which_worker_ran_a_micro_batch() -> None:
     torch.manual_seed(0)
     pairs = [(float(value), 3.0) for value in torch.randn(64) * 2.0 ** torch.randint(-20, 20, (64,))]
     whole = evaluate(4, {"0.0": evaluation_report(pairs)})

@@ -1,4 +1,4 @@
-"""Units and shards of a stage: norms, steps and names of shards; units that stay while the model is cut anew."""
+"""Units and shards of a stage: norms, steps and names of shards; units that stay while the model is repartitioned."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recycle import JobError, Worker
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage, copy_state, digest
 from recycle.exec.model.state.accumulate import ExactSum, FlatLayout
-from recycle.exec.model.state.gradient_sums import JoinedSums, Summed
+from recycle.exec.model.state.gradient_sums import JoinedSums, PartialSum
 from recycle.exec.model.state.layouts import ShardedOptimizer, Shards, ends_of_units
 from recycle.exec.model.state.optimizer import StateNames, StoredNames, UnitOptimizer
 from recycle.exec.model.weights import units_of
@@ -30,6 +30,7 @@ from tests.exec.sharded import joined, require_equal
 CPU = torch.device("cpu")
 SHAPES = [torch.Size([300, 200]), torch.Size([50, 1000]), torch.Size([7, 3]), torch.Size([1000]), torch.Size([3])]
 NAMES = ["wide", "gated", "small", "norm", "bias"]
+UNIT_ORDER = ["gated", "bias", "norm", "wide", "small"]
 TRAIN = TrainSection(weight_decay=0.1, warmup=1)
 DIVISOR = 4
 GATED = StoredNames({}, {"gated"})
@@ -55,12 +56,14 @@ def summed(order: Sequence[str] = NAMES) -> ExactSum:
 
 def sharded(sums: ExactSum, count: int, working: torch.dtype = torch.float32) -> Shards:
     ends = [0, sums.layout.size]
-    return ShardedOptimizer(parameters(), GATED, JoinedSums([Summed(sums)], DIVISOR), TRAIN, working, 10, count, ends)
+    return ShardedOptimizer(
+        parameters(), GATED, JoinedSums([PartialSum(sums)], DIVISOR), TRAIN, working, 10, count, ends
+    )
 
 
 def in_one_piece(sums: ExactSum, working: torch.dtype) -> UnitOptimizer:
     whole = UnitOptimizer(list(parameters().values()), TRAIN, working)
-    mean = JoinedSums([Summed(sums)], DIVISOR).mean
+    mean = JoinedSums([PartialSum(sums)], DIVISOR).mean
     whole.attach(mean, 0, torch.empty_like(whole.parameters), StateNames({}, {}))
     return whole
 
@@ -68,12 +71,12 @@ def in_one_piece(sums: ExactSum, working: torch.dtype) -> UnitOptimizer:
 def named_state(whole: UnitOptimizer) -> dict[str, torch.Tensor]:
     """The state of all parameters, in the order of `NAMES`, the halves of the gated one apart."""
     counts, shaped = whole.state_tensors()[3], [*whole.state_tensors()[:3], *whole.state_tensors()[4:]]
-    found = {f"step.{name}": counts[place : place + 1] for name, place in zip(NAMES, (0, 0, 0, 1, 1), strict=True)}
+    state = {f"step.{name}": counts[place : place + 1] for name, place in zip(NAMES, (0, 0, 0, 1, 1), strict=True)}
     for prefix, flat in zip(("", "exp_avg.", "exp_avg_sq.", "rounded."), shaped, strict=False):
-        found |= {f"{prefix}{name}": view for name, view in zip(NAMES, whole.layout.views(flat), strict=True)}
-        both = found.pop(f"{prefix}gated").chunk(2)
-        found |= {f"{prefix}gated{half}": part for half, part in zip((".gate", ".up"), both, strict=True)}
-    return found
+        state |= {f"{prefix}{name}": view for name, view in zip(NAMES, whole.layout.views(flat), strict=True)}
+        both = state.pop(f"{prefix}gated").chunk(2)
+        state |= {f"{prefix}gated{half}": part for half, part in zip((".gate", ".up"), both, strict=True)}
+    return state
 
 
 def norms_of(shards: Shards) -> list[list[float]]:
@@ -84,23 +87,29 @@ def digests_of(shards: Shards) -> dict[int, str]:
     return {number: digest(tensors) for number, (tensors, _) in shards.parts(NO_STAGE).items()}
 
 
-@pytest.mark.parametrize("count", [1, 3, 4])
-def test_the_norms_of_shards_are_the_terms_of_the_whole(count: int) -> None:
-    sums = summed()
-    shards = sharded(sums, count)
-    shards.own(range(10, 10 + count))
-    terms = [norm for norms in norms_of(shards) for norm in norms]
-    assert terms == sums.mean_norms_squared(DIVISOR)
-    sums.buffer[-64] = math.nan
-    assert [math.isfinite(math.fsum(norms)) for norms in norms_of(shards)] == [True] * (count - 1) + [False]
+def by_unit(sums: ExactSum, working: torch.dtype) -> Shards:
+    """Shards of three units, one without parameters; in the last one the decayed parameters come last."""
+    joined_sums = JoinedSums([PartialSum(sums)], DIVISOR)
+    ends = ends_of_units(range(4, 7), [4, 4, 6, 6, 6], joined_sums.layout)
+    cuts = [0, *(end for _, end in ends.values())]
+    ordered = {name: parameters()[name] for name in UNIT_ORDER}
+    shards = ShardedOptimizer(ordered, GATED, joined_sums, TRAIN, working, 12, 3, cuts)
+    assert shards.all_numbers == range(12, 21)
+    sizes = [len(part) for part in shards.weights()]
+    assert [sum(sizes[unit : unit + 3]) for unit in (0, 3, 6)] == [50_112, 0, 61_120]
+    return shards
 
 
 @pytest.mark.parametrize("working", [torch.float32, torch.bfloat16])
-def test_shards_step_to_the_bits_of_the_whole_and_back(working: torch.dtype) -> None:
-    sums = summed()
-    whole, shards = in_one_piece(sums, working), sharded(sums, 3, working)
-    shards.own(range(10, 13))
+@pytest.mark.parametrize("has_units", [False, True])
+def test_shards_have_the_norms_and_bits_of_the_whole(has_units: bool, working: torch.dtype) -> None:
+    sums = summed(UNIT_ORDER if has_units else NAMES)
+    whole = in_one_piece(summed(), working)
+    shards = by_unit(sums, working) if has_units else sharded(sums, 3, working)
+    shards.own(shards.all_numbers)
     shards.settled()
+    terms = sorted(norm for norms in norms_of(shards) for norm in norms)
+    assert terms == sorted(summed().mean_norms_squared(DIVISOR))
     for iteration in range(3):
         before, digests = [tensor.clone() for tensor in shards.state_tensors()], digests_of(shards)
         whole.step(iteration, 0.5)
@@ -108,14 +117,15 @@ def test_shards_step_to_the_bits_of_the_whole_and_back(working: torch.dtype) -> 
             piece.step(iteration, 0.5)
     require_equal(joined([shards.named_state(shards.state_tensors())]), joined([named_state(whole)]))
     live = torch.cat(shards.weights())
-    assert torch.equal(live, whole.state_tensors()[-1] if working != torch.float32 else whole.parameters)
     copy_state(shards.state_tensors(), before)
     assert digests_of(shards) == digests
     shards.publish()
     assert not torch.equal(live, torch.cat(shards.weights()))
+    sums.buffer[-64] = math.nan
+    assert [all(map(math.isfinite, norms)) for norms in norms_of(shards)] == [True] * (len(shards.pieces) - 1) + [False]
 
 
-def test_only_what_is_owned_is_held_and_the_initial_state_is_let_go_of() -> None:
+def test_only_owned_shards_are_held() -> None:
     shards = sharded(summed(), 4, torch.bfloat16)
     shards.own([11, 12])
     assert list(shards.pieces) == [11, 12]
@@ -129,29 +139,6 @@ def test_only_what_is_owned_is_held_and_the_initial_state_is_let_go_of() -> None
     shards.settled()
     shards.own([11])
     assert not torch.equal(shards.pieces[11].state_tensors()[0], masters), "it is to come from an owner"
-
-
-@pytest.mark.parametrize("working", [torch.float32, torch.bfloat16])
-def test_shards_of_units_end_where_units_do_and_step_to_the_same_bits(working: torch.dtype) -> None:
-    """Three units, one without parameters; in the last those that decay come last, as a shared weight does there."""
-    order = ["gated", "bias", "norm", "wide", "small"]
-    whole_sums, joined_sums = summed(), JoinedSums([Summed(summed(order))], DIVISOR)
-    in_order = {name: parameters()[name] for name in order}
-    ends = ends_of_units(range(4, 7), [4, 4, 6, 6, 6], joined_sums.layout)
-    cuts = [0, *(end for _, end in ends.values())]
-    shards = ShardedOptimizer(in_order, GATED, joined_sums, TRAIN, working, 12, 3, cuts)
-    assert shards.all_numbers == range(12, 21)
-    sizes = [len(part) for part in shards.weights()]
-    assert [sum(sizes[unit : unit + 3]) for unit in (0, 3, 6)] == [50_112, 0, 61_120]
-    shards.own(shards.all_numbers)
-    terms = sorted(norm for norms in norms_of(shards) for norm in norms)
-    assert terms == sorted(whole_sums.mean_norms_squared(DIVISOR))
-    whole = in_one_piece(whole_sums, working)
-    for iteration in range(2):
-        whole.step(iteration, 0.5)
-        for piece in shards.pieces.values():
-            piece.step(iteration, 0.5)
-    require_equal(joined([shards.named_state(shards.state_tensors())]), joined([named_state(whole)]))
 
 
 KINDS = {
@@ -191,10 +178,10 @@ def named(stages: Mapping[int, Stage]) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
-def test_a_model_that_is_cut_anew_between_steps_gives_the_same_bits(name: str) -> None:
-    of = job_of(name)
+def test_repartitioning_between_steps_keeps_the_bits(name: str) -> None:
+    tested_job = job_of(name)
 
-    still, moved = (Hosted(Worker(0, 0), partial(build_stages, of), (), [0, 1]) for _ in range(2))
+    still, moved = (Hosted(Worker(0, 0), partial(build_stages, tested_job), (), [0, 1]) for _ in range(2))
     for step, cut in enumerate([(), (1, 1, 2), (3, 1), ()]):
         tensors = {id(t): t.data_ptr() for s in moved.stages.values() for t in s.state_tensors()}
         if cut or step:
@@ -203,15 +190,15 @@ def test_a_model_that_is_cut_anew_between_steps_gives_the_same_bits(name: str) -
             moved.confirm()
             assert {id(t): t.data_ptr() for s in moved.stages.values() for t in s.state_tensors()} == tensors
         assert math.fsum(iterate(moved.stages, step)) == math.fsum(iterate(still.stages, step))
-    left, right = named(moved.stages), named(still.stages)
-    assert left.keys() == right.keys()
-    assert all(torch.equal(left[key], right[key]) for key in left)
+    moved_state, expected = named(moved.stages), named(still.stages)
+    assert moved_state.keys() == expected.keys()
+    assert all(torch.equal(moved_state[key], expected[key]) for key in moved_state)
 
 
-def test_a_worker_holds_what_it_had_until_its_new_stages_are_confirmed() -> None:
-    of = job_of("emulated")
+def test_worker_keeps_units_until_new_stages_are_confirmed() -> None:
+    tested_job = job_of("emulated")
 
-    hosted = Hosted(Worker(0, 0), partial(build_stages, of), (), [0])
+    hosted = Hosted(Worker(0, 0), partial(build_stages, tested_job), (), [0])
     assert not hosted.place_held()
     given, kept = hosted.layout, [tensor.clone() for tensor in hosted.held(0, 3)]
     assert hosted.place((1, 3), [1])
@@ -231,7 +218,7 @@ def test_a_worker_holds_what_it_had_until_its_new_stages_are_confirmed() -> None
         hosted.held(0, 1)
 
 
-def test_what_lies_outside_of_layers_belongs_to_the_ends() -> None:
+def test_parameters_outside_of_layers_belong_to_the_ends() -> None:
     names = ["embedding.weight", "decoder.layers.0.w", "decoder.layers.1.w", "decoder.norm", "output_layer.weight"]
     assert units_of(names, 0, 2, (True, True), 3) == dict(zip(names, (0, 1, 2, 3, 3), strict=True))
     assert units_of(["embedding.weight", "layers.0.w", "scale"], 0, 1, (True, False), 3)["scale"] == 0

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -22,40 +21,9 @@ from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.model.tensor_ranks import ensure_parallel_state
 from recycle.exec.processes.forkserver import ForkServer
 from recycle.exec.transport.base import TransportError
-from tests.exec.drive import iterated, small_job
 from tests.exec.runs import Run, figures, job, kinds
-from tests.exec.tensor_workers import TensorWorkers, whole_gradients
 
 STEPS = 5
-TOLERANCE = 2e-7
-"""Of gradients against those without tensor parallelism, whose sums have another order: 5.2e-8 was measured."""
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[TensorWorkers]:
-    with TensorWorkers(2) as workers:
-        yield workers
-
-
-def cut(of: Job, tensor_parallel: int = 2) -> Job:
-    return msgspec.structs.replace(of, grid=msgspec.structs.replace(of.grid, tensor_parallel=tensor_parallel))
-
-
-@pytest.mark.parametrize(
-    "model",
-    [{}, {"tied": True}, {"recompute": "full"}, {"dropout": 0.2, "attention_dropout": 0.0}],
-    ids=["plain", "tied", "recompute", "dropout"],
-)
-def test_loss_and_gradients_are_those_of_one_process(pair: TensorWorkers, model: dict[str, Any]) -> None:
-    of = small_job(ranks=2, model=model)
-    loss, gradients = iterated(of)
-    parts = pair.iterate(cut(of))
-    assert parts[0].report.loss == parts[1].report.loss == pytest.approx(loss, rel=1e-6)
-    whole = whole_gradients(parts)
-    assert whole.keys() == gradients.keys()
-    assert {name: tuple(g.shape) for name, g in whole.items()} == {n: tuple(g.shape) for n, g in gradients.items()}
-    worst = max(float((whole[name] - gradients[name]).abs().max()) for name in gradients)
-    assert 0 < worst < TOLERANCE
 
 
 def gpt(pipelines: int = 2, ranks: int = 2, micro_batches: int = 2, tensor_parallel: int = 2, **sections: Any) -> Job:
@@ -65,9 +33,9 @@ def gpt(pipelines: int = 2, ranks: int = 2, micro_batches: int = 2, tensor_paral
 
 @pytest.fixture(scope="module")
 def runs(servers: dict[str, ForkServer]) -> Any:
-    def launch(of: Job, directory: Path, *faults: str, steps: int = STEPS, **more: Any) -> RunResult:
+    def launch(tested_job: Job, directory: Path, *faults: str, steps: int = STEPS, **more: Any) -> RunResult:
         return train(
-            of,
+            tested_job,
             directory,
             steps=steps,
             faults=[parse_fault(fault) for fault in faults],
@@ -90,24 +58,24 @@ def assert_same_bits(result: RunResult, reference: RunResult) -> None:
     assert result.digests == reference.digests
 
 
-def test_a_killed_process_takes_its_worker_and_the_run_keeps_its_bits(
+def test_killed_tensor_rank_removes_its_worker_and_keeps_the_bits(
     healthy: RunResult, runs: Any, tmp_path: Path
 ) -> None:
-    of = gpt(train={"checkpoint_every": 3})
-    result = runs(of, tmp_path / "run", "kill:1.1t1@1", "rejoin:1.1@3", "kill:0.0@3")
+    tested_job = gpt(train={"checkpoint_every": 3})
+    result = runs(tested_job, tmp_path / "run", "kill:1.1t1@1", "rejoin:1.1@3", "kill:0.0@3")
     assert_same_bits(
         result, RunResult(healthy.metrics, digests={w: d for w, d in healthy.digests.items() if w != "0.0"})
     )
     assert [line["live_workers"] for line in result.metrics] == [4, 3, 3, 3, 3]
-    found = [(event["worker"], event["cause"]) for event in result.events if event["kind"] == "detected"]
-    assert found == [("1.1", "tensor rank 1 killed by SIGKILL"), ("0.0", "tensor rank 0 killed by SIGKILL")]
+    detected = [(event["worker"], event["cause"]) for event in result.events if event["kind"] == "detected"]
+    assert detected == [("1.1", "tensor rank 1 killed by SIGKILL"), ("0.0", "tensor rank 0 killed by SIGKILL")]
     assert {event["worker"] for event in result.events if event["kind"] == "rejoined"} == {"1.1"}
     logs = sorted(path.name for path in (tmp_path / "run" / "logs").iterdir())
     assert [name for name in logs if name.startswith("1.1")] == ["1.1.log", "1.1.trace.jsonl", "1.1t1.log"]
 
 
 def interrupted(healthy: RunResult, directory: Path) -> Path:
-    """The run directory as if the launcher had been killed behind step 3, with the checkpoint of step 2."""
+    """The run directory as if the launcher had been killed after step 3, with the checkpoint of step 2."""
     assert healthy.directory is not None
     shutil.copytree(healthy.directory, directory)
     lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -116,32 +84,23 @@ def interrupted(healthy: RunResult, directory: Path) -> Path:
     return directory
 
 
-def test_a_run_goes_on_from_its_checkpoint_to_the_same_bits(healthy: RunResult, runs: Any, tmp_path: Path) -> None:
+def test_resumed_run_has_the_same_bits(healthy: RunResult, runs: Any, tmp_path: Path) -> None:
     directory = interrupted(healthy, tmp_path / "run")
     result = runs(gpt(train={"checkpoint_every": 3}), directory, resume=True)
     assert "restored" in kinds(result)
     assert_same_bits(result, healthy)
 
 
-def test_a_run_goes_on_from_its_checkpoint_without_tensor_parallelism(
-    healthy: RunResult, runs: Any, tmp_path: Path
-) -> None:
-    of = gpt(1, 1, 4, 1, train={"checkpoint_every": 3}, model={"layers": 4})
-    result = runs(of, interrupted(healthy, tmp_path / "run"), resume=True)
-    assert result.losses == pytest.approx(healthy.losses, rel=1e-6)
-    assert result.losses[:3] == healthy.losses[:3]
-
-
 EMULATED = {"shape": {"tensor_parallel": 3}}
 
 
-def test_a_worker_of_which_one_process_hangs_is_found(launch: Run) -> None:
-    of = job(2, 2, 2, membership={"dead_after": 3.0}, **EMULATED)
+def test_hung_tensor_rank_is_detected(launch: Run) -> None:
+    tested_job = job(2, 2, 2, membership={"dead_after": 3.0}, **EMULATED)
     reference = launch(job(2, 2, 2), STEPS)
-    result = launch(of, STEPS, "hang:0.1t2@1", "rejoin:0.1@3")
+    result = launch(tested_job, STEPS, "hang:0.1t2@1", "rejoin:0.1@3")
     assert result.losses == reference.losses
-    (found,) = [event for event in result.events if event["kind"] == "detected"]
-    assert (found["worker"], found["cause"]) == ("0.1", "tensor rank 2: no heartbeat for 3 s")
+    (detected,) = [event for event in result.events if event["kind"] == "detected"]
+    assert (detected["worker"], detected["cause"]) == ("0.1", "tensor rank 2: no heartbeat for 3 s")
     assert [line["live_workers"] for line in result.metrics] == [4, 3, 3, 4, 4]
     assert set(result.digests) == {"0.0", "0.1", "1.0", "1.1"}
     assert result.digests["0.1"] == result.digests["1.1"]
@@ -151,7 +110,7 @@ SEQUENCES, EXPERTS = {"sequence_parallel": True}, {"expert_parallel": True}
 
 
 @pytest.mark.parametrize(
-    ("ranks", "shape", "model", "says"),
+    ("ranks", "shape", "model", "message"),
     [
         (3, {}, {"heads": 4, "hidden": 32}, r"\[model\] heads: 4 is not divisible by tensor_parallel = 3"),
         (3, {}, {"heads": 3, "hidden": 33, "ffn": 64}, r"\[model\] ffn: 64 is not divisible by tensor_parallel = 3"),
@@ -171,10 +130,8 @@ SEQUENCES, EXPERTS = {"sequence_parallel": True}, {"expert_parallel": True}
         (3, EXPERTS, {"kind": "mixtral"}, r"num_moe_experts: 8 is not divisible by tensor_parallel = 3"),
     ],
 )
-def test_what_cannot_be_cut_or_shared_is_refused(
-    ranks: int, shape: dict[str, Any], model: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(JobError, match=says):
+def test_indivisible_model_is_refused(ranks: int, shape: dict[str, Any], model: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError, match=message):
         gpt(tensor_parallel=ranks, shape=shape, model=model)
 
 
@@ -189,9 +146,9 @@ class Board:
         def pending() -> list[torch.Tensor]:
             self._given[rank] = tensor.clone()
             self._met.wait(60)
-            found = list(self._given)
+            tensors = list(self._given)
             self._met.wait(60)
-            return found
+            return tensors
 
         return pending
 
@@ -221,7 +178,7 @@ def addend(rank: int) -> torch.Tensor:
     ("size", "operation", "combine"),
     [*((size, dist.ReduceOp.SUM, torch.add) for size in (2, 3, 5)), (2, dist.ReduceOp.MAX, torch.maximum)],
 )
-def test_every_rank_has_what_all_give_combined_in_the_order_of_ranks(
+def test_all_reduce_combines_in_the_order_of_ranks(
     size: int, operation: Any, combine: Callable[..., torch.Tensor], is_async: bool
 ) -> None:
     def action(group: TensorGroup) -> torch.Tensor:
@@ -233,12 +190,12 @@ def test_every_rank_has_what_all_give_combined_in_the_order_of_ranks(
         return tensor
 
     expected = reduce(combine, map(addend, range(size))).reshape(10, 100).t()
-    for found in on_all(size, action):
-        assert torch.equal(found, expected)
+    for tensor in on_all(size, action):
+        assert torch.equal(tensor, expected)
 
 
-def test_the_error_of_an_exchange_is_what_torch_raises() -> None:
-    """Also where torch knows a world of its own, and describes the group of whatever fails."""
+def test_torch_raises_the_error_of_an_exchange() -> None:
+    """Also after torch.distributed is initialized, when torch describes the group of a failed operation."""
     ensure_parallel_state()
 
     def start(_: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
@@ -248,7 +205,7 @@ def test_the_error_of_an_exchange_is_what_torch_raises() -> None:
         raise TransportError("the generation is over")
 
     group = TensorGroup(1, 2)
-    for exchange, says in ((start, "a peer is gone"), (lambda _: wait, "the generation is over")):
+    for exchange, message in ((start, "a peer is gone"), (lambda _: wait, "the generation is over")):
         group.exchange = exchange
-        with pytest.raises(TransportError, match=says):
+        with pytest.raises(TransportError, match=message):
             dist.all_reduce(torch.ones(1), group=group)

@@ -116,7 +116,7 @@ class Accumulator(ABC):
 
         Each depends only on its block. At least one is not finite if any addend was out of bounds.
         """
-        blocks = self._blocks if end is None else [one for one in self._blocks if begin <= one[0] < end]
+        blocks = self._blocks if end is None else [block for block in self._blocks if begin <= block[0] < end]
         squares = _norms_squared(self.buffer, blocks)
         return [square / divisor**2 for square in torch.stack(squares).tolist()] if squares else []
 
@@ -150,8 +150,8 @@ class ExactSum(Accumulator):
             target.add_(torch.mul(part, self._scale).round_(), alpha=self._unit)
 
     def mean_norms_squared(self, divisor: int, begin: int = 0, end: int | None = None) -> list[float]:
-        found = super().mean_norms_squared(divisor, begin, end)
-        return [*found, float(self._violation)] if end is None or end == self.layout.size else found
+        norms = super().mean_norms_squared(divisor, begin, end)
+        return [*norms, float(self._violation)] if end is None or end == self.layout.size else norms
 
     def _test(self, addend: torch.Tensor) -> None:
         low, high = torch.aminmax(addend)

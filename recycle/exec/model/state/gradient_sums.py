@@ -49,7 +49,7 @@ class SumBuffer(NamedTuple):
         return self.buffer[low : max(low, high)]
 
 
-class Summed(NamedTuple):
+class PartialSum(NamedTuple):
     """One of the sums.
 
     Attributes:
@@ -69,48 +69,48 @@ class Summed(NamedTuple):
 class JoinedSums:
     """Concatenated sums, with norms by blocks of `grain` elements."""
 
-    def __init__(self, every: Sequence[Summed], divisor: int) -> None:
-        begins = accumulate((one.sums.layout.size for one in every), initial=0)
+    def __init__(self, every: Sequence[PartialSum], divisor: int) -> None:
+        begins = accumulate((summed.sums.layout.size for summed in every), initial=0)
         self._placed, self._divisor = list(zip(begins, every, strict=False)), divisor
-        self.layout = FlatLayout([shape for one in every for shape in one.sums.layout.shapes])
+        self.layout = FlatLayout([shape for summed in every for shape in summed.sums.layout.shapes])
         self.grain = every[0].sums.grain
 
     def parts(self) -> list[SumBuffer]:
         """The buffers of the sums, in order."""
         return [
-            SumBuffer(begin, one.sums.layout.size, one.sums.buffer, one.is_apart, one.is_own)
-            for begin, one in self._placed
+            SumBuffer(begin, summed.sums.layout.size, summed.sums.buffer, summed.is_apart, summed.is_own)
+            for begin, summed in self._placed
         ]
 
     def mean(self, start: int, out: torch.Tensor) -> None:
         """Write the mean gradient from element `start` into `out`."""
-        for begin, one in self._placed:
-            low, high = max(start, begin), min(start + len(out), begin + one.sums.layout.size)
+        for begin, summed in self._placed:
+            low, high = max(start, begin), min(start + len(out), begin + summed.sums.layout.size)
             if low < high:
-                one.sums.mean(self._divisor, out[low - start : high - start], low - begin)
+                summed.sums.mean(self._divisor, out[low - start : high - start], low - begin)
 
     def norms_squared(self, begin: int, end: int) -> list[float]:
         """Squared norms of the mean gradient per block in [begin, end), as far as this stage counts them."""
         return [
             norm
-            for first, one in self._placed
-            if one.is_counted and max(begin, first) < (high := min(end, first + one.sums.layout.size))
-            for norm in one.sums.mean_norms_squared(self._divisor, max(begin, first) - first, high - first)
+            for first, summed in self._placed
+            if summed.is_counted and max(begin, first) < (high := min(end, first + summed.sums.layout.size))
+            for norm in summed.sums.mean_norms_squared(self._divisor, max(begin, first) - first, high - first)
         ]
 
     def common(self, begin: int, end: int) -> list[int]:
         """Indices in `norms_squared` of the norms that all tensor ranks of a worker share."""
-        found, place = list[int](), 0
-        for first, one in self._placed:
-            size = one.sums.layout.size
-            if not one.is_counted or not max(begin, first) < min(end, first + size):
+        indices, place = list[int](), 0
+        for first, summed in self._placed:
+            size = summed.sums.layout.size
+            if not summed.is_counted or not max(begin, first) < min(end, first + size):
                 continue
-            for number, (at, _) in enumerate(one.sums.layout.blocks(self.grain)):
+            for number, (at, _) in enumerate(summed.sums.layout.blocks(self.grain)):
                 if begin <= first + at < end:
-                    found += [place] if number in one.common else []
+                    indices += [place] if number in summed.common else []
                     place += 1
-            place += one.sums.has_mark and first + size <= end
-        return found
+            place += summed.sums.has_mark and first + size <= end
+        return indices
 
 
 class GradientSums(JoinedSums):
@@ -141,9 +141,9 @@ class GradientSums(JoinedSums):
         common: Collection[int] = ()
         if job.grid.tensor_parallel > 1:
             blocks = zip(own, self.own.blocks_of(), strict=True)
-            whose = [name for name, count in blocks for _ in range(count)]
-            common = {place for place, name in enumerate(whose) if name not in cut}
-        every = [Summed(self.own, common=common)]
+            parameter_names = [name for name, count in blocks for _ in range(count)]
+            common = {place for place, name in enumerate(parameter_names) if name not in cut}
+        sums = [PartialSum(self.own, common=common)]
         self._place: dict[torch.Tensor, tuple[Accumulator, int]] = {
             parameter: (self.own, place) for place, parameter in enumerate(own.values())
         }
@@ -153,9 +153,9 @@ class GradientSums(JoinedSums):
             self.tied = tied or accumulator(FlatLayout([parameters[shared].shape]), 2 * divisor, bound)
             self._place[parameters[shared]] = self.tied, 0
             # The norm of a shared weight counts once, at the embedding.
-            one = Summed(self.tied, is_own=False, is_counted=index == 0, is_apart=self._has_ties)
-            every.insert(0 if index == 0 else 1, one)
-        super().__init__(every, divisor)
+            one = PartialSum(self.tied, is_own=False, is_counted=index == 0, is_apart=self._has_ties)
+            sums.insert(0 if index == 0 else 1, one)
+        super().__init__(sums, divisor)
         # In each unit biases and norms follow the weights. Their gradients come in the layers' I, so a later bucket may
         # hold them, but not an earlier one.
         self._begins = [*(place for place, one in enumerate(own.values()) if decays(one)), len(own)]
@@ -163,8 +163,8 @@ class GradientSums(JoinedSums):
 
     def clear(self) -> None:
         """Reset to zero for the next iteration."""
-        for _, one in self._placed:
-            one.sums.clear()
+        for _, summed in self._placed:
+            summed.sums.clear()
         for parameter in self._place:
             # An exception inside a backward may have left a gradient.
             parameter.grad = None
@@ -225,16 +225,18 @@ class IncomingGradients:
 
     def reset(self) -> None:
         """Reset the state of the current backward, also after an interruption."""
-        self.making: ChecksumBuilder | None = None
+        self.checksums: ChecksumBuilder | None = None
         self._half: Half | None = None
         self._is_scratch = False
 
     @contextmanager
-    def of(self, making: ChecksumBuilder | None, half: Half | None = None, is_scratch: bool = False) -> Iterator[None]:
+    def attributed_to(
+        self, checksums: ChecksumBuilder | None, half: Half | None = None, is_scratch: bool = False
+    ) -> Iterator[None]:
         """Attribute gradients inside the block to one micro-batch; scratch gradients are for checksums only."""
-        self.making, self._half, self._is_scratch = making, half, is_scratch
+        self.checksums, self._half, self._is_scratch = checksums, half, is_scratch
         yield
-        self.making, self._is_scratch = None, False
+        self.checksums, self._is_scratch = None, False
 
     def add(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """Add a parameter's gradient."""
@@ -244,8 +246,8 @@ class IncomingGradients:
 
             gradient = gradient.contiguous()
             torch.distributed.all_reduce(gradient, group=get_tensor_model_parallel_group())
-        if self.making is not None:
-            self.making.weight_gradient(self._first_word[parameter], gradient)
+        if self.checksums is not None:
+            self.checksums.weight_gradient(self._first_word[parameter], gradient)
         if not self._is_scratch:
             accumulator.add(position, gradient)
             self._note(parameter)
@@ -253,9 +255,9 @@ class IncomingGradients:
     def add_product(self, weight: torch.Tensor, rows: torch.Tensor, inputs: torch.Tensor) -> None:
         """Add a matrix's gradient, the product of transposed `rows` and `inputs`."""
         accumulator, position = self._sums.place_of(weight)
-        if self.making is not None:
+        if self.checksums is not None:
             product = rows.t().matmul(inputs)
-            self.making.weight_gradient(self._first_word[weight], product)
+            self.checksums.weight_gradient(self._first_word[weight], product)
             if self._is_scratch:
                 return
             if isinstance(accumulator, ExactSum):  # avoids a second product

@@ -100,17 +100,19 @@ class Shards(StateLayout):
         Step counts come first, then moments, then parameters, so that it may be copied in pieces between steps.
         """
         live = self._weights.untyped_storage().data_ptr()
-        apart = [one for one in self.pieces[number].state_tensors() if one.untyped_storage().data_ptr() != live]
-        return [one.detach().view(-1) for one in reversed(apart) if one.numel()]
+        apart = [
+            tensor for tensor in self.pieces[number].state_tensors() if tensor.untyped_storage().data_ptr() != live
+        ]
+        return [tensor.detach().view(-1) for tensor in reversed(apart) if tensor.numel()]
 
     def bucket(self, stage: Stage, bucket: int, buckets: int) -> list[list[torch.Tensor]]:
         begin, end = stage.bucket_bounds(buckets)[bucket : bucket + 2]
-        own = next(one for one in self._sums if one.is_own)
-        found = [[own.part(*bounds, begin, end) for bounds in pairwise(self._bounds)]]
+        own = next(buffer for buffer in self._sums if buffer.is_own)
+        buffers = [[own.part(*bounds, begin, end) for bounds in pairwise(self._bounds)]]
         if bucket == buckets - 1:
-            others = [one for one in self._sums if not (one.is_own or one.is_apart)]
-            found += [[one.part(*bounds) for bounds in pairwise(self._bounds)] for one in others]
-        return found
+            others = [buffer for buffer in self._sums if not (buffer.is_own or buffer.is_apart)]
+            buffers += [[buffer.part(*bounds) for bounds in pairwise(self._bounds)] for buffer in others]
+        return buffers
 
     def summed(self, stage: Stage) -> list[torch.Tensor]:
         return [part for number in self.pieces for part in self._summed(number)]
@@ -225,12 +227,12 @@ class UnitOptimizers(ReplicatedState):
         # Reused, because a fresh tensor costs more in page faults than the computation that fills it.
         scratch = scratch_of(layout.size, device)
         for unit, (begin, end) in ends.items():
-            mine = [parameter for name, parameter in parameters.items() if begin <= places[name] < end]
+            unit_parameters = [parameter for name, parameter in parameters.items() if begin <= places[name] < end]
             piece = held.get(unit)
             if isinstance(piece, UnitOptimizer):
-                piece.bind(mine)
+                piece.bind(unit_parameters)
             else:
-                piece = UnitOptimizer(mine, train, working_type)
+                piece = UnitOptimizer(unit_parameters, train, working_type)
             piece.attach(sums.mean, begin, scratch, names.between(shapes, places, begin, end))
             self.pieces[unit] = piece
 
@@ -243,7 +245,10 @@ def scratch_of(size: int, device: torch.device) -> torch.Tensor:
     return torch.empty(min(piece_of_step(device), size), dtype=torch.float32, device=device)
 
 
-def ends_of_units(units: range, of: Sequence[int], layout: FlatLayout) -> dict[int, tuple[int, int]]:
+def ends_of_units(units: range, unit_of_parameter: Sequence[int], layout: FlatLayout) -> dict[int, tuple[int, int]]:
     """Unit of a stage -> the elements at which it begins and ends; `of` has the unit of each parameter."""
     offsets = [*layout.offsets, layout.size]
-    return {unit: (offsets[bisect_left(of, unit)], offsets[bisect_right(of, unit)]) for unit in units}
+    return {
+        unit: (offsets[bisect_left(unit_of_parameter, unit)], offsets[bisect_right(unit_of_parameter, unit)])
+        for unit in units
+    }

@@ -175,7 +175,6 @@ class FlatOptimizer:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Write the live parameters from the fp32 parameters."""
         if self._working is not None:
             self._working.copy_(self.parameters)
 
@@ -199,7 +198,6 @@ class UnitOptimizer(FlatOptimizer):
         self.bind(parameters)
 
     def bind(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Make parameters of the layout's shapes views of the live tensor."""
         for parameter, view in zip(parameters, self.layout.views(self.live), strict=True):
             parameter.data = view
 
@@ -223,7 +221,6 @@ class StoredNames:
         self.cut, self.halved = dict(cut), set(halved)
 
     def cuts(self) -> Mapping[str, int | None]:
-        """As `Stage.cuts`."""
         counts = {f"{COUNTED}{name}": None for name, dimension in self.cut.items() if dimension is None}
         return counts | {
             f"{prefix}{name}{half}": dimension

@@ -1,0 +1,382 @@
+"""Names of megatron-core and torch that are private or differ between versions; no other module of recycle uses them.
+
+megatron-core 0.16.1 to 0.19 and torch 2.13 to 2.15 are supported; other versions run with a warning. Functions here ask
+signatures where these tell what a version expects. `recycle.exec.model.backward.require_exact_split` compares the split
+backward with megatron-core's own before training.
+
+Importing this module loads neither torch nor megatron-core. Functions that replace something of megatron-core act on
+the whole process.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from recycle.errors import RunError, VersionWarning
+
+if TYPE_CHECKING:
+    import torch
+
+SUPPORTED: Mapping[str, tuple[str, str]] = {"megatron-core": ("0.16.1", "0.20"), "torch": ("2.13", "2.16")}
+"""Package -> first supported version, and first later version that is not."""
+_LINEAR_HOOK = "_forward_impl"
+
+
+def installed_versions() -> dict[str, str]:
+    """Version by package, of the packages in `SUPPORTED`."""
+    import megatron.core
+    import torch
+
+    return {"megatron-core": megatron.core.__version__, "torch": torch.__version__}
+
+
+@cache
+def warn_unsupported_versions() -> None:
+    """Warn of installed versions outside of `SUPPORTED`, once per process."""
+    for package, version in installed_versions().items():
+        first, end = SUPPORTED[package]
+        if not _numbers(first) <= _numbers(version) < _numbers(end):
+            warnings.warn(
+                f"{package} {version} was not tested with recycle, {first} up to but not including {end} was; if the"
+                f' run fails, install "{package}>={first},<{end}"',
+                VersionWarning,
+                stacklevel=2,
+            )
+
+
+def installed() -> str:
+    """Name and version of the installed megatron-core, for messages."""
+    return f"megatron-core {installed_versions()['megatron-core']}"
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    numbers = []
+    for part in text.split("+")[0].split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        numbers.append(int(digits))
+    return tuple(numbers)
+
+
+# Linear layers ------------------------------------------------------------------------------------------------------
+
+
+def linear_hook(layer: torch.nn.Module) -> Any:
+    """The function that computes a tensor-parallel linear layer instead of megatron-core's; None if not replaced."""
+    return vars(layer).get(_LINEAR_HOOK)
+
+
+def set_linear_hook(layer: torch.nn.Module, function: Callable[..., torch.Tensor]) -> None:
+    """Compute a layer by `function(input=, weight=, bias=, **others)`; see `other_linear_arguments`.
+
+    Raises RunError if the layers of this megatron-core cannot be hooked.
+    """
+    kind = type(layer)
+    if not callable(getattr(kind, _LINEAR_HOOK, None)):
+        raise RunError(
+            f"{installed()}: {kind.__name__} has no method {_LINEAR_HOOK}, which the split backward replaces; install a"
+            " supported version"
+        )
+    setattr(layer, _LINEAR_HOOK, function)
+
+
+def remove_linear_hook(layer: torch.nn.Module) -> None:
+    """Compute a layer by megatron-core again."""
+    delattr(layer, _LINEAR_HOOK)
+
+
+@cache
+def linear_defaults() -> Mapping[str, Any]:
+    """Optional arguments of linear layers' computations, which differ between versions, with their neutral values."""
+    from megatron.core.tensor_parallel.layers import linear_with_grad_accumulation_and_async_allreduce
+
+    parameters = inspect.signature(linear_with_grad_accumulation_and_async_allreduce).parameters.values()
+    return {each.name: each.default for each in parameters if each.default is not each.empty}
+
+
+# Process groups -----------------------------------------------------------------------------------------------------
+
+
+def set_tensor_group(group: Any) -> None:
+    """Make `group` the tensor-parallel group of this process."""
+    from megatron.core import parallel_state
+
+    parallel_state._TENSOR_MODEL_PARALLEL_GROUP = group
+    parallel_state.set_tensor_model_parallel_world_size(group.size())
+    parallel_state.set_tensor_model_parallel_rank(group.rank())
+
+
+@contextmanager
+def pipeline_group(change: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace the pipeline-parallel group by `change(group)` inside the block."""
+    from megatron.core import parallel_state
+
+    group = parallel_state._PIPELINE_MODEL_PARALLEL_GROUP
+    parallel_state._PIPELINE_MODEL_PARALLEL_GROUP = change(group)
+    try:
+        yield
+    finally:
+        parallel_state._PIPELINE_MODEL_PARALLEL_GROUP = group
+
+
+@contextmanager
+def pipeline_rank(rank: int) -> Iterator[None]:
+    """Give this process another pipeline rank in `parallel_state` inside the block."""
+    from megatron.core import parallel_state
+
+    before = parallel_state._MPU_PIPELINE_MODEL_PARALLEL_RANK
+    parallel_state.set_pipeline_model_parallel_rank(rank)
+    try:
+        yield
+    finally:
+        parallel_state.set_pipeline_model_parallel_rank(before)
+
+
+def loop_groups() -> Any:
+    """The process groups that megatron-core's training loop passes on, from `parallel_state`."""
+    from megatron.core import parallel_state
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    groups = ProcessGroupCollection()
+    groups.tp = parallel_state.get_tensor_model_parallel_group()
+    groups.cp = parallel_state.get_context_parallel_group()
+    groups.pp = parallel_state.get_pipeline_model_parallel_group()
+    groups.embd = parallel_state.get_embedding_group(check_initialized=False)
+    groups.pos_embd = parallel_state.get_position_embedding_group(check_initialized=False)
+    groups.dp_cp = parallel_state.get_data_parallel_group(with_context_parallel=True, partial_data_parallel=False)
+    # From 0.18 on, `finalize_model_grads` asks for these.
+    groups.tp_dp_cp = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
+    groups.dp = parallel_state.get_data_parallel_group(with_context_parallel=False, partial_data_parallel=False)
+    return groups
+
+
+def join_world_of_one() -> None:
+    """Initialize torch.distributed for this process alone, with torch's fake backend, whose collectives do nothing."""
+    import torch
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # the import registers the backend
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+
+
+def describe_group(group: Any, name: str, rank: int) -> None:
+    """Add a process group that torch did not create to torch's tables.
+
+    torch describes the group when a collective fails and when its profiler starts; without an entry, that raises
+    another error.
+    """
+    import torch
+
+    world: Any = torch.distributed.distributed_c10d._world
+    world.pg_map[group] = ("recycle", None)
+    world.pg_names[group], world.pg_backend_config[group] = name, "recycle"
+    world.pg_group_ranks[group] = {0: rank}
+
+
+def replace_sequence_collectives(
+    accepts: Callable[[Any], bool], gather: Callable[..., Any], reduce_scatter: Callable[..., Any]
+) -> None:
+    """Use these collectives along the first dimension for groups that `accepts`: functions of (tensor, group)."""
+    from megatron.core.tensor_parallel import mappings
+
+    for name, own in (("_gather_along_first_dim", gather), ("_reduce_scatter_along_first_dim", reduce_scatter)):
+        setattr(mappings, name, _dispatched(accepts, own, getattr(mappings, name)))
+
+
+def _dispatched(accepts: Callable[[Any], bool], own: Callable[..., Any], others: Callable[..., Any]) -> Any:
+    def move(tensor: torch.Tensor, group: Any, *arguments: Any, **named: Any) -> Any:
+        return own(tensor, group) if accepts(group) else others(tensor, group, *arguments, **named)
+
+    return move
+
+
+def share_random_generator() -> None:
+    """Make all tensor ranks' draws come from the current random generator, instead of a generator for each region."""
+    from megatron.core.tensor_parallel import random
+
+    class SharedGenerator(random.CudaRNGStatesTracker):  # type: ignore[misc]
+        @contextmanager
+        def fork(self, name: str = "") -> Iterator[None]:
+            yield
+
+    random._CUDA_RNG_STATE_TRACKER = SharedGenerator()
+    random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
+
+
+# Models and megatron-core's loop ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def without_model_notice() -> Iterator[None]:
+    """Suppress the notice of megatron-core 0.19 that GPTModel is deprecated.
+
+    Its successor HybridModel has other parameter names, which checkpoints do not have.
+    """
+    logger = logging.getLogger("megatron.core.models.gpt.gpt_model")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def without_idle_expert_bias(router: type) -> type:
+    """Class decorator for a router: do nothing for an expert bias that is off, which megatron-core compiles."""
+    update = router._apply_expert_bias  # type: ignore[attr-defined]
+
+    def apply_expert_bias(self: Any, *arguments: Any, **named: Any) -> None:
+        if self.enable_expert_bias:
+            update(self, *arguments, **named)
+
+    router._apply_expert_bias = apply_expert_bias  # type: ignore[attr-defined]
+    return router
+
+
+def gradient_hook(model: Any, parameter: torch.nn.Parameter) -> Callable[[], None] | None:
+    """The function that megatron-core's DDP runs after a gradient of `parameter`; None for a model without DDP."""
+    make = getattr(model, "_make_backward_post_hook", None)
+    return None if make is None else make(parameter)
+
+
+def run_backward_step(entry: Any, output: Any, gradient: Any, model: Any, config: Any) -> Any:
+    """megatron-core's `backward_step`, which took the model's type up to 0.16."""
+    from megatron.core.pipeline_parallel.schedules import backward_step
+    from megatron.core.utils import get_model_type
+
+    if "model_type" in inspect.signature(backward_step).parameters:
+        return backward_step(entry, output, gradient, get_model_type(model), config)
+    return backward_step(entry, output, gradient, config)
+
+
+def is_encoder_decoder(model: Any) -> bool:
+    """Whether a model passes two tensors between stages, which megatron-core supported up to 0.16."""
+    from megatron.core.enums import ModelType
+    from megatron.core.utils import get_model_type
+
+    kind = "encoder_and_decoder"
+    return hasattr(ModelType, kind) and get_model_type(model) == getattr(ModelType, kind)
+
+
+class StoredObject(NamedTuple):
+    """Location of an object in a file of a `torch_dist` checkpoint."""
+
+    path: Path
+    offset: int
+    length: int
+
+    def read(self) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            return file.read(self.length)
+
+
+def common_state_path(folder: Path) -> Path:
+    """The file with the common state, the state that is not tensors, of a `torch_dist` checkpoint.
+
+    Later versions than 0.18 read it and no longer write it.
+    """
+    from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
+
+    return folder / str(COMMON_STATE_FNAME)
+
+
+def stored_common_state(folder: Path) -> StoredObject | None:
+    """Location of the common state, which versions after 0.18 store as an object, in a list of one element.
+
+    None if the checkpoint has none.
+    """
+    from megatron.core.dist_checkpointing.mapping import ShardedObject
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    path = common_state_path(folder)
+    if path.is_file():
+        return StoredObject(path, 0, path.stat().st_size)
+    name = ShardedObject("common_state", None, (1,), (0,)).unique_key
+    places: Any = FileSystemReader(folder).read_metadata().storage_data
+    for index, place in places.items():
+        if index.fqn == name:
+            return StoredObject(folder / place.relative_path, place.offset, place.length)
+    return None
+
+
+# torch --------------------------------------------------------------------------------------------------------------
+
+
+def use_deterministic_kernels() -> None:
+    """Make torch use deterministic kernels, or raise, without importing its compiler."""
+    import torch
+
+    os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
+    if "torch._inductor.config" in sys.modules:
+        torch.use_deterministic_algorithms(True)
+    else:
+        torch.set_deterministic_debug_mode("error")
+
+
+def content_version(tensor: torch.Tensor) -> int:
+    """A number that grows with every change of the tensor's content in place."""
+    return int(tensor._version)
+
+
+class SavedProduct(NamedTuple):
+    """The saved inputs of a node `AddmmBackward0` or `MmBackward0` of the autograd graph.
+
+    Attributes:
+        inputs: the left factor.
+        is_scaled: whether the product or the addend has a factor.
+    """
+
+    inputs: torch.Tensor
+    is_scaled: bool
+
+
+def saved_product(node: Any, *, has_addend: bool) -> SavedProduct:
+    """Read the node of a matrix product. Raises RuntimeError if the graph was freed."""
+    if not has_addend:
+        return SavedProduct(node._saved_self, False)
+    return SavedProduct(node._saved_mat1, not node._saved_alpha == node._saved_beta == 1)
+
+
+def gloo_group(store: Any, rank: int, size: int, address: str, timeout: float) -> Any:
+    """Form a gloo group at this address of the host; `timeout` in seconds."""
+    import torch
+
+    gloo: Any = torch.distributed.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=address)]
+    options._timeout = timedelta(seconds=timeout)
+    return gloo(store, rank, size, options)
+
+
+def nccl_group(store: Any, rank: int, size: int, timeout: float) -> Any:
+    """Form a NCCL group on the current GPU; `timeout` in seconds."""
+    import torch
+
+    nccl: Any = torch.distributed.ProcessGroupNCCL
+    options = nccl.Options()
+    options._timeout = timedelta(seconds=timeout)
+    return nccl(store, rank, size, options)
+
+
+def set_timeout(group: Any, seconds: float) -> None:
+    """Set the timeout of a group's later operations."""
+    group._set_default_timeout(timedelta(seconds=seconds))
+
+
+@contextmanager
+def nccl_batch(group: Any) -> Iterator[None]:
+    """Submit the NCCL calls inside the block together."""
+    group._group_start()
+    yield
+    group._group_end()

@@ -1,0 +1,84 @@
+"""Private names of megatron-core and torch are in one module, and versions outside of the range warn."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import recycle
+from recycle import megatron_versions
+from recycle.errors import VersionWarning
+
+LIBRARIES = ("torch", "megatron")
+NAMES = re.compile(
+    r"_forward_impl|_make_backward_post_hook|_apply_expert_bias|_saved_(self|mat1|alpha|beta)|_set_default_timeout"
+    r"|_group_(start|end)\b|encoder_and_decoder|common\.pt|COMMON_STATE_FNAME|tp_dp_cp|_inductor|_dynamo"
+)
+"""Names that are attributes of objects, or differ between versions."""
+
+
+def private_names(path: Path) -> Iterator[str]:
+    """Private attributes, and private imports, of names that a module imports from the libraries."""
+    tree = ast.parse(path.read_text())
+    imported = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {
+                (alias.asname or alias.name).split(".")[0]
+                for alias in node.names
+                if alias.name.split(".")[0] in LIBRARIES
+            }
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in LIBRARIES:
+            imported |= {alias.asname or alias.name for alias in node.names}
+            yield from (
+                part
+                for part in [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+                if part[0] == "_"
+            )
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and re.match(r"_[^_]", node.attr):
+            root: ast.expr = node
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            if isinstance(root, ast.Name) and root.id in imported:
+                yield ast.unparse(node)
+
+
+def test_private_and_version_dependent_names_are_in_one_module() -> None:
+    package = Path(recycle.__file__).parent
+    home = Path(megatron_versions.__file__)
+    assert len(home.read_text().splitlines()) <= 500
+    assert len(list(private_names(home))) > 5
+    for path in package.rglob("*.py"):
+        if path != home:
+            names = [*private_names(path), *(found[0] for found in NAMES.finditer(path.read_text()))]
+            assert names == [], f"{path}: use recycle.megatron_versions"
+
+
+@pytest.mark.parametrize(
+    ("versions", "package"),
+    [
+        ({"megatron-core": "0.16.1", "torch": "2.13.0+cpu"}, None),
+        ({"megatron-core": "0.19.2", "torch": "2.15.1"}, None),
+        ({"megatron-core": "0.20.0rc1", "torch": "2.14.0"}, "megatron-core 0.20.0rc1"),
+        ({"megatron-core": "0.18.0", "torch": "2.12.1"}, "torch 2.12.1"),
+    ],
+)
+def test_only_versions_outside_of_the_range_warn(
+    versions: dict[str, str], package: str | None, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr(megatron_versions, "installed_versions", lambda: versions)
+    megatron_versions.warn_unsupported_versions.__wrapped__()
+    told = [str(warning.message) for warning in recwarn if warning.category is VersionWarning]
+    assert [text.partition(" was not")[0] for text in told] == ([] if package is None else [package])
+
+
+def test_the_requirements_are_the_supported_range() -> None:
+    project = tomllib.loads((Path(recycle.__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    first, end = megatron_versions.SUPPORTED["megatron-core"]
+    assert f"megatron-core>={first},<{end}" in project["dependencies"]
