@@ -13,6 +13,7 @@ from recycle.exec.leader.actions import (
     Ask,
     Begin,
     EndEarly,
+    Event,
     Line,
     Persist,
     PreparedPlan,
