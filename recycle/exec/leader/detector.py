@@ -2,8 +2,8 @@
 
 A separate thread sends heartbeats: the main thread's progress, the current operation, and the longest recent duration
 of that operation in this process. An operation counts as hung after a multiple of that duration; its first run, which
-may compile, load or warm up, has a longer limit. A worker that waits for others never counts as hung. If all workers wait,
-none can be blamed; `standstill` returns how long they have waited.
+may compile, load or warm up, has a longer limit. A worker that waits for others never counts as hung. If all workers
+wait, none can be blamed; `standstill` returns how long they have waited.
 
 Silence counts only while the leader itself runs, because an overloaded machine also starves the workers. The silence of
 the median process is subtracted, up to a second deadline, because many workers on few cores starve together.
