@@ -82,7 +82,6 @@ class Election:
         return info if first is None else first
 
     def run(self) -> RunInfo | None:
-        """Return the run's description; None before the first agent has written it."""
         return self._read("run", RunInfo)
 
     def outcome(self) -> str | None:
@@ -94,7 +93,6 @@ class Election:
         return self._read("role", LeaderAddress)
 
     def campaign(self, address: LeaderAddress) -> bool:
-        """Try to become the leader; return whether this agent is."""
         self.is_lost = False
         lease = Lease(self._client.clone(), self._settings, self._lose)
         try:

@@ -161,7 +161,6 @@ class Link:
             raise
 
     def flush(self) -> None:
-        """Send buffered data. Raises OSError."""
         with self._lock:
             self._flush()
 
@@ -218,7 +217,6 @@ class Link:
             raise LinkClosed from None
 
     def close(self) -> None:
-        """Close the connection."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)  # ends a read in another thread
         self.socket.close()
@@ -287,7 +285,6 @@ class Hub:
         end.close()
 
     def close(self) -> None:
-        """Close all links and listeners."""
         for key in list(self._selector.get_map().values()):
             self.remove(key.data if isinstance(key.data, Link) else cast(socket.socket, key.fileobj))
         self._selector.close()

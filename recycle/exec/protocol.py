@@ -119,7 +119,6 @@ class Progress(Value, kw_only=True):
         return None if self.verified is None else self.verified.step
 
     def progress(self) -> dict[str, Any]:
-        """Return these attributes by name, for a record or a cursor."""
         return {name: getattr(self, name) for name in Progress.__struct_fields__}
 
 

@@ -83,7 +83,6 @@ class LineLog:
         return (os.pread(self._descriptor, self._size, 0) + self._waiting).splitlines(keepends=True)
 
     def last(self) -> bytes:
-        """Return the last written line; empty if there is none."""
         end = os.pread(self._descriptor, LINE_BYTES, max(0, self._size - LINE_BYTES))
         return end.splitlines()[-1] if end else b""
 
@@ -242,7 +241,6 @@ class RunDirectory:
             return any(_step(line) == step for line in reversed(self._metrics.lines()))
 
     def event(self, kind: str, **details: Any) -> dict[str, Any]:
-        """Write an event with the present time, and return it."""
         event = {"time": round(self.elapsed(), 6), "kind": kind, **details}
         self._write("events.jsonl", self._events, event)
         if not self._is_shared:

@@ -147,10 +147,8 @@ class Checkpoints:
         self.kept = {at for at in self.kept if at <= step}
 
     def folder(self, step: int) -> str | None:
-        """Return the folder name of a step's complete checkpoint; None if there is none."""
         return folder_name(step) if step in self.kept else None
 
 
 def folder_name(step: int) -> str:
-    """Return the folder name of a step's checkpoint."""
     return f"step-{step:08d}"

@@ -144,7 +144,6 @@ class Forming(Membership):
         self.enter(Phase.PROPOSED)
 
     def permit_forming(self) -> None:
-        """Permit forming once all workers have acknowledged the generation."""
         if not self.received.is_complete(Acknowledged):
             if self.waited > (limit := self.limits.form_timeout):
                 # The worker may be in an operation that cannot be interrupted.

@@ -263,7 +263,6 @@ class Generations(Forming):
         return self.lines.line(self.now, self.commit, self.record, len(self.live), self.plans.compute)
 
     def write_line(self) -> None:
-        """Write the metrics line of the committed step, without an evaluation."""
         self.put(Line(self._metrics_line()))
 
     # Whether an iteration is right.

@@ -39,7 +39,6 @@ class Holdings:
         self.plan, self.hosts = "", self._initial
 
     def set_current(self, plan: str, hosts: Hosts) -> None:
-        """Set the holdings by the name of their plan (`name_of`)."""
         self.plan, self.hosts = plan, hosts if plan else self._initial
 
     @property
@@ -83,7 +82,6 @@ class Holdings:
         return number
 
     def units_of(self, worker: Worker) -> tuple[UnitRange, ...]:
-        """Return the units of a worker that has not joined since."""
         return self.hosts.units.get(worker, ())
 
     def lost(self, holders: Iterable[Worker]) -> tuple[UnitRange, ...]:

@@ -99,7 +99,6 @@ class Membership(RunState):
     # Agents.
 
     def register_agent(self, hello: Hello) -> None:
-        """Take an agent's greeting: its list of processes replaces the known ones."""
         node, known_agent = hello.node, self._agents.get(hello.node)
         is_new = known_agent is None or known_agent.session != hello.session
         reported = {worker_of(process.worker): process for process in hello.processes}
@@ -170,7 +169,6 @@ class Membership(RunState):
         return sorted(set(map(self.node_of, workers)) - present)
 
     def is_awaited(self, workers: Iterable[Worker]) -> bool:
-        """Return whether the agent of one of these workers is absent but not given up."""
         absent = {node for node, agent in self._agents.items() if agent.absent is not None}
         return not absent.isdisjoint(map(self.node_of, workers))
 
@@ -199,7 +197,6 @@ class Membership(RunState):
             process.ready.add(member)
 
     def is_ready(self, worker: Worker) -> bool:
-        """Return whether all members of the worker's process have started up and are not being killed."""
         process = self.processes[worker]
         return not process.is_killed and len(process.ready) == self.job.grid.tensor_parallel
 
@@ -239,7 +236,6 @@ class Membership(RunState):
             self._note_departure(worker, None, by_signal=True)
 
     def ask_to_leave(self, asked: DepartureAsked) -> None:
-        """Note a request to drain workers at the next boundary."""
         for worker in asked.workers:
             self._note_departure(worker, asked.seconds, by_signal=False)
 
@@ -309,7 +305,6 @@ class Membership(RunState):
         return self.gone.get(str(worker)) == self.processes[worker].incarnation
 
     def release_leavers(self) -> None:
-        """Between generations, release the live workers that were asked to leave."""
         self.prepare_departures()  # a leaving worker may have become a last host
         for worker in sorted(self._prepared):
             self._release(worker)
@@ -339,7 +334,6 @@ class Membership(RunState):
     # Rejoins.
 
     def expect_rejoins(self) -> None:
-        """Expect the workers that injected faults bring back from the next step on."""
         for fault in self.run.faults:
             if not fault.strikes and fault.step >= self.next_step:
                 self._rejoins.append(Rejoin(fault.worker, fault.step))

@@ -138,7 +138,6 @@ Commits come in bursts, so the time between two of them says little.
 
 
 def finite_or_none(number: float) -> float | None:
-    """Return the number, or None for a number that JSON cannot hold."""
     return number if math.isfinite(number) else None
 
 

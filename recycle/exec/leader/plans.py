@@ -165,7 +165,6 @@ class Plans:
             self._answers[planned.question] = planned
 
     def adopt(self, failed: _Failed, plan: PreparedPlan | None, hosts: Mapping[str, Hosts]) -> None:
-        """Take over another leader's plan without the failed workers, and the hosts of earlier plans."""
         self.hosts.update(hosts)
         if plan is not None:
             self.take(Planned(Question(failed, is_urgent=True), plan))

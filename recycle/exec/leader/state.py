@@ -84,7 +84,6 @@ class ReceivedMessages:
         return len(self._said[kind]) == len(self.members)
 
     def missing(self, kind: type[WorkerMessage]) -> set[Worker]:
-        """Return the workers with a process that has sent no message of this kind."""
         return parse_workers(self._known - self._said[kind].keys())
 
     def take_parts(self, kind: type[_Part], step: int) -> dict[str, _Part] | None:
@@ -248,7 +247,6 @@ class RunState(Outbox):
     # The register.
 
     def cursor(self) -> Cursor:
-        """Return the part of the register that changes within a generation."""
         return Cursor(
             self.record.generation,
             self._persisted_phase,

@@ -202,7 +202,6 @@ class PlannerProcess:
             self._start()
 
     def close(self) -> None:
-        """End the child process."""
         self._is_closed = True
         self._asked.put(None)
         self._child.process.kill()

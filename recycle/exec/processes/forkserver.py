@@ -195,7 +195,6 @@ class ForkServer:
             raise RunError(f"the fork server {with_last_lines(describe_exit(code), tail)}")
 
     def close(self) -> None:
-        """End the server and its workers."""
         self._child.close()
         self._output.close()
 
@@ -218,7 +217,6 @@ def describe_exit(code: int) -> str:
 
 
 def last_lines(log: Path, count: int = 8) -> str:
-    """Return the last lines of a log file; "" without a file."""
     with contextlib.suppress(OSError):
         return LINE_SEPARATOR.join(log.read_text(errors="replace").splitlines()[-count:])
     return ""

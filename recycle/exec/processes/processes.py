@@ -44,7 +44,6 @@ class Waker:
                 pass
 
     def close(self) -> None:
-        """Close the descriptors."""
         descriptors = self.descriptor, self._end
         self.descriptor = self._end = -1  # a later file may get the number of a closed descriptor
         for descriptor in descriptors:
@@ -186,7 +185,6 @@ class LocalProcesses:
         return [self._processes[member] for member in members if member in self._processes]
 
     def running(self, worker: Worker) -> bool:
-        """Return whether the worker has a process that has not ended, as of the last `gone`."""
         return bool(self._processes_of(worker))
 
     def kill(self, worker: Worker) -> None:
