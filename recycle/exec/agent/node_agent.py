@@ -97,7 +97,7 @@ class UnansweredMessages:
     """The last messages of the node's processes that a new leader may still need."""
 
     def __init__(self) -> None:
-        self._said: dict[object, FromWorker] = {}
+        self._messages: dict[object, FromWorker] = {}
 
     def take(self, sent: FromWorker) -> None:
         match sent.message:
@@ -112,10 +112,10 @@ class UnansweredMessages:
                 key = ("fault", fault)
             case _:
                 key = (type(sent.message).__name__,)
-        self._said[(sent.member, *key)] = sent
+        self._messages[(sent.member, *key)] = sent
 
     def _forget(self, is_old: Callable[[FromWorker], bool]) -> None:
-        self._said = {key: said for key, said in self._said.items() if not is_old(said)}
+        self._messages = {key: said for key, said in self._messages.items() if not is_old(said)}
 
     def drop_answered(self, message: LeaderMessage) -> None:
         if isinstance(message, Propose):
@@ -130,7 +130,7 @@ class UnansweredMessages:
         self._forget(lambda said: said.member in gone and isinstance(said.message, Ready | Leaving))
 
     def messages(self) -> list[FromWorker]:
-        return list(self._said.values())
+        return list(self._messages.values())
 
 
 HOLD_SECONDS = 0.005
@@ -176,8 +176,8 @@ class NodeAgent:
         hub.listen(listener, self._accept)
 
     def _forget_batch(self) -> None:
-        self._said: list[FromWorker] = []
-        self._said_since = 0.0
+        self._messages: list[FromWorker] = []
+        self._held_since = 0.0
         self._beats: dict[str, Heartbeat] = {}
         self._ended: list[Ended] = []
         self._fresh_keys: dict[str, bytes] = {}
@@ -224,8 +224,8 @@ class NodeAgent:
 
     def _take_message(self, member: str, said: Said) -> None:
         received = FromWorker(member, said.message, said.generation)
-        self._said_since = self._said_since or time.monotonic()
-        self._said.append(received)
+        self._held_since = self._held_since or time.monotonic()
+        self._messages.append(received)
         self._unanswered.take(received)
 
     def leave(self) -> bool:
@@ -252,20 +252,20 @@ class NodeAgent:
         is_due = now >= self._beats_due and bool(self._beats)
         is_urgent = bool(self._ended or self._fresh_keys or is_due)
         self.is_holding = hold and not is_urgent and self._may_hold(now)
-        if self.is_holding or not (self._said or is_urgent):
+        if self.is_holding or not (self._messages or is_urgent):
             return None
         if is_due:
             self._beats_due = now + self._pause
         beats = self._beats if is_due else {}
-        batch = Batch(self._said, beats, self._ended, self._fresh_keys)
+        batch = Batch(self._messages, beats, self._ended, self._fresh_keys)
         kept = {} if is_due else self._beats
         self._forget_batch()
         self._beats = kept
         return batch
 
     def _may_hold(self, now: float) -> bool:
-        reports = sum(isinstance(said.message, StepReport) for said in self._said)
-        return 0 < reports == len(self._said) < len(self._links) and now < self._said_since + HOLD_SECONDS
+        reports = sum(isinstance(said.message, StepReport) for said in self._messages)
+        return 0 < reports == len(self._messages) < len(self._links) and now < self._held_since + HOLD_SECONDS
 
     def _kill_requested(self) -> None:
         for worker, number in list(self._to_kill.items()):

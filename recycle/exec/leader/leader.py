@@ -85,7 +85,7 @@ class Leader(Generations):
         self._ends_since = 0.0
         self._is_cut_short = False
         self._final: dict[str, dict[int, str]] = {}
-        self._messages: dict[type, Callable[[Any], object]] = {
+        self._handlers: dict[type, Callable[[Any], object]] = {
             Tick: self._tick,
             Batch: self._take_batch,
             FromWorker: self._take_process_message,
@@ -99,7 +99,7 @@ class Leader(Generations):
             EndEarly: lambda asked: self._end_early(),
             Begin: self._take_begin,
         }
-        self._said: dict[type, Callable[[str, Any], object]] = {
+        self._process_handlers: dict[type, Callable[[str, Any], object]] = {
             Ready: self.take_ready,
             Leaving: self.take_leaving,
             SavedPart: self.checkpoints.take,
@@ -113,7 +113,7 @@ class Leader(Generations):
         """Take a message at `now` (monotonic seconds) and return the resulting actions; the last may be `Fail`."""
         self.now = now
         try:
-            self._messages[type(message)](message)
+            self._handlers[type(message)](message)
         except RecycleError as error:
             self.put(Fail(error))
             self.enter(Phase.OVER)
@@ -127,7 +127,7 @@ class Leader(Generations):
         self.detector.take(batch.beats)
 
     def _take_process_message(self, message: FromWorker) -> None:
-        handler = self._said.get(type(message.message))
+        handler = self._process_handlers.get(type(message.message))
         if handler is None:
             self.received.take(message)
         else:

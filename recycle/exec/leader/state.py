@@ -57,20 +57,20 @@ class ReceivedMessages:
     def start_generation(self, record: GenerationRecord) -> None:
         self._generation = record.generation
         self.members = members_of(record.live, self._tensor_parallel)
-        self._known = frozenset(self.members)
-        self._said = defaultdict[type, dict[str, Any]](dict)
+        self._member_set = frozenset(self.members)
+        self._messages = defaultdict[type, dict[str, Any]](dict)
         self._parts = defaultdict[tuple[type, int], dict[str, Any]](dict)
         self.failed: set[str] = set()
 
     def take(self, sent: FromWorker) -> None:
         """Take a message; messages of other generations or of non-members are dropped."""
         member, message = sent.member, sent.message
-        if sent.generation != self._generation or member not in self._known:
+        if sent.generation != self._generation or member not in self._member_set:
             return
         if isinstance(message, StepReport):
             self._parts[type(message.report), message.step][member] = message.report
             return
-        earlier = self._said[type(message)]
+        earlier = self._messages[type(message)]
         if not (isinstance(message, Trouble | CutOff) and member in earlier):
             earlier[member] = message
         if isinstance(message, Formed):
@@ -78,13 +78,13 @@ class ReceivedMessages:
 
     def by_process(self, kind: type[_Message]) -> dict[str, _Message]:
         """Return process -> message of this kind, in the order of the first messages."""
-        return self._said[kind]
+        return self._messages[kind]
 
     def is_complete(self, kind: type[WorkerMessage]) -> bool:
-        return len(self._said[kind]) == len(self.members)
+        return len(self._messages[kind]) == len(self.members)
 
     def missing(self, kind: type[WorkerMessage]) -> set[Worker]:
-        return parse_workers(self._known - self._said[kind].keys())
+        return parse_workers(self._member_set - self._messages[kind].keys())
 
     def take_parts(self, kind: type[_Part], step: int) -> dict[str, _Part] | None:
         """Return and forget the reports of an iteration or evaluation, in process order; None until complete."""
