@@ -122,24 +122,6 @@ def test_lost_stage_restores_the_newest_checkpoint() -> None:
     assert [action.line["step"] for action in driver.of_kind(Line)] == [0, 1, 2, 3, 4, 4]
 
 
-def test_register_has_the_numbers_of_all_processes_before_a_restart() -> None:
-    driver = begun(restarts=1)
-    driver.checkpoint = STORED
-    driver.start_and_form()
-    driver.end(Worker(1, 1), KILLED)
-    driver.start_and_form()
-    driver.tick()
-    driver.report()
-    driver.start_and_form()
-    assert driver.record.incarnations == {"1.1": 1}
-    for worker in STAGE_1:
-        driver.end(worker, KILLED)
-    while driver.phase is not Phase.STARTING:
-        driver.tick()
-    assert driver.record.plan == ""
-    assert driver.record.incarnations == {"1.1": 1}
-
-
 def test_run_fails_when_too_few_workers_are_left() -> None:
     driver = LeaderDriver(job(1, 2, 2, membership=LIMITS))
     driver.checkpoint = STORED

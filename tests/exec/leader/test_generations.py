@@ -295,16 +295,6 @@ def test_running_generation_continues_and_its_permits_are_repeated() -> None:
     assert driver.record.committed == 5
 
 
-@pytest.mark.parametrize("phase", ["ended", "abandoned"])
-def test_generation_that_is_over_is_stopped_again(phase: PersistedPhase) -> None:
-    driver = follow(record(joins=["1.0"]), phase)
-    assert driver.told(Stop) == [Stop(3)]
-    assert (driver.told(Permit), driver.told(Propose)) == ([], [])
-    driver.tick()
-    assert (driver.phase, driver.record.generation) == (Phase.PROPOSED, 4)
-    assert driver.record.joins == ([] if phase == "ended" else ["1.0"])
-
-
 def test_cursor_says_how_far_the_generation_has_come() -> None:
     later, verified = Commit(6, 2.5, 0.5, 1.0, next_mode="staggered"), Verified(6, None)
     progress = Progress(committed=6, commit=later, mode="staggered", verified=verified).progress()
