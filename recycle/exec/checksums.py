@@ -63,7 +63,7 @@ def differing_bit(first: Checksum, second: Checksum) -> BitPlace | None:
     return None
 
 
-def described(place: BitPlace, layout: Sequence[StateTensor]) -> tuple[str, int, int] | None:
+def locate(place: BitPlace, layout: Sequence[StateTensor]) -> tuple[str, int, int] | None:
     """Return (tensor, index of the element, bit in the element) of a place in a state; None outside named tensors."""
     byte, bit = place.word * _BITS // 8 + place.bit // 8, place.bit % 8
     for tensor in layout:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from recycle.errors import RunError
-from recycle.exec.checksums import StateTensor, described
+from recycle.exec.checksums import StateTensor, locate
 from recycle.exec.leader.actions import Begin, Line, Rewind, Waiting
 from recycle.exec.leader.commit import ReportColumns, decide, evaluate, norm_within_limit, soonest_end, verified_after
 from recycle.exec.leader.disagreement import Bit, Disagreement, Votes, count_votes, votes_of
@@ -369,7 +369,7 @@ class Generations(Forming):
         named, holdings = [], self.holdings
         for bit in bits:
             tensors = self._tensors.get((bit.stage, bit.tensor_rank, holdings.layout), ())
-            place = described(bit.place, [StateTensor(*tensor) for tensor in tensors])
+            place = locate(bit.place, [StateTensor(*tensor) for tensor in tensors])
             if place is not None:
                 tensor, index, number = place
                 worker, stage = self.members(bit.worker)[bit.tensor_rank], holdings.stage_of(bit.stage)
