@@ -266,7 +266,7 @@ class Forming(Membership):
             worker, units, members = Worker.parse(copy.worker), (copy.first, copy.last), self.members(copy.worker)
             if any(first <= copy.first and copy.last <= last for first, last in self.holdings.units_of(worker)):
                 continue
-            by_members = [copy_ for name in members if name in progress for copy_ in progress[name].copied]
+            by_members = [done_copy for name in members if name in progress for done_copy in progress[name].copied]
             done = [copied for copied in by_members if (copied.first, copied.last) == units]
             if len(done) == len(members):
                 self.holdings.add_copied(worker, units)

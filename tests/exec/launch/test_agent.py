@@ -200,10 +200,10 @@ def rejoined(cluster: Cluster) -> dict[str, int]:
 def test_the_way_to_any_member_tells_the_address_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     resolve = socket.getaddrinfo
 
-    def resolved(host: str, *others_: object, **more: object) -> object:
+    def resolved(host: str, *options: object, **more: object) -> object:
         if host == "gone":
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return resolve(host, *others_, **more)  # type: ignore[arg-type]
+        return resolve(host, *options, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
     assert own_address(parse_endpoints("etcd://gone:2379,127.0.0.1:2379")) == "127.0.0.1"

@@ -217,11 +217,11 @@ def read(config: PricedJob, folder: Path) -> dict[str, torch.Tensor]:
 def test_tensor_ranks_shard_what_each_of_them_has(launch: Run) -> None:
     config = in_tensor_ranks()
     wanted = launch(config, 6)
-    found_result = launch(sharded(config), 6, "kill:1.0t1@3.reduce")
-    assert figures(found_result) == figures(wanted)
-    assert found_result.directory is not None
+    sharded_run = launch(sharded(config), 6, "kill:1.0t1@3.reduce")
+    assert figures(sharded_run) == figures(wanted)
+    assert sharded_run.directory is not None
     assert wanted.directory is not None
-    folders = [Path(result.directory) / "checkpoints/step-00000005" for result in (found_result, wanted)]
+    folders = [Path(result.directory) / "checkpoints/step-00000005" for result in (sharded_run, wanted)]
     names = {piece for path in folders[0].glob("*.safetensors") for piece in names_in(path) if piece_of(piece)}
     assert any("-of-2.elements-" in name for name in names), "parts of tensor ranks are cut"
     whole = in_tensor_ranks(1)

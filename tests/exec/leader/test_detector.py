@@ -20,15 +20,15 @@ LIMITS = {"heartbeat": 0.25, "dead_after": 4.0, "hung_after": 4.0, "hung_factor"
 
 
 @pytest.fixture
-def of() -> PricedJob:
+def config() -> PricedJob:
     return job(2, 2, 2, membership=LIMITS)
 
 
 class Detector:
     """A detector over one worker whose heartbeats a test writes, at every quarter of a second."""
 
-    def __init__(self, of: PricedJob, is_starting: bool = False) -> None:
-        self.detector, self._is_starting = FailureDetector(of), is_starting
+    def __init__(self, config: PricedJob, is_starting: bool = False) -> None:
+        self.detector, self._is_starting = FailureDetector(config), is_starting
         self.now, self.beats = 100.0, 0
 
     def until_lost(self, text: str | None, most: float) -> tuple[float, str]:
@@ -47,25 +47,27 @@ class Detector:
         return self.now - began, ""
 
 
-def test_an_operation_hangs_after_ten_times_the_longest_of_its_kind_but_not_before_four_seconds(of: PricedJob) -> None:
+def test_operation_hangs_after_ten_times_its_longest_duration_or_four_seconds(
+    config: PricedJob,
+) -> None:
     for longest, seconds in (("0.1", 4.0), ("0.4", 4.0), ("2.0", 20.0), ("new", 60.0)):
-        judge = Detector(of)
+        judge = Detector(config)
         judge.until_lost("6 waiting 0F 0.1", 1.0)
         took, why = judge.until_lost(f"7 working 1F {longest}", 100.0)
         assert took == pytest.approx(seconds + 0.25, abs=0.26)
         assert why == f"no progress for {seconds:g} s in 1F"
 
 
-def test_waiting_worker_never_hangs_and_silent_worker_is_dead(of: PricedJob) -> None:
-    judge = Detector(of)
+def test_waiting_worker_never_hangs_and_silent_worker_is_dead(config: PricedJob) -> None:
+    judge = Detector(config)
     assert judge.until_lost("7 waiting 1F 0.1", 500.0) == (500.0, "")
     took, why = judge.until_lost(None, 100.0)
     assert took == pytest.approx(4.25, abs=0.26)
     assert why == "no heartbeat for 4 s"
 
 
-def test_heartbeat_of_a_process_does_not_count_for_its_successor(of: PricedJob) -> None:
-    judge = Detector(of, is_starting=True)
+def test_heartbeat_of_a_process_does_not_count_for_its_successor(config: PricedJob) -> None:
+    judge = Detector(config, is_starting=True)
     judge.until_lost("6 working 1F 0.1", 1.0)
     judge.detector.forget([A])
     took, why = judge.until_lost(None, 50.0)
@@ -76,8 +78,8 @@ def test_heartbeat_of_a_process_does_not_count_for_its_successor(of: PricedJob) 
     assert why == "no progress for 4 s in 0F"
 
 
-def test_suspension_of_the_leader_is_not_silence(of: PricedJob) -> None:
-    judge = Detector(of)
+def test_suspension_of_the_leader_is_not_silence(config: PricedJob) -> None:
+    judge = Detector(config)
     judge.until_lost("7 working 1F 0.1", 3.0)
     judge.now += 1000.0
     assert judge.until_lost(None, 0.75)[1] == ""
@@ -144,9 +146,9 @@ def test_cut_pair_is_fenced_by_rule() -> None:
 
 @pytest.mark.parametrize(("silent", "seconds"), [((A,), 4.0), ((A, B), 4.0), ((A, B, C), 8.0), ((A, B, C, D), 8.0)])
 def test_the_silence_of_most_workers_is_first_taken_for_a_busy_machine(
-    of: PricedJob, silent: tuple[Worker, ...], seconds: float
+    config: PricedJob, silent: tuple[Worker, ...], seconds: float
 ) -> None:
-    detector, lost = FailureDetector(of), dict[Worker, str]()
+    detector, lost = FailureDetector(config), dict[Worker, str]()
     for quarter in range(400, 500):
         now = quarter / 4
         counts = {str(w): min(quarter, 408) if w in silent else quarter for w in (A, B, C, D)}
@@ -158,8 +160,8 @@ def test_the_silence_of_most_workers_is_first_taken_for_a_busy_machine(
     assert now - 102 == pytest.approx(seconds + 0.25, abs=0.26)
 
 
-def test_workers_are_not_judged_without_new_heartbeats(of: PricedJob) -> None:
-    judge = Detector(of)
+def test_workers_are_not_judged_without_new_heartbeats(config: PricedJob) -> None:
+    judge = Detector(config)
     judge.until_lost("7 waiting 1F 0.1", 1.0)
     judge.detector.are_due = False
     for _ in range(100):
