@@ -18,7 +18,7 @@ from recycle.exec.leader.actions import (
     Persist,
     PreparedPlan,
 )
-from recycle.exec.leader.forming import ATTEMPTS, GRACE_SECONDS
+from recycle.exec.leader.forming import ATTEMPTS
 from recycle.exec.leader.generations import END_SECONDS
 from recycle.exec.leader.state import Phase, PlannedFault
 from recycle.exec.protocol import (
@@ -160,18 +160,6 @@ def test_worker_silent_during_forming_is_fenced_last() -> None:
     assert driver.detected == [("0.1", "groups of generation 1 did not form within 8 s")]
 
 
-def test_first_worker_to_fail_twice_in_forming_is_fenced() -> None:
-    driver, broken = proposed(), Formed("the device is broken")
-    for generation in (1, 2):
-        assert driver.record.generation == generation
-        driver.acknowledge()
-        driver.form(["0.0", "1.0"], {"2.1": broken})
-        driver.form([], {"2.1": broken, "0.0": Formed("closed by its peer")})
-        driver.count_time(GRACE_SECONDS + TICK)
-    assert driver.detected == [("2.1", "could not form generation 2: the device is broken")]
-    driver.start_and_form()
-
-
 def test_run_is_given_up_after_some_attempts_with_workers_of_which_none_can_be_fenced() -> None:
     driver = proposed()
 
@@ -304,12 +292,6 @@ def test_cursor_says_how_far_the_generation_has_come() -> None:
     after = driver.record
     assert (after.committed, after.commit, after.mode, after.verified) == (6, later, "staggered", verified)
     assert driver.leader.cursor() == cursor
-
-
-def test_joining_worker_lacks_the_verified_state() -> None:
-    driver = follow(record(joins=["1.0"], verified=Verified(2, None)))
-    driver.tick()
-    assert driver.record.verified == Verified(2, None, ["1.0"])
 
 
 def test_fault_that_has_struck_does_not_strike_again() -> None:
