@@ -231,15 +231,10 @@ def without_model_notice() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def without_idle_expert_bias(router: type) -> type:
-    """Class decorator for a router: do nothing for an expert bias that is off, which megatron-core compiles."""
-    update = router._apply_expert_bias  # type: ignore[attr-defined]
-
-    def apply_expert_bias(self: Any, *arguments: Any, **named: Any) -> None:
-        if self.enable_expert_bias:
-            update(self, *arguments, **named)
-
-    router._apply_expert_bias = apply_expert_bias  # type: ignore[attr-defined]
+def without_token_counts(router: type) -> type:
+    """Class decorator for a router: no counts of tokens per expert, and no change of type of the expert bias."""
+    for name in ("_apply_expert_bias", "_maintain_float32_expert_bias"):
+        setattr(router, name, lambda self, *arguments, **named: None)
     return router
 
 

@@ -96,6 +96,8 @@ class Architecture:
             vectors += query + 2 * key
         if biased:
             vectors += hidden + max(experts, 1) * (inner * ffn + hidden)
+        if fields.get("moe_router_enable_expert_bias"):
+            vectors += experts
         return cls(
             hidden=hidden,
             query=query,

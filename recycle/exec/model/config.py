@@ -148,8 +148,6 @@ _REASONS: Mapping[str, Sequence[str]] = {
         "no_rope_freq",
     ),
     "it updates state between iterations that workers do not copy": (
-        "moe_router_enable_expert_bias",
-        "moe_router_bias_update_rate",
         "qk_clip",
         "log_max_attention_logit",
     ),
@@ -197,10 +195,11 @@ _SUPPORTED = _names(
     gated_linear_unit glu_linear_offset init_method_std kv_channels layernorm_epsilon normalization num_query_groups
     qk_l2_norm qk_layernorm recompute_modules rotary_interleaved softmax_scale transformer_impl
 
-    moe_apply_probs_on_input moe_aux_loss_coeff moe_ffn_hidden_size moe_per_layer_logging moe_router_dtype
-    moe_router_group_topk moe_router_load_balancing_type moe_router_num_groups moe_router_pre_softmax
-    moe_router_score_function moe_router_topk moe_router_topk_scaling_factor moe_shared_expert_gate
-    moe_shared_expert_intermediate_size moe_z_loss_coeff num_moe_experts
+    moe_apply_probs_on_input moe_aux_loss_coeff moe_ffn_hidden_size moe_per_layer_logging moe_router_bias_update_rate
+    moe_router_dtype moe_router_enable_expert_bias moe_router_group_topk moe_router_load_balancing_type
+    moe_router_num_groups moe_router_pre_softmax moe_router_score_function moe_router_topk
+    moe_router_topk_scaling_factor moe_shared_expert_gate moe_shared_expert_intermediate_size moe_z_loss_coeff
+    num_moe_experts
     """
 )
 """Fields that change what recycle's stages compute."""
@@ -297,7 +296,7 @@ def converted_fields(config: Mapping[str, Any]) -> dict[str, Any]:
             converted[name] = msgspec.convert(value, known[name])
         except (msgspec.ValidationError, TypeError) as error:
             raise JobError(f"{key}: {error}") from None
-        if name.endswith("init_method_std") and not 0 < converted[name] < math.inf:
+        if name.endswith("init_method_std") and not (isinstance(value, float | int) and 0 < value < math.inf):
             raise JobError(f"{key}: {value!r} must be a number above 0")
     return converted
 

@@ -30,7 +30,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from recycle.errors import RunError
 from recycle.exec.model.config import TRANSFORMER_ENGINE, transformer_config
-from recycle.exec.model.fused import fuse
+from recycle.exec.model.fused import fuse, stay_on_device
 from recycle.exec.model.tensor_ranks import enable_sequence_parallel, groups_with_shared_experts, prepare_mixtures
 from recycle.exec.model.weights import initialise, read_weights
 from recycle.job import Job
@@ -157,6 +157,7 @@ def build_part(job: Job, stage: int, tensor_rank: int = 0, *, is_filled: bool = 
     the checkpoint of `[model] weights` cannot be read.
     """
     layers, config = job.layers_per_stage(), transformer_config(job)
+    balances, config.moe_router_enable_expert_bias = config.moe_router_enable_expert_bias, False  # buffers on a GPU
     with without_model_notice():
         part = GPTModel(
             config=config,
@@ -174,8 +175,10 @@ def build_part(job: Job, stage: int, tensor_rank: int = 0, *, is_filled: bool = 
         )
     if config.transformer_impl == TRANSFORMER_ENGINE:
         _require_engine(part)
+    config.moe_router_enable_expert_bias = balances
     prepare_mixtures(part)
     fuse(part)
+    stay_on_device(part)
     if job.grid.sequence_parallel:
         enable_sequence_parallel(part)
     first_layer, tensor = sum(layers[:stage]), (tensor_rank, job.grid.tensor_parallel)

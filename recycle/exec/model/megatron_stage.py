@@ -26,7 +26,7 @@ from recycle.exec.model.stage import PRECISIONS, Naming, Stage, StatePiece, Stor
 from recycle.exec.model.state.accumulate import Accumulator, ExactSum, FlatLayout
 from recycle.exec.model.state.gradient_sums import GradientSums, Half, IncomingGradients
 from recycle.exec.model.state.layouts import ShardedOptimizer, UnitOptimizers, ends_of_units
-from recycle.exec.model.state.optimizer import StoredNames, decays, without_shared
+from recycle.exec.model.state.optimizer import StoredNames, rule_of, without_shared
 from recycle.exec.model.tensor_ranks import own_expert_parameters, sequence_split_parameters
 from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated_parameters, per_head_parameters, units_of
 from recycle.ir.instruction import (
@@ -88,7 +88,11 @@ class MegatronStage(Stage):
         units = self._units_of(job, named)
         # A shared weight comes first or last, so that the sums of the other weights are contiguous.
         end = -1 if self._is_first else 1
-        names = sorted(named, key=lambda name: (units[name], end * (name == shared), not decays(named[name])))
+        rules = {name: rule_of(parameter) for name, parameter in named.items()}
+        names = sorted(
+            named,
+            key=lambda name: (units[name], end * (name == shared), not rules[name].decays, rules[name].balance_rate),
+        )
         self.parameters = {name: named[name] for name in names}
         parameters = list(self.parameters.values())
         cut = cut_dimensions(part)

@@ -36,6 +36,7 @@ UNFUSED = {
 FIELDS: dict[str, dict[str, Any]] = {
     "mixture of experts": EXPERTS,
     "first layer dense": EXPERTS | {"moe_layer_freq": [0, 1, 1, 1]},
+    "expert bias": EXPERTS | {"moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"},
     "sliding window": {"window_size": (3, 0), "window_attn_skip_freq": 2},
     "attention sinks": {"softmax_type": "learnable"},
     "multi-token prediction": {"mtp_num_layers": 1},

@@ -32,6 +32,16 @@ MODELS: dict[str, dict[str, Any]] = {
         "kind": "qwen_moe",
         "config": {"num_moe_experts": 4, "moe_router_topk": 3, "num_query_groups": 2, "kv_channels": 16},
     },
+    "expert bias": {
+        "kind": "mixtral",
+        "config": {
+            "num_moe_experts": 4,
+            "moe_aux_loss_coeff": 0.0,
+            "moe_router_score_function": "sigmoid",
+            "moe_router_enable_expert_bias": True,
+            "moe_router_bias_update_rate": 0.01,
+        },
+    },
 }
 
 
@@ -71,6 +81,22 @@ def test_auxiliary_loss_follows_the_paper() -> None:
     share, probability = counts / counts.sum(), probabilities.mean(0)
     (coefficient * 4 * (share * probability).sum()).backward()
     torch.testing.assert_close(results[1][1][name] - results[0][1][name], router.grad, rtol=1e-3, atol=1e-7)
+
+
+def test_expert_bias_follows_the_loads_of_all_micro_batches() -> None:
+    """megatron-core's rule: rate times the sign of (mean load - load), after each iteration."""
+    stages, loads = build_pipeline(family_job(MODELS["expert bias"], ranks=1)), []
+    router = stages[0]._part.module.decoder.layers[0].mlp.router
+    router.register_forward_hook(lambda _, given, output: loads.append(output[1].sum(0)))
+    expected = torch.zeros(4)
+    for step in range(3):
+        loads.clear()
+        run_pipelines([stages], step, 4)
+        total = torch.stack(loads).sum(0).float()
+        expected += 0.01 * torch.sign(total.mean() - total)
+        stages[0].step(step, 1.0)
+        torch.testing.assert_close(router.expert_bias.detach(), expected, rtol=0, atol=1e-6)
+    assert expected.abs().sum() > 0
 
 
 def test_weights_are_drawn_with_the_deviations_of_the_config() -> None:

@@ -57,14 +57,14 @@ SOAK = pytest.mark.soak
     [
         ("llama 3.1", "backward", 1),
         ("mixtral", "step", 1),
-        ("qwen 3 moe", "reduce", 1),
+        ("expert bias", "reduce", 1),
         *(
             pytest.param(name, phase, 1, marks=SOAK)
-            for name, phase in (("gpt", "evaluation"), ("gpt", "form"), ("qwen 3", "reduce"))
+            for name, phase in (("gpt", "evaluation"), ("gpt", "form"), ("qwen 3", "reduce"), ("qwen 3 moe", "step"))
         ),
         *(
             pytest.param(name, phase, 2, marks=SOAK)
-            for name, phase in (("gpt", "forward"), ("qwen 3", "commit"), ("mixtral", "acknowledge"))
+            for name, phase in (("gpt", "forward"), ("qwen 3", "commit"), ("expert bias", "acknowledge"))
         ),
         pytest.param("mixtral, experts shared", "stepped", 2, marks=SOAK),
     ],

@@ -26,9 +26,9 @@ from recycle.exec.model.state.optimizer import (
     FlatOptimizer,
     StoredNames,
     UnitOptimizer,
-    decays,
     flattened,
     piece_of_step,
+    rule_of,
     runs_of,
 )
 from recycle.exec.transport.base import Transport
@@ -169,7 +169,7 @@ class ShardedOptimizer(Shards):
         layout, listed = sums.layout, list(parameters.values())
         self._joined, self._train, self._names, self._tells_shapes = sums, train, names, tells_shapes
         self._initial: torch.Tensor | None = flattened(listed, layout)
-        self._decays = list(map(decays, listed))
+        self._rules = list(map(rule_of, listed))
         weights = self._initial.to(working_type)
         for parameter, view in zip(listed, layout.views(weights), strict=True):
             parameter.data = view
@@ -197,7 +197,7 @@ class ShardedOptimizer(Shards):
             if self._initial is not None:
                 masters.copy_(self._initial[begin:end])
             working = live
-        runs = runs_of(self._decays, self._joined.layout, begin, end)
+        runs = runs_of(self._rules, self._joined.layout, begin, end)
         piece = FlatOptimizer(masters, runs, self._train, working, is_new=self._initial is not None)
         names = self._names.between(self._shapes, self._places, begin, end, self._tells_shapes)
         piece.attach(self._joined.mean, begin, self._scratch, names)

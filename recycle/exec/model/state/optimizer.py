@@ -36,12 +36,28 @@ def decays(parameter: torch.Tensor) -> bool:
     return parameter.dim() > 1
 
 
+BALANCE_RATE = "balance_rate"
+"""Attribute of a parameter that is moved against the sign of its mean gradient by this rate, instead of by AdamW."""
+
+
+class Rule(NamedTuple):
+    """How a step changes a parameter: by AdamW, or by `balance_rate` against the gradient's sign if that is not 0."""
+
+    decays: bool
+    balance_rate: float = 0.0
+
+
+def rule_of(parameter: torch.Tensor) -> Rule:
+    """Return the rule of a parameter."""
+    return Rule(decays(parameter), getattr(parameter, BALANCE_RATE, 0.0))
+
+
 class Run(NamedTuple):
-    """Adjacent elements that are all decayed, or all not."""
+    """Adjacent elements with the same rule."""
 
     begin: int
     end: int
-    decays: bool
+    rule: Rule
 
 
 class StateNames(NamedTuple):
@@ -65,16 +81,16 @@ def flattened(parameters: Sequence[torch.nn.Parameter], layout: FlatLayout) -> t
     return flat
 
 
-def runs_of(decaying: Iterable[bool], layout: FlatLayout, begin: int = 0, end: int | None = None) -> list[Run]:
-    """The runs of decayed and other parameters in a range of a layout."""
+def runs_of(rules: Iterable[Rule], layout: FlatLayout, begin: int = 0, end: int | None = None) -> list[Run]:
+    """The runs of parameters with equal rules in a range of a layout."""
     runs: list[Run] = []
-    ranges = zip(decaying, pairwise([*layout.offsets, layout.size]), strict=True)
-    for decays, (low, high) in ranges:
+    ranges = zip(rules, pairwise([*layout.offsets, layout.size]), strict=True)
+    for rule, (low, high) in ranges:
         low, high = max(low, begin) - begin, min(high, layout.size if end is None else end) - begin
-        if low < high and runs and runs[-1].decays == decays:
-            runs[-1] = Run(runs[-1].begin, high, decays)
+        if low < high and runs and runs[-1].rule == rule:
+            runs[-1] = Run(runs[-1].begin, high, rule)
         elif low < high:
-            runs.append(Run(low, high, decays))
+            runs.append(Run(low, high, rule))
     return runs
 
 
@@ -122,11 +138,15 @@ class FlatOptimizer:
         """Apply one update, with the learning rate of an iteration and a factor on the gradient."""
         rate = learning_rate(self._train, iteration)
         for run in self._runs:
-            count = self._counts[int(not run.decays)]
+            count = self._counts[int(not run.rule.decays)]
             for start in range(run.begin, run.end, self._piece):
                 piece = slice(start, min(start + self._piece, run.end))
                 mean = self._scratch[: piece.stop - piece.start]
                 self._mean(self._begin + start, mean)
+                if run.rule.balance_rate:
+                    self.parameters[piece].sub_(mean.sign_(), alpha=run.rule.balance_rate)
+                    self._publish(piece)
+                    continue
                 if clip_factor != 1.0:
                     mean.mul_(clip_factor)
                 adamw(
@@ -141,14 +161,13 @@ class FlatOptimizer:
                     beta1=self._train.beta1,
                     beta2=self._train.beta2,
                     lr=rate,
-                    weight_decay=self._train.weight_decay if run.decays else 0.0,
+                    weight_decay=self._train.weight_decay if run.rule.decays else 0.0,
                     eps=self._train.epsilon,
                     maximize=False,
                 )
-                if self._working is not None:
-                    self._working[piece].copy_(self.parameters[piece])
+                self._publish(piece)
         # A count without a parameter has no name, so a checkpoint could not restore it: it stays 0.
-        for decays in {run.decays for run in self._runs}:
+        for decays in {run.rule.decays for run in self._runs}:
             self._counts[int(not decays)] += 1
 
     def state_tensors(self) -> list[torch.Tensor]:
@@ -169,14 +188,17 @@ class FlatOptimizer:
             for name, (begin, end, shape) in self._names.shaped.items()
         }
         for name, place in self._names.counted.items():
-            group = next(int(not run.decays) for run in self._runs if place < run.end)
+            group = next(int(not run.rule.decays) for run in self._runs if place < run.end)
             named[COUNTED + name] = tensors[3][group : group + 1]
         return named
 
-    @torch.no_grad()
     def publish(self) -> None:
+        self._publish(slice(None))
+
+    @torch.no_grad()
+    def _publish(self, piece: slice) -> None:
         if self._working is not None:
-            self._working.copy_(self.parameters)
+            self._working[piece].copy_(self.parameters[piece])
 
 
 class UnitOptimizer(FlatOptimizer):
@@ -194,7 +216,7 @@ class UnitOptimizer(FlatOptimizer):
         self.layout = FlatLayout([parameter.shape for parameter in parameters])
         flat = flattened(parameters, self.layout)
         working = None if working_type == torch.float32 else flat.to(working_type)
-        super().__init__(flat, runs_of(map(decays, parameters), self.layout), train, working)
+        super().__init__(flat, runs_of(map(rule_of, parameters), self.layout), train, working)
         self.bind(parameters)
 
     def bind(self, parameters: Sequence[torch.nn.Parameter]) -> None:
