@@ -63,7 +63,7 @@ class Answers:
         self._service.ask(question)
         return question
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take what is answered."""
         self.planned.update((planned.question, planned) for planned in self._service.poll(self.warnings.append))
 
@@ -72,7 +72,7 @@ class Answers:
         deadline = time.monotonic() + 60
         while question not in self.planned:
             assert time.monotonic() < deadline
-            self.look()
+            self.poll()
             time.sleep(0.01)
         return self.planned[question]
 
