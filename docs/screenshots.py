@@ -19,14 +19,14 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from recycle import Job, Schedule, Shape, Worker
 from recycle.cli.planner import plan_for_training
-from recycle.cli.view import _examples, _planner
+from recycle.cli.view import _examples
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import train
 from recycle.exec.processes.forkserver import ForkServer
@@ -149,7 +149,7 @@ def two_plans() -> str:
         schedule_source(Path("fault-free.json"), fault_free()),
         schedule_source(Path("adaptive.json"), adaptive()),
     ]
-    return served(lambda: build_app(sources, WhatIf(job(), None, _planner(job()))))
+    return served(lambda: build_app(sources, WhatIf(job(), None, partial(plan, job(), quick=True))))
 
 
 @cache

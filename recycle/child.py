@@ -74,8 +74,8 @@ class Child:
 def serve(parent: str) -> tuple[BinaryIO, BinaryIO]:
     """Set up the child's side and return (requests, answers); call it first. Later prints go to standard error."""
     die_with_parent(int(parent))
-    for left in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(left, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     return sys.stdin.buffer, answers

@@ -38,11 +38,11 @@ def read_whole(path: str | Path, refusal: type[RecycleError], most: int = MOST_B
     """
     try:
         with open(path, "rb", opener=_open_without_waiting) as stream:
-            found = os.fstat(stream.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise refusal(f"{path}: cannot be read (not a regular file: write what it gives to one first)")
-            if found.st_size > most:
-                raise refusal(f"{path}: too large to be what it should be ({found.st_size} bytes, at most {most})")
+            status = os.fstat(stream.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise refusal(f"{path}: cannot be read (not a regular file: copy its content to one first)")
+            if status.st_size > most:
+                raise refusal(f"{path}: too large ({status.st_size} bytes, at most {most})")
             content = stream.read()
     except OSError as error:
         raise refusal(f"{path}: cannot be read ({error.strerror})") from None
@@ -77,23 +77,27 @@ def write_whole(path: str | Path, text: str | bytes | Iterable[str]) -> None:
         RecycleError: the file cannot be written, or is a folder, pipe or device; no temporary file remains.
     """
     path = Path(path)
-    try:
-        if path.exists() and not path.is_file():
-            raise RecycleError(f"{path}: cannot be written (there is something that is not a regular file)")
+    require_writable(path)
+    with writing(path):
         temporary, handle = create_beside(path)
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                parts = [text] if isinstance(text, str | bytes) else text
+                stream.writelines(part if isinstance(part, bytes) else part.encode("utf-8") for part in parts)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+
+@contextlib.contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Raise an OSError in the body as RecycleError that `path` cannot be written."""
+    try:
+        yield
     except OSError as error:
         raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            parts = [text] if isinstance(text, str | bytes) else text
-            stream.writelines(part if isinstance(part, bytes) else part.encode("utf-8") for part in parts)
-        os.replace(temporary, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
-        raise
 
 
 def create_beside(path: Path) -> tuple[Path, int]:
@@ -119,21 +123,19 @@ def whole_folder(path: Path) -> Iterator[Path]:
         RecycleError: `path` exists, or cannot be written.
     """
     require_absent(path)
-    try:
+    with writing(path):
         private = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    except OSError as error:
-        raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
-    try:
-        scratch = private / path.name  # `private` admits only its owner; this folder gets the default mode
-        scratch.mkdir()
-        yield scratch
-        os.rename(scratch, path)
-        sync(path.parent)
-    except OSError as error:
-        require_absent(path)  # created by another process meanwhile
-        raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
-    finally:
-        shutil.rmtree(private, ignore_errors=True)
+        try:
+            scratch = private / path.name  # `private` admits only its owner; this folder gets the default mode
+            scratch.mkdir()
+            yield scratch
+            os.rename(scratch, path)
+            sync(path.parent)
+        except OSError:
+            require_absent(path)  # created by another process meanwhile
+            raise
+        finally:
+            shutil.rmtree(private, ignore_errors=True)
 
 
 def require_absent(path: Path) -> None:
@@ -161,15 +163,13 @@ def require_text(path: str | Path, refusal: type[RecycleError]) -> None:
 
 def require_writable(path: Path) -> None:
     """Raise RecycleError if `write_whole` could not write `path`; for use before long computations."""
-    try:
+    with writing(path):  # a name may be too long
         if not path.parent.is_dir():
             raise RecycleError(f"{path}: cannot be written (the folder {path.parent} does not exist)")
         if path.exists() and not path.is_file():
-            raise RecycleError(f"{path}: cannot be written (there is something that is not a regular file)")
-    except OSError as error:  # a name that is too long
-        raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
+            raise RecycleError(f"{path}: cannot be written (it is not a regular file)")
     if not os.access(path.parent, os.W_OK):
-        raise RecycleError(f"{path}: cannot be written (the folder {path.parent} may not be written to)")
+        raise RecycleError(f"{path}: cannot be written (the folder {path.parent} is not writable)")
 
 
 class _Key:
@@ -198,8 +198,8 @@ def entries(content: str | bytes | msgspec.Raw, refusal: type[RecycleError], whe
         seen.add(text)
         return cls(text)
 
-    found = msgspec.json.decode(content, type=dict[_Key, msgspec.Raw], dec_hook=key)
-    return {key.text: value for key, value in found.items()}
+    parsed = msgspec.json.decode(content, type=dict[_Key, msgspec.Raw], dec_hook=key)
+    return {key.text: value for key, value in parsed.items()}
 
 
 def decoded(content: str | bytes, kind: type[T], refusal: type[RecycleError]) -> T:

@@ -38,7 +38,7 @@ class Servers(dict[str, "ForkServer"]):
 
 @pytest.fixture(scope="module", autouse=True)
 def _frozen() -> None:
-    """What is imported stays: the viewer, which collects often, need not look at it again."""
+    """Freeze imported objects, so that the viewer's frequent collections skip them."""
     gc.collect()
     gc.freeze()
 

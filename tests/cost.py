@@ -32,7 +32,7 @@ LIMIT = 5.0
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn")
 _compiling = event.TimingListener()
 _started: list[str] = []
-"""The processes that the test at hand has started."""
+"""The processes that the running test has started."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _seconds() -> float:
-    """Processor seconds of this process but those of compiling, which only the first run after a change has."""
+    """Processor seconds of this process without compiling, which only the first run after a change has."""
     return time.process_time() - (_compiling.duration if _compiling.done else 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for files that mean harm, made from valid ones or from nothing, and what readers owe them."""
+"""Hypothesis strategies for hostile files, made from valid ones or from nothing, and a check of readers."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def restructured(draw: st.DrawFn, documents: Sequence[Any]) -> Any:
 
 
 def read_or_refused(read: Callable[[], Any], refusal: type[RecycleError], name: str) -> Any:
-    """What `read` returns, or None when it refuses with one printable line that begins with the file's name."""
+    """Return the result of `read`, or None if it refuses with one printable line that begins with the file's name."""
     try:
         return read()
     except refusal as error:

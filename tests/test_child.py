@@ -33,7 +33,7 @@ def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "echo_child"
 
 
-def test_answers_come_line_by_line_and_prints_go_elsewhere(echo: str, tmp_path: Path) -> None:
+def test_answers_are_lines_and_prints_go_to_standard_error(echo: str, tmp_path: Path) -> None:
     with (tmp_path / "errors").open("w+b") as errors:
         child = Child(echo, ">", errors=errors)
         lines = child.lines()
@@ -52,7 +52,7 @@ def test_the_end_of_a_child_is_the_end_of_its_answers(echo: str) -> None:
     next(lines)
     os.kill(child.process.pid, signal.SIGKILL)
     assert list(lines) == []
-    child.send("nobody reads this")
+    child.send("not read")
     child.close()
 
 

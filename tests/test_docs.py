@@ -1,4 +1,4 @@
-"""The code in the how-to pages runs as printed, and the files in it are what the reader reads."""
+"""The code in the guides runs as printed, and files on the pages are valid."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_viewers_page_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[
     assert printed[-1] == "['2W0.0', '2W0.1', '2W0.2']"
 
 
-def test_the_tests_that_the_support_page_names_are_there() -> None:
+def test_tests_named_by_the_support_page_exist() -> None:
     named = set(re.findall(r"`(exec/[a-z_/]+\.py)`", (DOCS / "reference" / "support.md").read_text()))
     assert len(named) > 10
     assert {name for name in named if not (ROOT / "tests" / name).is_file()} == set()
@@ -96,7 +96,7 @@ def test_the_family_and_the_test_of_the_family_page_run(monkeypatch: pytest.Monk
         one_at_a_time(Shape(1, 2, 2, 2))
 
 
-def test_the_file_of_the_format_page_is_valid_and_written_the_same_way() -> None:
+def test_file_of_the_format_page_round_trips() -> None:
     (text,) = blocks("docs/reference/file-format.md", "json")
     schedule = Schedule.loads(text)
     assert schedule.dumps() == text
@@ -105,7 +105,7 @@ def test_the_file_of_the_format_page_is_valid_and_written_the_same_way() -> None
     assert all(f"`{key}`" in keys for key in json.loads(text))
 
 
-def test_the_profile_of_the_profile_page_can_be_read_and_every_key_is_in_its_table() -> None:
+def test_profile_page_is_valid_and_lists_every_key() -> None:
     (text,) = blocks("docs/reference/profile-file.md", "json")
     profile = Profile.from_bytes(text.encode(), "docs/reference/profile-file.md")
     profile.require(Shape(2, 2, 1))

@@ -10,29 +10,18 @@ import pytest
 from recycle.plans.edge_coloring import Edge, color_edges
 
 
-def degree(edges: list[Edge]) -> int:
-    return max(Counter(vertex for edge in edges for vertex in edge).values())
-
-
-def colors(edges: list[Edge]) -> int:
-    """How many colors there are; asserts that the coloring is one."""
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("is_bipartite", [True, False])
+def test_colors_are_few_and_differ_at_each_vertex(seed: int, is_bipartite: bool) -> None:
+    random = Random(seed)
+    left, right = range(random.randint(3, 12)), range(100, 100 + random.randint(1, 12))
+    edges: list[Edge] = []
+    for _ in range(random.randint(1, 120)):
+        first, second = (random.choice(left), random.choice(right)) if is_bipartite else random.sample(left, 2)
+        edges.append((first, second))
     color = color_edges(edges)
     seen = Counter((vertex, color[place]) for place, edge in enumerate(edges) for vertex in edge)
+    degree = max(Counter(vertex for edge in edges for vertex in edge).values())
+    parallel = 0 if is_bipartite else max(Counter(map(frozenset, edges)).values())
     assert set(seen.values()) == {1}
-    return len(set(color))
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_a_bipartite_graph_with_parallel_edges_needs_as_many_colors_as_its_largest_degree(seed: int) -> None:
-    random = Random(seed)
-    sides = random.randint(1, 12), random.randint(1, 12)
-    edges = [(random.randrange(sides[0]), 100 + random.randrange(sides[1])) for _ in range(random.randint(1, 120))]
-    assert colors(edges) == degree(edges)
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_any_graph_needs_hardly_more(seed: int) -> None:
-    random = Random(seed)
-    vertices = range(random.randint(3, 12))
-    edges = [tuple(random.sample(vertices, 2)) for _ in range(random.randint(1, 120))]
-    assert colors(edges) <= degree(edges) + max(Counter(map(frozenset, edges)).values())  # as Vizing has proven
+    assert len(set(color)) <= degree + parallel  # as König and Vizing have proven

@@ -26,7 +26,7 @@ SCHEDULE = lower(one_f_one_b(Shape(1, 2, 2)))
 
 @dataclass
 class Reader:
-    """One kind of file: how it is read, what refuses it, what is done with what it gives, and valid files."""
+    """One kind of file: its reader, the error of a refusal, a use of the result, and valid files."""
 
     read: Callable[[Path], Any]
     refusal: type[RecycleError]
@@ -81,9 +81,9 @@ def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def survives(reader: Reader, file: Path, content: bytes) -> None:
     file.write_bytes(content)
-    found = read_or_refused(lambda: reader.read(file), reader.refusal, str(file))
-    if found is not None:
-        reader.use(found)
+    value = read_or_refused(lambda: reader.read(file), reader.refusal, str(file))
+    if value is not None:
+        reader.use(value)
 
 
 def test_the_seeds_are_read(reader: Reader, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_job_that_no_machine_could_run_is_refused(text: str, complaint: str) -
         Job.from_toml(GRID.decode() + text, "job.toml")
 
 
-def test_a_profile_that_says_something_twice_is_refused(tmp_path: Path) -> None:
+def test_duplicate_key_of_a_profile_is_refused(tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text('{"forward": 1, "forward": 2}')
     with pytest.raises(JobError, match=r"p\.json: 'forward' is there twice"):
         Profile.load(tmp_path / "p.json")

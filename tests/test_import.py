@@ -22,7 +22,7 @@ ACTING = TORCH | {"socket", "time", "os", "pathlib", "threading", "subprocess", 
 """Modules by which a leader would have a clock, files, connections, threads or processes."""
 ROOT_MODULES = tuple(f"recycle.{name}" for name in ("errors", "files", "child"))
 LAYERS: dict[str, tuple[str, ...]] = dict.fromkeys(ROOT_MODULES, ROOT_MODULES)
-"""What each part may import beside itself; a part is the longest name here that a module's name begins with."""
+"""What each part may import besides itself; a part is the longest name here that a module's name begins with."""
 LAYERS["recycle.tokens"] = LAYERS["recycle.job"] = ROOT_MODULES
 LAYERS["recycle.ir"] = ("recycle.job", *ROOT_MODULES)
 LAYERS["recycle.plans"] = LAYERS["recycle.runs"] = ("recycle.ir", *LAYERS["recycle.ir"])
@@ -64,6 +64,9 @@ LAYERS["recycle.exec"] = LAYERS["recycle.exec.worker.__main__"] = ("recycle.exec
 """The public name of the executor, and what torchrun starts, stand above its folders."""
 LAYERS["recycle.hugging_face"] = ("recycle.exec", *LAYERS["recycle.ir"])
 LAYERS["recycle.megatron"] = ("recycle.exec", *LAYERS["recycle.solve"])
+LAYERS["recycle.megatron_versions"] = ROOT_MODULES
+for part in ("exec.transport", "exec.model", "exec.model.build", "megatron"):
+    LAYERS[f"recycle.{part}"] += ("recycle.megatron_versions",)
 LAYERS["recycle.cli"] = LAYERS["recycle"] = ("recycle", "viz")
 TORCHLESS = (
     "recycle.job",
@@ -113,16 +116,16 @@ def imports(module: str, for_types: bool = True) -> frozenset[str]:
     return frozenset(imported(ast.parse(FILES[module].read_text()), for_types))
 
 
-def ours(module: str, for_types: bool = True) -> set[str]:
+def own_imports(module: str, for_types: bool = True) -> set[str]:
     """The files of recycle and viz that `module` imports, with the packages that are loaded on the way to them."""
-    found = set()
+    files = set()
     for name in imports(module, for_types):
         while name and name not in FILES:  # a class or function: its file
             name = name.rpartition(".")[0]
         while "." in name and not within(module, name):
-            found.add(name)
+            files.add(name)
             name = name.rpartition(".")[0]
-    return found
+    return files
 
 
 def part_of(module: str) -> str:
@@ -142,7 +145,7 @@ def run(code: str) -> str:
         "import recycle.ir.formats",
         "import recycle.exec.leader.leader",
         "import recycle.exec.launch.agent, recycle.exec.launch.launcher, recycle.exec.launch.run_address",
-        # One after another, since an import takes a second and what one loads is there for all that follow.
+        # One after another, since an import takes a second, and loaded modules stay for all that follow.
         "import " + ", ".join(f"recycle.cli.{file}" for file in COMMANDS.values()),
     ],
 )
@@ -173,17 +176,17 @@ def test_building_checking_and_timing_a_small_schedule_loads_nothing_heavy() -> 
     assert run(code) == "[]"
 
 
-def test_no_files_import_each_other_in_a_circle() -> None:
+def test_imports_have_no_cycle() -> None:
     try:
-        TopologicalSorter({module: ours(module, for_types=False) for module in FILES}).prepare()
+        TopologicalSorter({module: own_imports(module, for_types=False) for module in FILES}).prepare()
     except CycleError as error:
         pytest.fail(" <- ".join(error.args[1]))
 
 
-def test_no_files_of_the_ir_need_each_other_in_a_circle_even_for_types() -> None:
+def test_ir_imports_have_no_cycle_even_for_types() -> None:
     ir = {module for module in FILES if within(module, "recycle.ir")}
     try:
-        TopologicalSorter({module: ours(module) & ir for module in ir}).prepare()
+        TopologicalSorter({module: own_imports(module) & ir for module in ir}).prepare()
     except CycleError as error:
         pytest.fail(" <- ".join(error.args[1]))
 
@@ -193,7 +196,7 @@ def test_a_part_imports_only_what_its_layer_may(part: str) -> None:
     allowed = (part, *LAYERS[part])
     files = [module for module in FILES if part_of(module) == part]
     assert files
-    wrong = [f"{module} imports {name}" for module in files for name in sorted(ours(module))
+    wrong = [f"{module} imports {name}" for module in files for name in sorted(own_imports(module))
              if not any(within(name, other) for other in allowed)]  # fmt: skip
     assert wrong == []
 
@@ -223,7 +226,7 @@ def test_every_folder_of_the_executor_has_its_place() -> None:
 
 
 @pytest.mark.parametrize("part", TORCHLESS)
-def test_planning_leading_and_viewing_need_no_torch(part: str) -> None:
+def test_parts_without_torch(part: str) -> None:
     using = {
         module for module in FILES if within(module, part) for name in imports(module) if name.split(".")[0] in TORCH
     }

@@ -1,6 +1,6 @@
 """Every command that README, docs/, `--help` and the examples print runs here, in its shortest form.
 
-Each page has a folder of its own with the files that its commands name (`scene`), in which they run in order. What
+Each page has a separate folder with the files that its commands name (`scene`), in which they run in order. What
 cannot run here stands in `NOT_RUN` with its reason; its options are still read by the command's own parser.
 """
 
@@ -74,7 +74,7 @@ REAL_PAGES = ("hugging-face.md", "megatron.md", "import-hf", "export-hf", "impor
 STARTS = ("recycle", "python", "torchrun", "make", "pip", "sudo", "sbatch", "srun", "source", "kubectl")
 NOT_RUN = {
     r"recycle agent|srun .*recycle agent": "needs an etcd and an agent on each node; tests/exec/launch/test_agent*.py",
-    r"recycle drain": "needs a run that goes on; tests/exec/launch/test_drain*.py",
+    r"recycle drain": "needs a live run; tests/exec/launch",
     r"sbatch|kubectl": "needs a cluster",
     r"sudo .*try_here.sh": "needs root and etcd; tests/examples/test_cluster.py",
     r"make |pip install|source ": "installs or runs all tests",
@@ -137,11 +137,11 @@ def printed() -> dict[str, list[str]]:
         lines[name] = [line.removeprefix("Example: ").strip("*") for line in text.splitlines()]
     for path in sorted((ROOT / "examples").glob("*/*.py")):
         lines[path.relative_to(ROOT).as_posix()] = [line.strip() for line in path.read_text().splitlines()]
-    found = {}
+    commands_of = {}
     for place, candidates in lines.items():
         commands = [re.sub(r"\*\*.*| +# .*", "", line.removeprefix("$ ")) for line in candidates]
-        found[place] = [line for line in commands if re.match(rf"({'|'.join(STARTS)}) \S", line)]
-    return {place: commands for place, commands in found.items() if commands}
+        commands_of[place] = [line for line in commands if re.match(rf"({'|'.join(STARTS)}) \S", line)]
+    return {place: commands for place, commands in commands_of.items() if commands}
 
 
 PRINTED = printed()
@@ -205,8 +205,8 @@ def scene(
     kind, use = blocks("docs/guides/add-an-instruction.md", "python")
     (tmp_path / "rerun.py").write_text(kind)
     (tmp_path / "use.py").write_text(use)
-    there = [f"0,add,node{number}" for number in range(6)]
-    (tmp_path / "events.csv").write_text("\n".join([*there, *FAILURES]) + "\n")
+    rows = [f"0,add,node{number}" for number in range(6)]
+    (tmp_path / "events.csv").write_text("\n".join([*rows, *FAILURES]) + "\n")
     (tmp_path / "models").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
@@ -244,8 +244,8 @@ def prepare(place: str, command: Command) -> None:
         assert command("export-hf", "runs/mine/checkpoints/step-00000001", "-o", "models/Llama-3.1-8B").status == 0
     elif place == "import-megatron":
         Path("megatron").mkdir()
-        made = command("export-megatron", "runs/mine/checkpoints/step-00000001", "-o", "megatron/checkpoints")
-        assert made.status == 0, made.err
+        outcome = command("export-megatron", "runs/mine/checkpoints/step-00000001", "-o", "megatron/checkpoints")
+        assert outcome.status == 0, outcome.err
         shutil.rmtree("runs/mine")
     elif place == "train":
         shutil.rmtree("runs/mine")
@@ -279,7 +279,7 @@ def write_texts() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("place", RUN)
-def test_the_commands_of_a_page_run_one_after_the_other(scene: Path, command: Command, place: str) -> None:
+def test_commands_of_a_page_run_in_order(scene: Path, command: Command, place: str) -> None:
     prepare(place, command)
     for text in PRINTED[place]:
         if reason(text) is not None:
@@ -312,7 +312,7 @@ def test_the_options_of_every_command_exist(place: str) -> None:
         parse(name, numbers)
 
 
-def test_all_commands_are_printed_and_all_reasons_are_needed() -> None:
+def test_all_commands_are_printed_and_all_reasons_used() -> None:
     every = [command for commands in PRINTED.values() for command in commands]
     assert {words_of(command)[1] for command in every if command.startswith("recycle ")} == set(COMMANDS)
     assert [pattern for pattern in NOT_RUN if not any(re.match(pattern, command) for command in every)] == []

@@ -36,7 +36,7 @@ def test_the_reference_has_the_whole_public_api(site: ModuleType) -> None:
     assert {name.removeprefix("exec.") for name in named - set(recycle.__all__)} <= set(recycle.exec.__all__)
 
 
-def test_links_lead_to_pages_and_files_that_are_none_become_text(site: ModuleType, tmp_path: Path) -> None:
+def test_links_become_pages_or_text(site: ModuleType, tmp_path: Path) -> None:
     text = (
         "[a](docs/reference/faults.md#kill) [b](CONTRIBUTING.md) [c](examples/notebooks) [d](https://example.org)"
         " ![e](docs/pictures/failure.svg)"
@@ -60,7 +60,7 @@ def test_the_gallery_has_every_family_with_the_same_work(site: ModuleType, tmp_p
     }
 
 
-def test_every_page_that_is_written_is_in_the_navigation_and_its_links_lead_to_files(
+def test_written_pages_are_in_the_navigation_with_valid_links(
     site: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(site, "gallery", lambda folder: "# Gallery")  # whose pages another test makes
@@ -75,7 +75,7 @@ def test_every_page_that_is_written_is_in_the_navigation_and_its_links_lead_to_f
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_the_built_site_refers_to_nothing_that_is_not_there(tmp_path: Path) -> None:
+def test_built_site_has_no_broken_references(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="mkdocs is not installed (extra site)")
     pytest.importorskip("mkdocstrings_handlers.python", reason="mkdocstrings is not installed (extra site)")
     command = [sys.executable, str(DOCS / "site.py"), "--out", str(tmp_path)]
@@ -100,7 +100,7 @@ def test_a_wheel_holds_what_the_commands_need(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     if subprocess.run([*pip, "--version"], capture_output=True).returncode:
         pytest.skip("this environment has no pip")
-    source = tmp_path / "source"  # a copy: setuptools leaves a folder "build" beside what it builds
+    source = tmp_path / "source"  # a copy: setuptools leaves a folder "build" next to what it builds
     files = subprocess.run(
         ["git", "-C", ROOT, "ls-files", "-z", "recycle", "viz", "pyproject.toml", "README.md", "LICENSE"],
         capture_output=True,

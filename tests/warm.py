@@ -1,6 +1,6 @@
 """Processes forked from a server that has imported torch and megatron-core, instead of each importing them again.
 
-A run starts two planners, a fork server is started per kind of model, and other tests need processes of their own:
+A run starts two planners, a fork server is started per kind of model, and other tests need processes, too:
 hundreds in all, whose imports took more of the processor than what they do. The server is that of `multiprocessing`,
 one per test process. What users start in another way is started that way once (docs/measurements/testing.md), and
 tests/test_child.py starts `recycle.child.Child` itself.
@@ -63,7 +63,7 @@ def _address_of_server() -> str:
 
 
 def _share_server(address: str) -> None:
-    """Have this process ask the server that it was forked from; by itself it would start one of its own, and import."""
+    """Have this process ask the server that it was forked from; by itself it would start another one, and import."""
     server = forkserver._forkserver  # type: ignore[attr-defined]
     server._forkserver_address, server.ensure_running = address, lambda: None
 
@@ -83,12 +83,12 @@ def _detach(passed: Any) -> int:
 
 
 class WarmProcess:
-    """A process with a session and streams of its own, with what tests use of `subprocess.Popen`.
+    """A process with its session and streams, with what tests use of `subprocess.Popen`.
 
     Args:
         function: is called with `arguments`.
         streams: the process's descriptor -> that of this process.
-        directory, environment: those of this process when left out.
+        directory, environment: of this process when left out.
 
     Attributes:
         pid: of the process.
@@ -282,11 +282,11 @@ class WarmPool:
 
     def _start(self, rank: int) -> tuple[Any, Any]:
         context = warm_context()
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_answer, args=(theirs, rank, *self._arguments), daemon=True)
+        parent_end, child_end = context.Pipe()
+        process = context.Process(target=_answer, args=(child_end, rank, *self._arguments), daemon=True)
         process.start()
-        theirs.close()
-        return process, ours
+        child_end.close()
+        return process, parent_end
 
     def await_end(self, rank: int) -> None:
         """Wait until a process has ended by itself, and start another in its place."""

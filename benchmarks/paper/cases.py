@@ -8,15 +8,15 @@ from pathlib import Path
 
 from recycle.job import Job
 from recycle.systems.failures import FailureTrace, NodeChange
-from recycle.systems.setting import Setting
+from recycle.systems.scenario import Scenario
 
 HERE = Path(__file__).resolve().parent
 SMALL, LARGE = ("gpt3_medium", "gpt3_3_35b", "gpt3_6_7b"), ("18b", "39b", "76b", "145b")
 PERIODS = (("6 h", 6.0), ("2 h", 2.0), ("30 min", 0.5))
 
 
-def settings(names: Iterable[str]) -> dict[str, Setting]:
-    return {name: Setting.of(Job.load(HERE / f"{name}.toml")) for name in names}
+def settings(names: Iterable[str]) -> dict[str, Scenario]:
+    return {name: Scenario.of(Job.load(HERE / f"{name}.toml")) for name in names}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -29,10 +29,10 @@ from recycle.job.analytic import assumptions
 from recycle.job.shape import Worker
 from recycle.solve.planner import plan
 from recycle.systems import SYSTEMS
-from recycle.systems.comparison import KNOWN, Compared, at_dead_shares, compare, references
+from recycle.systems.comparison import KNOWN, Comparison, at_dead_shares, compare, references
 from recycle.systems.failure_files import read_trace
 from recycle.systems.failure_generator import Generator
-from recycle.systems.setting import Setting
+from recycle.systems.scenario import Scenario
 from recycle.systems.system import DoesNotFit
 
 NAMES = [*(name for name in SYSTEMS if name not in elastic.MOVING), "bamboo_1f1b_buffers"]
@@ -42,13 +42,13 @@ PUBLIC = ("infinitehbd/fault_trace.json", "bamboo/p3-trace.csv", "bamboo/g4dn-tr
 SEEDS = 5
 
 
-def throughput(setting: Setting, name: str, dead: frozenset[int]) -> tuple[str, float]:
+def throughput(setting: Scenario, name: str, dead: frozenset[int]) -> tuple[str, float]:
     """(layout, samples per second) of a system on all nodes but `dead`; 0 where it does not run."""
     state = KNOWN[name](setting).begin(setting.all_nodes - dead)
     return state.layout, state.rate
 
 
-def healthy(every: dict[str, Setting]) -> str:
+def healthy(every: dict[str, Scenario]) -> str:
     rows = []
     for name, setting in every.items():
         plain, split = references(setting)
@@ -61,7 +61,7 @@ def healthy(every: dict[str, Setting]) -> str:
     return table(["setting", "GPUs", "1F1B", "zero-bubble", *NAMES], rows)
 
 
-def misfits(every: dict[str, Setting]) -> str:
+def misfits(every: dict[str, Scenario]) -> str:
     rows = []
     for name, setting in every.items():
         for system in NAMES:
@@ -72,7 +72,7 @@ def misfits(every: dict[str, Setting]) -> str:
     return table(["setting", "system", "grid", "GB needed", "GB available"], rows)
 
 
-def dead_shares(every: dict[str, Setting]) -> str:
+def dead_shares(every: dict[str, Scenario]) -> str:
     """Throughput over that of the fault-scaled 1F1B, mean over random dead sets; for ReCycle over zero-bubble too."""
     names = [name for name in NAMES if name not in ("hot_spare", "live_migration")]
     rows: dict[tuple[str, int], list[str]] = {}
@@ -97,7 +97,7 @@ def dead_shares(every: dict[str, Setting]) -> str:
     return shown + "\n".join(words if behind else [])
 
 
-def ladder(every: dict[str, Setting]) -> str:
+def ladder(every: dict[str, Scenario]) -> str:
     """ReCycle's techniques one by one, fault-free and with dead nodes, over fault-free 1F1B."""
     rows = []
     for name, setting in every.items():
@@ -115,7 +115,7 @@ def ablation() -> str:
     for ranks in (4, 8, 16):
         for micro_batches in (ranks, 2 * ranks, 4 * ranks):
             shape = f"[shape]\npipelines = 4\nranks = {ranks}\nmicro_batches = {micro_batches}\n"
-            setting = Setting.of(Job.from_toml(shape))
+            setting = Scenario.of(Job.from_toml(shape))
             plain, _ = references(setting)
             for count in (0, 1, 2, ranks // 2 + 1):
                 dead = frozenset(random.Random(0).sample(range(setting.nodes), count))
@@ -150,7 +150,7 @@ class Verdicts:
 VERDICTS = Verdicts()
 
 
-def goodput_row(label: list[str], one: Compared) -> list[str]:
+def goodput_row(label: list[str], one: Comparison) -> list[str]:
     """Samples per second of each system, and ReCycle's ratio to Oobleck, and to the fault-scaled references."""
     goodput = {outcome.system: outcome.goodput for outcome in one.outcomes}
     cells = [f"{goodput[name]:.1f}" if goodput[name] else "-" for name in NAMES]
@@ -169,7 +169,7 @@ def goodput_row(label: list[str], one: Compared) -> list[str]:
 GOODPUT_HEAD = ["alive", *NAMES, "best", "recycle / oobleck", "/ scaled 1F1B", "/ scaled zero-bubble"]
 
 
-def frequencies(every: dict[str, Setting]) -> str:
+def frequencies(every: dict[str, Scenario]) -> str:
     rows = []
     for name, setting in every.items():
         for label, hours in PERIODS:
@@ -179,7 +179,7 @@ def frequencies(every: dict[str, Setting]) -> str:
     return table(["setting", "a failure per", "come back", *GOODPUT_HEAD], rows)
 
 
-def hardware(every: dict[str, Setting], days: float) -> str:
+def hardware(every: dict[str, Scenario], days: float) -> str:
     rows = []
     for name, setting in every.items():
         (one,) = compare(setting, [Generator(days=days, seed=1).trace(setting.nodes)], NAMES)
@@ -187,7 +187,7 @@ def hardware(every: dict[str, Setting], days: float) -> str:
     return table(["setting", "failures", *GOODPUT_HEAD], rows)
 
 
-def public(every: dict[str, Setting], folder: Path) -> str:
+def public(every: dict[str, Scenario], folder: Path) -> str:
     rows = []
     for file in PUBLIC:
         for name, setting in every.items():
@@ -196,7 +196,7 @@ def public(every: dict[str, Setting], folder: Path) -> str:
     return table(["trace", "setting", *GOODPUT_HEAD], rows)
 
 
-def sweep(setting: Setting, days: float) -> str:
+def sweep(setting: Scenario, days: float) -> str:
     rows = []
     trace = Generator(days=days, rate=42, seed=1).trace(setting.nodes)
     for seconds in (0.2, 5.0, 30.0, 76.0):
@@ -211,7 +211,7 @@ def bubbles() -> str:
     rows = []
     for micro_batches in (8, 16, 32, 64, 128):
         shape = f"[shape]\npipelines = 4\nranks = 8\nmicro_batches = {micro_batches}\n"
-        setting = Setting.of(Job.from_toml(shape))
+        setting = Scenario.of(Job.from_toml(shape))
         plain, _ = references(setting)
         for dead in (0, 1, 3):
             nodes = frozenset(random.Random(0).sample(range(32), dead))
@@ -254,7 +254,7 @@ def worked() -> str:
     return table(["rule", "activations at most", "slots", "proven bound", "published"], rows)
 
 
-def planner_times(every: dict[str, Setting]) -> str:
+def planner_times(every: dict[str, Scenario]) -> str:
     """The plan that is there when a failure strikes unplanned: the list scheduler's, in the job's own shape."""
     rows = []
     for name, setting in every.items():
@@ -283,7 +283,7 @@ def own_cells(folder: Path) -> str:
     return table(head, rows) + "".join(f"\nReCycle is behind on {text}\n" for text in behind)
 
 
-def lost(one: Compared) -> str:
+def lost(one: Comparison) -> str:
     causes = [cause for cause in one.outcomes[0].lost if any(abs(o.lost[cause]) > 0.5 for o in one.outcomes)]
     rows = [
         [o.system, o.layout, f"{o.ettr:.2%}", *(f"{100 * o.lost[cause] / o.seconds:.2f}" for cause in causes)]
@@ -293,7 +293,7 @@ def lost(one: Compared) -> str:
     return table(["system", "runs", "ETTR", *causes], rows)
 
 
-def ways(every: dict[str, Setting]) -> str:
+def ways(every: dict[str, Scenario]) -> str:
     """How ReCycle steps in each setting."""
     chosen = {name: KNOWN["recycle"](setting).job for name, setting in every.items()}
     named = {
@@ -303,7 +303,7 @@ def ways(every: dict[str, Setting]) -> str:
     return ", ".join(f"{name} {way}" for name, way in named.items())
 
 
-def assumed(every: dict[str, Setting]) -> str:
+def assumed(every: dict[str, Scenario]) -> str:
     """What the times and bytes of each setting are computed from; what is the same for all is stated once."""
     lines = {name: assumptions(setting.job) for name, setting in every.items()}
     shared = [line for line in next(iter(lines.values())) if all(line in others for others in lines.values())]

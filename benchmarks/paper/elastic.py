@@ -14,9 +14,9 @@ import time
 from collections.abc import Mapping
 
 from benchmarks.paper.cases import LARGE, PERIODS, SMALL, periodic, settings, table
-from recycle.systems.comparison import Compared, at_dead_shares, compare
+from recycle.systems.comparison import Comparison, at_dead_shares, compare
 from recycle.systems.failure_generator import Generator
-from recycle.systems.setting import Setting
+from recycle.systems.scenario import Scenario
 
 MOVING = ("recycle_elastic", "elaswave")
 SYSTEMS = ("recycle", *MOVING, "oobleck")
@@ -25,7 +25,7 @@ GOAL = 0.99
 """Of the fault-scaled ideal, in every row."""
 
 
-def section(every: Mapping[str, Setting], days: float, sets: int = SETS) -> str:
+def section(every: Mapping[str, Scenario], days: float, sets: int = SETS) -> str:
     """The section: what is kept with dead nodes, and goodput with the pauses of moving."""
     dead = [row for name, setting in every.items() for row in _dead_rows(name, setting, sets)]
     goodput = [row for name, setting in every.items() for row in _goodput_rows(name, setting, days)]
@@ -54,7 +54,7 @@ def section(every: Mapping[str, Setting], days: float, sets: int = SETS) -> str:
     )
 
 
-def _dead_rows(name: str, setting: Setting, sets: int) -> list[list[str]]:
+def _dead_rows(name: str, setting: Scenario, sets: int) -> list[list[str]]:
     rows: dict[int, list[str]] = {}
     for one in at_dead_shares(setting, SYSTEMS, sets):
         ratios = one.of_scaled["zero-bubble"]
@@ -63,7 +63,7 @@ def _dead_rows(name: str, setting: Setting, sets: int) -> list[list[str]]:
     return list(rows.values())
 
 
-def _goodput_rows(name: str, setting: Setting, days: float) -> list[list[str]]:
+def _goodput_rows(name: str, setting: Scenario, days: float) -> list[list[str]]:
     traces = {"hardware": Generator(days=days, seed=1).trace(setting.nodes)}
     if name in SMALL:
         traces |= {f"one per {label}": periodic(setting.nodes, hours, True) for label, hours in PERIODS}
@@ -73,7 +73,7 @@ def _goodput_rows(name: str, setting: Setting, days: float) -> list[list[str]]:
     ]
 
 
-def _goodput(one: Compared) -> list[str]:
+def _goodput(one: Comparison) -> list[str]:
     goodput = {outcome.system: outcome.goodput for outcome in one.outcomes}
     (moving,) = (outcome for outcome in one.outcomes if outcome.system == "recycle_elastic")
     cells = [f"{goodput[system]:.2f}" if goodput[system] else "-" for system in SYSTEMS]

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.paper.artifact import CASES, LEAST, MOST, RULES, TRACES, Case
 from recycle.job import Job
 from recycle.systems.comparison import KNOWN
-from recycle.systems.setting import Setting
+from recycle.systems.scenario import Scenario
 
 JOB = """
 [shape]
@@ -47,7 +47,7 @@ RULE = {"oobleck": "oobleck", "recycle": "oobleck", "checkpoint_restart": "varun
 """Whose pauses a system gets: ReCycle those of Oobleck, checkpoint-restart those of Varuna."""
 
 
-def throughputs(setting: Setting, name: str) -> tuple[float, ...]:
+def throughputs(setting: Scenario, name: str) -> tuple[float, ...]:
     """Samples per second of a system at 30, 29, … 15 nodes; who is dead is drawn."""
     system, order = KNOWN[name](setting), random.Random(0).sample(range(MOST), MOST)
     return tuple(
@@ -63,7 +63,7 @@ def rows(folder: Path) -> list[list[str]]:
     """
     found = []
     for model, text in MODELS.items():
-        setting = Setting.of(Job.from_toml(text))
+        setting = Scenario.of(Job.from_toml(text))
         tables = {name: throughputs(setting, name) for name in RULE}
         for trace in TRACES:
             cells = [model, trace]

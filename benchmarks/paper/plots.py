@@ -12,7 +12,7 @@ from pathlib import Path
 
 from recycle.files import write_whole
 from recycle.systems.cluster import CAUSES
-from recycle.systems.comparison import Compared
+from recycle.systems.comparison import Comparison
 from viz.figures.charts import COLOURS
 from viz.figures.palette import FAILURE, FONT, GRID, INK, MUTED, PAPER
 
@@ -21,7 +21,7 @@ POINTS = 360
 """Parts of the time whose mean throughput is drawn."""
 
 
-def write_plots(one: Compared, title: str, folder: Path) -> dict[str, str]:
+def write_plots(one: Comparison, title: str, folder: Path) -> dict[str, str]:
     """Write the pictures of a comparison; name of the file -> what it shows."""
     plots = {
         "comparison-goodput.svg": (f"Goodput, {title}", _goodput(one)),
@@ -60,7 +60,7 @@ def _line(x0: float, y0: float, x1: float, y1: float, stroke: str, dash: str = "
     return f'<line x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}" stroke="{stroke}"{dashed}/>'
 
 
-def _goodput(one: Compared) -> Plot:
+def _goodput(one: Comparison) -> Plot:
     most = max(*(o.goodput for o in one.outcomes), *(r.samples_per_second * one.live for r in one.references)) * 1.05
     across, height = (WIDTH - LEFT - RIGHT) / most, TOP + ROW * len(one.outcomes)
     parts = []
@@ -80,7 +80,7 @@ def _goodput(one: Compared) -> Plot:
     return height + 12, parts
 
 
-def _rates(one: Compared) -> Plot:
+def _rates(one: Comparison) -> Plot:
     shown = [outcome for outcome in one.outcomes if outcome.misfit is None]
     most, high, low = max(outcome.fault_free for outcome in shown) * 1.05, 260, 60
     across, hours, top = (WIDTH - 80 - RIGHT) / POINTS, one.trace.end / 3600, TOP + 20
@@ -112,7 +112,7 @@ def _rates(one: Compared) -> Plot:
     return int(under + low + 30), parts
 
 
-def _lost(one: Compared) -> Plot:
+def _lost(one: Comparison) -> Plot:
     shown = [outcome for outcome in one.outcomes if outcome.misfit is None]
     causes = [cause for cause in CAUSES if any(o.lost[cause] > 5e-4 * o.seconds for o in shown)]
     most = max(sum(max(0.0, o.lost[cause]) for cause in causes) / o.seconds for o in shown) * 1.15

@@ -22,7 +22,7 @@ from recycle.job.footprint import parameter_bytes
 from recycle.systems import SYSTEMS
 from recycle.systems.comparison import copies_of, references
 from recycle.systems.recycle import ReCycle
-from recycle.systems.setting import Setting
+from recycle.systems.scenario import Scenario
 
 OTHERS = ("hot_spare", "checkpoint_restart", "oobleck", "sample_dropping")
 """Beside recycle: two that shard and two that do not."""
@@ -40,10 +40,10 @@ def sharded(job: Job, copies: int) -> Job:
     return replace(job, train=replace(job.train, sharded_optimizer=True, optimizer_copies=copies)) if copies else job
 
 
-def recycled(name: str, setting: Setting, base: float) -> tuple[list[str], float]:
+def recycled(name: str, setting: Scenario, base: float) -> tuple[list[str], float]:
     """(the row of recycle, its samples per second)."""
     system = ReCycle(setting)
-    job, shape = system.job, system.setting.shape
+    job, shape = system.job, system.scenario.shape
     state = system.begin(setting.all_nodes)
     reached, weigh = state.rate, parameter_bytes(job)
     fixed = max(job.prices.fixed_bytes([rank], shape.stages) for rank in range(shape.ranks))
@@ -63,7 +63,7 @@ def main() -> None:
     for name, job in jobs():
         base = 0.0
         for copies in (0, options.copies):
-            setting = Setting.of(sharded(job, copies))
+            setting = Scenario.of(sharded(job, copies))
             row, reached = recycled(name, setting, base)
             mine.append(row)
             base = base or reached

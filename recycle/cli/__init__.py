@@ -20,7 +20,6 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; always ends in SystemExit."""
     from recycle.cli.app import app
 
     # Packages warn about missing optional packages; the warnings would hide recycle's own lines.

@@ -26,6 +26,7 @@ from typer.models import OptionInfo
 
 from recycle.cli.terminal import JsonOption, Result
 from recycle.errors import JobError, PlanError
+from recycle.job.reference import described_names
 
 COMMANDS = {
     **{"schedule": "schedule", "check": "schedule", "simulate": "simulate", "convert": "schedule", "plan": "plan"},
@@ -34,7 +35,6 @@ COMMANDS = {
     **{"profile": "profile", "compare": "compare", "view": "view"},
 }
 """Command -> its file, in the order of `recycle --help`."""
-_ARGUMENT = re.compile(r"^    (\w+)(?: \(([^)]*)\))?: ((?:.|\n {8})*)", flags=re.MULTILINE)
 ImportOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -50,24 +50,21 @@ class LazyGroup(TyperGroup):
         super().__init__(**{**settings, "commands": {name: TyperCommand(name) for name in COMMANDS}})
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a stand-in with the help line; None for an unknown name."""
         return TyperCommand(cmd_name, help=_help_line(cmd_name)) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that `args` call, imported, and the remaining arguments."""
-        name, _, left = super().resolve_command(ctx, args)
-        return name, command_of(str(name)), left
+        name, _, remaining = super().resolve_command(ctx, args)
+        return name, command_of(str(name)), remaining
 
 
 def command_of(name: str) -> Any:
-    """Import and return the command `name`."""
     single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
     function = getattr(import_module(f"recycle.cli.{COMMANDS[name]}"), name.replace("-", "_"))
-    single.command(name, help=cleandoc(function.__doc__).partition("\n\nArgs:\n")[0])(_completed(function))
+    single.command(name, help=cleandoc(function.__doc__).partition("\n\nArgs:\n")[0])(_wrap_command(function))
     return get_command(single)
 
 
-def _completed(command: Callable[..., Result | None]) -> Callable[..., None]:
+def _wrap_command(command: Callable[..., Result | None]) -> Callable[..., None]:
     """Add the option `--import`, and `--json` if `command` returns a `Result`.
 
     Errors about a key of the job ("[section] key: ...") are prefixed with the job file.
@@ -92,9 +89,9 @@ def _completed(command: Callable[..., Result | None]) -> Callable[..., None]:
                 raise
             raise type(error)(f"{job}: {error}") from None
 
-    about = {name: (hint, text) for name, hint, text in _ARGUMENT.findall(cleandoc(command.__doc__ or ""))}
+    about = described_names(command.__doc__ or "")
     parameters = [
-        _described(each, *about[each.name]) if each.name in about else each for each in own.parameters.values()
+        _describe_parameter(each, *about[each.name]) if each.name in about else each for each in own.parameters.values()
     ]
     added = {"as_json": (False, JsonOption)} if returns else {}
     parameters += [
@@ -106,12 +103,12 @@ def _completed(command: Callable[..., Result | None]) -> Callable[..., None]:
     return named
 
 
-def _described(parameter: Parameter, hint: str, text: str) -> Parameter:
+def _describe_parameter(parameter: Parameter, hint: str, text: str) -> Parameter:
     annotation, flags = parameter.annotation, re.findall(r"(?<!\S)-\S+", hint)
     kind, *given = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     is_option = bool(flags) or parameter.default is not Parameter.empty
     info = given[0] if given else typer.Option() if is_option else typer.Argument()
-    info.help = text[0].upper() + " ".join(text[1:].split())
+    info.help = text[0].upper() + text[1:]
     info.metavar = re.sub(r"(?<!\S)-\S+ ?", "", hint) or None
     if isinstance(info, OptionInfo):
         is_named = any(flag.startswith("--") for flag in flags)
@@ -142,7 +139,6 @@ app = typer.Typer(
 def options(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
-    """Handle options of `recycle` without a command."""
     if version:
         print(f"recycle {metadata.version('recycle-pipeline')}")
         raise typer.Exit

@@ -16,16 +16,16 @@ from msgspec.structs import replace
 from rich import box
 
 from recycle.cli.terminal import WIDE, Result, print_table, progress_bars, spark
-from recycle.errors import JobError, RecycleError, errors_as
-from recycle.files import write_whole
+from recycle.errors import JobError, errors_as
+from recycle.files import write_whole, writing
 from recycle.job import Job, analytic
 from recycle.job.sections import ANALYTIC
-from recycle.systems import Running, comparison
+from recycle.systems import ActiveConfiguration, comparison
 from recycle.systems.cluster import CAUSES
-from recycle.systems.comparison import Compared, DeadShare
+from recycle.systems.comparison import Comparison, DeadShare
 from recycle.systems.failure_files import read_trace
 from recycle.systems.failure_generator import Generator
-from recycle.systems.setting import Setting
+from recycle.systems.scenario import Scenario
 
 
 def compare(
@@ -65,36 +65,34 @@ def compare(
         loaded = replace(loaded, pauses=replace(loaded.pauses, detect=pause, plan=0.0, rebuild=0.0))
     names = comparison.system_names(systems)
     with errors_as(JobError, str(job)):
-        setting = Setting.of(loaded)
+        scenario = Scenario.of(loaded)
     traces = [read_trace(path, population=population, seed=seed) for path in trace or []]
     if not traces:
-        traces = [Generator(days=days, rate=rate, seed=seed).trace(population or setting.nodes)]
+        traces = [Generator(days=days, rate=rate, seed=seed).trace(population or scenario.nodes)]
     with _bar(len(names) * len(traces)) as report:
-        found = comparison.compare(setting, traces, names, seed, report)
-    dead = comparison.at_dead_shares(setting, names, seed=seed)
-    figures = _comparison_as_json(loaded, found, dead)
+        results = comparison.compare(scenario, traces, names, seed, report)
+    dead = comparison.at_dead_shares(scenario, names, seed=seed)
+    figures = _comparison_as_json(loaded, results, dead)
     if save is not None:
-        _save(save, found[0], after)
+        _save(save, results[0], after)
         write_whole(save / "comparison.json", json.dumps(figures) + "\n")
 
     def show() -> None:
-        for one in found:
-            _print(one)
-        _print_dead(dead, setting.nodes, names)
+        for result in results:
+            _print(result)
+        _print_dead(dead, scenario.nodes, names)
 
     return Result(figures, show)
 
 
-def _save(folder: Path, compared: Compared, failures: int) -> None:
-    try:
+def _save(folder: Path, compared: Comparison, failures: int) -> None:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RecycleError(f"{folder}: cannot be written ({error.strerror})") from None
     for outcome in compared.outcomes:
         state = outcome.state_after(failures)
-        if not isinstance(state, Running):
+        if not isinstance(state, ActiveConfiguration):
             why = "had fewer failures" if state is None else f"has stopped: {state.reason}"
-            print(f"recycle: {outcome.system} {why}, so there is no schedule after {failures}", file=sys.stderr)
+            print(f"recycle: {outcome.system} {why}: no schedule after {failures} failures is saved", file=sys.stderr)
             continue
         for number, (schedule, profile) in enumerate(state.schedules()):
             stem = outcome.system if not number else f"{outcome.system}-{number + 1}"
@@ -102,7 +100,7 @@ def _save(folder: Path, compared: Compared, failures: int) -> None:
             profile.save(folder / f"{stem}.profile.json")
 
 
-def _comparison_as_json(job: Job, found: list[Compared], dead: list[DeadShare]) -> dict[str, Any]:
+def _comparison_as_json(job: Job, results: list[Comparison], dead: list[DeadShare]) -> dict[str, Any]:
     return {
         "format": "recycle-comparison",
         "shape": str(job.shape),
@@ -110,40 +108,50 @@ def _comparison_as_json(job: Job, found: list[Compared], dead: list[DeadShare]) 
         "pauses": to_builtins(job.pauses),
         "traces": [
             {
-                "name": one.trace.name,
-                "nodes": one.trace.nodes,
-                "failures": one.trace.failures,
-                "seconds": one.trace.end,
-                "live": one.live,
-                "alive": one.trace.alive(),
-                "notes": list(one.trace.notes),
-                "references": {r.name: {"goodput": r.samples_per_second, "layout": r.layout} for r in one.references},
-                "fault_scaled": {r.name: r.samples_per_second * one.live for r in one.references},
+                "name": result.trace.name,
+                "nodes": result.trace.nodes,
+                "failures": result.trace.failures,
+                "seconds": result.trace.end,
+                "live": result.live,
+                "alive": result.trace.alive(),
+                "notes": list(result.trace.notes),
+                "references": {
+                    r.name: {"goodput": r.samples_per_second, "layout": r.layout} for r in result.references
+                },
+                "fault_scaled": {r.name: r.samples_per_second * result.live for r in result.references},
             }
-            for one in found
+            for result in results
         ],
-        "systems": [comparison.outcome_as_json(outcome, one) for one in found for outcome in one.outcomes],
-        "dead": [to_builtins(one) for one in dead],
+        "systems": [comparison.outcome_as_json(outcome, result) for result in results for outcome in result.outcomes],
+        "dead": [to_builtins(result) for result in dead],
     }
 
 
-def _print(one: Compared) -> None:
-    trace, references = one.trace, one.references
-    fitting = [outcome for outcome in one.outcomes if outcome.misfit is None]
+def _print(result: Comparison) -> None:
+    trace, references = result.trace, result.references
+    fitting = [outcome for outcome in result.outcomes if outcome.misfit is None]
     print(
         f"{trace.name}: {trace.nodes} nodes, {trace.end / 86400:.3g} days, {trace.failures} failures,"
-        f" {one.live:.2%} alive on average"
+        f" {result.live:.2%} alive on average"
     )
     for note in trace.notes:
         print(f"  {note}")
-    columns = ("system", "runs", "samples/s", "fault-free", "ETTR", *(f"/ {r.name}" for r in references), "GPU s each")
+    columns = (
+        "system",
+        "runs",
+        "samples/s",
+        "fault-free",
+        "ETTR",
+        *(f"/ {r.name}" for r in references),
+        "GPU s/sample",
+    )
     rows: list[Sequence[str] | None] = []
     for reference in references:
         healthy = reference.samples_per_second
         rows.append((f"fault-free {reference.name}", reference.layout, f"{healthy:.4g}"))
-        rows.append((f"fault-scaled {reference.name}", "", f"{healthy * one.live:.4g}"))
+        rows.append((f"fault-scaled {reference.name}", "", f"{healthy * result.live:.4g}"))
     rows.append(None)
-    for outcome in one.outcomes:
+    for outcome in result.outcomes:
         if outcome.misfit is not None:
             rows.append((outcome.system, "does not fit", *["-"] * (len(columns) - 2)))
             continue
@@ -166,7 +174,7 @@ def _print(one: Compared) -> None:
         if outcome.seconds
     }
     causes = [cause for cause in CAUSES if any(abs(share[cause]) >= 0.005 for share in shares.values())]
-    print("share of the time that was lost, in per cent")
+    print("lost time, in percent of the trace")
     _table(
         ("system", *causes),
         [
@@ -174,25 +182,27 @@ def _print(one: Compared) -> None:
             for name, share in shares.items()
         ],
     )
-    print("throughput over time, as a share of the best fault-free one; nodes alive below")
-    best = max((outcome.fault_free for outcome in one.outcomes), default=0.0)
+    print("throughput over time, relative to the best fault-free one; share of live nodes below")
+    best = max((outcome.fault_free for outcome in result.outcomes), default=0.0)
     for outcome in fitting if best else ():
         print(f"  {outcome.system:20} {spark(outcome.rates(WIDE), best)}")
     print(f"  {'alive':20} {spark(trace.shares_alive(WIDE), 1.0)}\n")
-    for outcome in one.outcomes:
+    for outcome in result.outcomes:
         if outcome.misfit is not None:
             print(f"{outcome.system} does not fit: {outcome.misfit.reason}")
-    for copies in sorted({outcome.copies for outcome in one.outcomes} if any(o.copies for o in one.outcomes) else ()):
+    for copies in sorted(
+        {outcome.copies for outcome in result.outcomes} if any(o.copies for o in result.outcomes) else ()
+    ):
         held = f"{copies} host(s) each" if copies else "every host of a stage"
-        print(f"optimizer state on {held}: {', '.join(o.system for o in one.outcomes if o.copies == copies)}")
+        print(f"optimizer state on {held}: {', '.join(o.system for o in result.outcomes if o.copies == copies)}")
 
 
 def _print_dead(dead: list[DeadShare], nodes: int, names: list[str]) -> None:
     for reference in dead[0].of_scaled:
-        print(f"throughput with nodes dead, over fault-free {reference} times the live share")
+        print(f"throughput with dead nodes, over fault-free {reference} times the live share")
         _table(
-            ("system", *(f"{100 * one.share:g} %: {one.dead} of {nodes}" for one in dead)),
-            [(name, *(f"{one.of_scaled[reference][name]:.3f}" for one in dead)) for name in names],
+            ("system", *(f"{100 * share.share:g} %: {share.dead} of {nodes}" for share in dead)),
+            [(name, *(f"{share.of_scaled[reference][name]:.3f}" for share in dead)) for name in names],
         )
 
 

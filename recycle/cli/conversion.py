@@ -46,7 +46,7 @@ def tokenize(
     for suffix in (".bin", ".idx"):
         require_writable(Path(f"{output}{suffix}"))
         require_absent(Path(f"{output}{suffix}"))
-    whole = round(sum(map(_size, sources)) / 1e6, 1)
+    total = round(sum(source.stat().st_size for source in sources if source.exists()) / 1e6, 1)
     with progress_bars(otherwise=TwentiethLines()) as report:
         written = write(
             sources,
@@ -54,7 +54,7 @@ def tokenize(
             tokenizer,
             key=key,
             eod=None if no_eod else eod or "auto",
-            progress=lambda source, read: report("read", round(read / 1e6, 1), whole, f"{source.name} [MB]"),
+            progress=lambda source, read: report("read", round(read / 1e6, 1), total, f"{source.name} [MB]"),
         )
     end = "no token between them" if written.eod is None else f"each ends with token {written.eod}"
     return Result(
@@ -64,14 +64,6 @@ def tokenize(
             f'use them with [data] kind = "megatron", path = "{output}" and [model] vocabulary = {written.vocabulary}',
         ],
     )
-
-
-def _size(source: Path) -> int:
-    try:
-        with source.open("rb") as file:
-            return file.seek(0, 2)
-    except OSError as error:
-        raise JobError(f"{source}: cannot be read ({error.strerror})") from None
 
 
 def import_hf(source: Path, output: Path) -> Result:
@@ -89,15 +81,15 @@ def import_hf(source: Path, output: Path) -> Result:
     from recycle.hugging_face.conversion import DTYPES, import_model
 
     with megabytes("written") as report:
-        found = import_model(source, output, report)
-    types = [DTYPES[name][0] for name in found.stored]
+        result = import_model(source, output, report)
+    types = [DTYPES[name][0] for name in result.stored]
     converted = "" if types == ["float32"] else f", converted from {' and '.join(types)} to float32"
-    figures = {"architecture": found.architecture, "parameters": found.parameters, "stored": types}
+    figures = {"architecture": result.architecture, "parameters": result.parameters, "stored": types}
     return Result(
-        {"checkpoint": str(output), **figures, "carried": list(found.carried)},
+        {"checkpoint": str(output), **figures, "carried": list(result.carried)},
         [
-            f"{output}: {found.architecture}, {found.parameters:,} parameters{converted}",
-            f"kept beside them: {', '.join(found.carried) or 'nothing, the folder has no tokenizer'}",
+            f"{output}: {result.architecture}, {result.parameters:,} parameters{converted}",
+            f"also kept: {', '.join(result.carried) or 'nothing (the folder has no tokenizer)'}",
             f'start from it with [model] weights = "{output}"',
         ],
     )
@@ -128,16 +120,16 @@ def export_hf(
 
     most_bytes = int(parse_bytes(shard_size, "export-hf: --shard-size"))
     with megabytes("written") as report:
-        found = export_model(checkpoint, output, dtype, most_bytes, report)
-    (stored,) = (DTYPES[name][0] for name in found.stored)
+        result = export_model(checkpoint, output, dtype, most_bytes, report)
+    (stored,) = (DTYPES[name][0] for name in result.stored)
     rounded = "" if stored == "float32" else ", rounded from float32 (--dtype fp32 keeps every bit)"
-    carried = ", ".join(found.carried) or "no tokenizer, since the weights came without one; copy yours there"
-    figures = {"architecture": found.architecture, "parameters": found.parameters, "dtype": stored}
+    carried = ", ".join(result.carried) or "no tokenizer (the weights came without one; copy yours to the folder)"
+    figures = {"architecture": result.architecture, "parameters": result.parameters, "dtype": stored}
     return Result(
-        {"folder": str(output), **figures, "carried": list(found.carried)},
+        {"folder": str(output), **figures, "carried": list(result.carried)},
         [
-            f"{output}: {found.architecture}, {found.parameters:,} parameters in {stored}{rounded}",
-            f"beside them: config.json, {carried}",
+            f"{output}: {result.architecture}, {result.parameters:,} parameters in {stored}{rounded}",
+            f"also written: config.json, {carried}",
             f'load it with transformers: AutoModelForCausalLM.from_pretrained("{output}")',
         ],
     )
@@ -170,27 +162,25 @@ def import_megatron(source: Path, job: Path, output: Path, run: bool = False) ->
     described = Job.load(job)
     is_stated_by_job = described.model.weights is not None or is_stated(job, "model", "vocabulary")
     if run and not is_stated_by_job:
-        raise JobError(
-            "[model] vocabulary: state it in the job, which the run goes on with; it counts tokens, no padding"
-        )
+        raise JobError("[model] vocabulary: state it in the job, which resumes with it; count tokens without padding")
     if run:
-        found = import_run(source, described, output)
+        result = import_run(source, described, output)
     else:
-        found = import_model(source, described.model, output, keeps_rows=not is_stated_by_job)
-    figures = {"parameters": found.parameters, "iteration": found.iteration}
-    more = {"left_out_rows": found.left_out_rows, "unstated": list(found.unstated)}
-    kept = f"vocabulary: every row of the checkpoint is kept, since {job} does not state [model] vocabulary"
-    padding = f"{found.left_out_rows} rows of padding after the {described.model.vocabulary} of the vocabulary"
-    trusted = f"taken on trust from {job}, since the checkpoint does not state it: {', '.join(found.unstated)}"
-    go_on = f"go on from it with: recycle train {job} --resume --run {output}"
+        result = import_model(source, described.model, output, keeps_rows=not is_stated_by_job)
+    figures = {"parameters": result.parameters, "iteration": result.iteration}
+    more = {"left_out_rows": result.left_out_rows, "unstated": list(result.unstated)}
+    kept = f"vocabulary: every row of the checkpoint is kept, because {job} does not state [model] vocabulary"
+    padding = f"{result.left_out_rows} rows of padding after the {described.model.vocabulary} of the vocabulary"
+    trusted = f"taken on trust from {job}, because the checkpoint does not state it: {', '.join(result.unstated)}"
+    resume = f"resume with: recycle train {job} --resume --run {output}"
     return Result(
         {"checkpoint": str(output), **figures, **more},
         [
-            f"{output}: {found.parameters:,} parameters, of iteration {found.iteration}",
+            f"{output}: {result.parameters:,} parameters, of iteration {result.iteration}",
             "" if is_stated_by_job else kept,
-            f"left out: {padding}" if found.left_out_rows else "",
-            trusted if found.unstated else "",
-            go_on if run else f'start from it with [model] weights = "{output}"',
+            f"left out: {padding}" if result.left_out_rows else "",
+            trusted if result.unstated else "",
+            resume if run else f'start from it with [model] weights = "{output}"',
         ],
     )
 
@@ -208,13 +198,13 @@ def export_megatron(checkpoint: Path, output: Path) -> Result:
     """
     from recycle.megatron.conversion import export_model
 
-    found = export_model(checkpoint, output)
-    weights = "parameters with their moments" if found.moments else "parameters"
-    figures = {"parameters": found.parameters, "iteration": found.iteration, "moments": found.moments}
+    result = export_model(checkpoint, output)
+    weights = "parameters with their moments" if result.moments else "parameters"
+    figures = {"parameters": result.parameters, "iteration": result.iteration, "moments": result.moments}
     return Result(
         {"folder": str(output), **figures},
         [
-            f"{output}: {found.parameters:,} {weights} in float32, of iteration {found.iteration}",
-            f"load it with Megatron-LM: --load {output} --no-load-rng{'' if found.moments else ' --no-load-optim'}",
+            f"{output}: {result.parameters:,} {weights} in float32, of iteration {result.iteration}",
+            f"load it with Megatron-LM: --load {output} --no-load-rng{'' if result.moments else ' --no-load-optim'}",
         ],
     )

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from msgspec.structs import replace
@@ -37,13 +37,13 @@ INTERRUPTED = 130
 def plan(
     job: Path,
     failed: str | None = None,
-    failures: int | None = None,
+    failures: Annotated[int | None, typer.Option(min=0)] = None,
     library: Path | None = None,
     output: Path | None = None,
     profile: Path | None = None,
-    threshold: float = 0.02,
+    threshold: Annotated[float, typer.Option(min=0)] = 0.02,
     within: float = 600.0,
-    processes: int | None = None,
+    processes: Annotated[int | None, typer.Option(min=1)] = None,
     again: bool = False,
     no_cache: bool = False,
     move: bool | None = None,
@@ -81,16 +81,10 @@ def plan(
 
     if failed is not None and failures is not None:
         raise PlanError("plan: give --failed or --failures, not both")
-    if failures is not None and failures < 0:
-        raise PlanError(f"plan: --failures: must be at least 0, got {failures}")
     if not within > 0:
         raise PlanError(f"plan: --within: must be above 0 seconds, got {within:g}")
-    if not threshold >= 0:
-        raise PlanError(f"plan: --threshold: must be at least 0, got {threshold:g}")
     if again and (failures is None or library is None):
         raise PlanError("plan: --again: needs --failures N and --library DIR, whose plans it searches once more")
-    if processes is not None and processes < 1:
-        raise PlanError(f"plan: --processes: must be at least 1, got {processes}")
     loaded = Job.load(job)
     if layout is not None:
         loaded = replace(loaded, planner=replace(loaded.planner, layout=layout))
@@ -113,12 +107,12 @@ def plan(
     processes = processes or len(os.sched_getaffinity(0))
     drifting = profile is not None and library is not None and failed is None
     if failures is None and not drifting:
-        return _one(priced, dead, library, output, processes)
+        return _plan_one(priced, dead, library, output, processes)
     if output is not None:
         raise PlanError("plan: --failures makes many plans: give --library DIR instead of -o")
     effort = {"processes": processes, "seconds": within}
     cache = None if no_cache else cache_directory(os.environ)
-    return _many(priced, failures, library, threshold if drifting else None, effort, again, cache)
+    return _plan_many(priced, failures, library, threshold if drifting else None, effort, again, cache)
 
 
 def _require_bearable(shape: Shape, failures: int | None) -> None:
@@ -130,12 +124,14 @@ def _require_bearable(shape: Shape, failures: int | None) -> None:
         )
 
 
-def _one(job: PricedJob, failed: list[Worker], library: Path | None, output: Path | None, processes: int) -> Result:
+def _plan_one(
+    job: PricedJob, failed: list[Worker], library: Path | None, output: Path | None, processes: int
+) -> Result:
     if output is not None:
         require_writable(output)
     with _progress() as report, _ended_by_interrupt() as stop:
         if library is None or not job.prices.are_peers_alike or job.planner.move:
-            made = plan_one(job, failed, processes=processes, stop=stop, progress=report)
+            result = plan_one(job, failed, processes=processes, stop=stop, progress=report)
         else:
             plans = PlanLibrary(library, job)
             plans.prepare()
@@ -144,34 +140,40 @@ def _one(job: PricedJob, failed: list[Worker], library: Path | None, output: Pat
             if kept is None:
                 kept = plan_vector(job, vector, processes=processes, stop=stop, progress=report)
                 plans.add(kept)
-            made = kept.for_processes(failed)
+            result = kept.for_processes(failed)
     if output is not None:
-        made.save(output)
-    return Result(made.summary(), partial(_print_plan, made, failed, output))
+        result.save(output)
+    return Result(result.summary(), partial(_print_plan, result, failed, output))
 
 
-def _print_plan(made: Plan, failed: list[Worker], output: Path | None) -> None:
+def _print_plan(result: Plan, failed: list[Worker], output: Path | None) -> None:
     print("Plan" + (f" without {', '.join(map(str, sorted(set(failed))))}" if failed else ""))
-    figures = (f"{made.period:g}", f"{made.makespan:g}", f"{made.lower_bound:g}", _gap(made.gap), f"{made.seconds:.1f}")
-    _table(("vector", "period", "makespan", "bound", "gap", "seconds"), [(_vector(made.vector), *figures)])
-    _print_layout(made)
+    figures = (
+        f"{result.period:g}",
+        f"{result.makespan:g}",
+        f"{result.lower_bound:g}",
+        _gap(result.gap),
+        f"{result.seconds:.1f}",
+    )
+    _table(("vector", "period", "makespan", "bound", "gap", "seconds"), [(_vector(result.vector), *figures)])
+    _print_layout(result)
     if output is not None:
-        print(f"{output}: written, hash {made.hash}")
+        print(f"{output}: written, hash {result.hash}")
 
 
-def _print_layout(made: Plan) -> None:
-    by_pipeline = groupby(made.schedule.metadata.get("layout", {}).items(), lambda item: item[0].split(".")[0])
+def _print_layout(result: Plan) -> None:
+    by_pipeline = groupby(result.schedule.metadata.get("layout", {}).items(), lambda item: item[0].split(".")[0])
     for pipeline, hosts in by_pipeline:
         parts = [f"{worker}: {' and '.join(_ranges(ends))}" for worker, ends in hosts]
         print(f"pipeline {pipeline}, units by worker: {', '.join(parts)}")
-    if made.fixed_bound is not None:
+    if result.fixed_bound is not None:
         print(
-            f"no schedule of the given stages is faster than {made.fixed_bound:g}, none of any layout than"
-            f" {made.lower_bound:g}"
+            f"no schedule of the given stages is faster than {result.fixed_bound:g}, no schedule of any layout than"
+            f" {result.lower_bound:g}"
         )
-    if made.layout_limit is not None:
-        print(f"no layer moves: {made.layout_limit}")
-    for step in made.moves:
+    if result.layout_limit is not None:
+        print(f"no layer moves: {result.layout_limit}")
+    for step in result.moves:
         copied = f"copies {step.bytes:g} bytes from {step.source}"
         if step.units:
             print(f"{step.worker} takes on units {step.units[0]}-{step.units[1] - 1}: {copied}")
@@ -200,7 +202,7 @@ def _ended_by_interrupt() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def _many(
+def _plan_many(
     job: PricedJob,
     failures: int | None,
     library: Path | None,
@@ -225,7 +227,7 @@ def _many(
                 entries = plan_library(job, failures, library, report, cache=cache, again=again, **effort)
     except KeyboardInterrupt:
         print(
-            f"recycle: interrupted; what was planned is kept {_where(library, cache)}: run it again to go on",
+            f"recycle: interrupted; finished plans are kept {_where(library, cache)}: run it again to continue",
             file=sys.stderr,
         )
         raise typer.Exit(INTERRUPTED) from None
@@ -245,8 +247,8 @@ def _many(
         _library_table(table, f"{len(entries)} plans, kept {_where(library, cache)}")
         if not complete:
             print(
-                f"Up to {failures} dead have too many failure vectors to plan each: these are the likeliest,"
-                f" (k … k), which serve all others, and the normalized ones of each number of dead."
+                f"Up to {failures} dead workers have too many failure vectors to plan each. Planned are the likeliest,"
+                f" (k … k), which serve all others, and the normalized vector of each number of dead workers."
             )
 
     return Result({**stated, "plans": [entry.summary() for entry in entries], "table": table}, show)
@@ -258,11 +260,11 @@ def _where(library: Path | None, cache: Path | None) -> str:
 
 
 def _rows(shape: Shape, entries: list[Entry]) -> list[dict[str, Any]]:
-    whole = next((entry.period for entry in entries if entry.failures == 0), None)
+    fault_free = next((entry.period for entry in entries if entry.failures == 0), None)
     rows = []
     for entry in entries:
         live = 1 - entry.failures / shape.worker_count
-        throughput = None if whole is None else whole / entry.period
+        throughput = None if fault_free is None else fault_free / entry.period
         rows.append(
             {
                 **figures(entry),
@@ -298,12 +300,12 @@ def _library_table(rows: list[dict[str, Any]], title: str) -> None:
     print("throughput: of fault-free; of ideal: of fault-free times live workers / all workers")
     hurried = sum(not row["searched"] for row in rows)
     if hurried:
-        print(f"{hurried} plans are the list scheduler's, made on the spot: allow more time to search for better ones")
+        print(f"{hurried} plans are the list scheduler's, not searched: allow more time for a search")
 
 
 def _drift_table(drifts: list[PlanDrift], threshold: float, now: Mapping[Vector, float]) -> None:
     if not drifts:
-        print("all plans are of this profile")
+        print("all plans were made for this profile")
         return
     stale = sum(drift.is_stale(threshold) for drift in drifts)
     print(f"{stale} of {len(drifts)} plans made for another profile are stale (gap grown by more than {threshold:.1%})")

@@ -26,13 +26,12 @@ _LINK = re.compile(r"([0-9]{1,9}\.[0-9]{1,9}),([0-9]{1,9}\.[0-9]{1,9})=(.+)")
 
 
 def require_one(command: str, **options: object) -> None:
-    """Raise JobError if more than one of the mutually exclusive options is given."""
     if sum(given is not None for given in options.values()) > 1:
         names = " or ".join(f"--{name}" for name in options)
         raise JobError(f"{command}: give {names}, only one of them")
 
 
-def priced(
+def resolve_profile(
     times: str | None,
     file: Path | None,
     overlap: str | None,
@@ -61,7 +60,6 @@ def priced(
 
 
 def times_of(text: str) -> tuple[float, float, float]:
-    """Parse F, I and W in the text of --times. Raises JobError."""
     forward, backward_input, backward_weight = _numbers("--times", text, "F,I,W", 3)
     return forward, backward_input, backward_weight
 
@@ -72,11 +70,11 @@ def with_slow_links(profile: Profile, shape: Shape, written: Sequence[str]) -> P
         match = _LINK.fullmatch(text)
         if match is None or match[1] == match[2]:
             raise JobError(f"--link {text!r}: write WORKER,WORKER=FACTOR, two workers, for example 1.0,1.1=4")
-        one, other = (shape.require(Worker.parse(name), f"--link {text}") for name in match.groups()[:2])
+        first, second = (shape.require(Worker.parse(name), f"--link {text}") for name in match.groups()[:2])
         (factor,) = _numbers("--link", match[3], "FACTOR", 1)
         if not factor:
             raise JobError(f"--link {text!r}: a transfer takes some time; write a factor above 0")
-        profile = profile.with_slow_link(shape, one, other, factor)
+        profile = profile.with_slow_link(shape, first, second, factor)
     return profile
 
 

@@ -28,7 +28,7 @@ def profile(
     target: Annotated[Path | None, typer.Argument()] = None,
     output: Path | None = None,
     trace: Path | None = None,
-    repeats: int = 20,
+    repeats: Annotated[int, typer.Option(min=1)] = 20,
 ) -> Result:
     """Measure F, I, W, B, reduce, step, bytes and links of a job's real stages on this machine.
 
@@ -49,17 +49,15 @@ def profile(
         repeats (N): measurements of each instruction.
     """
 
-    if repeats < 1:
-        raise JobError(f"profile: --repeats: must be at least 1, got {repeats}")
     if output is not None:
         require_writable(output)
     if (target is None) == (trace is None):
-        raise JobError("profile: name a job file or run directory, or a trace with --from TRACE, one of them")
+        raise JobError("profile: give a job file, a run directory, or a trace with --from TRACE, only one of them")
     if trace is not None:
         return _profile_trace(trace, output)
     assert target is not None
     if output is None:
-        raise JobError("profile: say where to write it: -o FILE")
+        raise JobError("profile: needs the file to write: -o FILE")
     if target.is_dir():
         from recycle.exec.profile.executed import executed
 
@@ -92,21 +90,23 @@ def _figures(profile: Profile, output: Path | None) -> dict[str, Any]:
 
 def _profile_trace(trace: Path, output: Path | None) -> Result:
     source = formats.read_input(trace)
-    found = source.profile()
-    if found is None:
-        raise ScheduleError(f"{trace}: holds an order without times: give a trace of what ran, or a timeline")
+    measured = source.profile()
+    if measured is None:
+        raise ScheduleError(f"{trace}: has an order without times: give an executed trace or a timeline")
     if output is not None:
-        found.save(output)
+        measured.save(output)
     unit = "seconds" if source.trace is not None else "units of the timeline"
-    return Result(_figures(found, output), partial(_print_traced, found, source.schedule.shape.stages, unit, output))
+    return Result(
+        _figures(measured, output), partial(_print_traced, measured, source.schedule.shape.stages, unit, output)
+    )
 
 
-def _print_traced(found: Profile, stages: int, unit: str, output: Path | None) -> None:
+def _print_traced(measured: Profile, stages: int, unit: str, output: Path | None) -> None:
     print(unit)
-    _print_stages(found, stages, ("forward", "backward_input", "backward_weight", "step"))
-    print(f"link between two workers: {_seconds(found.latency)}")
+    _print_stages(measured, stages, ("forward", "backward_input", "backward_weight", "step"))
+    print(f"link between two workers: {_seconds(measured.latency)}")
     if output is not None:
-        print(f"{output}: written, hash {found.digest()}")
+        print(f"{output}: written, hash {measured.digest()}")
 
 
 def _print_progress(what: str, done: float | None, total: float, _: str) -> None:
@@ -129,7 +129,7 @@ def _table(profile: Profile, stages: int, planned: Profile | None = None) -> Non
     gathers = ("gather",) if profile.gather and any(profile.per_stage("gather", stages)) else ()
     columns = (*TIMES, *gathers, *(() if planned is not None else BYTES))
     print(
-        "seconds" + (" executed / planned" if planned is not None else ", median ± half the quartiles' distance; bytes")
+        "seconds" + (" executed / planned" if planned is not None else ", median ± half the interquartile range; bytes")
     )
     _print_stages(profile, stages, columns, planned)
 

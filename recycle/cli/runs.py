@@ -37,7 +37,7 @@ def drain(run: Path, worker: str, within: Annotated[float | None, typer.Option(m
 
 
 def report(run: Path) -> Result:
-    """Say where the time of a run went: useful, waiting, redone and so on, which add up to the wall clock.
+    """Break down the time of a run: useful, waiting, redone and so on, which add up to the wall clock.
 
     Also print what the plans promised, and the cost of each failure, departure and return.
 
@@ -46,23 +46,23 @@ def report(run: Path) -> Result:
     Args:
         run: run directory; the run may be live.
     """
-    found = load_report(run)
-    return Result(to_json(found), partial(_print, found))
+    loaded = load_report(run)
+    return Result(to_json(loaded), partial(_print, loaded))
 
 
-def _print(found: RunReport) -> None:
-    wall = found.wall
-    rows = [(part.value, f"{seconds:.3f}", _share(seconds, wall)) for part, seconds in found.parts.items() if seconds]
-    print(f"{found.steps} step{'s' * (found.steps != 1)} in {wall:.3f} s")
+def _print(loaded: RunReport) -> None:
+    wall = loaded.wall
+    rows = [(part.value, f"{seconds:.3f}", _share(seconds, wall)) for part, seconds in loaded.parts.items() if seconds]
+    print(f"{loaded.steps} step{'s' * (loaded.steps != 1)} in {wall:.3f} s")
     print_table(("part", "seconds", "share"), [*rows, None, ("all", f"{wall:.3f}", _share(wall, wall))], left=("part",))
-    if found.expected is not None and found.fault_free is not None:
-        print(f"iterations: {found.measured:.3f} s, by their plans {found.expected:.3f} s")
-        print(f"with all workers all the time: {found.fault_free:.3f} s, {_share(found.fault_free, wall)} of the run")
-    if found.changes:
-        used = [part for part in COSTS if any(part in change.costs for change in found.changes)]
+    if loaded.expected is not None and loaded.fault_free is not None:
+        print(f"iterations: {loaded.measured:.3f} s, by their plans {loaded.expected:.3f} s")
+        print(f"with all workers all the time: {loaded.fault_free:.3f} s, {_share(loaded.fault_free, wall)} of the run")
+    if loaded.changes:
+        used = [part for part in COSTS if any(part in change.costs for change in loaded.changes)]
         print_table(
-            ("step", "at", "change", *(part.value for part in used), "all", "slower behind", "what"),
-            [_row(change, used) for change in found.changes],
+            ("step", "at", "change", *(part.value for part in used), "all", "slower after", "what"),
+            [_row(change, used) for change in loaded.changes],
             left=("change", "what"),
             least=160,
         )
@@ -78,15 +78,14 @@ def _share(seconds: float, wall: float) -> str:
     return f"{seconds / wall:.1%}" if wall else ""
 
 
-def to_json(found: RunReport) -> dict[str, Any]:
-    """Return the output of `--json`; all times in seconds."""
+def to_json(loaded: RunReport) -> dict[str, Any]:
     return {
-        "steps": found.steps,
-        "wall": round(found.wall, 6),
-        "parts": {part.value: round(seconds, 6) for part, seconds in found.parts.items()},
-        "measured": round(found.measured, 6),
-        "expected": found.expected,
-        "fault_free": found.fault_free,
+        "steps": loaded.steps,
+        "wall": round(loaded.wall, 6),
+        "parts": {part.value: round(seconds, 6) for part, seconds in loaded.parts.items()},
+        "measured": round(loaded.measured, 6),
+        "expected": loaded.expected,
+        "fault_free": loaded.fault_free,
         "changes": [
             {
                 "step": change.step,
@@ -97,6 +96,6 @@ def to_json(found: RunReport) -> dict[str, Any]:
                 "seconds": round(change.seconds, 6),
                 "slower": change.slower,
             }
-            for change in found.changes
+            for change in loaded.changes
         ],
     }

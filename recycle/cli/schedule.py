@@ -84,15 +84,15 @@ def schedule(
     for option in options:
         takers = [known for known, build in FAMILIES.items() if option in signature(build).parameters]
         if family not in takers:
-            raise ScheduleError(f"--{option.replace('_', '-')}: {family} takes none, it is for {', '.join(takers)}")
+            raise ScheduleError(f"--{option.replace('_', '-')}: {family} does not take it, only {', '.join(takers)}")
     built = replace(FAMILIES[family](shape, optimizer=optimizer, **options), buckets=buckets, gathers=gather)
     if forward_only:
         if buckets > 1:
-            raise ScheduleError(f"--buckets: {buckets}, but with --forward-only no gradient is summed; leave out one")
+            raise ScheduleError(f"--buckets: {buckets}, but --forward-only sums no gradients; give only one")
         if gather:
-            raise ScheduleError("--gather: with --forward-only no parameter is stepped; leave out one")
+            raise ScheduleError("--gather: --forward-only steps no parameters; give only one")
         if replays is not None:
-            raise ScheduleError("--replays: with --forward-only there is no backward to replay; leave out one")
+            raise ScheduleError("--replays: needs the backwards, which --forward-only leaves out; give only one")
         built = forwards_of(built)
     if replays is not None:
         built = _with_replays(built, replays)
@@ -238,7 +238,7 @@ def convert(
     if formats.FORMATS[written].timed:
         pricing.require_one("convert", times=times, profile=profile)
         converted = read.schedule
-        formats.write(converted, target, written, pricing.priced(times, profile, overlap, comm, read.profile))
+        formats.write(converted, target, written, pricing.resolve_profile(times, profile, overlap, comm, read.profile))
     else:
         converted = read.order()
         formats.write(converted, target, written)

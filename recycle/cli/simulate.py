@@ -59,7 +59,9 @@ def simulate(
     else:
         if job is not None:
             prices, limits, byte_limit = pricing.job_limits(schedule, file, job)
-        given = pricing.priced(times, profile, overlap, comm, source.profile if job is None else lambda: prices)
+        given = pricing.resolve_profile(
+            times, profile, overlap, comm, source.profile if job is None else lambda: prices
+        )
         given = pricing.with_slow_links(given, schedule.shape, link or ())
         timeline = timeline_of(schedule, given, serialised=serialised)
     gaps = timeline.gaps(limits, byte_limit)
@@ -85,7 +87,7 @@ def figures(timeline: Timeline, gaps: Gaps) -> dict[str, Any]:
     schedule = timeline.schedule
     path = [
         {
-            **_named(schedule, row),
+            **_name_instruction(schedule, row),
             "start": float(timeline.start[row]),
             "end": float(timeline.end[row]),
             "cause": None if cause is None else cause.name.lower(),
@@ -106,7 +108,7 @@ def figures(timeline: Timeline, gaps: Gaps) -> dict[str, Any]:
     }
 
 
-def _named(schedule: Schedule, row: int) -> dict[str, Any]:
+def _name_instruction(schedule: Schedule, row: int) -> dict[str, Any]:
     return {"worker": str(schedule.position(row)[0]), "instruction": str(schedule.instruction(row))}
 
 
@@ -118,7 +120,7 @@ def _gaps(schedule: Schedule, gaps: Gaps) -> list[list[dict[str, Any]] | None]:
             "end": gap.end,
             "cause": gap.cause.name.lower(),
             "before": None if gap.row < 0 else str(schedule.instruction(gap.row)),
-            "waits_for": None if gap.waits_for < 0 else _named(schedule, gap.waits_for),
+            "waits_for": None if gap.waits_for < 0 else _name_instruction(schedule, gap.waits_for),
             "ready": None if gap.ready < 0 else str(schedule.instruction(gap.ready)),
         }
         per_worker[gap.worker].append(entry)
@@ -130,7 +132,7 @@ def _print(timeline: Timeline, gaps: Gaps) -> None:
     if schedule.shape.worker_count <= DRAWN and timeline.makespan:
         print(timeline.text(width()))
     _print_table(schedule, _load_columns(timeline))
-    print("seconds in which a worker does nothing, by what it waits for")
+    print("idle seconds of each worker, by what it waits for")
     idle = {cause.name.lower().replace("_", " "): gaps.seconds[:, cause].tolist() for cause in GapCause}
     _print_table(schedule, {cause: [f"{seconds:g}" for seconds in column] for cause, column in idle.items()})
     for gap in gaps.longest(GapCause.ORDER, HINTS):

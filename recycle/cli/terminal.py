@@ -40,7 +40,6 @@ class Result:
     status: int = 0
 
     def print(self, as_json: bool) -> None:
-        """Print the result. Raises typer.Exit for a status other than 0."""
         if as_json:
             print(json.dumps(self.figures() if callable(self.figures) else self.figures))
         elif callable(self.shown):
@@ -119,11 +118,11 @@ class TwentiethLines:
     """Prints a line per twentieth of the work, instead of a bar, outside a terminal."""
 
     def __init__(self) -> None:
-        self._told = 0.0
+        self._printed = 0.0
 
     def __call__(self, phase: str, done: float | None, total: float, shown: str) -> None:
-        if done is not None and done - self._told >= max(total / 20, 1):
-            self._told = done
+        if done is not None and done - self._printed >= max(total / 20, 1):
+            self._printed = done
             print(f"{phase} {done} of {total} ({shown})", file=sys.stderr)
 
 
@@ -131,4 +130,4 @@ class TwentiethLines:
 def megabytes(phase: str) -> Iterator[Callable[[int, int], None]]:
     """Yield a function for progress in bytes: (done, total)."""
     with progress_bars(otherwise=TwentiethLines()) as advance:
-        yield lambda done, whole: advance(phase, done // 10**6, whole // 10**6, "MB")
+        yield lambda done, total: advance(phase, done // 10**6, total // 10**6, "MB")

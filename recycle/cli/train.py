@@ -53,7 +53,7 @@ def _help_faults(is_asked: bool) -> None:
     raise typer.Exit
 
 
-ScheduleOption = Annotated[str | None, typer.Option(help="A schedule file of one's own, or a family such as 1f1b.")]
+ScheduleOption = Annotated[str | None, typer.Option(help="A schedule file, or a family such as 1f1b.")]
 FaultOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -167,13 +167,13 @@ def train(
                 stop=stop,
             )
         except KeyboardInterrupt:
-            print_line(f"\ninterrupted after step {lines.last}; all workers have ended; what ran is in {directory}")
-            print_line(f"go on from its newest checkpoint with: recycle train {job} --resume --run {directory}")
+            print_line(f"\ninterrupted after step {lines.last}; all workers have ended; run directory {directory}")
+            print_line(f"resume from its newest checkpoint with: recycle train {job} --resume --run {directory}")
             raise typer.Exit(TERMINATED if stop.is_set() else 130) from None
     if result.ended_early:
         last = result.metrics[-1]["step"] if result.metrics else -1
-        go_on = f"go on with: recycle train {job} --resume --run {directory}"
-        print_line(f"ended after step {last} as told; {go_on}" if last >= 0 else "ended before the first step as told")
+        resume_command = f"resume with: recycle train {job} --resume --run {directory}"
+        print_line(f"stopped after step {last}; {resume_command}" if last >= 0 else "stopped before the first step")
         raise typer.Exit(TERMINATED)
     if result.period_error is not None:
         print(f"executed period: {result.period_error:+.1%} of the planned one (median over the steps)")
@@ -230,12 +230,12 @@ def agent(
         with errors_as(JobError, "--store"):
             described.validate()
     if node is None:
-        raise JobError("--node: which node is this? Give its number, from 0; under Slurm it is found")
+        raise JobError("--node: give the number of this node, from 0 (Slurm sets it)")
     placed = len(place_workers(described.shape, described.cluster.workers_per_node))
     if nodes is not None and nodes != placed:
         per_node = described.cluster.workers_per_node
         raise JobError(
-            f"--nodes {nodes}: the job's {described.shape.worker_count} workers lie on {placed} nodes, with"
+            f"--nodes {nodes}: the job's {described.shape.worker_count} workers are placed on {placed} nodes, with"
             f" [cluster] workers_per_node = {per_node} and no stage's peers all on one node"
         )
     name = name or job.resolve().parent.name
@@ -259,14 +259,14 @@ def agent(
         try:
             served = serve(request, node=node, run=name, directory=directory, address=address, resume=resume, stop=stop)
         except KeyboardInterrupt:
-            print_line(f"\nnode {node}: interrupted; its workers have ended, the other nodes go on without them")
+            print_line(f"\nnode {node}: interrupted; its workers have ended, the other nodes continue without them")
             raise typer.Exit(TERMINATED if stop.is_set() else 130) from None
     if served in (AgentExit.LEFT, AgentExit.STOPPED):
-        print_line(f"node {node}: {served.value}; start its agent again and it takes part again")
+        print_line(f"node {node}: {served.value}; start its agent again to rejoin")
         raise typer.Exit(TERMINATED)
     if served is AgentExit.ENDED_BEFORE:
         ended = f"the run in {directory} has ended already, after step {count - 1}"
-        print(f"node {node}: {ended}; a new one wants another --run")
+        print(f"node {node}: {ended}; give another --run for a new one")
         return
     print(f"node {node}: done; run directory {directory}; see it with: recycle view {directory}")
 
@@ -327,11 +327,9 @@ class ProgressLines(Observer):
         self.last = -1
 
     def waiting(self, what: str) -> None:
-        """Print what the run waits for."""
         print_line(f"waiting for {what}")
 
     def committed(self, line: dict[str, Any]) -> None:
-        """Print a line per committed step."""
         self.last = line["step"]
         width = len(str(self._steps))
         evaluated = f"  evaluation loss {_loss(line['eval_loss'])}" if "eval_loss" in line else ""
@@ -342,7 +340,6 @@ class ProgressLines(Observer):
         )
 
     def event(self, event: dict[str, Any]) -> None:
-        """Print a line for an event that users need at once."""
         if (text := sentence(event)) is not None:
             print_line(f"  {event['time']:8.3f} s  {text}")
 

@@ -26,7 +26,7 @@ from recycle.solve.planner import plan
 from viz.run import Run
 from viz.run_files import is_run_directory, runs_in
 from viz.sources import ScheduleFile, family_sources, is_comparison, load_comparison, load_sources, schedule_source
-from viz.what_if import WhatIf, WhatIfPlanner
+from viz.what_if import WhatIf
 
 DEFAULT_PORT = 8050
 RUNS_OPENED = 4
@@ -82,16 +82,16 @@ def view(
     """
     _require_viewer(_NEEDED.get(export_to.suffix.lower() if export_to is not None else "", ("dash", "plotly", "PIL")))
 
-    job, library, others = _sorted(paths or [])
+    job, library, others = _sort_paths(paths or [])
     folders = [path for path in others if _is_folder_of_runs(path)]
-    others = [one for path in others for one in (runs_in(path)[:RUNS_OPENED] if path in folders else [path])]
+    others = [source for path in others for source in (runs_in(path)[:RUNS_OPENED] if path in folders else [path])]
     comparisons = {path.name: load_comparison(path) for path in others if is_comparison(path)}
     pricing.require_one("view", times=times, profile=profile, job=priced_by)
     is_priced = any(option is not None for option in (times, overlap, comm, profile, priced_by))
 
     def prices(file: Path, schedule: Schedule) -> Profile:
         stated = (lambda: None) if priced_by is None else (lambda: pricing.job_limits(schedule, file, priced_by)[0])
-        return pricing.priced(times, profile, overlap, comm, stated)
+        return pricing.resolve_profile(times, profile, overlap, comm, stated)
 
     sources = load_sources([path for path in others if not is_comparison(path)], prices if is_priced else None)
     if families:
@@ -138,12 +138,12 @@ def _is_folder_of_runs(path: Path) -> bool:
     return path.is_dir() and not is_run_directory(path) and not (path / MANIFEST).is_file() and bool(runs_in(path))
 
 
-def _sorted(paths: list[Path]) -> tuple[PricedJob | None, PlanLibrary | None, list[Path]]:
+def _sort_paths(paths: list[Path]) -> tuple[PricedJob | None, PlanLibrary | None, list[Path]]:
     jobs = [path for path in paths if path.suffix.lower() == ".toml" and not path.is_dir()]
     libraries = [path for path in paths if (path / MANIFEST).is_file()]
-    for found, what in ((jobs, "job file"), (libraries, "plan library")):
-        if len(found) > 1:
-            raise RecycleError(f"view: {found[1]}: is a second {what}, after {found[0]}: give one")
+    for files, what in ((jobs, "job file"), (libraries, "plan library")):
+        if len(files) > 1:
+            raise RecycleError(f"view: {files[1]}: is a second {what}, after {files[0]}: give one")
     job = price(Job.load(jobs[0])) if jobs else None
     library = PlanLibrary(libraries[0], job) if libraries else None
     return job, library, [path for path in paths if path not in (*jobs, *libraries)]
@@ -163,20 +163,12 @@ def _what_if_of(job: PricedJob, library: PlanLibrary | None = None) -> WhatIf:
     moves = job.planner.layout == "elastic"
     # With the job's search time and as many processes the plan equals the plan of `recycle plan`.
     search = partial(plan, job, processes=len(os.sched_getaffinity(0)))
-    return WhatIf(job, library, _planner(job), partial(plan, job, quick=True) if moves else None, search, _what_if_of)
-
-
-def _planner(job: PricedJob) -> WhatIfPlanner:
-    return (
-        partial(plan, job, seconds=MOVING_SECONDS)
-        if job.planner.layout == "elastic"
-        else partial(plan, job, quick=True)
-    )
+    quick = partial(plan, job, quick=True)
+    planner = partial(plan, job, seconds=MOVING_SECONDS) if moves else quick
+    return WhatIf(job, library, planner, quick if moves else None, search, _what_if_of)
 
 
 def _warm_up(what_if: WhatIf) -> None:
-    """Plan with one worker dead in the background, so that the first answer finds everything loaded and compiled."""
-
     def ask() -> None:
         for failed in ([], [Worker(0, 0)]):
             with suppress(RecycleError):

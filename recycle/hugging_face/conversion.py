@@ -36,7 +36,7 @@ from recycle.hugging_face.model_folder import (
 )
 from recycle.hugging_face.shards import ByteProgress, PlannedTensor, write_shards
 from recycle.job import Job
-from recycle.job.manifest import HUGGING_FACE, carried_files, computed, model_of_checkpoint
+from recycle.job.manifest import HUGGING_FACE, carried_files, computed_keys, model_of_checkpoint
 from recycle.job.sections import ModelSection, ShapeSection
 
 PART_BYTES = 1 << 27
@@ -248,7 +248,7 @@ def _config(model: ModelSection, architecture: HubArchitecture, imported: Path |
         return config_json(model, architecture)
     config = read_object(imported)
     stated = model_of(config, str(imported))
-    theirs, ours = computed(stated), computed(model)
+    theirs, ours = computed_keys(stated), computed_keys(model)
     for key in {**theirs, **ours}:
         if theirs.get(key) != ours.get(key):
             differs = f"{key} is {theirs.get(key)!r} by it, and {ours.get(key)!r} in the checkpoint"

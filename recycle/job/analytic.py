@@ -9,17 +9,11 @@ peak. A tensor-parallel group reduces 2 b s h bytes twice per layer forward and 
 Bytes of activations, with w bytes per entry: w b s (8 h + 2 f). With f = 4 h these are the 32 b s h of bf16 that
 Korthikanti et al. 2022 (arXiv 2205.05198, table 2) count without the two dropout masks. They are divided by the T GPUs
 of a worker (sequence parallelism). Attention's products are recomputed ("selective"); keeping them takes another
-2.5 w a b s^2 / T. A layer recomputed from its input ("full") keeps w b s h. With `[model] recompute` a stage is
-recomputed as a whole from its input. The output layer keeps the softmax in fp32. Bytes per parameter come from
-`footprint`, divided by T. The optimizer moves 30 bytes per parameter. Adding a micro-batch's gradient to an "exact" sum
-moves more bytes than adding it to a "fast" sum, and counts as part of W.
+2.5 w a b s^2 / T. A layer recomputed from its input ("full") keeps w b s h. The output layer keeps the softmax in fp32.
+Bytes per parameter come from `footprint`, divided by T. The optimizer moves 30 bytes per parameter. Adding a gradient
+to an "exact" sum moves more bytes than adding it to a "fast" sum, and counts as part of W.
 
-Workspace of a worker: during I, the gradients inside one layer; during W, one matrix's gradient and the temporaries
-that round it in chunks; the output layer's logits; and the piece of the mean gradient in an optimizer step.
-
-Other families (`recycle.job.architecture`) have grouped keys and values, a gate in the feed-forward part, or experts.
-Every expert counts as receiving equally many tokens. Tensor ranks that do not share the experts hold and compute all of
-them.
+Every expert counts as receiving equally many tokens. Tensor ranks that do not share the experts hold and compute all.
 
 Limits: small kernels are not slower, and transfers do not share links; both favor large models. The executor's tensor
 parallelism works without sequence parallelism, so with T > 1 it holds more than computed here.
@@ -47,7 +41,7 @@ from recycle.job.footprint import (
     shards_held,
     undone_bytes,
 )
-from recycle.job.layers import Layer, ring_seconds, stage_profile
+from recycle.job.layers import Layer, ring_seconds, stage_profile, stage_sums
 from recycle.job.profile import Profile
 from recycle.job.sections import Sections
 
@@ -91,31 +85,30 @@ _LOGITS = 4
 
 
 def layers(job: Sections, pieces: Pieces = ON_GPU) -> tuple[Layer, ...]:
-    """Return the layers of the job's `[model]`, priced for one micro-batch on a worker of T GPUs."""
-    model, how = job.model, job.analytic
-    gpu, ways, weigh = GPUS[how.gpu], job.grid.tensor_parallel, parameter_bytes(job)
+    model, options = job.model, job.analytic
+    gpu, ways, weigh = GPUS[options.gpu], job.grid.tensor_parallel, parameter_bytes(job)
     b, s, h, v = job.data.micro_batch_size, model.sequence, model.hidden, model.vocabulary
     w, bf16, built = PRECISION_BYTES[job.train.precision], job.train.precision == "bf16", Architecture.of(model)
-    full = how.activations == "full" or model.recompute in ("full", "layers")
+    full = options.activations == "full" or model.recompute in ("full", "layers")
     alone = 1 if built.experts == 1 or job.grid.expert_parallel else ways  # tensor ranks that compute the same experts
     every, chosen = built.experts * built.expert_matrices, built.active * built.expert_matrices
     linear = 2 * b * s * (built.products + (alone - 1) * chosen)
     attention, head = 4 * b * s * s * built.query, 2 * b * s * h * v
-    again = linear + attention if full else attention if how.activations == "selective" else 0
-    rate = (gpu.flops if bf16 else gpu.fp32_flops) * how.achieved * ways
+    again = linear + attention if full else attention if options.activations == "selective" else 0
+    rate = (gpu.flops if bf16 else gpu.fp32_flops) * options.achieved * ways
     group = 2 * ring_seconds(w * b * s * h, ways, gpu.fast_link)
     message = w * b * s * h / ways
     kept = w * b * s * h if full else _kept(job)
     body, embedding = (built.layer + (alone - 1) * every) / ways, (v + built.positions) * h / ways
     how_summed = job.train.precision, job.train.accumulation
     more_moved = moved_bytes(*how_summed) - moved_bytes(how_summed[0], "fast")
-    found = []
+    result = []
     for number in range(model.layers):
         first, last = number == 0, number == model.layers - 1
         parameters = body + (embedding if first else 0) + ((v * h + built.final) / ways if last else 0)
         products = linear + (head if last else 0)
         logits = b * s * v / ways if last else 0
-        found.append(
+        result.append(
             Layer(
                 forward=(products + attention) / rate + group,
                 backward_input=(products + 2 * attention + again) / rate + group * (2 if full else 1),
@@ -130,7 +123,7 @@ def layers(job: Sections, pieces: Pieces = ON_GPU) -> tuple[Layer, ...]:
                 message=message,
             )
         )
-    return tuple(found)
+    return tuple(result)
 
 
 def model_flops(job: Sections) -> float:
@@ -180,15 +173,15 @@ def _workspace(job: Sections, pieces: Pieces, first: bool, last: bool) -> float:
     table, matrix = model.hidden * model.vocabulary / ways, model.hidden * wide / ways
     temporary = (4 + pieces.widened if exact else 0) + (4 if bf16 and (exact or pieces.widened) else 0)
 
-    def made(entries: float) -> float:
+    def gradient_bytes(entries: float) -> float:
         held = entries * (exact or bf16)
         return w * held + min(pieces.added, held) * temporary
 
     # In a whole backward (B), W also holds what I made for both products of the feed-forward part, less what B freed.
     freed = built.ffn * (2 if built.inner == 2 else 1) + wide
-    behind = made(matrix / built.inner) + w * tokens * (model.hidden + built.ffn)
-    before = made(matrix) + w * tokens * max(model.hidden + wide - freed, -model.hidden - built.ffn)
-    added = max(behind, before, (made(table) + 5 * message) * last)
+    second_product = gradient_bytes(matrix / built.inner) + w * tokens * (model.hidden + built.ffn)
+    both_products = gradient_bytes(matrix) + w * tokens * max(model.hidden + wide - freed, -model.hidden - built.ffn)
+    added = max(second_product, both_products, (gradient_bytes(table) + 5 * message) * last)
     looked_up = (w * table + min(pieces.added, table) * temporary + message) * first
     # The logits, in addition to the kept softmax; with recomputation, the softmax too.
     output = tokens * model.vocabulary * ((w if bf16 else 0) + (_LOGITS if again else 0)) * last
@@ -217,12 +210,9 @@ def link(job: Sections) -> tuple[float, float]:
 
 
 def profile(job: Sections, stages: Sequence[int], pieces: Pieces = ON_GPU) -> Profile:
-    """Return the profile of a job with the given layers per stage, as the executor runs the job.
+    """Return the profile of a job with these numbers of layers per stage, as the executor runs the job.
 
     A stage that recomputes does so as a whole. The state before a staggered step is kept.
-
-    Args:
-        stages: number of layers of each stage.
     """
     every, (latency, bandwidth) = layers(job, pieces), link(job)
     cut = [every[first:last] for first, last in pairwise([0, *accumulate(stages)])]
@@ -230,31 +220,30 @@ def profile(job: Sections, stages: Sequence[int], pieces: Pieces = ON_GPU) -> Pr
         cut, job.shape.pipelines, latency=latency, bandwidth=bandwidth, weight_stash=weight_stash(job)
     )
     weigh, message = parameter_bytes(job), cut[0][-1].message
-    held = [sum(layer.static for layer in stage) for stage in cut]
+    held = stage_sums(cut, "static")
     step = [MEAN * min(pieces.stepped, each / (weigh.state + weigh.gradient)) for each in held]
-    undo = [sum(layer.undo for layer in stage) for stage in cut]
-    static = [sum(each) for each in zip(held, step, undo, strict=True)]
+    static = [sum(each) for each in zip(held, step, stage_sums(cut, "undo"), strict=True)]
     gpu = GPUS[job.analytic.gpu]
     changes: dict[str, Any] = {"static": static, "capacity": USABLE * gpu.memory}
     if job.train.sharded_optimizer:
         plain = with_shards(job, plain, held)
+
+    def increased(name: str, amounts: Sequence[float]) -> list[float]:
+        return [a + b for a, b in zip(plain.per_stage(name, len(cut)), amounts, strict=True)]
+
     if job.planner.staggered and job.train.undo == "host":
         # Assume that no wait hides any part of the copy.
         each_kept = undone_bytes(job) / weigh.state
-        copied = [each_kept * sum(layer.state for layer in stage) / gpu.host_link for stage in cut]
-        changes["step"] = [a + b for a, b in zip(plain.per_stage("step", len(cut)), copied, strict=True)]
+        changes["step"] = increased("step", [each_kept * state / gpu.host_link for state in stage_sums(cut, "state")])
     if job.model.recompute != "full":
         # A stage keeps its output until its backward; the last one has none.
-        outputs = [message] * (len(cut) - 1) + [0.0]
-        changes["activation"] = [a + b for a, b in zip(plain.per_stage("activation", len(cut)), outputs, strict=True)]
-        return replace(plain, **changes)
+        return replace(plain, **changes, activation=increased("activation", [message] * (len(cut) - 1) + [0.0]))
     entries = [0.0] + [message] * (len(cut) - 1)
     remade = [_kept(job) * len(stage) for stage in cut]
     remade[-1] += message * (1 + job.model.vocabulary / job.model.hidden)
     if job.planner.decoupled:
         return replace(plain, **changes, activation=remade, recomputed_from=entries)
-    workspace = [a + b for a, b in zip(plain.per_stage("workspace", len(cut)), remade, strict=True)]
-    return replace(plain, **changes, activation=entries, workspace=workspace)
+    return replace(plain, **changes, activation=entries, workspace=increased("workspace", remade))
 
 
 def with_shards(job: Sections, plain: Profile, held: Sequence[float]) -> Profile:

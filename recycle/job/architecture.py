@@ -79,7 +79,6 @@ class Architecture:
 
     @classmethod
     def of(cls, model: ModelSection) -> Architecture:
-        """Return the architecture that `[model]` states."""
         fields = config_of(model)
         hidden, head = model.hidden, int(fields.get("kv_channels", model.hidden // model.heads))
         groups = int(fields.get("num_query_groups", model.heads))
@@ -116,12 +115,10 @@ class Architecture:
 
     @property
     def attention_matrices(self) -> int:
-        """Entries of the matrices around attention."""
         return self.hidden * (2 * self.query + 2 * self.key)
 
     @property
     def expert_matrices(self) -> int:
-        """Entries of the matrices of one feed-forward part."""
         return (self.inner + 1) * self.hidden * self.ffn
 
     @property

@@ -29,34 +29,41 @@ _NO_WEIGHTS: Mapping[str, Sequence[float]] = MappingProxyType({})
 
 
 def profile_of_cut(
-    profile: Profile, shape: Shape, whole: Sequence[int] = (), weights: Mapping[str, Sequence[float]] = _NO_WEIGHTS
+    profile: Profile,
+    shape: Shape,
+    fault_free_units: Sequence[int] = (),
+    weights: Mapping[str, Sequence[float]] = _NO_WEIGHTS,
 ) -> Profile:
     """Return `profile` with one entry for each stage of `shape.cut`; `profile` itself for a shape without a cut.
 
     Numbers, and lists over the fault-free stages, describe fault-free stages. Lists with one entry per stage of the cut
-    are kept; without `whole` this holds for all lists of that length.
+    are kept; without `fault_free_units` this holds for all lists of that length.
 
     Args:
-        whole: units of each fault-free stage; if empty, P * V stages of equal size (not necessarily a whole number).
-        weights: per price name, the weight of each unit in its fault-free stage's price. Needs `whole`.
+        fault_free_units: units of each fault-free stage; if empty, P * V stages of equal size, also fractional.
+        weights: per price name, the weight of each unit in its stage's price; needs `fault_free_units`.
 
     Raises:
-        JobError: a list has another length, or `whole` and the cut have different numbers of units.
+        JobError: a list has another length, or the cut has another number of units.
     """
     if not shape.cut:
         return profile
-    count = len(whole) or shape.ranks * shape.chunks
-    if whole and sum(whole) != shape.units:
-        raise JobError(f"shape: the cut has {shape.units} units, the fault-free stages {sum(whole)}")
-    ends = [0.0, *accumulate(whole)] if whole else [shape.units * s / count for s in range(count + 1)]
+    count = len(fault_free_units) or shape.ranks * shape.chunks
+    if fault_free_units and sum(fault_free_units) != shape.units:
+        raise JobError(f"shape: the cut has {shape.units} units, the fault-free stages {sum(fault_free_units)}")
+    ends = (
+        [0.0, *accumulate(fault_free_units)]
+        if fault_free_units
+        else [shape.units * s / count for s in range(count + 1)]
+    )
     cuts = list(pairwise([0, *accumulate(shape.cut)]))
-    parts = [_parts(begin, end, ends) for begin, end in cuts]
+    parts = [_overlaps(begin, end, ends) for begin, end in cuts]
     changes: dict[str, list[float]] = {}
     for name in (*_SPREAD, *_AT_A_PLACE):
         value = getattr(profile, name)
         if value is None:
             continue
-        if isinstance(value, list) and len(value) == shape.stages and len(value) != len(whole):
+        if isinstance(value, list) and len(value) == shape.stages and len(value) != len(fault_free_units):
             continue
         of_stage = profile.per_stage(name, count)
         if name == "message":
@@ -64,7 +71,7 @@ def profile_of_cut(
         elif name in ("workspace", "reduce_latency"):
             changes[name] = [max(of_stage[stage] for stage, _ in part) for part in parts]
         elif name in weights:
-            on_unit = _weighted(of_stage, weights[name], whole)
+            on_unit = _spread_by_weight(of_stage, weights[name], fault_free_units)
             changes[name] = [sum(on_unit[begin:end]) for begin, end in cuts]
         else:
             changes[name] = [sum(of_stage[stage] * share for stage, share in part) for part in parts]
@@ -72,13 +79,9 @@ def profile_of_cut(
 
 
 def units_of(job: Sections) -> tuple[int, ...]:
-    """Return the units of each fault-free stage of a job: its layers.
+    """Return the units of each fault-free stage of a job: its layers. Raises JobError if they do not divide.
 
-    If the layers do not divide, a job without `[model]` (which can only be planned) and one of an emulated model have
-    one unit per stage.
-
-    Raises:
-        JobError: layers neither divide over the stages nor are stated.
+    A job without `[model]` (which can only be planned), or of an emulated model, then has one unit per stage.
     """
     try:
         return tuple(job.layers_per_stage())
@@ -88,21 +91,23 @@ def units_of(job: Sections) -> tuple[int, ...]:
         return (1,) * job.shape.stages
 
 
-def _weighted(of_stage: Sequence[float], weights: Sequence[float], whole: Sequence[int]) -> list[float]:
-    found: list[float] = []
-    for price, (begin, end) in zip(of_stage, pairwise([0, *accumulate(whole)]), strict=True):
+def _spread_by_weight(
+    of_stage: Sequence[float], weights: Sequence[float], fault_free_units: Sequence[int]
+) -> list[float]:
+    prices: list[float] = []
+    for price, (begin, end) in zip(of_stage, pairwise([0, *accumulate(fault_free_units)]), strict=True):
         total = sum(weights[begin:end])
-        found += [price * each / total if total else price / (end - begin) for each in weights[begin:end]]
-    return found
+        prices += [price * each / total if total else price / (end - begin) for each in weights[begin:end]]
+    return prices
 
 
-def _parts(begin: float, end: float, ends: Sequence[float]) -> list[tuple[int, float]]:
-    found = []
+def _overlaps(begin: float, end: float, ends: Sequence[float]) -> list[tuple[int, float]]:
+    parts = []
     for stage, (first, last) in enumerate(pairwise(ends)):
         inside = min(end, last) - max(begin, first)
         if inside > 1e-9:
-            found.append((stage, inside / (last - first)))
-    return found
+            parts.append((stage, inside / (last - first)))
+    return parts
 
 
 @cache
@@ -110,10 +115,7 @@ def balanced(weights: tuple[float, ...], parts: int) -> tuple[int, ...]:
     """Split weights into `parts` contiguous parts that minimize the heaviest part; return the length of each part.
 
     Every part has at least one entry; equal weights are spread evenly. Dynamic programming over the first n weights in
-    k parts, in which the start of the last part never moves back as n grows.
-
-    Raises:
-        JobError: there are fewer weights than parts.
+    k parts, whose last part never starts earlier as n grows. Raises JobError if there are fewer weights than parts.
     """
     count = len(weights)
     if not 1 <= parts <= count:

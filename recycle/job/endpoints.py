@@ -23,20 +23,18 @@ class Endpoints(NamedTuple):
 
     @property
     def loopback(self) -> bool:
-        """Whether all members are on this machine."""
         return all(_is_loopback(host) for host, _ in self.members)
 
 
 def parse_endpoints(text: str) -> Endpoints:
-    """Parse the endpoints in `text`. Raises JobError."""
-    scheme, separator, rest = text.partition("://")
-    members = [_HOST.fullmatch(part) for part in rest.split(",")]
+    scheme, separator, address = text.partition("://")
+    members = [_HOST.fullmatch(part) for part in address.split(",")]
     if not separator or scheme not in ("etcd", "etcds") or not all(members):
         raise JobError(f"{text!r} is not a store: write etcd://host:port, or etcds://host:port for TLS")
-    found = [(match["host"].strip("[]"), int(match["port"])) for match in members if match is not None]
-    if any(not 0 < port < 65536 for _, port in found):
+    addresses = [(match["host"].strip("[]"), int(match["port"])) for match in members if match is not None]
+    if any(not 0 < port < 65536 for _, port in addresses):
         raise JobError(f"{text!r}: a port is a number from 1 to 65535")
-    return Endpoints(scheme == "etcds", tuple(found))
+    return Endpoints(scheme == "etcds", tuple(addresses))
 
 
 def _is_loopback(host: str) -> bool:

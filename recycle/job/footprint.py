@@ -115,5 +115,5 @@ def moved_bytes(precision: str, accumulation: str) -> int:
 
     The gradient is written and read once, the sum read and written. In fp32 a "fast" product is added directly.
     """
-    made = 0 if (precision, accumulation) == ("fp32", "fast") else 2 * PRECISION_BYTES[precision]
-    return made + 2 * GRADIENT_BYTES[accumulation]
+    product = 0 if (precision, accumulation) == ("fp32", "fast") else 2 * PRECISION_BYTES[precision]
+    return product + 2 * GRADIENT_BYTES[accumulation]

@@ -60,8 +60,8 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         recompute = self.model.recompute
         if isinstance(recompute, list) and len(set(recompute)) > 1:
             raise JobError(
-                "[model] recompute: lists a word for each stage, but other layers make up the stages of this schedule;"
-                " write one word for all"
+                "[model] recompute: lists a value for each stage of the job, but the stages of this schedule differ;"
+                " write one value for all"
             )
         return CutJob(
             **{field.name: getattr(self, field.name) for field in msgspec.structs.fields(Job)}, cut=tuple(cut)
@@ -88,10 +88,10 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def load(cls, path: str | Path) -> Job:
         """Read a job file. Raises JobError that names the file, the key and the expected type."""
-        text = _text(path)
+        text = _read_text(path)
         folder = Path(path).resolve().parent  # paths in a job file are relative to the file
         with errors_as(JobError, str(path)):
-            keys = _parsed(text)
+            keys = _parse_toml(text)
             for former in _FORMER_SECTIONS.keys() & keys.keys():
                 notice = f"{path}: [{former}] is now named [{_FORMER_SECTIONS[former]}]; rename the section"
                 warnings.warn(notice, FutureWarning, stacklevel=2)
@@ -101,19 +101,21 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         model, others = job.model, job.evaluation.data or DataSection()
         if any((model.provider, job.data.provider, others.provider, job.train.loss)):
             stated = ["."] if model.import_from is None else model.import_from
-            model = _resolved(msgspec.structs.replace(model, import_from=stated), folder, "import_from")
+            model = _resolve_paths(msgspec.structs.replace(model, import_from=stated), folder, "import_from")
         times, evaluation = job.times, job.evaluation
         if times.profile != ANALYTIC:
-            times = _resolved(times, folder, "profile")
+            times = _resolve_paths(times, folder, "profile")
         if evaluation.data is not None:
-            evaluation = msgspec.structs.replace(evaluation, data=_resolved(evaluation.data, folder, *_PATHS_OF_DATA))
+            evaluation = msgspec.structs.replace(
+                evaluation, data=_resolve_paths(evaluation.data, folder, *_PATHS_OF_DATA)
+            )
         return msgspec.structs.replace(
             job,
             times=times,
-            model=_resolved(model, folder, "weights"),
-            data=_resolved(job.data, folder, *_PATHS_OF_DATA),
+            model=_resolve_paths(model, folder, "weights"),
+            data=_resolve_paths(job.data, folder, *_PATHS_OF_DATA),
             evaluation=evaluation,
-            membership=_resolved(job.membership, folder, *_PATHS_OF_MEMBERSHIP),
+            membership=_resolve_paths(job.membership, folder, *_PATHS_OF_MEMBERSHIP),
         )
 
     @classmethod
@@ -123,7 +125,7 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         Keys come from the text and defaults only, never from `[model] weights`.
         """
         with errors_as(JobError, name):
-            job = cls._read(_parsed(text))
+            job = cls._read(_parse_toml(text))
             job.validate()
         return job
 
@@ -131,7 +133,7 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
     def of_run(cls, directory: str | Path) -> Job:
         """Read the resolved job of a run directory. Raises JobError that names the file and the key."""
         path = Path(directory) / "job.toml"
-        return cls.from_toml(_text(path), str(path))
+        return cls.from_toml(_read_text(path), str(path))
 
     @classmethod
     def _read(cls, keys: dict[str, Any]) -> Job:
@@ -142,7 +144,7 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         try:
             job = msgspec.convert(keys, type=cls)
         except msgspec.ValidationError as error:
-            raise JobError(_placed(str(error), cls)) from None
+            raise JobError(_locate_error(str(error), cls)) from None
         if job.model.split != AUTO:
             return job
         with errors_as(JobError, "[model] split"):
@@ -150,7 +152,6 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, split=split))
 
     def validate(self) -> None:
-        """Raise JobError for values that are well-typed but impossible together."""
         require_possible(self)
 
     def to_toml(self) -> str:
@@ -167,13 +168,11 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
 def is_stated(path: str | Path, section: str, key: str) -> bool:
     """Return whether a job file states a key explicitly. Raises JobError as `Job.load` does."""
     with errors_as(JobError, str(path)):
-        stated = _parsed(_text(path)).get(section)
+        stated = _parse_toml(_read_text(path)).get(section)
     return isinstance(stated, dict) and key in stated
 
 
 class CutJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A job with its model cut into other stages; see `Job.with_cut`."""
-
     cut: tuple[int, ...]
 
     @property
@@ -189,8 +188,6 @@ class CutJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class PricedJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A job with the prices of its instructions; see `price`."""
-
     prices: Profile
 
     @property
@@ -214,7 +211,7 @@ def price(job: Job) -> PricedJob:
     return PricedJob(**msgspec.structs.asdict(job), prices=profile_of(job))
 
 
-def _text(path: str | Path) -> str:
+def _read_text(path: str | Path) -> str:
     content = read_whole(path, JobError, _MOST_BYTES)
     try:
         return content.decode("utf-8")
@@ -222,17 +219,17 @@ def _text(path: str | Path) -> str:
         raise JobError(f"{path}: is not UTF-8 text (byte {error.start})") from None
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _parse_toml(text: str) -> dict[str, Any]:
     if text.lstrip().startswith("{"):
-        raise JobError("is JSON, and a job file is TOML; a plan or schedule goes to recycle check, simulate or view")
+        raise JobError("is JSON, but a job file is TOML; for a plan or schedule use recycle check, simulate or view")
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # numbers of over 4300 digits, deep nesting
         raise JobError(f"not valid TOML: {error}") from None
 
 
-def _resolved(section: S, folder: Path, *keys: str) -> S:
-    found: dict[str, Any] = {}
+def _resolve_paths(section: S, folder: Path, *keys: str) -> S:
+    changes: dict[str, Any] = {}
     for key in keys:
         stated = getattr(section, key)
         if stated is not None:
@@ -240,12 +237,11 @@ def _resolved(section: S, folder: Path, *keys: str) -> S:
             paths = [str(folder / Path(path).expanduser()) for path in several]
             for path in paths:
                 require_text(path, JobError)
-            found[key] = paths[0] if isinstance(stated, str) else paths
-    return msgspec.structs.replace(section, **found)
+            changes[key] = paths[0] if isinstance(stated, str) else paths
+    return msgspec.structs.replace(section, **changes)
 
 
 def toml_value(value: Any) -> str:
-    """Format a key's value as TOML."""
     if isinstance(value, dict):
         stated = {key: entry for key, entry in value.items() if entry is not None}
         return f"{{{', '.join(f'{toml_value(key)} = {toml_value(entry)}' for key, entry in stated.items())}}}"
@@ -254,18 +250,18 @@ def toml_value(value: Any) -> str:
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
-def _placed(message: str, job: type[Sections]) -> str:
+def _locate_error(message: str, job: type[Sections]) -> str:
     match = re.fullmatch(r"(.*) - at `\$\.?([^`]*)`", message, flags=re.DOTALL)
     if match is None:
-        return _about_keys(message, job, "") or message
+        return _explain_key_error(message, job, "") or message
     section, _, key = match[2].partition(".")
     where = f"[{section}]" + (f" {key}" if key else "") if section else "top level"
-    if not key and (said := _about_keys(match[1], job, section)) is not None:
-        return said
-    return f"{where}: {match[1][0].lower()}{match[1][1:]}{_remedy(job, section, key)}"
+    if not key and (text := _explain_key_error(match[1], job, section)) is not None:
+        return text
+    return f"{where}: {match[1][0].lower()}{match[1][1:]}{_accepted_values(job, section, key)}"
 
 
-def _about_keys(message: str, job: type[Sections], section: str) -> str | None:
+def _explain_key_error(message: str, job: type[Sections], section: str) -> str | None:
     match = re.fullmatch(r"Object (missing required|contains unknown) field `([^`]*)`", message)
     if match is None:
         return None
@@ -277,22 +273,22 @@ def _about_keys(message: str, job: type[Sections], section: str) -> str | None:
     close = difflib.get_close_matches(key, known, 1)
     what = "key" if section else "section"
     hint = f'did you mean "{close[0]}"?' if close else f"known are {', '.join(known)}"
-    return f"{named}: there is no such {what}; {hint}"
+    return f"{named}: unknown {what}; {hint}"
 
 
 def _keys(job: type[Sections], section: str) -> list[str]:
-    found: Any = msgspec.inspect.type_info(job)
+    section_type: Any = msgspec.inspect.type_info(job)
     if section:
-        found = next(each.type for each in found.fields if each.encode_name == section)
-    return [each.encode_name for each in getattr(found, "fields", ())]
+        section_type = next(each.type for each in section_type.fields if each.encode_name == section)
+    return [each.encode_name for each in getattr(section_type, "fields", ())]
 
 
-def _remedy(job: type[Sections], section: str, key: str) -> str:
-    found: Any = msgspec.inspect.type_info(job)
+def _accepted_values(job: type[Sections], section: str, key: str) -> str:
+    value_type: Any = msgspec.inspect.type_info(job)
     for name in (section, key):
-        fields = {each.encode_name: each.type for each in getattr(found, "fields", ())}
-        found = fields.get(name)
-    types = getattr(found, "types", (found,))
+        fields = {each.encode_name: each.type for each in getattr(value_type, "fields", ())}
+        value_type = fields.get(name)
+    types = getattr(value_type, "types", (value_type,))
     words = [json.dumps(word) for kind in types for word in getattr(kind, "values", ())]
     if not words:
         return ""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from recycle.job.profile import Profile
 
@@ -38,8 +39,12 @@ class Layer:
 
     @property
     def seconds(self) -> float:
-        """F + I + W of one micro-batch."""
         return self.forward + self.backward_input + self.backward_weight
+
+
+def stage_sums(stages: Iterable[Sequence[Layer]], name: str) -> list[float]:
+    """Return the sum of a price over the layers of each stage."""
+    return [sum(getattr(layer, name) for layer in stage) for stage in stages]
 
 
 def stage_bytes(stage: Sequence[Layer], held: float) -> float:
@@ -65,17 +70,11 @@ def stage_profile(
     bandwidth: float | None,
     weight_stash: float,
 ) -> Profile:
-    """Return the profile of stages made of layers.
+    """Return the profile of stages made of layers, whose gradients are reduced over `hosts` workers.
 
-    Args:
-        hosts: workers over which a stage's gradients are reduced.
-        latency: seconds per transfer between two workers, and per step of a ring.
-        bandwidth: bytes per second of a directed pair of workers, and of a ring; None: only latency counts.
+    A directed pair of workers, and a ring, have `latency` and `bandwidth`; None: only latency counts.
     """
-
-    def total(name: str) -> list[float]:
-        return [sum(getattr(layer, name) for layer in stage) for stage in stages]
-
+    total = partial(stage_sums, stages)
     return Profile(
         forward=total("forward"),
         backward_input=total("backward_input"),

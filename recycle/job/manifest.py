@@ -37,7 +37,6 @@ class Damaged(RecycleError):
 
 
 def digest(content: Any) -> str:
-    """Return the sha256 that a manifest states for its content."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -48,9 +47,7 @@ def manifest_text(content: Any) -> str:
 def manifest_content(folder: Path) -> dict[str, Any]:
     """Read the content of the manifest in a checkpoint folder and verify its hash.
 
-    Raises:
-        Damaged: the manifest is missing or was changed.
-        JobError: the manifest has a newer version.
+    Raises Damaged if it is missing or was changed, JobError if it has a newer version.
     """
     path = folder / MANIFEST
     if not path.exists():
@@ -59,25 +56,24 @@ def manifest_content(folder: Path) -> dict[str, Any]:
         parsed = json.loads(read_whole(path, Damaged, _MOST_BYTES))
         content: dict[str, Any] = parsed["manifest"]
         if content["format"] != FORMAT or digest(content) != parsed["sha256"]:
-            raise Damaged(f"{path}: damaged, it is not what was written")
+            raise Damaged(f"{path}: damaged, its content does not match its hash")
         if content["version"] > VERSION:
-            raise JobError(f"{path}: of version {content['version']}, this recycle reads up to {VERSION}; update it")
+            raise JobError(f"{path}: has version {content['version']}, this recycle reads up to {VERSION}; update it")
         return content
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise Damaged(f"{path}: damaged, it is not what was written") from None
+        raise Damaged(f"{path}: damaged, its content does not match its hash") from None
 
 
 def require_checkpoint(folder: Path) -> None:
-    """Raise JobError unless a folder has the manifest of a checkpoint."""
     if not (folder / MANIFEST).is_file():
         inside = sorted(folder.glob("checkpoints/step-*")) or sorted(folder.glob("step-*"))
-        hint = f"; take one of its checkpoints, such as {inside[-1]}" if inside else ""
-        raise JobError(f"{folder}: is no checkpoint, it has no {MANIFEST}{hint}")
+        hint = f"; give one of its checkpoints, such as {inside[-1]}" if inside else ""
+        raise JobError(f"{folder}: is not a checkpoint, it has no {MANIFEST}{hint}")
 
 
 def carried_files(checkpoint: Path) -> Path | None:
     """Return the folder of the files that came with a checkpoint's or its run's initial weights, or None."""
-    return next((found for at in (checkpoint, checkpoint.parent) if (found := at / HUGGING_FACE).is_dir()), None)
+    return next((files for at in (checkpoint, checkpoint.parent) if (files := at / HUGGING_FACE).is_dir()), None)
 
 
 _TAKEN = (
@@ -89,31 +85,24 @@ _TAKEN = (
 def model_of_checkpoint(folder: Path) -> ModelSection:
     """Return the `[model]` section that a checkpoint's weights belong to.
 
-    Raises:
-        JobError: the checkpoint does not exist, or its model is unknown to recycle.
-        Damaged: the manifest is missing or was changed.
+    Raises JobError if there is none or its model is unknown to recycle, Damaged as `manifest_content`.
     """
     require_checkpoint(folder)
     identity, known = manifest_content(folder).get("identity"), {f.name for f in msgspec.structs.fields(ModelSection)}
     try:
         kept = {key: value for key, value in identity[MODEL].items() if key in known}  # type: ignore[index]
-        found = msgspec.convert(kept, ModelSection)
+        model = msgspec.convert(kept, ModelSection)
     except (KeyError, TypeError, AttributeError, msgspec.ValidationError):
-        raise JobError(f"{folder / MANIFEST}: does not say which model the weights are of") from None
-    if found.kind == "emulated":
+        raise JobError(f"{folder / MANIFEST}: does not state the model of the weights") from None
+    if model.kind == "emulated":
         raise JobError(f"{folder}: is of an emulated model, which has no weights")
-    return found
+    return model
 
 
 def with_model_of_weights(keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the keys of a job file, completed from the checkpoint that `[model] weights` names.
+    """Return the parsed keys of a job file, completed from the checkpoint that `[model] weights` names.
 
-    Args:
-        keys: parsed TOML, unchecked.
-        folder: base of the checkpoint's relative path.
-
-    Raises:
-        JobError: the checkpoint does not exist, or its model is unknown to recycle.
+    `folder` is the base of the checkpoint's relative path. Raises JobError as `model_of_checkpoint`.
     """
     stated = keys.get("model")
     named = stated.get("weights") if isinstance(stated, dict) else None
@@ -121,11 +110,11 @@ def with_model_of_weights(keys: Mapping[str, Any], folder: Path) -> dict[str, An
         return dict(keys)
     checkpoint = folder / Path(named).expanduser()
     with errors_as(JobError, "[model] weights"):
-        theirs = model_of_checkpoint(checkpoint)
-    taken = {key: getattr(theirs, key) for key in _TAKEN} | ({} if is_rotary(theirs) else {"sequence": theirs.sequence})
+        stored = model_of_checkpoint(checkpoint)
+    taken = {key: getattr(stored, key) for key in _TAKEN} | ({} if is_rotary(stored) else {"sequence": stored.sequence})
     config = stated.get("config", {})
     if isinstance(config, dict):
-        config = theirs.config | config
+        config = stored.config | config
     known = {key: value for key, value in taken.items() if value is not None}
     return {**keys, "model": known | stated | {"config": config, "weights": str(checkpoint)}}
 
@@ -137,20 +126,20 @@ def require_model_of_weights(model: ModelSection) -> None:
     with errors_as(JobError, "[model] weights"):
         stored = model_of_checkpoint(Path(model.weights))
         if stored.provider is not None:
-            raise JobError(f"{model.weights}: is of what {stored.provider} builds; load it in [model] provider")
-    theirs, ours = computed(stored), computed(model)
-    for key in {**ours, **theirs}:
-        mine, other = ours.get(key), theirs.get(key)
-        if mine != other:
-            said = "nothing" if other is None else f"{other!r}"
-            raise JobError(f"{key}: {mine!r}, but the weights in {model.weights} have {said} there; leave it out")
+            raise JobError(f"{model.weights}: is of a model that {stored.provider} builds; load it in [model] provider")
+    stored_keys, own_keys = computed_keys(stored), computed_keys(model)
+    for key in {**own_keys, **stored_keys}:
+        own_value, stored_value = own_keys.get(key), stored_keys.get(key)
+        if own_value != stored_value:
+            stored_text = "nothing" if stored_value is None else f"{stored_value!r}"
+            raise JobError(f"{key}: {own_value!r}, but the weights in {model.weights} have {stored_text}; leave it out")
 
 
-def computed(model: ModelSection) -> dict[str, Any]:
+def computed_keys(model: ModelSection) -> dict[str, Any]:
     """Return the keys of a model that affect what it computes, with their values."""
-    found = {f"[model] {key}": getattr(model, key) for key in _TAKEN if key != "config"}
-    found["[model] ffn"] = model.ffn if model.ffn is not None else 4 * model.hidden
+    keys = {f"[model] {key}": getattr(model, key) for key in _TAKEN if key != "config"}
+    keys["[model] ffn"] = model.ffn if model.ffn is not None else 4 * model.hidden
     if not is_rotary(model):
-        found["[model] sequence"] = model.sequence
+        keys["[model] sequence"] = model.sequence
     fields = {key: value for key, value in config_of(model).items() if key not in CHOSEN_BY_JOBS and value is not False}
-    return found | {f"[model.config] {key}": value for key, value in fields.items()}
+    return keys | {f"[model.config] {key}": value for key, value in fields.items()}

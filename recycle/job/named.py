@@ -21,7 +21,7 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 def require_name(text: str, key: str) -> None:
     """Raise JobError unless `text` has the form of a function's name; imports nothing."""
     if _NAME.fullmatch(text) is None:
-        raise JobError(f'{key}: "{text}" names no function; write "package.module:function"')
+        raise JobError(f'{key}: "{text}" is not the name of a function; write "package.module:function"')
 
 
 def function_named(text: str, key: str, folders: Sequence[str] = ()) -> Callable[..., Any]:
@@ -41,24 +41,24 @@ def function_named(text: str, key: str, folders: Sequence[str] = ()) -> Callable
             sys.path.insert(0, folder)
     importlib.invalidate_caches()
     try:
-        found: Any = importlib.import_module(module_name)
+        target: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise JobError(f"{key}: {module_name} imports {error.name}, which is not installed") from None
-        where = " ".join((*folders, "and on Python's path"))
-        raise JobError(f'{key}: there is no module "{error.name}"; looked in {where}') from None
+        where = " ".join((*folders, "or on Python's path"))
+        raise JobError(f'{key}: module "{error.name}" is not in {where}') from None
     except Exception as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise JobError(f"{key}: {module_name} cannot be imported ({reason})") from None
     for name in attribute.split("."):
-        if not hasattr(found, name):
-            offered = [name for name, value in vars(found).items() if inspect.isfunction(value) and name[0] != "_"]
+        if not hasattr(target, name):
+            offered = [name for name, value in vars(target).items() if inspect.isfunction(value) and name[0] != "_"]
             has = f"; it has {', '.join(sorted(offered)[:8])}" if offered else ""
             raise JobError(f'{key}: {module_name} has no "{attribute}"{has}')
-        found = getattr(found, name)
-    if not callable(found):
-        raise JobError(f"{key}: {text} is no function but {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
+        target = getattr(target, name)
+    if not callable(target):
+        raise JobError(f"{key}: {text} is of type {type(target).__name__}, not a function")
+    return target  # type: ignore[no-any-return]
 
 
 def name_of(function: Callable[..., Any], key: str) -> tuple[str, str]:
@@ -83,7 +83,7 @@ def name_of(function: Callable[..., Any], key: str) -> tuple[str, str]:
     return f"{name}:{qualified}", str(path.parents[depth])
 
 
-def _attribute(found: Any, qualified: str) -> Any:
+def _attribute(value: Any, qualified: str) -> Any:
     for name in qualified.split("."):
-        found = getattr(found, name, None)
-    return found
+        value = getattr(value, name, None)
+    return value

@@ -74,18 +74,17 @@ def layer_seconds(job: Sections) -> list[float]:
 def profile_of_layout(job: Sections, prices: Profile, shape: Shape) -> Profile:
     """Return the job's prices with an entry for each stage of `shape.cut`; `prices` itself for a shape without a cut.
 
-    If the analytic model prices the job, each unit has its analytic share of its fault-free stage's price; the
-    embedding belongs to the first layer, the head to the last. Otherwise the units of a stage have equal shares.
-
-    Raises:
-        JobError: as in `profile_of_cut`, or layers do not divide over stages.
+    If the analytic model prices the job, each unit has its analytic share of its fault-free stage's price (the
+    embedding belongs to the first layer, the head to the last), else equal shares. Raises JobError as `profile_of_cut`.
     """
     if not shape.cut:
         return prices
     weights: dict[str, list[float]] = {}
     if job.times.profile == ANALYTIC:
         layers = analytic.layers(job)
-        weights = {name: [float(getattr(layer, of)) for layer in layers] for name, of in _WEIGHED_BY.items()}
+        weights = {
+            name: [float(getattr(layer, attribute)) for layer in layers] for name, attribute in _WEIGHED_BY.items()
+        }
     return profile_of_cut(prices, shape, units_of(job), weights)
 
 
@@ -93,13 +92,7 @@ def activation_limits(job: Sections, profile: Profile | None = None) -> list[flo
     """Return the activations (in chunks) that a worker of each rank may hold; None: unlimited.
 
     A limit in bytes is reduced by the static bytes and workspace of the rank's stages, then divided by the activation
-    of its heaviest stage.
-
-    Args:
-        profile: prices to count with; None: the job's profile.
-
-    Raises:
-        JobError: as in `byte_limit`, or the profile cannot be read.
+    of its heaviest stage, by `profile` or else the job's. Raises JobError as in `byte_limit`.
     """
     limit, ranks = job.memory.limit, job.grid.ranks
     if limit is None:
@@ -127,8 +120,8 @@ def byte_limit(job: Sections, profile: Profile) -> float | None:
         return parse_bytes(limit, "[memory] limit")
     if profile.capacity is None:
         raise JobError(
-            '[memory] limit: "auto" is what the device has, which this profile does not say; measure one on such a'
-            " device (recycle profile JOB -o FILE), or state bytes"
+            '[memory] limit: "auto" is the memory of the device, which this profile does not state; measure a profile'
+            " on the device (recycle profile JOB -o FILE), or state bytes"
         )
     return profile.capacity
 

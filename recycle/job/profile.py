@@ -39,12 +39,7 @@ def _is_number(value: object) -> bool:
 
 
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Price of a transfer between one directed pair of workers: `latency` + bytes / `bandwidth` seconds.
-
-    Attributes:
-        latency: seconds.
-        bandwidth: bytes per second; None: only latency counts.
-    """
+    """Price of a transfer of a directed pair of workers: `latency` + bytes / `bandwidth` seconds (None: latency)."""
 
     latency: float = 0.0
     bandwidth: float | None = None
@@ -112,32 +107,28 @@ class Profile:
 
     def __post_init__(self) -> None:
         """Raise JobError for a negative or non-finite quantity, and for a link or speed that names no worker."""
-        for name in (*_PER_STAGE, "latency"):
-            value = getattr(self, name)
-            for entry in value if isinstance(value, list) else [0.0 if value is None else value]:
-                if not _is_number(entry) or not 0 <= entry < math.inf:
-                    raise JobError(f"profile: {name} must be finite and at least 0, got {entry!r}")
-        for name in ("weight_stash", "redundant_stash"):
-            if not _is_number(getattr(self, name)) or not 0 <= getattr(self, name) <= 1:
-                raise JobError(f"profile: {name} must lie between 0 and 1, got {getattr(self, name)}")
         for name in ("links", "speed"):
             if not isinstance(getattr(self, name), dict):
                 raise JobError(f"profile: {name} must be a dict, got {getattr(self, name)!r}")
-        for worker in self.speed:
+        for worker, factor in self.speed.items():
             if str(Worker.parse(worker)) != worker:
-                raise JobError(f"profile: speed: write {Worker.parse(worker)} in place of {worker!r}")
-        positive = [("bandwidth", self.bandwidth), ("capacity", self.capacity)]
-        positive += [(f"speed of {worker}", factor) for worker, factor in self.speed.items()]
+                raise JobError(f"profile: speed: write {Worker.parse(worker)} instead of {worker!r}")
+            _require_quantity(f"speed of {worker}", factor, above_zero=True)
         for pair, link in self.links.items():
             _require_pair(pair)
             if not isinstance(link, Link):
                 raise JobError(f"profile: link {pair} must be a Link, got {link!r}")
-            if not _is_number(link.latency) or not 0 <= link.latency < math.inf:
-                raise JobError(f"profile: latency of link {pair} must be finite and at least 0, got {link.latency}")
-            positive.append((f"bandwidth of link {pair}", link.bandwidth))
-        for name, value in positive:
-            if value is not None and not (_is_number(value) and 0 < value < math.inf):
-                raise JobError(f"profile: {name} must be finite and above 0, got {value!r}")
+            _require_quantity(f"latency of link {pair}", link.latency)
+            _require_quantity(f"bandwidth of link {pair}", link.bandwidth, above_zero=True)
+        for name in (*_PER_STAGE, "latency"):
+            value = getattr(self, name)
+            for entry in value if isinstance(value, list) else [value]:
+                _require_quantity(name, entry)
+        for name in ("bandwidth", "capacity"):
+            _require_quantity(name, getattr(self, name), above_zero=True)
+        for name in ("weight_stash", "redundant_stash"):
+            if not _is_number(getattr(self, name)) or not 0 <= getattr(self, name) <= 1:
+                raise JobError(f"profile: {name} must lie between 0 and 1, got {getattr(self, name)}")
 
     @classmethod
     def uniform(
@@ -153,12 +144,9 @@ class Profile:
         return cls(forward, backward_input, backward_weight, step=step, latency=link, weight_stash=weight_stash)
 
     def per_stage(self, name: str, stages: int) -> list[float]:
-        """Return the attribute `name` as a list over stages.
+        """Return the attribute `name` as a list over stages. Raises JobError if a list has another length.
 
         None falls back to F for R, and to `activation` for `recomputed_from`.
-
-        Raises:
-            JobError: a list has another length.
         """
         value = getattr(self, name)
         if value is None and name in _IN_PLACE:
@@ -171,8 +159,8 @@ class Profile:
 
     def bucket_seconds(self, buckets: int, stages: int) -> list[float]:
         """Return the seconds to reduce one of `buckets` equal buckets of each stage's gradients."""
-        whole, latency = self.per_stage("reduce", stages), self.per_stage("reduce_latency", stages)
-        return [min(a, b) + max(0.0, a - b) / buckets for a, b in zip(whole, latency, strict=True)]
+        total, latency = self.per_stage("reduce", stages), self.per_stage("reduce_latency", stages)
+        return [min(a, b) + max(0.0, a - b) / buckets for a, b in zip(total, latency, strict=True)]
 
     def fixed_bytes(self, hosted: Iterable[int], stages: int) -> float:
         """Return the bytes besides activations that a worker of the stages `hosted` needs, of `stages` in all."""
@@ -192,14 +180,10 @@ class Profile:
     def transfer_seconds(
         self, shape: Shape, sender: npt.ArrayLike, receiver: npt.ArrayLike, boundary: npt.ArrayLike
     ) -> npt.NDArray[np.float64]:
-        """Return the seconds of transfers: latency + bytes / bandwidth of each link.
+        """Return the seconds of transfers between worker indices: latency + bytes / bandwidth of each link.
 
-        Args:
-            sender, receiver: worker indices.
-            boundary: the stage whose output, or the gradient of whose output, is sent.
-
-        Raises:
-            JobError: a link names a worker outside `shape`, or `message` does not have one entry per stage.
+        `boundary` is the stage whose output, or the gradient of whose output, is sent. Raises JobError if a link names
+        a worker outside `shape`, or `message` has another length.
         """
         message = np.array(self.per_stage("message", shape.stages))
         return self.copy_seconds(shape, sender, receiver, message[np.clip(boundary, 0, shape.stages - 1)])
@@ -219,13 +203,13 @@ class Profile:
             seconds: npt.NDArray[np.float64] = latency + np.asarray(amount) / bandwidth
         return seconds
 
-    def with_slow_link(self, shape: Shape, one: Worker, other: Worker, factor: float) -> Profile:
+    def with_slow_link(self, shape: Shape, first: Worker, second: Worker, factor: float) -> Profile:
         """Return a profile in which transfers between two workers, in both directions, take `factor` times as long.
 
         Raises JobError if a link names a worker outside `shape`, or the factor is not above 0 and finite.
         """
         links = dict(self.links)
-        for ends in ((one, other), (other, one)):
+        for ends in ((first, second), (second, first)):
             link = self.link_between(shape, *ends)
             bandwidth = None if link.bandwidth is None else link.bandwidth / factor
             links["{}>{}".format(*ends)] = Link(factor * link.latency, bandwidth)
@@ -256,8 +240,8 @@ class Profile:
                 "{}.{}>{}.{}".format(*("*" if star else n for star, n in zip(form, numbers, strict=True)))
                 for form in by_precedence
             )
-            found = next((self.links[key] for key in fitting if key in self.links), None)
-            links.append(found or Link(self.latency, self.bandwidth))
+            link = next((self.links[key] for key in fitting if key in self.links), None)
+            links.append(link or Link(self.latency, self.bandwidth))
         return links
 
     @property
@@ -269,7 +253,6 @@ class Profile:
         return self.speed.get(str(worker), 1.0)
 
     def digest(self) -> str:
-        """Content hash, by which plans name their profile."""
         prices = {name: value for name, value in self.to_json().items() if name != "measured"}
         if not self.gather:
             prices.pop("gather", None)  # keeps the digest of profiles written before this field
@@ -292,7 +275,7 @@ class Profile:
     def from_bytes(cls, content: bytes, name: str) -> Profile:
         """Parse the content of a profile file; `name` begins every error message. Raises JobError."""
         if content.strip() and not content.lstrip().startswith(b"{"):
-            raise JobError(f"{name}: is not a profile, which is a JSON object; a job file goes to --job")
+            raise JobError(f"{name}: is not a profile, which is a JSON object; give a job file with --job")
         try:
             unknown = set(entries(content, JobError)) - {f.name for f in fields(cls)}
             if unknown:
@@ -300,6 +283,12 @@ class Profile:
             return msgspec.json.decode(content, type=cls)
         except (msgspec.MsgspecError, JobError, UnicodeDecodeError, RecursionError) as error:
             raise JobError(f"{name}: {error}") from None
+
+
+def _require_quantity(name: str, value: Any, above_zero: bool = False) -> None:
+    if value is not None and not (_is_number(value) and 0 <= value < math.inf and (value or not above_zero)):
+        bound = "above 0" if above_zero else "at least 0"
+        raise JobError(f"profile: {name} must be finite and {bound}, got {value!r}")
 
 
 def _require_pair(key: str) -> None:

@@ -23,7 +23,7 @@ from recycle.files import write_whole
 from recycle.job.job import Job, toml_value
 from recycle.job.sections import Sections
 
-_ATTRIBUTE = re.compile(r"^    (\w+)(?: \(([^)]*)\))?: ((?:.|\n {8})*)", flags=re.MULTILINE)
+_DESCRIBED = re.compile(r"^    (\w+)(?: \(([^)]*)\))?: ((?:.|\n {8})*)", flags=re.MULTILINE)
 _LARGEST = 2**31 - 1
 """Bound of whole numbers that is not printed."""
 _INTRODUCTION = """# The job file
@@ -37,13 +37,7 @@ This page is written by `python -m recycle.job.reference docs/reference/job.md`,
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a job file.
-
-    Attributes:
-        unit: "" for values without one.
-        values: description of the accepted values.
-        default: as TOML; "required" or "not set" without one.
-    """
+    """A key of a job file; `default` is TOML, "required" or "not set"."""
 
     name: str
     meaning: str
@@ -57,13 +51,15 @@ def section_about(section: Any) -> str:
     return inspect.cleandoc(section.__doc__).splitlines()[0].split(": ", 1)[1]
 
 
+def described_names(docstring: str) -> dict[str, tuple[str, str]]:
+    """Return name -> (text in parentheses, description) of the lines `name (text): description` of a docstring."""
+    lines = _DESCRIBED.findall(inspect.cleandoc(docstring))
+    return {name: (note, " ".join(text.split())) for name, note, text in lines}
+
+
 def section_keys(section: Any) -> list[Key]:
     """Return the keys of a section, in file order. Raises KeyError for a key that the docstring does not describe."""
-    meanings = {
-        name: (unit or "", " ".join(text.split()))
-        for name, unit, text in _ATTRIBUTE.findall(inspect.cleandoc(section.__doc__).split("Attributes:")[1])
-    }
-    keys = []
+    meanings, keys = described_names(section.__doc__), []
     for field in msgspec.structs.fields(section):
         unit, meaning = meanings[field.name]
         default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
@@ -100,12 +96,12 @@ def reference_page() -> str:
         for key in section_keys(section.type):
             default = key.default if key.default in ("required", "not set") else f"`{key.default}`"
             cells = (f"`{key.name}`", key.values, key.unit, default, key.meaning)
-            lines.append("| " + " | ".join(_linked(cell.replace("|", "\\|")) for cell in cells) + " |")
+            lines.append("| " + " | ".join(_link_pages(cell.replace("|", "\\|")) for cell in cells) + " |")
         lines.append("")
-    return "\n".join(_linked(line) if line.endswith(").") else line for line in lines)
+    return "\n".join(_link_pages(line) if line.endswith(").") else line for line in lines)
 
 
-def _linked(text: str) -> str:
+def _link_pages(text: str) -> str:
     return re.sub(r"docs/([a-z]+/)([a-z0-9-]+\.md)(?!\])", r"[\2](../\1\2)", text)
 
 

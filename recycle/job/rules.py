@@ -19,7 +19,6 @@ _MOST_ACTIVATIONS = 2**31
 
 
 def require_possible(job: Sections) -> None:
-    """Raise JobError for values that are well-typed but impossible together."""
     for problem in chain.from_iterable(rule(job) for rule in _RULES):
         raise JobError(problem)
 
@@ -43,7 +42,7 @@ def _memory(job: Sections) -> Iterator[str]:
         if written is None:
             continue
         if job.times.profile is not None:
-            yield f"[memory] {key}: [times] profile states it too; take out one of them"
+            yield f"[memory] {key}: [times] profile also states it; remove one of them"
         if isinstance(written, list) and len(written) != shape.stages:
             yield f"[memory] {key}: lists {len(written)} stages, the shape has {shape.stages} (P*V)"
         for text in written if isinstance(written, list) else [written]:
@@ -55,7 +54,7 @@ def _memory(job: Sections) -> Iterator[str]:
         if limit != AUTO:
             parse_bytes(limit, "[memory] limit")
         elif job.times.profile is None:
-            yield '[memory] limit: "auto" needs [times] profile, which states what the device has; state bytes'
+            yield '[memory] limit: "auto" needs [times] profile, which states the memory of the device; or state bytes'
         if job.times.profile is None and memory.activation is None:
             needs = "bytes need the bytes of an activation; state [memory] activation, or [times] profile"
             yield f"[memory] limit: {needs}"
@@ -95,20 +94,20 @@ def _model(job: Sections) -> Iterator[str]:
         if name is not None:
             require_name(name, key)
             if is_emulated:
-                yield f'{key}: kind = "emulated" computes nothing; take out one of them'
+                yield f'{key}: kind = "emulated" computes nothing; remove one of them'
     if model.weights is not None and is_emulated:
-        yield '[model] weights: kind = "emulated" has none; take out one of them'
+        yield '[model] weights: kind = "emulated" has none; remove one of them'
     if model.weights is not None and model.provider is not None:
-        yield "[model] weights: what [model] provider builds has its own; load them in that function"
+        yield "[model] weights: the model of [model] provider has its own; load them in that function"
     if model.config and is_emulated:
-        yield '[model.config]: kind = "emulated" has no config; take out one of them'
+        yield '[model.config]: kind = "emulated" has no config; remove one of them'
     if isinstance(model.recompute, list) and len(model.recompute) != job.shape.stages:
         yield f"[model] recompute: lists {len(model.recompute)} stages, the shape has {job.shape.stages} (P*V)"
     if isinstance(model.recompute, list) and job.times.profile == ANALYTIC:
         yield "[model] recompute: the analytic model takes one word for all stages, not a list"
     if model.provider is not None and job.times.profile == ANALYTIC:
         yield (
-            "[times] profile: the analytic model does not know what [model] provider builds; measure it with"
+            "[times] profile: the analytic model does not know the model of [model] provider; measure it with"
             " recycle profile JOB -o FILE, and name that file"
         )
 
@@ -144,23 +143,26 @@ def _parallel(job: Sections) -> Iterator[str]:
         )
     if grid.expert_parallel and experts % count:
         yield (
-            f"[model.config] num_moe_experts: {experts} is not divisible by tensor_parallel = {count}, and"
-            " [shape] expert_parallel gives each tensor rank as many experts"
+            f"[model.config] num_moe_experts: {experts} is not divisible by tensor_parallel = {count}, but"
+            " with [shape] expert_parallel all tensor ranks hold equally many"
         )
     if not is_built:
         return
     if grid.sequence_parallel and experts:
-        yield "[shape] sequence_parallel: the router of a mixture of experts looks at all tokens; set it to false"
+        yield "[shape] sequence_parallel: the router of a mixture of experts needs all tokens; set it to false"
     if grid.sequence_parallel and model.sequence % count:
         yield (
-            f"[model] sequence: {model.sequence} is not divisible by tensor_parallel = {count}, and"
-            " [shape] sequence_parallel gives each tensor rank as many tokens"
+            f"[model] sequence: {model.sequence} is not divisible by tensor_parallel = {count}, but"
+            " with [shape] sequence_parallel all tensor ranks hold equally many tokens"
         )
-    pad = f"pad it to {-(-model.vocabulary // count) * count}" if model.weights is None else "its weights have as many"
+    pad = (
+        f"pad it to {-(-model.vocabulary // count) * count}" if model.weights is None else "its weights have that many"
+    )
+    equal = "all tensor ranks hold equally many"
     for key, value, remedy in (
-        ("heads", model.heads, "each tensor rank has as many"),
-        ("ffn", 4 * model.hidden if model.ffn is None else model.ffn, "each tensor rank has as many units"),
-        ("config num_query_groups", int(fields.get("num_query_groups", model.heads)), "each tensor rank has as many"),
+        ("heads", model.heads, equal),
+        ("ffn", 4 * model.hidden if model.ffn is None else model.ffn, f"{equal} units"),
+        ("config num_query_groups", int(fields.get("num_query_groups", model.heads)), equal),
         ("vocabulary", model.vocabulary, pad),
     ):
         if value % count:
@@ -174,7 +176,7 @@ def _data(job: Sections) -> Iterator[str]:
         yield from (f"[eval]: {problem}" for problem in _data_of(job, others, part=1))
         if others.micro_batch_size not in (1, data.micro_batch_size):
             yield (
-                f"[eval] data.micro_batch_size: {others.micro_batch_size}, but stages hand on"
+                f"[eval] data.micro_batch_size: {others.micro_batch_size}, but stages pass on"
                 f" {data.micro_batch_size} rows at a time ([data] micro_batch_size); leave it out"
             )
     elif job.evaluation.every and data.kind == "gpt-dataset":
@@ -183,7 +185,7 @@ def _data(job: Sections) -> Iterator[str]:
 
 def _data_of(job: Sections, data: DataSection, part: int = 0) -> Iterator[str]:
     if data.provider is not None and data.kind != "text":
-        yield f'[data] provider: and kind = "{data.kind}" name the data twice; take out one of them'
+        yield f'[data] provider: kind = "{data.kind}" also names the data; remove one of them'
     if data.kind == "megatron" and data.path is None:
         yield '[data] path: kind = "megatron" needs the path of a .bin and .idx file, without the suffix'
     if data.kind != "gpt-dataset":
@@ -200,7 +202,7 @@ def _data_of(job: Sections, data: DataSection, part: int = 0) -> Iterator[str]:
     shares = [float(share) for share in data.split.split(",")]
     if part >= len(shares) or shares[part] <= 0:
         names = "training, the first", "validation, the second"
-        yield f'[data] split: "{data.split}" gives {names[part]} of them, nothing'
+        yield f'[data] split: "{data.split}" gives no share to {names[part]} part'
     for key in ("mask_loss", "reset_positions"):
         if getattr(data, key) and data.end_of_document is None:
             yield f"[data] {key}: needs end_of_document, the number of the token that ends a document"
@@ -228,7 +230,7 @@ def _train(job: Sections) -> Iterator[str]:
             " [planner] decoupled = false does without; set it to true, or reduce_buckets to 1"
         )
     if train.minimum_learning_rate and train.schedule in (None, "constant"):
-        yield '[train] minimum_learning_rate: needs another schedule than "constant"'
+        yield '[train] minimum_learning_rate: needs a schedule other than "constant"'
     if train.decay is not None and train.schedule != "warmup-stable-decay":
         yield '[train] decay: needs schedule = "warmup-stable-decay"'
     if train.decay is not None and train.decay > train.steps - train.warmup:
@@ -252,8 +254,8 @@ def _integrity(job: Sections) -> Iterator[str]:
     key, interval = ("digests", digests) if digests else ("every", every)
     if isinstance(interval, int) and kept % interval:
         yield (
-            f"[integrity] {key}: {interval} does not divide [train] checkpoint_every = {kept}, so that checkpoints"
-            " would be kept that nobody compares; change one of the two"
+            f"[integrity] {key}: {interval} does not divide [train] checkpoint_every = {kept}, so"
+            " some checkpoints would not be compared; change one of the two"
         )
 
 

@@ -424,7 +424,6 @@ class IntegritySection(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def compares_states(self) -> bool:
-        """Whether hosts compare their states, and keep them."""
         return bool(self.digests or self.every)
 
 
@@ -529,7 +528,6 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
         return replace(self.data, seed=self.data.seed + 1)
 
     def is_evaluated(self, step: int, is_last: bool) -> bool:
-        """Return whether an evaluation follows step `step`."""
         every = self.evaluation.every
         return every > 0 and (is_last or (step + 1) % every == 0)
 
@@ -549,7 +547,6 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
         return self.ties_among(self.shape.stages)
 
     def ties_among(self, stages: int) -> tuple[tuple[int, ...], ...]:
-        """Return `ties` for a model cut into `stages` stages."""
         return ((0, stages - 1),) if self.model.tied and stages > 1 else ()
 
     def recompute_of(self, stage: int) -> Recompute:

@@ -32,7 +32,6 @@ class Worker(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Worker:
-        """Parse `pipeline.rank`. Raises JobError for other text."""
         match = _PAIR.fullmatch(text.strip())
         if match is None:
             raise JobError(f"{text!r} is not a worker: write pipeline.rank, for example 1.2")
@@ -124,7 +123,6 @@ class Shape:
         return self.pipelines * self.micro_batches
 
     def workers(self) -> Iterator[Worker]:
-        """Iterate over all positions, by pipeline, then rank."""
         return (Worker(k, r) for k in range(self.pipelines) for r in range(self.ranks))
 
     def worker_index(self, worker: Worker) -> int:
@@ -187,5 +185,4 @@ def place_workers(shape: Shape, workers_per_node: int) -> tuple[tuple[Worker, ..
 
 
 def node_of(shape: Shape, workers_per_node: int) -> dict[Worker, int]:
-    """Return the node of each worker. Raises JobError as `place_workers` does."""
     return {w: node for node, workers in enumerate(place_workers(shape, workers_per_node)) for w in workers}

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import msgspec
 
 from recycle.errors import JobError, RecycleError, ScheduleError
-from recycle.files import read_whole
+from recycle.files import read_whole, writing
 from recycle.ir.formats import run_trace
 from recycle.ir.instruction import Instruction
 from recycle.ir.trace import Trace, TraceBuilder
@@ -40,8 +40,6 @@ _Seconds = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 
 
 class LoggedIteration(msgspec.Struct, frozen=True):
-    """One line of a process's trace log."""
-
     step: run_trace.Count
     generation: run_trace.Count
     role: str
@@ -61,7 +59,6 @@ def plan_file(folder: Path, digest: object) -> Path:
 
 
 def log_path(run_dir: str | Path, worker: Worker) -> Path:
-    """Return the path of the trace log of the process that started as `worker`."""
     return Path(run_dir) / "logs" / f"{worker}{TRACE_LOG_SUFFIX}"
 
 
@@ -76,31 +73,24 @@ def append_iteration(
     """Append one executed iteration, or one evaluation batch, to a process's trace log as one line.
 
     Args:
-        path: the log, see `log_path`; created with its folder if missing.
         role: position in the plan that the process had.
         instructions: (instruction or its text, start, end) in execution order, in seconds since the run's start.
         batch: batch of the evaluation after the step; None for the iteration itself.
 
-    Returns:
-        Number of bytes appended.
-
-    Raises:
-        RecycleError: the file cannot be written.
+    Returns the number of bytes appended. Raises RecycleError if the file cannot be written.
     """
     rows = [[str(what), round(float(start), 9), round(float(end), 9)] for what, start, end in instructions]
     iteration = {"step": step, "generation": generation, "role": str(role), "instructions": rows}
     if batch is not None:
         iteration["evaluation"] = batch
     path, line = Path(path), msgspec.json.encode(iteration)
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as stream:
             # A killed process may leave a line without a newline; its successor must not continue that line.
             if stream.seek(0, os.SEEK_END) and stream.seek(-1, os.SEEK_END) >= 0 and stream.read(1) != b"\n":
                 line = b"\n" + line
             return stream.write(line + b"\n")
-    except OSError as error:
-        raise RecycleError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def read_logs(run_dir: str | Path, shape: Shape) -> Trace:
@@ -145,11 +135,11 @@ def _iterations(path: Path, shape: Shape) -> Iterator[_Logged]:
                 if not line:
                     return
                 try:
-                    said = msgspec.json.decode(line, type=dict[str, Any])
+                    entry = msgspec.json.decode(line, type=dict[str, Any])
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     continue
                 try:
-                    yield path, process, number, msgspec.convert(said, LoggedIteration, strict=False)
+                    yield path, process, number, msgspec.convert(entry, LoggedIteration, strict=False)
                 except msgspec.ValidationError as error:
                     raise RecycleError(f"{path}: line {number}: {error}") from None
     except OSError as error:
@@ -185,14 +175,8 @@ def read_lines(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
 def merge_logs(run_dir: str | Path, shape: Shape, most_bytes: int = MOST_MERGED_BYTES) -> int:
     """Write `trace.json` from the logs of a run that has ended, in little memory.
 
-    Args:
-        most_bytes: limit for all logs together; larger logs are sampled every n-th step.
-
-    Returns:
-        n; 1 if nothing is left out.
-
-    Raises:
-        RecycleError: as in `read_logs`.
+    Logs that are larger than `most_bytes` together are sampled every n-th step; return n. Raises RecycleError as
+    `read_logs`.
     """
     logs = _logs(run_dir)
     every = max(1, -(-sum(path.stat().st_size for path in logs) // most_bytes))

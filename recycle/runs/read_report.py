@@ -26,7 +26,7 @@ def load_report(run_dir: str | Path) -> RunReport:
     """
     path = Path(run_dir)
     if not (path / "job.toml").is_file() or not (path / "metrics.jsonl").exists():
-        raise JobError(f"{path}: there is no run here; give the directory that was given to --run")
+        raise JobError(f"{path}: is not a run directory; give the directory of --run")
     job = Job.of_run(path)
     events = [event for _, event in read_lines(path / EVENTS) if "kind" in event]
     metrics = steps_of(line for _, line in read_lines(path / "metrics.jsonl"))
@@ -52,20 +52,20 @@ def read_attempts(run_dir: str | Path, shape: Shape) -> dict[tuple[int, int], Ac
 
     Raises RecycleError if a complete line is invalid.
     """
-    found: dict[tuple[int, int], Activity] = {}
+    attempts: dict[tuple[int, int], Activity] = {}
     for iteration in read_iterations(run_dir, shape):
         if iteration.evaluation is not None or not iteration.instructions:
             continue
-        activity = found.setdefault((iteration.generation, iteration.step), Activity())
+        activity = attempts.setdefault((iteration.generation, iteration.step), Activity())
         activity.workers += 1
         for text, start, end in iteration.instructions:
             activity.first, activity.last = min(activity.first, start), max(activity.last, end)
-            computes, is_replay = _of_token(_token(text))
+            computes, is_replay = _classify_token(_token(text))
             if is_replay:
                 activity.replayed += end - start
             elif computes:
                 activity.busy += end - start
-    return found
+    return attempts
 
 
 def _token(text: str) -> str:
@@ -74,7 +74,7 @@ def _token(text: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _of_token(token: str) -> tuple[bool, bool]:
+def _classify_token(token: str) -> tuple[bool, bool]:
     try:
         kind = kind_of_token(token)
     except (KeyError, RecycleError):

@@ -20,8 +20,6 @@ from typing import Any
 
 
 class TimePart(StrEnum):
-    """Parts of a run's time."""
-
     USEFUL = "useful"
     """computing iterations that count, and stepping, as the mean over the live workers"""
     REPLAYING = "replaying"
@@ -49,9 +47,7 @@ class TimePart(StrEnum):
 class Activity:
     """Logged activity of the workers in one attempt of an iteration.
 
-    Attributes:
-        busy, replayed: seconds over all workers, spent computing and stepping, and on work done twice on purpose.
-        first, last: start of the first instruction, end of the last one.
+    `busy` are seconds over all workers spent computing and stepping, `replayed` seconds of work done twice on purpose.
     """
 
     workers: int = 0
@@ -104,9 +100,8 @@ class GenerationChange:
 class RunReport:
     """Breakdown of a run's time.
 
-    Attributes:
-        expected: seconds that these should take by their plans; None if the plans' unit is unknown.
-        fault_free: seconds that these should take by the plan for all workers; None if the plans' unit is unknown.
+    `expected` are the seconds of its iterations by their plans, `fault_free` those by the plan for all workers; None if
+    the plans' unit is unknown.
     """
 
     spans: list[Span]
@@ -122,10 +117,10 @@ class RunReport:
 
     @property
     def parts(self) -> dict[TimePart, float]:
-        found = dict.fromkeys(TimePart, 0.0)
+        seconds_by_part = dict.fromkeys(TimePart, 0.0)
         for span in self.spans:
-            found[span.part] += span.seconds
-        return found
+            seconds_by_part[span.part] += span.seconds
+        return seconds_by_part
 
     @property
     def measured(self) -> float:
@@ -149,16 +144,16 @@ class _Generation:
 Attempts = Mapping[tuple[int, int], Activity]
 """(generation, step) -> logged activity."""
 _CAUSES = {
-    "detected": "failure",
-    "restored": "restart",
-    "drained": "drain",
-    "rejoined": "re-join",
-    "replanned": "plan",
-    "moved": "layout",
-    "undone": "repetition",
+    "detected": ("failure", "{worker} {cause}"),
+    "restored": ("restart", "back to {checkpoint}"),
+    "drained": ("drain", "{worker} left"),
+    "rejoined": ("re-join", "{worker} re-joined"),
+    "replanned": ("plan", "{cause}"),
+    "moved": ("layout", "layers moved to {worker}"),
+    "undone": ("repetition", "{cause}"),
 }
-"""Events that explain a change, most specific first."""
-_OF_A_STEP = ("drained", "undone", "rejoined", "replanned", "moved")
+"""Events that explain a change, most specific first -> (kind of change, text)."""
+_STEP_EVENTS = ("drained", "undone", "rejoined", "replanned", "moved")
 """Events that name the first step of a generation, possibly written after it began."""
 
 
@@ -177,7 +172,7 @@ def report_of(
         is_over: whether the run has ended, so that the time after its last iteration counts.
     """
     generations = _generations(metrics, events, attempts)
-    cutter = _Cutter(events, attempts, {int(e["step"]): _seconds(e, "stalled") for e in _of(events, "checkpoint")})
+    cutter = _Cutter(events, attempts, {int(e["step"]): _seconds(e, "stalled") for e in _of_kind(events, "checkpoint")})
     for place, generation in enumerate(generations):
         cutter.cut(generation, generations[place + 1] if place + 1 < len(generations) else None)
     if is_over:
@@ -204,34 +199,39 @@ def _with_slower(
         return list(changes)
     slower = [0.0] * len(changes)
     for line in metrics:
-        behind = [place for place, change in enumerate(changes) if change.step <= line["step"]]
-        if behind:
-            slower[behind[-1]] += (_seconds(line, "period") - usual) * unit
+        earlier = [place for place, change in enumerate(changes) if change.step <= line["step"]]
+        if earlier:
+            slower[earlier[-1]] += (_seconds(line, "period") - usual) * unit
     return [replace(change, slower=seconds) for change, seconds in zip(changes, slower, strict=True)]
 
 
 def _generations(
     metrics: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], attempts: Attempts
 ) -> list[_Generation]:
-    found: dict[int, _Generation] = {}
-    for event in _of(events, "generation"):
+    generations: dict[int, _Generation] = {}
+    for event in _of_kind(events, "generation"):
         number = int(event["generation"])
-        found.setdefault(number, _Generation(number, _seconds(event, "time"), int(event["step"])))
+        generations.setdefault(number, _Generation(number, _seconds(event, "time"), int(event["step"])))
     for line in metrics:
         number, time = int(line.get("generation", 1)), _seconds(line, "time")
-        one = found.setdefault(number, _Generation(number, _seconds(line, "began") or time, int(line["step"])))
-        if not one.commits and "began" in line:
-            one.began = _seconds(line, "began")
-        one.commits.append(line)
+        generation = generations.setdefault(
+            number, _Generation(number, _seconds(line, "began") or time, int(line["step"]))
+        )
+        if not generation.commits and "began" in line:
+            generation.began = _seconds(line, "began")
+        generation.commits.append(line)
     for (number, _), activity in attempts.items():
-        one_of = found.get(number)
-        if one_of is not None and activity.workers:
-            one_of.began = activity.first if one_of.began is None else min(one_of.began, activity.first)
-    ordered = sorted(found.values(), key=lambda generation: generation.number)
+        if activity.workers and (started := generations.get(number)) is not None:
+            started.began = activity.first if started.began is None else min(started.began, activity.first)
+    ordered = sorted(generations.values(), key=lambda generation: generation.number)
     for event in events:
         if event.get("kind") not in ("rejoined", "moved") or event.get("while_running"):
             continue
-        before = [one for one in ordered if one.proposed <= _seconds(event, "time") and one.step == event.get("step")]
+        before = [
+            generation
+            for generation in ordered
+            if generation.proposed <= _seconds(event, "time") and generation.step == event.get("step")
+        ]
         if before:
             before[-1].moves = True
             before[-1].joins |= event["kind"] == "rejoined"
@@ -239,8 +239,6 @@ def _generations(
 
 
 class _Cutter:
-    """Splits the wall clock, generation by generation."""
-
     def __init__(self, events: Sequence[Mapping[str, Any]], attempts: Attempts, stalls: Mapping[int, float]) -> None:
         self._events, self._attempts, self._stalls = events, attempts, stalls
         self._now = 0.0
@@ -298,13 +296,13 @@ class _Cutter:
         if generation.began is None:  # it never ran
             self._to(self._first("detected", self._now, limit) or (limit if after else self._now), TimePart.FORMING)
             return
-        found = self._first("detected", self._now, limit)
+        detected = self._first("detected", self._now, limit)
         restored = self._first("restored", self._now, limit)
-        begun = [activity.last for (number, _), activity in self._attempts.items() if number == generation.number]
-        computed = min(max(begun, default=self._now), limit)
-        if found is not None:
-            self._to(min(found, computed) if begun else found, TimePart.REDONE)
-            self._to(found, TimePart.WAITING)
+        last_ends = [activity.last for (number, _), activity in self._attempts.items() if number == generation.number]
+        computed = min(max(last_ends, default=self._now), limit)
+        if detected is not None:
+            self._to(min(detected, computed) if last_ends else detected, TimePart.REDONE)
+            self._to(detected, TimePart.WAITING)
         elif restored is not None or self._is_repeated(generation, after):
             self._to(computed, TimePart.REDONE)
 
@@ -312,64 +310,53 @@ class _Cutter:
         return after is not None and (generation.number, after.step) in self._attempts
 
     def _first(self, kind: str, since: float, until: float) -> float | None:
-        times = (_seconds(event, "time") for event in _of(self._events, kind))
+        times = (_seconds(event, "time") for event in _of_kind(self._events, kind))
         return next((time for time in times if since - 1e-6 <= time <= until), None)
 
     def _note_change(self, generation: _Generation) -> None:
         if self._ended is None:
             return
         until = _seconds(generation.commits[0], "time") if generation.commits else self._now
-        found = [
+        explaining = [
             event
             for event in self._events
-            if self._ended <= _seconds(event, "time") <= until and event["kind"] not in _OF_A_STEP
+            if _seconds(event, "time") >= self._ended
+            and (
+                event.get("step") == generation.step
+                if event["kind"] in _STEP_EVENTS
+                else _seconds(event, "time") <= until
+            )
         ]
-        found += [
-            event
-            for event in self._events
-            if event["kind"] in _OF_A_STEP
-            and event.get("step") == generation.step
-            and _seconds(event, "time") >= self._ended
-        ]
-        kinds = [str(event["kind"]) for event in found]
+        kinds = [str(event["kind"]) for event in explaining]
         kind = next((name for name in _CAUSES if name in kinds), None)
         costs: dict[TimePart, float] = {}
         for span in self.spans[self._open :]:
             costs[span.part] = costs.get(span.part, 0.0) + span.seconds
-        what = "; ".join(dict.fromkeys(_words(event) for event in found if event["kind"] == kind))
-        name = _CAUSES[kind] if kind is not None else "formation"
+        what = "; ".join(dict.fromkeys(_words(event) for event in explaining if event["kind"] == kind))
+        name = _CAUSES[kind][0] if kind is not None else "formation"
         self.changes.append(GenerationChange(self._ended, generation.step, name, what or "formed again", costs))
 
     def end(self, end: float) -> None:
-        written = [_seconds(event, "time") for event in _of(self._events, "checkpoint")]
+        written = [_seconds(event, "time") for event in _of_kind(self._events, "checkpoint")]
         self._to(min(end, max(written, default=0.0)), TimePart.CHECKPOINTING)
         self._to(end, TimePart.ENDING)
 
 
 def _busy_share(attempts: Attempts) -> float:
     shares = [
-        one.busy / one.workers / (one.last - one.first)
-        for one in attempts.values()
-        if one.workers and one.last > one.first
+        attempt.busy / attempt.workers / (attempt.last - attempt.first)
+        for attempt in attempts.values()
+        if attempt.workers and attempt.last > attempt.first
     ]
     return min(1.0, median(shares)) if shares else 1.0
 
 
 def _words(event: Mapping[str, Any]) -> str:
-    words = {
-        "detected": "{worker} {cause}",
-        "restored": "back to {checkpoint}",
-        "drained": "{worker} left",
-        "rejoined": "{worker} re-joined",
-        "replanned": "{cause}",
-        "moved": "layers moved to {worker}",
-        "undone": "{cause}",
-    }
     fields = {name: event.get(name, "?") for name in ("worker", "cause", "checkpoint")}
-    return words[str(event["kind"])].format(**fields)
+    return _CAUSES[str(event["kind"])][1].format(**fields)
 
 
-def _of(events: Iterable[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:
+def _of_kind(events: Iterable[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:
     return [event for event in events if event.get("kind") == kind]
 
 

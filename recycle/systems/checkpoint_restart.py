@@ -1,19 +1,14 @@
 """Checkpoint and restart, hot spares, and live migration.
 
-Checkpoint and restart: every change of the live nodes restarts all processes in the best shape for the rest. Varuna
-(Athlur et al., EuroSys '22) and elastic restarts of `torchrun` do this. The interval follows Young's rule for the true
-failure rate of the job. Returning nodes join by a restart from a checkpoint written for it, without loss, once their
-gain until the next failure exceeds the pause. Each host has only its part of a sharded optimizer's state (ZeRO-1),
-because all workers read a checkpoint anyway.
+Checkpoint and restart: every change of the live nodes restarts all processes in the best shape for the rest, as Varuna
+(Athlur et al., EuroSys '22) and elastic restarts of `torchrun` do, with ZeRO-1 if the job shards its optimizer. The
+interval follows Young's rule. Returning nodes join by a restart from a checkpoint written for it, once their gain until
+the next failure exceeds the pause.
 
-Limits: every failure costs the work since the last checkpoint and a restart of all processes. At depths that do not
-divide the layers, the slowest stage determines the period.
-
-Hot spares: some of the job's nodes are idle with running processes, and the grid is the best on the rest. A spare
-replaces a dead node by copying the state of a live peer, which costs the common pause, and the iteration is repeated.
-Without a spare, all workers restart from a checkpoint on fewer workers. Returning nodes become spares without an
-interruption. The practice is common: 8 of the 72 GPUs of a rack are spares in NVIDIA's NVL72 systems (claimed). A
-sharded optimizer's state has as many copies as the job says; if the last owner of a shard dies, all workers restart.
+Hot spares: some nodes are idle with running processes, and the grid is the best on the rest. A spare replaces a dead
+node by copying the state of a live peer, and the iteration is repeated. Without a spare, or without an owner of a
+shard, all workers restart from a checkpoint. Returning nodes become spares. 8 of the 72 GPUs of a rack are spares in
+NVIDIA's NVL72 systems (claimed).
 """
 
 from __future__ import annotations
@@ -23,46 +18,44 @@ from functools import cached_property
 from math import ceil
 from typing import ClassVar
 
-from recycle.systems.grids import CheckpointedSystem, GridRunning, PipelineGrid
-from recycle.systems.setting import FATAL_SHARE, Setting
+from recycle.systems.grids import CheckpointedSystem, GridConfiguration, PipelineGrid
+from recycle.systems.scenario import FATAL_SHARE, Scenario
 from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, State, Stopped
 
 
-class CheckpointRestart(CheckpointedSystem[GridRunning]):
-    """Checkpoints at Young's interval, and a restart on the fastest remaining grid at every change."""
-
+class CheckpointRestart(CheckpointedSystem[GridConfiguration]):
     name = "checkpoint_restart"
     copies: ClassVar[int | None] = 1
     fatal_share = 1.0
     """Share of failures that need a checkpoint."""
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
-        return self._begun(live, len(self.setting.slots(live)))
+        return self._on_slots(live, len(self.scenario.slots(live)))
 
-    def _begun(self, live: Nodes, slots: int) -> State | DoesNotFit:
+    def _on_slots(self, live: Nodes, slots: int) -> State | DoesNotFit:
         grid = self.grids.best(slots)
         if grid is not None:
-            return self._running(live, grid, tuple(self.setting.slots(live)[: grid.slots]))
-        if slots >= self.setting.least_ranks:
-            return self.grids.misfit(slots)
+            return self._configuration(live, grid, tuple(self.scenario.slots(live)[: grid.slots]))
+        if slots >= self.scenario.least_ranks:
+            return self.grids.does_not_fit(slots)
         return Stopped(live=live, reason=f"{slots} live worker(s) cannot hold the model")
 
-    def survive(self, state: GridRunning, live: Nodes, failed: Nodes, joined: Nodes) -> Change | None:
-        if not set(state.used).isdisjoint(self.setting.slots(failed)):
+    def survive(self, state: GridConfiguration, live: Nodes, failed: Nodes, joined: Nodes) -> Change | None:
+        if not set(state.used).isdisjoint(self.scenario.slots(failed)):
             return None
         after = self.begin(live)
-        pause = self.setting.restart(detected=False)
-        pause = replace(pause, restart=pause.restart + self.setting.storage_seconds)
-        if isinstance(after, GridRunning) and self._pays(state, after, pause.seconds):
+        pause = self.scenario.restart(detected=False)
+        pause = replace(pause, restart=pause.restart + self.scenario.storage_seconds)
+        if isinstance(after, GridConfiguration) and self._pays(state, after, pause.seconds):
             return Change(state=after, pause=pause, event="restart")
-        return Change(state=self._running(live, state.grid, state.used), event="wait")
+        return Change(state=self._configuration(live, state.grid, state.used), event="wait")
 
-    def _pays(self, before: GridRunning, after: GridRunning, pause: float) -> bool:
-        failures = self.setting.failure_rate * len(after.live)
+    def _pays(self, before: GridConfiguration, after: GridConfiguration, pause: float) -> bool:
+        failures = self.scenario.failure_rate * len(after.live)
         return after.period * (1 + pause * failures) < before.period
 
-    def _running(self, live: Nodes, grid: PipelineGrid, used: tuple[int, ...]) -> GridRunning:
-        return self.grids.running(live, grid, used, self.fatal_share)
+    def _configuration(self, live: Nodes, grid: PipelineGrid, used: tuple[int, ...]) -> GridConfiguration:
+        return self.grids.configuration(live, grid, used, self.fatal_share)
 
 
 class HotSpare(CheckpointRestart):
@@ -77,38 +70,38 @@ class HotSpare(CheckpointRestart):
     loss = Loss.ITERATION
     copies = None
 
-    def __init__(self, setting: Setting, *, spares: int | None = None) -> None:
-        super().__init__(setting)
-        self.fatal_share = 1.0 if setting.copies == 1 else FATAL_SHARE
-        self.spares = max(1, ceil(0.05 * setting.nodes)) if spares is None else spares
+    def __init__(self, scenario: Scenario, *, spares: int | None = None) -> None:
+        super().__init__(scenario)
+        self.fatal_share = 1.0 if scenario.copies == 1 else FATAL_SHARE
+        self.spares = max(1, ceil(0.05 * scenario.nodes)) if spares is None else spares
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
-        return self._begun(live, min(len(self.setting.slots(live)), self._working_slots))
+        return self._on_slots(live, min(len(self.scenario.slots(live)), self._working_slots))
 
     @cached_property
     def _working_slots(self) -> int:
-        setting = self.setting
-        kept = len(setting.slots(range(setting.nodes - self.spares)))
-        return kept if kept >= setting.least_ranks else len(setting.node_of)
+        scenario = self.scenario
+        kept = len(scenario.slots(range(scenario.nodes - self.spares)))
+        return kept if kept >= scenario.least_ranks else len(scenario.node_of)
 
-    def survive(self, state: GridRunning, live: Nodes, failed: Nodes, joined: Nodes) -> Change | None:
-        setting, ranks = self.setting, state.grid.ranks
-        lost = set(state.used).intersection(setting.slots(failed))
-        spare = [slot for slot in setting.slots(live) if slot not in state.used]
+    def survive(self, state: GridConfiguration, live: Nodes, failed: Nodes, joined: Nodes) -> Change | None:
+        scenario, ranks = self.scenario, state.grid.ranks
+        lost = set(state.used).intersection(scenario.slots(failed))
+        spare = [slot for slot in scenario.slots(live) if slot not in state.used]
         if not lost or len(spare) < len(lost):
             return super().survive(state, live, failed, joined)
         replaced = dict(zip(sorted(lost), spare, strict=False))
-        after = self._running(live, state.grid, tuple(replaced.get(slot, slot) for slot in state.used))
-        state_bytes = setting.state_per_stage(setting.cut(ranks), state.grid.pipelines)
+        after = self._configuration(live, state.grid, tuple(replaced.get(slot, slot) for slot in state.used))
+        state_bytes = scenario.state_per_stage(scenario.cut(ranks), state.grid.pipelines)
         copies = [position % ranks for position, slot in enumerate(state.used) if slot in lost]
         copied = sum(state_bytes[rank] for rank in copies)
         hosts = [state.used[rank::ranks] for rank in range(ranks)]
-        if any(lost.issuperset(stage) or setting.loses_shard(stage, lost) for stage in hosts):
-            return Change(state=after, pause=setting.restart(), loss=Loss.CHECKPOINT, bytes=copied, event="restart")
+        if any(lost.issuperset(stage) or scenario.loses_shard(stage, lost) for stage in hosts):
+            return Change(state=after, pause=scenario.restart(), loss=Loss.CHECKPOINT, bytes=copied, event="restart")
         busiest = max(
             ceil(copies.count(rank) / (len(hosts[rank]) - copies.count(rank))) * state_bytes[rank] for rank in copies
         )
-        return Change(state=after, pause=setting.pause(busiest), loss=self.loss, bytes=copied, event="replace")
+        return Change(state=after, pause=scenario.pause(busiest), loss=self.loss, bytes=copied, event="replace")
 
 
 class LiveMigration(HotSpare):

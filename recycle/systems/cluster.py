@@ -1,9 +1,8 @@
 """Discrete-event simulation of one system over one failure trace, for days or years.
 
-Training is a sequence of iterations of `Running.period` seconds; only committed samples count. A failure takes effect
-immediately, in an iteration, a checkpoint or a pause. A failure in a pause restarts the pause, with the longer duration
-per cause, because pending copies and starts are still needed. Returning nodes are usable after `[pauses] start` and
-join at the next iteration boundary.
+Training is a sequence of iterations of `period` seconds; only committed samples count. A failure takes effect
+immediately. A failure in a pause restarts the pause, with the longer duration per cause, because pending copies and
+starts are still needed. Returning nodes are usable after `[pauses] start` and join at the next iteration boundary.
 
 Every second is booked once: as progress (at the fault-free rate) or under a cause of loss. No loop runs over
 iterations; a year of 400 nodes is a few thousand changes.
@@ -17,8 +16,17 @@ from dataclasses import dataclass, field, replace
 from math import floor, inf
 
 from recycle.systems.failures import FailureTrace, mean_per_part
-from recycle.systems.setting import Setting
-from recycle.systems.system import Checkpoints, DoesNotFit, Loss, Nodes, Pause, Running, State, Stopped, System
+from recycle.systems.scenario import Scenario
+from recycle.systems.system import (
+    ActiveConfiguration,
+    Checkpoints,
+    DoesNotFit,
+    Loss,
+    Nodes,
+    State,
+    Stopped,
+    System,
+)
 
 CAUSES = (
     "detect",
@@ -45,22 +53,13 @@ ShareProgress = Callable[[float], None]
 
 @dataclass(frozen=True)
 class Transition:
-    """A change of the live nodes or of the configuration.
-
-    Attributes:
-        time: seconds.
-        event: action of the system; "start" for the first.
-        pause: seconds of the pause that follows, unless another failure interrupts it.
-        committed: committed samples, after any rollback.
-        state: configuration after the pause.
-    """
+    """A change of the live nodes or of the configuration; `pause` may be interrupted by another failure."""
 
     time: float
     event: str
     failed: Nodes
     joined: Nodes
     pause: float
-    committed: float
     state: State
 
 
@@ -95,7 +94,6 @@ class Outcome:
 
     @property
     def goodput(self) -> float:
-        """Committed samples per second."""
         return self.samples / self.seconds if self.seconds else 0.0
 
     @property
@@ -120,12 +118,10 @@ class Outcome:
 
     @property
     def events(self) -> dict[str, int]:
-        """Return the number of transitions by event."""
         return dict(Counter(transition.event for transition in self.transitions))
 
     @property
     def layout(self) -> str:
-        """Initial layout."""
         return next((transition.state.layout for transition in self.transitions if transition.state.layout), "")
 
     def state_after(self, failures: int) -> State | None:
@@ -138,34 +134,32 @@ class Outcome:
 
 def run(
     system: System,
-    setting: Setting,
+    scenario: Scenario,
     trace: FailureTrace,
     progress: ShareProgress | None = None,
 ) -> Outcome:
-    """Run a system over a trace fitted to the setting's nodes, and report the completed share.
+    """Run a system over a trace fitted to the scenario's nodes, and report the completed share.
 
     Raises:
         ValueError: the trace has another number of nodes.
     """
-    if trace.nodes != setting.nodes:
+    if trace.nodes != scenario.nodes:
         raise ValueError(
-            f"the trace is for {trace.nodes} nodes, the setting has {setting.nodes}: use FailureTrace.fitted"
+            f"the trace is for {trace.nodes} nodes, the scenario has {scenario.nodes}: use FailureTrace.fitted"
         )
-    whole = system.begin(setting.all_nodes)
-    if isinstance(whole, DoesNotFit):
-        return Outcome(system.name, trace.name, trace.end, setting.gpus, misfit=whole)
-    cluster = _Cluster(system, setting, trace)
+    full_cluster = system.begin(scenario.all_nodes)
+    if isinstance(full_cluster, DoesNotFit):
+        return Outcome(system.name, trace.name, trace.end, scenario.gpus, misfit=full_cluster)
+    cluster = _Cluster(system, scenario, trace)
     cluster.play(trace.end, progress)
-    return cluster.outcome(whole.rate)
+    return cluster.outcome(full_cluster.rate)
 
 
 @dataclass(frozen=True)
 class _Work:
     """Progress of training, and the content of a checkpoint.
 
-    Attributes:
-        kept: seconds whose work still counts.
-        idle: `kept`, weighted by the share of idle slots.
+    `kept` are seconds whose work still counts; `idle` weighs them by the share of idle slots.
     """
 
     committed: float = 0.0
@@ -176,10 +170,8 @@ class _Work:
 
 @dataclass
 class _Cluster:
-    """Clock and accounts of a simulation."""
-
     system: System
-    setting: Setting
+    scenario: Scenario
     trace: FailureTrace
     now: float = 0.0
     state: State = field(init=False)
@@ -191,120 +183,119 @@ class _Cluster:
     partial: float = 0.0  # seconds spent on the iteration in progress
     since: int = 0  # iterations since the last checkpoint
     stall: float = 0.0  # remaining seconds of the checkpoint being written
-    pause: Pause = field(default_factory=Pause)
+    pause: dict[str, float] = field(default_factory=dict)
     pause_left: dict[str, float] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)
     bytes: float = 0.0
     transitions: list[Transition] = field(default_factory=list)
 
     def play(self, until: float, progress: ShareProgress | None) -> None:
-        """Process all events up to `until`."""
         up, early = self.trace.up, [change for change in self.trace.changes if change.time <= 0]
         for change in early:
             up = up - change.failed | change.joined
-        begun = self.system.begin(up)
-        self.state = begun.stopped(up) if isinstance(begun, DoesNotFit) else begun
-        self._record("start", frozenset(), up, 0.0)
+        first_state = self.system.begin(up)
+        self.state = first_state.stopped(up) if isinstance(first_state, DoesNotFit) else first_state
+        self._record_transition("start", frozenset(), up, 0.0)
         usable: dict[int, float] = {}  # times from which returned nodes are usable
         for number, change in enumerate(self.trace.changes[len(early) :]):
             if change.time >= until:
                 break
-            self._admit(usable, change.time)
-            self._until(change.time)
+            self._collect_usable(usable, change.time)
+            self._advance_to(change.time)
             for node in change.failed:
                 usable.pop(node, None)
             self.waiting -= change.failed
-            struck = change.failed & self.state.live
-            if struck:
-                self._change(struck, frozenset())
-            usable |= dict.fromkeys(change.joined, change.time + self.setting.pauses.start)
+            dead = change.failed & self.state.live
+            if dead:
+                self._apply_change(dead, frozenset())
+            usable |= dict.fromkeys(change.joined, change.time + self.scenario.pauses.start)
             if progress and number % 64 == 0:
                 progress(change.time / until)
-        self._admit(usable, until)
-        self._until(until)
+        self._collect_usable(usable, until)
+        self._advance_to(until)
 
-    def _admit(self, usable: dict[int, float], until: float) -> None:
+    def _collect_usable(self, usable: dict[int, float], until: float) -> None:
         for node, time in list(usable.items()):
             if time > until:
                 break
             del usable[node]
-            self._until(time)
+            self._advance_to(time)
             self.waiting.add(node)
 
-    def _until(self, time: float) -> None:
+    def _advance_to(self, time: float) -> None:
         while self.now < time:
             if self.pause_left:
-                self._rest(time)
+                self._pass_pause(time)
             elif isinstance(self.state, Stopped):
                 if self.waiting:
-                    self._let_in()
+                    self._admit_waiting()
                 else:
                     self.lost["stopped"] += time - self.now
                     self.now = time
             elif self.waiting or self.state.reconsider:
-                left = self.stall or ((1 - self.phase) * self.state.period if self.phase else 0.0)
-                if left and self.now + left == self.now:  # too short to advance the clock
-                    self._advance(self.state, 1, 0.0)
+                until_boundary = self.stall or ((1 - self.phase) * self.state.period if self.phase else 0.0)
+                if until_boundary and self.now + until_boundary == self.now:  # too short to advance the clock
+                    self._count_iterations(self.state, 1, 0.0)
                     self.phase = self.partial = self.stall = 0.0
-                self._train(self.state, min(time, self.now + left))
+                self._train(self.state, min(time, self.now + until_boundary))
                 if self.phase * self.state.period <= _TOLERANCE and not self.stall:
-                    self._let_in()
+                    self._admit_waiting()
             else:
                 self._train(self.state, time)
 
-    def _let_in(self) -> None:
+    def _admit_waiting(self) -> None:
         joined = frozenset(self.waiting)
         self.waiting.clear()
-        self._change(frozenset(), joined)
+        self._apply_change(frozenset(), joined)
 
-    def _rest(self, time: float) -> None:
-        for cause, left in list(self.pause_left.items()):
-            passed = min(left, time - self.now)
+    def _pass_pause(self, time: float) -> None:
+        for cause, remaining in list(self.pause_left.items()):
+            passed = min(remaining, time - self.now)
             self.lost[cause] += passed
             self.now += passed
-            if passed < left:
-                self.pause_left[cause] = left - passed
+            if passed < remaining:
+                self.pause_left[cause] = remaining - passed
                 self.now = time
                 return
             del self.pause_left[cause]
 
-    def _train(self, state: Running, time: float) -> None:
+    def _train(self, state: ActiveConfiguration, time: float) -> None:
         checkpoints, period = state.checkpoints, state.period
         every = inf if checkpoints is None else max(1, round(checkpoints.every / period))
         cycle = inf if checkpoints is None else every * period + checkpoints.stall
         while self.now < time:
             room = time - self.now
-            left = (max(1, every - self.since) - self.phase) * period
+            until_checkpoint = (max(1, every - self.since) - self.phase) * period
             if self.stall:
                 passed = min(self.stall, room)
                 self.lost["checkpoint"] += passed
                 self.now += passed
                 self.stall -= passed
                 if not self.stall:
-                    self._save(checkpoints)
+                    self._start_checkpoint(checkpoints)
             elif checkpoints and not self.phase and not self.since and room >= 2 * cycle:
                 cycles = int(room // cycle) - 1  # complete cycles of iterations and a checkpoint, but the last
                 end = self.now + cycles * cycle
-                self._advance(state, cycles * int(every), cycles * every * period)
+                self._count_iterations(state, cycles * int(every), cycles * every * period)
                 self.lost["checkpoint"] += cycles * checkpoints.stall
                 self.now = end
-                self._save(checkpoints)
-            elif checkpoints and left <= room + _TOLERANCE * period:
-                self._advance(state, max(1, int(every) - self.since), min(left, room))
+                self._start_checkpoint(checkpoints)
+            elif checkpoints and until_checkpoint <= room + _TOLERANCE * period:
+                self._count_iterations(state, max(1, int(every) - self.since), min(until_checkpoint, room))
                 self.phase = self.partial = 0.0
                 self.stall = checkpoints.stall
                 if not self.stall:
-                    self._save(checkpoints)
+                    self._start_checkpoint(checkpoints)
             else:
                 reached = self.phase + room / period
                 done = floor(reached + _TOLERANCE)
-                self._advance(state, done, room)
+                self._count_iterations(state, done, room)
                 self.phase = max(0.0, reached - done)
                 self.partial = self.phase * period if done else self.partial + room
                 self.now = time
 
-    def _advance(self, state: Running, iterations: int, seconds: float) -> None:
-        work, idle = self.work, state.idle / max(1, len(self.setting.node_of))
+    def _count_iterations(self, state: ActiveConfiguration, iterations: int, seconds: float) -> None:
+        work, idle = self.work, state.idle / max(1, len(self.scenario.node_of))
         self.work = _Work(
             work.committed + iterations * state.samples,
             work.dropped + iterations * state.dropped,
@@ -314,49 +305,47 @@ class _Cluster:
         self.since += iterations
         self.now += seconds
 
-    def _save(self, checkpoints: Checkpoints | None) -> None:
+    def _start_checkpoint(self, checkpoints: Checkpoints | None) -> None:
         assert checkpoints is not None
-        self._complete()
+        self._finish_checkpoint()
         self.pending = self.now + checkpoints.lag, self.work
         self.since = 0
-        self._complete()
+        self._finish_checkpoint()
 
-    def _complete(self) -> None:
+    def _finish_checkpoint(self) -> None:
         if self.pending is not None and self.pending[0] <= self.now:
             self.saved, self.pending = self.pending[1], None
 
-    def _change(self, failed: Nodes, joined: Nodes) -> None:
+    def _apply_change(self, failed: Nodes, joined: Nodes) -> None:
         change = self.system.change(self.state, failed, joined)
-        self._complete()
+        self._finish_checkpoint()
         if failed:
             self.pending = None  # parts of the checkpoint were on the failed nodes
             self.stall = 0.0
         if change.loss is not Loss.NOTHING or isinstance(change.state, Stopped):
-            self._redo(self.partial)
+            self._book_redone(self.partial)
             self.phase = self.partial = 0.0
         if change.loss is Loss.CHECKPOINT:
-            self._redo(self.work.kept - self.saved.kept)
+            self._book_redone(self.work.kept - self.saved.kept)
             self.work = replace(self.saved, kept=self.work.kept)
             self.since = 0
         pause = change.pause.by_cause()
         if self.pause_left:
-            again = self.pause.by_cause()
-            pause = {cause: max(seconds, again[cause]) for cause, seconds in pause.items()}
-        self.pause = Pause(**pause)
+            pause = {cause: max(seconds, self.pause[cause]) for cause, seconds in pause.items()}
+        self.pause = pause
         self.pause_left = {cause: seconds for cause, seconds in pause.items() if seconds > 0}
         self.bytes += change.bytes
         self.state = change.state
         if isinstance(self.state, Stopped):
-            self.pause, self.pause_left = Pause(), {}
-        self._record(change.event, failed, joined, self.pause.seconds)
+            self.pause, self.pause_left = {}, {}
+        self._record_transition(change.event, failed, joined, sum(self.pause.values(), 0.0))
 
-    def _redo(self, seconds: float) -> None:
+    def _book_redone(self, seconds: float) -> None:
         self.work = replace(self.work, kept=self.work.kept - seconds)
         self.lost["redone"] += seconds
 
-    def _record(self, event: str, failed: Nodes, joined: Nodes, pause: float) -> None:
-        committed = self.work.committed
-        self.transitions.append(Transition(self.now, event, failed, joined, pause, committed, self.state))
+    def _record_transition(self, event: str, failed: Nodes, joined: Nodes, pause: float) -> None:
+        self.transitions.append(Transition(self.now, event, failed, joined, pause, self.state))
 
     def outcome(self, fault_free: float) -> Outcome:
         """Close the accounts: remaining training time without progress was slower than fault-free."""
@@ -370,7 +359,7 @@ class _Cluster:
             self.system.name,
             self.trace.name,
             self.trace.end,
-            self.setting.gpus,
+            self.scenario.gpus,
             work.committed,
             fault_free,
             self.lost,

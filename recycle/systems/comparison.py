@@ -1,4 +1,4 @@
-"""Compare systems over the same trace on one setting, with fault-free references.
+"""Compare systems over the same trace on one scenario, with fault-free references.
 
 Splitting the backward pass also shortens the fault-free iteration, so there are two references: fault-free 1F1B and a
 fault-free zero-bubble schedule. Each runs on the best grid of all nodes that fits, with plain ZeRO-1 if the job shards
@@ -19,10 +19,10 @@ from recycle.systems import SYSTEMS, VARIANTS
 from recycle.systems.cluster import CAUSES, Outcome, run
 from recycle.systems.failures import FailureTrace
 from recycle.systems.grids import PipelineGrids
-from recycle.systems.setting import Setting
+from recycle.systems.scenario import Scenario
 from recycle.systems.system import System
 
-KNOWN: dict[str, Callable[[Setting], System]] = {
+KNOWN: dict[str, Callable[[Scenario], System]] = {
     **{entry.name: load_entry_point(entry) for entry in entry_points(SYSTEMS_GROUP, {**SYSTEMS, **VARIANTS})},
     **SYSTEMS,
     **VARIANTS,
@@ -37,12 +37,7 @@ SystemProgress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Reference:
-    """A fault-free schedule on all nodes.
-
-    Attributes:
-        layout: pipelines and their depth.
-        samples_per_second: throughput; 0 if no grid fits into memory.
-    """
+    """A fault-free schedule on all nodes; 0 samples per second if no grid fits into memory."""
 
     name: str
     layout: str
@@ -54,13 +49,8 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Compared:
-    """Results of all systems on one trace.
-
-    Attributes:
-        references: fault-free 1F1B and zero-bubble.
-        live: mean share of live nodes.
-    """
+class Comparison:
+    """Results of all systems on one trace; `live` is the mean share of live nodes."""
 
     trace: FailureTrace
     references: tuple[Reference, ...]
@@ -68,19 +58,19 @@ class Compared:
     outcomes: tuple[Outcome, ...]
 
 
-def references(setting: Setting) -> tuple[Reference, ...]:
+def references(scenario: Scenario) -> tuple[Reference, ...]:
     """Return fault-free 1F1B and zero-bubble, each on its best grid."""
-    found, setting = [], setting.with_copies(1)
+    results, scenario = [], scenario.with_copies(1)
     for name, families in (("1f1b", ("1f1b",)), ("zero-bubble", ZERO_BUBBLE)):
-        grids = [grid for family in families if (grid := PipelineGrids(setting, family).best(len(setting.node_of)))]
+        grids = [grid for family in families if (grid := PipelineGrids(scenario, family).best(len(scenario.node_of)))]
         best = min(grids, key=lambda grid: grid.period, default=None)
         if best is None:
-            found.append(Reference(name, "", 0.0))
+            results.append(Reference(name, "", 0.0))
         elif best.period > 0:
-            found.append(Reference(name, f"{best.pipelines} x {best.ranks}", setting.samples / best.period))
+            results.append(Reference(name, f"{best.pipelines} x {best.ranks}", scenario.samples / best.period))
         else:
             raise JobError("[times]: an iteration takes no time; give a time above 0")
-    return tuple(found)
+    return tuple(results)
 
 
 def system_names(systems: str | None) -> list[str]:
@@ -94,13 +84,13 @@ def system_names(systems: str | None) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def make_system(name: str, setting: Setting) -> System:
+def make_system(name: str, scenario: Scenario) -> System:
     """Create a system of `KNOWN`. Raises JobError if another package's system cannot be created."""
     make = KNOWN[name]
     if name in SYSTEMS or name in VARIANTS:
-        return make(setting)
+        return make(scenario)
     try:
-        system = make(setting)
+        system = make(scenario)
     except RecycleError:
         raise
     except Exception as error:
@@ -111,18 +101,18 @@ def make_system(name: str, setting: Setting) -> System:
 
 
 def compare(
-    setting: Setting,
+    scenario: Scenario,
     traces: Sequence[FailureTrace],
     systems: Sequence[str],
     seed: int = 0,
     progress: SystemProgress | None = None,
-) -> list[Compared]:
-    """Run all systems over traces of any population, fitted to the setting's nodes with a seed."""
-    beside = references(setting)
-    found = []
+) -> list[Comparison]:
+    """Run all systems over traces of any population, fitted to the scenario's nodes with a seed."""
+    fault_free = references(scenario)
+    comparisons = []
     for trace in traces:
-        fitted = trace.fitted(setting.nodes, seed)
-        known = replace(setting, failure_rate=fitted.rate)
+        fitted = trace.fitted(scenario.nodes, seed)
+        known = replace(scenario, failure_rate=fitted.rate)
         outcomes = []
         for name in systems:
             report = None if progress is None else (lambda share, name=name: progress(name, share))
@@ -131,14 +121,13 @@ def compare(
             if progress is not None:
                 progress(name, 1.0)
         live = fitted.node_seconds() / (fitted.nodes * fitted.end) if fitted.end else 1.0
-        found.append(Compared(fitted, beside, live, tuple(outcomes)))
-    return found
+        comparisons.append(Comparison(fitted, fault_free, live, tuple(outcomes)))
+    return comparisons
 
 
 def copies_of(system: System) -> int:
-    """Return the copies of each part of a system's optimizer state; 0 if every host has all of it."""
-    setting = getattr(system, "setting", None)
-    return setting.copies if isinstance(setting, Setting) else 0
+    scenario = getattr(system, "scenario", None) or getattr(system, "setting", None)
+    return scenario.copies if isinstance(scenario, Scenario) else 0
 
 
 @dataclass(frozen=True)
@@ -157,30 +146,29 @@ class DeadShare:
 
 
 def at_dead_shares(
-    setting: Setting, systems: Sequence[str], sets: int = 1, seed: int = 0, shares: Sequence[float] = SHARES
+    scenario: Scenario, systems: Sequence[str], sets: int = 1, seed: int = 0, shares: Sequence[float] = SHARES
 ) -> list[DeadShare]:
     """Return throughput with dead nodes and without pauses: `sets` random dead sets per share."""
-    beside = [reference for reference in references(setting) if reference.samples_per_second]
-    at_work = {name: KNOWN[name](setting) for name in systems}
-    found = []
+    fault_free = [reference for reference in references(scenario) if reference.samples_per_second]
+    instances = {name: KNOWN[name](scenario) for name in systems}
+    results = []
     for share in shares:
-        dead = min(setting.nodes, max(1, round(share * setting.nodes)))
+        dead = min(scenario.nodes, max(1, round(share * scenario.nodes)))
         sums = dict.fromkeys(systems, 0.0)
         for number in range(sets):
-            gone = frozenset(random.Random(seed + number).sample(range(setting.nodes), dead))
-            for name, system in at_work.items():
-                sums[name] += system.begin(setting.all_nodes - gone).rate / sets
-        live = 1 - dead / setting.nodes
+            gone = frozenset(random.Random(seed + number).sample(range(scenario.nodes), dead))
+            for name, system in instances.items():
+                sums[name] += system.begin(scenario.all_nodes - gone).rate / sets
+        live = 1 - dead / scenario.nodes
         scaled = {
             reference.name: {name: sums[name] / (reference.samples_per_second * live) if live else 0.0 for name in sums}
-            for reference in beside
+            for reference in fault_free
         }
-        found.append(DeadShare(share, dead, scaled))
-    return found
+        results.append(DeadShare(share, dead, scaled))
+    return results
 
 
-def outcome_as_json(outcome: Outcome, compared: Compared) -> dict[str, Any]:
-    """Return the outcome as `recycle compare --json` prints it."""
+def outcome_as_json(outcome: Outcome, compared: Comparison) -> dict[str, Any]:
     misfit = outcome.misfit
     cost = outcome.gpu_seconds_per_sample
     return {

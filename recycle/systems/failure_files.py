@@ -28,9 +28,9 @@ from recycle.systems.failures import FailureTrace, Row, trace_from_rows
 POPULATIONS = {"fault_trace.json": 400, "infinitehbd_events.csv": 400}
 """Servers of public traces, from their descriptions (InfiniteHBD); servers without faults have no row."""
 NOTES = {
-    "scale_gcp-trace.csv": "is no GCP trace: bamboo/g4dn-trace.csv (EC2) rescaled to 15 to 30 nodes",
-    "scale_p3-trace.csv": "is bamboo/p3-trace.csv rescaled to 15 to 30 nodes: no independent evidence beside it",
-    "p3.csv": "is the running count of bamboo/p3-trace.csv: no independent evidence beside it",
+    "scale_gcp-trace.csv": "not a GCP trace: bamboo/g4dn-trace.csv (EC2) rescaled to 15 to 30 nodes",
+    "scale_p3-trace.csv": "bamboo/p3-trace.csv rescaled to 15 to 30 nodes: not independent evidence",
+    "p3.csv": "running count of bamboo/p3-trace.csv: not independent evidence",
 }
 _DAY = 86400.0
 _MOST_BYTES, _MOST_NODES, _MOST_DAYS = 2**27, 2**20, 36525
@@ -62,19 +62,19 @@ def read_trace(path: str | Path, *, population: int | None = None, seed: int = 0
         elif columns in (2, 3):
             counts = [(line.number, *_count(line)) for line in lines]
             if columns == 3:
-                ordered = sorted(counts, key=lambda one: one[1])
-                notes += ["steps back in time: sorted by stamp"] if ordered != counts else []
+                ordered = sorted(counts, key=lambda row: row[1])
+                notes += ["times go back: rows are sorted by time"] if ordered != counts else []
                 counts = [(number, seconds - ordered[0][1], count) for number, seconds, count in ordered]
             rows = list(_count_rows(counts, random.Random(seed)))
-            notes.append("counts only: which nodes go is a seeded choice; gains cancel losses between two samples")
+            notes.append("counts only: the seed chooses the nodes that fail; gains cancel losses between two samples")
         else:
             raise TraceError(
-                f"{lines[0].where}: {columns} columns are no trace: write t_ms,add|remove,node[,cause], or t_ms,count,"
-                f" or date, time, count"
+                f"{lines[0].where}: {columns} columns are not a trace: write t_ms,add|remove,node[,cause], or"
+                " t_ms,count, or date, time, count"
             )
     trace = trace_from_rows(rows, str(path), population=population, counted=counted)
     if trace.failures and not any(change.joined for change in trace.changes[1:]):
-        notes.append("nodes only go and none comes back: shows degradation alone")
+        notes.append("no node returns: shows degradation only")
     return replace(trace, name=path.name, notes=tuple(notes))
 
 
@@ -89,14 +89,14 @@ def _lines(content: bytes, path: Path) -> list[_Line]:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         number = content.count(b"\n", 0, error.start) + 1
-        raise TraceError(f"{path}, line {number}: is not UTF-8 text, so no trace") from None
+        raise TraceError(f"{path}, line {number}: is not UTF-8 text") from None
     lines = [
         _Line(number, f"{path}, line {number}", [cell.strip() for cell in line.split(",")])
         for number, line in enumerate(text.splitlines(), 1)
         if line.strip()
     ]
     if not lines:
-        raise TraceError(f"{path}: is empty: write lines such as 480000,add,node1 (milliseconds, what, node)")
+        raise TraceError(f"{path}: is empty: write lines such as 480000,add,node1 (milliseconds, event, node)")
     for line in lines:
         if len(line.cells) != len(lines[0].cells):
             raise TraceError(
@@ -108,38 +108,38 @@ def _lines(content: bytes, path: Path) -> list[_Line]:
 def _event_row(line: _Line) -> Row:
     time, what, name, *cause = line.cells
     if what not in ("add", "remove") or not name:
-        raise TraceError(f"{line.where}: {what},{name} is no event: write add or remove, then a node")
-    return Row(line.number, _whole(time, line, _MOST_MILLISECONDS) / 1000, what == "remove", name, *cause)
+        raise TraceError(f"{line.where}: {what},{name} is not an event: write add or remove, then a node")
+    return Row(line.number, _parse_integer(time, line, _MOST_MILLISECONDS) / 1000, what == "remove", name, *cause)
 
 
 def _count(line: _Line) -> tuple[float, int]:
-    nodes = _whole(line.cells[-1], line, _MOST_NODES)
+    nodes = _parse_integer(line.cells[-1], line, _MOST_NODES)
     if len(line.cells) == 2:
-        return _whole(line.cells[0], line, _MOST_MILLISECONDS) / 1000, nodes
+        return _parse_integer(line.cells[0], line, _MOST_MILLISECONDS) / 1000, nodes
     try:
         stamp = datetime.strptime(" ".join(line.cells[:2]), "%Y-%m-%d %H:%M:%S")
     except ValueError:
         raise TraceError(
-            f"{line.where}: {', '.join(line.cells[:2])} is no date and time: write 2021-12-11, 11:11:30"
+            f"{line.where}: {', '.join(line.cells[:2])} is not a date and time: write 2021-12-11, 11:11:30"
         ) from None
     return (stamp - datetime(1970, 1, 1)).total_seconds(), nodes
 
 
-def _whole(text: str, line: _Line, most: int) -> int:
+def _parse_integer(text: str, line: _Line, most: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and int(text) <= most):
-        raise TraceError(f"{line.where}: {text!r} is no whole number from 0 to {most}")
+        raise TraceError(f"{line.where}: {text!r} is not a whole number from 0 to {most}")
     return int(text)
 
 
 def _count_rows(counts: list[tuple[int, float, int]], choice: random.Random) -> Iterator[Row]:
     running: list[str] = []
-    made = 0
+    created = 0
     for number, seconds, count in counts:
         while len(running) > count:
             yield Row(number, seconds, True, running.pop(choice.randrange(len(running))))
         while len(running) < count:
-            made += 1
-            running.append(f"node{made}")
+            created += 1
+            running.append(f"node{created}")
             yield Row(number, seconds, False, running[-1])
 
 
@@ -154,7 +154,7 @@ def _fault_rows(content: bytes, path: Path) -> list[Row]:
     try:
         faults = msgspec.json.decode(content, type=list[_Fault])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise TraceError(f"{path}: is no list of faults: {error}") from None
+        raise TraceError(f"{path}: is not a list of faults: {error}") from None
     # four digits of a day: round to whole milliseconds, as derived files do
     return [
         Row(

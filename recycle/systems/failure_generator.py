@@ -64,13 +64,12 @@ class Generator:
     seed: int = 0
 
     def trace(self, nodes: int) -> FailureTrace:
-        """Return a trace of `nodes` nodes, all up at the start."""
         chance = random.Random(self.seed)
         weight = [chance.gammavariate(self.spread, 1 / self.spread) for _ in range(nodes)]
         most = min(self.burst_nodes, nodes)
         burst = self.burst if most >= 2 else 0.0
-        of_event = 1 - burst + burst * (2 + most) / 2  # nodes per event
-        per_day = self.rate / 1000 * sum(weight) / of_event
+        nodes_per_event = 1 - burst + burst * (2 + most) / 2  # nodes per event
+        per_day = self.rate / 1000 * sum(weight) / nodes_per_event
         sigma = log(self.repair_p90 / self.repair_median) / _P90
         back = [0.0] * nodes
         changes: list[tuple[float, bool, int, str]] = []
@@ -90,15 +89,15 @@ class Generator:
             for number, (day, goes, node, cause) in enumerate(sorted(changes), 1)
         ]
         name = f"generated, {self.rate:g} per 1,000 node-days, seed {self.seed}"
-        whole = trace_from_rows(rows, name, population=nodes, counted=True).changes if rows else ()
-        return FailureTrace(name, nodes, frozenset(range(nodes)), whole, self.days * _DAY)
+        trace_changes = trace_from_rows(rows, name, population=nodes, counted=True).changes if rows else ()
+        return FailureTrace(name, nodes, frozenset(range(nodes)), trace_changes, self.days * _DAY)
 
 
 def _distinct(chance: random.Random, weight: list[float], count: int) -> list[int]:
-    found: list[int] = []
+    nodes: list[int] = []
     for node in chance.choices(range(len(weight)), weight, k=count):
         at = node
-        while at in found:
+        while at in nodes:
             at = (at + 1) % len(weight)
-        found.append(at)
-    return found
+        nodes.append(at)
+    return nodes

@@ -23,11 +23,7 @@ from recycle.systems.system import Nodes
 class NodeChange(NamedTuple):
     """All events at one time stamp.
 
-    Attributes:
-        time: seconds from the start of the trace.
-        failed: nodes that die. All were up.
-        joined: nodes that come up. All were down, or are among `failed`.
-        causes: causes of the failures, if known.
+    `failed` nodes were up; `joined` nodes were down, or are among `failed`. `causes` has the known causes of failures.
     """
 
     time: float
@@ -60,9 +56,8 @@ class FailureTrace:
         return sum(len(change.failed) for change in self.changes)
 
     def node_seconds(self) -> float:
-        """Total seconds that nodes are up."""
         steps = pairwise([*self.alive(), (self.end, 0)])
-        return sum((here * (until - since) for (since, here), (until, _) in steps), 0.0)
+        return sum((live * (until - since) for (since, live), (until, _) in steps), 0.0)
 
     def alive(self) -> list[tuple[float, int]]:
         """Return (time, number of live nodes from then on), from 0."""
@@ -71,12 +66,10 @@ class FailureTrace:
         return list(zip(times, accumulate(gains, initial=len(self.up)), strict=True))
 
     def shares_alive(self, parts: int) -> list[float]:
-        """Return the mean share of live nodes in equal parts of the trace."""
-        return mean_per_part([(time, here / self.nodes) for time, here in self.alive()], self.end, parts)
+        return mean_per_part([(time, live / self.nodes) for time, live in self.alive()], self.end, parts)
 
     @property
     def rate(self) -> float:
-        """Failures per second of a live node."""
         seconds = self.node_seconds()
         return self.failures / seconds if seconds else 0.0
 
@@ -94,15 +87,17 @@ class FailureTrace:
         else:
             place = dict(enumerate(choice.sample(range(nodes), self.nodes)))
             never = frozenset(range(nodes)) - frozenset(place.values())
+
+        def places(group: Iterable[int]) -> Nodes:
+            return frozenset(place[node] for node in group if node in place)
+
         changes = []
         for change in self.changes:
-            failed = frozenset(place[n] for n in change.failed if n in place)
-            joined = frozenset(place[n] for n in change.joined if n in place)
+            failed, joined = places(change.failed), places(change.joined)
             if failed or joined:
-                causes = {place[n]: cause for n, cause in change.causes.items() if n in place}
+                causes = {place[node]: cause for node, cause in change.causes.items() if node in place}
                 changes.append(NodeChange(change.time, failed, joined, causes))
-        up = frozenset(place[n] for n in self.up if n in place) | never
-        return replace(self, nodes=nodes, up=up, changes=tuple(changes))
+        return replace(self, nodes=nodes, up=places(self.up) | never, changes=tuple(changes))
 
 
 def mean_per_part(steps: Sequence[tuple[float, float]], end: float, parts: int) -> list[float]:
@@ -112,21 +107,16 @@ def mean_per_part(steps: Sequence[tuple[float, float]], end: float, parts: int) 
     times = np.clip([0.0, *(time for time, _ in steps), end], 0.0, end)
     values = np.array([0.0, *(value for _, value in steps)])
     sums = np.concatenate([[0.0], np.cumsum(values * np.diff(times))])
-    found: list[float] = (np.diff(np.interp(np.linspace(0.0, end, parts + 1), times, sums)) * parts / end).tolist()
-    return found
+    means: list[float] = (np.diff(np.interp(np.linspace(0.0, end, parts + 1), times, sums)) * parts / end).tolist()
+    return means
 
 
 class Row(NamedTuple):
-    """One line of a trace: a node goes (`goes`) or comes, at a time in seconds.
-
-    Attributes:
-        line: line number in the file, from 1, for errors.
-        cause: of a fault, if the trace has causes.
-    """
+    """One line of a trace, at a time in seconds: a node fails or comes up. `line` counts from 1, for errors."""
 
     line: int
     time: float
-    goes: bool
+    fails: bool
     name: str
     cause: str = ""
 
@@ -150,16 +140,16 @@ def trace_from_rows(
     """
     rows = list(rows)
     if not rows:
-        raise TraceError(f"{name}: holds no event: write lines such as 480000,add,node1 (milliseconds, what, node)")
-    from_start = rows[0].goes
-    goes_first: dict[str, bool] = {}
-    comes: Counter[str] = Counter()
+        raise TraceError(f"{name}: has no events: write lines such as 480000,add,node1 (milliseconds, event, node)")
+    from_start = rows[0].fails
+    fails_first: dict[str, bool] = {}
+    arrivals: Counter[str] = Counter()
     for row in rows:
-        goes_first.setdefault(row.name, row.goes)
-        comes[row.name] += not row.goes
-    keeps_place = from_start or counted or max(comes.values()) > 1
-    place = {node: at for at, node in enumerate(node for node, goes in goes_first.items() if goes and from_start)}
-    reasons = dict.fromkeys(place, 0) | {node: 1 for node in goes_first if node not in place}
+        fails_first.setdefault(row.name, row.fails)
+        arrivals[row.name] += not row.fails
+    keeps_place = from_start or counted or max(arrivals.values()) > 1
+    place = {node: at for at, node in enumerate(node for node, fails in fails_first.items() if fails and from_start)}
+    reasons = dict.fromkeys(place, 0) | {node: 1 for node in fails_first if node not in place}
     up, most, free = frozenset(place.values()), len(place), list[int]()
     changes: list[NodeChange] = []
     before = 0.0
@@ -171,18 +161,18 @@ def trace_from_rows(
             if time < before:
                 begin = f"{before:.15g} s" if before else "the start of the trace"
                 raise TraceError(f"{where}: {time:.15g} s comes after {begin}: put the rows in order of time")
-            if goes_first[row.name] and not from_start:
+            if fails_first[row.name] and not from_start:
                 raise TraceError(
-                    f"{where}: {row.name} is removed and was never added: add it first, or begin the trace with a"
-                    f" removal if its nodes were there from the start"
+                    f"{where}: {row.name} is removed but was never added: add it first, or begin the trace with a"
+                    f" removal if its nodes were up from the start"
                 )
             was_up.setdefault(row.name, not reasons[row.name])
-            if row.goes == bool(reasons[row.name]) and not (row.goes and counted):
-                done, there = ("removed", "was not there") if row.goes else ("added", "is there already")
-                raise TraceError(f"{where}: {row.name} is {done} and {there}: drop the row, or name another node")
-            if row.goes and was_up[row.name]:
+            if row.fails == bool(reasons[row.name]) and not (row.fails and counted):
+                event, reason = ("removed", "is not up") if row.fails else ("added", "is up already")
+                raise TraceError(f"{where}: {row.name} is {event} but {reason}: drop the row, or name another node")
+            if row.fails and was_up[row.name]:
                 failed.setdefault(row.name, row.cause)
-            reasons[row.name] += 1 if row.goes else -1
+            reasons[row.name] += 1 if row.fails else -1
         before = time
         causes = {place[node]: cause for node, cause in failed.items()}
         if not keeps_place:

@@ -20,10 +20,11 @@ from typing import ClassVar, Generic, TypeVar, cast
 
 from recycle.ir.families import FAMILIES
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import Timeline, simulate
+from recycle.ir.simulate import simulate
+from recycle.job.layers import stage_sums
 from recycle.job.shape import Shape
-from recycle.systems.setting import FATAL_SHARE, Fullest, Setting
-from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
+from recycle.systems.scenario import FATAL_SHARE, FullestWorker, Scenario
+from recycle.systems.system import ActiveConfiguration, Change, DoesNotFit, Loss, Nodes, State, Stopped, TimedSchedule
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class PipelineGrid:
     ranks: int
     micro_batches: int
     period: float
-    fullest: Fullest
+    fullest: FullestWorker
 
     @property
     def slots(self) -> int:
@@ -49,7 +50,7 @@ class PipelineGrid:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridRunning(Running):
+class GridConfiguration(ActiveConfiguration):
     """Some or all pipelines of a grid; `used` is the slot of each position, pipeline by pipeline."""
 
     grid: PipelineGrid
@@ -57,28 +58,23 @@ class GridRunning(Running):
 
 
 class PipelineGrids:
-    """All grids of a setting under a family of `FAMILIES` with one chunk per rank; caches periods."""
+    """All grids of a scenario under a family of `FAMILIES` with one chunk per rank; caches periods."""
 
-    def __init__(self, setting: Setting, family: str = "1f1b") -> None:
-        self.setting = setting
+    def __init__(self, scenario: Scenario, family: str = "1f1b") -> None:
+        self.scenario = scenario
         self.family = family
         self.grid = cache(self._grid)
         self.best = cache(self._best)
-        self._timeline = cache(self._simulated)
 
     def schedule(self, ranks: int, micro_batches: int) -> Schedule:
-        """Return the schedule of one pipeline, whose stages step together."""
-        return self.setting.gathering(FAMILIES[self.family](Shape(1, ranks, micro_batches), optimizer="barrier"))
+        return self.scenario.with_gathers(FAMILIES[self.family](Shape(1, ranks, micro_batches), optimizer="barrier"))
 
     def _grid(self, pipelines: int, ranks: int) -> PipelineGrid:
-        most = ceil(self.setting.micro_batches / pipelines)
-        timeline = self._timeline(ranks, most, pipelines)
+        most = ceil(self.scenario.micro_batches / pipelines)
+        profile = self.scenario.profile(self.scenario.cut(ranks), pipelines)
+        timeline = simulate(self.schedule(ranks, most), profile)
         held = [0.0 if peak is None else peak for peak in timeline.peak_bytes]
-        return PipelineGrid(pipelines, ranks, most, timeline.period, self.setting.fullest(held))
-
-    def _simulated(self, ranks: int, micro_batches: int, pipelines: int) -> Timeline:
-        profile = self.setting.profile(self.setting.cut(ranks), pipelines)
-        return simulate(self.schedule(ranks, micro_batches), profile)
+        return PipelineGrid(pipelines, ranks, most, timeline.period, self.scenario.fullest(held))
 
     def _best(self, slots: int) -> PipelineGrid | None:
         depths = sorted(self._depths(slots), key=lambda ranks: self._estimate(slots, ranks))
@@ -92,46 +88,45 @@ class PipelineGrids:
         return best
 
     def _estimate(self, slots: int, ranks: int) -> float:
-        stages = self.setting.seconds_per_stage(ranks)
-        there = [sum(layer.forward for layer in stage) for stage in self.setting.stages(self.setting.cut(ranks))]
-        most = ceil(self.setting.micro_batches / (slots // ranks))
-        ways = accumulate(stages if self.family == "1f1b" else there, initial=0.0)
-        return max(before + most * own for before, own in zip(ways, stages, strict=False))
+        stages = self.scenario.seconds_per_stage(ranks)
+        forward_seconds = stage_sums(self.scenario.stages(self.scenario.cut(ranks)), "forward")
+        most = ceil(self.scenario.micro_batches / (slots // ranks))
+        starts = accumulate(stages if self.family == "1f1b" else forward_seconds, initial=0.0)
+        return max(start + most * seconds for start, seconds in zip(starts, stages, strict=False))
 
-    def whole(self) -> PipelineGrid | DoesNotFit:
-        """Return the fastest grid on all slots."""
-        slots = len(self.setting.node_of)
-        return self.best(slots) or self.misfit(slots)
+    def fastest(self) -> PipelineGrid | DoesNotFit:
+        slots = len(self.scenario.node_of)
+        return self.best(slots) or self.does_not_fit(slots)
 
-    def misfit(self, slots: int) -> DoesNotFit:
+    def does_not_fit(self, slots: int) -> DoesNotFit:
         """Describe why no grid fits on `slots` slots, by the grid that exceeds memory least."""
-        least = min(self.setting.least_ranks, len(self.setting.layers), slots)
+        least = min(self.scenario.least_ranks, len(self.scenario.layers), slots)
         leanest = min((self.grid(1, ranks) for ranks in self._depths(slots, least)), key=lambda g: g.fullest.excess)
         _, needed, rank, cap = leanest.fullest
         held = f"rank {rank} of {leanest.ranks} holds {needed:.6g} bytes and may hold {cap:.6g}"
-        return leanest.fullest.misfit(held)
+        return leanest.fullest.does_not_fit(held)
 
     def _depths(self, slots: int, least: int | None = None) -> range:
-        return range(least or self.setting.least_ranks, min(slots, len(self.setting.layers)) + 1)
+        return range(least or self.scenario.least_ranks, min(slots, len(self.scenario.layers)) + 1)
 
-    def running(
+    def configuration(
         self,
         live: Nodes,
         grid: PipelineGrid,
         used: tuple[int, ...],
         fatal_share: float = FATAL_SHARE,
         reconsider: bool = False,
-    ) -> GridRunning:
+    ) -> GridConfiguration:
         """Return pipelines of a grid on these slots, each with its micro-batches of the whole grid."""
-        setting, pipelines = self.setting, len(used) // grid.ranks
-        samples = setting.samples * pipelines / grid.pipelines
-        return GridRunning(
+        scenario, pipelines = self.scenario, len(used) // grid.ranks
+        samples = scenario.samples * pipelines / grid.pipelines
+        return GridConfiguration(
             live=live,
             period=grid.period,
             samples=samples,
-            dropped=setting.samples - samples,
-            idle=len(setting.slots(live)) - len(used),
-            checkpoints=setting.checkpoints(len(live), fatal_share),
+            dropped=scenario.samples - samples,
+            idle=len(scenario.slots(live)) - len(used),
+            checkpoints=scenario.checkpoints(len(live), fatal_share),
             reconsider=reconsider,
             layout=f"{pipelines} x {grid.ranks}",
             schedules=partial(self.schedules, grid),
@@ -139,14 +134,13 @@ class PipelineGrids:
             used=used,
         )
 
-    def schedules(self, grid: PipelineGrid) -> list[Timed]:
-        """Return one pipeline of each occurring load."""
-        profile = self.setting.profile(self.setting.cut(grid.ranks), grid.pipelines)
-        loads = sorted({grid.micro_batches, self.setting.micro_batches // grid.pipelines} - {0}, reverse=True)
+    def schedules(self, grid: PipelineGrid) -> list[TimedSchedule]:
+        profile = self.scenario.profile(self.scenario.cut(grid.ranks), grid.pipelines)
+        loads = sorted({grid.micro_batches, self.scenario.micro_batches // grid.pipelines} - {0}, reverse=True)
         return [(self.schedule(grid.ranks, load), profile) for load in loads]
 
 
-R = TypeVar("R", bound=Running)
+R = TypeVar("R", bound=ActiveConfiguration)
 
 
 class CheckpointedSystem(ABC, Generic[R]):
@@ -161,8 +155,8 @@ class CheckpointedSystem(ABC, Generic[R]):
     copies: ClassVar[int | None] = 0
     counts_reads: ClassVar[bool] = False
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting if self.copies is None else setting.with_copies(self.copies)
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario if self.copies is None else scenario.with_copies(self.copies)
 
     @abstractmethod
     def begin(self, live: Nodes) -> State | DoesNotFit:
@@ -178,19 +172,23 @@ class CheckpointedSystem(ABC, Generic[R]):
         return survived or self.restart(live, failed)
 
     def restart(self, live: Nodes, failed: Nodes, event: str = "") -> Change:
-        """Restart all workers from the last checkpoint."""
         state = self.begin(live)
         if isinstance(state, DoesNotFit):
             state = state.stopped(live)
-        is_running = isinstance(state, Running)
+        is_running = isinstance(state, ActiveConfiguration)
         return Change(
             state=state,
-            pause=self.setting.restart(detected=bool(failed)),
+            pause=self.scenario.restart(detected=bool(failed)),
             loss=Loss.CHECKPOINT,
-            bytes=self.setting.state if is_running and self.counts_reads else 0.0,
+            bytes=self.scenario.state if is_running and self.counts_reads else 0.0,
             event=event or ("restart" if is_running else "stop"),
         )
 
+    @property
+    def setting(self) -> Scenario:
+        """Former name of `scenario`."""
+        return self.scenario
+
     @cached_property
     def grids(self) -> PipelineGrids:
-        return PipelineGrids(self.setting)
+        return PipelineGrids(self.scenario)

@@ -3,14 +3,10 @@
 Shares. Each pipeline runs its own micro-batches first, and pipelines with larger shares run the remaining ones. If the
 number of pipelines does not divide the batch, the shape has more pipelines, whose workers count as failed.
 
-Stages. If pipelines have different cuts, a stage lies between two neighboring cuts of any pipeline. A worker of a
-shallow pipeline hosts several stages and runs their forwards, or backwards, in sequence.
-
 Reduces. A reduce needs all hosts of its stage at once. Among stages with free hosts, the one whose busiest host has
 most left to reduce begins. Reducing every worker's last stage first, as `lower` does, would make a chain of waits.
 
-Time. Pipelines meet only in their reduces, so each is simulated once for all schedules that contain it. Reduces and
-steps then follow as in `simulate` with the barrier.
+Time. Pipelines meet only in their reduces, so each is simulated once for all schedules that contain it.
 """
 
 from __future__ import annotations
@@ -35,13 +31,13 @@ from recycle.ir.lower import add_transfers
 from recycle.ir.schedule import Schedule
 from recycle.job.profile import Profile
 from recycle.job.shape import MicroBatch, Shape, Worker
-from recycle.systems.setting import Split, ranges
+from recycle.systems.scenario import Split, ranges
 
 WorkerTimes = tuple[float, tuple[int, ...]]
 """(compute time of a worker in seconds from the start, stages that it hosts)."""
 
 
-def shape_for(pipelines: int, ranks: int, micro_batches: int, chunks: int = 1) -> Shape:
+def smallest_shape(pipelines: int, ranks: int, micro_batches: int, chunks: int = 1) -> Shape:
     """Return the shape with the fewest pipelines, at least `pipelines`, and `micro_batches` in all.
 
     Raises:
@@ -56,14 +52,13 @@ def even_shares(micro_batches: int, pipelines: int) -> list[int]:
     return [micro_batches // pipelines + (k < micro_batches % pipelines) for k in range(pipelines)]
 
 
-def hosted(cut: Split, common: Split) -> Iterator[tuple[int, ...]]:
-    """Yield the stages of the common cut in each part of a pipeline."""
+def hosted_stages(cut: Split, common: Split) -> Iterator[tuple[int, ...]]:
     ends = list(accumulate(common))
     for begin, end in ranges(cut):
         yield tuple(stage for stage, at in enumerate(ends) if begin < at <= end)
 
 
-def expanded(
+def expand_program(
     program: Sequence[Instruction], hosts: tuple[int, ...], micro_batches: Sequence[MicroBatch]
 ) -> Iterator[Instruction]:
     """Yield a pipeline's compute-only program over the stages of a worker: forwards ascending, backwards descending."""
@@ -73,7 +68,7 @@ def expanded(
             yield type(compute)(stage, micro_batches[compute.micro_batch.index])
 
 
-def micro_batches_of(shape: Shape, shares: Sequence[int]) -> list[list[MicroBatch]]:
+def assign_micro_batches(shape: Shape, shares: Sequence[int]) -> list[list[MicroBatch]]:
     """Return the micro-batches of each pipeline, given their numbers: first its own, then remaining ones."""
     m = shape.micro_batches
     kept = [min(share, m) for share in shares] + [0] * (shape.pipelines - len(shares))
@@ -88,17 +83,19 @@ def reduce_order(hosted: Iterable[Iterable[int]], weights: Sequence[float]) -> t
     """Return all stages in the order of their reduces, given the stages of each worker and relative durations."""
     workers = list(dict.fromkeys(frozenset(stages) for stages in hosted))
     hosts = [[w for w, stages in enumerate(workers) if stage in stages] for stage in range(len(weights))]
-    left = [sum(weights[stage] for stage in stages) for stages in workers]
+    remaining = [sum(weights[stage] for stage in stages) for stages in workers]
     free, now = [0.0] * len(workers), 0.0
     waiting, order = set(range(len(weights))), []
     while waiting:
-        for stage in sorted(waiting, key=lambda stage: (-max((left[w] for w in hosts[stage]), default=0.0), stage)):
+        for stage in sorted(
+            waiting, key=lambda stage: (-max((remaining[w] for w in hosts[stage]), default=0.0), stage)
+        ):
             if all(free[w] <= now for w in hosts[stage]):
                 order.append(stage)
                 waiting.remove(stage)
                 for w in hosts[stage]:
                     free[w] = now + weights[stage]
-                    left[w] -= weights[stage]
+                    remaining[w] -= weights[stage]
         now = min((end for end in free if end > now), default=now)
     return tuple(order)
 
@@ -116,21 +113,21 @@ def joint_schedule(
     """
     hosted = {worker: placement[shape.worker_index(worker)] for worker in programs}
     order = reduce_order(hosted.values(), weights)
-    whole: dict[Worker, list[Instruction]] = {}
+    full_programs: dict[Worker, list[Instruction]] = {}
     for worker, program in programs.items():
         own = [stage for stage in order if stage in hosted[worker]]
-        whole[worker] = [*program, *map(ReduceGradients, own), *map(OptimizerStep, own)]
+        full_programs[worker] = [*program, *map(ReduceGradients, own), *map(OptimizerStep, own)]
     return Schedule.build(
         shape,
-        whole,
+        full_programs,
         placement=placement,
-        failed=[worker for worker in shape.workers() if worker not in whole],
+        failed=[worker for worker in shape.workers() if worker not in full_programs],
         optimizer="barrier",
         metadata=metadata,
     )
 
 
-def computed(schedule: Schedule, profile: Profile) -> list[WorkerTimes]:
+def worker_times(schedule: Schedule, profile: Profile) -> list[WorkerTimes]:
     """Return each live worker's compute time in one iteration of a compute-only schedule, and its stages."""
     graph = event_graph(add_transfers(schedule)[0])
     c, nodes = graph.schedule.columns, graph.dependencies.nodes
@@ -138,15 +135,15 @@ def computed(schedule: Schedule, profile: Profile) -> list[WorkerTimes]:
     seconds[: len(c)] = durations(graph.schedule, profile)
     start, _ = earliest(graph.order, graph.offsets, graph.sources, seconds, np.zeros(nodes))
     end = np.where(is_kind(c.kind, (Compute, OverlappedPair)), (start + seconds)[: len(c)], 0.0)
-    found = []
+    times = []
     for worker in schedule.live:
         w = schedule.shape.worker_index(worker)
         last = float(end[c.offsets[w] : c.offsets[w + 1]].max(initial=0.0))
-        found.append((last, schedule.stages_of(worker)))
-    return found
+        times.append((last, schedule.stages_of(worker)))
+    return times
 
 
-def synchronised(workers: Sequence[WorkerTimes], profile: Profile, weights: Sequence[float]) -> float:
+def iteration_seconds(workers: Sequence[WorkerTimes], profile: Profile, weights: Sequence[float]) -> float:
     """Return the seconds of the iteration, including reduces in `reduce_order` and steps."""
     reduce, step = (profile.per_stage(name, len(weights)) for name in ("reduce", "step"))
     ends, hosts = [end for end, _ in workers], [list[int]() for _ in weights]

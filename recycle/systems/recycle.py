@@ -5,15 +5,14 @@ number of steps, unless the problem is large. A plan for more dead workers also 
 change stage to reach the best vector for their number if copying pays before the next failure is due.
 
 A node that joins takes a position of the stage with most dead workers and copies from a peer. If a stage has no live
-worker, or a shard (docs/guides/sharded-optimizer.md) no owner, all workers restart from a checkpoint. The iteration in
-progress is repeated. Plans are ready when a failure occurs, so planning takes the time in `[pauses]`. With a sharded
-optimizer the pause includes copies of the dead workers' shards.
+worker, or a shard (docs/guides/sharded-optimizer.md) no owner, all workers restart from a checkpoint. The pause
+includes copies of the dead workers' shards. Plans are ready when a failure occurs.
 
 Shape and optimizer mode have the shortest fault-free period that fits. A staggered optimizer keeps the previous state
-on device or host; the copy to the host counts fully as part of the step. A barrier keeps no state.
+on device or host; the copy to the host counts fully as part of the step.
 
-Limits: needs bubbles; with many micro-batches and few pipelines a dead worker costs its share. Delayed weight gradients
-keep activations alive. Additional shards of live hosts are not counted against their memory.
+Limits: needs bubbles; with many micro-batches and few pipelines a dead worker costs its share. Additional shards of
+live hosts are not counted against their memory.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from math import ceil, inf
 from typing import ClassVar, Literal, NamedTuple
 
@@ -42,8 +41,8 @@ from recycle.solve.problem import Problem
 from recycle.solve.search.initial_orders import initial_orders
 from recycle.solve.template import one_pipeline
 from recycle.systems.grids import CheckpointedSystem
-from recycle.systems.setting import FATAL_SHARE, Setting
-from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
+from recycle.systems.scenario import FATAL_SHARE, Scenario
+from recycle.systems.system import ActiveConfiguration, Change, DoesNotFit, Loss, Nodes, State, Stopped, TimedSchedule
 
 POLICIES, OPERATIONS = 4, 20_000
 """Policies of the list scheduler per vector, as in `recycle plan --quick`; fewer on large problems, at least one."""
@@ -60,27 +59,22 @@ _TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecycleRunning(Running):
-    """An active plan.
-
-    Attributes:
-        slots: slot of each occupied position.
-        vector: of the plan; at each rank at least the number of dead workers.
-    """
+class PlanConfiguration(ActiveConfiguration):
+    """An active plan: the slot of each occupied position, and its vector, at each rank at least the dead workers."""
 
     slots: dict[Worker, int]
     vector: Vector
 
 
-class _Way(NamedTuple):
+class _OptimizerMode(NamedTuple):
     """Optimizer mode: staggered or not, and where the state before a staggered step is kept."""
 
     staggered: bool
     undo: Literal["device", "host"]
 
 
-class ReCycle(CheckpointedSystem[RecycleRunning]):
-    """ReCycle on a setting. Adaptive Pipelining is always on; the other two techniques are optional.
+class ReCycle(CheckpointedSystem[PlanConfiguration]):
+    """ReCycle on a scenario. Adaptive Pipelining is always on; the other two techniques are optional.
 
     Args:
         decoupled: Decoupled BackProp; otherwise the backward pass is one operation.
@@ -94,49 +88,52 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
 
     def __init__(
         self,
-        setting: Setting,
+        scenario: Scenario,
         *,
         decoupled: bool = True,
         staggered: bool = True,
         move: bool = True,
     ) -> None:
-        super().__init__(setting)
-        self.move = move
+        super().__init__(scenario)
         self.techniques = {"decoupled": decoupled, "reroute": True, "move": move}
-        self.setting, self.job = self._best(self.setting, staggered)
+        self.scenario, self.job = self._choose_grid(self.scenario, staggered)
         self.profile = self.job.prices
         self._periods: dict[Vector, float] = {}
-        self._normal: dict[int, Vector | None] = {}
+        self.normal_vector = cache(self._normal_vector)
         self._plans: dict[Vector, Plan] = {}
 
-    def _planned(self, setting: Setting, way: _Way) -> PricedJob:
-        techniques = self.techniques | {"staggered": way.staggered}
-        planner = replace(setting.job.planner, **techniques)
-        if setting.job.times.profile == ANALYTIC:  # their bytes and seconds follow from the techniques
-            train = replace(setting.job.train, undo=way.undo)
-            return setting.job.with_sections(planner=planner, train=train)
-        return replace(setting.job, planner=planner)
+    def _with_mode(self, scenario: Scenario, mode: _OptimizerMode) -> PricedJob:
+        techniques = self.techniques | {"staggered": mode.staggered}
+        planner = replace(scenario.job.planner, **techniques)
+        if scenario.job.times.profile == ANALYTIC:  # their bytes and seconds follow from the techniques
+            train = replace(scenario.job.train, undo=mode.undo)
+            return scenario.job.with_sections(planner=planner, train=train)
+        return replace(scenario.job, planner=planner)
 
-    def _ways(self, setting: Setting, staggered: bool) -> list[_Way]:
-        own = _Way(staggered, setting.job.train.undo)
-        if setting.job.times.profile != ANALYTIC or not staggered:
+    def _optimizer_modes(self, scenario: Scenario, staggered: bool) -> list[_OptimizerMode]:
+        own = _OptimizerMode(staggered, scenario.job.train.undo)
+        if scenario.job.times.profile != ANALYTIC or not staggered:
             return [own]
-        return list(dict.fromkeys([own, _Way(True, "device"), _Way(True, "host"), _Way(False, "device")]))
+        return list(
+            dict.fromkeys(
+                [own, _OptimizerMode(True, "device"), _OptimizerMode(True, "host"), _OptimizerMode(False, "device")]
+            )
+        )
 
-    def _best(self, setting: Setting, staggered: bool) -> tuple[Setting, PricedJob]:
-        ways = self._ways(setting, staggered)
-        best, least = (setting, self._planned(setting, ways[0])), inf
-        workers = len(setting.node_of)
-        for ranks in range(1, min(len(setting.layers), workers) + 1):
+    def _choose_grid(self, scenario: Scenario, staggered: bool) -> tuple[Scenario, PricedJob]:
+        modes = self._optimizer_modes(scenario, staggered)
+        best, least = (scenario, self._with_mode(scenario, modes[0])), inf
+        workers = len(scenario.node_of)
+        for ranks in range(1, min(len(scenario.layers), workers) + 1):
             pipelines = workers // ranks
             try:
-                shaped = setting if ranks == setting.shape.ranks else setting.reshaped(pipelines, ranks)
+                shaped = scenario if ranks == scenario.shape.ranks else scenario.with_shape(pipelines, ranks)
             except JobError:
                 continue
-            load = setting.micro_batches / pipelines * max(setting.seconds_per_stage(ranks))
-            if pipelines == 1 and ranks != setting.shape.ranks:
+            load = scenario.micro_batches / pipelines * max(scenario.seconds_per_stage(ranks))
+            if pipelines == 1 and ranks != scenario.shape.ranks:
                 continue
-            for job in (self._planned(shaped, way) for way in ways):
+            for job in (self._with_mode(shaped, mode) for mode in modes):
                 if load >= least or _misfit(shaped, job) is not None:
                     continue
                 if (period := _period(Problem.of(job))) < least:
@@ -146,31 +143,28 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
     # ---- the protocol
 
     def begin(self, live: Nodes) -> State | DoesNotFit:
-        return _misfit(self.setting, self.job) or self._placed(live)
+        return _misfit(self.scenario, self.job) or self._place(live)
 
-    def survive(self, state: RecycleRunning, live: Nodes, failed: Nodes, joined: Nodes) -> Change | None:
-        setting = self.setting
-        gone = frozenset(setting.slots(failed))
+    def survive(self, state: PlanConfiguration, live: Nodes, failed: Nodes, joined: Nodes) -> Change | None:
+        scenario = self.scenario
+        gone = frozenset(scenario.slots(failed))
         slots = {position: slot for position, slot in state.slots.items() if slot not in gone}
-        has_hosts = len({position.rank for position in slots}) == setting.shape.ranks
+        has_hosts = len({position.rank for position in slots}) == scenario.shape.ranks
         if not has_hosts or self._loses_shard(state.slots, gone):
             return None
-        free = sorted(set(setting.slots(state.live)).difference(state.slots.values(), gone)) + setting.slots(joined)
-        return self._adapted(live, state, slots, free)
-
-    def _adapted(self, live: Nodes, before: RecycleRunning, slots: dict[Worker, int], free: list[int]) -> Change:
-        touched = len(slots) < len(before.slots)
-        restored, busiest = self._restored(before.slots, slots)
-        slots, received = self._filled(slots, free)
-        slots, moved, seconds = self._normalized(slots)
-        after = self._running(live, slots)
-        if after.slots == before.slots:
+        free = sorted(set(scenario.slots(state.live)).difference(state.slots.values(), gone)) + scenario.slots(joined)
+        touched = len(slots) < len(state.slots)
+        restored, busiest = self._shard_copies(state.slots, slots)
+        slots, received = self._fill_positions(slots, free)
+        slots, moved, seconds = self._normalize(slots)
+        after = self._configuration(live, slots)
+        if after.slots == state.slots:
             return Change(state=after, event="spare")
         return Change(
             state=after,
             pause=dataclasses.replace(
-                self.setting.pause(detected=touched),
-                copy=seconds + self.setting.copy_seconds(max([*received, *busiest], default=0.0)),
+                scenario.pause(detected=touched),
+                copy=seconds + scenario.copy_seconds(max([*received, *busiest], default=0.0)),
             ),
             loss=Loss.ITERATION if touched else Loss.NOTHING,
             bytes=moved + sum(received) + sum(restored),
@@ -178,27 +172,27 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
         )
 
     def _loses_shard(self, slots: dict[Worker, int], gone: Collection[int]) -> bool:
-        shape = self.setting.shape
+        shape = self.scenario.shape
         return any(
-            self.setting.loses_shard([slots.get(Worker(k, rank)) for k in range(shape.pipelines)], gone)
+            self.scenario.loses_shard([slots.get(Worker(k, rank)) for k in range(shape.pipelines)], gone)
             for rank in range(shape.ranks)
         )
 
-    def _restored(self, before: dict[Worker, int], after: dict[Worker, int]) -> tuple[list[float], list[float]]:
-        shape, restored, busiest = self.setting.shape, list[float](), list[float]()
+    def _shard_copies(self, before: dict[Worker, int], after: dict[Worker, int]) -> tuple[list[float], list[float]]:
+        shape, restored, busiest = self.scenario.shape, list[float](), list[float]()
         for rank, owned in enumerate(self._owned):
             died = sum(position.rank == rank for position in before.keys() - after.keys())
-            left = sum(position.rank == rank for position in after)
-            if died and owned and left >= self.setting.copies:
-                shard = owned / self.setting.copies
-                shards = died * self.setting.copies * shape.pipelines // (died + left)
+            survivors = sum(position.rank == rank for position in after)
+            if died and owned and survivors >= self.scenario.copies:
+                shard = owned / self.scenario.copies
+                shards = died * self.scenario.copies * shape.pipelines // (died + survivors)
                 restored.append(shards * shard)
-                busiest.append(ceil(shards / left) * shard)
+                busiest.append(ceil(shards / survivors) * shard)
         return restored, busiest
 
-    def _schedules(self, vector: Vector) -> list[Timed]:
-        made = self._plans.get(vector) or plan_vector(self.job, vector, True)
-        return [(made.schedule, self.profile)]
+    def _schedules(self, vector: Vector) -> list[TimedSchedule]:
+        plan = self._plans.get(vector) or plan_vector(self.job, vector, True)
+        return [(plan.schedule, self.profile)]
 
     def period(self, vector: Vector) -> float:
         """Return the period of a vector's plan, in the job's unit of time, after a search if planned ahead."""
@@ -207,35 +201,34 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
             self._periods[vector] = _period(problem)
         return self._periods[vector]
 
-    def serving(self, vector: Vector) -> Vector | None:
+    def serving_vector(self, vector: Vector) -> Vector | None:
         """Return the vector of the best plan so far that serves `vector`; None without one."""
         fitting = [v for v in self._periods if all(a >= b for a, b in zip(v, vector, strict=True))]
         return min(fitting, key=lambda v: (self._periods[v], v), default=None)
 
-    def normal(self, dead: int) -> Vector | None:
-        """Return the normal vector for a number of dead workers; None if they are too many."""
-        if dead not in self._normal:
-            bounds = self._bounds
-            values = sorted({bound for row in bounds.rows for bound in row})
-            room = next((room for room in map(bounds.room, values) if sum(room) >= dead), None)
-            costs: list[Callable[[int, int], float]] = [
-                lambda rank, k: k * k + _LEAN * rank * k,
-                lambda rank, k: k * k - _LEAN * rank * k,
-                lambda rank, k: _FIRST * (k > 0) + k * k,
-            ]
-            found = dict.fromkeys(cheapest(room, dead, cost) for cost in costs) if room is not None else {}
-            best = min((v for v in found if v is not None), key=self.period, default=None)
-            self._normal[dead] = best if best is None else self._ahead(best)
-        return self._normal[dead]
+    def _normal_vector(self, dead: int) -> Vector | None:
+        bounds = self._bounds
+        values = sorted({bound for row in bounds.rows for bound in row})
+        room = next((room for room in map(bounds.room, values) if sum(room) >= dead), None)
+        if room is None:
+            return None
+        costs: list[Callable[[int, int], float]] = [
+            lambda rank, k: k * k + _LEAN * rank * k,
+            lambda rank, k: k * k - _LEAN * rank * k,
+            lambda rank, k: _FIRST * (k > 0) + k * k,
+        ]
+        candidates = dict.fromkeys(cheapest(room, dead, cost) for cost in costs)
+        best = min((v for v in candidates if v is not None), key=self.period, default=None)
+        return None if best is None else self._search_ahead(best)
 
-    def _ahead(self, vector: Vector) -> Vector:
+    def _search_ahead(self, vector: Vector) -> Vector:
         size = 3 * self.job.shape.stages * self.job.shape.global_micro_batches
         if self._is_searched(vector) and size <= SEARCHED_UP_TO and vector not in self._plans:
             key = plan_key(self.job, vector)
-            made = _SEARCHED.get(key) or plan_vector(self.job, vector, steps=SEARCH_STEPS)
-            _SEARCHED[key] = made
-            if made.period < self.period(vector):
-                self._plans[vector], self._periods[vector] = made, made.period
+            plan = _SEARCHED.get(key) or plan_vector(self.job, vector, steps=SEARCH_STEPS)
+            _SEARCHED[key] = plan
+            if plan.period < self.period(vector):
+                self._plans[vector], self._periods[vector] = plan, plan.period
         return vector
 
     def _is_searched(self, vector: Vector) -> bool:
@@ -243,47 +236,47 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
 
     # ---- where workers sit
 
-    def _running(self, live: Nodes, slots: dict[Worker, int]) -> RecycleRunning:
-        setting = self.setting
-        here = self._vector(slots)
-        vector = self.serving(here)
-        normal = self.normal(sum(here)) if self.move else None
-        aim = self._bounds.of(here) if normal is None else self.period(normal)
+    def _configuration(self, live: Nodes, slots: dict[Worker, int]) -> PlanConfiguration:
+        scenario = self.scenario
+        dead_vector = self._vector(slots)
+        vector = self.serving_vector(dead_vector)
+        normal = self.normal_vector(sum(dead_vector)) if self.job.planner.move else None
+        aim = self._bounds.of(dead_vector) if normal is None else self.period(normal)
         if vector is None or self.period(vector) > NEAR * aim:
-            self.period(here if self.move else self._ahead(here))
-            vector = self.serving(here)
+            self.period(dead_vector if self.job.planner.move else self._search_ahead(dead_vector))
+            vector = self.serving_vector(dead_vector)
         assert vector is not None
-        fatal = FATAL_SHARE if setting.shape.pipelines > 1 and setting.copies != 1 else 1.0
-        return RecycleRunning(
+        fatal = FATAL_SHARE if scenario.shape.pipelines > 1 and scenario.copies != 1 else 1.0
+        return PlanConfiguration(
             live=live,
             period=self.period(vector),
-            samples=setting.samples,
-            idle=len(setting.slots(live)) - len(slots) + sum(vector) - sum(here),
-            checkpoints=setting.checkpoints(len(live), fatal),
-            layout=f"{setting.shape.pipelines} x {setting.shape.ranks}",
+            samples=scenario.samples,
+            idle=len(scenario.slots(live)) - len(slots) + sum(vector) - sum(dead_vector),
+            checkpoints=scenario.checkpoints(len(live), fatal),
+            layout=f"{scenario.shape.pipelines} x {scenario.shape.ranks}",
             schedules=partial(self._schedules, vector),
             slots=slots,
             vector=vector,
         )
 
     def _vector(self, slots: dict[Worker, int]) -> Vector:
-        shape = self.setting.shape
+        shape = self.scenario.shape
         hosts = Counter(position.rank for position in slots)
         return tuple(shape.pipelines - hosts[rank] for rank in range(shape.ranks))
 
-    def _placed(self, live: Nodes) -> State:
-        shape = self.setting.shape
-        slots = {shape.worker_at(slot): slot for slot in self.setting.slots(live)}
+    def _place(self, live: Nodes) -> State:
+        shape = self.scenario.shape
+        slots = {shape.worker_at(slot): slot for slot in self.scenario.slots(live)}
         if len(slots) < shape.ranks:
             return Stopped(live=live, reason=f"{len(slots)} live worker(s) cannot host {shape.ranks} stages")
         for rank in sorted(set(range(shape.ranks)) - {position.rank for position in slots}):
             hosts = Counter(position.rank for position in slots)
             giver = max(slots, key=lambda position: (hosts[position.rank], position))
             slots[Worker(giver.pipeline, rank)] = slots.pop(giver)
-        return self._running(live, self._normalized(slots, copied=False)[0])
+        return self._configuration(live, self._normalize(slots, copied=False)[0])
 
-    def _filled(self, slots: dict[Worker, int], free: list[int]) -> tuple[dict[Worker, int], list[float]]:
-        shape, slots, received = self.setting.shape, dict(slots), []
+    def _fill_positions(self, slots: dict[Worker, int], free: list[int]) -> tuple[dict[Worker, int], list[float]]:
+        shape, slots, received = self.scenario.shape, dict(slots), []
         for slot in free:
             dead = self._vector(slots)
             if not any(dead):
@@ -295,21 +288,21 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
             received.append(self._state[rank])
         return slots, received
 
-    def _normalized(self, slots: dict[Worker, int], copied: bool = True) -> tuple[dict[Worker, int], float, float]:
-        shape = self.setting.shape
-        here = self._vector(slots)
-        target = self.normal(sum(here)) if self.move else None
-        if target is None or target == here:
+    def _normalize(self, slots: dict[Worker, int], copied: bool = True) -> tuple[dict[Worker, int], float, float]:
+        shape = self.scenario.shape
+        dead_vector = self._vector(slots)
+        target = self.normal_vector(sum(dead_vector)) if self.job.planner.move else None
+        if target is None or target == dead_vector:
             return slots, 0.0, 0.0
         # move towards the normal vector, or any that its period serves, with the fewest moves
         best = self.period(target)
-        served = self.serving(here)
+        served = self.serving_vector(dead_vector)
         if served is not None and self.period(served) <= best * (1 + _TOLERANCE):
             return slots, 0.0, 0.0
         vacant = frozenset(shape.workers()) - slots.keys()
         arranged = arrange(shape, vacant, target, self._copying)
         if copied and arranged.seconds > CHEAP * best * (iterations := self._iterations_until_change()):
-            gain = max(self._bounds.of(here) - best, 0.0) or self.period(here) - best
+            gain = max(self._bounds.of(dead_vector) - best, 0.0) or self.period(dead_vector) - best
             if gain * iterations <= arranged.seconds:
                 return slots, 0.0, 0.0
         slots = dict(slots)
@@ -319,27 +312,27 @@ class ReCycle(CheckpointedSystem[RecycleRunning]):
         return slots, sum(move.bytes for move in arranged.moves), arranged.seconds
 
     def _iterations_until_change(self) -> float:
-        setting = self.setting
-        if not setting.failure_rate:
+        scenario = self.scenario
+        if not scenario.failure_rate:
             return self.job.planner.iterations_between_changes
-        return 1 / (setting.failure_rate * setting.nodes * self.period((0,) * setting.shape.ranks))
+        return 1 / (scenario.failure_rate * scenario.nodes * self.period((0,) * scenario.shape.ranks))
 
     @cached_property
     def _state(self) -> list[float]:
-        return self._per_rank(self.setting.state_per_stage())
+        return self._per_rank(self.scenario.state_per_stage())
 
     @cached_property
     def _owned(self) -> list[float]:
-        return self._per_rank(self.setting.owned_per_stage())
+        return self._per_rank(self.scenario.owned_per_stage())
 
     def _per_rank(self, per_stage: list[float]) -> list[float]:
-        ranks = self.setting.shape.ranks
+        ranks = self.scenario.shape.ranks
         return [sum(per_stage[rank::ranks]) for rank in range(ranks)]
 
     @cached_property
     def _copying(self) -> Profile:
         return Profile(
-            latency=self.setting.latency, bandwidth=self.setting.bandwidth, static=self.setting.state_per_stage()
+            latency=self.scenario.latency, bandwidth=self.scenario.bandwidth, static=self.scenario.state_per_stage()
         )
 
     @cached_property
@@ -354,10 +347,10 @@ def _period(problem: Problem) -> float:
     return initial_orders(problem, Effort(closed_form(problem)), policies).best.period
 
 
-def _misfit(setting: Setting, job: PricedJob) -> DoesNotFit | None:
-    shape, profile = setting.shape, job.prices
+def _misfit(scenario: Scenario, job: PricedJob) -> DoesNotFit | None:
+    shape, profile = scenario.shape, job.prices
     activation = profile.per_stage("activation", shape.stages)
-    worker = setting.fullest(
+    worker = scenario.fullest(
         [
             profile.fixed_bytes(range(rank, shape.stages, shape.ranks), shape.stages)
             + shape.chunks * max(activation[rank :: shape.ranks])
@@ -367,4 +360,4 @@ def _misfit(setting: Setting, job: PricedJob) -> DoesNotFit | None:
     if worker.fits:
         return None
     reason = f"rank {worker.rank} needs {worker.needed:.6g} bytes for one micro-batch and may hold {worker.cap:.6g}"
-    return worker.misfit(reason)
+    return worker.does_not_fit(reason)

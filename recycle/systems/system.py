@@ -1,9 +1,8 @@
 """Protocol of a resilience system in the cluster simulation.
 
-A system is bound to a `Setting`, which is the same for all systems. It defines its configuration on a set of live nodes
-(`begin`), and the cost and result of a change of that set (`change`). Configurations run real schedules:
-`Running.schedules` passes `check`, and `simulate` gives the period. A system has no clock: `cluster.py` decides when a
-change happens, counts committed samples and books losses.
+A system is bound to a `Scenario`, the same for all systems. It defines its configuration on a set of live nodes
+(`begin`), and the cost and result of a change of that set (`change`). A configuration's schedules pass `check`, and
+`simulate` gives their period. `cluster.py` decides when a change happens, counts committed samples and books losses.
 
 `change` is called
 
@@ -11,7 +10,7 @@ change happens, counts committed samples and books losses.
     a node joins            at the next iteration boundary; immediately while training is stopped
     `reconsider` is set     at the next iteration boundary, without failed or joined nodes
 
-Nodes are numbers from 0 to `Setting.nodes` - 1; `Setting.slots` gives the workers of a set of nodes.
+Nodes are numbers from 0 to `Scenario.nodes` - 1; `Scenario.slots` gives the workers of a set of nodes.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Loss(Enum):
 class Pause:
     """Seconds without training, by cause: t_detect + t_plan + t_comm_rebuild + bytes / bandwidth.
 
-    `restart` is the time to start processes again and read a checkpoint. `Setting.pause` creates the common model.
+    `restart` is the time to start processes again and read a checkpoint. `Scenario.pause` creates the common model.
     """
 
     detect: float = 0.0
@@ -72,12 +71,12 @@ class Checkpoints:
     lag: float = 0.0
 
 
-Timed = tuple[Schedule, Profile]
+TimedSchedule = tuple[Schedule, Profile]
 """A schedule with the profile that prices it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Running:
+class ActiveConfiguration:
     """A training configuration. Subclasses add the state that they need at the next change.
 
     Attributes:
@@ -100,11 +99,10 @@ class Running:
     checkpoints: Checkpoints | None = None
     reconsider: bool = False
     layout: str = ""
-    schedules: Callable[[], list[Timed]] = field(default=list, repr=False, compare=False)
+    schedules: Callable[[], list[TimedSchedule]] = field(default=list, repr=False, compare=False)
 
     @property
     def rate(self) -> float:
-        """Committed samples per second."""
         return self.samples / self.period
 
 
@@ -123,10 +121,7 @@ class Stopped:
 class DoesNotFit:
     """The job does not fit into memory under this system, by the memory model. A result, not an error.
 
-    Attributes:
-        needed: bytes on the fullest worker of the leanest configuration.
-        cap: bytes available on a worker.
-        reason: one line that names the worker and its contents.
+    The fullest worker of the leanest configuration needs `needed` bytes.
     """
 
     rate: ClassVar[float] = 0.0
@@ -137,23 +132,17 @@ class DoesNotFit:
     reason: str
 
     def stopped(self, live: Nodes) -> Stopped:
-        """Return the state of nodes that cannot hold the job."""
         return Stopped(live=live, reason=f"does not fit: {self.reason}")
 
 
-State = Running | Stopped
+State = ActiveConfiguration | Stopped
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
     """Result of a change of the live nodes.
 
-    Attributes:
-        state: configuration after the pause.
-        pause: time without training.
-        loss: discarded work.
-        bytes: bytes copied over the network, in all.
-        event: action in a word or two ("re-route", "take over", "merge", "restart"), for tables.
+    `bytes` are those copied over the network. `event` names the action in a word or two, such as "re-route".
     """
 
     state: State
@@ -164,7 +153,7 @@ class Change:
 
 
 class System(Protocol):
-    """A resilience system bound to a setting; `name` as in `--systems`.
+    """A resilience system bound to a scenario; `name` as in `--systems`.
 
     The docstring of its file gives its source, its assumptions, and its limits.
     """
@@ -178,6 +167,6 @@ class System(Protocol):
     def change(self, state: State, failed: Nodes, joined: Nodes) -> Change:
         """Handle the death of `failed` nodes of `state.live` and the arrival of `joined`; see the module for when.
 
-        A `Stopped` state that can start again reads a checkpoint, which `Setting.restart` prices. The new state's
+        A `Stopped` state that can start again reads a checkpoint, which `Scenario.restart` prices. The new state's
         `live` is `state.live - failed | joined`.
         """

@@ -11,6 +11,7 @@ import contextlib
 import os
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from recycle.errors import RecycleError
-from recycle.files import create_beside
+from recycle.files import create_beside, writing
 
 MAGIC, VERSION = b"MMIDIDX\x00\x00", 1
 HEADER = struct.Struct("<9sQBQQ")
@@ -33,12 +34,7 @@ _PART = 1 << 16
 class TokenFiles:
     """Writer of `PREFIX.bin` and `PREFIX.idx`, which appear at the end of the `with` block, or not at all if it fails.
 
-    Args:
-        prefix: path of both without `.bin` and `.idx`.
-        vocabulary: number of tokens; determines their type.
-
-    Raises:
-        RecycleError: the files cannot be written.
+    `vocabulary`, the number of tokens, determines their type. Raises RecycleError if the files cannot be written.
     """
 
     def __init__(self, prefix: Path, vocabulary: int) -> None:
@@ -47,14 +43,16 @@ class TokenFiles:
         self.documents, self.tokens = 0, 0
         self._length = 0
         self._parts, self._streams = list[Path](), list[Any]()
+        self._writing = partial(writing, f"{prefix}.bin")
         try:
-            for suffix in (".bin", ".idx", ".lengths"):
-                part, descriptor = create_beside(Path(f"{prefix}{suffix}"))
-                self._parts.append(part)
-                self._streams.append(os.fdopen(descriptor, "w+b"))
-        except OSError as error:
+            with self._writing():
+                for suffix in (".bin", ".idx", ".lengths"):
+                    part, descriptor = create_beside(Path(f"{prefix}{suffix}"))
+                    self._parts.append(part)
+                    self._streams.append(os.fdopen(descriptor, "w+b"))
+        except RecycleError:
             self._discard()
-            raise RecycleError(f"{prefix}.bin: cannot be written ({error.strerror})") from None
+            raise
 
     def __enter__(self) -> TokenFiles:
         return self
@@ -62,20 +60,16 @@ class TokenFiles:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         try:
             if error is None:
-                self._write_index()
-                for part, suffix in zip(self._parts, (".bin", ".idx"), strict=False):
-                    os.replace(part, f"{self._prefix}{suffix}")
-        except OSError as failure:
-            raise self._unwritable(failure) from None
+                with self._writing():
+                    self._write_index()
+                    for part, suffix in zip(self._parts, (".bin", ".idx"), strict=False):
+                        os.replace(part, f"{self._prefix}{suffix}")
         finally:
             self._discard()
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the current document. Raises RecycleError when the disk is full."""
-        try:
+        with self._writing():
             self._streams[0].write(np.array(tokens, dtype=self.kind).tobytes())
-        except OSError as error:
-            raise self._unwritable(error) from None
         self._length += len(tokens)
 
     def end_document(self, tokens: tuple[int, ...] = ()) -> None:
@@ -91,10 +85,8 @@ class TokenFiles:
                 f"{self._prefix}.idx: document {self.documents} has {self._length} tokens, of 2147483647 at most;"
                 f" cut it into several"
             )
-        try:
+        with self._writing():
             self._streams[2].write(struct.pack("<i", self._length))
-        except OSError as error:
-            raise self._unwritable(error) from None
         self.documents += 1
         self.tokens += self._length
         self._length = 0
@@ -125,9 +117,6 @@ class TokenFiles:
         lengths.seek(0)
         while content := lengths.read(4 * _PART):
             write(np.frombuffer(content, dtype=np.int32))
-
-    def _unwritable(self, error: OSError) -> RecycleError:
-        return RecycleError(f"{self._prefix}.bin: cannot be written ({error.strerror})")
 
     def _discard(self) -> None:
         for stream in self._streams:

@@ -22,13 +22,8 @@ BATCH_PIECES = 512
 
 
 @dataclass(frozen=True)
-class Written:
-    """The outcome of `tokenize`.
-
-    Attributes:
-        vocabulary: number of tokens of the tokenizer; `[model] vocabulary` must be at least this.
-        eod: token at the end of each document; None if none is written.
-    """
+class TokenizedFiles:
+    """The outcome of `tokenize`; `[model] vocabulary` must be at least its `vocabulary`."""
 
     documents: int
     tokens: int
@@ -44,7 +39,7 @@ def tokenize(
     key: str = "text",
     eod: str | None = "auto",
     progress: Callable[[Path, int], None] = lambda *_: None,
-) -> Written:
+) -> TokenizedFiles:
     """Write the tokens of all documents to `PREFIX.bin` and `PREFIX.idx`.
 
     Tokens that a tokenizer adds around a text (beginning of sentence) are omitted.
@@ -66,8 +61,8 @@ def tokenize(
         for source in sources:
             read = 0
             for batch in _batches(documents(source, key)):
-                found = encoder.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
-                for piece, encoded in zip(batch, found, strict=True):
+                encodings = encoder.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
+                for piece, encoded in zip(batch, encodings, strict=True):
                     files.add(encoded.ids)
                     if piece.ends:
                         files.end_document(() if end is None else (end,))
@@ -75,8 +70,8 @@ def tokenize(
                 progress(source, before + read)
             before += read
         if not files.tokens:
-            raise RecycleError(f"{prefix}.bin: not written, since there is no text in {', '.join(map(str, sources))}")
-    return Written(files.documents, files.tokens, vocabulary, end)
+            raise RecycleError(f"{prefix}.bin: not written: no text in {', '.join(map(str, sources))}")
+    return TokenizedFiles(files.documents, files.tokens, vocabulary, end)
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
@@ -95,8 +90,8 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 def _load(path: Path) -> Any:
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.exists():
-        hint = "; it has none of Hugging Face's fast tokenizers" if path.is_dir() else ""
-        raise JobError(f"{file}: there is no such file{hint}")
+        hint = "; the folder has no fast tokenizer of Hugging Face" if path.is_dir() else ""
+        raise JobError(f"{file}: does not exist{hint}")
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -113,15 +108,15 @@ def _load(path: Path) -> Any:
 
 def _end_of_document(encoder: Any, path: Path, wanted: str) -> int:
     if wanted != "auto":
-        found = encoder.token_to_id(wanted)
-        if found is None:
-            raise JobError(f"{path}: has no token {wanted!r}; name one of its own with --eod, or none with --no-eod")
-        return int(found)
+        token = encoder.token_to_id(wanted)
+        if token is None:
+            raise JobError(f"{path}: has no token {wanted!r}; give one of its tokens with --eod, or --no-eod for none")
+        return int(token)
     named = _configured_end(path if path.is_dir() else path.parent)
     for name in (named,) if named else EOD_NAMES:
-        if (found := encoder.token_to_id(name)) is not None:
-            return int(found)
-    raise JobError(f"{path}: does not say which token ends a document; name it with --eod TOKEN, or none with --no-eod")
+        if (token := encoder.token_to_id(name)) is not None:
+            return int(token)
+    raise JobError(f"{path}: states no token that ends a document; give it with --eod TOKEN, or --no-eod for none")
 
 
 def _configured_end(folder: Path) -> str | None:
@@ -129,10 +124,10 @@ def _configured_end(folder: Path) -> str | None:
     if not file.exists():
         return None
     try:
-        found = json.loads(read_whole(file, JobError))
+        config = json.loads(read_whole(file, JobError))
     except ValueError as error:
         raise JobError(f"{file}: not valid JSON: {error}") from None
-    token = found.get("eos_token") if isinstance(found, dict) else None
+    token = config.get("eos_token") if isinstance(config, dict) else None
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None
 
@@ -145,12 +140,7 @@ MOST_LINE_BYTES = 1 << 26
 
 
 class Piece(NamedTuple):
-    """Part of a document.
-
-    Attributes:
-        ends: whether the document ends with it.
-        read: bytes of the file, as stored, that are read so far.
-    """
+    """Part of a document; `read` are the bytes of the file, as stored, that are read so far."""
 
     text: str
     ends: bool
@@ -186,19 +176,19 @@ def _lines(path: Path, stream: IO[bytes], file: IO[bytes], key: str) -> Iterator
         if line.isspace():
             continue
         try:
-            found = decoder.decode(line)
+            document = decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise JobError(
-                f'{path}: line {number}: {error}; each is an object with a text under "{key}", or what --key names'
+                f'{path}: line {number}: {error}; each line is an object with a text under "{key}", or the key of --key'
             ) from None
-        yield Piece(found.text, True, file.tell())
+        yield Piece(document.text, True, file.tell())
 
 
 def _text(path: Path, stream: IO[bytes], file: IO[bytes]) -> Iterator[Piece]:
-    left, start = b"", 0
+    remainder, start = b"", 0
     while True:
-        block = stream.read(PIECE_BYTES - len(left))
-        content = left + block
+        block = stream.read(PIECE_BYTES - len(remainder))
+        content = remainder + block
         cut = _cut(content) if block else len(content)
         try:
             text = content[:cut].decode("utf-8")
@@ -207,11 +197,10 @@ def _text(path: Path, stream: IO[bytes], file: IO[bytes]) -> Iterator[Piece]:
         yield Piece(text, not block, file.tell())
         if not block:
             return
-        left, start = content[cut:], start + cut
+        remainder, start = content[cut:], start + cut
 
 
 def _cut(content: bytes) -> int:
-    """Return the position to cut at: after the last line end between two words, else after a whole character."""
     end = content.rfind(b"\n", 0, len(content) - 1)
     while end >= 0:
         if not content[end + 1 : end + 2].isspace():

@@ -7,19 +7,19 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from recycle.systems.setting import Setting
 
 from benchmarks.paper.plots import write_plots
 from recycle.job import Job
-from recycle.systems.comparison import Compared, compare
+from recycle.systems.comparison import Comparison, compare
 from recycle.systems.failure_generator import Generator
-from recycle.systems.setting import Setting
 
 JOB = "[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n[memory]\nlimit = 6\n"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
-def compared() -> Compared:
+def compared() -> Comparison:
     setting = Setting.of(Job.from_toml(JOB))
     trace = Generator(days=20, rate=80, seed=3).trace(setting.nodes)
     (found,) = compare(setting, [trace], ["recycle", "bamboo", "checkpoint_restart"])
@@ -27,7 +27,7 @@ def compared() -> Compared:
 
 
 @pytest.mark.slow
-def test_bars_are_as_long_as_their_figures(compared: Compared, tmp_path: Path) -> None:
+def test_bars_are_as_long_as_their_figures(compared: Comparison, tmp_path: Path) -> None:
     names = write_plots(compared, "a <test>", tmp_path)
     assert list(names) == ["comparison-goodput.svg", "comparison-rates.svg", "comparison-lost.svg"]
     trees = {name: ElementTree.parse(tmp_path / name).getroot() for name in names}
@@ -40,7 +40,7 @@ def test_bars_are_as_long_as_their_figures(compared: Compared, tmp_path: Path) -
     assert "does not fit" in [text.text for text in trees["comparison-goodput.svg"].iter(f"{SVG}text")]
 
 
-def test_the_same_figures_give_the_same_picture(compared: Compared, tmp_path: Path) -> None:
+def test_the_same_figures_give_the_same_picture(compared: Comparison, tmp_path: Path) -> None:
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         for name in write_plots(replace(compared), "title", tmp_path / folder):

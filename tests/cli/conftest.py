@@ -1,4 +1,4 @@
-"""The `command` fixture; every test has a folder of its own as current directory, and a plan cache in it."""
+"""The `command` fixture; every test has a new current directory, with a plan cache in it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ def warm() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RECYCLE_CACHE", str(tmp_path / "cache"))
 

@@ -26,7 +26,7 @@ def test_native_to_native_is_the_same_file(command: Command) -> None:
         assert Path(target).read_bytes() == Path("a.json").read_bytes()
 
 
-def test_a_timeline_is_priced_as_simulate_prices_it_and_converts_back_to_the_same_file(
+def test_timeline_has_simulated_times_and_converts_back(
     command: Command,
 ) -> None:
     source, timeline, back = map(Path, ("a.json", "a.trace.json", "b.json"))
@@ -42,7 +42,7 @@ def test_a_timeline_is_priced_as_simulate_prices_it_and_converts_back_to_the_sam
         assert back.read_bytes() == source.read_bytes()
 
 
-def test_a_timeline_that_stays_one_leaves_nothing_out(command: Command, caplog: pytest.LogCaptureFixture) -> None:
+def test_timeline_to_timeline_is_lossless(command: Command, caplog: pytest.LogCaptureFixture) -> None:
     source, timeline, copy = map(Path, ("a.json", "a.trace.json", "b.trace.json"))
     one_f_one_b(Shape(1, 2, 2)).save(source)
     assert command(f"convert {source} {timeline} --times 1,3,2").status == 0
@@ -54,7 +54,7 @@ def test_a_timeline_that_stays_one_leaves_nothing_out(command: Command, caplog: 
 
 
 @pytest.mark.process
-def test_what_is_dropped_is_said_on_standard_error() -> None:
+def test_lossy_conversion_warns_on_standard_error() -> None:
     one_f_one_b(Shape(1, 2, 2)).save("a.json")
     line = [sys.executable, "-c", "from recycle.cli import main; main()", "convert", "a.json", "a.csv"]
     done = subprocess.run(line, capture_output=True, text=True, check=True)
@@ -62,7 +62,7 @@ def test_what_is_dropped_is_said_on_standard_error() -> None:
     assert done.stderr == "a torch CSV cannot hold, and leaves out: metadata (family)\n"
 
 
-def test_a_model_goes_in_and_comes_out(command: Command) -> None:
+def test_hugging_face_model_is_imported_and_exported(command: Command) -> None:
     folder, checkpoint, back = map(Path, ("model", "checkpoint", "back"))
     write_model(folder, vocab_size=300)
     write_tensors(folder, {name: tensor.bfloat16() for name, tensor in stored(folder).items()})
@@ -70,35 +70,35 @@ def test_a_model_goes_in_and_comes_out(command: Command) -> None:
     lines = command(f"import-hf {folder} -o {checkpoint}").out.splitlines()
     assert lines == [
         f"{checkpoint}: LlamaForCausalLM, 5,800 parameters, converted from bfloat16 to float32",
-        "kept beside them: tokenizer.json, tokenizer_config.json",
+        "also kept: tokenizer.json, tokenizer_config.json",
         f'start from it with [model] weights = "{checkpoint}"',
     ]
     lines = command(f"export-hf {checkpoint} -o {back}").out.splitlines()
     assert lines == [
         f"{back}: LlamaForCausalLM, 5,800 parameters in bfloat16, rounded from float32 (--dtype fp32 keeps every bit)",
-        "beside them: config.json, tokenizer.json, tokenizer_config.json",
+        "also written: config.json, tokenizer.json, tokenizer_config.json",
         f'load it with transformers: AutoModelForCausalLM.from_pretrained("{back}")',
     ]
     assert same_bits(stored(back), stored(folder))
     wide = command(f"export-hf {checkpoint} -o wide --dtype fp32 --shard-size '8 KB' --json")
     carried = ["tokenizer.json", "tokenizer_config.json"]
-    told = {"architecture": "LlamaForCausalLM", "parameters": 5800, "dtype": "float32", "carried": carried}
-    assert wide.json == {"folder": "wide"} | told
+    expected = {"architecture": "LlamaForCausalLM", "parameters": 5800, "dtype": "float32", "carried": carried}
+    assert wide.json == {"folder": "wide"} | expected
     assert {tensor.dtype for tensor in stored(Path("wide")).values()} == {torch.float32}
 
 
-def test_json_says_what_was_imported(command: Command) -> None:
-    found = command(f"import-hf {write_model(Path('model'))} -o checkpoint --json")
-    told = {"architecture": "LlamaForCausalLM", "parameters": 1640, "stored": ["float32"], "carried": []}
-    assert found.json == {"checkpoint": "checkpoint"} | told
+def test_import_prints_json(command: Command) -> None:
+    outcome = command(f"import-hf {write_model(Path('model'))} -o checkpoint --json")
+    expected = {"architecture": "LlamaForCausalLM", "parameters": 1640, "stored": ["float32"], "carried": []}
+    assert outcome.json == {"checkpoint": "checkpoint"} | expected
 
 
-def test_what_is_written_is_what_a_job_trains_on(command: Command) -> None:
+def test_job_trains_on_tokenized_files(command: Command) -> None:
     saved_tokenizer(Path("model"))
     Path("a.txt").write_text(WORDS)
-    told = command("tokenize a.txt -o corpus --tokenizer model")
-    assert "1 documents" in told.out
-    assert 'kind = "megatron", path = "corpus" and [model] vocabulary = 300' in told.out
+    outcome = command("tokenize a.txt -o corpus --tokenizer model")
+    assert "1 documents" in outcome.out
+    assert 'kind = "megatron", path = "corpus" and [model] vocabulary = 300' in outcome.out
     batches = load_batches(
         Job.from_toml(
             "[shape]\npipelines = 1\nranks = 1\nmicro_batches = 1\n[model]\nvocabulary = 300\nsequence = 16\n"
@@ -110,8 +110,8 @@ def test_what_is_written_is_what_a_job_trains_on(command: Command) -> None:
     assert batches.batch(0, 0)["tokens"].shape == (1, 16)
 
 
-def test_json_says_what_tokens_were_written(command: Command) -> None:
+def test_tokenize_prints_json(command: Command) -> None:
     saved_tokenizer(Path("model"))
     Path("a.jsonl").write_text('{"body": "x"}\n{"body": "x"}\n')
-    found = command("tokenize a.jsonl -o corpus --tokenizer model --key body --json").json
-    assert found == {"prefix": "corpus", "documents": 2, "tokens": 4, "vocabulary": 300, "eod": 0}
+    printed = command("tokenize a.jsonl -o corpus --tokenizer model --key body --json").json
+    assert printed == {"prefix": "corpus", "documents": 2, "tokens": 4, "vocabulary": 300, "eod": 0}

@@ -27,23 +27,15 @@ def plan(old: str, new: str) -> bytes:
 
 
 NATIVE = {
-    "truncated": (PLAN[:200].encode(), "not valid JSON, perhaps truncated"),
-    "of a later version": (plan('"version": 1', '"version": 2, "colours": {}'), "version 2 is not known"),
     "a list": (b"[1, 2]", "Expected `object`, got `array`"),
-    "nested deep": (b'{"a": ' + b"[" * 100_000, "not valid JSON"),
     "with deep metadata": (plan('"metadata": {', f'"metadata": {{"a": {"[" * 100_000}'), "not valid JSON"),
     "not UTF-8": (plan("1f1b", "@").replace(b"@", b"\xff\xfe"), "not valid JSON, perhaps truncated: 'utf-8'"),
     "with a NUL in the text": (plan("0F0.1", "\\u0000"), r"worker 0.0, position 1: '\x00' is not an instruction"),
     "with a terminal's control codes": (plan('"failed"', '"\\u001b[2J\\n"'), r"unknown field `\x1b[2J `"),
-    "of 10^30 ranks": (plan('"ranks": 2', f'"ranks": {10**30}'), "too large"),
-    "of -2 ranks": (plan('"ranks": 2', '"ranks": -2'), "ranks must be a whole number of at least 1, got -2"),
     "with more stages than memory": (plan('"ranks": 2', '"ranks": 1048576'), "pairs of worker and stage"),
     "of a negative stage": (plan("0F0.1", "-1F0.1"), "worker 0.0, position 1: '-1F0.1' is not an instruction"),
     "of a giant instruction": (plan("0F0.1", "0F0.1" * 10**6), "worker 0.0, position 1: '0F0.10F0.1"),
-    "of an unknown instruction": (plan("0F0.1", "0OFFLOAD0.1"), "worker 0.0, position 1: '0OFFLOAD0.1'"),
-    "with a worker outside": (plan('"0.1": "', '"0.2": "'), "programs: worker 0.2 is outside the grid"),
     "with a program twice": (plan('"0.1": "', '"0.0": "'), "programs: '0.0' is there twice"),
-    "with a program twice, zeros": (plan('"0.1": "', '"00.0": "'), "programs: worker 0.0 is there twice"),
     "with programs twice": (plan('"ties"', '"programs": {}, "ties"'), "'programs' is there twice"),
     "with a size twice": (plan('"ranks"', '"ranks": 3, "ranks"'), "shape: 'ranks' is there twice"),
     "with a placement twice": (plan("null", '{"0.0": [0], "0.0": [1]}'), "placement: '0.0' is there twice"),
@@ -53,9 +45,6 @@ NATIVE = {
 }  # fmt: skip
 
 CSV = {
-    "empty": (b"", "the file is empty"),
-    "truncated": (b'0F0,"0B', "line 1: unexpected end of data"),
-    "not UTF-8": (b"0F0,\xff", "not UTF-8 text (invalid start byte at byte 4)"),
     "nested deep": (b"0F0," + b"(" * 100_000, "row 1 (rank 0), cell 2: '((((((((((((((((((((("),
     "of one giant cell": (b"0F0," + b"9" * 10**6, "line 1: field larger than field limit"),
     "of nothing but commas": (
@@ -111,7 +100,7 @@ def test_a_file_of_more_instructions_than_the_limit_is_refused(
         (b'{"traceEvents": [], "otherData": {"a": "' + b"x" * 2**25 + b'"}}', "otherData: 33,554,441 bytes, at most"),
     ],
 )
-def test_a_trace_of_too_much_is_refused(command: Command, content: bytes, complaint: str) -> None:
+def test_giant_trace_is_refused(command: Command, content: bytes, complaint: str) -> None:
     Path("plan.trace.json").write_bytes(content)
     assert command("check plan.trace.json").refused(f"plan.trace.json: {complaint}")
 
@@ -119,7 +108,7 @@ def test_a_trace_of_too_much_is_refused(command: Command, content: bytes, compla
 @pytest.mark.parametrize(
     ("name", "what"), [*(("plan.json", what) for what in NATIVE), *(("plan.csv", what) for what in CSV)]
 )
-def test_a_file_that_means_harm_is_refused_at_its_place(command: Command, name: str, what: str) -> None:
+def test_hostile_file_is_refused_with_its_place(command: Command, name: str, what: str) -> None:
     content, complaint = {"plan.json": NATIVE, "plan.csv": CSV}[name][what]
     Path(name).write_bytes(content)
     outcome = command(f"check {name}")
@@ -158,7 +147,7 @@ def with_buckets(chunks: int, micro_batches: int) -> str:
 
 
 def with_texts(key: str) -> str:
-    """A timeline with two million texts under a key beside its events."""
+    """A timeline with two million texts under a key next to its events."""
     plan = "".join(chrome_trace.dumps(one_f_one_b(Shape(1, 2, 2))))
     texts = "".join(f'{{"\u0100{i}":"\u0101","\u0102{i}":"\u0103"}},' for i in range(700)) * 740
     return plan.replace(f'"{key}":{{', f'"{key}":{{"a":[{texts}0],', 1)
@@ -238,13 +227,13 @@ def test_a_small_file_costs_less_than_a_gigabyte_and_20_seconds(tmp_path: Path, 
         "convert plan.json plan.trace.json --times=1e308,1,1",
     ],
 )
-def test_times_beyond_all_bounds_are_refused_in_a_line(command: Command, line: str) -> None:
+def test_overflowing_times_are_refused(command: Command, line: str) -> None:
     Path("plan.json").write_text(PLAN)
     Path("profile.json").write_text('{"forward": 1e308}')
     assert command(line).refused("the times add up to more than 1e+100: state them in another unit")
 
 
 @pytest.mark.parametrize("line", ["check {}", "simulate {}", "convert {} --to native out", "view {} --export o.svg"])
-def test_a_pipe_that_nobody_writes_to_is_refused_by_every_command(command: Command, line: str) -> None:
+def test_every_command_refuses_a_pipe(command: Command, line: str) -> None:
     os.mkfifo("pipe.json")
     assert command(line.format("pipe.json")).refused("pipe.json: cannot be read (not a regular file")

@@ -34,9 +34,9 @@ NAMES = (
 def labels(rank: int, begin: float = 0.0) -> list[dict[str, Any]]:
     """A rank's labels in an iteration that begins at `begin`, one after another from 100 us times its rank on."""
     events, now = [], begin + 100.0 * rank
-    for one in PLAN.program(PLAN.live[rank]):
-        duration = MICROSECONDS[one.token]
-        name = f"PP:{one.stage}{one.token}{one.micro_batch.index}"
+    for instruction in PLAN.program(PLAN.live[rank]):
+        duration = MICROSECONDS[instruction.token]
+        name = f"PP:{instruction.stage}{instruction.token}{instruction.micro_batch.index}"
         events.append({"ph": "X", "cat": "user_annotation", "name": name, "pid": rank, "ts": now, "dur": duration})
         now += duration + 5.0
     return events
@@ -73,13 +73,13 @@ def test_every_command_reads_every_input(command: Command, inputs: None, name: s
         assert inspect(Path(name).read_bytes(), name).schedule == PLAN
 
 
-def test_a_folder_above_traces_is_answered_with_the_folder_to_give(command: Command) -> None:
+def test_folder_above_traces_names_the_trace_folder(command: Command) -> None:
     write_traces(Path("profile/iteration_4"))
     for line in ("check {}", "simulate {}", "convert {} o.json", "view {} --export o.svg", "profile --from {}"):
         assert command(line.format("profile")).refused("profile/iteration_4")
 
 
-def test_what_ran_is_simulated_and_viewed_with_its_own_times(command: Command, inputs: None) -> None:
+def test_executed_trace_keeps_its_times(command: Command, inputs: None) -> None:
     figures = command("simulate traces --json").json
     assert figures["executed"]
     assert figures["makespan"] == pytest.approx(315e-6)
@@ -122,7 +122,7 @@ def test_ranks_are_put_on_one_clock(
         assert ran.period == pytest.approx(1e-3), "between the iterations"
 
 
-def test_labels_of_a_gpu_give_the_times_where_each_compute_has_one() -> None:
+def test_complete_gpu_labels_give_the_times() -> None:
     def with_device(content: dict[str, Any]) -> dict[str, Any]:
         events = content["traceEvents"]
         on_device = {"cat": "gpu_user_annotation", "pid": 7, "tid": 3}
@@ -179,7 +179,7 @@ def test_gzip_of_several_members_is_read_whole(inputs: None) -> None:
 
 
 @pytest.mark.parametrize("name", ["0F999999999", "0B999999999"])
-def test_numbers_beyond_the_shape_have_no_times_and_are_for_check(command: Command, name: str) -> None:
+def test_numbers_beyond_the_shape_are_findings(command: Command, name: str) -> None:
     events = [*({**event, "pid": 0} for event in labels(0)), {**labels(0)[0], "name": f"PP:{name}", "ts": 900}]
     Path("t.trace.json").write_text(json.dumps({"traceEvents": events}))
     assert command("check t.trace.json").status == 1

@@ -50,7 +50,7 @@ def plan(command):
     return call
 
 
-def test_the_worked_example_is_planned_in_the_names_that_were_given(plan):
+def test_worked_example_is_planned_for_named_workers(plan):
     planned = plan(WORKED_EXAMPLE, "--failed 1.2 -o plan.json --json").json
     assert planned["vector"] == [0, 0, 1, 0]
     assert (planned["period"], planned["lower_bound"], planned["gap"], planned["moves"]) == (27, 27, 0, [])
@@ -61,7 +61,7 @@ def test_the_worked_example_is_planned_in_the_names_that_were_given(plan):
     assert max(filter(None, simulate(schedule).peak_activations)) <= 6
 
 
-def test_plans_are_kept_in_the_cache_and_that_is_said_unless_it_is_refused(plan, tmp_path):
+def test_plans_are_cached_unless_refused(plan, tmp_path):
     assert "3 plans, kept nowhere; --library DIR keeps them" in plan(TINY, "--failures 1 --no-cache").out
     assert not (tmp_path / "cache").exists()
     assert "3 plans, kept in" in plan(TINY, "--failures 1").out
@@ -69,28 +69,28 @@ def test_plans_are_kept_in_the_cache_and_that_is_said_unless_it_is_refused(plan,
 
 
 def test_a_library_is_written_and_re_used(plan, tmp_path):
-    found = plan(TINY, "--failures 1 --library plans --json").json
-    assert [(p["vector"], p["period"]) for p in found["plans"]] == [([0, 0], 7), ([1, 0], 9), ([0, 1], 9)]
-    named = {row["file"] for row in found["table"]}
+    printed = plan(TINY, "--failures 1 --library plans --json").json
+    assert [(p["vector"], p["period"]) for p in printed["plans"]] == [([0, 0], 7), ([1, 0], 9), ([0, 1], 9)]
+    named = {row["file"] for row in printed["table"]}
     assert {path.name for path in (tmp_path / "plans").glob("*.json")} == {*named, "manifest.json"}
     assert len(named) == 3
-    assert plan(TINY, "--failures 1 --library plans --json").json == found  # seconds are those kept
-    assert plan(TINY, "--failed 2.1 --library plans --json").json == found["plans"][2]
+    assert plan(TINY, "--failures 1 --library plans --json").json == printed  # seconds are those kept
+    assert plan(TINY, "--failed 2.1 --library plans --json").json == printed["plans"][2]
 
 
-def test_the_library_shows_throughput_against_fault_free_and_against_the_share_alive(plan):
-    found = plan(TINY, "--failures 2 --library plans --json").json
-    assert found["complete"] is True
-    assert [row["failures"] for row in found["table"]] == [0, 1, 1, 2, 2, 2]
-    one = found["table"][1]
-    assert (one["period"], one["throughput"], one["of_ideal"]) == (9, 7 / 9, 7 / 9 / (5 / 6))
-    assert (one["lower_bound"], one["gap"], one["searched"]) == (9, 0, True)
+def test_library_table_shows_relative_throughput(plan):
+    printed = plan(TINY, "--failures 2 --library plans --json").json
+    assert printed["complete"] is True
+    assert [row["failures"] for row in printed["table"]] == [0, 1, 1, 2, 2, 2]
+    row = printed["table"][1]
+    assert (row["period"], row["throughput"], row["of_ideal"]) == (9, 7 / 9, 7 / 9 / (5 / 6))
+    assert (row["lower_bound"], row["gap"], row["searched"]) == (9, 0, True)
     lines = plan(TINY, "--failures 2 --library plans").out.splitlines()
     (line,) = [line.split() for line in lines if line.startswith("1 0 ")]
     assert {"77.8%", "93.3%", "9"} <= set(line)
 
 
-def test_json_says_what_keeps_layers_in_place(plan):
+def test_json_states_the_limit_of_the_layout(plan):
     text = "[shape]\npipelines = 2\nranks = 2\nmicro_batches = 4\n[model]\nlayers = 2\n"
     text += '[planner]\nsteps = 20\nlayout = "elastic"\n'
     assert plan(text, "--failed 1.1 --json").json["layout_limit"] == {
@@ -138,13 +138,13 @@ def test_ctrl_c_keeps_what_is_planned(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=120)
+    _, errors = running.communicate(timeout=120)
     assert running.returncode == 130
-    assert said == "recycle: interrupted; what was planned is kept in plans: run it again to go on\n"
+    assert errors == "recycle: interrupted; finished plans are kept in plans: run it again to continue\n"
     assert len(list(PlanLibrary(tmp_path / "plans", job).plans())) == 5
 
 
-def test_memory_that_one_micro_batch_does_not_fit_into_names_the_stage(plan):
+def test_stage_without_room_for_a_micro_batch_is_named(plan):
     Profile(activation=[1e9, 1e9], static=[1e9, 5e9]).save("bytes.json")
     limited = TINY.replace("limit = 3", 'limit = "4 GB"\n{}')
     by_file = plan(limited.format('[times]\nprofile = "bytes.json"'))
@@ -159,13 +159,13 @@ def test_memory_that_one_micro_batch_does_not_fit_into_names_the_stage(plan):
         ({"forward": [1, 0]}, "profile: forward: stage 1 takes 0; a plan needs a time above 0"),
         ({"forward": [1]}, "profile: forward lists 1 stages, the job has 2"),
         ({"speed": {"9.9": 2}}, "profile: speed: worker 9.9 is outside the grid"),
-        ({"speed": {"00.1": 2}}, "profile: speed: write 0.1 in place of '00.1'"),
+        ({"speed": {"00.1": 2}}, "profile: speed: write 0.1 instead of '00.1'"),
         ({"speed": {"0.1": 1e-9}}, "profile: forward: stage 0 takes 1, on one of its workers less than 1e-06"),
         ({"message": 1e300, "bandwidth": 1e-300}, "profile: link: a transfer takes inf, more than 1e+12"),
         ({"forward": float("nan")}, "p.json: JSON is malformed"),
     ],
 )
-def test_a_profile_that_cannot_be_planned_with_is_named_with_the_place(plan, profile, message):
+def test_unusable_profile_is_refused_with_its_place(plan, profile, message):
     Path("p.json").write_text(json.dumps(profile))
     assert plan(TINY, "--profile p.json").refused("p.json", message)
 
@@ -177,7 +177,7 @@ def test_a_profile_that_cannot_be_planned_with_is_named_with_the_place(plan, pro
 )
 @pytest.mark.parametrize("is_listed", [False, True])
 @pytest.mark.parametrize("options", ["--failed ''", "--failures 0"])
-def test_a_plan_in_the_library_that_was_tampered_with_is_made_again(plan, tmp_path, true, forged, is_listed, options):
+def test_tampered_plan_is_made_again(plan, tmp_path, true, forged, is_listed, options):
     folder = tmp_path / "plans"
     plan(TINY, "--failures 0 --library plans")
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -195,7 +195,7 @@ def test_a_plan_in_the_library_that_was_tampered_with_is_made_again(plan, tmp_pa
     assert (kept.period, check(kept.schedule, limits=[3.0, 3.0])) == (7, [])
 
 
-def test_a_library_full_of_garbage_is_filled_all_the_same_and_left_alone(plan, tmp_path):
+def test_foreign_files_in_a_library_are_kept(plan, tmp_path):
     folder = tmp_path / "plans"
     folder.mkdir()
     (folder / "manifest.json").write_bytes(b"\xff\0garbage")
@@ -203,8 +203,8 @@ def test_a_library_full_of_garbage_is_filled_all_the_same_and_left_alone(plan, t
     (folder / "folder.json").mkdir()
     (folder / "nowhere.json").symlink_to(tmp_path / "nowhere")
     os.mkfifo(folder / "pipe.json")  # a reader would wait for ever
-    found = plan(TINY, "--failures 1 --library plans --json").json
-    assert [row["period"] for row in found["table"]] == [7, 9, 9]
+    printed = plan(TINY, "--failures 1 --library plans --json").json
+    assert [row["period"] for row in printed["table"]] == [7, 9, 9]
     assert {"notes.json", "folder.json", "nowhere.json", "pipe.json"} < {path.name for path in folder.iterdir()}
     assert [kept.period for kept in PlanLibrary(folder, Job.load("job.toml")).plans()] == [7, 9, 9]
 
@@ -224,7 +224,7 @@ def test_ctrl_c_ends_a_search_with_the_best_plan_so_far(tmp_path):
     shown = b""
 
     def read() -> None:
-        """Read to the end: a terminal that nobody reads is full after a while, and holds up whoever writes to it."""
+        """Read to the end: a terminal that is not read is full after a while, and blocks its writer."""
         nonlocal shown
         with suppress(OSError):
             while chunk := os.read(terminal, 4096):
@@ -241,6 +241,6 @@ def test_ctrl_c_ends_a_search_with_the_best_plan_so_far(tmp_path):
     reader.join()
     assert status == 0, shown.decode()
     os.close(terminal)
-    made = Schedule.load(tmp_path / "p.json")
-    assert made.metadata["seconds"] < 500
-    assert 61 <= made.metadata["period"] <= 75
+    plan = Schedule.load(tmp_path / "p.json")
+    assert plan.metadata["seconds"] < 500
+    assert 61 <= plan.metadata["period"] <= 75

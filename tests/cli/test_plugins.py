@@ -18,7 +18,7 @@ from recycle.ir.families import BUILT_IN, FAMILIES, register
 from recycle.ir.kinds import KIND_CLASSES
 from recycle.systems import comparison
 from recycle.systems.checkpoint_restart import HotSpare
-from recycle.systems.setting import Setting
+from recycle.systems.scenario import Scenario
 from tests.cli.command import Command
 from tests.kinds import forget
 from tests.test_docs import blocks
@@ -54,7 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(plugins, "_loaded", set())
     monkeypatch.setenv(plugins.VARIABLE, "")
-    monkeypatch.setattr(systems, "comparison", comparison)  # is set back after a test that imports it anew
+    monkeypatch.setattr(systems, "comparison", comparison)  # restored after a test that imports it again
     modules, kinds = set(sys.modules), len(KIND_CLASSES)
     yield tmp_path
     for name in set(FAMILIES) - set(BUILT_IN):
@@ -67,7 +67,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def install(**groups: str) -> None:
-    """Write what the installation of a package with these entry points leaves in a folder of Python's path."""
+    """Install a package with these entry points in a folder of Python's path."""
     about = Path("others-1.0.dist-info")
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
@@ -152,7 +152,7 @@ def test_a_broken_entry_point_is_refused_with_its_package(
     assert command("schedule zb-h1 -P 2 -m 2").refused(f"recycle.{group}", "package others", *words)
 
 
-def test_what_a_family_raises_names_the_family(command: Command) -> None:
+def test_errors_of_a_family_name_it(command: Command) -> None:
     register("falls")(lambda shape, optimizer: shape.nothing)
     register("returns")(lambda shape, optimizer: 3)  # type: ignore[arg-type]
     for name, words in (("falls", "AttributeError"), ("returns", "returned int")):
@@ -195,11 +195,11 @@ def test_a_broken_transport_is_refused(
     assert command("train job.toml --run run").refused(*words)
 
 
-@pytest.mark.parametrize("system", [3, lambda setting: setting.nothing, lambda setting: None])
+@pytest.mark.parametrize("system", [3, lambda scenario: scenario.nothing, lambda scenario: None])
 def test_a_system_that_cannot_be_made_is_refused(monkeypatch: pytest.MonkeyPatch, system: Any) -> None:
     monkeypatch.setitem(comparison.KNOWN, "mine", system)
     with pytest.raises(JobError, match="--systems: mine"):
-        comparison.make_system("mine", cast(Setting, None))
+        comparison.make_system("mine", cast(Scenario, None))
 
 
 @pytest.mark.process

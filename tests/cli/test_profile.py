@@ -1,4 +1,4 @@
-"""`recycle profile` and `recycle report`: what is measured, and what a run leaves, put to parts that add up."""
+"""`recycle profile` and `recycle report`: measured profiles, and the parts of a run's time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def job() -> None:
     Path("job.toml").write_text(EMULATED)
 
 
-def test_a_job_is_measured_and_the_file_is_one_to_plan_with(command: Command, tmp_path: Path) -> None:
+def test_measured_profile_can_be_planned_with(command: Command, tmp_path: Path) -> None:
     outcome = command("profile job.toml -o p.json --repeats 2")
     assert outcome.status == 0
     lines = outcome.out.splitlines()
@@ -43,30 +43,30 @@ def test_a_job_is_measured_and_the_file_is_one_to_plan_with(command: Command, tm
     assert lines[1].split() == titles.split()
     assert [line.split()[0] for line in lines[2:4]] == ["0", "1"]
     assert lines[-1].startswith("p.json: written, hash ")
-    found = Profile.load("p.json")
-    assert all(seconds >= 0.002 for seconds in found.per_stage("forward", 2))
+    measured = Profile.load("p.json")
+    assert all(seconds >= 0.002 for seconds in measured.per_stage("forward", 2))
     Path("with.toml").write_text(EMULATED.replace("[planner]", '[times]\nprofile = "p.json"\n[planner]'))
     planned = command("plan with.toml --json").json
     assert planned["period"] > 0.012
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_json_is_one_object_that_holds_the_profile(command: Command) -> None:
-    told = command("profile job.toml -o p.json --repeats 2 --json").json
-    assert told["profile"] == json.loads(Path("p.json").read_text())
-    assert told["hash"] == Profile.load("p.json").digest()
+def test_profile_prints_json(command: Command) -> None:
+    printed = command("profile job.toml -o p.json --repeats 2 --json").json
+    assert printed["profile"] == json.loads(Path("p.json").read_text())
+    assert printed["hash"] == Profile.load("p.json").digest()
 
 
-def test_a_run_is_held_against_its_plan(command: Command) -> None:
+def test_executed_profile_is_compared_with_the_plan(command: Command) -> None:
     assert command("train job.toml --run run").status == 0
     outcome = command("profile run -o ran.json")
     assert outcome.status == 0
     assert outcome.out.splitlines()[0] == "seconds executed / planned"
     assert "2 ms" in outcome.out.splitlines()[2]
     assert "executed period" in outcome.out
-    told = command("profile run -o ran.json --json").json
-    assert told["planned_period"] == pytest.approx(0.012, rel=0.2)
-    assert told["period"] / told["planned_period"] - 1 == pytest.approx(told["period_error"], abs=1.0)
+    printed = command("profile run -o ran.json --json").json
+    assert printed["planned_period"] == pytest.approx(0.012, rel=0.2)
+    assert printed["period"] / printed["planned_period"] - 1 == pytest.approx(printed["period_error"], abs=1.0)
     assert Profile.load("ran.json").per_stage("backward_weight", 2)[0] >= 0.002
 
 
@@ -89,9 +89,7 @@ drift = 0.0
 """
 
 
-def test_the_parts_of_a_real_run_add_up_whole_and_cut_off_anywhere(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_parts_of_a_real_run_add_up(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECYCLE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "job.toml").write_text(JOB)
     run = tmp_path / "run"
@@ -123,6 +121,6 @@ def test_the_parts_of_a_real_run_add_up_whole_and_cut_off_anywhere(
     assert "1.1 killed by SIGKILL" in shown
     (run / "trace.json").unlink()  # as a run that was killed leaves it
     for name in ("metrics.jsonl", "events.jsonl"):
-        whole = (run / name).read_bytes()
-        (run / name).write_bytes(whole[: len(whole) // 2])
+        content = (run / name).read_bytes()
+        (run / name).write_bytes(content[: len(content) // 2])
     assert_whole(load_report(run))

@@ -1,4 +1,4 @@
-"""What a command cannot use costs one line with the place, exit status 2, and leaves no file behind."""
+"""Invalid input gives one line with its place and exit status 2, and leaves no file."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def left(folder: Path) -> list[str]:
+def files_in(folder: Path) -> list[str]:
     """All files but those that runs and caches make before they are asked anything."""
     return sorted(str(path) for path in folder.rglob("*") if path.is_file() and "cache" not in path.parts)
 
@@ -81,7 +81,7 @@ REFUSED = [
     ("compare still.toml --days 0.1", "still.toml: [times]"),
     ("compare job.toml --systems slipstream", "'slipstream' is not a system"),
     ("compare sharded.toml", "[train] sharded_optimizer: systems run other shapes", '"analytic"'),
-    ("compare job.toml --trace twice.csv", "twice.csv, line 2", "is there already"),
+    ("compare job.toml --trace twice.csv", "twice.csv, line 2", "is up already"),
     ("compare job.toml --trace trace.csv --population 1", "more than the population"),
     ("convert plan.json b.json --to xml", "'xml' is not a format", "native"),
     ("convert plan.json b.json --from xml", "'xml' is not a format", "native"),
@@ -98,7 +98,7 @@ REFUSED = [
         for to, name in (("b.json", "native"), ("b.csv", "torch-csv"), ("b --to megatron-table", "megatron-table"))
     ),
     ("drain nowhere 1.1", "nowhere: is not a run directory"),
-    ("export-hf model -o target", "model: is no checkpoint, it has no manifest.json"),
+    ("export-hf model -o target", "model: is not a checkpoint, it has no manifest.json"),
     ("export-hf model -o target --shard-size big", "--shard-size: 'big'"),
     ("import-hf none -o target", "none: does not exist"),
     ("import-hf model -o model", "model: exists already; remove it, or choose another"),
@@ -109,7 +109,6 @@ REFUSED = [
     ("plan job.toml --failed '1.1;0.0'", "plan: --failed: '1.1;0.0' is not a worker: write pipeline.rank"),
     ("plan job.toml --failed 0.1,1.1", "plan: --failed: no live worker is left for stage 1"),
     ("plan job.toml --failed 0.0 --failures 1", "--failed or --failures, not both"),
-    ("plan job.toml --failures -1", "must be at least 0"),
     ("plan job.toml --failures 3 --library more", "at most 2 of the 4 workers can be dead", "got 3"),
     ("plan job.toml --failures 1 -o x.json", "--library DIR instead of -o"),
     ("plan job.toml --failures 1 --library /proc/plans", "/proc/plans: "),
@@ -118,17 +117,16 @@ REFUSED = [
     ("plan job.toml --failures 1 --within 1e-9", "1e-09 seconds are too few: 3 of 3 vectors have no plan"),
     ("plan job.toml --failures 1 --again", "--again: needs --failures N and --library DIR"),
     ("plan job.toml --library plans --again", "--again: needs --failures N and --library DIR"),
-    ("plan job.toml --failures 1 --processes 0", "--processes: must be at least 1"),
     ("plan job.toml --library nowhere --profile none.json", "recycle: none.json: cannot be read"),
     ("plan job.toml -o /no/such/folder/plan.json", "/no/such/folder"),
-    ("plan job.toml -o /dev/full", "/dev/full: cannot be written (there is something that is not a regular file)"),
-    ("plan job.toml -o /tmp", "/tmp: cannot be written (there is something that is not a regular file)"),
+    ("plan job.toml -o /dev/full", "/dev/full: cannot be written (it is not a regular file)"),
+    ("plan job.toml -o /tmp", "/tmp: cannot be written (it is not a regular file)"),
     ("profile", "--from TRACE"),
     ("profile job.toml --from plan.json", "--from TRACE"),
     ("profile job.toml", "-o FILE"),
     ("profile --from plan.json -o p.json", "plan.json", "without times"),
-    ("report nowhere", "there is no run here"),
-    ("report .", "there is no run here"),
+    ("report nowhere", "is not a run directory"),
+    ("report .", "is not a run directory"),
     ("schedule zigzag -P 4 -m 6", "'zigzag' is not a family", ", ".join(FAMILIES)),
     ("schedule 1f1b -P 0 -m 6", "ranks must be a whole number of at least 1"),
     ("schedule 1f1b -D 1000000000 -P 4 -m 6", "too large"),
@@ -136,10 +134,10 @@ REFUSED = [
     ("schedule 1f1b -P 2 -m 2 -o no/s.json", "cannot be written"),
     ("schedule interleaved -P 2 -m 5 -V 2", "divisible by ranks = 2 or a group_size, got 5"),
     ("schedule interleaved -P 2 -m 5 -V 2 --group-size 4", "group_size must be", "got 4"),
-    ("schedule gpipe -P 4 -m 8 --times 2,3,1", "--times: gpipe takes none, it is for zb-v, v-half, v-min"),
+    ("schedule gpipe -P 4 -m 8 --times 2,3,1", "--times: gpipe does not take it, only zb-v, v-half, v-min"),
     ("schedule v-min -P 4 -m 8 --times 2,x", "--times '2,x': write F,I,W"),
     ("schedule 1f1b -P 2 -m 2 --replays 3", "no worker has a peer; give -D 2"),
-    ("schedule 1f1b -D 2 -P 2 -m 2 --replays 3 --forward-only", "there is no backward to replay"),
+    ("schedule 1f1b -D 2 -P 2 -m 2 --replays 3 --forward-only", "needs the backwards"),
     *(
         (f"schedule 1f1b -D 2 -P 2 -m 2 --replays={given}", f"--replays: '{given}' is neither gaps nor a number")
         for given in ("0", "-1", "gap", "1.5", "9999999")
@@ -147,7 +145,7 @@ REFUSED = [
     *(
         (
             f"schedule {family} -P 2 -m 5 -V 2 --group-size 3",
-            f"--group-size: {family} takes none, it is for interleaved",
+            f"--group-size: {family} does not take it, only interleaved",
         )
         for family in sorted(FAMILIES.keys() - {"interleaved"})
     ),
@@ -192,7 +190,6 @@ REFUSED = [
 BY_RUNS = [
     ("profile job.toml -o nowhere/p.json", "nowhere/p.json: cannot be written", "does not exist"),
     ("profile job.toml -o .", ".: cannot be written", "not a regular file"),
-    ("profile job.toml -o p.json --repeats 0", "--repeats", "at least 1"),
     ("profile missing.toml -o p.json", "missing.toml", "cannot be read"),
     ("profile empty -o p.json", "is no run directory", "job.toml"),
     ("profile wide.toml -o p.json", "tensor_parallel"),
@@ -218,23 +215,16 @@ BY_RUNS = [
 
 JOBS = [
     ("plan", "[planner]\nreroute = false", "micro-batches of 0.1 when it is dead; set reroute"),
-    ("plan", "[planner]\nseconds = 0.001", "[planner] seconds: expected `float` >= 0.01"),
     ("plan", "[times]\nbackward_input = [1, 0]", "job.toml: [times] backward_input: stage 1 takes 0"),
-    ("plan", "[times]\nlink = inf", "job.toml: [times] link: must be finite and at least 0, got inf"),
-    ("plan", '[times]\nstep = "1"', "job.toml: [times] step: expected `float | array`, got `str`"),
     ("plan", "[times]\nlink = 1e308", "job.toml: [times] link: a transfer takes 1e+308, more than 1e+12"),
-    ("train", "[train]\nspteps = 7", "job.toml: [train] spteps"),
     ("train", "[times]\nforward = 1e30", "[times] forward: stage 0 takes 1e+30"),
-    ("train", f"[model]\nvocabulary = {10**12}", "[model] vocabulary: expected `int` <= 2147483647"),
     ("train", f"[model]\nvocabulary = {2**31 - 1}", "2147483647 rows of hidden = 64 weigh 549,755,813,632 bytes"),
     ("train", f"[model]\nffn = {2**31 - 1}", "[model] ffn: 2147483647 rows of hidden = 64 weigh"),
-    ("train", '[model]\nkind = "emulated"\nseconds_per_unit = inf', "[model] seconds_per_unit: expected `float` <= 1"),
     (
         "train",
         '[model]\nkind = "emulated"\nseconds_per_unit = 1e3\n[times]\nforward = 1e9',
         "[model] seconds_per_unit: an operation takes 1e+12 s, at most 1e+06 s can be run",
     ),
-    ("train", "[membership]\nheartbeat = 1e30", "[membership] heartbeat: expected `float` <= 1000000"),
 ]
 LARGE = [
     (2, 4194304, "", "job.toml: [shape]: D=2 P=2 m=4194304 has 50,331,648 operations, more than the 4,194,304"),
@@ -244,7 +234,7 @@ LARGE = [
 
 
 @pytest.mark.parametrize(("name", "text", "says"), JOBS)
-def test_a_value_that_no_job_can_have_is_refused_at_once(command: Command, name: str, text: str, says: str) -> None:
+def test_impossible_job_value_is_refused(command: Command, name: str, text: str, says: str) -> None:
     Path("job.toml").write_text(f"{SHAPE}{text}\n")
     assert command(name, "job.toml", "--failed 0.1" if name == "plan" else "--run run").refused(says)
     assert not Path("run").exists()
@@ -260,7 +250,7 @@ def test_a_job_that_is_too_large_to_plan_is_refused(
 
 
 @pytest.mark.parametrize("row", [*REFUSED, *(pytest.param(row, marks=pytest.mark.process) for row in BY_RUNS)], ids=str)
-def test_bad_input_is_one_line_and_leaves_nothing(row: tuple[str, ...], command: Command, files: Path) -> None:
+def test_invalid_input_is_one_line_and_leaves_no_file(row: tuple[str, ...], command: Command, files: Path) -> None:
     line, *words = row
     if "-hf" in line:
         write_model(files / "model")
@@ -268,10 +258,10 @@ def test_bad_input_is_one_line_and_leaves_nothing(row: tuple[str, ...], command:
         gemma.write_text(gemma.read_text().replace("LlamaFor", "GemmaFor"))
     if "tokenize" in line:
         saved_tokenizer(files / "words")
-    before = left(files)
+    before = files_in(files)
     outcome = command(line)
     assert outcome.refused(*words), outcome
-    assert left(files) == before
+    assert files_in(files) == before
     assert (files / "corpus.idx").read_text() == "kept"
 
 
@@ -285,6 +275,9 @@ def test_bad_input_is_one_line_and_leaves_nothing(row: tuple[str, ...], command:
         "schedule 1f1b -P 2 -m 3 --buckets 0",
         "schedule 1f1b -P 2 -m 3 --buckets 65",
         "drain run 1.1 --in -1",
+        "plan job.toml --failures -1",
+        "plan job.toml --failures 1 --processes 0",
+        "profile job.toml -o p.json --repeats 0",
         "nonsense",
     ],
 )

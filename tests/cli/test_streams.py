@@ -1,4 +1,4 @@
-"""What a shell may hand to a command: a full disk, an encoding without most characters, paths that cannot be."""
+"""Unusual environments of a command: a full disk, an ASCII terminal, invalid paths."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def called(*arguments: str | bytes, out: str = os.devnull, **variables: str) -> 
     return done.returncode, done.stderr.decode(errors="replace")
 
 
-def is_one_line(said: str, *words: str) -> bool:
-    return said.startswith("recycle: ") and said.count("\n") == 1 and all(word in said for word in words)
+def is_one_line(errors: str, *words: str) -> bool:
+    return errors.startswith("recycle: ") and errors.count("\n") == 1 and all(word in errors for word in words)
 
 
 @pytest.fixture(autouse=True)
@@ -44,10 +44,10 @@ def job_file() -> None:
 
 
 @pytest.mark.parametrize("line", [SCHEDULE, "train job.toml --steps 3 --run run"])
-def test_a_full_standard_output_is_said_in_one_line_and_stops_no_training(line: str) -> None:
-    code, said = called(line, out="/dev/full")
+def test_full_standard_output_does_not_stop_training(line: str) -> None:
+    code, errors = called(line, out="/dev/full")
     assert code == 1
-    assert is_one_line(said, "standard output: No space left on device")
+    assert is_one_line(errors, "standard output: No space left on device")
     if "train" in line:
         assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 3
 
@@ -59,22 +59,22 @@ def test_a_terminal_that_knows_ascii_only_is_no_error(line: str, command: Comman
 
 
 @pytest.mark.parametrize("variables", [{}, ASCII])
-def test_a_run_directory_whose_name_is_not_utf8_is_refused_before_anything_starts(variables: dict[str, str]) -> None:
-    code, said = called("train job.toml --run", b"run\xff", **variables)
+def test_run_directory_that_is_not_utf8_is_refused(variables: dict[str, str]) -> None:
+    code, errors = called("train job.toml --run", b"run\xff", **variables)
     assert code == 2
-    assert is_one_line(said, "this path is not UTF-8 text; choose another one")
+    assert is_one_line(errors, "this path is not UTF-8 text; choose another one")
     assert os.listdir() == ["job.toml"]
 
 
-def test_a_job_in_a_folder_whose_name_is_not_utf8_names_the_path_that_cannot_be_kept(tmp_path: Path) -> None:
+def test_job_in_a_folder_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     folder = os.path.join(os.fsencode(tmp_path), b"job\xff")
     os.mkdir(folder)
     with open(os.path.join(folder, b"job.toml"), "w") as file:
         file.write(job(2, 2, 2, data={"path": "corpus.txt"}).to_toml())
     path = os.path.join(folder, b"job.toml")
-    code, said = called("train", path, "--run run")
+    code, errors = called("train", path, "--run run")
     assert code == 2
-    assert is_one_line(said, "corpus.txt: this path is not UTF-8 text")
+    assert is_one_line(errors, "corpus.txt: this path is not UTF-8 text")
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,10 @@ from typing import Any
 import pytest
 
 import viz.app
-from recycle import Job, Profile, RecycleError, Schedule, Shape
+from recycle import Job, Schedule, Shape
 from recycle.ir.families import one_f_one_b
 from recycle.solve.filling import plan_library
 from tests.cli.command import Command
-from viz.sources import load_source
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +66,7 @@ def test_times_and_families_are_options_as_of_simulate(command: Command) -> None
         assert re.findall("period ([0-9.]+)", exported(command, line))[:2] == periods
 
 
-def test_what_does_not_run_is_exported_with_a_word_on_it(command: Command) -> None:
+def test_deadlocked_schedule_is_exported_with_a_note(command: Command) -> None:
     Schedule.from_text(Shape(1, 2, 1), {"0.0": "0B0.0 0F0.0", "0.1": "1F0.0 1B0.0"}).save("stuck.json")
     assert command("view stuck.json --export out.svg").err.startswith("stuck.json: the schedule deadlocks: ")
     assert "stuck.json: does not run to its end, drawn as far as it does" in Path("out.svg").read_text()
@@ -124,7 +123,7 @@ def layouts(command: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     return layout_of
 
 
-def test_without_a_file_examples_are_shown_and_it_says_so(layouts: Callable[[str], tuple[list[str], str]]) -> None:
+def test_examples_are_shown_without_a_file(layouts: Callable[[str], tuple[list[str], str]]) -> None:
     tabs, layout = layouts("view")
     assert tabs == ["Start", "Schedules", "Compare", "Plans and what-if", "Validate"]
     assert "recycle view runs/latest" in layout
@@ -137,13 +136,3 @@ def test_a_job_and_its_library_open_the_plan_browser(layouts: Callable[[str], tu
         tabs, layout = layouts(line)
         assert tabs == ["Plans and what-if", "Validate"]
         assert "The library holds 3 plans." in layout
-
-
-def test_a_profile_beside_the_file_times_it() -> None:
-    plain = load_source(Path("plan.json")).timeline
-    Profile(forward=2.0, backward_input=3.0, backward_weight=4.0).save("plan.profile.json")
-    timed = load_source(Path("plan.json")).timeline
-    assert (plain.makespan, timed.makespan) == (9, 27)
-    Path("plan.profile.json").write_text("{")
-    with pytest.raises(RecycleError, match=r"plan\.profile\.json"):
-        load_source(Path("plan.json"))

@@ -29,8 +29,8 @@ OLDEST = "1.31"
 
 
 def manifest(kind: str, name: str) -> dict[str, Any]:
-    (found,) = (m for m in MANIFESTS if (m["kind"], m["metadata"]["name"]) == (kind, name))
-    return found
+    (match,) = (m for m in MANIFESTS if (m["kind"], m["metadata"]["name"]) == (kind, name))
+    return match
 
 
 def pods() -> dict[str, dict[str, Any]]:
@@ -65,10 +65,10 @@ def test_the_command_line_accepts_every_command_of_the_examples() -> None:
         command_of(name).make_context(name, arguments)  # raises UsageError
 
 
-def test_every_volume_and_every_secret_is_there_and_every_mount_has_its_volume() -> None:
+def test_volumes_secrets_and_mounts_match() -> None:
     claims = {"PersistentVolumeClaim": "persistentVolumeClaim", "ConfigMap": "configMap"}
-    there = {(key, m["metadata"]["name"]) for m in MANIFESTS if (key := claims.get(m["kind"]))}
-    there |= {("secret", name) for name in re.findall(r"kubectl create secret generic (\S+)", TEXT)}
+    defined = {(key, m["metadata"]["name"]) for m in MANIFESTS if (key := claims.get(m["kind"]))}
+    defined |= {("secret", name) for name in re.findall(r"kubectl create secret generic (\S+)", TEXT)}
     for name, pod in pods().items():
         volumes = {volume["name"] for volume in pod["volumes"]}
         if name == "recycle-etcd":
@@ -77,7 +77,7 @@ def test_every_volume_and_every_secret_is_there_and_every_mount_has_its_volume()
             }
         for volume in pod["volumes"]:
             for kind, key in ("persistentVolumeClaim", "claimName"), ("configMap", "name"), ("secret", "secretName"):
-                assert kind not in volume or (kind, volume[kind][key]) in there
+                assert kind not in volume or (kind, volume[kind][key]) in defined
         for container in pod["containers"]:
             assert {mount["name"] for mount in container["volumeMounts"]} == volumes
 
@@ -92,14 +92,14 @@ def test_containers_have_no_privileges_and_bounded_memory() -> None:
             assert "livenessProbe" in container
 
 
-def test_what_the_image_is_made_of_is_there() -> None:
+def test_files_of_the_image_exist() -> None:
     recipe = (FOLDER / "Dockerfile").read_text()
     for line in re.findall(r"^COPY (.+) \S+$", recipe, re.MULTILINE):
         for source in line.split():
             assert (FOLDER.parents[1] / source).exists()
 
 
-def test_the_job_has_a_pod_per_node_and_reads_what_is_mounted() -> None:
+def test_job_has_a_pod_per_node_and_mounted_paths() -> None:
     of_run, trained = manifest("Job", "recycle")["spec"], job()
     trained.profile()
     nodes = len(place_workers(trained.shape, trained.cluster.workers_per_node))
@@ -116,7 +116,7 @@ def test_the_job_has_a_pod_per_node_and_reads_what_is_mounted() -> None:
 @pytest.mark.etcd
 @pytest.mark.process
 @pytest.mark.skipif(ETCD is None, reason="no etcd: install Debian's etcd-server")
-def test_etcd_of_the_manifest_lets_in_whoever_has_a_certificate_and_nobody_else(tmp_path: Path) -> None:
+def test_etcd_of_the_manifest_requires_a_certificate(tmp_path: Path) -> None:
     for line in re.findall(r"^#   ((?:openssl|printf) .+)$", TEXT, re.MULTILINE):
         subprocess.run(["bash", "-c", line], cwd=tmp_path, check=True, capture_output=True)
     with socket.create_server(("127.0.0.1", 0)) as client, socket.create_server(("127.0.0.1", 0)) as peer:
@@ -155,6 +155,6 @@ def test_etcd_of_the_manifest_lets_in_whoever_has_a_certificate_and_nobody_else(
         server.wait()
 
 
-def certificates(of: Job) -> dict[str, str]:
+def certificates(job: Job) -> dict[str, str]:
     keys = ("etcd_ca", "etcd_certificate", "etcd_key")
-    return {key: str(getattr(of.membership, key)) for key in keys}
+    return {key: str(getattr(job.membership, key)) for key in keys}

@@ -163,10 +163,10 @@ def test_refused_export_leaves_no_files(tmp_path: Path) -> None:
     write_tensors(folder, big)
     import_model(folder, checkpoint)
     target = tmp_path / "back"
-    with pytest.raises(JobError, match=r"model: is no checkpoint, it has no manifest.json$"):
+    with pytest.raises(JobError, match=r"model: is not a checkpoint, it has no manifest.json$"):
         export_model(folder, target)
     with pytest.raises(
-        JobError, match=r"run: is no checkpoint, .*; take one of its checkpoints, such as \S+/step-0+4$"
+        JobError, match=r"run: is not a checkpoint, .*; give one of its checkpoints, such as \S+/step-0+4$"
     ):
         export_model(tmp_path / "run", target)
     with pytest.raises(RecycleError, match=r"model.norm.weight: has numbers beyond the range of fp16"):

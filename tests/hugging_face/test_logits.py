@@ -15,7 +15,7 @@ from recycle.exec.checkpoint.checkpoint import verify_files, write_manifest
 from recycle.exec.data.loading import load_batches
 from recycle.hugging_face.conversion import export_model, import_model
 from recycle.hugging_face.correspondence import blocks
-from tests.cli.conftest import here as here
+from tests.cli.conftest import working_directory as working_directory
 from tests.exec.checkpoint.test_checkpoint import store
 from tests.exec.drive import build_pipeline, gradients_by_name, run_pipelines, small_job
 from tests.exec.model.test_families import sharpened

@@ -30,8 +30,8 @@ def job(model: str = "", how: str = "", shape: str = "", train: str = LEAN) -> J
 
 def test_flops_are_those_of_narayanan_et_al() -> None:
     """96 B s l h^2 (1 + s / 6h + V / 16lh) with everything computed again, which makes four passes of three."""
-    one = job(how='activations = "all"\nachieved = 0.25\n')
-    work = sum(layer.seconds for layer in layers(one)) * GPUS["A100-80GB"].flops * 0.25
+    plain = job(how='activations = "all"\nachieved = 0.25\n')
+    work = sum(layer.seconds for layer in layers(plain)) * GPUS["A100-80GB"].flops * 0.25
     s, h, count, v = 2048, 1024, 8, 51200
     assert work == pytest.approx(72 * 2 * s * count * h * h * (1 + s / (6 * h) + v / (12 * count * h)), rel=1e-9)
     again = job(how='activations = "full"\nachieved = 0.25\n')
@@ -77,14 +77,16 @@ def test_an_exact_sum_costs_the_bytes_that_it_moves_more() -> None:
         assert seconds["exact"] - seconds["fast"] == pytest.approx(parameters * more / 2.039e12)
 
 
-def test_a_stage_that_recomputes_holds_its_input_and_then_what_it_makes_again() -> None:
+def test_recomputing_stage_holds_its_input_then_all_activations() -> None:
     sbh = 2 * 2048 * 2 * 1024
     split = job(model='recompute = "full"\n').profile()
     assert split.per_stage("recomputed_from", 4) == [0.0, sbh, sbh, sbh]
     assert split.per_stage("activation", 4)[1] == 2 * 16 * sbh
-    whole = Job.from_toml(job(model='recompute = "full"\n').to_toml().replace("decoupled = true", "decoupled = false"))
-    assert whole.profile().per_stage("activation", 4)[1] == sbh
-    difference = whole.profile().per_stage("workspace", 4)[1] - split.per_stage("workspace", 4)[1]
+    undivided = Job.from_toml(
+        job(model='recompute = "full"\n').to_toml().replace("decoupled = true", "decoupled = false")
+    )
+    assert undivided.profile().per_stage("activation", 4)[1] == sbh
+    difference = undivided.profile().per_stage("workspace", 4)[1] - split.per_stage("workspace", 4)[1]
     assert difference == 2 * 16 * sbh
 
 
@@ -97,7 +99,7 @@ def test_tensor_parallelism_divides_the_work_and_adds_all_reduces() -> None:
 
 @pytest.mark.parametrize("file", PAPER, ids=lambda file: file.stem)
 def test_the_published_settings_have_their_sizes_and_fit(file: Path) -> None:
-    one = Job.load(file)
+    published = Job.load(file)
     sizes = {
         "gpt3_medium": 0.36,
         "gpt3_3_35b": 3.35,
@@ -108,9 +110,9 @@ def test_the_published_settings_have_their_sizes_and_fit(file: Path) -> None:
         "145b": 145.6,
     }
     gpus = {"18b": 256, "39b": 512, "76b": 1024, "145b": 1536}
-    parameters = sum(layer.state for layer in layers(one)) / 14 * one.grid.tensor_parallel / 1e9
+    parameters = sum(layer.state for layer in layers(published)) / 14 * published.grid.tensor_parallel / 1e9
     assert parameters == pytest.approx(sizes[file.stem], rel=0.15)
-    assert one.shape.worker_count * one.grid.tensor_parallel == gpus.get(file.stem, 32)
-    limits = one.activation_limits()
+    assert published.shape.worker_count * published.grid.tensor_parallel == gpus.get(file.stem, 32)
+    limits = published.activation_limits()
     assert limits is not None
     assert min(limits) >= 1

@@ -15,7 +15,7 @@ from recycle.job.shape import Shape
 from recycle.plans.hosting import layers_of
 
 
-def test_numbers_are_those_of_a_fault_free_stage_and_lie_evenly_on_its_units() -> None:
+def test_numbers_are_spread_evenly_over_units() -> None:
     cut = profile_of_cut(Profile(2.0, 4.0, 6.0, step=1.0, message=7.0, workspace=5.0), Shape(1, 2, 3, cut=(1, 4, 3)))
     assert cut.forward == [0.5, 2.0, 1.5]
     assert cut.backward_weight == [1.5, 6.0, 4.5]
@@ -23,7 +23,7 @@ def test_numbers_are_those_of_a_fault_free_stage_and_lie_evenly_on_its_units() -
     assert (cut.message, cut.workspace) == ([7.0] * 3, [5.0] * 3)
 
 
-def test_lists_are_taken_where_the_units_lie() -> None:
+def test_lists_are_summed_over_their_units() -> None:
     """Of stages with 3 and 5 units, the second part has one unit of the first and three of the second."""
     prices = Profile([3.0, 10.0], [3.0, 10.0], [3.0, 10.0], message=[1.0, 2.0], workspace=[8.0, 9.0])
     cut = profile_of_cut(prices, Shape(1, 2, 1, cut=(2, 4, 2)), (3, 5))
@@ -32,7 +32,7 @@ def test_lists_are_taken_where_the_units_lie() -> None:
     assert cut.workspace == [8.0, 9.0, 9.0]
 
 
-def test_what_lists_the_stages_of_the_cut_stands_as_it_is() -> None:
+def test_lists_over_the_cut_are_kept() -> None:
     shape = Shape(1, 2, 1, cut=(1, 1, 2))
     once = profile_of_cut(Profile(2.0, 2.0, 2.0), shape)
     assert profile_of_cut(once, shape) == once
@@ -61,7 +61,7 @@ def test_no_other_cut_has_a_lighter_heaviest_part(seed: int) -> None:
     assert heaviest(tuple(accumulate(sizes))[:-1]) == pytest.approx(least)
 
 
-def test_alike_layers_divide_as_evenly_as_can_be() -> None:
+def test_equal_layers_are_divided_evenly() -> None:
     assert balanced((1.0,) * 10, 4) == (2, 3, 2, 3)
     with pytest.raises(JobError, match=r"3 layer\(s\) cannot be cut into 4 stages"):
         balanced((1.0,) * 3, 4)
@@ -76,7 +76,7 @@ def test_alike_layers_divide_as_evenly_as_can_be() -> None:
         ('[shape]\npipelines = 2\nmicro_batches = 4\nranks = 3\n[model]\nkind = "emulated"', (1, 1, 1)),
     ],
 )
-def test_a_plan_counts_the_units_that_its_workers_train(text: str, units: tuple[int, ...]) -> None:
+def test_units_of_jobs(text: str, units: tuple[int, ...]) -> None:
     job = Job.from_toml(text)
     assert units_of(job) == units
     assert layers_of(job) == list(units)

@@ -52,7 +52,7 @@ def load(folder: Path, model: str = "", weights: str = "weights") -> Job:
     return Job.load(path)
 
 
-def test_what_the_job_leaves_out_is_the_checkpoints_and_what_is_trained_how_is_the_jobs(folder: Path) -> None:
+def test_model_keys_come_from_the_checkpoint_and_training_keys_from_the_job(folder: Path) -> None:
     job = load(folder.parent, "dropout = 0.2\n[model.config]\nmoe_aux_loss_coeff = 0.0")
     taken = msgspec.structs.replace(
         QWEN, dropout=0.2, sequence=64, weights=str(folder), config=QWEN.config | {"moe_aux_loss_coeff": 0.0}
@@ -62,28 +62,28 @@ def test_what_the_job_leaves_out_is_the_checkpoints_and_what_is_trained_how_is_t
     assert Job.from_toml(job.to_toml()) == job
 
 
-def test_positions_that_are_learned_have_a_length(tmp_path: Path) -> None:
+def test_learned_positions_fix_the_sequence(tmp_path: Path) -> None:
     saved(tmp_path / "weights", ModelSection(sequence=48))
     assert load(tmp_path).model.sequence == 48
-    with pytest.raises(JobError, match=r"\[model\] sequence: 32, but the weights in \S+/weights have 48 there"):
+    with pytest.raises(JobError, match=r"\[model\] sequence: 32, but the weights in \S+/weights have 48;"):
         load(tmp_path, "sequence = 32")
 
 
 @pytest.mark.parametrize(
     ("model", "complaint"),
     [
-        ('kind = "llama"', r"\[model\] kind: 'llama', but the weights in \S+ have 'qwen' there; leave it out"),
-        ("layers = 3", r"\[model\] layers: 3, but the weights in \S+ have 2 there"),
-        ("heads = 5", r"\[model\] heads: 5, but the weights in \S+ have 2 there"),
-        ("tied = false", r"\[model\] tied: False, but the weights in \S+ have True there"),
-        ("rotary_scaling = 8.0", r"\[model\] rotary_scaling: 8.0, but the weights in \S+ have nothing there"),
+        ('kind = "llama"', r"\[model\] kind: 'llama', but the weights in \S+ have 'qwen'; leave it out"),
+        ("layers = 3", r"\[model\] layers: 3, but the weights in \S+ have 2;"),
+        ("heads = 5", r"\[model\] heads: 5, but the weights in \S+ have 2;"),
+        ("tied = false", r"\[model\] tied: False, but the weights in \S+ have True;"),
+        ("rotary_scaling = 8.0", r"\[model\] rotary_scaling: 8.0, but the weights in \S+ have nothing;"),
         (
             "[model.config]\nnum_query_groups = 2",
             r"\[model.config\] num_query_groups: 2, but the weights in \S+ have 1",
         ),
         ("[model.config]\nkv_channels = 8", r"\[model.config\] kv_channels: 8, but the weights in \S+ have nothing"),
         ("layers = true", r"\[model\] layers: expected `int`, got `bool`"),
-        ('provider = "a:b"', r"\[model\] weights: what \[model\] provider builds has its own"),
+        ('provider = "a:b"', r"\[model\] weights: the model of \[model\] provider has its own"),
     ],
 )
 def test_a_key_that_contradicts_the_weights_is_one_line(folder: Path, model: str, complaint: str) -> None:
@@ -91,8 +91,8 @@ def test_a_key_that_contradicts_the_weights_is_one_line(folder: Path, model: str
         load(folder.parent, model)
 
 
-def test_a_vocabulary_that_tensor_ranks_cannot_share_is_not_to_be_padded(folder: Path) -> None:
-    with pytest.raises(JobError, match=r"vocabulary: 300 is not divisible by tensor_parallel = 7; its weights have as"):
+def test_vocabulary_of_weights_cannot_be_padded(folder: Path) -> None:
+    with pytest.raises(JobError, match=r"vocabulary: 300 is not divisible by tensor_parallel = 7; its weights"):
         msgspec.structs.replace(
             (job := load(folder.parent)),
             grid=msgspec.structs.replace(job.grid, tensor_parallel=7),
@@ -100,18 +100,18 @@ def test_a_vocabulary_that_tensor_ranks_cannot_share_is_not_to_be_padded(folder:
         ).validate()
 
 
-def test_weights_that_are_none_are_one_line(folder: Path) -> None:
+def test_invalid_weights_are_refused(folder: Path) -> None:
     root = folder.parent
-    with pytest.raises(JobError, match=r"job.toml: \[model\] weights: \S+/none: is no checkpoint, it has no manifest"):
+    with pytest.raises(JobError, match=r"job.toml: \[model\] weights: \S+/none: is not a checkpoint"):
         load(root, weights="none")
     saved(root / "run" / "checkpoints" / "step-00000003", QWEN)
-    with pytest.raises(JobError, match=r"run: is no checkpoint, .*; take one of its checkpoints, such as \S+/step-0+3"):
+    with pytest.raises(JobError, match=r"run: is not a checkpoint, .*; give one .*, such as \S+/step-0+3"):
         load(root, weights="run")
     saved(root / "emulated", ModelSection(kind="emulated"))
     with pytest.raises(JobError, match=r"\[model\] weights: \S+: is of an emulated model, which has no weights"):
         load(root, weights="emulated")
     saved(root / "provided", ModelSection(provider="own:build"))
-    with pytest.raises(JobError, match=r"\[model\] weights: \S+: is of what own:build builds"):
+    with pytest.raises(JobError, match=r"\[model\] weights: \S+: is of a model that own:build builds"):
         load(root, weights="provided")
     (folder / "manifest.json").write_text("{}")
     with pytest.raises(JobError, match=r"job.toml: \[model\] weights: \S+manifest.json: damaged"):
@@ -119,17 +119,17 @@ def test_weights_that_are_none_are_one_line(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_of_another_shape_that_was_built_in_code_is_refused_before_it_runs(folder: Path) -> None:
+def test_other_model_than_the_weights_is_refused_before_it_runs(folder: Path) -> None:
     job = load(folder.parent)
     require_model_of_weights(job.model)
     other = msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, layers=4))
-    with pytest.raises(JobError, match=r"\[model\] layers: 4, but the weights in \S+ have 2 there"):
+    with pytest.raises(JobError, match=r"\[model\] layers: 4, but the weights in \S+ have 2;"):
         check_request(other, 1, (), frozenset())
     with pytest.raises(JobError, match=r"has no tensor embedding.word_embeddings.weight"):
         run(one_f_one_b(job.shape), job, steps=1)
 
 
-def test_a_runs_own_job_needs_the_checkpoint_no_more(folder: Path) -> None:
+def test_resolved_job_does_not_need_the_checkpoint(folder: Path) -> None:
     job = load(folder.parent)
     (folder.parent / "run").mkdir()
     (folder.parent / "run" / "job.toml").write_text(job.to_toml())

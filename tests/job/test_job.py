@@ -13,13 +13,6 @@ from recycle.job.reference import reference_page
 SHAPE = "[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n"
 
 
-def test_a_plan_needs_the_shape_only_and_defaults_are_unit_times() -> None:
-    job = Job.from_toml(SHAPE)
-    assert str(job.shape) == "D=3 P=4 m=6"
-    assert job.profile() == Profile.uniform()
-    assert job.activation_limits() is None
-
-
 def test_times_and_memory_reach_the_profile_and_the_limits() -> None:
     job = Job.from_toml(
         SHAPE + "[times]\nforward = [1, 2, 3, 4]\nlink = 0.5\nstep = 2\n"
@@ -60,11 +53,11 @@ def test_a_limit_in_bytes_works_with_times_and_bytes_written_by_hand() -> None:
         ("[shape]\nranks = 4\nmicro_batches = 6\n", r"\[shape\].*pipelines"),
         ("[shape]\npipelines = 0\nranks = 4\nmicro_batches = 6\n", r"\[shape\] pipelines: .*>= 1"),
         (SHAPE.replace("ranks = 4", 'ranks = "two"'), r"\[shape\] ranks: expected `int`, got `str`"),
-        (SHAPE + "rank = 3\n", r"""\[shape\] rank: there is no such key; did you mean "ranks"\?$"""),
-        (SHAPE + "[modell]\n", r"""\[modell\]: there is no such section; did you mean "model"\?$"""),
-        (SHAPE + "[eval]\nxyz = 1\n", r"\[eval\] xyz: there is no such key; known are every, batches, "),
+        (SHAPE + "rank = 3\n", r"""\[shape\] rank: unknown key; did you mean "ranks"\?$"""),
+        (SHAPE + "[modell]\n", r"""\[modell\]: unknown section; did you mean "model"\?$"""),
+        (SHAPE + "[eval]\nxyz = 1\n", r"\[eval\] xyz: unknown key; known are every, batches, "),
         ("[times]\nforward = 1\n", r"\[shape\]: is missing; write for example pipelines = 3, "),
-        ('{"pipelines": 3}', "is JSON, and a job file is TOML"),
+        ('{"pipelines": 3}', "is JSON, but a job file is TOML"),
         (SHAPE + "[times]\nforward = [1, 2]\n", r"\[times\] forward: lists 2 stages, the shape has 4"),
         (SHAPE + "[times]\nbackward_input = -1\n", r"\[times\] backward_input: must be finite and at least 0"),
         (SHAPE + "[memory]\nlimit = 0\n", r"\[memory\] limit: .*must hold at least 1"),
@@ -75,7 +68,7 @@ def test_a_limit_in_bytes_works_with_times_and_bytes_written_by_hand() -> None:
         (SHAPE + '[memory]\nstatic = "2 GiB"\n', r"\[memory\] static: needs activation"),
         (
             SHAPE + '[memory]\nactivation = "2 GiB"\n[times]\nprofile = "analytic"\n',
-            r"\[memory\] activation: \[times\] profile states it too",
+            r"\[memory\] activation: \[times\] profile also states it",
         ),
         (SHAPE + '[memory]\nlimit = "much"\n', r"'much' is not a size"),
         (SHAPE + "[model]\nhidden = 10\nheads = 4\n", r"\[model\] heads"),
@@ -99,7 +92,7 @@ def test_a_limit_in_bytes_works_with_times_and_bytes_written_by_hand() -> None:
         ("[shape]\npipelines = 1000000000\nranks = 4\nmicro_batches = 1\n", "too large"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_file_and_key(text: str, complaint: str) -> None:
+def test_invalid_job_is_refused_with_file_and_key(text: str, complaint: str) -> None:
     with pytest.raises(JobError, match=complaint) as error:
         Job.from_toml(text, "my.toml")
     assert str(error.value).startswith("my.toml: ")
@@ -139,11 +132,11 @@ def test_the_reference_of_the_job_file_is_that_of_the_types() -> None:
     assert len(steps.split(" | ")) == 5
 
 
-def test_a_limit_that_is_left_to_the_device_wants_a_profile_that_knows_it(tmp_path: Path) -> None:
+def test_automatic_limit_needs_a_profile_with_capacity(tmp_path: Path) -> None:
     wants = '[times]\nprofile = "p.json"\n[memory]\nlimit = "auto"\n'
     (tmp_path / "job.toml").write_text(SHAPE + wants)
     Profile(activation=10.0, static=100.0, workspace=5.0).save(tmp_path / "p.json")
-    with pytest.raises(JobError, match=r'\[memory\] limit: "auto" is what the device has, which this profile'):
+    with pytest.raises(JobError, match=r'\[memory\] limit: "auto" is the memory of the device, which this profile'):
         Job.load(tmp_path / "job.toml").activation_limits()
     Profile(activation=10.0, static=100.0, workspace=5.0, capacity=149.0).save(tmp_path / "p.json")
     assert Job.load(tmp_path / "job.toml").activation_limits() == [4.0] * 4
@@ -152,7 +145,7 @@ def test_a_limit_that_is_left_to_the_device_wants_a_profile_that_knows_it(tmp_pa
 
 
 def test_an_automatic_split_leaves_the_last_stage_room_for_the_head() -> None:
-    """A vocabulary of 50,000 beside 12 layers of width 1024: the head costs four layers."""
+    """A vocabulary of 50,000 and 12 layers of width 1024: the head costs four layers."""
     text = "[shape]\npipelines = 2\nranks = 4\nmicro_batches = 8\n[model]\nlayers = 12\nhidden = 1024\nheads = 16\n"
     text += 'sequence = 1024\nvocabulary = 50000\nsplit = "auto"\n'
     even = Job.from_toml(text)

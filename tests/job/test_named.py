@@ -24,29 +24,29 @@ def _own_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
-def test_a_function_is_found_in_the_stated_folder_and_named_back(tmp_path: Path) -> None:
+def test_function_is_imported_and_named(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     module(tmp_path / "package", "named_here", "class Made:\n    @staticmethod\n    def build(): return 5\n")
-    found = function_named("package.named_here:Made.build", KEY, [str(tmp_path)])
-    assert found() == 5
-    assert name_of(found, KEY) == ("package.named_here:Made.build", str(tmp_path))
+    function = function_named("package.named_here:Made.build", KEY, [str(tmp_path)])
+    assert function() == 5
+    assert name_of(function, KEY) == ("package.named_here:Made.build", str(tmp_path))
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("named_a", '"named_a" names no function; write "package.module:function"'),
-        ("named_a.py:build", r"there is no module \"named_a.py\"; looked in .* and on Python's path"),
-        ("a/b:build", '"a/b:build" names no function'),
-        ("nowhere_at_all:build", r"there is no module \"nowhere_at_all\"; looked in .* and on Python's path"),
+        ("named_a", '"named_a" is not the name of a function; write "package.module:function"'),
+        ("named_a.py:build", r"module \"named_a.py\" is not in .* or on Python's path"),
+        ("a/b:build", '"a/b:build" is not the name of a function'),
+        ("nowhere_at_all:build", r"module \"nowhere_at_all\" is not in .* or on Python's path"),
         ("named_a:biuld", 'named_a has no "biuld"; it has build'),
-        ("named_a:NUMBER", "named_a:NUMBER is no function but int"),
+        ("named_a:NUMBER", "named_a:NUMBER is of type int, not a function"),
         ("named_b:build", r"named_b cannot be imported \(ZeroDivisionError: division by zero\)"),
         ("named_c:build", r"named_c cannot be imported \(SyntaxError: .*"),
         ("named_d:build", "named_d imports nowhere_at_all, which is not installed"),
     ],
 )
-def test_what_is_not_there_is_one_line_with_the_key(tmp_path: Path, text: str, complaint: str) -> None:
+def test_missing_function_is_refused_with_the_key(tmp_path: Path, text: str, complaint: str) -> None:
     module(tmp_path, "named_a", "NUMBER = 1\ndef build(): ...\n")
     module(tmp_path, "named_b", "1 / 0\n")
     module(tmp_path, "named_c", "def build(:\n")
@@ -56,7 +56,7 @@ def test_what_is_not_there_is_one_line_with_the_key(tmp_path: Path, text: str, c
     assert "\n" not in str(refused.value)
 
 
-def test_a_function_that_no_other_process_can_import_has_no_name() -> None:
+def test_function_that_cannot_be_imported_has_no_name() -> None:
     def inner() -> None: ...
 
     for function in (inner, lambda: None, print):
@@ -67,11 +67,14 @@ def test_a_function_that_no_other_process_can_import_has_no_name() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ('[model]\nprovider = "build"\n', r"\[model\] provider: \"build\" names no function"),
-        ('[train]\nloss = ":f"\n', r"\[train\] loss: \":f\" names no function"),
+        ('[model]\nprovider = "build"\n', r"\[model\] provider: \"build\" is not the name of a function"),
+        ('[train]\nloss = ":f"\n', r"\[train\] loss: \":f\" is not the name of a function"),
         ('[model]\nkind = "emulated"\nprovider = "a:b"\n', r"\[model\] provider: kind = \"emulated\" computes nothing"),
         ('[model]\nkind = "emulated"\nconfig = {a = 1}\n', r"\[model.config\]: kind = \"emulated\" has no config"),
-        ('[data]\nkind = "megatron"\npath = "x"\nprovider = "a:b"\n', r"\[data\] provider: and kind = \"megatron\""),
+        (
+            '[data]\nkind = "megatron"\npath = "x"\nprovider = "a:b"\n',
+            r"\[data\] provider: kind = \"megatron\" also",
+        ),
         (
             '[times]\nprofile = "analytic"\n[model]\nprovider = "a:b"\n',
             r"\[times\] profile: the analytic model",
@@ -84,7 +87,7 @@ def test_a_job_that_contradicts_itself_is_refused(text: str, complaint: str) -> 
         Job.from_toml(GRID + text, "job.toml")
 
 
-def test_functions_are_looked_for_beside_the_job_file_unless_it_says_where(tmp_path: Path) -> None:
+def test_functions_are_imported_from_the_jobs_folder(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(GRID + '[model]\nprovider = "a:b"\n[model.config]\nkv_channels = 8\nrotary_interleaved = true\n')
     job = Job.load(path)

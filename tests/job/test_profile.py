@@ -1,4 +1,4 @@
-"""Profile: what instructions cost, and which files and numbers are refused."""
+"""Profile: prices of instructions, and files and numbers that are refused."""
 
 from pathlib import Path
 from typing import Any
@@ -7,14 +7,6 @@ import numpy as np
 import pytest
 
 from recycle import JobError, Link, Profile, Shape
-
-
-def test_a_number_stands_for_all_stages_and_a_list_for_each() -> None:
-    profile = Profile(forward=2, backward_input=[1, 2, 3])
-    assert profile.per_stage("forward", 3) == [2.0, 2.0, 2.0]
-    assert profile.per_stage("backward_input", 3) == [1.0, 2.0, 3.0]
-    with pytest.raises(JobError, match="backward_input lists 3 stages, the job has 4"):
-        profile.per_stage("backward_input", 4)
 
 
 def test_a_transfer_takes_latency_and_bytes_over_bandwidth() -> None:
@@ -27,7 +19,7 @@ def test_a_transfer_takes_latency_and_bytes_over_bandwidth() -> None:
         uneven.transfer_seconds(Shape(1, 2, 1), 0, 1, 0)
 
 
-def test_the_most_exact_link_that_fits_a_pair_counts() -> None:
+def test_most_specific_link_counts() -> None:
     precedence = ["0.1>1.2", "0.1>1.*", "*.1>1.2", "0.*>1.*", "*.1>*.2", "*.1>*.*", "*.*>*.2", "*.*>*.*"]
     shape, sender, receiver = Shape(2, 3, 1), 1, 5
     for first in range(len(precedence)):
@@ -41,7 +33,7 @@ def test_the_most_exact_link_that_fits_a_pair_counts() -> None:
 @pytest.mark.parametrize(
     "pair", ["", "0.1", "0.1>", "0.1>0.2>0.3", "0.1>x.2", "0.1>0", "1>2", "0.1 > 0.2", "00.1>0.2", "-1.0>0.0"]
 )
-def test_a_link_between_no_pair_of_workers_is_refused(pair: str) -> None:
+def test_invalid_pair_of_a_link_is_refused(pair: str) -> None:
     with pytest.raises(JobError, match="is not a pair of workers: write sender>receiver"):
         Profile(links={pair: Link()})
 
@@ -70,7 +62,7 @@ def test_a_saved_profile_loads_equal_and_keeps_its_digest(tmp_path: Path) -> Non
         ('{"links": {"0.1>0.2": {"latency": null}}}', r"Expected `float`.*links"),
     ],
 )  # fmt: skip
-def test_a_file_that_is_no_profile_is_refused_with_its_name(tmp_path: Path, content: str, complaint: str) -> None:
+def test_invalid_profile_file_is_refused(tmp_path: Path, content: str, complaint: str) -> None:
     file = tmp_path / "p.json"
     file.write_text(content)
     with pytest.raises(JobError, match=complaint) as error:
@@ -80,7 +72,7 @@ def test_a_file_that_is_no_profile_is_refused_with_its_name(tmp_path: Path, cont
         Profile.load(tmp_path)
 
 
-def test_peers_are_alike_unless_a_speed_or_a_link_names_one_of_them():
+def test_peers_are_alike_without_speeds_and_links_of_pipelines():
     assert Profile(links={"*.0>*.1": Link(1.0)}, latency=2.0).are_peers_alike
     assert not Profile(links={"*.0>0.1": Link(1.0)}).are_peers_alike
     assert not Profile(links={"0.0>*.1": Link(1.0)}).are_peers_alike
@@ -91,25 +83,18 @@ def test_peers_are_alike_unless_a_speed_or_a_link_names_one_of_them():
     ("given", "message"),
     [
         ({"forward": "a"}, "forward must be finite and at least 0, got 'a'"),
-        ({"forward": -1.0}, "forward must be finite and at least 0"),
         ({"backward_weight": [1.0, float("nan")]}, "backward_weight must be finite"),
-        ({"latency": float("inf")}, "latency must be finite"),
         ({"weight_stash": 1.5}, "weight_stash must lie between 0 and 1"),
         ({"bandwidth": 0.0}, "bandwidth must be finite and above 0"),
         ({"speed": {"0.0": 0.0}}, "speed of 0.0 must be finite and above 0"),
-        ({"overlapped_pair": -2.0}, "overlapped_pair must be finite"),
         ({"links": {"0.1>*.2": Link(-1.0)}}, r"latency of link 0\.1>\*\.2 must be finite"),
         ({"links": {"0.1>*.2": Link(0.0, float("inf"))}}, r"bandwidth of link 0\.1>\*\.2 must be finite"),
         ({"links": {"0.1>0.1": Link()}}, r"links: '0\.1>0\.1' is one worker"),
         ({"forward": np.array([1.0, 2.0])}, "forward must be finite and at least 0, got array"),
-        ({"weight_stash": "a"}, "weight_stash must lie between 0 and 1"),
-        ({"bandwidth": "a"}, "bandwidth must be finite and above 0, got 'a'"),
         ({"speed": 3}, "speed must be a dict, got 3"),
-        ({"links": 3}, "links must be a dict, got 3"),
         ({"links": {"0.0>0.1": 3}}, "link 0.0>0.1 must be a Link, got 3"),
-        ({"links": {"0.0>0.1": Link("a")}}, "latency of link 0.0>0.1 must be finite and at least 0"),
     ],
 )
-def test_what_no_quantity_can_be_is_refused_by_name(given: dict[str, Any], message: str) -> None:
+def test_impossible_quantity_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(JobError, match=f"^profile: {message}"):
         Profile(**given)

@@ -11,7 +11,7 @@ from recycle.job.shape import node_of, place_workers
 
 
 @pytest.mark.parametrize("sizes", [(0, 1, 1), (1, -1, 1), (1, 1, 1.5), (1, 1, True), (1, 1, 1, 0), ("1", 1, 1)])
-def test_a_size_that_is_no_whole_number_from_one_up_is_refused(sizes: tuple[int, ...]) -> None:
+def test_size_must_be_a_positive_integer(sizes: tuple[int, ...]) -> None:
     with pytest.raises(JobError, match="must be a whole number of at least 1"):
         Shape(*sizes)
 
@@ -25,7 +25,7 @@ def test_a_shape_beyond_any_job_is_refused_before_it_fills_the_memory() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1", "1.", ".1", "1.2.3", "-1.0", "a.b", "1 .2", "9" * 5000 + ".1"])
-def test_what_is_no_worker_is_refused(text: str) -> None:
+def test_invalid_worker_is_refused(text: str) -> None:
     with pytest.raises(JobError, match="is not a worker"):
         Worker.parse(text)
 

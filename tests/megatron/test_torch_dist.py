@@ -19,7 +19,7 @@ from recycle.exec.model.stored_tensors import StoredTensors
 from recycle.ir.families import one_f_one_b
 from tests.cli.command import Command
 from tests.cli.conftest import command as command
-from tests.cli.conftest import here as here
+from tests.cli.conftest import working_directory as working_directory
 from tests.conftest import Servers
 from tests.megatron.jobs import Case, Jobs, build
 
@@ -191,7 +191,7 @@ def test_run_continues_from_megatrons_checkpoint_with_the_same_bits(
     case = case_of(trained, ranks=1, tensor_parallel=2)
     jobs.call(partial(_saved_with_optimizer, exported, back), case)
     lines = command(f"import-megatron {back} --job {path} --run -o run").out.splitlines()
-    assert lines[-1] == f"go on from it with: recycle train {path} --resume --run run"
+    assert lines[-1] == f"resume with: recycle train {path} --resume --run run"
     assert_same_tensors(trained, run / "checkpoints" / trained.name, 60)
     job = Job.load(path)
     more: dict[str, Any] = {"schedule": one_f_one_b(job.shape), "server": servers[case.model["kind"]]}
@@ -215,7 +215,7 @@ def test_bad_input_is_refused(trained: Path, exported: Path, command: Command) -
     assert command(f"import-megatron there --job {job} -o weights").status == 0
     assert not command("export-megatron weights -o bare --json").json["moments"]
     for line, message in (
-        ("export-megatron . -o target", "is no checkpoint, it has no manifest.json"),
+        ("export-megatron . -o target", "is not a checkpoint, it has no manifest.json"),
         (f"export-megatron {trained} -o there", "there: exists already; remove it"),
         (f"import-megatron none --job {job} -o target", "none: "),
         (f"import-megatron bare --job {job} -o target --run", "has no moments of an optimizer"),

@@ -1,4 +1,4 @@
-"""What ran is kept exactly: from the lines of killed workers, through Chrome JSON, back to columns."""
+"""Executed instructions are kept exactly: from logs of killed workers, through Chrome JSON, to columns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_directory(path: Path, steps: int = 3, seconds: float = 0.00123456789) ->
     return path
 
 
-def test_batches_of_evaluations_are_kept_apart_from_the_iterations_that_they_follow(tmp_path: Path) -> None:
+def test_evaluation_batches_are_separate_from_iterations(tmp_path: Path) -> None:
     path = run_directory(tmp_path)
     for generation in (0, 1):
         for batch in range(2):
@@ -51,11 +51,11 @@ def test_batches_of_evaluations_are_kept_apart_from_the_iterations_that_they_fol
     trace = runs.read_logs(path, SHAPE)
     assert runs.merge_logs(path, SHAPE) == 1
     merged = runs.load_trace(path, SHAPE)
-    for found in (trace, merged):
-        assert (len(found), found.steps, found.generations_of(1)) == (len(without), [0, 1, 2], [0])
-        assert found.period(0, 2) == pytest.approx(without.period(0, 2), abs=1e-8)
-        assert found.evaluation(0) is None
-        ran = found.evaluation(1)
+    for read in (trace, merged):
+        assert (len(read), read.steps, read.generations_of(1)) == (len(without), [0, 1, 2], [0])
+        assert read.period(0, 2) == pytest.approx(without.period(0, 2), abs=1e-8)
+        assert read.evaluation(0) is None
+        ran = read.evaluation(1)
         assert ran is not None
         assert ran.generation.tolist() == [1] * 16
         assert sorted(zip(ran.batch.tolist(), map(str, map(ran.instruction, range(16))), strict=True)) == sorted(
@@ -69,11 +69,11 @@ def test_batches_of_evaluations_are_kept_apart_from_the_iterations_that_they_fol
     assert run_trace.load_input((path / runs.TRACE).read_bytes(), "trace").schedule.metadata["executed"]["step"] == 1
 
 
-def test_a_process_that_plays_another_role_is_not_rerouted(tmp_path: Path) -> None:
+def test_process_in_another_role_is_not_rerouted(tmp_path: Path) -> None:
     trace = runs.read_logs(run_directory(tmp_path), SHAPE).window(2, 2)
-    mine = trace.process == SHAPE.worker_index(Worker(0, 1))
-    assert {str(SHAPE.worker_at(role)) for role in trace.role[mine]} == {"1.1"}
-    assert set(trace.columns.pipeline[mine]) == {1, -1}
+    own_rows = trace.process == SHAPE.worker_index(Worker(0, 1))
+    assert {str(SHAPE.worker_at(role)) for role in trace.role[own_rows]} == {"1.1"}
+    assert set(trace.columns.pipeline[own_rows]) == {1, -1}
     assert not trace.rerouted.any()
 
 
@@ -96,7 +96,7 @@ def test_a_window_keeps_its_steps_and_generation(tmp_path: Path) -> None:
     assert window.columns.offsets.tolist() == [0, 0, 0, 2, 2]
 
 
-def test_the_period_is_from_start_to_start_of_a_worker_in_the_generations_that_counted(tmp_path: Path) -> None:
+def test_period_of_committed_generations(tmp_path: Path) -> None:
     """Worker 0.1 runs the same steps two seconds later, so that neighbours overlap; step 1 is tried twice."""
     for worker, late in (("0.0", 0.0), ("0.1", 2.0)):
         path = runs.log_path(tmp_path, Worker.parse(worker))
@@ -110,17 +110,17 @@ def test_the_period_is_from_start_to_start_of_a_worker_in_the_generations_that_c
     assert trace.period(4, 7) is None
 
 
-def test_a_line_cut_short_by_a_kill_is_skipped_and_its_successor_is_kept(tmp_path: Path) -> None:
+def test_partial_line_is_skipped(tmp_path: Path) -> None:
     path = runs.log_path(tmp_path, Worker(0, 0))
     runs.append_iteration(path, 0, 0, "0.0", [("0F0.0", 0.0, 1.0)])
     runs.append_iteration(path, 1, 0, "0.0", [("0F0.1", 1.0, 2.0)])
     for cut in (1, 10, 60):
-        whole = path.read_bytes()
-        path.write_bytes(whole[:-cut])
+        content = path.read_bytes()
+        path.write_bytes(content[:-cut])
         assert runs.read_logs(tmp_path, SHAPE).steps == ([0, 1] if cut == 1 else [0])
         runs.append_iteration(path, 5, 1, "0.0", [("0F0.0", 2.0, 3.0)])
         assert runs.read_logs(tmp_path, SHAPE).steps == ([0, 1, 5] if cut == 1 else [0, 5])
-        path.write_bytes(whole)
+        path.write_bytes(content)
 
 
 def test_write_and_read_keep_everything_to_the_nanosecond(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_an_empty_run_directory_gives_an_empty_trace(tmp_path: Path) -> None:
         ({"step": 0, "generation": 0, "role": "0.0", "instructions": [["0F0.0", 0, 1e300]]}, r"line 1: .*<= 10000"),
     ],
 )
-def test_a_whole_line_that_is_wrong_is_named(tmp_path: Path, line: dict[str, object], message: str) -> None:
+def test_invalid_line_is_refused_with_its_number(tmp_path: Path, line: dict[str, object], message: str) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "0.0.trace.jsonl").write_text(json.dumps(line) + "\n")
     with pytest.raises(RecycleError, match=rf"0\.0\.trace\.jsonl: {message}"):
@@ -174,7 +174,7 @@ def test_a_whole_line_that_is_wrong_is_named(tmp_path: Path, line: dict[str, obj
         ('{"traceEvents": [], "otherData": {"format": "recycle-trace", "version": 1, "shape": {}}}', "otherData.shape"),
     ],
 )
-def test_a_file_that_is_no_trace_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_trace_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "trace.json").write_text(text)
     with pytest.raises(RecycleError, match=rf"trace\.json: .*{message}"):
         run_trace.read_trace(tmp_path / "trace.json")

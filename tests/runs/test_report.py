@@ -1,7 +1,8 @@
-"""Every second of a run is put to one part: a run that is written down here."""
+"""Every second of a run is put to one part: runs that are written down here."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,12 +13,12 @@ PERIOD = 1.5
 UNIT = 0.5
 
 
-def line(step: int, time: float, generation: int, live: int = 4, **rest: Any) -> dict[str, Any]:
-    return {"step": step, "time": time, "generation": generation, "live_workers": live, "period": PERIOD, **rest}
+def line(step: int, time: float, generation: int, live: int = 4, **fields: Any) -> dict[str, Any]:
+    return {"step": step, "time": time, "generation": generation, "live_workers": live, "period": PERIOD, **fields}
 
 
-def event(time: float, kind: str, **rest: Any) -> dict[str, Any]:
-    return {"time": time, "kind": kind, **rest}
+def event(time: float, kind: str, **fields: Any) -> dict[str, Any]:
+    return {"time": time, "kind": kind, **fields}
 
 
 METRICS = [
@@ -44,6 +45,7 @@ ATTEMPTS = {
     (2, 3): Activity(3, 2.4, 0.0, 18.0, 18.9),
     (3, 4): Activity(4, 3.2, 0.0, 21.0, 21.9),
 }
+BEFORE = {key: ATTEMPTS[key] for key in ((1, 0), (1, 1))}
 
 
 def rounded(parts: dict[TimePart, float]) -> dict[str, float]:
@@ -58,14 +60,14 @@ def assert_whole(report: RunReport) -> None:
     assert all(span.seconds > 0 for span in report.spans)
 
 
-def test_each_second_of_a_run_is_put_where_it_went() -> None:
+def test_parts_of_a_run() -> None:
     report = report_of(METRICS, EVENTS, ATTEMPTS, UNIT)
     assert_whole(report)
     assert report.wall == 22.0
     expected = {
         "useful": 0.5 + 0.75 + 0.8 + 0.8 + 0.8,
         "replaying": 0.1,
-        "waiting": 0.5 + 0.15 + 1.5 + 0.2 + 0.1 + 0.5 + 0.2,  # among it the silence and the wait for the re-join
+        "waiting": 0.5 + 0.15 + 1.5 + 0.2 + 0.1 + 0.5 + 0.2,  # with the silence and the wait for the re-join
         "redone": 0.5,
         "planning": 1.0,
         "forming": 1.0 + 1.0,
@@ -78,87 +80,84 @@ def test_each_second_of_a_run_is_put_where_it_went() -> None:
     assert report.measured == pytest.approx(5.0)
     assert report.expected == pytest.approx((3 * PERIOD + 2 * 2.0) * UNIT)
     assert report.fault_free == pytest.approx(5 * PERIOD * UNIT)
+    assert [change.slower for change in report.changes] == pytest.approx([2 * (2.0 - PERIOD) * UNIT, 0.0])
+    assert (report.changes[0].time, report.changes[0].seconds) == (13.0, pytest.approx(4.0))
 
 
-def test_a_failure_costs_what_lies_between_two_generations_and_a_slower_plan_behind_it() -> None:
-    failure, back = report_of(METRICS, EVENTS, ATTEMPTS, UNIT).changes
-    assert (failure.kind, failure.step, failure.time, failure.what) == ("failure", 2, 13.0, "1.1 killed by SIGKILL")
-    assert rounded(failure.costs) == {"redone": 0.5, "waiting": 1.5, "planning": 1.0, "forming": 1.0}
-    assert failure.seconds == pytest.approx(4.0)
-    assert failure.slower == pytest.approx(2 * (2.0 - PERIOD) * UNIT)
-    assert (back.kind, back.step, back.slower) == ("re-join", 4, 0.0)
-    assert rounded(back.costs) == {"waiting": 0.5, "moving": 1.0}
-
-
-def test_a_departure_has_nothing_redone() -> None:
-    events = [
-        EVENTS[0],
-        event(13.1, "generation", generation=2, step=2),
-        event(13.4, "drained", worker="1.1", step=2, seconds=1.0),
-    ]
-    metrics = [*METRICS[:2], line(2, 14.2, 2, 3, began=13.2), line(3, 15.2, 2, 3)]
-    attempts = {key: one for key, one in ATTEMPTS.items() if key in ((1, 0), (1, 1))}
+@pytest.mark.parametrize(
+    ("metrics", "events", "attempts", "expected"),
+    [
+        (
+            METRICS,
+            EVENTS,
+            ATTEMPTS,
+            [
+                ("failure", 2, "1.1 killed by SIGKILL", {"redone": 0.5, "waiting": 1.5, "planning": 1, "forming": 1}),
+                ("re-join", 4, "1.1 re-joined", {"waiting": 0.5, "moving": 1.0}),
+            ],
+        ),
+        # A drain repeats no work.
+        (
+            [*METRICS[:2], line(2, 14.2, 2, 3, began=13.2), line(3, 15.2, 2, 3)],
+            [
+                EVENTS[0],
+                event(13.1, "generation", generation=2, step=2),
+                event(13.4, "drained", worker="1.1", step=2, seconds=1.0),
+            ],
+            BEFORE,
+            [("drain", 2, "1.1 left", {"planning": 0.1, "forming": 0.1})],
+        ),
+        # Layers move: nothing waits for a re-join.
+        (
+            [*METRICS[:2], line(2, 15.0, 2, began=14.0), line(3, 16.0, 2)],
+            [
+                EVENTS[0],
+                event(13.0, "layout", step=2, moves=True),
+                event(13.4, "generation", generation=2, step=2),
+                event(14.0, "moved", worker="1.0", step=2, units=[4, 6]),
+                event(14.0, "moved", worker="1.0", step=2, units=[1, 2]),
+                event(14.0, "moved", worker="0.1", step=2, units=[3, 4]),
+            ],
+            BEFORE,
+            [("layout", 2, "layers moved to 1.0; layers moved to 0.1", {"planning": 0.4, "moving": 0.6})],
+        ),
+        # Steps 2 and 3 were after the restored checkpoint and have no lines; the restart took three seconds.
+        (
+            [*METRICS[:2], line(2, 20.0, 2, began=19.0)],
+            [
+                EVENTS[0],
+                event(15.0, "detected", worker="1.1", step=4, cause="killed by SIGKILL"),
+                event(15.5, "restored", step=2, checkpoint="step-00000001"),
+                event(18.0, "generation", generation=2, step=2),
+            ],
+            {(1, 4): Activity(4, 1.0, 0.0, 14.0, 15.0)},
+            [("failure", 2, "1.1 killed by SIGKILL", {"redone": 2.0, "starting": 3.0, "forming": 1.0})],
+        ),
+    ],
+    ids=["failure", "drain", "layout", "restore"],
+)
+def test_costs_of_changes(
+    metrics: Sequence[Any], events: Sequence[Any], attempts: Any, expected: Sequence[tuple[Any, ...]]
+) -> None:
     report = report_of(metrics, events, attempts)
     assert_whole(report)
-    (change,) = report.changes
-    assert (change.kind, change.what) == ("drain", "1.1 left")
-    assert rounded(change.costs) == {"planning": 0.1, "forming": 0.1}
+    changes = [(change.kind, change.step, change.what, rounded(change.costs)) for change in report.changes]
+    assert changes == expected
     assert report.expected is None
 
 
-def test_layers_that_move_are_no_formation_and_nothing_waits_for_anybody() -> None:
+def test_generation_that_never_ran_and_run_without_logs() -> None:
     events = [
-        EVENTS[0],
-        event(13.0, "layout", step=2, moves=True),
-        event(13.4, "generation", generation=2, step=2),
-        event(14.0, "moved", worker="1.0", step=2, units=[4, 6]),
-        event(14.0, "moved", worker="1.0", step=2, units=[1, 2]),
-        event(14.0, "moved", worker="0.1", step=2, units=[3, 4]),
-    ]
-    metrics = [*METRICS[:2], line(2, 15.0, 2, began=14.0), line(3, 16.0, 2)]
-    attempts = {key: one for key, one in ATTEMPTS.items() if key in ((1, 0), (1, 1))}
-    report = report_of(metrics, events, attempts)
-    assert_whole(report)
-    (change,) = report.changes
-    assert (change.kind, change.what) == ("layout", "layers moved to 1.0; layers moved to 0.1")
-    assert rounded(change.costs) == {"planning": 0.4, "moving": 0.6}
-
-
-def test_what_was_committed_behind_a_checkpoint_that_the_run_went_back_to_is_redone() -> None:
-    """Steps 2 and 3 have no lines any more; the run stood still for three seconds until it began again."""
-    events = [
-        EVENTS[0],
-        event(15.0, "detected", worker="1.1", step=4, cause="killed by SIGKILL"),
-        event(15.5, "restored", step=2, checkpoint="step-00000001"),
-        event(18.0, "generation", generation=2, step=2),
-    ]
-    metrics = [*METRICS[:2], line(2, 20.0, 2, began=19.0)]
-    report = report_of(metrics, events, {(1, 4): Activity(4, 1.0, 0.0, 14.0, 15.0)})
-    assert_whole(report)
-    (change,) = report.changes
-    assert change.kind == "failure"
-    assert rounded(change.costs) == {"redone": 2.0, "starting": 3.0, "forming": 1.0}
-
-
-def test_a_generation_that_never_ran_is_forming_and_without_logs_iterations_are_useful() -> None:
-    events = [
-        EVENTS[0],
-        *EVENTS[1:3],
+        *EVENTS[:3],
         event(16.5, "detected", worker="0.0", step=2, cause="killed by SIGKILL"),
         event(16.6, "generation", generation=3, step=2),
     ]
     report = report_of([*METRICS[:2], line(2, 18.0, 3, 2, began=17.0)], events, {})
     assert_whole(report)
-    expected = {
-        "starting": 10.0,
-        "forming": 1.0 + 0.5 + 0.4,
-        "useful": 3.0,
-        "redone": 2.0,
-        "planning": 1.1,
-    }
+    expected = {"starting": 10.0, "forming": 1.0 + 0.5 + 0.4, "useful": 3.0, "redone": 2.0, "planning": 1.1}
     assert rounded(report.parts) == pytest.approx(expected)
 
 
-def test_a_run_that_has_committed_nothing_yet_has_a_report() -> None:
+def test_report_before_the_first_commit() -> None:
     assert report_of([], [], {}).wall == 0.0
     assert rounded(report_of([], EVENTS[:1], {}).parts) == {"starting": 10.0}

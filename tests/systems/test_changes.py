@@ -1,4 +1,4 @@
-"""Every system, change by change: what it does, what that costs, what runs then, and when it stops."""
+"""Every system, change by change: events, costs, configurations, and stops."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ import pytest
 
 from recycle import Job, check, lower, simulate
 from recycle.job.layers import Layer
-from recycle.systems import DoesNotFit, Setting
+from recycle.systems import DoesNotFit, Scenario
 from recycle.systems.bamboo.bamboo import Bamboo
 from recycle.systems.checkpoint_restart import CheckpointRestart, HotSpare, LiveMigration
 from recycle.systems.elaswave import ElasWave
 from recycle.systems.oobleck.oobleck import Oobleck
 from recycle.systems.recycle import ReCycle
 from recycle.systems.sample_dropping import SampleDropping
-from tests.systems.settings import Play, setting
+from tests.systems.scenarios import Play, scenario
 
 System = Callable[[], Any]
 
 
 def bamboo(pipelines: int = 4, **other: Any) -> Bamboo:
-    return Bamboo(setting(pipelines, 4, 6, **other))
+    return Bamboo(scenario(pipelines, 4, 6, **other))
 
 
-def templated(**other: Any) -> Setting:
+def templated(**other: Any) -> Scenario:
     """13 nodes, 12 layers of 1 byte of state; 4 of them and their activations fit: n0 = 3."""
     layer = {"static": 1.0, "state": 1.0, "activation": 0.0, **other.pop("layer", {})}
     fitting = {"memory": (4.0,) * 4, "bandwidth": 1.0, "node_of": tuple(range(13)), **other}
-    return setting(3, 4, 8, layers=12, layer=layer, **fitting)
+    return scenario(3, 4, 8, layers=12, layer=layer, **fitting)
 
 
 def oobleck(**other: Any) -> Oobleck:
     return Oobleck(templated(**other))
 
 
-def gridded(memory: float = 30.0, failure_rate: float = 1e-6) -> Setting:
+def gridded(memory: float = 30.0, failure_rate: float = 1e-6) -> Scenario:
     """Pipelines of four stages of one layer; two layers on one worker do not fit."""
     layer = {"static": 20.0, "state": 16.0}
-    return setting(4, 4, 6, layer=layer, memory=(memory,) * 4, bandwidth=8.0, failure_rate=failure_rate)
+    return scenario(4, 4, 6, layer=layer, memory=(memory,) * 4, bandwidth=8.0, failure_rate=failure_rate)
 
 
-def of_job(pipelines: int, ranks: int, micro_batches: int) -> Setting:
+def of_job(pipelines: int, ranks: int, micro_batches: int) -> Scenario:
     shape = f"[shape]\npipelines = {pipelines}\nranks = {ranks}\nmicro_batches = {micro_batches}\n"
-    return Setting.of(Job.from_toml(f"{shape}[memory]\nlimit = {micro_batches}\n"))
+    return Scenario.of(Job.from_toml(f"{shape}[memory]\nlimit = {micro_batches}\n"))
 
 
 def planned(**other: Any) -> ReCycle:
@@ -62,7 +62,7 @@ def weighty(failure_rate: float = 0.0, **other: Any) -> ReCycle:
 def elaswave(memory: float = 400.0) -> ElasWave:
     """Two pipelines of four stages of three layers each, with 12 micro-batches; layers weigh 20 bytes."""
     layer = {"static": 20.0, "state": 16.0}
-    system = ElasWave(setting(2, 4, 12, layers=12, layer=layer, memory=(memory,) * 4, bandwidth=8.0))
+    system = ElasWave(scenario(2, 4, 12, layers=12, layer=layer, memory=(memory,) * 4, bandwidth=8.0))
     if memory > 50.0:  # the grid of the job, whatever other grid is faster
         grid = system.grids.grid(2, 4)
         system.grids.best = lambda slots: grid  # type: ignore[assignment]
@@ -78,11 +78,11 @@ MAKERS: dict[str, System] = {
     # Templates of 4, 6, ... stages; the layers of a node's two workers are one range.
     "oobleck on nodes of two": partial(oobleck, node_of=tuple(slot // 2 for slot in range(12))),
     "oobleck on uneven nodes": partial(oobleck, node_of=(0, 0, 1, 1, 2, 2, 3, 3, 4)),
-    "oobleck without bytes": lambda: Oobleck(setting(3, 4, 6)),
+    "oobleck without bytes": lambda: Oobleck(scenario(3, 4, 6)),
     # Without bytes nothing says that two stages fit on one worker, so a pipeline has the job's four stages.
-    "oobleck on four": lambda: Oobleck(setting(1, 4, 6)),
-    "oobleck on nodes of three": lambda: Oobleck(setting(3, 4, 6, node_of=tuple(slot // 3 for slot in range(12)))),
-    "oobleck of one micro-batch": lambda: Oobleck(setting(1, 1, 1, node_of=(0, 1))),
+    "oobleck on four": lambda: Oobleck(scenario(1, 4, 6)),
+    "oobleck on nodes of three": lambda: Oobleck(scenario(3, 4, 6, node_of=tuple(slot // 3 for slot in range(12)))),
+    "oobleck of one micro-batch": lambda: Oobleck(scenario(1, 1, 1, node_of=(0, 1))),
     "checkpoint_restart": lambda: CheckpointRestart(gridded()),
     "checkpoint_restart under many failures": lambda: CheckpointRestart(gridded(failure_rate=1e-3)),
     "hot_spare": lambda: HotSpare(gridded(), spares=4),
@@ -104,8 +104,8 @@ SCENARIOS = [
         *("bamboo", "0-1", "begin: runs=False, reason=2 worker(s); a pipeline needs 4", "+2: runs=False"),
         "+3: event=restart, runs=True, detect=0, rebuild=2, restart=60",
     ),
-    # The predecessor takes over and the iteration goes on: of stage 2 at most S - 2 = 2 micro-batches were in flight,
-    # whose backwards take 4. One of 15 is overloaded, 2 / 15 > 5 %, so that pipelines are arranged anew at the next
+    # The predecessor takes over and the iteration continues: of stage 2 at most S - 2 = 2 micro-batches were in flight,
+    # whose backwards take 4. One of 15 is overloaded, 2 / 15 > 5 %, so that pipelines are rearranged at the next
     # boundary, of workers that hold what they need.
     (
         *("bamboo", "", "-2: event=take over, loss=nothing, bytes=0, period=40, detect=5, rebuild=2, copy=4"),
@@ -194,7 +194,7 @@ SCENARIOS = [
         *("recycle", "", "-6: loss=iteration, event=re-route, bytes=0, detect=5, rebuild=2, copy=0"),
         "+6: loss=nothing, event=join, detect=0, speed=as begun, live=0-11",
     ),
-    # A stage without workers sends everybody back.
+    # A stage without workers restores a checkpoint.
     (
         *("recycle", "", "-1 -5 -9: loss=checkpoint, event=restart, used=0 2-4 6-8 10-11"),
         "-4 -6 -7 -8 -10 -11: event=stop, runs=False",
@@ -210,7 +210,7 @@ SCENARIOS = [
 
 
 @pytest.mark.parametrize(("name", "alive", "steps"), [(name, alive, steps) for name, alive, *steps in SCENARIOS])
-def test_what_a_change_leads_to(name: str, alive: str, steps: Sequence[str]) -> None:
+def test_results_and_costs_of_changes(name: str, alive: str, steps: Sequence[str]) -> None:
     played = Play(MAKERS[name](), alive)
     played.play(*steps)
     if name == "heavy recycle":
@@ -219,7 +219,7 @@ def test_what_a_change_leads_to(name: str, alive: str, steps: Sequence[str]) -> 
 
 LAYERS = {"gradients": 1.0, "step": 0.5}
 RUNS: list[tuple[System, Sequence[str]]] = [
-    (lambda: Bamboo(setting(3, 4, 6, layers=8, layer=LAYERS, bandwidth=4.0)), ("", "0-1 3-11", "0-9")),
+    (lambda: Bamboo(scenario(3, 4, 6, layers=8, layer=LAYERS, bandwidth=4.0)), ("", "0-1 3-11", "0-9", "-2")),
     (
         partial(oobleck, layer={"gradients": 0.25, "step": 0.125, "message": 0.01}, latency=0.01),
         ("0-5", "0-6", "0-9", ""),
@@ -230,50 +230,43 @@ RUNS: list[tuple[System, Sequence[str]]] = [
 
 
 @pytest.mark.parametrize(("make", "lives"), RUNS)
-def test_what_runs_passes_check_fits_and_takes_its_period(make: System, lives: Sequence[str]) -> None:
+def test_configurations_pass_check_fit_and_take_their_period(make: System, lives: Sequence[str]) -> None:
     for alive in lives:
-        played = Play(make(), alive)
-        memory = played.system.setting.memory or ()
+        played = Play(make(), alive.removeprefix("-2"))
+        played.play(*["-2: event=take over"] * (alive == "-2"))
+        memory = played.system.scenario.memory or ()
         for schedule, profile in played.state.schedules():
             limit = max(memory, default=None) if played.system.name != "oobleck" else None
             assert check(lower(schedule), profile=profile, byte_limit=limit, about_to_run=True) == []
             assert simulate(lower(schedule), profile).period == pytest.approx(played.state.period)
 
 
-def test_bamboo_runs_what_a_takeover_leaves() -> None:
-    played = Play(RUNS[0][0]())
-    played.change("2")
-    ((schedule, profile),) = played.state.schedules()
-    assert check(lower(schedule), about_to_run=True) == []
-    assert simulate(lower(schedule), profile).period == pytest.approx(played.state.period)
-
-
 THREE = tuple(Layer(1.0, 1.0, 1.0, static=100.0 * part, activation=float(part)) for part in (1, 2, 3))
-TWO_LAYERS = setting(2, 4, 6, layers=8, layer={"static": 10.0}, memory=(43.0,) * 4)
-UNEVEN = replace(setting(1, 3, 10), layers=THREE, memory=(1.0,) * 3)
+TWO_LAYERS = scenario(2, 4, 6, layers=8, layer={"static": 10.0}, memory=(43.0,) * 4)
+UNEVEN = replace(scenario(1, 3, 10), layers=THREE, memory=(1.0,) * 3)
 MISFITS: list[tuple[System, float, float, str]] = [
     # Two stages and the buffers of both, of a micro-batch each or of what 1F1B holds; a single stage has no copy.
     (lambda: Bamboo(TWO_LAYERS), 44, 43, "1 pipeline(s) of 8 stages"),
     (lambda: Bamboo(UNEVEN), 200 + 10 * 2 + 300 + 10 * 3, 1, ""),
     (lambda: Bamboo(UNEVEN, buffer_per_micro_batch=False), 200 + 2 * 2 + 300 + 1 * 3, 1, ""),
-    (lambda: Bamboo(replace(setting(1, 1, 10), layers=THREE[:1], memory=(1.0,))), 100 + 10, 1, ""),
+    (lambda: Bamboo(replace(scenario(1, 1, 10), layers=THREE[:1], memory=(1.0,))), 100 + 10, 1, ""),
     (partial(oobleck, memory=(1.0,) * 4), 2, 1, "2 pipelines on 13 nodes have at most 6 stages each"),
     (lambda: CheckpointRestart(gridded(memory=20.5)), 24.0, 20.5, ""),
     (partial(elaswave, 15.0), 54, 15, ""),
-    (lambda: ReCycle(replace(planned().setting, memory=(1.0, 1.0, 0.5, 1.0))), 1.0, 0.5, "rank 2"),
+    (lambda: ReCycle(replace(planned().scenario, memory=(1.0, 1.0, 0.5, 1.0))), 1.0, 0.5, "rank 2"),
 ]
 
 
-@pytest.mark.parametrize(("make", "needed", "cap", "said"), MISFITS)
-def test_what_does_not_fit_says_what_is_short(make: System, needed: float, cap: float, said: str) -> None:
-    found = make()
-    found = found.begin(found.setting.all_nodes)
-    assert isinstance(found, DoesNotFit)
-    assert (found.needed, found.cap) == (needed, cap)
-    assert said in found.reason
+@pytest.mark.parametrize(("make", "needed", "cap", "reason"), MISFITS)
+def test_misfit_states_needed_and_available_bytes(make: System, needed: float, cap: float, reason: str) -> None:
+    misfit = make()
+    misfit = misfit.begin(misfit.scenario.all_nodes)
+    assert isinstance(misfit, DoesNotFit)
+    assert (misfit.needed, misfit.cap) == (needed, cap)
+    assert reason in misfit.reason
 
 
-def test_memory_says_how_deep_pipelines_are() -> None:
+def test_memory_determines_the_depth_of_pipelines() -> None:
     """Bamboo: two stages of two layers and 6 buffers of both, 20 + 20 + 6 * (2 + 2) = 64; in one pipeline, 12 buffers.
     Oobleck: stage 0 of S holds min(S, batch) activations of its 12 / S layers."""
     assert [Bamboo(replace(TWO_LAYERS, memory=(memory,) * 4)).depth for memory in (64.0, 63.0)] == [4, 8]
@@ -285,24 +278,24 @@ def test_memory_says_how_deep_pipelines_are() -> None:
         assert min(oobleck(layer={"activation": 1.0}, memory=(memory,) * 4).templates) == least
 
 
-def test_a_stash_on_the_host_is_seen_only_where_the_link_is_slower_than_the_work(
+def test_stash_on_the_host_costs_only_the_time_beyond_the_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """PCIe takes 1 byte in 1 / pcie seconds; beside each redundant forward there are F + F + B = 4 seconds of work."""
+    """PCIe takes 1 byte in 1 / pcie seconds; each redundant forward overlaps F + F + B = 4 seconds of work."""
     monkeypatch.setattr(Bamboo, "pcie", 0.25)
     assert Play(bamboo()).state.period == 31
     monkeypatch.setattr(Bamboo, "pcie", 0.2)
     assert Play(bamboo()).state.period > 31
 
 
-def test_sizes_of_micro_batches_follow_the_pace_and_the_batch_stays() -> None:
+def test_micro_batch_sizes_follow_the_rates_of_pipelines() -> None:
     """Four layers a worker in place of three: (12 + 2) * 12 seconds to (12 + 3) * 9 with equal sizes."""
     played = Play(elaswave(), "0-4 6-7")
     state = played.state
     sizes = played.system.sizes(state.grid, (4, 3))
     assert sum(sizes) == pytest.approx(2)
     assert sizes[0] / sizes[1] == pytest.approx(14 * 12 / (15 * 9))
-    assert (state.layout, state.samples) == ("1 x 4 + 1 x 3", played.system.setting.samples)
+    assert (state.layout, state.samples) == ("1 x 4 + 1 x 3", played.system.scenario.samples)
     assert state.period == pytest.approx(15 * 9 * sizes[0]) == pytest.approx(14 * 12 * sizes[1])
 
 

@@ -1,4 +1,4 @@
-"""The clock and the books: every second is booked once, only what is committed counts."""
+"""The cluster simulation: every second is booked once, only committed samples count."""
 
 from __future__ import annotations
 
@@ -10,9 +10,19 @@ from recycle.job import Job
 from recycle.job.sections import PausesSection
 from recycle.systems.cluster import Outcome, run
 from recycle.systems.failures import FailureTrace, NodeChange
-from recycle.systems.setting import Setting
-from recycle.systems.system import Change, Checkpoints, DoesNotFit, Loss, Nodes, Pause, Running, State, Stopped
-from tests.systems.settings import trace as failures
+from recycle.systems.scenario import Scenario
+from recycle.systems.system import (
+    ActiveConfiguration,
+    Change,
+    Checkpoints,
+    DoesNotFit,
+    Loss,
+    Nodes,
+    Pause,
+    State,
+    Stopped,
+)
+from tests.systems.scenarios import trace as failures
 
 
 @dataclass
@@ -29,7 +39,7 @@ class Scripted:
     def begin(self, live: Nodes) -> State | DoesNotFit:
         if len(live) < self.need:
             return Stopped(live=live, reason="too few")
-        return Running(
+        return ActiveConfiguration(
             live=live,
             period=20.0 / len(live),
             samples=100.0 - self.dropped,
@@ -43,9 +53,9 @@ class Scripted:
         return Change(state=after, pause=self.pause, loss=self.loss if failed else Loss.NOTHING, event="change")
 
 
-def setting(**pauses: float) -> Setting:
+def scenario(**pauses: float) -> Scenario:
     job = Job.from_toml("[shape]\npipelines = 2\nranks = 1\nmicro_batches = 4\n")
-    return replace(Setting.of(job), pauses=PausesSection(**{"start": 0.0, **pauses}))
+    return replace(Scenario.of(job), pauses=PausesSection(**{"start": 0.0, **pauses}))
 
 
 def trace(text: str, end: float) -> FailureTrace:
@@ -59,7 +69,7 @@ def trace(text: str, end: float) -> FailureTrace:
 
 
 def booked(outcome: Outcome) -> dict[str, float]:
-    """What is lost, without zeros; asserts that the books are closed."""
+    """Return the lost seconds that are not zero; assert that the books close."""
     assert outcome.samples / outcome.fault_free + sum(outcome.lost.values()) == pytest.approx(outcome.seconds)
     return {cause: pytest.approx(seconds) for cause, seconds in outcome.lost.items() if abs(seconds) > 1e-9}
 
@@ -71,19 +81,19 @@ def booked(outcome: Outcome) -> dict[str, float]:
         (Scripted(), "", 1005.0, 10_000, {"degraded": 5.0}),
         # A failure takes the iteration in progress: 10 iterations, then 5 of 20 s from 107 on.
         (Scripted(), "104 -1", 207.0, 1000 + 500, {"detect": 3.0, "redone": 4.0, "degraded": 50.0}),
-        # One that goes on keeps its share: half an iteration is left, 108 to 118; then 4 more to 198.
+        # An iteration that continues keeps its share: half an iteration is left, 108 to 118; then 4 more to 198.
         (Scripted(loss=Loss.NOTHING), "105 -1", 208.0, 1000 + 500, {"detect": 3.0, "degraded": 55.0}),
         # Time without enough nodes is stopped.
         (Scripted(need=2), "100 -1; 160 +1", 203.0, 1000 + 400, {"detect": 3.0, "stopped": 60.0}),
         (Scripted(), "50 -0 -1", 1000.0, 500, {"stopped": 950.0}),
-        # Dropped samples are no progress; here the fault-free rate leaves them out, too.
+        # Dropped samples do not count as progress, nor in the fault-free rate here.
         (Scripted(dropped=20.0), "", 1000.0, 8000, {"dropped": 250.0, "degraded": -250.0}),
     ],
 )
 def test_every_second_is_booked(
     system: Scripted, events: str, end: float, samples: float, lost: dict[str, float]
 ) -> None:
-    outcome = run(system, setting(), trace(events, end))
+    outcome = run(system, scenario(), trace(events, end))
     assert outcome.samples == samples
     assert outcome.dropped == samples / (100.0 - system.dropped) * system.dropped
     assert outcome.fault_free == 10.0 - system.dropped / 10
@@ -91,10 +101,10 @@ def test_every_second_is_booked(
     assert outcome.gpu_seconds_per_sample == pytest.approx(2 * end / samples)
 
 
-def test_a_failure_in_a_pause_begins_it_again() -> None:
+def test_failure_in_a_pause_restarts_it() -> None:
     job = Job.from_toml("[shape]\npipelines = 3\nranks = 1\nmicro_batches = 4\n")
-    three = failures(Setting.of(job), 200.0, (100.0, "1"), (105.0, "2"))
-    outcome = run(Scripted(pause=Pause(detect=3.0, copy=4.0)), Setting.of(job), three)
+    three = failures(Scenario.of(job), 200.0, (100.0, "1"), (105.0, "2"))
+    outcome = run(Scripted(pause=Pause(detect=3.0, copy=4.0)), Scenario.of(job), three)
     assert booked(outcome) == {"detect": 3.0 + 3.0, "copy": 2.0 + 4.0, "degraded": pytest.approx(88.0 - 4 * 20 / 3)}
     assert outcome.samples == 100 * (15 + 4)
 
@@ -108,25 +118,25 @@ def test_a_failure_in_a_pause_begins_it_again() -> None:
         (15.0, "100 -1; 110 +1; 120 -1; 125 +1", [0, 100, 143]),
     ],
 )
-def test_nodes_join_at_a_boundary_once_they_are_usable(start: float, events: str, times: list[int]) -> None:
-    outcome = run(Scripted(), setting(start=start), trace(events, 300.0))
+def test_usable_nodes_join_at_a_boundary(start: float, events: str, times: list[int]) -> None:
+    outcome = run(Scripted(), scenario(start=start), trace(events, 300.0))
     assert [round(transition.time) for transition in outcome.transitions] == times
 
 
-def test_a_checkpoint_is_what_is_left() -> None:
+def test_rollback_returns_to_the_last_complete_checkpoint() -> None:
     system = Scripted(loss=Loss.CHECKPOINT, checkpoints=Checkpoints(every=50.0, stall=2.0, lag=5.0))
     # checkpoints end at 52, 104, 156 and count from 57, 109, 161 on
     for strike, kept in ((56.0, 0), (58.0, 5), (108.0, 5), (110.0, 10), (160.0, 10), (153.0, 10)):
-        outcome = run(system, setting(), trace(f"{strike} -1", strike + 3.0))
+        outcome = run(system, scenario(), trace(f"{strike} -1", strike + 3.0))
         assert outcome.samples == 100 * kept, strike
         booked(outcome)
 
 
-def test_many_checkpoints_at_once_are_those_taken_one_by_one() -> None:
+def test_checkpoint_cycles_equal_single_checkpoints() -> None:
     system = Scripted(loss=Loss.CHECKPOINT, checkpoints=Checkpoints(every=50.0, stall=2.0, lag=5.0))
-    at_once = run(system, setting(), trace("", 100_031.0))
+    at_once = run(system, scenario(), trace("", 100_031.0))
     ticks = "; ".join(map(str, range(7, 100_031, 7)))
-    assert at_once.samples == run(system, setting(), trace(ticks, 100_031.0)).samples
+    assert at_once.samples == run(system, scenario(), trace(ticks, 100_031.0)).samples
     assert at_once.samples == 100 * (5 * (100_031 // 52) + 3)
     assert at_once.lost["checkpoint"] == pytest.approx(2.0 * (100_031 // 52))
 
@@ -136,17 +146,17 @@ def test_a_system_that_does_not_fit_is_a_result() -> None:
         def begin(self, live: Nodes) -> State | DoesNotFit:
             return DoesNotFit(needed=2.0, cap=1.0, reason="rank 0 needs 2 bytes")
 
-    outcome = run(Large(), setting(), trace("", 10.0))
+    outcome = run(Large(), scenario(), trace("", 10.0))
     assert outcome.misfit is not None
     assert (outcome.goodput, outcome.ettr) == (0.0, 0.0)
 
 
-def test_a_year_costs_changes_and_not_iterations() -> None:
+def test_long_traces_need_no_loop_over_iterations() -> None:
     system = Scripted(checkpoints=Checkpoints(every=10.0, stall=0.0))
-    assert run(system, setting(), trace("", 1e10)).samples == pytest.approx(1e11, rel=1e-6)
+    assert run(system, scenario(), trace("", 1e10)).samples == pytest.approx(1e11, rel=1e-6)
 
 
-def test_rates_over_time_are_0_in_pauses() -> None:
-    outcome = run(Scripted(pause=Pause(detect=5.0)), setting(), trace("20 -0; 60 +0", 80.0))
+def test_rates_are_zero_in_pauses() -> None:
+    outcome = run(Scripted(pause=Pause(detect=5.0)), scenario(), trace("20 -0; 60 +0", 80.0))
     # 20 s at 10 samples per second; 5 s of pause and 35 s at 5; the join waits for a boundary 65 s in, pauses for 5 s
     assert outcome.rates(4) == pytest.approx([10.0, 3.75, 5.0, (5 * 5 + 10 * 10) / 20])

@@ -1,4 +1,4 @@
-"""ReCycle's periods are those of real plans and beat no bound; layers move at the next boundary where that pays."""
+"""ReCycle's periods belong to valid plans and beat no bound; layers move at the next boundary if that pays."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from recycle.ir.simulate import simulate
 from recycle.job import Job
 from recycle.systems.recycle import ReCycle
 from recycle.systems.recycle_elastic import ElasticReCycle
-from recycle.systems.setting import Setting
+from recycle.systems.scenario import Scenario
 from recycle.systems.system import Loss
-from tests.systems.settings import Play
+from tests.systems.scenarios import Play
 
 
-def setting(
+def scenario(
     pipelines: int = 3, ranks: int = 4, micro_batches: int = 6, limit: int | str = 6, more: str = ""
-) -> Setting:
-    return Setting.of(
+) -> Scenario:
+    return Scenario.of(
         Job.from_toml(
             f"[shape]\npipelines = {pipelines}\nranks = {ranks}\nmicro_batches = {micro_batches}\n"
             f"[memory]\nlimit = {limit}\n{more}"
@@ -33,25 +33,25 @@ def setting(
 @pytest.mark.parametrize("staggered", [True, False])
 def test_no_period_beats_the_load_of_the_most_loaded_survivor(decoupled: bool, staggered: bool) -> None:
     """L_s = ceil(N M / (N - f_s)) c; the first technique alone T >= s F + L_s + s B, with I and W split s F + L_s."""
-    system = ReCycle(setting(limit=12), decoupled=decoupled, staggered=staggered, move=False)
+    system = ReCycle(scenario(limit=12), decoupled=decoupled, staggered=staggered, move=False)
     for nodes in ("6", "6 9", "0", "3 11"):
-        here = Play(system).change(nodes).state
+        state = Play(system).change(nodes).state
         dead = [sum(int(node) % 4 == rank for node in nodes.split()) for rank in range(4)]
         for rank, k in enumerate(dead):
             load = ceil(3 * 6 / (3 - k)) * 3
             fill = 0 if staggered else rank if decoupled else rank + 2 * rank
-            assert here.period >= load + fill
-        for schedule, profile in here.schedules():
+            assert state.period >= load + fill
+        for schedule, profile in state.schedules():
             assert check(schedule, profile=profile, limits=[12] * 4) == []
-            assert simulate(schedule, profile).period <= here.period
-            assert schedule.failure_vector() == here.vector
+            assert simulate(schedule, profile).period <= state.period
+            assert schedule.failure_vector() == state.vector
 
 
 def test_each_technique_shortens_the_worked_example() -> None:
     """The paper's example: 1.2 of three pipelines of four stages dies; 27 slots without failure (1F1B)."""
     periods = []
     for techniques in ({"decoupled": False, "staggered": False}, {"staggered": False}, {}):
-        system = ReCycle(setting(limit=6), move=False, **techniques)
+        system = ReCycle(scenario(limit=6), move=False, **techniques)
         periods.append(Play(system).change("6").state.period)
     assert periods == sorted(periods, reverse=True)
     assert periods[0] >= 33
@@ -85,12 +85,10 @@ gpu = "A100-80GB"
 
 @pytest.mark.parametrize("undo", ["device", "host"])
 @pytest.mark.parametrize(("limit", "way"), [("72 GB", (True, "device")), ("24 GB", (False, "device"))])
-def test_what_is_kept_for_a_step_that_may_be_taken_back_is_chosen_by_what_fits(
-    limit: str, way: tuple[bool, str], undo: str
-) -> None:
+def test_optimizer_mode_is_the_fastest_that_fits(limit: str, way: tuple[bool, str], undo: str) -> None:
     """At 24 GB the state from before a step leaves no room for activations, and its copy over PCIe takes 0.3 s of an
     iteration of 0.55 s; whatever the job says."""
-    system = ReCycle(Setting.of(Job.from_toml(ANALYTIC.format(limit=limit, undo=undo))))
+    system = ReCycle(Scenario.of(Job.from_toml(ANALYTIC.format(limit=limit, undo=undo))))
     assert (system.job.planner.staggered, system.job.train.undo) == way
     state = Play(system).state
     assert state.period == pytest.approx(0.5211 if way[0] else 0.5575, rel=1e-3)
@@ -100,21 +98,21 @@ def test_what_is_kept_for_a_step_that_may_be_taken_back_is_chosen_by_what_fits(
     assert max(filter(None, timeline.peak_bytes)) <= float(limit.removesuffix(" GB")) * 1e9
 
 
-def elastic_setting(bandwidth: float = 1e3, chunks: int = 1) -> Setting:
+def elastic_scenario(bandwidth: float = 1e3, chunks: int = 1) -> Scenario:
     """Three pipelines of four workers with four layers each, whose bubbles hold no second worker's load."""
     text = f"[shape]\npipelines = 3\nranks = 4\nmicro_batches = 24\nchunks = {chunks}\n[model]\nlayers = 16\n"
-    made = Setting.of(Job.from_toml(f"{text}[memory]\nlimit = {8 * chunks}\n"))
-    layers = tuple(replace(layer, state=100.0) for layer in made.layers)
-    return replace(made, layers=layers, bandwidth=bandwidth)
+    base = Scenario.of(Job.from_toml(f"{text}[memory]\nlimit = {8 * chunks}\n"))
+    layers = tuple(replace(layer, state=100.0) for layer in base.layers)
+    return replace(base, layers=layers, bandwidth=bandwidth)
 
 
 @pytest.mark.search
 @pytest.mark.parametrize("chunks", [1, 2])
-def test_a_set_of_live_nodes_runs_the_faster_of_both(chunks: int) -> None:
-    ours, plain = ElasticReCycle(elastic_setting(chunks=chunks)), ReCycle(elastic_setting(chunks=chunks))
-    assert Play(ours).period <= Play(plain).period
+def test_elastic_runs_the_faster_of_both_layouts(chunks: int) -> None:
+    elastic, plain = ElasticReCycle(elastic_scenario(chunks=chunks)), ReCycle(elastic_scenario(chunks=chunks))
+    assert Play(elastic).period <= Play(plain).period
     assert Play(plain, "0-4 6-11").period >= 72 / 2 * 3 * chunks
-    moved = Play(ours, "0-4 6-11").state
+    moved = Play(elastic, "0-4 6-11").state
     assert moved.period <= 1.06 * 72 * 4 * 3 * chunks / 11
     for schedule, profile in moved.schedules():
         assert check(schedule, profile=profile, limits=[8.0 * chunks] * 4) == []
@@ -122,8 +120,8 @@ def test_a_set_of_live_nodes_runs_the_faster_of_both(chunks: int) -> None:
 
 
 @pytest.mark.search
-def test_a_failure_is_re_routed_first_and_layers_move_at_the_next_boundary() -> None:
-    played, plain = Play(ElasticReCycle(elastic_setting())), Play(ReCycle(elastic_setting()))
+def test_failure_is_rerouted_then_layers_move_at_the_boundary() -> None:
+    played, plain = Play(ElasticReCycle(elastic_scenario())), Play(ReCycle(elastic_scenario()))
     struck, alike = played.change("5"), plain.change("5")
     assert (struck.loss, struck.event, struck.pause) == (Loss.ITERATION, "re-route", alike.pause)
     rerouted = played.state
@@ -138,5 +136,5 @@ def test_a_failure_is_re_routed_first_and_layers_move_at_the_next_boundary() -> 
 
 
 @pytest.mark.search
-def test_layers_stay_where_copying_takes_longer_than_it_saves() -> None:
-    Play(ElasticReCycle(elastic_setting(bandwidth=1e-4))).play("-5: event=re-route, reconsider=False")
+def test_layers_stay_if_copying_does_not_pay() -> None:
+    Play(ElasticReCycle(elastic_scenario(bandwidth=1e-4))).play("-5: event=re-route, reconsider=False")

@@ -1,4 +1,4 @@
-"""Systems on a job that shards its optimizer's state: what they hold, what a death costs them, when all is lost."""
+"""Systems on a job that shards its optimizer's state: held bytes, costs of a failure, and loss of a shard."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from recycle.systems import SYSTEMS
 from recycle.systems.checkpoint_restart import HotSpare
 from recycle.systems.comparison import copies_of, references
 from recycle.systems.recycle import ReCycle
-from recycle.systems.setting import Setting
+from recycle.systems.scenario import Scenario
 from recycle.systems.system import Change, DoesNotFit, Loss
-from tests.systems.settings import Play
+from tests.systems.scenarios import Play
 
 HOSTS = 4
 BANDWIDTH = 25e9
 SPLIT = (1, 1)
 
 
-def setting(copies: int = 2, memory: str = "auto", per_node: int = 1, pipelines: int = HOSTS) -> Setting:
+def scenario(copies: int = 2, memory: str = "auto", per_node: int = 1, pipelines: int = HOSTS) -> Scenario:
     """Four pipelines of two stages of a GPT of two layers, in bf16 with gradients summed in fp32."""
     sharding = f"sharded_optimizer = true\noptimizer_copies = {copies}\n" if copies else ""
-    return Setting.of(
+    return Scenario.of(
         Job.from_toml(
             f"""
             [shape]
@@ -52,75 +52,77 @@ def setting(copies: int = 2, memory: str = "auto", per_node: int = 1, pipelines:
     )
 
 
-def parameters(of: Setting) -> list[float]:
-    """Of each of the two stages: what an unsharded host holds 14 bytes of state of."""
-    return [state / 14 for state in of.with_copies(0).state_per_stage(SPLIT)]
+def parameters(base: Scenario) -> list[float]:
+    """Parameters of each of the two stages, from 14 bytes of state of an unsharded host."""
+    return [state / 14 for state in base.with_copies(0).state_per_stage(SPLIT)]
 
 
-def test_what_a_layer_weighs_follows_from_its_hosts() -> None:
-    of = setting()
+def test_bytes_of_a_layer_depend_on_its_hosts() -> None:
+    base = scenario()
     for hosts in (1, 2, 4, 8):
         shared = min(2, hosts) / hosts
-        found = [sum(layer.static for layer in stage) for stage in of.stages(SPLIT, hosts)]
-        assert found == pytest.approx([(2 + 4 + 12 * shared) * n for n in parameters(of)], rel=1e-12)
-        profile = of.profile(SPLIT, hosts)
+        static = [sum(layer.static for layer in stage) for stage in base.stages(SPLIT, hosts)]
+        assert static == pytest.approx([(2 + 4 + 12 * shared) * n for n in parameters(base)], rel=1e-12)
+        profile = base.profile(SPLIT, hosts)
         leaves = (hosts - 1 + min(2, hosts) - 1) / hosts
-        turns = (hosts - 1) * of.job.analytic.link_latency
-        assert profile.reduce == pytest.approx([turns + 4 * leaves * n / BANDWIDTH for n in parameters(of)])
-        assert profile.gather == pytest.approx([turns + 2 * (1 - shared) * n / BANDWIDTH for n in parameters(of)])
-    priced = of.job.prices
-    assert (priced.reduce, priced.gather) == (of.profile(SPLIT, HOSTS).reduce, of.profile(SPLIT, HOSTS).gather)
-    assert of.state == pytest.approx(14 * sum(parameters(of)))
+        turns = (hosts - 1) * base.job.analytic.link_latency
+        assert profile.reduce == pytest.approx([turns + 4 * leaves * n / BANDWIDTH for n in parameters(base)])
+        assert profile.gather == pytest.approx([turns + 2 * (1 - shared) * n / BANDWIDTH for n in parameters(base)])
+    priced = base.job.prices
+    assert (priced.reduce, priced.gather) == (base.profile(SPLIT, HOSTS).reduce, base.profile(SPLIT, HOSTS).gather)
+    assert base.state == pytest.approx(14 * sum(parameters(base)))
 
 
-def test_each_system_shards_as_it_is_known_to() -> None:
-    held = {name: copies_of(system(setting(copies=3))) for name, system in SYSTEMS.items()}
+def test_optimizer_copies_of_each_system() -> None:
+    held = {name: copies_of(system(scenario(copies=3))) for name, system in SYSTEMS.items()}
     assert held == {
         **{"recycle": 3, "hot_spare": 3, "live_migration": 3, "checkpoint_restart": 1, "elaswave": 1},
         **{"recycle_elastic": 0, "oobleck": 0, "bamboo": 0, "sample_dropping": 0},
     }
-    assert {copies_of(system(setting(copies=0))) for system in SYSTEMS.values()} == {0}
+    assert {copies_of(system(scenario(copies=0))) for system in SYSTEMS.values()} == {0}
 
 
 @pytest.mark.parametrize("name", [name for name in SYSTEMS if name != "bamboo"])
-def test_every_system_runs_valid_schedules_which_gather_where_it_shards(name: str) -> None:
-    of = setting()
-    system = SYSTEMS[name](of)
+def test_schedules_of_sharding_systems_are_valid_and_gather(name: str) -> None:
+    base = scenario()
+    system = SYSTEMS[name](base)
     for schedule, profile in Play(system).state.schedules():
         assert check(schedule, profile=profile) == []
         assert schedule.gathers == (copies_of(system) > 0)
 
 
-def test_what_is_freed_makes_a_job_fit() -> None:
+def test_job_fits_only_with_a_sharded_optimizer() -> None:
     """18 bytes of a parameter on every host, 6 + 24 / 4 of two copies, 6 + 12 / 4 of one."""
-    of = setting()
-    needed = 10.5 * parameters(of)[0] + 2 * of.stages(SPLIT)[0][0].activation
+    base = scenario()
+    needed = 10.5 * parameters(base)[0] + 2 * base.stages(SPLIT)[0][0].activation
     limit = f"{needed / 2**20:.0f} MiB"
     fits = {
-        name: not isinstance(SYSTEMS[name](setting(memory=limit)).begin(of.all_nodes), DoesNotFit)
+        name: not isinstance(SYSTEMS[name](scenario(memory=limit)).begin(base.all_nodes), DoesNotFit)
         for name in ("checkpoint_restart", "sample_dropping")
     }
     assert fits == {"checkpoint_restart": True, "sample_dropping": False}
-    assert references(setting(memory=limit))[0].samples_per_second > 0
-    assert references(setting(copies=0, memory=limit))[0].samples_per_second == 0
+    assert references(scenario(memory=limit))[0].samples_per_second > 0
+    assert references(scenario(copies=0, memory=limit))[0].samples_per_second == 0
 
 
-def struck(of: Setting, *pipelines: int) -> tuple[Setting, Change]:
+def struck(base: Scenario, *pipelines: int) -> tuple[Scenario, Change]:
     """ReCycle after the workers of the last rank of these pipelines have died at once."""
-    played = Play(ReCycle(of, move=False))
-    of, last = played.system.setting, played.system.setting.shape.ranks - 1
-    dead = (of.node_of[slot] for at, slot in played.state.slots.items() if at.pipeline in pipelines and at.rank == last)
-    return of, played.change(" ".join(map(str, dead)))
+    played = Play(ReCycle(base, move=False))
+    base, last = played.system.scenario, played.system.scenario.shape.ranks - 1
+    dead = (
+        base.node_of[slot] for at, slot in played.state.slots.items() if at.pipeline in pipelines and at.rank == last
+    )
+    return base, played.change(" ".join(map(str, dead)))
 
 
-def test_a_death_costs_the_copies_that_the_dead_host_had() -> None:
-    of, change = struck(setting(), 1)
-    stage = sum(parameters(setting())) if of.shape.ranks == 1 else parameters(setting())[-1]
-    owned = 12 * stage * 2 / of.shape.pipelines
+def test_failure_restores_the_copies_of_the_dead_host() -> None:
+    after, change = struck(scenario(), 1)
+    stage = sum(parameters(scenario())) if after.shape.ranks == 1 else parameters(scenario())[-1]
+    owned = 12 * stage * 2 / after.shape.pipelines
     assert (change.loss, change.event) == (Loss.ITERATION, "re-route")
     assert change.bytes == pytest.approx(owned)
-    assert change.pause.copy == pytest.approx(owned / 2 / BANDWIDTH + of.latency)
-    assert struck(setting(copies=0), 1)[1].pause.copy == 0.0
+    assert change.pause.copy == pytest.approx(owned / 2 / BANDWIDTH + after.latency)
+    assert struck(scenario(copies=0), 1)[1].pause.copy == 0.0
 
 
 @pytest.mark.parametrize(
@@ -134,21 +136,21 @@ def test_a_death_costs_the_copies_that_the_dead_host_had() -> None:
         (0, (1, 2), Loss.ITERATION, None),
     ],
 )
-def test_the_last_owners_of_a_shard_send_everybody_back(
+def test_loss_of_all_owners_restores_a_checkpoint(
     copies: int, dead: tuple[int, ...], recycle: Loss, spare: Loss | None
 ) -> None:
-    """A spare replaces whoever leaves owners behind; of the three pipelines beside two spares the first ones die."""
-    assert struck(setting(copies=copies), *dead)[1].loss is recycle
+    """A spare replaces a dead worker if owners remain; of three pipelines with two spares the first ones die."""
+    assert struck(scenario(copies=copies), *dead)[1].loss is recycle
     if spare is not None:
-        played = Play(HotSpare(setting(copies=copies), spares=2))
+        played = Play(HotSpare(scenario(copies=copies), spares=2))
         first = played.state.used[:: played.state.grid.ranks]
         assert len(first) > len(dead)
         assert played.change(" ".join(map(str, first[: len(dead)]))).loss is spare
 
 
-def test_owners_share_no_node_so_that_a_node_may_die() -> None:
-    of = setting(per_node=2)
-    together = [slot for slot, node in enumerate(of.node_of) if node == 0]
-    apart = [slot for slot, node in enumerate(of.node_of) if node == 1]
-    assert not of.loses_shard([*together, *apart], together)
-    assert of.loses_shard([*together, *apart], [*together, apart[0]])
+def test_owners_of_a_shard_share_no_node() -> None:
+    base = scenario(per_node=2)
+    together = [slot for slot, node in enumerate(base.node_of) if node == 0]
+    apart = [slot for slot, node in enumerate(base.node_of) if node == 1]
+    assert not base.loses_shard([*together, *apart], together)
+    assert base.loses_shard([*together, *apart], [*together, apart[0]])

@@ -21,7 +21,7 @@ from recycle.tokens.tokenize import PIECE_BYTES, documents, tokenize
 from tests.tokens.tokenizers import WORDS, saved_tokenizer
 
 
-def test_tokens_are_the_tokenizers_with_an_end_behind_each_document(tmp_path: Path) -> None:
+def test_documents_are_tokenized_with_end_tokens(tmp_path: Path) -> None:
     model = saved_tokenizer(tmp_path / "model")
     from tokenizers import Tokenizer
 
@@ -41,7 +41,7 @@ def test_tokens_are_the_tokenizers_with_an_end_behind_each_document(tmp_path: Pa
 
 
 @pytest.mark.parametrize("eos", ["<end>", {"content": "<end>", "lstrip": False}])
-def test_the_end_is_what_the_models_folder_says(tmp_path: Path, eos: object) -> None:
+def test_end_token_comes_from_the_models_folder(tmp_path: Path, eos: object) -> None:
     model = saved_tokenizer(tmp_path / "model", eos)
     (tmp_path / "a.txt").write_text("the worker")
     for tokenizer in (model, model / "tokenizer.json"):
@@ -61,14 +61,14 @@ def test_bad_tokenizers_and_sources_are_one_line_and_leave_nothing(tmp_path: Pat
     pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     (tmp_path / "out").mkdir()
     for sources, tokenizer, eod, message in (
-        ([text], tmp_path / "none.json", None, "none.json: there is no such file"),
-        ([text], tmp_path / "out", None, "tokenizer.json: there is no such file; it has none of Hugging Face's fast"),
+        ([text], tmp_path / "none.json", None, "none.json: does not exist"),
+        ([text], tmp_path / "out", None, "tokenizer.json: does not exist; the folder has no fast tokenizer"),
         ([text], broken, None, "broken.json: is not a tokenizer of Hugging Face"),
         ([text], pointer, None, "pointer.json: .*git lfs pull"),
         ([pointer], model, None, "pointer.json: .*git lfs pull"),
-        ([text], model, "auto", "does not say which token ends a document; name it with --eod"),
-        ([text], model, "<none>", "has no token '<none>'; name one of its own with --eod"),
-        ([empty], model, None, "not written, since there is no text in"),
+        ([text], model, "auto", "states no token that ends a document; give it with --eod"),
+        ([text], model, "<none>", "has no token '<none>'; give one of its tokens with --eod"),
+        ([empty], model, None, "not written: no text in"),
         ([text, tmp_path / "gone.txt"], model, None, "gone.txt: cannot be read"),
     ):
         with pytest.raises((JobError, RecycleError), match=message) as error:
@@ -84,41 +84,34 @@ def written(folder: Path, name: str, content: bytes) -> Path:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.jsonl.gz"])
-def test_every_line_is_a_document_whose_other_keys_do_not_matter(tmp_path: Path, name: str) -> None:
+def test_each_json_line_is_a_document(tmp_path: Path, name: str) -> None:
     lines = b'{"text": "first", "id": 1}\n\n{"meta": {"text": "no"}, "text": "second"}\n{"text": ""}'
-    found = list(documents(written(tmp_path, name, lines), "text"))
-    assert [(piece.text, piece.ends) for piece in found] == [("first", True), ("second", True), ("", True)]
-
-
-def test_the_key_may_be_another(tmp_path: Path) -> None:
-    path = written(tmp_path, "a.jsonl", b'{"content": "x", "text": 3}')
-    assert [piece.text for piece in documents(path, "content")] == ["x"]
+    pieces = list(documents(written(tmp_path, name, lines), "text"))
+    assert [(piece.text, piece.ends) for piece in pieces] == [("first", True), ("second", True), ("", True)]
 
 
 @pytest.mark.parametrize("name", ["a.txt", "README", "a.txt.gz"])
-def test_a_text_is_one_document_in_pieces_that_end_where_lines_do(tmp_path: Path, name: str) -> None:
+def test_text_pieces_end_at_line_ends(tmp_path: Path, name: str) -> None:
     text = "".join(f"line {number} of a long text\n" + "\n" * (number % 3) for number in range(40_000))
-    found = list(documents(written(tmp_path, name, text.encode()), "text"))
-    assert "".join(piece.text for piece in found) == text
-    assert len(found) == -(-len(text) // PIECE_BYTES) + 1
-    assert [piece.ends for piece in found] == [False] * (len(found) - 1) + [True]
-    for before, after in itertools.pairwise(found):
+    pieces = list(documents(written(tmp_path, name, text.encode()), "text"))
+    assert "".join(piece.text for piece in pieces) == text
+    assert len(pieces) == -(-len(text) // PIECE_BYTES) + 1
+    assert [piece.ends for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    for before, after in itertools.pairwise(pieces):
         assert before.text.endswith("\n")
         assert after.text[:1] in ("l", "")
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet=["a", "\n", " ", "é", "你", "🚀"], max_size=60), st.integers(4, 12))
-def test_any_text_comes_back_whatever_the_size_of_a_piece(
-    tmp_path_factory: pytest.TempPathFactory, text: str, size: int
-) -> None:
+def test_pieces_of_any_size_give_the_text(tmp_path_factory: pytest.TempPathFactory, text: str, size: int) -> None:
     path = written(tmp_path_factory.mktemp("text"), "a.txt", text.encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PIECE_BYTES", size)
-        found = list(documents(path, "text"))
-    assert "".join(piece.text for piece in found) == text
-    assert all(len(piece.text.encode()) <= size for piece in found)
-    assert [piece.ends for piece in found] == [False] * (len(found) - 1) + [True]
+        pieces = list(documents(path, "text"))
+    assert "".join(piece.text for piece in pieces) == text
+    assert all(len(piece.text.encode()) <= size for piece in pieces)
+    assert [piece.ends for piece in pieces] == [False] * (len(pieces) - 1) + [True]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +120,7 @@ def test_any_text_comes_back_whatever_the_size_of_a_piece(
         (
             "a.jsonl",
             b'{"text": "x"}\n{"txt": "y"}\n',
-            r"a\.jsonl: line 2: .*`text`; each is an object with a text under",
+            r"a\.jsonl: line 2: .*`text`; each line is an object with a text under",
         ),
         ("a.jsonl", b'{"text": "x"}\n["y"]\n', r"a\.jsonl: line 2: Expected `object`, got `array`"),
         ("a.jsonl", b'{"text": "x"', r"a\.jsonl: line 1: .*truncated"),
@@ -135,7 +128,7 @@ def test_any_text_comes_back_whatever_the_size_of_a_piece(
         ("a.txt", b"good\n" * 100_000 + b"\xff\n", r"a\.txt: is not UTF-8 text \(byte 500000\)"),
     ],
 )
-def test_what_is_no_document_is_named_with_its_place(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_invalid_document_is_refused_with_its_place(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     with pytest.raises(JobError, match=message) as error:
         list(documents(written(tmp_path, name, content), "text"))
     assert "\n" not in str(error.value)
@@ -179,7 +172,7 @@ def test_the_files_are_those_of_megatron_core(tmp_path: Path, vocabulary: int) -
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ours.bin", "ours.idx", "theirs.bin", "theirs.idx"]
 
 
-def test_many_documents_are_indexed_across_the_parts_that_are_written_at_a_time(tmp_path: Path) -> None:
+def test_many_documents_are_indexed(tmp_path: Path) -> None:
     count = 3 * 2**16 + 5
     with TokenFiles(tmp_path / "many", 256) as files:
         for number in range(count):
@@ -192,7 +185,7 @@ def test_many_documents_are_indexed_across_the_parts_that_are_written_at_a_time(
     assert np.array_equal(dataset.document_indices, np.arange(count + 1))
 
 
-def test_a_document_without_tokens_is_none_and_gets_no_end(tmp_path: Path) -> None:
+def test_empty_document_is_dropped(tmp_path: Path) -> None:
     with TokenFiles(tmp_path / "few", 256) as files:
         files.end_document((9,))
         files.add([1])
@@ -201,7 +194,7 @@ def test_a_document_without_tokens_is_none_and_gets_no_end(tmp_path: Path) -> No
     assert [list(each) for each in IndexedDataset(str(tmp_path / "few"))] == [[1, 9]]
 
 
-def test_nothing_is_left_of_files_that_fail(tmp_path: Path) -> None:
+def test_failed_files_are_removed(tmp_path: Path) -> None:
     def interrupted() -> None:
         with TokenFiles(tmp_path / "half", 256) as files:
             files.add([1])

@@ -99,7 +99,7 @@ def part_rows(report: RunReport) -> list[list[parts.Cell]]:
 def changes_table(changes: Sequence[GenerationChange]) -> tuple[list[str], list[list[parts.Cell]]]:
     """Return head and rows of the last CHANGES_SHOWN changes, with a column for each part in their costs."""
     used = [part for part in TimePart if any(part in change.costs for change in changes)]
-    head = ["step", "change", "what", *(part.value for part in used), "all", "slower behind"]
+    head = ["step", "change", "what", *(part.value for part in used), "all", "slower after"]
     rows: list[list[parts.Cell]] = [
         [
             str(change.step),

@@ -1,7 +1,7 @@
 """Bamboo's pipelines: hosts of stages, placement of workers, and the iteration as a schedule.
 
-A slot is a place for one worker. Neighbors in a pipeline are on different nodes if possible, because the loss of two
-neighbors is fatal. Every worker hosts its stage and a copy of the next, so both reduce and step on both workers.
+Neighbors in a pipeline are on different nodes if possible, because the loss of two neighbors is fatal. Every worker
+hosts its stage and a copy of the next, so both reduce and step on both workers.
 
 The iteration is 1F1B in DeepSpeed's order. Forward m of stage s belongs to step 2 m + s, its backward to step 2 m + 2 S
 - 1 - s. A worker with two stages merges both lists by step, backward first, as Bamboo does. Redundant forward m
@@ -17,18 +17,18 @@ from dataclasses import dataclass
 from recycle.ir.instruction import Backward, Compute, Forward, Instruction, RedundantForward
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import MicroBatch, Worker
-from recycle.systems.joint_iteration import joint_schedule, micro_batches_of, shape_for
+from recycle.systems.joint_iteration import assign_micro_batches, joint_schedule, smallest_shape
 
 StageRanks = tuple[int, ...]
 """Rank that runs each stage of a pipeline: its own, or the one before."""
 
 
-def healthy(stages: int) -> StageRanks:
+def healthy_hosts(stages: int) -> StageRanks:
     """Return hosts with every stage on its own rank."""
     return tuple(range(stages))
 
 
-def after_losing(hosts: StageRanks, rank: int) -> StageRanks | None:
+def hosts_after_loss(hosts: StageRanks, rank: int) -> StageRanks | None:
     """Return the hosts after the worker of a rank has died; None if that is fatal.
 
     The rank before must be alive and run only its own stage.
@@ -42,30 +42,22 @@ def after_losing(hosts: StageRanks, rank: int) -> StageRanks | None:
 
 
 def copies(rank: int, stages: int) -> tuple[int, ...]:
-    """Return the stages whose state the worker of a rank has: its own and the next."""
     return tuple(dict.fromkeys((rank, (rank + 1) % stages)))
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One pipeline.
-
-    Attributes:
-        slots: slot of each rank's worker, including dead ones.
-        hosts: the rank that runs each stage.
-    """
+    """One pipeline: the slot of each rank's worker, including dead ones, and the rank that runs each stage."""
 
     slots: tuple[int, ...]
     hosts: StageRanks
 
     @property
     def live(self) -> list[int]:
-        """Slots of the ranks that run a stage."""
         return [self.slots[rank] for rank in sorted(set(self.hosts))]
 
     @property
     def overloaded(self) -> int:
-        """Number of workers that run two stages."""
         return len(self.hosts) - len(set(self.hosts))
 
     def without(self, dead: Collection[int]) -> Pipeline | None:
@@ -73,7 +65,7 @@ class Pipeline:
         hosts: StageRanks | None = self.hosts
         for rank in sorted(set(self.hosts)):
             if hosts is not None and self.slots[rank] in dead:
-                hosts = after_losing(hosts, rank)
+                hosts = hosts_after_loss(hosts, rank)
         return None if hosts is None else Pipeline(self.slots, hosts)
 
     def holds(self) -> dict[int, set[int]]:
@@ -89,25 +81,25 @@ def arrange(
     chosen: list[list[int | None]] = [[None] * depth for _ in range(pipelines)]
     old = [pipeline for pipeline in before if len(pipeline.hosts) == depth]
     old.sort(key=lambda pipeline: pipeline.overloaded)
-    for mine, pipeline in zip(chosen, old, strict=False):
+    for row, pipeline in zip(chosen, old, strict=False):
         for rank, slot in enumerate(pipeline.slots):
             if slot in free and pipeline.hosts[rank] == rank:
-                mine[rank] = slot
+                row[rank] = slot
                 del free[slot]
     home = {pipeline.slots[rank]: rank for pipeline in old for rank in set(pipeline.hosts)}
-    for mine in chosen:
+    for row in chosen:
         for rank in range(depth):
-            if mine[rank] is None:
-                mine[rank] = slot = _best(free, mine, rank, home, node_of)
+            if row[rank] is None:
+                row[rank] = slot = _best_slot(free, row, rank, home, node_of)
                 del free[slot]
-    return [Pipeline(tuple(s for s in mine if s is not None), healthy(depth)) for mine in chosen]
+    return [Pipeline(tuple(s for s in row if s is not None), healthy_hosts(depth)) for row in chosen]
 
 
-def _best(
-    free: Iterable[int], mine: Sequence[int | None], rank: int, home: dict[int, int], node_of: Sequence[int]
+def _best_slot(
+    free: Iterable[int], row: Sequence[int | None], rank: int, home: dict[int, int], node_of: Sequence[int]
 ) -> int:
-    beside = {node_of[s] for s in (mine[rank - 1], mine[(rank + 1) % len(mine)]) if s is not None}
-    return min(free, key=lambda slot: (node_of[slot] in beside, home.get(slot) != rank))
+    neighbor_nodes = {node_of[s] for s in (row[rank - 1], row[(rank + 1) % len(row)]) if s is not None}
+    return min(free, key=lambda slot: (node_of[slot] in neighbor_nodes, home.get(slot) != rank))
 
 
 def _node_by_node(slots: Iterable[int], node_of: Sequence[int]) -> list[int]:
@@ -119,13 +111,13 @@ def _node_by_node(slots: Iterable[int], node_of: Sequence[int]) -> list[int]:
     return [slot for _, slot in sorted(places)]
 
 
-def iteration(pipelines: Sequence[StageRanks], shares: Sequence[int]) -> Schedule:
+def iteration_schedule(pipelines: Sequence[StageRanks], shares: Sequence[int]) -> Schedule:
     """Return one iteration with the barrier, without transfers, of pipelines with these hosts and shares."""
     stages = len(pipelines[0])
-    shape = shape_for(len(pipelines), stages, sum(shares))
+    shape = smallest_shape(len(pipelines), stages, sum(shares))
     programs = {
         Worker(k, rank): _program(hosts, rank, own)
-        for k, (hosts, own) in enumerate(zip(pipelines, micro_batches_of(shape, shares), strict=True))
+        for k, (hosts, own) in enumerate(zip(pipelines, assign_micro_batches(shape, shares), strict=True))
         for rank in sorted(set(hosts))
     }
     placement = tuple(copies(worker.rank, stages) for worker in shape.workers())

@@ -4,16 +4,13 @@ Source: Jang et al., SOSP 2023, and SymbioticLab/Oobleck @ 7966556. With f toler
 whose template fits into memory, there are templates for n0 .. N - f n0 nodes. n nodes form the multiset of at least f +
 1 templates with the shortest iteration, without idle nodes.
 
-    nodes die     smaller templates, else borrowed nodes, else merged pipelines; the batch is redistributed and the
-                  iteration repeated. Pause: the common one, and copies of missing layers
+    nodes die     smaller templates, else borrowed nodes, else merged pipelines; the iteration is repeated. Pause: the
+                  common one, and copies of missing layers
     nodes join    all pipelines are instantiated again at the next boundary (unlike the artifact, in Oobleck's favor)
     below (f + 1) n0 nodes, or a layer without a replica: stop, or restart from a checkpoint
 
-The period is simulated: 1F1B of every pipeline, then the sync of each layer over all pipelines.
-
-Limits: smaller pipelines run slower stages and fewer micro-batches. A stage is on one worker, whereas Oobleck can
-spread it over a node. Nodes with an unusual number of workers are unused. A frozen node is not detected, and the master
-is a single point of failure. With different cuts the optimizer state cannot be sharded, so every host has all of it.
+Limits: a stage is on one worker, whereas Oobleck can spread it over a node. Nodes with an unusual number of workers are
+unused. With different cuts the optimizer state cannot be sharded, so every host has all of it.
 """
 
 from __future__ import annotations
@@ -24,46 +21,39 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 
 from recycle.ir.families import one_f_one_b
-from recycle.job.layers import ring_seconds
+from recycle.job.layers import ring_seconds, stage_sums
 from recycle.job.shape import Shape
 from recycle.systems.grids import CheckpointedSystem
-from recycle.systems.joint_iteration import computed, hosted, synchronised
+from recycle.systems.joint_iteration import hosted_stages, iteration_seconds, worker_times
 from recycle.systems.oobleck.pipelines import (
     PipelineNodes,
     assign_nodes,
     common_cut,
-    copied,
-    iteration,
-    places,
+    copy_bytes,
+    iteration_schedule,
+    layers_per_node,
     reconfigure,
 )
 from recycle.systems.oobleck.template import PipelineTemplate, distribute, instantiate, templates
-from recycle.systems.setting import Fullest, LayerRange, Setting
-from recycle.systems.system import Change, DoesNotFit, Loss, Nodes, Running, State, Stopped, Timed
+from recycle.systems.scenario import FullestWorker, LayerRange, Scenario
+from recycle.systems.system import ActiveConfiguration, Change, DoesNotFit, Loss, Nodes, State, Stopped, TimedSchedule
 
 
 @dataclass(frozen=True, kw_only=True)
-class OobleckRunning(Running):
-    """A configuration of Oobleck.
-
-    Attributes:
-        pipelines: nodes of each pipeline, in the order of its stages.
-        shares: micro-batches of each pipeline.
-    """
+class OobleckConfiguration(ActiveConfiguration):
+    """Nodes of each pipeline, in the order of its stages, and micro-batches of each pipeline."""
 
     pipelines: tuple[PipelineNodes, ...]
     shares: tuple[int, ...]
 
 
-class Oobleck(CheckpointedSystem[OobleckRunning]):
-    """Implements `recycle.systems.system.System`."""
-
+class Oobleck(CheckpointedSystem[OobleckConfiguration]):
     name = "oobleck"
     failures = 1
     """f, the number of simultaneous failures to tolerate."""
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario)
         self._computed = cache(self._simulated)
         self._period = cache(self._synchronised)
         self._sizes = cache(self._sizes_of)
@@ -77,9 +67,9 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
         reason = self._too_few(live)
         if reason is not None:
             return Stopped(live=live, reason=reason)
-        return self._running(live, self._assigned(live, {}, []))
+        return self._configuration(live, self._assigned(live, {}, []))
 
-    def survive(self, state: OobleckRunning, live: Nodes, failed: Nodes, joined: Nodes) -> Change | None:
+    def survive(self, state: OobleckConfiguration, live: Nodes, failed: Nodes, joined: Nodes) -> Change | None:
         held = {node: layers for node, layers in self._held(state.pipelines).items() if node in live}
         if len(held) == sum(map(len, state.pipelines)):
             if not joined:
@@ -87,20 +77,20 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
                 return Change(state=state, event="wait")
             return self._changed(state, live, self._assigned(live, held, state.pipelines), held, Loss.NOTHING, "join")
         kept = {layer for first, last in held.values() for layer in range(first, last)}
-        if self._too_few(live) or len(kept) < len(self.setting.layers):
+        if self._too_few(live) or len(kept) < len(self.scenario.layers):
             return None
-        found = reconfigure(state.pipelines, failed, self.templates)
-        if found is None:
+        reconfigured = reconfigure(state.pipelines, failed, self.templates)
+        if reconfigured is None:
             intact = [members for members in state.pipelines if not failed.intersection(members)]
             assigned = self._assigned(live, held, intact)
             return self._changed(state, live, assigned, held, Loss.ITERATION, "re-instantiate")
-        made, event = found
+        new_pipelines, event = reconfigured
         before = set(state.pipelines)
         pipelines = [
             members
             if members in before
-            else tuple(assign_nodes(self._places(len(members)), members, held, self._weights))
-            for members in made
+            else tuple(assign_nodes(self._node_layers(len(members)), members, held, self._weights))
+            for members in new_pipelines
         ]
         return self._changed(state, live, pipelines, held, Loss.ITERATION, event)
 
@@ -108,61 +98,61 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
 
     @cached_property
     def templates(self) -> dict[int, PipelineTemplate]:
-        """Template for each number of nodes from n0 to N - f n0, if it fits."""
         fitting = self._fitting
         if not fitting:
             return {}
-        most = self.setting.nodes - self.failures * min(fitting)
+        most = self.scenario.nodes - self.failures * min(fitting)
         return {nodes: template for nodes, template in fitting.items() if nodes <= most}
 
-    def _schedules(self, sizes: Sequence[int], shares: Sequence[int]) -> list[Timed]:
-        schedule, common = iteration([self.templates[size].split for size in sizes], shares)
-        return [(schedule, self.setting.profile(common, len(sizes)))]
+    def _schedules(self, sizes: Sequence[int], shares: Sequence[int]) -> list[TimedSchedule]:
+        schedule, common = iteration_schedule([self.templates[size].split for size in sizes], shares)
+        return [(schedule, self.scenario.profile(common, len(sizes)))]
 
     @cached_property
     def _workers_on(self) -> Counter[int]:
-        return Counter(self.setting.node_of)
+        return Counter(self.scenario.node_of)
 
     @cached_property
     def workers_per_node(self) -> int:
-        """Workers of most nodes."""
         return max(Counter(self._workers_on.values()).items(), key=lambda item: (item[1], item[0]))[0]
 
     @cached_property
     def _fitting(self) -> dict[int, PipelineTemplate]:
-        layers, per_node = self.setting.layers, self.workers_per_node
-        most = min(len(layers), self.setting.nodes * per_node)
-        found = templates([layer.seconds for layer in layers], most)
-        every = {template.stages // per_node: template for template in found if template.stages % per_node == 0}
+        layers, per_node = self.scenario.layers, self.workers_per_node
+        most = min(len(layers), self.scenario.nodes * per_node)
+        all_templates = templates([layer.seconds for layer in layers], most)
+        by_nodes = {
+            template.stages // per_node: template for template in all_templates if template.stages % per_node == 0
+        }
         return {
             nodes: template
-            for nodes, template in every.items()
-            if template.stages >= self.setting.least_ranks and self._fullest(template).fits
+            for nodes, template in by_nodes.items()
+            if template.stages >= self.scenario.least_ranks and self._fullest(template).fits
         }
 
-    def _fullest(self, template: PipelineTemplate) -> Fullest:
-        return self.setting.fullest_of_1f1b(template.split, self.setting.micro_batches)
+    def _fullest(self, template: PipelineTemplate) -> FullestWorker:
+        return self.scenario.fullest_of_1f1b(template.split, self.scenario.micro_batches)
 
     @cached_property
     def _does_not_fit(self) -> DoesNotFit | None:
-        nodes = self.setting.nodes
+        nodes = self.scenario.nodes
         if self._fitting and (self.failures + 1) * min(self._fitting) <= nodes:
             return None
-        layers = [layer.seconds for layer in self.setting.layers]
+        layers = [layer.seconds for layer in self.scenario.layers]
         most = min(len(layers), max(1, nodes // (self.failures + 1)) * self.workers_per_node)
         leanest = min(templates(layers, most), key=self._fullest)
         worker = self._fullest(leanest)
         if worker.fits:
             return None
-        return worker.misfit(
+        return worker.does_not_fit(
             f"{self.failures + 1} pipelines on {nodes} nodes have at most {most} stages each, of which stage"
             f" {worker.rank} of {leanest.stages} holds {worker.needed:.6g} bytes"
         )
 
     def _simulated(self, size: int, share: int) -> list[float]:
         split = self.templates[size].split
-        profile = replace(self.setting.profile(split, 1), reduce=0.0, step=0.0)
-        return [end for end, _ in computed(one_f_one_b(Shape(1, len(split), share)), profile)]
+        profile = replace(self.scenario.profile(split, 1), reduce=0.0, step=0.0)
+        return [end for end, _ in worker_times(one_f_one_b(Shape(1, len(split), share)), profile)]
 
     def _synchronised(self, pipelines: tuple[tuple[int, int], ...]) -> float:
         splits = [self.templates[size].split for size, _ in pipelines]
@@ -170,21 +160,21 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
         workers = [
             worker
             for split, (size, share) in zip(splits, pipelines, strict=True)
-            for worker in zip(self._computed(size, share), hosted(split, common), strict=True)
+            for worker in zip(self._computed(size, share), hosted_stages(split, common), strict=True)
         ]
-        return synchronised(workers, self.setting.profile(common, len(pipelines)), common)
+        return iteration_seconds(workers, self.scenario.profile(common, len(pipelines)), common)
 
-    def _running(self, live: Nodes, pipelines: Sequence[PipelineNodes]) -> OobleckRunning:
-        setting = self.setting
+    def _configuration(self, live: Nodes, pipelines: Sequence[PipelineNodes]) -> OobleckConfiguration:
+        scenario = self.scenario
         sizes = [len(members) for members in pipelines]
         depths = Counter(sizes)
-        shares = distribute([self.templates[size].per_micro_batch for size in sizes], setting.micro_batches)
-        return OobleckRunning(
+        shares = distribute([self.templates[size].per_micro_batch for size in sizes], scenario.micro_batches)
+        return OobleckConfiguration(
             live=live,
             period=self._period(tuple(sorted(zip(sizes, shares, strict=True)))),
-            samples=setting.samples,
+            samples=scenario.samples,
             idle=self._idle(live, pipelines),
-            checkpoints=setting.checkpoints(setting.nodes),
+            checkpoints=scenario.checkpoints(scenario.nodes),
             pipelines=tuple(pipelines),
             shares=tuple(shares),
             layout=" + ".join(f"{depths[depth]} x {depth}" for depth in sorted(depths)),
@@ -197,7 +187,7 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
         return sorted(node for node in live if self._workers_on[node] == self.workers_per_node)
 
     def _idle(self, live: Nodes, pipelines: Sequence[PipelineNodes]) -> int:
-        return len(self.setting.slots(live)) - sum(map(len, pipelines)) * self.workers_per_node
+        return len(self.scenario.slots(live)) - sum(map(len, pipelines)) * self.workers_per_node
 
     def _too_few(self, live: Nodes) -> str | None:
         pipelines, nodes = self.failures + 1, len(self._usable(live))
@@ -205,40 +195,40 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
             return (
                 f"no pipeline of whole nodes, of {self.workers_per_node} worker(s) each, has as many stages as it needs"
             )
-        if self.setting.micro_batches < pipelines:
-            return f"{pipelines} pipelines need a micro-batch each, the batch has {self.setting.micro_batches}"
+        if self.scenario.micro_batches < pipelines:
+            return f"{pipelines} pipelines need a micro-batch each, the batch has {self.scenario.micro_batches}"
         least = pipelines * min(self._fitting)
         return f"{nodes} node(s), {pipelines} pipelines need {least}" if nodes < least else None
 
     def _sizes_of(self, nodes: int) -> tuple[int, ...]:
         weights = {size: template.per_micro_batch for size, template in self.templates.items()}
         for count in range(nodes, 0, -1):
-            found = instantiate(weights, count, self.failures + 1, self.setting.micro_batches, self._sync)
-            if found is not None:
-                return tuple(found)
+            sizes = instantiate(weights, count, self.failures + 1, self.scenario.micro_batches, self._sync)
+            if sizes is not None:
+                return tuple(sizes)
         raise ValueError(f"{nodes} node(s) are too few for {self.failures + 1} pipelines")
 
     def _sync(self, sizes: Sequence[int]) -> float:
-        return ring_seconds(max(self._gradients[size] for size in set(sizes)), len(sizes), self.setting.bandwidth)
+        return ring_seconds(max(self._gradients[size] for size in set(sizes)), len(sizes), self.scenario.bandwidth)
 
     @cached_property
     def _gradients(self) -> dict[int, float]:
-        stages = {size: self.setting.stages(template.split) for size, template in self.templates.items()}
-        return {size: max(sum(layer.gradients for layer in stage) for stage in of) for size, of in stages.items()}
+        stages = self.scenario.stages
+        return {size: max(stage_sums(stages(template.split), "gradients")) for size, template in self.templates.items()}
 
-    def _places(self, size: int) -> list[LayerRange]:
-        return places(self.templates[size].split, self.workers_per_node)
+    def _node_layers(self, size: int) -> list[LayerRange]:
+        return layers_per_node(self.templates[size].split, self.workers_per_node)
 
     def _held(self, pipelines: Sequence[PipelineNodes]) -> dict[int, LayerRange]:
         return {
             node: layers
             for members in pipelines
-            for node, layers in zip(members, self._places(len(members)), strict=True)
+            for node, layers in zip(members, self._node_layers(len(members)), strict=True)
         }
 
     @cached_property
     def _weights(self) -> list[float]:
-        state = [layer.state for layer in self.setting.layers]
+        state = [layer.state for layer in self.scenario.layers]
         return state if any(state) else [1.0] * len(state)
 
     def _assigned(
@@ -255,24 +245,24 @@ class Oobleck(CheckpointedSystem[OobleckRunning]):
         if not wanted:
             return kept
         free = sorted(set(usable).difference(*kept))
-        ranges = [place for size in wanted for place in self._places(size)]
-        found = iter(assign_nodes(ranges, free, held, self._weights))
-        return kept + [tuple(next(found) for _ in range(size)) for size in wanted]
+        ranges = [place for size in wanted for place in self._node_layers(size)]
+        assigned = iter(assign_nodes(ranges, free, held, self._weights))
+        return kept + [tuple(next(assigned) for _ in range(size)) for size in wanted]
 
     def _changed(
         self,
-        before: OobleckRunning,
+        before: OobleckConfiguration,
         live: Nodes,
         pipelines: Sequence[PipelineNodes],
         held: Mapping[int, LayerRange],
         loss: Loss,
         event: str,
     ) -> Change:
-        after = self._running(live, pipelines)
+        after = self._configuration(live, pipelines)
         if after.pipelines == before.pipelines:
             return Change(state=after, event="wait")
         splits = [self.templates[len(members)].split for members in pipelines]
-        state = [layer.state for layer in self.setting.layers]
-        busiest, total = copied(splits, pipelines, held, state, self.workers_per_node)
-        pause = self.setting.pause(busiest, detected=loss is Loss.ITERATION)
+        state = [layer.state for layer in self.scenario.layers]
+        busiest, total = copy_bytes(splits, pipelines, held, state, self.workers_per_node)
+        pause = self.scenario.pause(busiest, detected=loss is Loss.ITERATION)
         return Change(state=after, pause=pause, loss=loss, bytes=total, event=event)

@@ -1,13 +1,11 @@
 """Oobleck's pipelines: reconfiguration after a change, placement of nodes, copies, and the iteration as a schedule.
 
 (1) A damaged pipeline with at least n0 nodes takes the template for its number of nodes. (2) Otherwise it borrows nodes
-of pipelines with more than n0. (3) Otherwise it is merged with another pipeline. Of several damaged pipelines the
-fullest comes first. Nodes are placed to copy few layers.
+of pipelines with more than n0. (3) Otherwise it is merged with another pipeline, the fullest damaged one first.
 
-The iteration is one schedule of pipelines with different depths, each 1F1B. A stage of the schedule lies between two
-neighboring cuts of any pipeline. A worker of a shallow pipeline hosts several such stages and runs them in sequence.
-The shape has as many ranks as the deepest pipeline if its P * V stages allow that, after further cuts. Otherwise it has
-one rank per stage. Positions that shallower pipelines leave empty count as failed.
+The iteration is one schedule of 1F1B pipelines with different depths. A stage of the schedule lies between neighboring
+cuts of any pipeline. The shape has as many ranks as the deepest pipeline if its P * V stages allow that, else one rank
+per stage. Positions that shallower pipelines leave empty count as failed.
 """
 
 from __future__ import annotations
@@ -21,8 +19,14 @@ from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Instruction
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import Shape, Worker
-from recycle.systems.joint_iteration import expanded, hosted, joint_schedule, micro_batches_of, shape_for
-from recycle.systems.setting import LayerRange, Split, ranges
+from recycle.systems.joint_iteration import (
+    assign_micro_batches,
+    expand_program,
+    hosted_stages,
+    joint_schedule,
+    smallest_shape,
+)
+from recycle.systems.scenario import LayerRange, Split, ranges
 
 PipelineNodes = tuple[int, ...]
 """Nodes of one pipeline."""
@@ -34,43 +38,46 @@ def reconfigure(
 ) -> tuple[list[PipelineNodes], str] | None:
     """Return the pipelines without the dead nodes, and the last action of "shrink", "borrow", "merge".
 
-    None if a merged pipeline would be too large; all pipelines are then instantiated again.
-
-    Args:
-        sizes: nodes of each template; the least is n0.
+    None if a merged pipeline would be too large; all pipelines are then instantiated again. `sizes` are the nodes of
+    the templates; the least is n0.
     """
     event = "shrink"
     least = min(sizes)
-    left = [[node for node in members if node not in dead] for members in pipelines]
-    damaged = [place for place, members in enumerate(left) if len(members) not in sizes and members]
-    for place in sorted(damaged, key=lambda place: -len(left[place])):
-        mine = left[place]
-        while len(mine) < least and (giver := _giver(left, place, sizes)) is not None:
-            mine.append(left[giver].pop())
+    remaining = [[node for node in members if node not in dead] for members in pipelines]
+    damaged = [place for place, members in enumerate(remaining) if len(members) not in sizes and members]
+    for place in sorted(damaged, key=lambda place: -len(remaining[place])):
+        members = remaining[place]
+        while len(members) < least and (giver := _giver(remaining, place, sizes)) is not None:
+            members.append(remaining[giver].pop())
             event = max(event, "borrow", key=_EVENTS.index)
-        if len(mine) not in sizes:
-            other = _partner(left, place, sizes)
+        if len(members) not in sizes:
+            other = _partner(remaining, place, sizes)
             if other is None:
                 return None
-            left[other] += mine
-            left[place] = []
+            remaining[other] += members
+            remaining[place] = []
             event = "merge"
-    made = [tuple(members) for members in left if members]
-    return (made, event) if made and all(len(members) in sizes for members in made) else None
+    result = [tuple(members) for members in remaining if members]
+    return (result, event) if result and all(len(members) in sizes for members in result) else None
 
 
-def _giver(left: Sequence[Sequence[int]], taker: int, sizes: Collection[int]) -> int | None:
-    able = [p for p, members in enumerate(left) if p != taker and len(members) in sizes and len(members) - 1 in sizes]
-    return max(able, key=lambda p: len(left[p]), default=None)
+def _giver(pipelines: Sequence[Sequence[int]], taker: int, sizes: Collection[int]) -> int | None:
+    able = [
+        p for p, members in enumerate(pipelines) if p != taker and len(members) in sizes and len(members) - 1 in sizes
+    ]
+    return max(able, key=lambda p: len(pipelines[p]), default=None)
 
 
-def _partner(left: Sequence[Sequence[int]], place: int, sizes: Collection[int]) -> int | None:
-    able = [p for p, members in enumerate(left) if p != place and members and len(members) + len(left[place]) in sizes]
-    return min(able, key=lambda p: len(left[p]), default=None)
+def _partner(pipelines: Sequence[Sequence[int]], place: int, sizes: Collection[int]) -> int | None:
+    able = [
+        p
+        for p, members in enumerate(pipelines)
+        if p != place and members and len(members) + len(pipelines[place]) in sizes
+    ]
+    return min(able, key=lambda p: len(pipelines[p]), default=None)
 
 
-def places(split: Split, workers_per_node: int) -> list[LayerRange]:
-    """Return the layers of each node of a pipeline."""
+def layers_per_node(split: Split, workers_per_node: int) -> list[LayerRange]:
     ends = [0, *accumulate(split)]
     return list(pairwise(ends[::workers_per_node]))
 
@@ -78,17 +85,17 @@ def places(split: Split, workers_per_node: int) -> list[LayerRange]:
 def assign_nodes(
     wanted: Sequence[LayerRange], nodes: Sequence[int], held: Mapping[int, LayerRange], weights: Sequence[float]
 ) -> list[int]:
-    """Return the node of each place, matching pairs with most common layers first.
+    """Return the node of each place, given the layers that places want and nodes hold, and their weights.
 
-    Args:
-        wanted: layers of each place.
-        held: node -> layers that it holds.
-        weights: weight of each layer.
+    Pairs with most common layers are matched first.
     """
     ends = np.array([0.0, *accumulate(weights)])
-    has = np.array([held.get(node, (0, 0)) for node in nodes], dtype=np.int64)
-    want = np.array(wanted, dtype=np.int64)
-    first, last = np.maximum.outer(want[:, 0], has[:, 0]), np.minimum.outer(want[:, 1], has[:, 1])
+    held_ranges = np.array([held.get(node, (0, 0)) for node in nodes], dtype=np.int64)
+    wanted_ranges = np.array(wanted, dtype=np.int64)
+    first, last = (
+        np.maximum.outer(wanted_ranges[:, 0], held_ranges[:, 0]),
+        np.minimum.outer(wanted_ranges[:, 1], held_ranges[:, 1]),
+    )
     common = np.where(last > first, ends[last] - ends[np.minimum(first, last)], 0.0).ravel()
     pairs = np.flatnonzero(common > 0)
     taken: dict[int, int] = {}
@@ -98,11 +105,11 @@ def assign_nodes(
         if place not in taken and node in free:
             taken[place] = node
             del free[node]
-    rest = iter(free)
-    return [nodes[taken[place] if place in taken else next(rest)] for place in range(len(wanted))]
+    free_nodes = iter(free)
+    return [nodes[taken[place] if place in taken else next(free_nodes)] for place in range(len(wanted))]
 
 
-def copied(
+def copy_bytes(
     splits: Sequence[Split],
     pipelines: Sequence[Sequence[int]],
     held: Mapping[int, LayerRange],
@@ -145,17 +152,17 @@ def common_cut(splits: Sequence[Split]) -> tuple[Split, int]:
     return tuple(b - a for a, b in pairwise([0, *sorted(cuts)])), ranks
 
 
-def iteration(splits: Sequence[Split], shares: Sequence[int]) -> tuple[Schedule, Split]:
+def iteration_schedule(splits: Sequence[Split], shares: Sequence[int]) -> tuple[Schedule, Split]:
     """Return (one iteration with the barrier and without transfers, layers of each of its stages)."""
     common, ranks = common_cut(splits)
-    shape = shape_for(len(splits), ranks, sum(shares), len(common) // ranks)
+    shape = smallest_shape(len(splits), ranks, sum(shares), len(common) // ranks)
     programs: dict[Worker, Iterator[Instruction]] = {}
     placement: list[tuple[int, ...]] = [()] * shape.worker_count
-    for k, (split, own) in enumerate(zip(splits, micro_batches_of(shape, shares), strict=True)):
+    for k, (split, own) in enumerate(zip(splits, assign_micro_batches(shape, shares), strict=True)):
         plain = one_f_one_b(Shape(1, len(split), len(own)))
-        for rank, stages in enumerate(hosted(split, common)):
+        for rank, stages in enumerate(hosted_stages(split, common)):
             worker = Worker(k, rank)
             placement[shape.worker_index(worker)] = stages
-            programs[worker] = expanded(plain.program(Worker(0, rank)), stages, own)
+            programs[worker] = expand_program(plain.program(Worker(0, rank)), stages, own)
     metadata = {"system": "oobleck", "splits": [list(split) for split in splits]}
     return joint_schedule(shape, programs, tuple(placement), common, **metadata), common

@@ -4,20 +4,13 @@ With c_i = F_i + B_i of stage i and k* the slowest stage (stages count from 0), 
 
     T = T1 + T2 + T3,  T1 = sum of c_i,  T2 = (N_b - S + k* - 1) c_k*,  T3 = sum of c_i over i >= k*
 
-for N_b = 4 S micro-batches, a planning constant. Oobleck keeps the least T of every (stages, range of layers), which
-need not be a part of the least T of the whole. T is exact for 1F1B on equal stages and too low otherwise, so
+for N_b = 4 S micro-batches, a planning constant. T is exact for 1F1B on equal stages and too low otherwise, so
 configurations are simulated. Source: Jang et al., SOSP 2023, section 4.1; SymbioticLab/Oobleck @ 7966556.
 
-Limits: a stage is on one worker (one GPU, or one tensor-parallel group), so a template of n workers has n stages.
-
-Instantiation maps n nodes to at least f + 1 templates. Oobleck enumerates every multiset and minimizes the maximum of
-w_i b_i plus the first layer's all-reduce; the other layers' overlap the backward pass. Here all of the all-reduce
-counts, because the simulated iterations do not overlap it. For each number of pipelines, dynamic programming finds the
-multiset with the largest sum of 1 / w_i, and the best of these is used. On the paper's jobs the goodput is up to 1 %
-above enumeration and never less; hundreds of nodes are feasible.
-
-A template's micro-batch costs w_i = T_i / N_b. The batch is divided to minimize the largest w_i b_i with sum b_i = B,
-as in later versions; the paper's artifact minimizes the variance, with equal numbers for pipelines of one template.
+Oobleck enumerates every multiset of templates and minimizes the maximum of w_i b_i plus the first layer's all-reduce.
+Here the whole all-reduce counts, as simulated iterations do not overlap it, and dynamic programming finds the multiset
+with the largest sum of 1 / w_i for each number of pipelines: on the paper's jobs the goodput is up to 1 % above
+enumeration and never less. The batch is divided to minimize the largest w_i b_i, as in later versions of Oobleck.
 """
 
 from __future__ import annotations
@@ -35,12 +28,7 @@ from recycle.ir.compiled import run
 
 @dataclass(frozen=True)
 class PipelineTemplate:
-    """Stages of one pipeline.
-
-    Attributes:
-        split: layers of each stage.
-        seconds: T, for 4 S micro-batches.
-    """
+    """Layers of each stage of a pipeline, and T seconds for 4 S micro-batches."""
 
     split: tuple[int, ...]
     seconds: float
@@ -61,32 +49,34 @@ def templates(layer_seconds: Sequence[float], most: int) -> list[PipelineTemplat
     most = min(most, count)
     ends = np.array([0.0, *accumulate(layer_seconds)])
     table = (most + 1, count + 1, count + 1)
-    total, slowest, rest = (np.full(table, np.inf) for _ in range(3))
-    where, cut, left = (np.zeros(table, dtype=np.int64) for _ in range(3))
+    total, slowest, tail = (np.full(table, np.inf) for _ in range(3))
+    where, cut, first_stages = (np.zeros(table, dtype=np.int64) for _ in range(3))
     divisions = count**3 * most**2 // 24
-    _, *_, total, _, _, _, cut, left = run(_divide, divisions, ends, most, total, slowest, rest, where, cut, left)
+    _, *_, total, _, _, _, cut, first_stages = run(
+        _divide, divisions, ends, most, total, slowest, tail, where, cut, first_stages
+    )
 
     def cuts(stages: int, first: int, last: int) -> list[int]:
         if stages == 1:
             return []
-        at, before = int(cut[stages][first][last]), int(left[stages][first][last])
+        at, before = int(cut[stages][first][last]), int(first_stages[stages][first][last])
         return [*cuts(before, first, at), at, *cuts(stages - before, at, last)]
 
-    found = []
+    result = []
     for stages in range(1, most + 1):
         split = tuple(b - a for a, b in pairwise([0, *cuts(stages, 0, count), count]))
-        found.append(PipelineTemplate(split, float(total[stages][0][count])))
-    return found
+        result.append(PipelineTemplate(split, float(total[stages][0][count])))
+    return result
 
 
-def _divide(ends: Any, most: int, total: Any, slowest: Any, rest: Any, where: Any, cut: Any, left: Any) -> None:
+def _divide(ends: Any, most: int, total: Any, slowest: Any, tail: Any, where: Any, cut: Any, first_stages: Any) -> None:
     count = len(ends) - 1
     for first in range(count):
         for last in range(first + 1, count + 1):
             seconds = ends[last] - ends[first]
             total[1][first][last] = 4 * seconds
             slowest[1][first][last] = seconds
-            rest[1][first][last] = seconds
+            tail[1][first][last] = seconds
     for stages in range(2, most + 1):
         for first in range(count - stages + 1):
             for last in range(first + stages, count + 1):
@@ -97,21 +87,21 @@ def _divide(ends: Any, most: int, total: Any, slowest: Any, rest: Any, where: An
                         if slowest[before][first][at] >= slowest[after][at][last]:
                             c = slowest[before][first][at]
                             k = where[before][first][at]
-                            behind = rest[before][first][at] + ends[last] - ends[at]
+                            tail_seconds = tail[before][first][at] + ends[last] - ends[at]
                         else:
                             c = slowest[after][at][last]
                             k = before + where[after][at][last]
-                            behind = rest[after][at][last]
+                            tail_seconds = tail[after][at][last]
                         between = 3 * stages + k - 1
-                        seconds = ends[last] - ends[first] + between * c + behind
+                        seconds = ends[last] - ends[first] + between * c + tail_seconds
                         if seconds < best:
                             best = seconds
                             total[stages][first][last] = seconds
                             slowest[stages][first][last] = c
-                            rest[stages][first][last] = behind
+                            tail[stages][first][last] = tail_seconds
                             where[stages][first][last] = k
                             cut[stages][first][last] = at
-                            left[stages][first][last] = before
+                            first_stages[stages][first][last] = before
 
 
 def instantiate(
@@ -136,9 +126,9 @@ def instantiate(
     for _ in range(min(micro_batches, nodes // sizes[0])):
         rate, last = np.full(nodes + 1, -np.inf), np.zeros(nodes + 1, dtype=np.int64)
         for size in sizes:
-            made = rates[-1][: max(0, nodes + 1 - size)] + 1 / weights[size]
-            better = made > rate[size:]
-            rate[size:][better] = made[better]
+            extended = rates[-1][: max(0, nodes + 1 - size)] + 1 / weights[size]
+            better = extended > rate[size:]
+            rate[size:][better] = extended[better]
             last[size:][better] = size
         rates.append(rate)
         chosen.append(last)
@@ -146,14 +136,14 @@ def instantiate(
     for count in range(least, len(rates)):
         if rates[count][nodes] == -np.inf:
             continue
-        found, total = [], nodes
+        multiset, remaining = [], nodes
         for last in reversed(chosen[1 : count + 1]):
-            found.append(int(last[total]))
-            total -= found[-1]
-        found.sort(reverse=True)
-        seconds = micro_batches / float(rates[count][nodes]) + sync(found)
+            multiset.append(int(last[remaining]))
+            remaining -= multiset[-1]
+        multiset.sort(reverse=True)
+        seconds = micro_batches / float(rates[count][nodes]) + sync(multiset)
         if best is None or seconds < best[0]:
-            best = seconds, found
+            best = seconds, multiset
     return None if best is None else best[1]
 
 

@@ -118,7 +118,7 @@ def test_a_newer_format_is_refused_and_not_passed_over(root: Path) -> None:
     path = checkpoint.folder_of(root, 9) / "manifest.json"
     body = json.loads(path.read_text())["manifest"] | {"version": 2, "surprise": []}
     path.write_text(manifest_text(body))
-    with pytest.raises(JobError, match="of version 2, this recycle reads up to 1"):
+    with pytest.raises(JobError, match="has version 2, this recycle reads up to 1"):
         newest(root)
 
 

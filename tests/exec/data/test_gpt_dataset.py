@@ -137,7 +137,7 @@ def test_a_run_longer_than_the_order_was_made_for_is_told_what_to_state(tmp_path
         ({"path": "a", "paths": ["b"]}, r"\[data\] path: give the path"),
         ({"paths": ["a", "b"], "weights": [1.0]}, r"\[data\] weights: 1 for 2 paths"),
         ({"path": "a", "mask_loss": True}, r"\[data\] mask_loss: needs end_of_document"),
-        ({"path": "a", "split": "0,1"}, r'\[data\] split: "0,1" gives training, the first of them, nothing'),
+        ({"path": "a", "split": "0,1"}, r'\[data\] split: "0,1" gives no share to training, the first part'),
         ({"path": "a", "split": "much"}, r"\[data\] split: "),
         ({"path": "a", "kind": "megatron", "samples": 3}, r'\[data\] samples: needs kind = "gpt-dataset"'),
     ],
@@ -214,13 +214,13 @@ def data_as_table(data: str) -> str:
     [
         ("every = -1", r"\[eval\] every: expected `int` >= 0"),
         ("batches = 0", r"\[eval\] batches: expected `int` >= 1"),
-        ("often = 1", r"\[eval\] often: there is no such key; known are every, "),
+        ("often = 1", r"\[eval\] often: unknown key; known are every, "),
         ('every = 1\ndata = {kind = "megatron"}', r'\[eval\]: \[data\] path: kind = "megatron" needs the path'),
         (
             'every = 1\ndata = {kind = "gpt-dataset", path = "a", split = "1"}',
-            '"1" gives validation, the second of them, nothing',
+            '"1" gives no share to validation, the second part',
         ),
-        ("every = 1\ndata = {micro_batch_size = 3}", r"\[eval\] data.micro_batch_size: 3, but stages hand on 1 rows"),
+        ("every = 1\ndata = {micro_batch_size = 3}", r"\[eval\] data.micro_batch_size: 3, but stages pass on 1 rows"),
         ('every = 1\ndata = {provider = "nowhere"}', r"\[eval\] data.provider"),
     ],
 )

@@ -217,8 +217,8 @@ def test_the_way_to_any_member_tells_the_address_of_a_node(monkeypatch: pytest.M
     ("options", "says"),
     [
         (("--node", "3"), "node 3: the job's 6 workers are on nodes 0 to 2"),
-        ((), "--node: which node is this?"),
-        (("--node", "0", "--nodes", "2"), "--nodes 2: the job's 6 workers lie on 3 nodes"),
+        ((), "--node: give the number of this node"),
+        (("--node", "0", "--nodes", "2"), "--nodes 2: the job's 6 workers are placed on 3 nodes"),
         (("--node", "0", "--store", "launcher"), "agents need an etcd"),
         (("--node", "0", "--store", "tcp://here"), "--store: [membership] store: 'tcp://here' is not a store"),
         (("--node", "0", "--store", "etcd://10.9.8.7:1"), "reached over the network without a secret"),
@@ -256,7 +256,7 @@ def test_agent_started_after_the_end_of_the_run_exits_at_once(
     options = ("agent", "job.toml", "--node", "0", "--run", "run")
     outcome = Command(capsys)(*options, "--steps", "5")
     assert outcome.status == 0
-    assert outcome.out == "node 0: the run in run has ended already, after step 4; a new one wants another --run\n"
+    assert outcome.out == "node 0: the run in run has ended already, after step 4; give another --run for a new one\n"
     monkeypatch.setattr(Election, "connect", lambda *_: (_ for _ in ()).throw(RunError("asked the store")))
     assert "asked the store" in Command(capsys)(*options, "--steps", "6").err
     (tmp_path / "job.toml").write_text(job(3, 2, 3, **keys).to_toml())

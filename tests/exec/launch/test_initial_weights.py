@@ -84,7 +84,7 @@ def test_resumed_run_does_not_need_its_initial_weights(launch: Run, tmp_path: Pa
     resumed = train(job, tmp_path / "run", steps=6, schedule=schedule, resume=True)
     assert resumed.losses == whole
     assert Job.of_run(tmp_path / "run").model.weights == str(weights)
-    with pytest.raises(JobError, match=r"weights: is no checkpoint"):
+    with pytest.raises(JobError, match=r"weights: is not a checkpoint"):
         train(job, tmp_path / "again", steps=6, schedule=schedule)
 
 

@@ -146,8 +146,8 @@ def test_learning_rate_equals_megatron_cores_bit_for_bit(keys: dict, minimum: fl
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ("minimum_learning_rate = 1e-4", 'minimum_learning_rate: needs another schedule than "constant"'),
-        ('schedule = "constant"\nminimum_learning_rate = 1e-4', "minimum_learning_rate: needs another schedule"),
+        ("minimum_learning_rate = 1e-4", 'minimum_learning_rate: needs a schedule other than "constant"'),
+        ('schedule = "constant"\nminimum_learning_rate = 1e-4', "minimum_learning_rate: needs a schedule other"),
         ('schedule = "linear"\nminimum_learning_rate = 1.0', "minimum_learning_rate: 1 is above learning_rate = 0.001"),
         ("decay = 3", 'decay: needs schedule = "warmup-stable-decay"'),
         ('schedule = "warmup-stable-decay"\ndecay = 21', "decay: 21 iterations, but 20 come after the warm-up"),

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recycle import Profile, Schedule, Shape, simulate
-from recycle.cli.view import _planner
 from recycle.ir.families import zb_v
 from recycle.ir.formats import chrome_trace
 from recycle.job import Job
+from recycle.solve.planner import plan
 from tests.test_site import site
 from tests.viz.browser.page import Page, served
 from viz.app import build_app
@@ -35,7 +36,7 @@ def address(healthy: Schedule, broken: Schedule) -> str:
     job = Job.from_toml(JOB)
     named = (("whole.json", healthy), ("<b>broken</b>.json", broken))
     sources = [schedule_source(Path(name), schedule) for name, schedule in named]
-    return served(app=build_app(sources, WhatIf(job, None, _planner(job)), is_example=True))
+    return served(app=build_app(sources, WhatIf(job, None, partial(plan, job, quick=True)), is_example=True))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Settings for tests of systems: stages of whole layers, times that are whole numbers; and what changes come to."""
+"""Scenarios for tests of systems (stages of whole layers, whole times), and the facts of changes."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 from recycle import Job
 from recycle.job import price
 from recycle.job.layers import Layer
-from recycle.systems import Change, Setting
+from recycle.systems import Change, Scenario
 from recycle.systems.failures import FailureTrace, NodeChange
 from recycle.systems.system import Nodes, System
 
 
-def setting(pipelines: int, ranks: int, micro_batches: int, layers: int | None = None, **other: Any) -> Setting:
-    """A setting of equal layers, one per rank unless said, F = I = W = 1; `other` are attributes of Setting, and
-    `layer` those of its layers."""
+def scenario(pipelines: int, ranks: int, micro_batches: int, layers: int | None = None, **other: Any) -> Scenario:
+    """A scenario of equal layers, one per rank by default, F = I = W = 1; `other` are attributes of Scenario, and
+    `layer` are attributes of its layers."""
     text = f"[shape]\npipelines = {pipelines}\nranks = {ranks}\nmicro_batches = {micro_batches}\n"
     if layers is not None:
         split = [layers // ranks + (rank < layers % ranks) for rank in range(ranks)]
         text += f"[model]\nlayers = {layers}\nsplit = {split}\n"
     layer = Layer(**{"forward": 1.0, "backward_input": 1.0, "backward_weight": 1.0, **other.pop("layer", {})})
     other.setdefault("node_of", tuple(range(pipelines * ranks)))
-    return Setting(price(Job.from_toml(text)), (layer,) * (ranks if layers is None else layers), **other)
+    return Scenario(price(Job.from_toml(text)), (layer,) * (ranks if layers is None else layers), **other)
 
 
 def nodes(text: str) -> Nodes:
@@ -31,14 +31,14 @@ def nodes(text: str) -> Nodes:
     return frozenset(node for part in ends for node in range(part[0], part[-1] + 1))
 
 
-def trace(setting: Setting, end: float, *failures: tuple[float, str]) -> FailureTrace:
+def trace(scenario: Scenario, end: float, *failures: tuple[float, str]) -> FailureTrace:
     """Times at which nodes die, for good."""
     changes = tuple(NodeChange(time, nodes(dead), frozenset()) for time, dead in failures)
-    return FailureTrace("test", setting.nodes, setting.all_nodes, changes, end)
+    return FailureTrace("test", scenario.nodes, scenario.all_nodes, changes, end)
 
 
 class Play:
-    """A system, and what it runs.
+    """A system, and its state.
 
     Args:
         alive: nodes that it begins with; all when left out.
@@ -46,7 +46,7 @@ class Play:
 
     def __init__(self, system: System, alive: str = "") -> None:
         self.system: Any = system
-        self.state: Any = system.begin(nodes(alive) if alive else self.system.setting.all_nodes)
+        self.state: Any = system.begin(nodes(alive) if alive else self.system.scenario.all_nodes)
         self.period = getattr(self.state, "period", None)
 
     def change(self, dead: str = "", joined: str = "") -> Change:
@@ -56,10 +56,10 @@ class Play:
         return change
 
     def facts(self, change: Change) -> dict[str, str]:
-        """What a change is, costs and leads to, as text, with ; for each comma."""
+        """The facts of a change, its costs and its state as text, with ; for each comma."""
         state = vars(change.state)
         pipelines = [getattr(pipeline, "hosts", pipeline) for pipeline in state.get("pipelines", ())]
-        found = {
+        values = {
             **change.pause.by_cause(),
             **state,
             "seconds": change.pause.seconds,
@@ -72,7 +72,7 @@ class Play:
             "speed": "as begun" if state.get("period") == self.period else "another",
             "runs": "period" in state,
         }
-        texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in found.items()}
+        texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in values.items()}
         return {name: text.replace(",", ";") for name, text in texts.items()}
 
     def play(self, *steps: str) -> None:

@@ -1,11 +1,8 @@
-"""Setting: the input that is the same for all systems.
+"""Scenario: nodes, costs of each layer, links, memory, batch and pauses, the same for all systems.
 
-It holds nodes and workers, costs of each layer in seconds and bytes, links, memory, the batch, and a model of pauses. A
-setting is made from a job. A job with only `[shape]`, `[times]` and `[memory]` has one layer per stage, one sample per
-micro-batch, and memory in activations of 1 byte. Pipelines are cut between layers (`cut`) and priced by `profile`.
-
-With a sharded optimizer, the bytes of a layer depend on its number of hosts (`layers_over`). Each system has the
-setting in its usual mode (`with_copies`): redundant shards, plain ZeRO-1, or all of the state on every host.
+A job with only `[shape]`, `[times]` and `[memory]` has one layer per stage, one sample per micro-batch, and memory in
+activations of 1 byte. With a sharded optimizer, the bytes of a layer depend on its number of hosts (`layers_over`), and
+each system has the scenario in its usual mode (`with_copies`): redundant shards, plain ZeRO-1, or all state everywhere.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, analytic, price
 from recycle.job.cut import balanced, units_of
 from recycle.job.footprint import parameter_bytes, undone_bytes
-from recycle.job.layers import Layer, stage_bytes, stage_profile
+from recycle.job.layers import Layer, stage_bytes, stage_profile, stage_sums
 from recycle.job.pricing import byte_limit
 from recycle.job.profile import Profile
 from recycle.job.sections import ANALYTIC, ModelSection, PausesSection
@@ -43,16 +40,11 @@ FATAL_SHARE = 0.01
 
 
 def ranges(split: Iterable[int]) -> list[LayerRange]:
-    """Return the layers of each stage."""
     return list(pairwise([0, *accumulate(split)]))
 
 
-class Fullest(NamedTuple):
-    """The worker of a pipeline that exceeds its memory most, or comes closest to it; all figures in bytes.
-
-    Attributes:
-        excess: bytes beyond its cap; negative if there is room.
-    """
+class FullestWorker(NamedTuple):
+    """The worker of a pipeline that exceeds its memory most, or comes closest to it; in bytes."""
 
     excess: float
     needed: float
@@ -63,16 +55,16 @@ class Fullest(NamedTuple):
     def fits(self) -> bool:
         return self.excess <= 1e-9 * self.needed
 
-    def misfit(self, reason: str) -> DoesNotFit:
+    def does_not_fit(self, reason: str) -> DoesNotFit:
         return DoesNotFit(needed=self.needed, cap=self.cap, reason=reason)
 
 
 @dataclass(frozen=True)
-class Setting:
+class Scenario:
     """Input that is the same for all systems.
 
     Attributes:
-        job: source of the setting; its shape is the preferred one.
+        job: source of the scenario; its shape is the preferred one.
         layers: first to last, with the hosts of the job's shape.
         node_of: node of each slot; slot i is the place of worker i of the job's shape.
         micro_batch: samples of one micro-batch.
@@ -107,7 +99,6 @@ class Setting:
 
     @property
     def samples(self) -> float:
-        """The global batch."""
         return self.micro_batches * self.micro_batch
 
     @property
@@ -123,18 +114,17 @@ class Setting:
         return len(self.node_of) * self.job.grid.tensor_parallel
 
     def slots(self, live: Iterable[int]) -> list[int]:
-        """Return the slots of these nodes, ascending."""
         live = frozenset(live)
         return [slot for slot, node in enumerate(self.node_of) if node in live]
 
-    def reshaped(self, pipelines: int, ranks: int) -> Setting:
-        """Return the setting in another shape, with the same workers, batch and layers.
+    def with_shape(self, pipelines: int, ranks: int) -> Scenario:
+        """Return the scenario in another shape, with the same workers, batch and layers.
 
         Raises:
             JobError: the profile is not analytic, or the shape does not divide the workers or the micro-batches.
         """
-        micro_batches, left = divmod(self.micro_batches, pipelines)
-        if self.job.times.profile != ANALYTIC or left or pipelines * ranks != len(self.node_of):
+        micro_batches, remainder = divmod(self.micro_batches, pipelines)
+        if self.job.times.profile != ANALYTIC or remainder or pipelines * ranks != len(self.node_of):
             raise JobError(f"{self.shape} cannot be run as {pipelines} pipelines of {ranks} ranks")
         grid = replace(self.job.grid, pipelines=pipelines, ranks=ranks, micro_batches=micro_batches, chunks=1)
         model = replace(self.job.model, split=list(self.cut(ranks)))
@@ -148,8 +138,8 @@ class Setting:
         """Hosts of each part of a layer's optimizer state; 0 if every host has all of it."""
         return self.job.train.optimizer_copies if self.job.train.sharded_optimizer else 0
 
-    def with_copies(self, copies: int) -> Setting:
-        """Return the setting with `copies` hosts per part of a sharded optimizer's state; 0 for all of it on each."""
+    def with_copies(self, copies: int) -> Scenario:
+        """Return the scenario with `copies` hosts per part of a sharded optimizer's state; 0 for all of it on each."""
         train = self.job.train
         if not train.sharded_optimizer:
             return self
@@ -175,25 +165,23 @@ class Setting:
         train = replace(train, optimizer_copies=min(train.optimizer_copies, hosts))
         return replace(self.job, grid=replace(grid, pipelines=hosts), train=train)
 
-    def gathering(self, schedule: Schedule) -> Schedule:
+    def with_gathers(self, schedule: Schedule) -> Schedule:
         """Return the schedule, with gathers of stepped parameters if the optimizer's state is sharded."""
         return dataclasses.replace(schedule, gathers=True) if self.copies else schedule
 
     def loses_shard(self, hosts: Sequence[int | None], gone: Collection[int]) -> bool:
         """Return whether only dead hosts had a part of a stage's optimizer state.
 
-        Args:
-            hosts: slot of each host of the stage, one per shard; None for a host that was dead before.
-            gone: slots that die at once.
+        `hosts` are the slots of the stage's hosts, one per shard, None if dead before; `gone` are the slots that die.
         """
         places = [Worker(place, 0) for place in range(len(hosts))]
         live = [place for place, slot in zip(places, hosts, strict=True) if slot is not None]
-        left = {place for place in live if hosts[place.pipeline] not in gone}
-        if not self.copies or len(left) == len(live):
+        survivors = {place for place in live if hosts[place.pipeline] not in gone}
+        if not self.copies or len(survivors) == len(live):
             return False
         own = len(self.node_of)  # hosts that were dead before count as on nodes that nothing else uses
         nodes = {p: own + p.pipeline if (s := hosts[p.pipeline]) is None else self.node_of[s] for p in places}
-        return any(left.isdisjoint(owners) for owners in owners_of(places, live, self.copies, nodes))
+        return any(survivors.isdisjoint(owners) for owners in owners_of(places, live, self.copies, nodes))
 
     def owned_per_stage(self) -> list[float]:
         """Bytes of the shards that a host of each of the job's stages owns, to be copied after its death."""
@@ -204,7 +192,6 @@ class Setting:
 
     @property
     def split(self) -> Split:
-        """Layers per stage in the job's shape: stated by the job, or balanced."""
         stated = units_of(self.job)
         fits = self.shape.chunks == 1 and sum(stated) == len(self.layers)
         return stated if fits else self._balanced(self.shape.ranks)
@@ -217,8 +204,7 @@ class Setting:
         return balanced(tuple(layer.seconds for layer in self.layers), stages)
 
     def seconds_per_stage(self, stages: int) -> list[float]:
-        """Return F + I + W of each stage of `cut`."""
-        return [sum(layer.seconds for layer in stage) for stage in self.stages(self.cut(stages))]
+        return stage_sums(self.stages(self.cut(stages)), "seconds")
 
     def stages(self, split: Split, hosts: int | None = None) -> list[tuple[Layer, ...]]:
         """Return the layers of each stage with `hosts` hosts; None for the number of the job's pipelines."""
@@ -229,7 +215,7 @@ class Setting:
 
     def state_per_stage(self, split: Split | None = None, hosts: int | None = None) -> list[float]:
         """Return the bytes that a new host of each stage copies; without a split, of the job's P * V stages."""
-        return [sum(layer.state for layer in stage) for stage in self.stages(split or units_of(self.job), hosts)]
+        return stage_sums(self.stages(split or units_of(self.job), hosts), "state")
 
     @cached_property
     def least_ranks(self) -> int:
@@ -245,18 +231,19 @@ class Setting:
         return len(self.layers) + 1
 
     def cap(self, rank: int, ranks: int) -> float:
-        """Return the maximum bytes on the worker of a rank of a pipeline of `ranks`."""
         return inf if self.memory is None else self.memory[rank * len(self.memory) // ranks]
 
-    def fullest(self, needed: Sequence[float]) -> Fullest:
-        """Return the fullest worker of a pipeline whose ranks need these bytes."""
+    def fullest(self, needed: Sequence[float]) -> FullestWorker:
         caps = [self.cap(rank, len(needed)) for rank in range(len(needed))]
         workers = (
-            Fullest(held - cap, held, rank, cap) for rank, (held, cap) in enumerate(zip(needed, caps, strict=True))
+            FullestWorker(held - cap, held, rank, cap)
+            for rank, (held, cap) in enumerate(zip(needed, caps, strict=True))
         )
         return max(workers, key=lambda worker: worker[:2])
 
-    def fullest_of_1f1b(self, split: Split, micro_batches: int, hosts: int | None = None, size: float = 1.0) -> Fullest:
+    def fullest_of_1f1b(
+        self, split: Split, micro_batches: int, hosts: int | None = None, size: float = 1.0
+    ) -> FullestWorker:
         """Return the fullest worker of 1F1B: stage s of S holds min(S - s, m) activations, scaled by `size`."""
         stages = enumerate(self.stages(split, hosts))
         return self.fullest([stage_bytes(stage, min(len(split) - s, micro_batches) * size) for s, stage in stages])
@@ -275,8 +262,7 @@ class Setting:
         )
         if not self.copies:
             return plain
-        held = [sum(layer.static for layer in stage) for stage in stages]
-        return analytic.with_shards(self._job_over(hosts), plain, held)
+        return analytic.with_shards(self._job_over(hosts), plain, stage_sums(stages, "static"))
 
     def copy_seconds(self, amount: float) -> float:
         """Return the seconds to copy the bytes of the busiest worker; disjoint pairs copy in parallel."""
@@ -308,7 +294,6 @@ class Setting:
 
     @property
     def storage_seconds(self) -> float:
-        """Seconds in which all workers write or read a checkpoint."""
         return self.state_per_worker / self.pauses.storage_bandwidth
 
     @cached_property
@@ -326,22 +311,21 @@ class Setting:
         """Return the checkpoint policy if a share of the failures of `nodes` nodes needs one; None for no checkpoints.
 
         Training stops while workers copy their state to the host. Storage is written in the background, so the next
-        checkpoint can begin only after that.
+        checkpoint can begin only after that. The interval is Young's (CACM 17(9), 1974): the optimum while the failures
+        per interval are few.
         """
         rate = self.failure_rate * nodes * fatal_share
         if not rate:
             return None
         stall = self.pauses.snapshot + self.state_per_worker / self.pauses.snapshot_bandwidth
         lag = self.storage_seconds
-        return Checkpoints(max(young_interval(stall, rate), lag), stall, lag)
+        return Checkpoints(max(sqrt(2 * stall / rate), lag), stall, lag)
 
     @classmethod
-    def of(cls, job: Job) -> Setting:
-        """Create the setting of a job: its profile's stages, divided into layers if the job has a `[model]`.
+    def of(cls, job: Job) -> Scenario:
+        """Create the scenario of a job: its profile's stages, divided into layers if the job has a `[model]`.
 
-        Raises:
-            JobError: the profile does not fit the shape, layers do not divide over the stages, or the optimizer's state
-                is sharded and no model gives its bytes for other numbers of hosts.
+        Raises JobError if the profile does not fit the shape, or sharded optimizer state has no analytic bytes.
         """
         if job.train.sharded_optimizer and job.times.profile != ANALYTIC:
             raise JobError(
@@ -364,25 +348,15 @@ class Setting:
         )
 
 
-def young_interval(write: float, rate: float) -> float:
-    """Return the interval in seconds between checkpoints of `write` seconds if state is lost `rate` times per second.
-
-    Young's rule (CACM 17(9), 1974). With u0 to restart, an interval dt leaves `(1 - rate * (u0 + dt / 2)) / (1 + write
-    / dt)` of the time; the loss is uniform on the interval. The optimum is near `dt = sqrt(2 write / rate)` while rate
-    * dt is small (Daly, FGCS 22(3), 2006, goes further).
-    """
-    return sqrt(2 * write / rate) if rate else inf
-
-
 def _layers_of(job: Job, profile: Profile) -> tuple[Layer, ...]:
     columns = {name: profile.per_stage(name, job.shape.stages) for name in _PRICES}
     layers: list[Layer] = []
     for stage, count in enumerate(units_of(job)):
-        whole = {name: column[stage] for name, column in columns.items()}
-        whole["step"] += whole.pop("reduce")
-        message = whole.pop("message")
-        each = {name: price / count for name, price in whole.items()}
-        layers += [Layer(**each, state=each["static"], message=message)] * count
+        prices = {name: column[stage] for name, column in columns.items()}
+        prices["step"] += prices.pop("reduce")
+        message = prices.pop("message")
+        per_layer = {name: total / count for name, total in prices.items()}
+        layers += [Layer(**per_layer, state=per_layer["static"], message=message)] * count
     return tuple(layers)
 
 
