@@ -18,7 +18,7 @@ import tempfile
 from recycle import Job, Schedule
 from recycle.exec.launch.launcher import train
 from recycle.ir.families import FAMILIES
-from recycle.ir.replays import ALWAYS, Rotation
+from recycle.ir.replays import EVERY_ITERATION, Rotation
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob, price
 from recycle.plans.plan import rotation_of
@@ -61,7 +61,7 @@ def seconds(job: PricedJob, schedule: Schedule, iterations: int) -> dict[int, fl
 
 def beside_themselves(found: dict[int, float], rotation: Rotation) -> str:
     """The mean iteration of a run with replays over the mean of those that neither have nor follow any."""
-    usual = [time for step, time in found.items() if {rotation.round_of(step - k) for k in (0, 1)} == {ALWAYS}]
+    usual = [time for step, time in found.items() if {rotation.round_of(step - k) for k in (0, 1)} == {EVERY_ITERATION}]
     mean, error = statistics.fmean(usual), statistics.stdev(usual) / len(usual) ** 0.5
     return (
         f"executed, within a run: {1000 * statistics.fmean(found.values()):.1f} ms on average, {1000 * mean:.1f} ms in"
@@ -89,7 +89,7 @@ def main() -> None:
     each = [simulate(rotation.schedule(n), jobs[0].prices).period for n in range(given.every)]
     print(
         f"{given.family}, D={given.pipelines} P={given.ranks} m={given.micro_batches}, all replayed in {given.every}"
-        f" iterations ({len(rotation.turns)} replays in {sum(one > plain for one in each)} longer iterations):"
+        f" iterations ({len(rotation.slots.worker)} replays in {sum(one > plain for one in each)} longer iterations):"
         f" simulated {statistics.fmean(each) / plain - 1:.2%} longer on average",
         flush=True,
     )

@@ -69,7 +69,7 @@ STEP = """window_ => new Promise(done => {
   requestAnimationFrame(look);
 })"""
 OTHER_TIMES = """text => new Promise(done => {
-  const view = window.recycle.inUse(), before = view.root.dataset.address, began = performance.now();
+  const view = window.recycle.active, before = view.root.dataset.address, began = performance.now();
   const field = document.querySelector('.retime [data-field=F] input');
   Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(field, text);
   field.dispatchEvent(new Event('input', { bubbles: true }));

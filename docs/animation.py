@@ -20,7 +20,7 @@ from recycle.ir.families import one_f_one_b
 from recycle.job import Job, price
 from recycle.solve.planner import plan
 from viz.figures.svg import animation
-from viz.lanes import LaneTable, Panel, on_one_axis
+from viz.lanes import LaneTable, Panel, with_common_span
 
 ROOT = Path(__file__).parent.parent
 DEAD = Worker(1, 2)
@@ -42,7 +42,7 @@ def frames() -> list[Panel]:
     before, after = simulate(one_f_one_b(job.shape), profile), simulate(found.schedule, profile)
     whole = LaneTable.from_timeline(before)
     struck = replace(whole, failed=np.array([worker == DEAD for worker in whole.workers]))
-    return on_one_axis(
+    return with_common_span(
         [
             Panel("1F1B with all workers", whole, period=before.period),
             Panel(f"Worker {DEAD} dies, its micro-batches are left", struck),

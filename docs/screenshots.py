@@ -234,7 +234,7 @@ def compare(page: Any, folder: Path) -> None:
 
 def interleaved(page: Any, folder: Path) -> None:
     compare(page, folder)
-    page.get_by_text("lane under lane").click()
+    page.get_by_text("interleaved").click()
     page.wait_for_selector(".lanes-view[data-with]")
     drawn(page)
 
@@ -257,7 +257,7 @@ def library(page: Any, folder: Path) -> None:
     opened(page, two_plans(), tab="Plans and what-if")
     drawn(page)
     page.locator(".bench-tab:visible", has_text="Library").click()
-    page.wait_for_selector("text=No library of plans was given.")
+    page.wait_for_selector("text=No plan library was given.")
 
 
 def validate(page: Any, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Kinds of instruction that tests register, and take back."""
+"""Kinds of instruction that tests register and unregister."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from viz.kinds import LOOKS
 
 
 def forget(kind: type[Instruction]) -> None:
-    """Take back the kind that was registered last, and what executor, checker and viewer know of it."""
+    """Unregister the kind registered last, and its entries in executor, checker and viewer."""
     RUNS.pop(kind, None)
     KIND_RULES.pop(kind, None)
     LOOKS.pop(kind, None)

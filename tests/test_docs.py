@@ -36,7 +36,7 @@ def test_write_a_schedule_runs_from_top_to_bottom(
     printed = capsys.readouterr().out
     assert "  0.0 F0-F1-F2-" in printed
     assert "1RECV_F0.0@0.0 1F0.0" in printed
-    assert "a circle of waits: 0B0.0 on worker 0.0 (position 1) waits for 1B0.0" in printed
+    assert "a cycle of waits: 0B0.0 on worker 0.0 (position 1) waits for 1B0.0" in printed
     assert (tmp_path / "mine.json").exists()
 
 

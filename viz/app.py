@@ -50,7 +50,7 @@ def build_app(
         is_example: whether the sources are examples; a first page then explains what can be shown.
         allowed_hosts: host names besides loopback, see `protect`.
     """
-    workspace = Workspace.of(
+    workspace = Workspace.from_sources(
         sources, what_if=what_if, comparisons=comparisons or {}, is_example=is_example, run_folders=run_folders
     )
     pages = open_pages(workspace)
@@ -93,8 +93,8 @@ def _index(page: Page, modules: Mapping[str, str]) -> str:
     head += "".join(f'<link rel="modulepreload" fetchpriority="low" href="{address}">' for address in modules.values())
     head += f'<script type="module" async fetchpriority="low" src="{modules["main.js"]}"></script>'
     head += "".join(f'<link rel="preload" as="fetch" crossorigin href="{address}">' for address in fetched)
-    early = _EARLY if page.begins_with_graph else ()  # browsers warn about unused preloads
-    head += "".join(f'<link rel="preload" as="script" fetchpriority="low" href="/{script}">' for script in early)
+    scripts = _EARLY if page.begins_with_graph else ()  # browsers warn about unused preloads
+    head += "".join(f'<link rel="preload" as="script" fetchpriority="low" href="/{script}">' for script in scripts)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head>{%metas%}'
         f"<title>{{%title%}}</title>{head}{{%favicon%}}{{%css%}}</head>"
@@ -120,11 +120,13 @@ def _register_opening(app: Dash, pages: Sequence[Page]) -> None:
         State(OPENED, "data"),
         prevent_initial_call=True,
     )
-    def fill_page(chosen: str, opened: list[str]) -> tuple[Any, ...]:
-        page = next(page for page in pages if page.prefix == chosen)
-        filled = {} if chosen in opened else bench.slots(_fresh(page))
-        places = [[filled.get(slot, no_update) if one is page else no_update for one in pages] for slot in bench.SLOTS]
-        return *places, [*opened, chosen] if filled else no_update
+    def fill_page(prefix: str, opened: list[str]) -> tuple[Any, ...]:
+        page = next(page for page in pages if page.prefix == prefix)
+        filled = {} if prefix in opened else bench.slots(_fresh(page))
+        places = [
+            [filled.get(slot, no_update) if other is page else no_update for other in pages] for slot in bench.SLOTS
+        ]
+        return *places, [*opened, prefix] if filled else no_update
 
     @app.callback(
         Output(TABS, "value", allow_duplicate=True), Input(opener(ALL), "n_clicks"), prevent_initial_call=True
@@ -173,10 +175,10 @@ def protect(app: Dash, allowed: Collection[str] = (), scripts: Collection[str] =
             return _refused(f"{host!r} is not a name of this viewer; allow it with: recycle view --allow-host NAME")
         origin = request.headers.get("Origin")
         if request.method != "GET" and origin is not None and urlsplit(origin).netloc.lower() != request.host.lower():
-            return _refused(f"requests of {origin!r} are not answered")
+            return _refused(f"requests from {origin!r} are refused")
         if request.path == "/_dash-update-component" and request.method == "POST":
-            asked = request.get_json(silent=True)
-            output = asked.get("output") if isinstance(asked, dict) else None
+            body = request.get_json(silent=True)
+            output = body.get("output") if isinstance(body, dict) else None
             if not isinstance(output, str) or output not in app.callback_map:
                 return _refused("this viewer has no such callback; reload the page", 400)
         return None
@@ -184,7 +186,9 @@ def protect(app: Dash, allowed: Collection[str] = (), scripts: Collection[str] =
     def add_headers(response: Response) -> Response:
         sources = ["'self'", *app.csp_hashes(), *(f"'sha256-{digest}'" for digest in hashes)]
         policy = {**_POLICY, "script-src": " ".join(sources)}
-        response.headers["Content-Security-Policy"] = "; ".join(f"{of} {what}" for of, what in policy.items())
+        response.headers["Content-Security-Policy"] = "; ".join(
+            f"{directive} {allowed}" for directive, allowed in policy.items()
+        )
         response.headers["X-Frame-Options"] = "DENY"
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Referrer-Policy"] = "no-referrer"
@@ -192,7 +196,7 @@ def protect(app: Dash, allowed: Collection[str] = (), scripts: Collection[str] =
 
     # Without a handler Flask reports Dash's exception as a bug with a traceback.
     def is_not_there(_: DependencyException) -> Response:
-        return _refused("there is no such file", 404)
+        return _refused("no such file", 404)
 
     app.server.before_request(refuse)
     app.server.register_error_handler(DependencyException, is_not_there)
@@ -206,8 +210,8 @@ def _name(address: str) -> str:
         return ""
 
 
-def _refused(why: str, status: int = 403) -> Response:
-    return Response(f"recycle: {why}\n", status, mimetype="text/plain")
+def _refused(reason: str, status: int = 403) -> Response:
+    return Response(f"recycle: {reason}\n", status, mimetype="text/plain")
 
 
 def serve(app: Dash, port: int = DEFAULT_PORT, on_ready: Callable[[str], None] = print) -> None:
@@ -217,8 +221,7 @@ def serve(app: Dash, port: int = DEFAULT_PORT, on_ready: Callable[[str], None] =
         port: 0 takes any free port.
         on_ready: called with the address once the page can be opened.
 
-    Raises:
-        RecycleError: the port is in use or not permitted.
+    Raises RecycleError if the port is in use or not permitted.
     """
     from werkzeug.serving import make_server
 

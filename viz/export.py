@@ -19,7 +19,7 @@ from urllib.parse import quote
 from recycle.errors import RecycleError
 from recycle.files import write_whole
 from viz.figures.svg import svg
-from viz.lanes import on_one_axis
+from viz.lanes import with_common_span
 from viz.run import Run
 from viz.sources import ScheduleFile
 
@@ -53,13 +53,15 @@ def export(
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
-        raise RecycleError(f"{path}: export knows {', '.join(SUFFIXES)}, not {path.suffix or 'a name without suffix'}")
+        raise RecycleError(
+            f"{path}: cannot export {path.suffix or 'a name without suffix'}: use one of {', '.join(SUFFIXES)}"
+        )
     if suffix == ".html":
         write_whole(path, html(sources, what_if, comparisons))
         return
     if what_if is not None or comparisons:
-        raise RecycleError(f"{path}: plans of a job and comparisons are exported as .html")
-    panels = on_one_axis([panel for source in sources for panel in source.panels()])
+        raise RecycleError(f"{path}: plans of a job and comparisons can only be exported as .html")
+    panels = with_common_span([panel for source in sources for panel in source.panels()])
     if not panels:
         names = ", ".join(source.name for source in sources)
         raise RecycleError(f"{path}: nothing to draw: {names} ran no iteration yet")
@@ -81,23 +83,22 @@ def html(
     what_if: WhatIf | None = None,
     comparisons: Mapping[str, SystemComparison] | None = None,
 ) -> str:
-    """Return the page that `export` writes."""
     from viz.pages import open_pages
     from viz.pages.page import Workspace
 
-    workspace = Workspace.of(sources, what_if=what_if, comparisons=comparisons or {})
-    content = static_html([page.exported() for page in open_pages(workspace)])
+    workspace = Workspace.from_sources(sources, what_if=what_if, comparisons=comparisons or {})
+    content = static_html([page.static_content() for page in open_pages(workspace)])
     names = [*(source.name for source in sources), *(comparisons or {})]
     title = escape(names[0] if len(names) == 1 else "recycle")
     style = "".join(file.read_text(encoding="utf-8") for file in sorted(MODULES.parent.glob("*.css")))
     modules = {file.name: file.read_text(encoding="utf-8") for file in sorted(MODULES.glob("*.js"))}
-    held = import_map({name: f"data:text/javascript,{quote(text, _PLAIN)}" for name, text in modules.items()})
+    imports = import_map({name: f"data:text/javascript,{quote(text, _PLAIN)}" for name, text in modules.items()})
     return (
         "<!DOCTYPE html>\n"
         f'<html lang="en"><head><meta charset="utf-8"><title>{title} · recycle</title>'
         f'<meta name="viewport" content="width=device-width"><style>{style}{_STYLE}</style></head><body>\n'
         f'<header class="top"><span class="mark">recycle</span><h1>{title}</h1></header>\n'
-        f'<main>\n{content}\n</main><script>{_SCRIPT}</script><script type="importmap">{held}</script>'
+        f'<main>\n{content}\n</main><script>{_SCRIPT}</script><script type="importmap">{imports}</script>'
         '<script type="module">import "viz/main.js";</script></body></html>\n'
     )
 

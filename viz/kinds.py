@@ -81,7 +81,6 @@ LOOKS: dict[type[Instruction], Look] = {
 
 
 def look_of(kind: type[Instruction]) -> Look:
-    """Return the look of a kind."""
     return LOOKS.get(kind, Look())
 
 
@@ -109,7 +108,7 @@ def kinds() -> tuple[dict[str, Any], ...]:
     )
 
 
-LABEL, LABEL_AWAY = "{letter}{micro_batch}", "{letter}{home}"
+LABEL, LABEL_REROUTED = "{letter}{micro_batch}", "{letter}{home}"
 """Labels of kinds with a micro-batch; a micro-batch on a peer is prefixed with its home pipeline."""
 LINES: tuple[tuple[str, str], ...] = (
     ("always", "{instruction}"),
@@ -135,7 +134,7 @@ def label(table: LaneTable, operation: int) -> str:
     if not kind["numbered"]:
         return str(kind["letter"])
     is_away = bool(table.flags[operation] & Flag.REROUTED)
-    return (LABEL_AWAY if is_away else LABEL).format(
+    return (LABEL_REROUTED if is_away else LABEL).format(
         letter=kind["letter"],
         micro_batch=table.micro_batch[operation],
         home=f"{table.pipeline[operation]}.{table.micro_batch[operation]}",
@@ -148,11 +147,12 @@ def backward_label(table: LaneTable, operation: int) -> str:
         return ""
     home, index = (int(column[operation]) for column in table.paired)
     is_away = home != int(table.workers[int(np.searchsorted(table.offsets, operation, side="right")) - 1].pipeline)
-    return (LABEL_AWAY if is_away else LABEL).format(letter=Backward.token, micro_batch=index, home=f"{home}.{index}")
+    return (LABEL_REROUTED if is_away else LABEL).format(
+        letter=Backward.token, micro_batch=index, home=f"{home}.{index}"
+    )
 
 
 def describe(table: LaneTable, operation: int, lane: int, unit: TimeUnit | None = None) -> list[str]:
-    """Describe an operation, one line each: instruction, kind, worker, times, home, marks."""
     kind = kinds()[table.kind[operation]]
     start, end = float(table.start[operation]), float(table.end[operation])
     time, flags = (unit or time_unit(table)).text, Flag(int(table.flags[operation]))
@@ -176,23 +176,21 @@ def describe(table: LaneTable, operation: int, lane: int, unit: TimeUnit | None 
     return [line.format(**values) for when, line in LINES if when in holds]
 
 
-def listed(kind: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+def is_schedule_work(kind: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     """Return whether kinds count as instructions: the work in a schedule file, without transfers, reduces and steps."""
     return ~is_kind(kind, (Beside, StageWide))
 
 
-def marks(table: LaneTable, operation: int) -> str:
-    """Return the marks of an operation in words, separated by commas."""
+def mark_text(table: LaneTable, operation: int) -> str:
     return ", ".join(text for flag, text in MARKS.items() if table.flags[operation] & flag)
 
 
 def summary(table: LaneTable) -> str:
-    """Summarize the timeline in a sentence."""
-    dead = [label for label, failed in zip(table.labels, table.failed, strict=True) if failed]
-    away = int((table.has(Flag.REROUTED) & listed(table.kind)).sum())
-    text = f"{int(listed(table.kind).sum()):,} instructions on {table.lanes} workers"
-    if dead:
-        text += f"; failed: {', '.join(dead)}"
-    if away:
-        text += f"; {away:,} instructions re-routed to peers"
+    failed_labels = [label for label, failed_labels in zip(table.labels, table.failed, strict=True) if failed_labels]
+    rerouted = int((table.has(Flag.REROUTED) & is_schedule_work(table.kind)).sum())
+    text = f"{int(is_schedule_work(table.kind).sum()):,} instructions on {table.lanes} workers"
+    if failed_labels:
+        text += f"; failed: {', '.join(failed_labels)}"
+    if rerouted:
+        text += f"; {rerouted:,} instructions re-routed to peers"
     return text + "."

@@ -29,13 +29,15 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
+from recycle.errors import PlanError
 from recycle.ir.columns import Rows
 from recycle.ir.event_graph import EventGraph, event_graph
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, slack
 from recycle.job.shape import Worker
-from viz.analysis.bubbles import Bubbles, Waits
-from viz.figures.boxes import parts_of
+from recycle.plans import Plan
+from viz.analysis.bubbles import Bubbles, DependencyIndex
+from viz.figures.boxes import box_parts
 from viz.figures.palette import (
     CHUNK_PAINTS,
     COMMUNICATION,
@@ -47,7 +49,7 @@ from viz.figures.palette import (
     Paint,
     shade_of,
 )
-from viz.kinds import LABEL, LABEL_AWAY, LINES, MARKS, kinds
+from viz.kinds import LABEL, LABEL_REROUTED, LINES, MARKS, kinds
 from viz.lanes import Flag, LaneTable
 from viz.numbers import TimeUnit, time_unit
 
@@ -60,7 +62,6 @@ _UNSIGNED = ("u1", "<u2", "<u4")
 
 
 def encode(table: LaneTable) -> bytes:
-    """Encode a table as `lanes.bin`."""
     columns = {name: _narrow(getattr(table, name)) for name in COLUMNS}
     if table.paired is not None:
         home, index = table.paired
@@ -77,11 +78,11 @@ def encode(table: LaneTable) -> bytes:
 def _narrow(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if column.dtype.kind == "f":
         return column.astype("<f4")
-    none = np.iinfo(column.dtype).max
-    known = column[column != none]
-    most = int(known.max(initial=0))
-    narrow = next(kind for kind in _UNSIGNED if most < np.iinfo(kind).max)
-    return np.where(column == none, np.iinfo(narrow).max, column).astype(narrow)
+    missing = np.iinfo(column.dtype).max
+    values = column[column != missing]
+    largest = int(values.max(initial=0))
+    narrow = next(kind for kind in _UNSIGNED if largest < np.iinfo(kind).max)
+    return np.where(column == missing, np.iinfo(narrow).max, column).astype(narrow)
 
 
 def _padding(size: int) -> int:
@@ -101,10 +102,10 @@ def describe_table(table: LaneTable) -> dict[str, Any]:
         "by_rank": "stage" if table.shape.chunks == 1 else "rank",
         "bits": {flag.name: int(flag) for flag in Flag},
         "kinds": [
-            {**kind, "parts": [[places[part[0].key], *part[1:]] for part in parts_of(number, table.weight_share)]}
+            {**kind, "parts": [[places[part[0].key], *part[1:]] for part in box_parts(number, table.weight_share)]}
             for number, kind in enumerate(kinds())
         ],
-        "texts": {"label": LABEL, "label_away": LABEL_AWAY, "lines": LINES},
+        "texts": {"label": LABEL, "label_away": LABEL_REROUTED, "lines": LINES},
         "marks": {flag.name: text for flag, text in MARKS.items()},
         "paints": _paints(PAINTS),
         "chunk_paints": [_paints(CHUNK_PAINTS[shade_of(chunk, table.chunks)]) for chunk in range(table.chunks)],
@@ -137,26 +138,22 @@ class BoundedCache(Generic[K, V]):
     """A thread-safe cache that evicts the least recently used values.
 
     Args:
-        most: maximum total weight.
-        weigh: weight of a value.
-        at_least: number of values kept at any weight.
-        at_most: maximum number of values; None: unlimited.
+        max_weight: maximum total weight.
+        weight_of: weight of a value.
+        min_items: number of values kept at any weight.
     """
 
-    def __init__(self, most: float, weigh: Callable[[V], float], at_least: int = 1, at_most: int | None = None) -> None:
-        self.most, self.weigh, self.at_least, self.at_most = most, weigh, at_least, at_most
+    def __init__(self, max_weight: float, weight_of: Callable[[V], float], min_items: int = 1) -> None:
+        self.max_weight, self.weight_of, self.min_items = max_weight, weight_of, min_items
         self._kept: OrderedDict[K, V] = OrderedDict()
         self._lock = threading.Lock()
 
     def put(self, key: K, value: V) -> V:
-        """Add a value, and evict the least recently used ones."""
         with self._lock:
             self._kept[key] = value
             self._kept.move_to_end(key)
-            weights = [self.weigh(kept) for kept in self._kept.values()]
-            while len(weights) > self.at_least and (
-                sum(weights) > self.most or (self.at_most is not None and len(weights) > self.at_most)
-            ):
+            weights = [self.weight_of(item) for item in self._kept.values()]
+            while len(weights) > self.min_items and sum(weights) > self.max_weight:
                 self._kept.popitem(last=False)
                 del weights[0]
         return value
@@ -169,7 +166,7 @@ class BoundedCache(Generic[K, V]):
             return self._kept.get(key)
 
 
-MOST_BYTES = 400_000_000
+MAX_BYTES = 400_000_000
 """Maximum bytes of a lane cache; the last tables stay in any case, at least four, as many as one page compares."""
 TABLE_BYTES = 60
 """Bytes per operation of a table and its timeline."""
@@ -180,28 +177,43 @@ Limits = tuple[float, ...] | None
 
 
 @dataclass(frozen=True, eq=False)
-class Explainer:
-    """The timeline behind a table, with limits and bounds, to explain operations.
+class TimelineContext:
+    """The timeline behind a table, with limits and plan, to explain operations.
 
     Attributes:
         timeline: planned, or executed.
         ids: the table's instruction id of each row of `timeline`; None if they are equal.
         executed: whether the timeline was executed; its order then follows no model of times.
-        bound: (proven lower bound of the period for these times and limits, gap) from a planner.
+        plan: the plan that was timed; None for other schedules.
     """
 
     timeline: Timeline
     ids: Rows | None = None
     limits: Limits = None
     executed: bool = False
-    bound: tuple[float, float] | None = None
+    plan: Plan | None = None
+
+    @classmethod
+    def of_plan(cls, timeline: Timeline, limits: Limits = None) -> TimelineContext:
+        """Return the context of a planned timeline, with the limits of its plan, or `limits` if the plan has none."""
+        plan = plan_of(timeline.schedule)
+        return cls(timeline, limits=(plan.limits if plan else None) or limits, plan=plan)
 
     @property
-    def proven(self) -> tuple[float, float] | None:
-        """(lower bound of the period, gap) for these times and limits, from the planner or the metadata of the plan."""
-        if self.bound is not None or is_loosened(self.limits, stated_limits(self.timeline.schedule)):
-            return self.bound
-        return stated_bound(self.timeline)
+    def bound(self) -> tuple[float, float] | None:
+        """(proven lower bound of the period, gap); None without a plan for these times and limits.
+
+        The plan's profile must be the timeline's. For a cut of other stages than the profile's, the periods must be
+        equal.
+        """
+        plan, timeline = self.plan, self.timeline
+        if plan is None or _exceeds(self.limits, plan.limits):
+            return None
+        if timeline.schedule.shape.cut:
+            is_timed = math.isclose(plan.period, timeline.period, rel_tol=1e-6)
+        else:
+            is_timed = plan.profile == timeline.profile.digest()
+        return (plan.lower_bound, plan.gap) if is_timed else None
 
     @cached_property
     def slack(self) -> Any:
@@ -214,23 +226,22 @@ class Explainer:
         return event_graph(self.timeline.schedule, graph=self.timeline.dependencies)
 
     @cached_property
-    def waits(self) -> Waits:
-        return Waits(self.timeline)
+    def dependency_index(self) -> DependencyIndex:
+        return DependencyIndex(self.timeline)
 
     @cached_property
     def bubbles(self) -> Bubbles:
         return Bubbles(self.timeline, self.limits)
 
     def row(self, table: LaneTable, operation: int) -> int:
-        """Return the row of the timeline for an operation."""
         instruction = int(table.instruction_id[operation])
         return instruction if self.ids is None else int(np.flatnonzero(self.ids == instruction)[0])
 
     def operation(self, table: LaneTable, row: int) -> int:
         """Return the operation for a row of the timeline; -1 if it is not drawn."""
         instruction = row if self.ids is None else int(self.ids[row])
-        found = np.flatnonzero(table.instruction_id == instruction)
-        return int(found[0]) if len(found) else -1
+        operations = np.flatnonzero(table.instruction_id == instruction)
+        return int(operations[0]) if len(operations) else -1
 
     def lane(self, table: LaneTable, worker: Worker) -> int:
         """Return the lane of a worker of the timeline; -1 if it is not drawn.
@@ -245,71 +256,48 @@ class Explainer:
         return int(np.searchsorted(table.offsets, operation, side="right")) - 1 if operation >= 0 else -1
 
 
-def stated_limits(schedule: Schedule) -> Limits:
-    """Return the limits in a plan's metadata, or None if absent or invalid."""
-    stated = schedule.metadata.get("limits")
-    if not isinstance(stated, list) or len(stated) != schedule.shape.ranks:
+def plan_of(schedule: Schedule) -> Plan | None:
+    """Return the plan that the metadata of a schedule describe; None if they describe none."""
+    try:
+        return Plan.from_schedule(schedule)
+    except PlanError:
         return None
-    usable = all(isinstance(limit, int | float) and not isinstance(limit, bool) and limit >= 0 for limit in stated)
-    return tuple(float(limit) for limit in stated) if usable else None
 
 
-def stated_bound(timeline: Timeline) -> tuple[float, float] | None:
-    """Return (lower bound, gap) from a plan's metadata; None if they apply to other times than the timeline's.
-
-    The hash in the metadata must match the profile. Without a hash, or with a cut of other stages than the profile's,
-    the periods must be equal.
-    """
-    metadata = timeline.schedule.metadata
-    bound, gap, period = (metadata.get(name) for name in ("lower_bound", "gap", "period"))
-    if not isinstance(bound, int | float) or not isinstance(gap, int | float):
-        return None
-    made_for = metadata.get("profile")
-    if isinstance(made_for, str) and not timeline.schedule.shape.cut:
-        return (bound, gap) if made_for == timeline.profile.digest() else None
-    is_same = isinstance(period, int | float) and math.isclose(period, timeline.period, rel_tol=1e-6)
-    return (bound, gap) if is_same else None
-
-
-def is_loosened(limits: Limits, stated: Limits) -> bool:
-    """Return whether the limits exceed a plan's stated limits, for which its bound was proven."""
+def _exceeds(limits: Limits, stated: Limits) -> bool:
     if stated is None:
         return False
-    return limits is None or any(now > then for now, then in zip(limits, stated, strict=True))
+    return limits is None or any(limit > stated_limit for limit, stated_limit in zip(limits, stated, strict=True))
 
 
-class Drawn(NamedTuple):
-    """Lanes, and their explainer if known."""
-
+class StepLanes(NamedTuple):
     lanes: LaneTable
-    explainer: Explainer | None = None
+    context: TimelineContext | None = None
 
 
-class Operand(NamedTuple):
-    """A timeline to compare: its lanes, by rows of its explainer's timeline.
+class ComparedTimeline(NamedTuple):
+    """A timeline to compare: its lanes, by rows of its context's timeline.
 
     Attributes:
         seconds_per_unit: seconds per unit of a plan's times, if known.
     """
 
     title: str
-    explainer: Explainer
+    context: TimelineContext
     lanes: LaneTable
     seconds_per_unit: float | None = None
 
     @property
     def timeline(self) -> Timeline:
         """Planned, or executed with times in seconds."""
-        return self.explainer.timeline
+        return self.context.timeline
 
 
 @dataclass(frozen=True, eq=False)
 class CachedLanes:
-    """A table in the cache, its `lanes.bin`, and its explainer if known."""
-
     table: LaneTable
     content: bytes
-    explainer: Explainer | None
+    context: TimelineContext | None
     span: float | None = None
     """Length of the time axis of the last drawing, if it differs from the table's span."""
 
@@ -322,21 +310,20 @@ class CachedLanes:
 class LaneCache:
     """Thread-safe cache of tables by the hash of their `lanes.bin`."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES, at_least: int = 4) -> None:
-        self._kept: BoundedCache[str, CachedLanes] = BoundedCache(most_bytes, _bytes, at_least)
+    def __init__(self, max_bytes: int = MAX_BYTES, min_tables: int = 4) -> None:
+        self._kept: BoundedCache[str, CachedLanes] = BoundedCache(max_bytes, _bytes, min_tables)
         self._digests: WeakKeyDictionary[LaneTable, str] = WeakKeyDictionary()
 
-    def put(self, table: LaneTable, explainer: Explainer | None = None, span: float | None = None) -> str:
-        """Add a table (lanes by pipeline, then rank), drawn under an axis of length `span`; return its hash."""
-        known = self._digests.get(table)
-        kept = None if known is None else self.get(known)
-        if known is not None and kept is not None:
-            if span != kept.span:
-                self._kept.put(known, replace(kept, span=span))
-            return known
+    def put(self, table: LaneTable, context: TimelineContext | None = None, span: float | None = None) -> str:
+        digest = self._digests.get(table)
+        entry = None if digest is None else self.get(digest)
+        if digest is not None and entry is not None:
+            if span != entry.span:
+                self._kept.put(digest, replace(entry, span=span))
+            return digest
         content = encode(table)
         digest = content_hash(content)
-        self._kept.put(digest, CachedLanes(table, content, explainer, span))
+        self._kept.put(digest, CachedLanes(table, content, context, span))
         self._digests[table] = digest
         return digest
 
@@ -345,10 +332,9 @@ class LaneCache:
         return self._kept.get(str(digest).removeprefix("lanes/").removesuffix(".bin"))
 
 
-def _bytes(kept: CachedLanes) -> int:
-    return len(kept.content) + TABLE_BYTES * len(kept.table)
+def _bytes(entry: CachedLanes) -> int:
+    return len(entry.content) + TABLE_BYTES * len(entry.table)
 
 
 def content_hash(content: bytes) -> str:
-    """Return the name under which the browser fetches a content."""
     return hashlib.sha256(content).hexdigest()[:32]

@@ -109,26 +109,25 @@ class LaneTable:
         return self.instruction_of(int(self.instruction_id[operation]))
 
     def has(self, flag: Flag) -> npt.NDArray[np.bool_]:
-        """Return whether each operation carries `flag`."""
         return np.asarray(self.flags & np.uint8(flag), dtype=np.bool_)
 
     @classmethod
     def from_timeline(
-        cls, timeline: Timeline, *, players: Mapping[Worker, Worker] | None = None, violations: Iterable[int] = ()
+        cls, timeline: Timeline, *, process_of: Mapping[Worker, Worker] | None = None, violations: Iterable[int] = ()
     ) -> LaneTable:
         """Build the lanes of a planned iteration.
 
         Args:
-            players: role -> process with that role, where the names differ.
+            process_of: role -> process with that role, where the names differ.
             violations: rows of `timeline.schedule` that break a rule.
         """
         schedule = timeline.schedule
         return cls._from_schedule(
-            schedule, timeline.start, timeline.end, timeline.profile, players, timeline.critical_path, violations
+            schedule, timeline.start, timeline.end, timeline.profile, process_of, timeline.critical_path, violations
         )
 
     @classmethod
-    def until_stuck(cls, schedule: Schedule, profile: Profile, violations: Iterable[int] = ()) -> LaneTable:
+    def until_deadlock(cls, schedule: Schedule, profile: Profile, violations: Iterable[int] = ()) -> LaneTable:
         """Build the lanes of an order that deadlocks: timed until `halt`, then the rest of each program back to back.
 
         Args:
@@ -140,14 +139,14 @@ class LaneTable:
         seconds = np.zeros(nodes)
         seconds[:rows] = durations(graph.schedule, profile)
         start, _ = earliest(graph.order, graph.offsets, graph.sources, seconds, np.zeros(nodes))
-        runs = np.zeros(nodes, dtype=np.bool_)
-        runs[graph.order] = True
-        start, seconds, runs = start[:rows], seconds[:rows], runs[:rows]
-        halt = float((start + seconds)[runs].max(initial=0.0))
-        stuck = np.where(runs | _transfers(columns), 0.0, seconds)
-        total = np.concatenate([[0.0], np.cumsum(stuck)])
+        is_run = np.zeros(nodes, dtype=np.bool_)
+        is_run[graph.order] = True
+        start, seconds, is_run = start[:rows], seconds[:rows], is_run[:rows]
+        halt = float((start + seconds)[is_run].max(initial=0.0))
+        stuck_seconds = np.where(is_run | _transfers(columns), 0.0, seconds)
+        total = np.concatenate([[0.0], np.cumsum(stuck_seconds)])
         never = halt + total[:-1] - total[columns.offsets[columns.worker]]
-        start, end = np.where(runs, start, never), np.where(runs, start + seconds, never + stuck)
+        start, end = np.where(is_run, start, never), np.where(is_run, start + seconds, never + stuck_seconds)
         return replace(cls._from_schedule(graph.schedule, start, end, profile, None, (), violations), halt=halt)
 
     @classmethod
@@ -157,22 +156,22 @@ class LaneTable:
         start: Floats,
         end: Floats,
         profile: Profile,
-        players: Mapping[Worker, Worker] | None,
+        process_of: Mapping[Worker, Worker] | None,
         critical: Iterable[int],
         violations: Iterable[int],
     ) -> LaneTable:
         shape, columns = schedule.shape, schedule.columns
         failed = np.array([worker in schedule.failed for worker in shape.workers()], dtype=np.bool_)
-        away = away_from(columns, columns.worker // shape.ranks)
-        flags = away * int(Flag.REROUTED)
+        is_rerouted = away_from(columns, columns.worker // shape.ranks)
+        flags = is_rerouted * int(Flag.REROUTED)
         flags[list(critical)] |= Flag.CRITICAL
         flags[list(violations)] |= Flag.VIOLATION
         labels = []
         for worker in shape.workers():
-            player = (players or {}).get(worker, worker)
-            runs = [f"{begin}\N{EN DASH}{end - 1}" for begin, end in schedule.unit_runs(worker)]
-            hosted = f" \N{MIDDLE DOT} {', '.join(runs)}" if runs else ""
-            labels.append((str(worker) if player == worker else f"{worker} (by {player})") + hosted)
+            process = (process_of or {}).get(worker, worker)
+            unit_ranges = [f"{begin}\N{EN DASH}{end - 1}" for begin, end in schedule.unit_runs(worker)]
+            hosted = f" \N{MIDDLE DOT} {', '.join(unit_ranges)}" if unit_ranges else ""
+            labels.append((str(worker) if process == worker else f"{worker} (by {process})") + hosted)
         return cls._build(
             shape,
             columns,
@@ -193,8 +192,8 @@ class LaneTable:
             failed: processes that are dead in these iterations, or die in them.
         """
         shape, columns = trace.shape, trace.columns
-        dead = frozenset(failed)
-        is_dead = np.array([worker in dead for worker in shape.workers()], dtype=np.bool_)
+        failed_set = frozenset(failed)
+        is_dead = np.array([worker in failed_set for worker in shape.workers()], dtype=np.bool_)
         flags = trace.rerouted * int(Flag.REROUTED)
         origin = float(trace.start.min()) if len(trace) else 0.0
         labels = []
@@ -218,17 +217,18 @@ class LaneTable:
 
     @classmethod
     def _build(
-        cls, shape: Shape, columns: Columns, start: Floats, end: Floats, flags: npt.NDArray[Any], **rest: Any
+        cls, shape: Shape, columns: Columns, start: Floats, end: Floats, flags: npt.NDArray[Any], **attributes: Any
     ) -> LaneTable:
         # Receives, and sends over a free link, take no time and are not drawn.
-        shown = np.flatnonzero(~_transfers(columns) | (end > start))
-        rows = shown[np.lexsort((end[shown], start[shown], columns.worker[shown]))]
+        drawn = np.flatnonzero(~_transfers(columns) | (end > start))
+        keys = end[drawn], start[drawn], columns.worker[drawn]
+        rows = drawn if _is_sorted(*keys) else drawn[np.lexsort(keys)]
         counts = np.bincount(columns.worker[rows], minlength=shape.worker_count)
         has_home = columns.pipeline[rows] >= 0
         pairs = is_kind(columns.kind[rows], OverlappedPair)
         if pairs.any():
             home, index = (np.where(pairs, column[rows], 0) for column in (columns.pipeline2, columns.index2))
-            rest["paired"] = (home.astype(np.uint16), index.astype(np.uint32))
+            attributes["paired"] = (home.astype(np.uint16), index.astype(np.uint32))
         return cls(
             shape=shape,
             workers=tuple(shape.workers()),
@@ -241,7 +241,7 @@ class LaneTable:
             pipeline=np.where(has_home, columns.pipeline[rows], NO_PIPELINE).astype(np.uint16),
             flags=flags[rows].astype(np.uint8),
             instruction_id=rows.astype(np.uint32),
-            **rest,
+            **attributes,
         )
 
 
@@ -266,12 +266,17 @@ class Panel:
     period: float | None = None
 
 
-def on_one_axis(panels: Sequence[Panel]) -> list[Panel]:
+def with_common_span(panels: Sequence[Panel]) -> list[Panel]:
     """Give panels of the same unit a time axis of the same length."""
     longest: dict[str, float] = {}
     for panel in panels:
         longest[panel.table.unit] = max(longest.get(panel.table.unit, 0.0), panel.table.span)
     return [replace(panel, span=longest[panel.table.unit] or None) for panel in panels]
+
+
+def _is_sorted(end: Floats, start: Floats, worker: npt.NDArray[Any]) -> bool:
+    is_later = (start[1:] > start[:-1]) | (start[1:] == start[:-1]) & (end[1:] >= end[:-1])
+    return bool(((worker[1:] > worker[:-1]) | (worker[1:] == worker[:-1]) & is_later).all())
 
 
 def _transfers(columns: Columns) -> npt.NDArray[np.bool_]:

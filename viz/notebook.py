@@ -71,10 +71,7 @@ def show(schedule: Schedule, profile: Profile | None = None, title: str = "") ->
 def show_run(directory: str | Path, height: int = 800) -> NotebookPage:
     """Show a run in a frame of the notebook: loss, workers, plans, events, and lanes of notable steps.
 
-    Needs the `viz` extra.
-
-    Raises:
-        RecycleError: the directory does not hold a run.
+    Needs the `viz` extra. Raises RecycleError if the directory does not hold a run.
     """
     from viz.export import html
     from viz.run_files import load_run

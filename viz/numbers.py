@@ -26,7 +26,6 @@ def signed(value: float, digits: int = DIGITS) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a share: 0.2727 is "27.3 %"."""
     return f"{short(100 * share)} %"
 
 
@@ -35,7 +34,7 @@ def signed_percent(share: float) -> str:
     return f"{signed(100 * share)} %"
 
 
-MOST_TICKS = 10
+MAX_TICKS = 10
 
 
 class TimeUnit(NamedTuple):
@@ -73,8 +72,8 @@ def seconds_unit(length: float) -> TimeUnit:
 
 
 def tick_step(length: float) -> float:
-    """Return the distance of ticks on an axis: 1, 2 or 5 times a power of ten, with at most MOST_TICKS + 1 ticks."""
-    rough = length / MOST_TICKS
+    """Return the distance of ticks on an axis: 1, 2 or 5 times a power of ten, with at most MAX_TICKS + 1 ticks."""
+    rough = length / MAX_TICKS
     power: float = 10.0 ** floor(log10(rough))
     return float(f"{power * next(f for f in (1, 2, 5, 10) if f * power >= rough * (1 - 1e-9)):.3g}")
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from recycle.errors import RecycleError
+from recycle.errors import RecycleError, errors_as
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import Timeline, simulate
+from recycle.ir.simulate import simulate
 from recycle.ir.trace import Trace, executed_schedule, executed_timeline
 from recycle.job import Job
 from recycle.job.profile import Profile
@@ -26,8 +26,20 @@ from recycle.job.shape import Shape, Worker
 from recycle.runs.logs import plan_file
 from recycle.runs.read_report import load_report
 from recycle.runs.report import RunReport
-from viz.lane_cache import Drawn, Explainer, Limits, Operand, stated_limits
+from viz.lane_cache import ComparedTimeline, Limits, StepLanes, TimelineContext
 from viz.lanes import LaneTable, Panel, weight_share
+
+T = TypeVar("T")
+
+
+def read_or_report(read: Callable[[], T], problems: list[str], default: T, suffix: str = "") -> T:
+    """Return the result of `read`; if it fails, return `default` and add the error, with `suffix`, to `problems`."""
+    try:
+        return read()
+    except RecycleError as error:
+        if f"{error}{suffix}" not in problems:
+            problems.append(f"{error}{suffix}")
+        return default
 
 
 @dataclass(frozen=True)
@@ -45,7 +57,7 @@ class RunSegment:
         return f"{self.first}" if self.first == self.last else f"{self.first} to {self.last}"
 
     @property
-    def alive(self) -> str:
+    def workers(self) -> str:
         return f"without {', '.join(map(str, self.failed))}" if self.failed else "all workers"
 
 
@@ -56,25 +68,14 @@ class NotableStep(NamedTuple):
     step: int
 
 
-@dataclass(frozen=True)
-class PlanFigures:
-    """Promised figures of a plan: seconds (or units of the profile) per iteration, and the gap to the bound."""
-
-    period: float
-    makespan: float
-    lower_bound: float | None
-    gap: float | None
-    optimizer: str
-
-
-def settled(segment: RunSegment) -> int:
+def typical_step(segment: RunSegment) -> int:
     """Return a typical step of a segment: the second one, because the first runs with the optimizer's barrier."""
     return min(segment.first + 1, segment.last)
 
 
 STEPS_OFFERED = 500
 """Maximum number of executed steps offered for comparison."""
-STILL = 60.0
+STALL_SECONDS = 60.0
 """Seconds without a new line after which an unfinished run counts as stalled."""
 
 
@@ -98,8 +99,7 @@ class Run:
     trace: Trace | None
     problems: list[str]
     live: bool
-    _plans: dict[str, Schedule | None] = field(default_factory=dict)
-    _timelines: dict[str, Timeline | None] = field(default_factory=dict)
+    _results: dict[object, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -111,40 +111,37 @@ class Run:
         alive = [line["live_workers"] for line in self.metrics if isinstance(line.get("live_workers"), int)]
         return self.shape.worker_count if self.shape else max(alive, default=0)
 
+    def _read_once(self, key: object, read: Callable[[], T]) -> T | None:
+        if key not in self._results:
+            self._results[key] = read_or_report(read, self.problems, None)
+        result: T | None = self._results[key]
+        return result
+
     def plan(self, digest: str | None) -> Schedule | None:
         """Return the plan of a content hash; None if absent, and a problem if unreadable."""
         if digest is None:
             return None
-        if digest not in self._plans:
-            self._plans[digest] = None
-            try:
-                self._plans[digest] = Schedule.load(plan_file(self.path / "plans", digest))
-            except RecycleError as error:
-                self.problems.append(str(error))
-        return self._plans[digest]
+        return self._read_once(("plan", digest), lambda: Schedule.load(plan_file(self.path / "plans", digest)))
 
-    def _timeline(self, digest: str | None) -> Timeline | None:
+    def plan_context(self, digest: str | None) -> TimelineContext | None:
+        """Return the context of a plan; None, and a problem, if it cannot be timed."""
         plan = self.plan(digest)
-        if digest is not None and plan is not None and digest not in self._timelines:
-            self._timelines[digest] = None
-            try:
-                self._timelines[digest] = simulate(plan, self.profile)
-            except RecycleError as error:
-                self._complain(f"plan {digest}: {error}")
-        return self._timelines.get(digest or "")
-
-    @cached_property
-    def report(self) -> RunReport | None:
-        """Breakdown of the run's time; None if it cannot be read."""
-        try:
-            return load_report(self.path)
-        except RecycleError as error:
-            self._complain(str(error))
+        if plan is None:
             return None
+
+        def time_plan() -> TimelineContext:
+            with errors_as(RecycleError, f"plan {digest}"):
+                return TimelineContext.of_plan(simulate(plan, self.profile), self._limits)
+
+        return self._read_once(("context", digest), time_plan)
+
+    @property
+    def report(self) -> RunReport | None:
+        """Breakdown of the run's time; None, and a problem, if it cannot be read."""
+        return self._read_once("report", lambda: load_report(self.path))
 
     @cached_property
     def generations(self) -> dict[int, dict[str, Any]]:
-        """generation -> its event."""
         return {
             event["generation"]: event
             for event in self.events
@@ -159,18 +156,18 @@ class Run:
         """
         logged = (event.get("further_deaths") for event in reversed(self.events) if event.get("kind") == "shards")
         stages = next(logged, None)
-        return stages if isinstance(stages, list) and all(type(each) is int for each in stages) else []
+        return stages if isinstance(stages, list) and all(type(count) is int for count in stages) else []
 
     @cached_property
     def _metrics_of(self) -> dict[int, dict[str, Any]]:
         return {line["step"]: line for line in self.metrics}
 
     @property
-    def is_written(self) -> bool:
-        """Return whether metrics or logs were written within the last `STILL` seconds."""
+    def is_active(self) -> bool:
+        """Return whether metrics or logs were written within the last `STALL_SECONDS` seconds."""
         files = [self.path / "metrics.jsonl", self.path / "events.jsonl", *(self.path / "logs").glob("*")]
         times = [file.stat().st_mtime for file in files if file.exists()]
-        return bool(times) and time.time() - max(times) < STILL
+        return bool(times) and time.time() - max(times) < STALL_SECONDS
 
     @cached_property
     def steps(self) -> list[int]:
@@ -187,13 +184,13 @@ class Run:
         counted = self._metrics_of.get(step, {}).get("generation")
         return sorted({*tried, *([counted] if isinstance(counted, int) else [])})
 
-    def _chosen(self, step: int, generation: int | None) -> int | None:
+    def _attempt(self, step: int, generation: int | None) -> int | None:
         tried = self.generations_of(step)
         return tried[-1] if generation is None and tried else generation
 
     def plan_of(self, step: int, generation: int | None = None) -> str | None:
         """Return the hash of the plan of `step` in `generation`; None: in its last generation."""
-        generation = self._chosen(step, generation)
+        generation = self._attempt(step, generation)
         event = self.generations.get(generation) if generation is not None else None
         line = self._metrics_of.get(step, {})
         # A step's line describes its last generation; its event describes an earlier attempt.
@@ -205,24 +202,24 @@ class Run:
         """Return the processes that were dead in that attempt of `step`, or died in it."""
         if self.shape is None:
             return ()
-        generation = self._chosen(step, generation)
-        later = [other for other in self.generations_of(step) if generation is not None and other > generation]
+        generation = self._attempt(step, generation)
+        later_generations = [
+            other for other in self.generations_of(step) if generation is not None and other > generation
+        ]
         dead: set[Worker] = set()
-        known = False
-        for number in (generation, *later[:1]):
+        is_known = False
+        for number in (generation, *later_generations[:1]):
             live = self.generations.get(number, {}).get("live") if number is not None else None
             if isinstance(live, list):
-                known = True
+                is_known = True
                 dead |= {worker for worker in self.shape.workers() if str(worker) not in live}
-        if not known:
+        if not is_known:
             plan = self.plan(self.plan_of(step, generation))
             dead = set(plan.failed) if plan else set()
         return tuple(sorted(dead))
 
     @cached_property
     def segments(self) -> list[RunSegment]:
-        """The run as intervals of steps between changes of plan or generation."""
-
         def key(step: int) -> tuple[int, str]:
             tried = self.generations_of(step)
             return (tried[-1] if tried else -1, self.plan_of(step) or "")
@@ -243,54 +240,43 @@ class Run:
         The second step of a segment is preferred: the first runs with the optimizer's barrier.
         """
         segments = self.segments
-        broken = next((i for i, segment in enumerate(segments) if segment.failed), None)
-        if broken is None:
-            return [NotableStep("a step of the run", settled(segments[0]))] if segments else []
-        moments = [NotableStep("before the failure", segments[broken - 1].last)] if broken else []
-        moments.append(NotableStep("during the failure", settled(segments[broken])))
-        after = next((segment for segment in segments[broken + 1 :] if not segment.failed), None)
+        first_failed = next((i for i, segment in enumerate(segments) if segment.failed), None)
+        if first_failed is None:
+            return [NotableStep("a step of the run", typical_step(segments[0]))] if segments else []
+        steps = [NotableStep("before the failure", segments[first_failed - 1].last)] if first_failed else []
+        steps.append(NotableStep("during the failure", typical_step(segments[first_failed])))
+        after = next((segment for segment in segments[first_failed + 1 :] if not segment.failed), None)
         if after is not None:
-            moments.append(NotableStep("after the return", settled(after)))
-        return moments
+            steps.append(NotableStep("after the return", typical_step(after)))
+        return steps
 
-    def figures(self, digest: str | None) -> PlanFigures | None:
-        """Return period, bound and gap of a plan, as planned or else simulated; None if it cannot be timed."""
-        plan, timeline = self.plan(digest), self._timeline(digest)
-        if plan is None or timeline is None:
-            return None
-        stated = {name: _number(plan.metadata.get(name)) for name in ("period", "lower_bound", "gap")}
-        period = stated["period"] if stated["period"] is not None else timeline.period
-        return PlanFigures(period, timeline.makespan, stated["lower_bound"], stated["gap"], plan.optimizer)
-
-    def measured(self, first: int, last: int) -> float | None:
+    def measured_period(self, first: int, last: int) -> float | None:
         """Return the median seconds between executed steps from `first` to `last`; see `Trace.period`."""
         return self.trace.period(first, last) if self.trace is not None else None
 
-    def planned(self, step: int, generation: int | None = None) -> Drawn | None:
+    def planned_lanes(self, step: int, generation: int | None = None) -> StepLanes | None:
         """Return the lanes of the plan of `step`, until the deadlock if it has one; None without a plan."""
-        chosen = self._chosen(step, generation)
-        digest = self.plan_of(step, chosen)
-        plan, timeline = self.plan(digest), self._timeline(digest)
+        attempt = self._attempt(step, generation)
+        digest = self.plan_of(step, attempt)
+        plan, context = self.plan(digest), self.plan_context(digest)
         if plan is None:
             return None
-        if timeline is None:
-            return Drawn(LaneTable.until_stuck(plan, self.profile))
-        event = self.generations.get(chosen, {}) if chosen is not None else {}
-        lanes = LaneTable.from_timeline(timeline, players=_players(event))
-        return Drawn(lanes, Explainer(timeline, limits=stated_limits(timeline.schedule)))
+        if context is None:
+            return StepLanes(LaneTable.until_deadlock(plan, self.profile))
+        event = self.generations.get(attempt, {}) if attempt is not None else {}
+        return StepLanes(LaneTable.from_timeline(context.timeline, process_of=_process_of_role(event)), context)
 
-    def executed(self, step: int, generation: int | None = None) -> Drawn | None:
+    def executed_lanes(self, step: int, generation: int | None = None) -> StepLanes | None:
         """Return the executed lanes of `step` in a generation (None: its last); None if nothing was traced."""
-        window = self._ran(step, generation)
+        window = self._trace_window(step, generation)
         if window is None:
             return None
-        explainer = Explainer(executed_timeline(window, self.profile), executed_schedule(window)[1], executed=True)
-        return Drawn(self._lanes_of(window, step), explainer)
+        context = TimelineContext(executed_timeline(window, self.profile), executed_schedule(window)[1], executed=True)
+        return StepLanes(self._lanes_of(window, step), context)
 
-    def evaluated(self, step: int) -> Drawn | None:
-        """Return the lanes of all batches of the evaluation after `step`; None if it was not traced."""
+    def evaluation_lanes(self, step: int) -> StepLanes | None:
         window = self.trace.evaluation(step) if self.trace is not None else None
-        return None if window is None else Drawn(self._lanes_of(window, step))
+        return None if window is None else StepLanes(self._lanes_of(window, step))
 
     def _lanes_of(self, window: Trace, step: int) -> LaneTable:
         failed = self.failed_in(step, int(window.generation[0]))
@@ -298,35 +284,39 @@ class Run:
 
     @cached_property
     def evaluations(self) -> dict[int, float]:
-        found = ((line["step"], _number(line.get("eval_loss"))) for line in self.metrics)
-        return {step: loss for step, loss in found if loss is not None}
+        losses = ((line["step"], _number(line.get("eval_loss"))) for line in self.metrics)
+        return {step: loss for step, loss in losses if loss is not None}
 
-    def _ran(self, step: int, generation: int | None) -> Trace | None:
+    def _trace_window(self, step: int, generation: int | None) -> Trace | None:
         tried = self.trace.generations_of(step) if self.trace is not None else []
         if self.trace is None or not tried or (generation is not None and generation not in tried):
             return None
         return self.trace.window(step, step, tried[-1] if generation is None else generation)
 
     def panels(self) -> list[Panel]:
-        """Return the notable steps, planned and executed."""
-        shown = []
+        panels = []
         for step in self.notable_steps:
-            for what, drawn in (("planned", self.planned(step.step)), ("executed", self.executed(step.step))):
-                if drawn is not None and len(drawn.lanes):
-                    shown.append(Panel(f"{step.title.capitalize()}, step {step.step}: {what}", drawn.lanes))
-        return shown
+            for phase, step_lanes in (
+                ("planned", self.planned_lanes(step.step)),
+                ("executed", self.executed_lanes(step.step)),
+            ):
+                if step_lanes is not None and len(step_lanes.lanes):
+                    panels.append(Panel(f"{step.title.capitalize()}, step {step.step}: {phase}", step_lanes.lanes))
+        return panels
 
-    def choices(self, place: int) -> dict[str, tuple[str, Callable[[str], Operand]]]:
+    def choices(self, place: int) -> dict[str, tuple[str, Callable[[str], ComparedTimeline]]]:
         """Return the plans, then the last `STEPS_OFFERED` executed steps, for comparison."""
-        found: dict[str, tuple[str, Callable[[str], Operand]]] = {}
+        result: dict[str, tuple[str, Callable[[str], ComparedTimeline]]] = {}
         for segment in self.segments:
             if segment.plan:
-                title = f"{self.name}: plan of steps {segment.steps}, {segment.alive}"
-                found.setdefault(f"plan/{place}/{segment.plan}", (title, partial(self._planned_operand, segment.plan)))
+                title = f"{self.name}: plan of steps {segment.steps}, {segment.workers}"
+                result.setdefault(
+                    f"plan/{place}/{segment.plan}", (title, partial(self._planned_timeline, segment.plan))
+                )
         for step in (self.trace.steps if self.trace else [])[-STEPS_OFFERED:]:
             title = f"{self.name}: executed step {step}"
-            found[f"step/{place}/{step}"] = title, partial(self._executed_operand, step)
-        return found
+            result[f"step/{place}/{step}"] = title, partial(self._executed_timeline, step)
+        return result
 
     @property
     def step_to_show(self) -> int | None:
@@ -334,27 +324,26 @@ class Run:
         steps = dict(self.notable_steps)
         return steps.get("during the failure", next(iter(steps.values()), None))
 
-    def suggested(self, place: int) -> list[str]:
+    def suggested_choices(self, place: int) -> list[str]:
         """Return the keys of a plan and an executed step of it, during the failure if there was one."""
         step = self.step_to_show
         plan = self.plan_of(step) if step is not None else None
         was_traced = self.trace is not None and step in self.trace.steps
         return [f"plan/{place}/{plan}", f"step/{place}/{step}"] if plan and was_traced else []
 
-    def _executed_operand(self, step: int, title: str) -> Operand:
-        window = self._ran(step, None)
+    def _executed_timeline(self, step: int, title: str) -> ComparedTimeline:
+        window = self._trace_window(step, None)
         assert window is not None
         timeline = executed_timeline(window, self.profile)
         lanes = replace(LaneTable.from_timeline(timeline), unit="s")
-        return Operand(title, Explainer(timeline, limits=self._limits, executed=True), lanes)
+        return ComparedTimeline(title, TimelineContext(timeline, limits=self._limits, executed=True), lanes)
 
-    def _planned_operand(self, digest: str, title: str) -> Operand:
-        plan, timeline = self.plan(digest), self._timeline(digest)
-        if plan is None or timeline is None:
-            raise RecycleError(f"{self.name}: plan {digest} cannot be {'timed' if plan else 'read'}")
+    def _planned_timeline(self, digest: str, title: str) -> ComparedTimeline:
+        context = self.plan_context(digest)
+        if context is None:
+            raise RecycleError(f"{self.name}: plan {digest} cannot be {'timed' if self.plan(digest) else 'read'}")
         unit = self.job.seconds_per_unit if self.job else None
-        explainer = Explainer(timeline, limits=stated_limits(plan) or self._limits)
-        return Operand(title, explainer, LaneTable.from_timeline(timeline), unit)
+        return ComparedTimeline(title, context, LaneTable.from_timeline(context.timeline), unit)
 
     @cached_property
     def _limits(self) -> Limits:
@@ -364,17 +353,13 @@ class Run:
             return None
         return None if limits is None else tuple(limits)
 
-    def _complain(self, problem: str) -> None:
-        if problem not in self.problems:
-            self.problems.append(problem)
-
 
 def _number(value: Any) -> float | None:
     usable = isinstance(value, int | float) and not isinstance(value, bool) and np.isfinite(value)
     return float(value) if usable else None
 
 
-def _players(event: Mapping[str, Any]) -> dict[Worker, Worker]:
+def _process_of_role(event: Mapping[str, Any]) -> dict[Worker, Worker]:
     roles = event.get("roles")
     try:
         return {Worker.parse(role): Worker.parse(process) for process, role in roles.items()} if roles else {}

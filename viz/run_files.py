@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from recycle.errors import RecycleError
 from recycle.ir.schedule import Schedule
@@ -19,15 +18,13 @@ from recycle.job import Job
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape
 from recycle.runs.logs import TRACE, load_trace, read_lines, read_logs
-from viz.run import Run
+from viz.run import Run, read_or_report
 
-T = TypeVar("T")
 _NAMED_RUNS = 5
 """Maximum number of runs that the message about a folder of runs names."""
 
 
 def is_run_directory(path: Path) -> bool:
-    """Return whether a folder holds any part of a run."""
     return path.is_dir() and any((path / name).exists() for name in ("job.toml", "metrics.jsonl", "plans", "logs"))
 
 
@@ -37,33 +34,24 @@ def runs_in(folder: Path) -> list[Path]:
     return sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
-def what_it_is(folder: Path) -> str:
+def describe_folder(folder: Path) -> str:
     """Explain that a folder is not a run directory, and name the runs in it, newest first."""
     runs = runs_in(folder)
     if not runs:
         return "is a folder but not a run directory: it has no job.toml, metrics.jsonl, plans or logs"
     names = ", ".join(str(path) for path in runs[:_NAMED_RUNS])
-    more = f" and {len(runs) - _NAMED_RUNS} more" if len(runs) > _NAMED_RUNS else ""
-    what = "a run; name it" if len(runs) == 1 else "several runs; name those to see"
-    return f"holds {what}: {names}{more}"
-
-
-def read_or_complain(read: Callable[[], T], problems: list[str], otherwise: T, more: str = "") -> T:
-    """Return the result of `read`; if it fails, return `otherwise` and append the error, with `more`, to `problems`."""
-    try:
-        return read()
-    except RecycleError as error:
-        problems.append(f"{error}{more}")
-        return otherwise
+    omitted = f" and {len(runs) - _NAMED_RUNS} more" if len(runs) > _NAMED_RUNS else ""
+    description = "a run; pass its path" if len(runs) == 1 else "several runs; pass the paths to view"
+    return f"contains {description}: {names}{omitted}"
 
 
 def read_job(path: Path, problems: list[str]) -> tuple[Job | None, Shape | None, Profile]:
     """Read the job with its shape and profile; without a readable job, take the shape of any plan."""
-    job = read_or_complain(lambda: Job.of_run(path), problems, None)
+    job = read_or_report(lambda: Job.of_run(path), problems, None)
     if job is None:
         return None, _shape_of_plans(path / "plans"), Profile.uniform()
-    more = "; plans are drawn with every instruction taking 1"
-    return job, job.shape, read_or_complain(job.profile, problems, Profile.uniform(), more)
+    suffix = "; plans are drawn with every instruction taking 1"
+    return job, job.shape, read_or_report(job.profile, problems, Profile.uniform(), suffix)
 
 
 def _shape_of_plans(folder: Path) -> Shape | None:
@@ -74,8 +62,7 @@ def _shape_of_plans(folder: Path) -> Shape | None:
 
 
 def read_objects(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    """Read the lines of a file; [] and a problem if it cannot be read."""
-    return read_or_complain(lambda: [line for _, line in read_lines(path)], problems, [])
+    return read_or_report(lambda: [line for _, line in read_lines(path)], problems, [])
 
 
 def read_metrics(path: Path, problems: list[str]) -> list[dict[str, Any]]:
@@ -92,9 +79,9 @@ def read_metrics(path: Path, problems: list[str]) -> list[dict[str, Any]]:
 def read_executed(path: Path, shape: Shape, problems: list[str]) -> Trace | None:
     """Read the executed instructions from the merged trace or the workers' logs; None if there are none."""
     unread = len(problems)
-    trace = read_or_complain(lambda: load_trace(path, shape), problems, None)
+    trace = read_or_report(lambda: load_trace(path, shape), problems, None)
     if len(problems) > unread and (path / TRACE).exists():  # the logs behind a broken trace may still be whole
-        trace = read_or_complain(lambda: read_logs(path, shape), problems, None)
+        trace = read_or_report(lambda: read_logs(path, shape), problems, None)
     return trace if trace is not None and len(trace) else None
 
 
@@ -102,7 +89,7 @@ def load_run(path: str | Path) -> Run:
     """Read a run directory. Raises RecycleError if the folder does not exist or holds nothing of a run."""
     path = Path(path)
     if not is_run_directory(path):
-        raise RecycleError(f"{path}: {what_it_is(path) if path.is_dir() else 'no such run directory'}")
+        raise RecycleError(f"{path}: {describe_folder(path) if path.is_dir() else 'no such run directory'}")
     problems: list[str] = []
     job, shape, profile = read_job(path, problems)
     metrics = read_metrics(path, problems)
@@ -126,11 +113,11 @@ class LiveRun:
     def refresh(self) -> None:
         """Read a live run again, at most every `REFRESH_SECONDS` and for a tenth of the time, for all browsers."""
         with self._lock:
-            began = time.monotonic()
-            if self.run.live and began >= self._read_again_at:
+            start = time.monotonic()
+            if self.run.live and start >= self._read_again_at:
                 try:
                     self.run = load_run(self.run.path)
                 except RecycleError as error:
                     self.run.problems[:] = [str(error)]
-                ended = time.monotonic()
-                self._read_again_at = ended + max(REFRESH_SECONDS, 10 * (ended - began))
+                end = time.monotonic()
+                self._read_again_at = end + max(REFRESH_SECONDS, 10 * (end - start))

@@ -22,11 +22,12 @@ from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, timeline_of
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
+from recycle.plans import Plan
 from recycle.runs.logs import TRACE
-from viz.lane_cache import Explainer, Operand, release_memory, stated_limits
+from viz.lane_cache import ComparedTimeline, TimelineContext, plan_of, release_memory
 from viz.lanes import LaneTable, Panel
 from viz.run import Run
-from viz.run_files import is_run_directory, load_run, runs_in, what_it_is
+from viz.run_files import describe_folder, is_run_directory, load_run, runs_in
 
 Place = tuple[int, float, float]
 """(lane of a drawn table, start and end in the table's time)."""
@@ -41,7 +42,7 @@ class ScheduleFile:
         problem: reason for a missing timeline; "" otherwise.
         origin: row of `lanes` instructions -> row of `schedule`, -1 for instructions added by lowering; None if equal.
         chunk_time: time of each of F, I and W of a chunk, if no times are stated and the page's files differ in chunks
-            per worker (see `equal_work`); else None.
+            per worker (see `equal_work_times`); else None.
         executed: whether the timeline was executed, in seconds.
         left_out: a line per part of the file that could not be read and is not in `schedule`.
     """
@@ -62,25 +63,28 @@ class ScheduleFile:
         return self.path.name
 
     @property
-    def explainer(self) -> Explainer | None:
-        """Explainer of the instructions' times; None without a timeline."""
+    def context(self) -> TimelineContext | None:
         if self.timeline is None:
             return None
-        return Explainer(self.timeline, limits=stated_limits(self.schedule), executed=self.executed)
+        return replace(TimelineContext.of_plan(self.timeline), executed=self.executed)
+
+    @property
+    def plan(self) -> Plan | None:
+        return plan_of(self.schedule)
 
     def panels(self) -> list[Panel]:
         """Return the timeline as panels; [] if no instruction takes time."""
         period = self.timeline.period if self.timeline is not None else None
-        title = f"{self.name}: does not run to its end, drawn as far as it does" if self.problem else self.name
+        title = f"{self.name}: deadlocks; drawn up to the deadlock" if self.problem else self.name
         return [Panel(title, self.lanes, period=period)] if len(self.lanes) else []
 
-    def choices(self, place: int) -> dict[str, tuple[str, Callable[[str], Operand]]]:
-        explainer = self.explainer
-        if explainer is None:
+    def choices(self, place: int) -> dict[str, tuple[str, Callable[[str], ComparedTimeline]]]:
+        context = self.context
+        if context is None:
             return {}
-        return {f"file/{place}": (self.name, lambda title: Operand(title, explainer, self.lanes))}
+        return {f"file/{place}": (self.name, lambda title: ComparedTimeline(title, context, self.lanes))}
 
-    def suggested(self, place: int) -> list[str]:
+    def suggested_choices(self, place: int) -> list[str]:
         return list(self.choices(place))
 
     def places(self, finding: Finding) -> list[Place]:
@@ -93,13 +97,13 @@ class ScheduleFile:
     def _place(self, worker: str, position: int | None) -> Place:
         w, lanes = self.schedule.shape.worker_index(Worker.parse(worker)), self.lanes
         # Transfers without duration are not drawn; take the next instruction, or the worker's last.
-        mine = np.arange(lanes.offsets[w], lanes.offsets[w + 1])
-        if position is None or not len(mine):
+        operations = np.arange(lanes.offsets[w], lanes.offsets[w + 1])
+        if position is None or not len(operations):
             return w, 0.0, lanes.span
-        rows = lanes.instruction_id.astype(np.int64)[mine]
+        rows = lanes.instruction_id.astype(np.int64)[operations]
         rows = rows if self.origin is None else self.origin[rows]
-        after = np.flatnonzero(rows >= int(self.schedule.columns.offsets[w]) + position)
-        at = int(mine[after[rows[after].argmin()]]) if len(after) else int(mine[-1])
+        later = np.flatnonzero(rows >= int(self.schedule.columns.offsets[w]) + position)
+        at = int(operations[later[rows[later].argmin()]]) if len(later) else int(operations[-1])
         return w, float(lanes.start[at]), float(lanes.end[at])
 
 
@@ -122,26 +126,22 @@ def schedule_source(
         timeline = timeline_of(schedule, profile)
         lanes = LaneTable.from_timeline(timeline, violations=marked)
     except RecycleError as error:
-        lanes, problem = LaneTable.until_stuck(schedule, profile, marked), str(error)
+        lanes, problem = LaneTable.until_deadlock(schedule, profile, marked), str(error)
     release_memory()
     return ScheduleFile(path, schedule, timeline, lanes, findings, problem, origin, left_out=tuple(left_out))
 
 
 def executed_source(path: Path, source: ScheduleInput) -> ScheduleFile | None:
     """Return the executed, checked schedule of a trace at `path`; None without executed times."""
-    ran = source.executed()
-    if ran is None:
+    executed = source.executed()
+    if executed is None:
         return None
-    lanes = replace(LaneTable.from_timeline(ran), unit="s")
-    return ScheduleFile(path, source.schedule, ran, lanes, check(source.schedule), executed=True)
+    lanes = replace(LaneTable.from_timeline(executed), unit="s")
+    return ScheduleFile(path, source.schedule, executed, lanes, check(source.schedule), executed=True)
 
 
 def load_source(path: str | Path) -> Run | ScheduleFile:
-    """Load the run directory or schedule file at `path`, with times of NAME.profile.json next to it if present.
-
-    Raises:
-        RecycleError: the path is neither; says why.
-    """
+    """Load the run directory or schedule file at `path` as `load_sources` does."""
     (source,) = load_sources([path])
     return source
 
@@ -155,30 +155,29 @@ def load_sources(paths: Sequence[str | Path], prices: Prices | None = None) -> l
 
     Args:
         prices: prices of schedule files; None: NAME.profile.json next to NAME.json. Without either, traces and
-            timelines have their own times, and other files the times of `equal_work`.
+            timelines have their own times, and other files the times of `equal_work_times`.
 
-    Raises:
-        RecycleError: a path is neither; says why.
+    Raises RecycleError if a path is neither.
     """
-    return _priced([(Path(path), _run_or_schedule(Path(path))) for path in paths], prices or _beside)
+    return _priced([(Path(path), _run_or_schedule(Path(path))) for path in paths], prices or _profile_next_to)
 
 
 def _priced(read: Sequence[tuple[Path, Run | ScheduleInput]], prices: Prices | None) -> list[Run | ScheduleFile]:
-    made: dict[int, Run | ScheduleFile] = {}
+    sources: dict[int, Run | ScheduleFile] = {}
     unpriced: dict[int, Schedule] = {}
     for place, (path, source) in enumerate(read):
         if isinstance(source, Run):
-            made[place] = source
-        elif (own := (prices and prices(path, source.schedule)) or source.planned) is not None:
-            made[place] = schedule_source(path, source.schedule, own)
-        elif (ran := executed_source(path, source)) is not None:
-            made[place] = ran
+            sources[place] = source
+        elif (profile := (prices and prices(path, source.schedule)) or source.planned) is not None:
+            sources[place] = schedule_source(path, source.schedule, profile)
+        elif (executed := executed_source(path, source)) is not None:
+            sources[place] = executed
         else:
             unpriced[place] = source.schedule
-    for (place, schedule), time in zip(unpriced.items(), equal_work(list(unpriced.values())), strict=True):
+    for (place, schedule), time in zip(unpriced.items(), equal_work_times(list(unpriced.values())), strict=True):
         profile = None if time is None else Profile.uniform(time, time, time)
-        made[place] = replace(schedule_source(read[place][0], schedule, profile), chunk_time=time)
-    return [made[place] for place in range(len(read))]
+        sources[place] = replace(schedule_source(read[place][0], schedule, profile), chunk_time=time)
+    return [sources[place] for place in range(len(read))]
 
 
 def family_sources(shape: Shape, prices: Prices | None = None) -> list[Run | ScheduleFile]:
@@ -186,27 +185,27 @@ def family_sources(shape: Shape, prices: Prices | None = None) -> list[Run | Sch
 
     Raises ScheduleError if no family takes this shape.
     """
-    made: dict[Path, Schedule] = {}
-    refused = ""
+    schedules: dict[Path, Schedule] = {}
+    error_text = ""
     for name, family in FAMILIES.items():
         for chunks in (2, 1):
             try:
-                made[Path(name)] = family(replace(shape, chunks=chunks))
+                schedules[Path(name)] = family(replace(shape, chunks=chunks))
                 break
             except RecycleError as error:
-                refused = str(error)
-    if not made:
-        raise ScheduleError(f"no family takes {shape}; the last one says: {refused}")
-    return _priced([(path, ScheduleInput(path.name, schedule)) for path, schedule in made.items()], prices)
+                error_text = str(error)
+    if not schedules:
+        raise ScheduleError(f"no schedule family supports {shape}; the last error is: {error_text}")
+    return _priced([(path, ScheduleInput(path.name, schedule)) for path, schedule in schedules.items()], prices)
 
 
-def equal_work(schedules: Sequence[Schedule]) -> list[float | None]:
+def equal_work_times(schedules: Sequence[Schedule]) -> list[float | None]:
     """Return the time of each of F, I and W of a chunk in each schedule, such that workers have equal work in all.
 
     A worker's part of the model counts 1, so each of V chunks 1/V. None for all schedules if their numbers of chunks
     are equal: each chunk may then take 1.
     """
-    chunks = [1 if one.shape.cut else one.shape.chunks for one in schedules]
+    chunks = [1 if schedule.shape.cut else schedule.shape.chunks for schedule in schedules]
     return [1 / count if len(set(chunks)) > 1 else None for count in chunks]
 
 
@@ -214,7 +213,7 @@ def _run_or_schedule(path: Path) -> Run | ScheduleInput:
     if is_run_directory(path):
         return load_run(path.parent / path.readlink() if path.is_symlink() else path)
     if path.is_dir() and runs_in(path):
-        raise RecycleError(f"{path}: {what_it_is(path)}")
+        raise RecycleError(f"{path}: {describe_folder(path)}")
     if not path.exists():
         raise RecycleError(f"{path}: no such file or run directory")
     if path.name == TRACE and is_run_directory(path.parent):
@@ -227,13 +226,13 @@ def _run_or_schedule(path: Path) -> Run | ScheduleInput:
         raise
 
 
-def _beside(path: Path, _: Schedule) -> Profile | None:
-    beside = path.with_name(f"{path.stem}.profile.json")
-    return Profile.load(beside) if beside.is_file() else None
+def _profile_next_to(path: Path, _: Schedule) -> Profile | None:
+    file = path.with_name(f"{path.stem}.profile.json")
+    return Profile.load(file) if file.is_file() else None
 
 
 FORMAT = "recycle-comparison"
-_MOST_BYTES = 256 << 20
+_MAX_BYTES = 256 << 20
 _HEAD_BYTES = 80
 
 
@@ -253,8 +252,6 @@ class RateChange(Struct, frozen=True):
 
 
 class Misfit(Struct, frozen=True):
-    """Why a system does not fit into memory."""
-
     reason: str
 
 
@@ -301,10 +298,10 @@ class SystemComparison(Struct, frozen=True):
     systems: list[SystemResult]
     assumptions: list[str] = []
 
-    def of(self, place: int) -> list[SystemResult]:
+    def results(self, place: int) -> list[SystemResult]:
         """Return the systems on the trace with index `place`; results are ordered by trace."""
-        each = len(self.systems) // len(self.traces) if self.traces else 0
-        return self.systems[place * each : (place + 1) * each]
+        count = len(self.systems) // len(self.traces) if self.traces else 0
+        return self.systems[place * count : (place + 1) * count]
 
 
 def is_comparison(path: Path) -> bool:
@@ -319,13 +316,12 @@ def is_comparison(path: Path) -> bool:
 
 
 def load_comparison(path: Path) -> SystemComparison:
-    """Read a comparison. Raises RecycleError when it is broken."""
     try:
-        found = msgspec.json.decode(read_whole(path, RecycleError, _MOST_BYTES), type=SystemComparison)
+        comparison = msgspec.json.decode(read_whole(path, RecycleError, _MAX_BYTES), type=SystemComparison)
     except msgspec.DecodeError as error:
         raise RecycleError(
-            f"{path}: is no complete comparison ({error}); write it again with recycle compare"
+            f"{path}: is not a complete comparison ({error}); write it again with recycle compare"
         ) from None
-    if len(found.systems) != len(found.traces) * len({system.name for system in found.systems}):
-        raise RecycleError(f"{path}: some system is missing on some trace; repeat recycle compare")
-    return found
+    if len(comparison.systems) != len(comparison.traces) * len({system.name for system in comparison.systems}):
+        raise RecycleError(f"{path}: results of some systems are missing for some traces; run recycle compare again")
+    return comparison

@@ -172,7 +172,7 @@ def _warm_up(what_if: WhatIf) -> None:
     def ask() -> None:
         for failed in ([], [Worker(0, 0)]):
             with suppress(RecycleError):
-                what_if.answer(failed)
+                what_if.outcome(failed)
 
     threading.Thread(target=ask, name="warm-up", daemon=True).start()
 
@@ -180,7 +180,7 @@ def _warm_up(what_if: WhatIf) -> None:
 def _examples() -> tuple[list[Run | ScheduleFile], WhatIf]:
     job = price(Job.from_toml("[shape]\npipelines = 3\nranks = 4\nmicro_batches = 6\n[memory]\nlimit = 6\n", "example"))
     what_if = _what_if_of(job)
-    adaptive = what_if.answer([Worker(1, 2)]).plan.schedule
+    adaptive = what_if.outcome([Worker(1, 2)]).plan.schedule
     return [
         schedule_source(Path("1F1B, all workers"), one_f_one_b(job.shape)),
         schedule_source(Path("without worker 1.2"), adaptive),

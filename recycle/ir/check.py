@@ -1,8 +1,7 @@
 """The checker: apply the rules of `recycle.ir.rules` to a schedule and collect findings.
 
-Rules use `dependencies` and the event graph, which alone define what an instruction needs. A defect is reported once,
-by the rule nearest to its cause. Omitted transfers, reduces and steps are implied, as `lower` adds them, unless the
-schedule is about to run.
+A defect is reported once, by the rule nearest to its cause. Omitted transfers, reduces and steps are implied, as
+`lower` adds them, unless the schedule is about to run.
 """
 
 from __future__ import annotations
@@ -50,10 +49,8 @@ def check(
 ) -> Findings:
     """Check a schedule. Findings are sorted: errors first, then by worker and position. An empty list means valid.
 
-    At most the first 1,000 findings of each rule are listed; `Findings.more` counts the others.
-
     Args:
-        schedule: lowered, partly lowered or compute-only. Positions in findings refer to this schedule.
+        schedule: lowered, partly lowered or compute-only.
         profile: supplies `weight_stash` for `limits`, and bytes for `byte_limit`; unit times and weights if None.
         limits: activations (in chunks) that the worker of each rank may hold, one number per rank.
         byte_limit: bytes that any worker may hold, including the static bytes of its stages.
@@ -74,10 +71,10 @@ def check(
     more: dict[str, int] = {}
     for rule in all_rules():
         if not (rule.presumes_valid and any(finding.severity == "error" for finding in findings)):
-            found, left_out = rule.findings(inspection)
-            findings += found
-            if left_out:
-                more[rule.code] = left_out
+            listed, omitted = rule.findings(inspection)
+            findings += listed
+            if omitted:
+                more[rule.code] = omitted
 
     def place(finding: Finding) -> tuple[bool, int, int]:
         worker = -1 if finding.worker is None else shape.worker_index(Worker.parse(finding.worker))

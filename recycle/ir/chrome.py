@@ -1,7 +1,5 @@
 """Reading and writing of Chrome's Trace Event JSON, the format of Perfetto and chrome://tracing.
 
-    {"displayTimeUnit": "ms", "otherData": {...}, "traceEvents": [event, ...]}
-
 There is a process per worker, a thread per track (compute, send, recv) and a slice per instruction. Events: M names and
 sorts processes and threads, X is a slice, C a counter, s and f the ends of a flow (an arrow), i an instant. Source: the
 Trace Event Format document of the Chromium project. Times are whole nanoseconds, so rounding creates no overlaps.
@@ -27,8 +25,7 @@ Event = dict[str, Any]
 T = TypeVar("T")
 
 TRACKS = ("compute", "send", "recv")
-"""Threads of each process."""
-MOST_BYTES_BESIDE = 2**25
+MOST_HEAD_BYTES = 2**25
 """Maximum bytes of everything but the events. In memory, small values take many times their text."""
 MOST_SECONDS = 2.0**53 / 1e9
 """Largest time (104 days) for which a double counts every nanosecond."""
@@ -45,11 +42,11 @@ def document(other: Mapping[str, Any], events: Iterable[Event]) -> Iterator[str]
     """Yield the text of a file in parts of a few thousand events; `other` is `otherData`, JSON values."""
     encode = msgspec.json.Encoder().encode
     yield f'{{"displayTimeUnit":"ms","otherData":{encode(other).decode()},"traceEvents":[\n'
-    rest = iter(events)
-    between = b""
-    while batch := [encode(event) for event in islice(rest, 4096)]:
-        yield (between + b",\n".join(batch)).decode()
-        between = b",\n"
+    remaining = iter(events)
+    separator = b""
+    while batch := [encode(event) for event in islice(remaining, 4096)]:
+        yield (separator + b",\n".join(batch)).decode()
+        separator = b",\n"
     yield "\n]}\n"
 
 
@@ -124,8 +121,8 @@ def process_head(
     """
     places = np.zeros(len(track), dtype=np.int64)
     for lane in range(len(TRACKS)):
-        mine = np.flatnonzero(track == lane)
-        places[mine] = _separate(start[mine], end[mine])
+        rows = np.flatnonzero(track == lane)
+        places[rows] = _separate(start[rows], end[rows])
     stride = max(100, int(places.max(initial=0)) + 1)
     tids = stride * track + places + 1
     events = _named("process", pid, 0, name, sort_index)
@@ -135,11 +132,11 @@ def process_head(
     return tids.tolist(), events
 
 
-def _named(what: str, pid: int, tid: int, name: str, sort_index: int) -> list[Event]:
+def _named(scope: str, pid: int, tid: int, name: str, sort_index: int) -> list[Event]:
     where = {"pid": pid, "tid": tid}
     return [
-        {"ph": "M", "name": f"{what}_name", **where, "args": {"name": name}},
-        {"ph": "M", "name": f"{what}_sort_index", **where, "args": {"sort_index": sort_index}},
+        {"ph": "M", "name": f"{scope}_name", **where, "args": {"name": name}},
+        {"ph": "M", "name": f"{scope}_sort_index", **where, "args": {"sort_index": sort_index}},
     ]
 
 
@@ -189,8 +186,8 @@ class _Unread(msgspec.Struct, frozen=True):
 def head(content: bytes, name: str) -> Head:
     """Decode everything but the events. Raises ScheduleError that begins with `name`, also for oversized content."""
     for key, value in msgspec.structs.asdict(decode(content, _Unread, name)).items():
-        if (size := len(memoryview(value))) > MOST_BYTES_BESIDE:
-            raise ScheduleError(f"{name}: {key}: {size:,} bytes, at most {MOST_BYTES_BESIDE:,}")
+        if (size := len(memoryview(value))) > MOST_HEAD_BYTES:
+            raise ScheduleError(f"{name}: {key}: {size:,} bytes, at most {MOST_HEAD_BYTES:,}")
     return decode(content, Head, name)
 
 

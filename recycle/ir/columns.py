@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from recycle.errors import ScheduleError, errors_as
 from recycle.ir.instruction import (
-    Beside,
+    AsyncInstruction,
     Instruction,
     OverlappedPair,
     Receive,
@@ -126,17 +126,15 @@ def occurrences(keys: npt.NDArray[Any]) -> Rows:
     """Return how often the key of each entry occurs before the entry."""
     order = np.argsort(keys, kind="stable")
     ordered, numbers = keys[order], np.arange(len(keys))
-    found = np.empty(len(keys), dtype=np.int64)
-    found[order] = numbers - np.maximum.accumulate(np.where(np.diff(ordered, prepend=-1) != 0, numbers, 0))
-    return found
+    counts = np.empty(len(keys), dtype=np.int64)
+    counts[order] = numbers - np.maximum.accumulate(np.where(np.diff(ordered, prepend=-1) != 0, numbers, 0))
+    return counts
 
 
 def columns_of(shape: Shape, programs: Mapping[Worker, Iterable[Instruction]]) -> Columns:
     """Convert instruction objects to columns.
 
-    Raises:
-        ScheduleError: a program is not a list of valid instructions, a peer lies outside the shape, or a number exceeds
-            32 bits.
+    Raises ScheduleError for what is not a valid instruction, a peer outside the shape, or a number beyond 32 bits.
     """
     rows: list[tuple[int, ...]] = []
     offsets = [0]
@@ -180,7 +178,8 @@ def _row(shape: Shape, worker: Worker, instruction: Instruction) -> tuple[int, .
 def _repr(value: object) -> str:
     if not isinstance(value, Instruction):
         return repr(value)
-    return f"{type(value).__name__}({', '.join(f'{one.name}={getattr(value, one.name)!r}' for one in fields(value))})"
+    operands = ", ".join(f"{field.name}={getattr(value, field.name)!r}" for field in fields(value))
+    return f"{type(value).__name__}({operands})"
 
 
 def consecutive(chains: tuple[Rows, Rows]) -> tuple[Rows, Rows]:
@@ -196,29 +195,27 @@ def chain_ends(chains: tuple[Rows, Rows]) -> tuple[Rows, Rows]:
     return rows[np.diff(chain, prepend=-1) != 0], rows[np.diff(chain, append=-1) != 0]
 
 
-def compute_chains(columns: Columns) -> tuple[Rows, Rows]:
-    """Return (worker, row) of each compute, reduce and step, which a worker runs serially in program order."""
-    rows = np.flatnonzero(~is_kind(columns.kind, Beside))
+def program_chains(columns: Columns, selected: Flags) -> tuple[Rows, Rows]:
+    """Return (worker, row) of the selected rows, in program order."""
+    rows = np.flatnonzero(selected)
     return columns.worker[rows].astype(np.int64), rows
 
 
-def rows_before(columns: Columns, among: Flags) -> Rows:
-    """Return the last row of `among` before each row in its program, -1 without one."""
-    at = np.where(among, np.arange(len(columns)), -1)
+def compute_chains(columns: Columns) -> tuple[Rows, Rows]:
+    """Return (worker, row) of each compute, reduce and step, which a worker runs serially in program order."""
+    return program_chains(columns, ~is_kind(columns.kind, AsyncInstruction))
+
+
+def rows_before(columns: Columns, selected: Flags) -> Rows:
+    """Return the last selected row before each row in its program, -1 without one."""
+    at = np.where(selected, np.arange(len(columns)), -1)
     before = np.append(-1, np.maximum.accumulate(at)[:-1]) if len(at) else at
     return np.where(before >= columns.offsets[columns.worker], before, -1)
 
 
-def in_order(columns: Columns, among: Flags) -> tuple[Rows, Rows]:
-    """Return edges from each row of `among` to the next such row of its worker."""
-    before = rows_before(columns, among)
-    rows = np.flatnonzero(among & (before >= 0))
-    return before[rows], rows
-
-
 def compute_order(columns: Columns) -> tuple[Rows, Rows]:
     """Return edges from each compute, reduce or step to the next one of its worker."""
-    return in_order(columns, ~is_kind(columns.kind, Beside))
+    return consecutive(compute_chains(columns))
 
 
 def lane_chains(columns: Columns) -> tuple[Rows, Rows]:

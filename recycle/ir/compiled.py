@@ -1,9 +1,8 @@
 """Kernels: loops that run as plain Python on small inputs and compiled by numba on large inputs, bitwise equal.
 
 A kernel is a function of arrays, numbers and named tuples of these. Loading numba takes about a second, so small inputs
-run in plain Python on lists. numba caches compiled code next to the source and checks only the kernel's own file for
-changes. So a kernel and the functions that it calls must be in one file. After a change of a named tuple in another
-file, the kernel's file must be saved again.
+run in plain Python on lists. numba's cache checks only the kernel's own file for changes, so a kernel and the functions
+that it calls must be in one file, which must be saved again after a change of a named tuple elsewhere.
 """
 
 from __future__ import annotations
@@ -80,11 +79,11 @@ def touch_cache(*kernels: Callable[..., Any]) -> None:
 
 def cache_folder(kernel: Callable[..., Any]) -> Path:
     """Return numba's cache folder of a kernel: next to its source, or in NUMBA_CACHE_DIR."""
-    beside = Path(kernel.__code__.co_filename).absolute().parent
-    given = os.environ.get("NUMBA_CACHE_DIR")
-    if not given:
-        return beside / "__pycache__"
-    return Path(given) / f"{beside.name}_{hashlib.sha1(str(beside).encode()).hexdigest()}"
+    folder = Path(kernel.__code__.co_filename).absolute().parent
+    configured = os.environ.get("NUMBA_CACHE_DIR")
+    if not configured:
+        return folder / "__pycache__"
+    return Path(configured) / f"{folder.name}_{hashlib.sha1(str(folder).encode()).hexdigest()}"
 
 
 def _indices(kernel: Callable[..., Any]) -> Iterator[Path]:
@@ -95,8 +94,7 @@ def _indices(kernel: Callable[..., Any]) -> Iterator[Path]:
 def run(kernel: Callable[..., Any], operations: int, *arguments: Any) -> tuple[Any, ...]:
     """Run a kernel of about `operations` steps, compiled if it is loaded or the input is large.
 
-    Returns:
-        (result of the kernel, its arguments after the run): outputs are lists after a plain Python run.
+    Returns (result, *arguments after the run); outputs are lists after a plain Python run.
     """
     if (
         kernel not in _compiled

@@ -3,8 +3,7 @@
 The table of kinds states what each kind needs and produces. `needs`, `inputs` and `produced` answer for one
 instruction; `dependencies` builds the graph of a whole schedule and lists unmet needs.
 
-- A value from another worker passes through SEND and RECV: producer, send, receive, consumer. In a compute-only
-  schedule the consumer depends on the producer directly.
+- A value from another worker passes through SEND and RECV; in a compute-only schedule directly.
 - REDUCE_GRAD needs every weight gradient of its stage and of tied stages, on all hosts, and the buckets begun before.
 - REDUCE_BUCKET needs every weight gradient of its bucket, on all hosts.
 - STEP needs the REDUCE_GRAD of its stage; with the barrier optimizer, all REDUCE_GRADs (the commit).
@@ -42,7 +41,7 @@ from recycle.ir.instruction import (
     WeightPart,
 )
 from recycle.ir.kinds import KIND_CLASSES, Need, Origin, ValueKind, makers_of
-from recycle.ir.pieces import work
+from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import MicroBatch
 
@@ -91,7 +90,6 @@ class Why(IntEnum):
     """Why a need is unmet."""
 
     NO_PRODUCER = 0
-    """no instruction produces the value"""
     NOT_LOCAL = 1
     """the value is produced on another worker, but a send, W or B needs it on its own worker"""
     NOT_RECEIVED = 2
@@ -136,13 +134,11 @@ class Cause(IntEnum):
     DATA = 0
     """a value produced or received on the same worker (in a compute-only schedule: on any worker)"""
     TRANSFER = 1
-    """a receive waits for its send"""
     REDUCE = 2
     """all gradients of a stage, or all reduces of the commit"""
     STEP = 3
     """a step waits for its reduce, or for the commit"""
     ORDER = 4
-    """the worker's own program order"""
     LANE = 5
     """one transfer at a time per directed worker pair"""
 
@@ -198,6 +194,13 @@ class Dependencies:
         """Indices of the edges from rows to rows."""
         return np.flatnonzero((self.source < self.rows) & (self.target < self.rows))
 
+    @property
+    def received(self) -> tuple[Rows, Rows]:
+        """(receive, consumer) rows of each received value that is consumed."""
+        edges = self.between_rows
+        edges = edges[self.sends[self.source[edges]] >= 0]
+        return self.source[edges], self.target[edges]
+
     @cached_property
     def into_joins(self) -> Rows:
         """Indices of the edges from rows to joins."""
@@ -215,21 +218,19 @@ def dependencies(schedule: Schedule) -> Dependencies:
 
 
 class _Builder:
-    """Collects edges by kind, between compute operations and joins. Joins are numbered after the operations."""
-
     def __init__(self, schedule: Schedule) -> None:
         self.schedule, self.shape, self.columns = schedule, schedule.shape, schedule.columns
-        self.work = work(schedule)
-        self.of = self.work.of
+        self.ops = operations_of(schedule)
+        self.select = self.ops.select
         self.micro_batches = self.shape.global_micro_batches
-        self.nodes = len(self.work.row)
+        self.nodes = len(self.ops.row)
         self.edges: list[tuple[Rows, Rows, Cause]] = []
         self.carried: list[tuple[Rows, Rows]] = []
         self.missing: list[list[Rows]] = []
-        self.away: list[tuple[Rows, Rows, Rows]] = []
+        self.crossing: list[tuple[Rows, Rows, Rows]] = []
         self.sends = np.full(len(self.columns), -1, dtype=np.int64)
-        self.has_transfers = bool(self.of(Transfer).size)
-        self.producer = {value: self.work.first(self.shape, self.of(*makers_of(value))) for value in ValueKind}
+        self.has_transfers = bool(self.select(Transfer).size)
+        self.producer = {value: self.ops.first(self.shape, self.select(*makers_of(value))) for value in ValueKind}
 
     def build(self) -> Dependencies:
         for consumer in (cls for cls in KIND_CLASSES if issubclass(cls, Compute | Send)):
@@ -238,8 +239,8 @@ class _Builder:
         for value, (send, receive) in CARRIERS.items():
             self._receivers(send, receive, value)
         self._stage_wide()
-        rows, joins = len(self.columns), self.nodes - len(self.work.row)
-        node = np.append(self.work.row, rows + np.arange(joins))
+        rows, joins = len(self.columns), self.nodes - len(self.ops.row)
+        node = np.append(self.ops.row, rows + np.arange(joins))
         sources, targets, causes = zip(*self.edges, strict=True)
         cause = np.repeat(np.array(causes, dtype=np.uint8), [len(edges) for edges in sources])
         source, target = (node[np.concatenate(ends)] for ends in (sources, targets))
@@ -254,77 +255,81 @@ class _Builder:
 
     def _crossings(self) -> Crossings:
         none = np.empty(0, dtype=np.int64)
-        pieces, made_by, value = (np.concatenate(part) for part in zip((none, none, none), *self.away, strict=True))
-        stage, micro_batch = self.work.stage[made_by], self.work.micro_batch[made_by]
+        consumers, producer_op, value = (
+            np.concatenate(part) for part in zip((none, none, none), *self.crossing, strict=True)
+        )
+        stage, micro_batch = self.ops.stage[producer_op], self.ops.micro_batch[producer_op]
         key = (value * self.shape.stages + stage) * self.micro_batches + micro_batch
-        key = key * self.shape.worker_count + self.work.worker[pieces]
-        order = np.lexsort((pieces, key))
+        key = key * self.shape.worker_count + self.ops.worker[consumers]
+        order = np.lexsort((consumers, key))
         first = order[np.diff(key[order], prepend=-1) != 0]
-        row = self.work.row
-        return Crossings(value[first], stage[first], micro_batch[first], row[made_by[first]], row[pieces[first]])
+        row = self.ops.row
+        return Crossings(value[first], stage[first], micro_batch[first], row[producer_op[first]], row[consumers[first]])
 
-    def _miss(self, pieces: Rows, why: Why, value: int, offset: int) -> None:
-        if len(pieces):
-            alike = (np.full(len(pieces), number, dtype=np.int64) for number in (why, value))
-            work = self.work
-            self.missing.append([work.row[pieces], *alike, work.stage[pieces] + offset, work.micro_batch[pieces]])
+    def _add_unmet(self, consumers: Rows, why: Why, value: int, offset: int) -> None:
+        if len(consumers):
+            constants = (np.full(len(consumers), number, dtype=np.int64) for number in (why, value))
+            ops = self.ops
+            self.missing.append(
+                [ops.row[consumers], *constants, ops.stage[consumers] + offset, ops.micro_batch[consumers]]
+            )
 
     def _edge(self, source: Rows, target: Rows, cause: Cause) -> None:
         self.edges.append((source, target, cause))
 
-    def _key(self, pieces: Rows, worker: Rows, offset: int) -> Rows:
-        stage = self.work.stage[pieces] + offset
-        return (worker * (self.shape.stages + 2) + stage + 1) * self.micro_batches + self.work.micro_batch[pieces]
+    def _key(self, ops: Rows, worker: Rows, offset: int) -> Rows:
+        stage = self.ops.stage[ops] + offset
+        return (worker * (self.shape.stages + 2) + stage + 1) * self.micro_batches + self.ops.micro_batch[ops]
 
     def _consumers(self, consumer: type[Compute | Send], need: Need) -> None:
-        worker, (value, offset, origin) = self.work.worker, need
-        pieces = self.of(consumer)
-        stage = self.work.stage[pieces] + offset
+        worker, (value, offset, origin) = self.ops.worker, need
+        consumers = self.select(consumer)
+        stage = self.ops.stage[consumers] + offset
         exists = (stage >= 0) & (stage < self.shape.stages)
-        pieces, stage = pieces[exists], stage[exists]
-        made_by = self.producer[value][stage * self.micro_batches + self.work.micro_batch[pieces]]
-        self._miss(pieces[made_by < 0], Why.NO_PRODUCER, value, offset)
-        pieces, made_by = pieces[made_by >= 0], made_by[made_by >= 0]
-        local = worker[pieces] == worker[made_by]
-        self._edge(made_by[local], pieces[local], Cause.DATA)
-        pieces, made_by = pieces[~local], made_by[~local]
+        consumers, stage = consumers[exists], stage[exists]
+        producer_op = self.producer[value][stage * self.micro_batches + self.ops.micro_batch[consumers]]
+        self._add_unmet(consumers[producer_op < 0], Why.NO_PRODUCER, value, offset)
+        consumers, producer_op = consumers[producer_op >= 0], producer_op[producer_op >= 0]
+        local = worker[consumers] == worker[producer_op]
+        self._edge(producer_op[local], consumers[local], Cause.DATA)
+        consumers, producer_op = consumers[~local], producer_op[~local]
         if origin != Origin.ANY_WORKER:
-            self._miss(pieces, Why.NOT_LOCAL, value, offset)
+            self._add_unmet(consumers, Why.NOT_LOCAL, value, offset)
             return
         if not self.has_transfers:
-            self._edge(made_by, pieces, Cause.DATA)
-            self.away.append((pieces, made_by, np.full(len(pieces), value, dtype=np.int64)))
+            self._edge(producer_op, consumers, Cause.DATA)
+            self.crossing.append((consumers, producer_op, np.full(len(consumers), value, dtype=np.int64)))
             return
         receive = CARRIERS[value][1]
-        receives = self.of(receive)
+        receives = self.select(receive)
         received = find(
             self._key(receives, worker[receives], receive.row.needs[0].offset),
-            self._key(pieces, worker[pieces], offset),
+            self._key(consumers, worker[consumers], offset),
         )
-        self._edge(np.where(received >= 0, np.append(receives, -1)[received], made_by), pieces, Cause.DATA)
-        self._miss(pieces[received < 0], Why.NOT_RECEIVED, value, offset)
+        self._edge(np.where(received >= 0, np.append(receives, -1)[received], producer_op), consumers, Cause.DATA)
+        self._add_unmet(consumers[received < 0], Why.NOT_RECEIVED, value, offset)
 
     def _receivers(self, send: type[Send], receive: type[Receive], value: ValueKind) -> None:
-        row, worker, offset = self.work.row, self.work.worker, receive.row.needs[0].offset
-        sends, receives = self.of(send), self.of(receive)
+        row, worker, offset = self.ops.row, self.ops.worker, receive.row.needs[0].offset
+        sends, receives = self.select(send), self.select(receive)
         peer = self.columns.peer.astype(np.int64)
         lane = self.shape.worker_count
         send_keys = self._key(sends, worker[sends] * lane + peer[row[sends]], 0)
         keys = self._key(receives, peer[row[receives]] * lane + worker[receives], offset)
         most = len(sends) + len(receives) + 1
-        sent, received, lone = _matched(
+        sent, received, unmatched = _matched(
             sends, send_keys * most + occurrences(send_keys), receives, keys * most + occurrences(keys)
         )
         self._edge(sent, received, Cause.TRANSFER)
         self.sends[row[received]] = row[sent]
-        self._miss(lone, Why.NO_SEND, value, offset)
+        self._add_unmet(unmatched, Why.NO_SEND, value, offset)
 
     def _stage_wide(self) -> None:
-        stage, shape = self.work.stage, self.shape
-        group, host = tie_groups(shape.stages, self.schedule.ties), self.work.worker * shape.stages + stage
-        gradients = self.of(*makers_of(ValueKind.WEIGHT_GRADIENT))
-        reduces, steps = self.of(ReduceGradients), self.of(OptimizerStep)
-        begins = self.of(*(cls for cls in KIND_CLASSES if issubclass(cls, Compute) and _begins_work(cls)))
+        stage, shape = self.ops.stage, self.shape
+        group, host = tie_groups(shape.stages, self.schedule.ties), self.ops.worker * shape.stages + stage
+        gradients = self.select(*makers_of(ValueKind.WEIGHT_GRADIENT))
+        reduces, steps = self.select(ReduceGradients), self.select(OptimizerStep)
+        begins = self.select(*(cls for cls in KIND_CLASSES if issubclass(cls, Compute) and _begins_work(cls)))
         self._join(gradients, group[stage[gradients]], reduces, group[stage[reduces]], Cause.REDUCE)
         commit, all_steps = self.nodes, self.nodes + 1
         self.nodes += 2
@@ -334,17 +339,17 @@ class _Builder:
         for follower in KIND_CLASSES:
             if follower.row.follows is None:
                 continue
-            firsts, thens = self.of(follower.row.follows), self.of(follower)
-            key = host * (self.micro_batches + 1) + self.work.micro_batch
-            before, after, lone = _matched(firsts, key[firsts], thens, key[thens])
+            predecessors, followers = self.select(follower.row.follows), self.select(follower)
+            key = host * (self.micro_batches + 1) + self.ops.micro_batch
+            before, after, unmatched = _matched(predecessors, key[predecessors], followers, key[followers])
             cause = Cause.STEP
             if issubclass(follower, WaitSend):  # a value may be sent to several workers
-                after, before, _ = _matched(thens, key[thens], firsts, key[firsts])
+                after, before, _ = _matched(followers, key[followers], predecessors, key[predecessors])
                 cause = Cause.DATA
             self._edge(before, after, cause)
-            self._miss(lone, Why.NO_PREDECESSOR, -1, 0)
+            self._add_unmet(unmatched, Why.NO_PREDECESSOR, -1, 0)
         self._buckets(host, gradients, reduces)
-        gathers = self.of(GatherParameters)
+        gathers = self.select(GatherParameters)
         self._join(steps, stage[steps], gathers, stage[gathers], Cause.STEP)
         # The next iteration's first work at a stage waits for the first GATHER_PARAMS of the stage on its worker.
         self.carried.append(_matched(gathers, host[gathers], begins, host[begins])[:2])
@@ -357,15 +362,15 @@ class _Builder:
             self.carried.append(_matched(steps, host[steps], begins, host[begins])[:2])
 
     def _buckets(self, host: Rows, gradients: Rows, reduces: Rows) -> None:
-        row, buckets, sums = self.work.row, self.schedule.buckets, self.of(ReduceBucket)
+        row, buckets, sums = self.ops.row, self.schedule.buckets, self.select(ReduceBucket)
         if not len(sums):
             return
-        key = self.work.stage * buckets + self.work.bucket
-        is_part = self.work.kind[gradients] == WeightPart.kind
+        key = self.ops.stage * buckets + self.ops.bucket
+        is_part = self.ops.kind[gradients] == WeightPart.kind
         parts, wholes = gradients[is_part], gradients[~is_part]
         last = wholes[np.lexsort((row[wholes], host[wholes]))]
         last = last[np.diff(host[last], append=-1) != 0]
-        added = self.work.stage[last, None] * buckets + np.arange(buckets)
+        added = self.ops.stage[last, None] * buckets + np.arange(buckets)
         adds, keys = np.append(parts, np.repeat(last, buckets)), np.append(key[parts], added)
         self._join(adds, keys, sums, key[sums], Cause.REDUCE)
         # Several reduces of one stage on one worker are an error; the first one ends the sums.
@@ -420,7 +425,6 @@ def find(keys: Rows, wanted: Rows) -> Rows:
 
 
 def _matched(first: Rows, first_keys: Rows, then: Rows, then_keys: Rows) -> tuple[Rows, Rows, Rows]:
-    """Return (matching `first` of each `then` with a match, the matched `then`, the unmatched `then`)."""
-    found = find(first_keys, then_keys)
-    there = found >= 0
-    return first[found[there]], then[there], then[~there]
+    index = find(first_keys, then_keys)
+    is_matched = index >= 0
+    return first[index[is_matched]], then[is_matched], then[~is_matched]

@@ -5,11 +5,9 @@ no time. With N buckets, each sum takes the latency of a reduce and an N-th of t
 W. The sums of one worker follow each other and overlap its compute, except REDUCE_GRAD.
 
 The period is the time between two iterations in steady state: the largest mean of a cycle through the edges into the
-next iteration (carried dependencies, program order and lane order). This is the eigenvalue of the max-plus matrix of
-the repeated schedule. See `period_of`.
+next iteration, which is the eigenvalue of the max-plus matrix of the repeated schedule (see `period_of`).
 
-Large graphs run compiled loops, small graphs plain Python (`recycle.ir.compiled`). `ranked` numbers nodes in
-topological order, which makes a pass over the graph about ten times faster.
+`ranked` numbers nodes in topological order, which makes a pass over a large graph about ten times faster.
 """
 
 from __future__ import annotations
@@ -31,9 +29,9 @@ from recycle.ir.columns import (
     compute_chains,
     compute_order,
     consecutive,
-    in_order,
     lane_chains,
     offsets_of,
+    program_chains,
     rows_before,
     serial_chains,
 )
@@ -41,8 +39,8 @@ from recycle.ir.compiled import COMPILE_FROM, load, run
 from recycle.ir.dependencies import Cause, Dependencies, dependencies
 from recycle.ir.instruction import (
     KIND_CLASSES,
+    AsyncInstruction,
     Backward,
-    Beside,
     Compute,
     Forward,
     OverlappedPair,
@@ -194,7 +192,7 @@ class Repeats(NamedTuple):
 
 def repeats(carried_source: Rows, carried_target: Rows, chains: Sequence[tuple[Rows, Rows]]) -> Repeats:
     """Collect the carried dependencies and an edge from the last to the first node of each chain."""
-    firsts, lasts = zip(*(chain_ends(one) for one in chains), strict=True)
+    firsts, lasts = zip(*(chain_ends(chain) for chain in chains), strict=True)
     source = np.concatenate([carried_source, *lasts])
     target = np.concatenate([carried_target, *firsts])
     by_target = np.argsort(target, kind="stable")
@@ -206,10 +204,9 @@ def repeats(carried_source: Rows, carried_target: Rows, chains: Sequence[tuple[R
 def period_of(graph: Ranked, edges: Repeats, seconds: Floats, start: Floats, last: Rows) -> float:
     """Compute the largest cycle mean of the repeated schedule, in seconds.
 
-    Starting from a lower bound, iterations are released one period apart. If the releases settle, the bound is the
-    period. Otherwise the critical path to a growing release runs around a longer cycle, whose mean is the next bound.
-    The loop ends because there are finitely many cycle means. The first bound is the load of the busiest worker or
-    lane. `start` and `last` are the result of `earliest_ranked` for one iteration from idle.
+    Starting from the load of the busiest worker or lane, iterations are released one period apart. If the releases
+    settle, the bound is the period. Otherwise the critical path to a growing release runs around a longer cycle, whose
+    mean is the next bound. `start` and `last` are the result of `earliest_ranked` for one iteration from idle.
     """
     released = np.zeros(len(seconds))
     tolerance = float((start + seconds).max(initial=0.0)) * TOLERANCE
@@ -275,7 +272,6 @@ class EventGraph:
     Attributes:
         offsets, sources: CSR of predecessors of each node.
         order: topological order; shorter than the number of nodes if the graph has a cycle.
-        serialised: whether each worker carries one transfer at a time.
         origin: row before lowering of each row, -1 for rows that lowering added; None if unknown.
     """
 
@@ -319,7 +315,7 @@ def event_edges(
 
     If `serialised`, each worker carries one transfer at a time, unbuffered and in program order (one NCCL stream).
     """
-    before = rows_before(columns, ~is_kind(columns.kind, Beside))
+    before = rows_before(columns, ~is_kind(columns.kind, AsyncInstruction))
     extra = [
         (compute_order(columns), Cause.ORDER),
         (consecutive(lane_chains(columns)), Cause.LANE),
@@ -331,7 +327,7 @@ def event_edges(
         begins = begins[before[begins] >= 0]
         extra += [
             ((before[begins], begins), Cause.ORDER),
-            (in_order(columns, sums), Cause.LANE),
+            (consecutive(program_chains(columns, sums)), Cause.LANE),
             (_arrivals(graph, columns, rows_before(columns, sums)), Cause.LANE),
         ]
     if serialised:

@@ -1,17 +1,9 @@
 """Gaps: idle times of workers and their causes.
 
-A gap ends at an instruction and is split where its cause changes. If several causes hold, the first in this list
-counts:
-
-- ORDER: a later compute of the worker is ready and could run here, within the memory limit, with the rest of the order
-  unchanged.
-- MEMORY: a later forward (or overlapped pair) is ready, and would exceed the memory limit here.
-- REDUCE: the gap ends with a reduce or step that waits for gradients, arrivals or (barrier) reduces of other workers.
-- TRANSFER: the needed value (or the sent value, for a wait) is computed, but queued for its lane or in transit.
-- INPUT: the needed value is not computed yet.
-
-After the last instruction of a worker the cause is NOTHING_LEFT. Gaps and instructions of a worker cover the makespan
-without overlap. Limits: ORDER means that an instruction could run, not that the iteration would end sooner.
+A gap ends at an instruction and is split where its cause changes. If several causes hold, the first of ORDER, MEMORY,
+REDUCE, TRANSFER and INPUT counts (see `GapCause`). ORDER and MEMORY leave the rest of the order unchanged. Gaps and
+instructions of a worker cover the makespan without overlap. Limits: ORDER means that an instruction could run, not that
+the iteration would end sooner.
 """
 
 from __future__ import annotations
@@ -26,7 +18,7 @@ import numpy.typing as npt
 
 from recycle.ir.columns import Columns, Flags, Floats, Rows
 from recycle.ir.event_graph import Times
-from recycle.ir.instruction import Beside, Compute, OverlappedPair, Send, StageWide, is_kind
+from recycle.ir.instruction import AsyncInstruction, Compute, OverlappedPair, Send, StageWide, is_kind
 from recycle.ir.kinds import kinds_where
 from recycle.ir.memory import TOLERANCE, held_before, require_limits, static_bytes
 from recycle.ir.schedule import Schedule
@@ -39,15 +31,14 @@ class GapCause(IntEnum):
     INPUT = 0
     """another worker has not computed an activation or gradient yet"""
     TRANSFER = 1
-    """the value is computed but has not arrived"""
+    """the value is computed, but queued for its lane or in transit"""
     REDUCE = 2
-    """a reduce or a step waits for other workers"""
+    """a reduce or step waits for gradients, arrivals or (barrier) reduces of other workers"""
     MEMORY = 3
-    """a forward could run except for the memory limit"""
+    """a later forward (or overlapped pair) is ready, and would exceed the memory limit here"""
     ORDER = 4
-    """an instruction could run except for the program order"""
+    """a later compute is ready and could run here within the memory limit"""
     NOTHING_LEFT = 5
-    """the program has ended"""
 
 
 class Gap(NamedTuple):
@@ -57,7 +48,7 @@ class Gap(NamedTuple):
         start, end: seconds.
         row: the instruction that ends the gap; -1 after the last instruction.
         waits_for: the instruction that `row` waits for at `start`: the producer on another worker, then the send; for a
-            reduce or step, the last gradient, arrival or reduce. -1 after the last instruction.
+            reduce or step, the last gradient, arrival or reduce; else -1.
         ready: for ORDER and MEMORY, the instruction that is ready first; else -1.
     """
 
@@ -112,14 +103,11 @@ class Gaps:
 
 
 def find_gaps(times: Times, limits: Sequence[float] | None = None, byte_limit: float | None = None) -> Gaps:
-    """Find the gaps of a timeline, O(n log n) in the number of instructions.
+    """Find the gaps of a timeline, O(n log n) in the number of instructions. Raises as `memory.require_limits`.
 
     Args:
         limits: activations (in chunks) that the worker of each rank may hold; None for no limit.
         byte_limit: bytes that any worker may hold, including the static bytes of its stages; None for no limit.
-
-    Raises:
-        JobError: as `memory.require_limits`.
     """
     schedule, c = times.schedule, times.schedule.columns
     if limits is not None:
@@ -127,23 +115,31 @@ def find_gaps(times: Times, limits: Sequence[float] | None = None, byte_limit: f
     tolerance = times.makespan * TOLERANCE
     row, start = _gaps_before_rows(times)
     end = times.start[row]
-    made, producer, carrier = _needed(times, row, end)
+    computed, producer, carrier = _needed(times, row, end)
     ready = _ready(times)
     fits, exceeds = _could_run(c, row, ready, _memories(times, limits, byte_limit))
-    ordered = _cut(np.append(ready, np.inf)[fits], start, end, tolerance)
-    limited = _cut(np.append(ready, np.inf)[exceeds], start, ordered, tolerance)
-    there = _cut(made, start, limited, tolerance)
+    ordered = _clip(np.append(ready, np.inf)[fits], start, end, tolerance)
+    limited = _clip(np.append(ready, np.inf)[exceeds], start, ordered, tolerance)
+    input_until = _clip(computed, start, limited, tolerance)
     waiting = np.where(is_kind(c.kind, StageWide)[row], GapCause.REDUCE, GapCause.INPUT)
     none = np.full(len(row), -1, dtype=np.int64)
     pieces = [
-        (start, there, waiting, none),
-        (there, limited, np.full(len(row), GapCause.TRANSFER), none),
+        (start, input_until, waiting, none),
+        (input_until, limited, np.full(len(row), GapCause.TRANSFER), none),
         (limited, ordered, np.full(len(row), GapCause.MEMORY), exceeds),
         (ordered, end, np.full(len(row), GapCause.ORDER), fits),
     ]
     tables = [
-        (c.worker[row].astype(np.int64), begin, stop, cause, row, np.where(begin < made, producer, carrier), could)
-        for begin, stop, cause, could in pieces
+        (
+            c.worker[row].astype(np.int64),
+            begin,
+            stop,
+            cause,
+            row,
+            np.where(begin < computed, producer, carrier),
+            ready_row,
+        )
+        for begin, stop, cause, ready_row in pieces
     ]
     columns = [np.concatenate(column) for column in zip(*tables, _nothing_left(times), strict=True)]
     kept = np.flatnonzero(columns[2] > columns[1])
@@ -156,9 +152,8 @@ def _is_live(schedule: Schedule) -> Flags:
 
 
 def _gaps_before_rows(times: Times) -> tuple[Rows, Floats]:
-    """Return (row, idle since) of each row that its idle worker waits for."""
     c = times.schedule.columns
-    rows = np.flatnonzero(~is_kind(c.kind, Beside) & _is_live(times.schedule)[c.worker])
+    rows = np.flatnonzero(~is_kind(c.kind, AsyncInstruction) & _is_live(times.schedule)[c.worker])
     idle = np.zeros(len(rows))
     same = c.worker[rows[1:]] == c.worker[rows[:-1]]
     idle[1:][same] = times.end[rows[:-1][same]]
@@ -168,7 +163,7 @@ def _gaps_before_rows(times: Times) -> tuple[Rows, Floats]:
 
 def _nothing_left(times: Times) -> tuple[npt.NDArray[np.int64] | Floats, ...]:
     schedule, c = times.schedule, times.schedule.columns
-    rows = np.flatnonzero(~is_kind(c.kind, Beside))
+    rows = np.flatnonzero(~is_kind(c.kind, AsyncInstruction))
     idle = np.zeros(schedule.shape.worker_count)
     np.maximum.at(idle, c.worker[rows], times.end[rows])
     workers = np.flatnonzero(_is_live(schedule))
@@ -178,7 +173,6 @@ def _nothing_left(times: Times) -> tuple[npt.NDArray[np.int64] | Floats, ...]:
 
 
 def _needed(times: Times, row: Rows, end: Floats) -> tuple[Floats, Rows, Rows]:
-    """Return (time computed, producer row, carrier row) of the last dependency of each gap's row."""
     graph = times.dependencies
     node = times.last[row]
     node = np.where(node >= graph.rows, times.last[node], node)  # through the join of a reduce or of the commit
@@ -186,13 +180,12 @@ def _needed(times: Times, row: Rows, end: Floats) -> tuple[Floats, Rows, Rows]:
     producer_of[graph.target] = graph.source  # exact for sends, which have one dependency
     send = np.where(is_kind(times.schedule.columns.kind[node], Send), node, graph.sends[node])
     producer = np.where(send >= 0, producer_of[send], -1)
-    brought = producer >= 0
-    made = np.where(brought, times.end[producer], end)
-    return made, np.where(brought, producer, node), np.where(send >= 0, send, node)
+    is_received = producer >= 0
+    computed = np.where(is_received, times.end[producer], end)
+    return computed, np.where(is_received, producer, node), np.where(send >= 0, send, node)
 
 
 def _ready(times: Times) -> Floats:
-    """Return when all inputs of each compute are ready; infinite for other rows."""
     graph = times.dependencies
     computes = is_kind(times.schedule.columns.kind, (Compute, OverlappedPair))
     ready = np.where(computes, 0.0, np.inf)
@@ -202,8 +195,7 @@ def _ready(times: Times) -> Floats:
     return ready
 
 
-def _cut(moment: Floats, low: Floats, high: Floats, tolerance: float) -> Floats:
-    """Clip `moment` to [low, high], snapping to a bound within the tolerance."""
+def _clip(moment: Floats, low: Floats, high: Floats, tolerance: float) -> Floats:
     cut = np.clip(moment, low, high)
     is_high = high - cut < tolerance
     return np.where(is_high, high, np.where(cut - low < tolerance, low, cut))
@@ -218,7 +210,7 @@ class _Memory(NamedTuple):
     limit: Floats
 
     @classmethod
-    def of(cls, times: Times, limit: Floats, *, in_bytes: bool) -> _Memory:
+    def measure(cls, times: Times, limit: Floats, *, in_bytes: bool) -> _Memory:
         added, freed, before = held_before(times.schedule, times.profile, in_bytes=in_bytes)
         return cls(added, added - freed, before + added, limit)
 
@@ -228,10 +220,10 @@ def _memories(times: Times, limits: Sequence[float] | None, byte_limit: float | 
     memories = []
     if limits is not None:
         per_worker = np.tile(np.array(limits, dtype=float), shape.pipelines)
-        memories.append(_Memory.of(times, per_worker + TOLERANCE, in_bytes=False))
+        memories.append(_Memory.measure(times, per_worker + TOLERANCE, in_bytes=False))
     if byte_limit is not None:
         free = byte_limit * (1 + TOLERANCE) - np.array(static_bytes(schedule, profile))
-        memories.append(_Memory.of(times, free, in_bytes=True))
+        memories.append(_Memory.measure(times, free, in_bytes=True))
     return memories
 
 
@@ -240,20 +232,20 @@ def _could_run(c: Columns, row: Rows, ready: Floats, memories: list[_Memory]) ->
     by_time = np.argsort(ready, kind="stable")
     rank = np.empty(len(ready), dtype=np.int64)
     rank[by_time] = np.arange(len(ready))
-    nobody = len(ready)
+    none = len(ready)
     grows = is_kind(c.kind, kinds_where(lambda row: row.holds)) & bool(memories)
-    others = np.where(np.isfinite(ready) & ~grows, rank, nobody)
-    fits = _range_min(others, row, c.offsets[c.worker[row] + 1], nobody)
-    exceeds = np.full(len(row), nobody, dtype=np.int64)
+    others = np.where(np.isfinite(ready) & ~grows, rank, none)
+    fits = _range_min(others, row, c.offsets[c.worker[row] + 1], none)
+    exceeds = np.full(len(row), none, dtype=np.int64)
     begins = np.searchsorted(c.worker[row], np.arange(len(c.offsets)))
     for w in np.flatnonzero(np.diff(begins)).tolist() if memories else ():
-        mine = slice(begins[w], begins[w + 1])
+        span = slice(begins[w], begins[w + 1])
         for members in _alike(c, np.arange(c.offsets[w], c.offsets[w + 1])[grows[c.offsets[w] : c.offsets[w + 1]]]):
-            begin = np.searchsorted(members, row[mine])
-            until = np.searchsorted(members, _fits_from(c, memories, w, int(members[0]), row[mine]), side="right")
-            fits[mine] = np.minimum(fits[mine], _range_min(rank[members], begin, until, nobody))
-            over = _range_min(rank[members], until, np.full(len(until), len(members)), nobody)
-            exceeds[mine] = np.minimum(exceeds[mine], over)
+            begin = np.searchsorted(members, row[span])
+            until = np.searchsorted(members, _fits_from(c, memories, w, int(members[0]), row[span]), side="right")
+            fits[span] = np.minimum(fits[span], _range_min(rank[members], begin, until, none))
+            over = _range_min(rank[members], until, np.full(len(until), len(members)), none)
+            exceeds[span] = np.minimum(exceeds[span], over)
     decode = np.append(by_time, -1)
     return decode[fits], decode[exceeds]
 
@@ -261,7 +253,7 @@ def _could_run(c: Columns, row: Rows, ready: Floats, memories: list[_Memory]) ->
 def _alike(c: Columns, rows: Rows) -> list[Rows]:
     stages = int(max(c.stage[rows].max(initial=0), c.stage2[rows].max(initial=0))) + 2
     key = (c.kind[rows].astype(np.int64) * stages + c.stage[rows]) * stages + c.stage2[rows] + 1
-    return [rows[key == one] for one in np.unique(key)]
+    return [rows[key == group] for group in np.unique(key)]
 
 
 def _fits_from(c: Columns, memories: list[_Memory], w: int, member: int, row: Rows) -> Rows:
@@ -282,7 +274,6 @@ def _fits_from(c: Columns, memories: list[_Memory], w: int, member: int, row: Ro
 
 
 def _range_min(values: Rows, begin: Rows, end: Rows, empty: int) -> Rows:
-    """Return the minimum of `values[begin:end]` for each pair, `empty` for empty ranges, in log2(n) doublings."""
     least = np.full(len(begin), empty, dtype=np.int64)
     length, span, table = end - begin, 1, values
     while True:

@@ -1,14 +1,10 @@
 """The built-in instructions: frozen, fully identified, without times. Each class has a row in `recycle.ir.kinds`.
 
-The text form of an instruction is its repr, the file syntax and the form in errors; `parse_instruction` reads it. The
-notation extends the notation of `torch.distributed.pipelining`:
+The text of an instruction is its repr, the file syntax and the form in errors. It extends the notation of
+`torch.distributed.pipelining`:
 
     instruction = stage kind [ micro_batch ] [ "/" bucket ] [ "@" worker ] | "(" F-or-B ";" F-or-B ")"
     micro_batch = pipeline "." index      input may omit "pipeline." if there is one pipeline
-
-The gradients of a stage may be reduced in buckets (`Schedule.buckets`). Then the last W's of the stage on a worker are
-split into parts per bucket. REDUCE_BUCKET begins the sum of a complete bucket. REDUCE_GRAD sums the last bucket and
-waits for the others.
 """
 
 from __future__ import annotations
@@ -18,6 +14,7 @@ from dataclasses import dataclass
 
 from recycle.errors import ScheduleError
 from recycle.ir.kinds import KIND_CLASSES as KIND_CLASSES
+from recycle.ir.kinds import AsyncInstruction as AsyncInstruction
 from recycle.ir.kinds import Beside as Beside
 from recycle.ir.kinds import Compute as Compute
 from recycle.ir.kinds import ComputePart as ComputePart
@@ -31,7 +28,7 @@ from recycle.ir.kinds import StageWide as StageWide
 from recycle.ir.kinds import Transfer as Transfer
 from recycle.ir.kinds import WaitSend as WaitSend
 from recycle.ir.kinds import is_kind as is_kind
-from recycle.ir.kinds import made as made
+from recycle.ir.kinds import make_instruction as make_instruction
 from recycle.job.shape import MicroBatch, Worker
 
 _ACTIVATION, _INPUT_GRADIENT, _WEIGHT_GRADIENT = ValueKind
@@ -207,7 +204,7 @@ class WeightPart(ComputePart):
         letter="",
     )
 )
-class ReduceBucket(StagePart, Beside):
+class ReduceBucket(StagePart, AsyncInstruction):
     """`2REDUCE_BUCKET/0`: begin the sum of bucket 0 of stage 2's gradients over all its live hosts."""
 
     __slots__ = ()
@@ -321,7 +318,6 @@ def _plain() -> re.Pattern[str]:
 
 _PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)")
 DIGITS = 9
-"""Maximum digits of a number in the text."""
 
 
 def parse_instruction(text: str, one_pipeline: bool = False) -> Instruction:
@@ -361,7 +357,7 @@ def parse_instruction(text: str, one_pipeline: bool = False) -> Instruction:
         raise ScheduleError(f"{text!r}: the other worker is missing, write for example {text}@0.1")
     micro_batch = MicroBatch(int(match[3] or 0), int(match[4] or 0))
     peer = Worker(int(match[6]), int(match[7])) if match[6] else None
-    return made(cls, stage=stage, micro_batch=micro_batch, peer=peer, bucket=int(match[5] or 0))
+    return make_instruction(cls, stage=stage, micro_batch=micro_batch, peer=peer, bucket=int(match[5] or 0))
 
 
 def _parse_pair(text: str, one_pipeline: bool) -> OverlappedPair:

@@ -1,13 +1,11 @@
 """The table of instruction kinds: one class and one row per kind, read by every layer.
 
-`@register(InstructionKind(...))` adds a class of instructions to the table. The base class determines the operands:
-`Compute` a stage and a micro-batch, `Transfer` also the peer worker, `StageWide` the stage only, `ComputePart` and
-`StagePart` also a bucket. The row states syntax, needs, products, cost and memory. `recycle.ir.instruction` registers
-the built-in kinds; any imported file may register others (see docs/guides/add-an-instruction.md). Other layers keep
-their own maps by kind: `recycle.exec.worker.kinds`, `recycle.ir.rules` and `viz.kinds`.
+`@register(InstructionKind(...))` adds a class of instructions. Its base class determines the operands: `Compute` a
+stage and a micro-batch, `Transfer` also the peer worker, `StageWide` the stage only, `ComputePart` and `StagePart` also
+a bucket. The row states syntax, needs, products, cost and memory. Any imported file may register kinds (see
+docs/guides/add-an-instruction.md); other layers keep their own maps by kind.
 
-Columns store the number of a kind, its index in the table. `is_kind` tests numbers against classes; `per_kind` makes an
-array of one property of all rows.
+Columns store the number of a kind, its index in the table.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from recycle.job.profile import Profile
 from recycle.job.shape import MicroBatch, Worker
 
 MOST_KINDS = 256
-"""Number of kinds that an 8-bit column can distinguish."""
 _TOKEN = re.compile("[A-Z][A-Z_]*|;")
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound="type[Instruction]")
@@ -68,16 +65,15 @@ class InstructionKind:
         title: name for people, such as "forward".
         needs: values needed, for the instruction's micro-batch.
         produces: values produced. A SEND carries the first one to other stages.
-        follows: kind that must precede the instruction on the same worker, for the same stage and micro-batch, and
-            whose end the instruction waits for.
+        follows: kind that the instruction waits for on the same worker, for the same stage and micro-batch.
         required: whether every micro-batch needs the kind's share of work at every stage, exactly once.
         implied: whether `lower` adds the kind, once per hosted stage, to a schedule without any implied kind.
         seconds: attributes of `Profile` that add up to the duration on a stage; empty for no duration.
         holds: whether an activation of the stage is held from the start of the instruction.
         remakes: whether the instruction first reruns the forward, for stages that recompute.
         frees: profile -> share of an activation freed at the end.
-        released_by: (value, relative stage) whose production, on the same worker and for the same micro-batch, frees
-            the rest of the held activation. None: instructions of the same stage and micro-batch free it by `frees`.
+        released_by: (value, relative stage) whose production on the same worker frees the rest of the activation;
+            None: instructions of the same stage and micro-batch free it by `frees`.
         letter: first letter of the label in drawings; None for the token, empty for no label.
     """
 
@@ -126,10 +122,13 @@ class WaitSend(Compute):
     __slots__ = ()
 
 
-class Beside(Instruction):
+class AsyncInstruction(Instruction):
     """Base of instructions that overlap the compute of their worker."""
 
     __slots__ = ()
+
+
+Beside = AsyncInstruction  # previous name
 
 
 class Part(Instruction):
@@ -139,7 +138,7 @@ class Part(Instruction):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Transfer(Beside):
+class Transfer(AsyncInstruction):
     """One end of a transfer; `stage` runs the instruction, `peer` is the worker at the other end."""
 
     stage: int
@@ -192,7 +191,7 @@ class StagePart(StageWide, Part):
         return f"{self.stage}{self.token}/{self.bucket}"
 
 
-def made(cls: type[Instruction], **operands: Any) -> Instruction:
+def make_instruction(cls: type[Instruction], **operands: Any) -> Instruction:
     """Create an instruction, ignoring operands that its kind does not have."""
     return cls(*[operands[name] for name in cls.operands])
 
@@ -218,12 +217,12 @@ def register(row: InstructionKind) -> Callable[[C], C]:
             if not hasattr(Profile, name):
                 raise ValueError(f"{cls.__name__}: seconds: {name!r} is not an attribute of a profile")
         if not _TOKEN.fullmatch(row.token):
-            raise ValueError(f"{row.token!r} is no token: write capitals and underscores, such as REPLAY")
+            raise ValueError(f"{row.token!r} is not a token: write capitals and underscores, such as REPLAY")
         taken = next((other for other in KIND_CLASSES if other.token == row.token), None)
         if taken is not None:
-            raise ValueError(f"the token {row.token} is that of {taken.__name__} already")
+            raise ValueError(f"the token {row.token} is already used by {taken.__name__}")
         if len(KIND_CLASSES) == MOST_KINDS:
-            raise ValueError(f"there are {MOST_KINDS} kinds already, which is the most")
+            raise ValueError(f"the table already has {MOST_KINDS} kinds, the maximum")
         cls.kind, cls.row, cls.token = len(KIND_CLASSES), row, row.token
         cls.operands = tuple(field.name for field in fields(cls))
         KIND_CLASSES.append(cls)
@@ -269,15 +268,15 @@ def makers_of(value: ValueKind) -> tuple[type[Instruction], ...]:
     return kinds_where(lambda row: value in row.produces)
 
 
-def per_kind(of: Callable[[type[Instruction]], Any], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
+def per_kind(value_of: Callable[[type[Instruction]], Any], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
     """Evaluate `of` for each kind, as an array indexed by a column of kinds."""
-    return np.array([of(cls) for cls in KIND_CLASSES], dtype=dtype)
+    return np.array([value_of(cls) for cls in KIND_CLASSES], dtype=dtype)
 
 
 def is_kind(column: npt.NDArray[np.uint8], classes: type | Iterable[type]) -> npt.NDArray[np.bool_]:
     """Return which entries of a column of kinds are of one of the classes or subclasses; faster than `np.isin`."""
-    found: npt.NDArray[np.bool_] = _flags((classes,) if isinstance(classes, type) else tuple(classes))[column]
-    return found
+    matches: npt.NDArray[np.bool_] = _flags((classes,) if isinstance(classes, type) else tuple(classes))[column]
+    return matches
 
 
 @reads_kinds

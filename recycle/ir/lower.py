@@ -5,26 +5,23 @@ RECV precedes its consumer such that all transfers follow one global order. A wo
 then never deadlocks, and both ends of a lane have the same order.
 
 With gradient buckets, the last W's of a stage on a worker are split into parts per bucket, run bucket by bucket.
-Earlier buckets are summed while later parts run. Only those last W's are split after which the worker runs no other
-work for the stage, and between which it runs no other work at all. A final B is split into its I and W first. Each
-weight is still accumulated in micro-batch order, so the gradients are bitwise equal. Limits: if an overlapped pair is
-last, nothing is split, and the sums begin after the pair.
+Earlier buckets are summed while later parts run. Only those last W's are split that the worker runs without a break,
+after all other work of the stage. A final B is split into I and W first. Each weight is still accumulated in
+micro-batch order, so the gradients are bitwise equal. Limits: a final overlapped pair is not split.
 
-`forward_only` keeps the forwards, to evaluate the model with the workers and stages of a training schedule. Every
-forward stays on its worker, so micro-batches of dead workers are re-routed and activations use the lanes of training.
-The order is computed again by list scheduling (Graham 1969) with unit times, deepest stage first, because the order of
-training leaves room for backwards. Limits: the order ignores the real durations of forwards.
+`forward_only` keeps the forwards, each on its worker, to evaluate the model with the lanes of training. The n-th
+micro-batch that enters at a worker of stage 0 reaches stage s in slot n + s. A worker runs its forwards by slot,
+deepest stage first, which never deadlocks. Limits: the order ignores the durations of forwards.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from recycle.ir.columns import Columns, Flags, Rows, compute_chains, compute_order, is_nothing, offsets_of
+from recycle.ir.columns import Columns, Flags, Rows, compute_chains, compute_order, is_nothing, occurrences, offsets_of
 from recycle.ir.dependencies import Dependencies, dependencies, find
 from recycle.ir.event_graph import EventGraph, event_graph, topological_order
 from recycle.ir.instruction import (
@@ -44,7 +41,7 @@ from recycle.ir.instruction import (
     is_kind,
 )
 from recycle.ir.kinds import ValueKind, kinds_where, makers_of
-from recycle.ir.pieces import work
+from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
 
 _OFFSET = np.array([receive.row.needs[0].offset for _, receive in CARRIERS.values()], dtype=np.int64)
@@ -62,17 +59,17 @@ def lower(schedule: Schedule) -> Schedule:
 def lower_with_origin(schedule: Schedule) -> tuple[Schedule, Rows]:
     """Lower a schedule; also return the original row of each row, -1 for added rows."""
     origin = np.arange(len(schedule.columns), dtype=np.int64)
-    is_cut = schedule.buckets > 1 and not schedule.forward_only
-    if is_cut and not is_kind(schedule.columns.kind, (*implied_kinds(), Part)).any():
-        schedule, origin = _cut_last_weights(schedule)
+    splits_weights = schedule.buckets > 1 and not schedule.forward_only
+    if splits_weights and not is_kind(schedule.columns.kind, (*implied_kinds(), Part)).any():
+        schedule, origin = _split_last_weights(schedule)
     passes: list[tuple[tuple[type[Instruction], ...], Callable[[Schedule], tuple[Schedule, Rows]]]]
     passes = [((Transfer,), add_transfers), (implied_kinds(), add_reduce_and_step)]
     if schedule.gathers:
         passes.append(((GatherParameters,), add_gathers))
     for classes, add in passes[:1] if schedule.forward_only else passes:
         if not is_kind(schedule.columns.kind, classes).any():
-            schedule, came_from = add(schedule)
-            origin = np.append(origin, -1)[came_from]
+            schedule, origin_of_rows = add(schedule)
+            origin = np.append(origin, -1)[origin_of_rows]
     return schedule, origin
 
 
@@ -94,11 +91,11 @@ def add_transfers(schedule: Schedule) -> tuple[Schedule, Rows]:
     before its consumer, or before the next end.
     """
     graph = dependencies(schedule)
-    found, rank = graph.crossings, _global_rank(schedule.columns, graph)
-    by_rank = np.lexsort((found.stage, found.value, rank[found.producer]))
-    producer, consumer = found.producer[by_rank], found.consumer[by_rank]
-    value, stage = found.value[by_rank], found.stage[by_rank]
-    pipeline, index = np.divmod(found.micro_batch[by_rank], schedule.shape.micro_batches)
+    crossings, rank = graph.crossings, _global_rank(schedule.columns, graph)
+    by_rank = np.lexsort((crossings.stage, crossings.value, rank[crossings.producer]))
+    producer, consumer = crossings.producer[by_rank], crossings.consumer[by_rank]
+    value, stage = crossings.value[by_rank], crossings.stage[by_rank]
+    pipeline, index = np.divmod(crossings.micro_batch[by_rank], schedule.shape.micro_batches)
     sender, receiver = schedule.columns.worker[producer], schedule.columns.worker[consumer]
     kinds = np.array([[end.kind for end in pair] for pair in CARRIERS.values()])[value]
     ends = {
@@ -113,7 +110,7 @@ def add_transfers(schedule: Schedule) -> tuple[Schedule, Rows]:
     worker = np.concatenate([sender, receiver])
     place = np.concatenate([producer + 1, consumer])
     by_worker = np.lexsort((np.tile(np.arange(len(value)), 2), worker))
-    place = _no_later_than_the_next(place[by_worker], is_send[by_worker])
+    place = _before_following_ends(place[by_worker], is_send[by_worker])
     return insert(schedule, worker[by_worker], place, {name: column[by_worker] for name, column in ends.items()})
 
 
@@ -130,7 +127,7 @@ def _global_rank(columns: Columns, graph: Dependencies) -> Rows:
     return rank
 
 
-def _no_later_than_the_next(place: Rows, is_send: Flags) -> Rows:
+def _before_following_ends(place: Rows, is_send: Flags) -> Rows:
     """Move each receive before the ends that follow it, given ends sorted by worker and global order.
 
     One reverse running minimum serves all workers, since rows of later workers have larger numbers.
@@ -145,21 +142,21 @@ def add_reduce_and_step(schedule: Schedule) -> tuple[Schedule, Rows]:
     All reduces precede all steps, so peers reduce in one order and a barrier between them cannot deadlock. With several
     buckets, the sums of all but the last begin as soon as the bucket is complete.
     """
-    came_from = np.arange(len(schedule.columns), dtype=np.int64)
+    origin_of_rows = np.arange(len(schedule.columns), dtype=np.int64)
     if schedule.buckets > 1 and not (schedule.columns.kind == ReduceBucket.kind).any():
         worker, place, stage, bucket = _bucket_starts(schedule)
         begins = {"kind": np.full(len(stage), ReduceBucket.kind), "stage": stage, "bucket": bucket}
-        schedule, came_from = insert(schedule, worker, place, begins)
-    lowered, rows = _at_the_ends(schedule, implied_kinds())
-    return lowered, np.append(came_from, -1)[rows]
+        schedule, origin_of_rows = insert(schedule, worker, place, begins)
+    lowered, rows = _append_to_programs(schedule, implied_kinds())
+    return lowered, np.append(origin_of_rows, -1)[rows]
 
 
 def add_gathers(schedule: Schedule) -> tuple[Schedule, Rows]:
     """End each live worker's program with a GATHER_PARAMS for each stage it hosts, last stage first."""
-    return _at_the_ends(schedule, (GatherParameters,))
+    return _append_to_programs(schedule, (GatherParameters,))
 
 
-def _at_the_ends(schedule: Schedule, classes: Sequence[type[Instruction]]) -> tuple[Schedule, Rows]:
+def _append_to_programs(schedule: Schedule, classes: Sequence[type[Instruction]]) -> tuple[Schedule, Rows]:
     ends = [
         (w, cls.kind, stage)
         for w, worker in enumerate(schedule.shape.workers())
@@ -186,8 +183,7 @@ def insert(schedule: Schedule, worker: Rows, place: Rows, added: dict[str, Rows]
     return replace(schedule, columns=Columns.from_arrays(offsets, **columns)), np.where(order < len(c), order, -1)
 
 
-def _cut_last_weights(schedule: Schedule) -> tuple[Schedule, Rows]:
-    """Split the last W's of each stage into parts; also return the original row of each row."""
+def _split_last_weights(schedule: Schedule) -> tuple[Schedule, Rows]:
     c, buckets = schedule.columns, schedule.buckets
     chain = compute_chains(c)[1]
     begins = np.any([np.diff(column[chain], prepend=-2) != 0 for column in (c.worker, c.stage, c.kind)], axis=0)
@@ -210,12 +206,12 @@ def _cut_last_weights(schedule: Schedule) -> tuple[Schedule, Rows]:
 
 
 def _last_gradients(schedule: Schedule) -> Rows:
-    pieces = work(schedule)
-    at = pieces.of(*makers_of(ValueKind.WEIGHT_GRADIENT))
-    host = pieces.worker[at] * schedule.shape.stages + pieces.stage[at]
-    order = np.lexsort((pieces.row[at], host))
+    ops = operations_of(schedule)
+    at = ops.select(*makers_of(ValueKind.WEIGHT_GRADIENT))
+    host = ops.worker[at] * schedule.shape.stages + ops.stage[at]
+    order = np.lexsort((ops.row[at], host))
     last = np.diff(host[order], append=-1) != 0
-    return np.sort(pieces.row[at][order][last])
+    return np.sort(ops.row[at][order][last])
 
 
 def _bucket_starts(schedule: Schedule) -> tuple[Rows, Rows, Rows, Rows]:
@@ -228,15 +224,15 @@ def _bucket_starts(schedule: Schedule) -> tuple[Rows, Rows, Rows, Rows]:
     live = [w for w, worker in enumerate(shape.workers()) if worker not in schedule.failed]
     worker = np.array([w for w in live for _ in schedule.placement[w]], dtype=np.int64)
     stage = np.array([s for w in live for s in sorted(schedule.placement[w], reverse=True)], dtype=np.int64)
-    pieces, offsets = work(schedule), schedule.columns.offsets
-    at = pieces.of(*makers_of(ValueKind.WEIGHT_GRADIENT))
-    host = find(worker * stages + stage, pieces.worker[at] * stages + pieces.stage[at])
+    ops, offsets = operations_of(schedule), schedule.columns.offsets
+    at = ops.select(*makers_of(ValueKind.WEIGHT_GRADIENT))
+    host = find(worker * stages + stage, ops.worker[at] * stages + ops.stage[at])
     at, host = at[host >= 0], host[host >= 0]
-    is_part = pieces.kind[at] == WeightPart.kind
-    behind = np.zeros((len(stage), schedule.buckets), dtype=np.int64)
-    np.maximum.at(behind, (host[is_part], pieces.bucket[at[is_part]]), pieces.row[at[is_part]] + 1)
-    np.maximum.at(behind, host[~is_part], pieces.row[at[~is_part], None] + 1)
-    place = np.where(behind > 0, behind, offsets[worker + 1, None])[:, :count].ravel()
+    is_part = ops.kind[at] == WeightPart.kind
+    next_row = np.zeros((len(stage), schedule.buckets), dtype=np.int64)
+    np.maximum.at(next_row, (host[is_part], ops.bucket[at[is_part]]), ops.row[at[is_part]] + 1)
+    np.maximum.at(next_row, host[~is_part], ops.row[at[~is_part], None] + 1)
+    place = np.where(next_row > 0, next_row, offsets[worker + 1, None])[:, :count].ravel()
     worker = np.repeat(worker, count)
     # Rows of later workers have larger numbers, so one running maximum serves all workers.
     return worker, np.maximum.accumulate(place), np.repeat(stage, count), np.tile(np.arange(count), len(stage))
@@ -257,35 +253,17 @@ def with_barrier(schedule: Schedule) -> Schedule:
 
 
 def forward_only(schedule: Schedule) -> Schedule:
-    """Return the compute-only schedule of the forwards of `schedule`, including those in overlapped pairs."""
+    """Return the compute-only schedule of the forwards of a valid schedule, including those in overlapped pairs."""
     c = schedule.columns
     rows = np.flatnonzero(is_kind(c.kind, (Forward, OverlappedPair)))
-    rows = rows[np.lexsort((rows, _begins(schedule, rows), c.worker[rows]))]
+    first = rows[c.stage[rows] == 0]
+    entry = np.zeros((schedule.shape.pipelines, schedule.shape.micro_batches), dtype=np.int64)
+    entry[c.pipeline[first], c.index[first]] = occurrences(c.worker[first])
+    slot = entry[c.pipeline[rows], c.index[rows]] + c.stage[rows]
+    rows = rows[np.lexsort((-c.stage[rows], slot, c.worker[rows]))]
     offsets = offsets_of(c.worker[rows], schedule.shape.worker_count)
     kept = {name: getattr(c, name)[rows] for name in ("stage", "pipeline", "index")}
     columns = Columns.from_arrays(offsets, kind=np.full(len(rows), Forward.kind), **kept)
     return replace(
         schedule, columns=columns, optimizer="staggered", ties=(), buckets=1, gathers=False, forward_only=True
     )
-
-
-def _begins(schedule: Schedule, rows: Rows) -> Rows:
-    c = schedule.columns
-    worker, stage = c.worker[rows].tolist(), c.stage[rows].tolist()
-    micro_batch = list(zip(c.pipeline[rows].tolist(), c.index[rows].tolist(), strict=True))
-    following: dict[tuple[int, tuple[int, int]], list[int]] = {}
-    for place in range(len(rows)):
-        following.setdefault((stage[place], micro_batch[place]), []).append(place)
-    ready: list[list[tuple[int, int]]] = [[] for _ in range(schedule.shape.worker_count)]
-    for place in range(len(rows)):
-        if stage[place] == 0:
-            heapq.heappush(ready[worker[place]], (0, place))
-    begins, now = np.full(len(rows), len(rows) + 1, dtype=np.int64), 0
-    while any(ready):
-        ran = [heapq.heappop(waiting)[1] for waiting in ready if waiting]
-        begins[ran] = now
-        for place in ran:
-            for after in following.pop((stage[place] + 1, micro_batch[place]), ()):
-                heapq.heappush(ready[worker[after]], (-stage[after], after))
-        now += 1
-    return begins

@@ -13,7 +13,7 @@ from recycle.errors import JobError
 from recycle.ir.columns import Floats, Rows
 from recycle.ir.instruction import Backward, Forward, Instruction, OverlappedPair, Part
 from recycle.ir.kinds import is_kind, kinds_where, makers_of, per_kind
-from recycle.ir.pieces import work
+from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
 from recycle.job.profile import Profile
 
@@ -24,49 +24,46 @@ TOLERANCE = 1e-9
 def activation_changes(schedule: Schedule, profile: Profile, *, in_bytes: bool) -> tuple[Floats, Floats]:
     """Return (added at the start, freed at the end) of each row, in activations or in bytes.
 
-    Kinds that hold an activation (F, R) add 1 (with a cut, the stage's share of a fault-free activation), or the bytes
-    of their stage. Each row frees the share given by its kind's `frees`, and a part of a W its share of that. An
-    overlapped pair adds as its forward and frees as its backward. The producer of the `released_by` value frees the
-    rest. With recomputation, in bytes, the forward adds only the recomputation's input, and the backward the rest. In a
-    forward-only schedule a forward holds its activation only while it runs.
+    Kinds that hold an activation add 1 (with a cut, the stage's share of a fault-free activation), or the bytes of the
+    stage; each row frees the share given by its kind. With recomputation, in bytes, the forward adds only the input of
+    the recomputation, and the backward the rest. A forward-only schedule holds an activation only while F runs.
     """
     c, shape = schedule.columns, schedule.shape
     stage = np.clip(c.stage, 0, shape.stages - 1)
-    weight, again = np.array(shape.stage_sizes), np.zeros(shape.stages)
+    weight, recomputed = np.array(shape.stage_sizes), np.zeros(shape.stages)
     if in_bytes:
         weight = np.array(profile.per_stage("activation", shape.stages))
-        again = weight - np.array(profile.per_stage("recomputed_from", shape.stages))
-    mine = weight[stage]
-    added = np.where(is_kind(c.kind, kinds_where(lambda row: row.holds)), mine, 0.0)
+        recomputed = weight - np.array(profile.per_stage("recomputed_from", shape.stages))
+    size = weight[stage]
+    added = np.where(is_kind(c.kind, kinds_where(lambda row: row.holds)), size, 0.0)
     if schedule.forward_only:
         return added, added.copy()
-    freed = mine * per_kind(lambda cls: cls.row.frees(profile))[c.kind]
+    freed = size * per_kind(lambda cls: cls.row.frees(profile))[c.kind]
     if schedule.buckets > 1:
         freed[is_kind(c.kind, Part)] /= schedule.buckets
     pair = np.flatnonzero(c.kind == OverlappedPair.kind)
     stage2 = np.clip(c.stage2[pair], 0, shape.stages - 1)
     freed[pair] = weight[stage2] * Backward.row.frees(profile)
-    if again.any():
-        added -= np.where(is_kind(c.kind, (Forward, OverlappedPair)), again[stage], 0.0)
-        added += np.where(is_kind(c.kind, kinds_where(lambda row: row.remakes)), again[stage], 0.0)
-        added[pair] += again[stage2]
+    if recomputed.any():
+        added -= np.where(is_kind(c.kind, (Forward, OverlappedPair)), recomputed[stage], 0.0)
+        added += np.where(is_kind(c.kind, kinds_where(lambda row: row.remakes)), recomputed[stage], 0.0)
+        added[pair] += recomputed[stage2]
     for cls in kinds_where(lambda row: row.released_by is not None):
         if (c.kind == cls.kind).any():
             held, by = _released(schedule, cls)
-            np.add.at(freed, by, mine[held] * (1 - cls.row.frees(profile)))
+            np.add.at(freed, by, size[held] * (1 - cls.row.frees(profile)))
     return added, freed
 
 
 def _released(schedule: Schedule, cls: type[Instruction]) -> tuple[Rows, Rows]:
-    """Return (holding row, row that produces the releasing value on the same worker) for a kind with `released_by`."""
     assert cls.row.released_by is not None
     value, offset = cls.row.released_by
-    pieces, micro_batches = work(schedule), schedule.shape.global_micro_batches
-    key = (pieces.worker * (schedule.shape.stages + 1) + pieces.stage) * micro_batches + pieces.micro_batch
-    holders = pieces.of(cls)
-    makers = pieces.of(*makers_of(value))
+    ops, micro_batches = operations_of(schedule), schedule.shape.global_micro_batches
+    key = (ops.worker * (schedule.shape.stages + 1) + ops.stage) * micro_batches + ops.micro_batch
+    holders = ops.select(cls)
+    makers = ops.select(*makers_of(value))
     _, first, second = np.intersect1d(key[holders] + offset * micro_batches, key[makers], return_indices=True)
-    return pieces.row[holders[first]], pieces.row[makers[second]]
+    return ops.row[holders[first]], ops.row[makers[second]]
 
 
 def held_before(schedule: Schedule, profile: Profile, *, in_bytes: bool) -> tuple[Floats, Floats, Floats]:

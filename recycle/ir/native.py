@@ -1,10 +1,7 @@
 """Schedules as text: programs, and the native schedule file (docs/reference/file-format.md).
 
-The notation is defined in `recycle.ir.instruction`, with one blank between instructions. Canonical programs, as
-`render` writes them, are parsed in a few passes over the whole text. Other programs are parsed one instruction at a
-time, which accepts the full notation and locates errors.
-
-The file is versioned JSON with one line of program text per worker.
+Canonical programs, as `render` writes them, are parsed in a few passes over the whole text. Other programs are parsed
+one instruction at a time, which accepts the full notation and locates errors.
 
     {"format": "recycle-schedule", "version": 1, "shape": {...}, "optimizer": "staggered", "failed": ["1.2"],
      "placement": null, "ties": [], "metadata": {...}, "programs": {"0.0": "0F0.0 0F0.1 ...", ...}}
@@ -59,20 +56,20 @@ def _words_by_worker(shape: Shape, columns: Columns) -> Iterator[list[str]]:
     f, b = Forward.token, Backward.token
     for begin, end in pairwise(columns.offsets.tolist()):
         lists = [getattr(columns, name)[begin:end].tolist() for name in Columns.FIELDS]
-        found = []
+        texts = []
         for kind, stage, pipeline, index, peer, stage2, pipeline2, index2, bucket in zip(*lists, strict=True):
             if stage2 >= 0:
-                found.append(f"({stage}{f}{pipeline}.{index};{stage2}{b}{pipeline2}.{index2})")
+                texts.append(f"({stage}{f}{pipeline}.{index};{stage2}{b}{pipeline2}.{index2})")
             elif bucket >= 0:
-                of = f"{pipeline}.{index}" if pipeline >= 0 else ""
-                found.append(f"{stage}{tokens[kind]}{of}/{bucket}")
+                micro_batch = f"{pipeline}.{index}" if pipeline >= 0 else ""
+                texts.append(f"{stage}{tokens[kind]}{micro_batch}/{bucket}")
             elif pipeline < 0:
-                found.append(f"{stage}{tokens[kind]}")
+                texts.append(f"{stage}{tokens[kind]}")
             elif peer < 0:
-                found.append(f"{stage}{tokens[kind]}{pipeline}.{index}")
+                texts.append(f"{stage}{tokens[kind]}{pipeline}.{index}")
             else:
-                found.append(f"{stage}{tokens[kind]}{pipeline}.{index}{peers[peer]}")
-        yield found
+                texts.append(f"{stage}{tokens[kind]}{pipeline}.{index}{peers[peer]}")
+        yield texts
 
 
 def parse(shape: Shape, programs: Mapping[Worker, str]) -> Columns:
@@ -100,11 +97,11 @@ def _canonical() -> re.Pattern[str]:
     pair = rf"{number}\.{number}"
 
     def any_of(base: type[Instruction]) -> str:
-        found = (
+        classes = (
             cls for cls in KIND_CLASSES if issubclass(cls, base) and issubclass(cls, Part) == issubclass(base, Part)
         )
         # Longest token first: a possessive pattern does not backtrack.
-        return "|".join(sorted((cls.token for cls in found), key=len, reverse=True))
+        return "|".join(sorted((cls.token for cls in classes), key=len, reverse=True))
 
     parts = f"(?:{any_of(ComputePart)}){pair}/{number}|(?:{any_of(StagePart)})/{number}"
     plain = f"{number}(?:(?:{any_of(Compute)}){pair}|(?:{any_of(Transfer)}){pair}@{pair}|{any_of(StageWide)}|{parts})"
@@ -122,13 +119,12 @@ _OPERANDS: tuple[tuple[type[Instruction], tuple[str, ...]], ...] = (
     (OverlappedPair, (*_OF_MICRO_BATCH, "stage2", "pipeline2", "index2")),
 )
 """The numbers of an instruction in written order, by the first matching base class."""
-_BESIDE_TOKENS = b"0123456789.@()/"
+_NOT_TOKENS = b"0123456789.@()/"
 _ONLY_NUMBERS = bytes(byte if chr(byte) in "0123456789" else ord(" ") for byte in range(256))
 
 
 @reads_kinds
 def _notation() -> tuple[dict[bytes, int], Ints]:
-    """Return (kind by instruction text without numbers, index in `_OPERANDS` of each kind)."""
     kinds = {cls.token.encode(): number for number, cls in enumerate(KIND_CLASSES)}
     kinds[f"{Forward.token};{Backward.token}".encode()] = OverlappedPair.kind
     bases = [base for base, _ in _OPERANDS]
@@ -143,7 +139,7 @@ def _parse_canonical(shape: Shape, texts: list[str]) -> Columns | None:
     """
     kinds, places = _notation()
     programs = [text.encode("ascii") for text in texts]
-    tokens = [program.translate(None, _BESIDE_TOKENS).split() for program in programs]
+    tokens = [program.translate(None, _NOT_TOKENS).split() for program in programs]
     kind = np.fromiter(map(kinds.__getitem__, chain.from_iterable(tokens)), dtype=np.uint8)
     offsets = np.cumsum([0, *map(len, tokens)])
     del tokens
@@ -156,9 +152,9 @@ def _parse_canonical(shape: Shape, texts: list[str]) -> Columns | None:
     columns: dict[str, Ints] = {}
     for place, (_, names) in enumerate(_OPERANDS):
         rows = np.flatnonzero(operands == place)
-        for behind, name in enumerate(names if len(rows) else ()):
+        for offset, name in enumerate(names if len(rows) else ()):
             column = columns.setdefault(name, np.full(len(kind), -1, dtype=np.int32))
-            column[rows] = numbers[first[rows] + behind]
+            column[rows] = numbers[first[rows] + offset]
     if "peer" in columns:
         pipeline, rank = columns["peer"], columns.pop("rank")
         if (pipeline >= shape.pipelines).any() or (rank >= shape.ranks).any():
@@ -170,7 +166,7 @@ def _parse_canonical(shape: Shape, texts: list[str]) -> Columns | None:
 FORMAT, VERSION = "recycle-schedule", 1
 _SHORTEST = len("0F0 ")
 """Minimum characters of an instruction, including the following blank."""
-_MOST_BYTES_BESIDE = 2**25
+_MOST_HEAD_BYTES = 2**25
 """Maximum bytes of everything but the programs. In memory, small values take many times their text."""
 
 
@@ -253,11 +249,11 @@ def _value(head: dict[str, msgspec.Raw], name: str) -> Any:
 
 
 def _refuse_ambiguous_or_bloated(head: dict[str, msgspec.Raw]) -> None:
-    beside = {name: len(memoryview(value)) for name, value in head.items() if name != "programs"}
-    if sum(beside.values()) > _MOST_BYTES_BESIDE:
-        largest = max(beside, key=beside.__getitem__)
+    sizes = {name: len(memoryview(value)) for name, value in head.items() if name != "programs"}
+    if sum(sizes.values()) > _MOST_HEAD_BYTES:
+        largest = max(sizes, key=sizes.__getitem__)
         raise ScheduleError(
-            f"{largest}: {beside[largest]} bytes; all but the programs may take {_MOST_BYTES_BESIDE} bytes together"
+            f"{largest}: {sizes[largest]} bytes; all content except the programs may take {_MOST_HEAD_BYTES} bytes"
         )
     for name, value in head.items():
         if memoryview(value)[:1].tobytes() == b"{":

@@ -1,8 +1,7 @@
 """Plugins: entry points of installed packages, and modules named by the user.
 
-Packages declare entry points in the groups of `GROUPS`. Modules named by `recycle COMMAND --import MODULE` or the
-environment variable `RECYCLE_IMPORT` register their definitions on import. Commands call `load_plugins` before they
-parse their arguments. Processes started by commands inherit the variable and do the same.
+Modules named by `recycle COMMAND --import MODULE` or `RECYCLE_IMPORT` register their definitions on import. Commands
+call `load_plugins` before they parse their arguments; processes that they start inherit the variable.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def entry_points(group: str, taken: Collection[str] = ()) -> list[metadata.Entry
     entries = sorted(metadata.entry_points(group=group), key=lambda entry: (entry.name, entry.value))
     for entry in entries:
         if entry.name in taken:
-            raise JobError(refusal_of(entry, f"{entry.name} is a name of recycle's own"))
+            raise JobError(refusal_of(entry, f"recycle itself uses the name {entry.name}"))
     return entries
 
 
@@ -101,7 +100,7 @@ def refusal_of(entry: metadata.EntryPoint, reason: str) -> str:
 def import_failure(error: BaseException, module: str) -> str:
     """Return the message for a failed import, with the place of the error."""
     if isinstance(error, ModuleNotFoundError) and error.name is not None and f"{module}.".startswith(f"{error.name}."):
-        return f'there is no module "{error.name}" in {os.getcwd()} or on Python\'s path'
+        return f'module "{error.name}" was not found in {os.getcwd()} or on Python\'s path'
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     if isinstance(error, SyntaxError):

@@ -4,11 +4,10 @@ In `rounds` iterations every micro-batch of every stage is replayed once, by ano
 host that ran it; the peers of a host alternate. All workers replay in the same iterations, because an iteration takes
 as long as its slowest worker.
 
-A replay goes into the first gap that starts after its inputs are ready and has room for an activation. Without such a
-gap it goes after the worker's compute, before the reduce of the stage. One topological order then places all inputs of
-a replay before the replay, and only its own worker waits for it. So replays can be added to and removed from a valid
-schedule: one lowered schedule holds the replays of all iterations, and an iteration runs that schedule without the
-others. Both ends of a transfer are removed together, so lanes keep their order.
+A replay goes into the first gap that starts after its inputs are ready and has room for an activation, else after the
+worker's compute. One topological order then places all inputs of a replay before the replay, and only its own worker
+waits for it. So one lowered schedule holds the replays of all iterations, and an iteration runs it without the others.
+Both ends of a transfer are removed together, so lanes keep their order.
 """
 
 from __future__ import annotations
@@ -24,36 +23,38 @@ from recycle.ir.columns import Flags, Floats, Ints, Rows, occurrences
 from recycle.ir.compiled import COMPILE_FROM
 from recycle.ir.dependencies import dependencies, find
 from recycle.ir.event_graph import event_graph, load_compiled
-from recycle.ir.instruction import CARRIERS, Forward, Instruction, ReduceGradients, Replay, StageWide, Transfer
-from recycle.ir.kinds import Beside, is_kind, makers_of
-from recycle.ir.lower import insert, lower, lower_with_origin
+from recycle.ir.instruction import Forward, Instruction, ReduceGradients, Replay, Transfer
+from recycle.ir.kinds import AsyncInstruction, is_kind, makers_of
+from recycle.ir.lower import insert, lower, lowered_graph
 from recycle.ir.memory import TOLERANCE, held_before
-from recycle.ir.pieces import work
+from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import time_graph
 from recycle.job.cut import profile_of_cut
 from recycle.job.profile import Profile
 from recycle.job.shape import MicroBatch, Worker
 
-ALWAYS = -1
+EVERY_ITERATION = -1
 """Round of replays that run in every iteration."""
 _FEW_EVENTS = 5 * COMPILE_FROM
 """Number of timed rows up to which plain Python is faster than loading compiled loops."""
 MOST_ROUNDS = 1_000_000
-"""Maximum number of rounds."""
 
 
-class Checked(NamedTuple):
+class ReplayTarget(NamedTuple):
     """The target of a replay: the work of a stage on a micro-batch."""
 
     stage: int
     micro_batch: MicroBatch
 
 
-class Turns(NamedTuple):
+Checked = ReplayTarget  # previous name
+
+
+class ReplaySlots(NamedTuple):
     """Replays and their rounds, as columns, sorted by worker and round; `micro_batch` is the global id.
 
-    A replay runs in iterations equal to `round` modulo the number of rounds; in every iteration for `ALWAYS`.
+    A replay runs in iterations equal to `round` modulo the number of rounds; in every iteration for `EVERY_ITERATION`.
     """
 
     worker: Rows
@@ -61,88 +62,75 @@ class Turns(NamedTuple):
     micro_batch: Rows
     round: Rows
 
-    def take(self, places: Rows | Flags) -> Turns:
+    def take(self, places: Rows | Flags) -> ReplaySlots:
         """Return the entries at these indices."""
-        return Turns(*(column[places] for column in self))
+        return ReplaySlots(*(column[places] for column in self))
 
 
-NO_TURNS = Turns(*np.empty((4, 0), dtype=np.int64))
+NO_SLOTS = ReplaySlots(*np.empty((4, 0), dtype=np.int64))
 
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
     """A schedule with replays that rotate over iterations.
 
-    `whole` is lowered and has the replays of all rounds, `turns`. A full rotation takes `rounds` iterations; 0 for
+    `whole` is lowered and has the replays of all rounds, `slots`. A full rotation takes `rounds` iterations; 0 for
     none.
     """
 
     whole: Schedule
     rounds: int
-    turns: Turns = NO_TURNS
+    slots: ReplaySlots = NO_SLOTS
     _programs: dict[tuple[Worker, int], tuple[Instruction, ...]] = field(default_factory=dict, repr=False)
-    _checked: dict[int, frozenset[Checked]] = field(default_factory=dict, repr=False)
+    _targets: dict[int, frozenset[ReplayTarget]] = field(default_factory=dict, repr=False)
 
     def round_of(self, iteration: int) -> int:
-        """Return the round of an iteration; `ALWAYS` if the iteration has no rotating replays."""
-        number = iteration % self.rounds if self.rounds else ALWAYS
-        return number if number in self._used else ALWAYS
+        """Return the round of an iteration; `EVERY_ITERATION` if the iteration has no rotating replays."""
+        number = iteration % self.rounds if self.rounds else EVERY_ITERATION
+        return number if number in self._used else EVERY_ITERATION
 
     @cached_property
     def _used(self) -> frozenset[int]:
-        return frozenset(self.turns.round.tolist())
+        return frozenset(self.slots.round.tolist())
 
     @cached_property
     def _rounds_of_rows(self) -> Rows:
-        return np.append(self.turns.round, ALWAYS)[self.turn_of_rows]
+        return np.append(self.slots.round, EVERY_ITERATION)[self.slot_of_rows]
 
     @cached_property
-    def turn_of_rows(self) -> Rows:
-        """The index in `turns` of the only replay that needs each row of `whole`; -1 for rows that always run."""
+    def slot_of_rows(self) -> Rows:
+        """The index in `slots` of the only replay that needs each row of `whole`; -1 for rows that always run."""
         c, shape = self.whole.columns, self.whole.shape
-        found = np.full(len(c), -1, dtype=np.int64)
-        worker, stage, micro_batch, _ = self.turns
-        if not len(worker):
-            return found
+        slot_of_rows = np.full(len(c), -1, dtype=np.int64)
+        if not len(self.slots.worker):
+            return slot_of_rows
 
-        def key(receiver: Rows | Ints, value: Rows | int, made_by: Rows | Ints, of: Rows) -> Rows:
-            within = (receiver.astype(np.int64) * len(CARRIERS) + value) * (shape.stages + 2) + made_by + 1
-            return within * shape.global_micro_batches + of
+        def key(worker: Rows | Ints, stage: Rows | Ints, micro_batch: Rows) -> Rows:
+            return (worker * shape.stages + stage) * shape.global_micro_batches + micro_batch
 
-        at = np.flatnonzero(c.kind == Replay.kind)
-        of_rows = c.pipeline.astype(np.int64) * shape.micro_batches + c.index
-        found[at] = find(key(worker, 0, stage, micro_batch), key(c.worker[at], 0, c.stage[at], of_rows[at]))
-        # A transfer belongs to one turn if no row that always runs on the receiver needs the value.
-        kept = np.flatnonzero(~is_kind(c.kind, (Transfer, StageWide)) & (found < 0))
-        base = replace(self.whole, columns=c.take(kept))
-        needed = dependencies(base).crossings
-        always = key(base.columns.worker[needed.consumer], needed.value, needed.stage, needed.micro_batch)
-        needs = [key(worker, need.value, stage + need.offset, micro_batch) for need in Replay.row.needs]
-        wanted, turn = np.concatenate(needs), np.tile(np.arange(len(worker)), len(needs))
-        alone = ~np.isin(wanted, always)
-        wanted, turn = wanted[alone], np.append(turn[alone], -1)
-        for value, ends in CARRIERS.items():
-            for end in ends:
-                rows = np.flatnonzero(c.kind == end.kind)
-                receiver = (c.peer if end is ends[0] else c.worker)[rows]
-                made_by = c.stage[rows].astype(np.int64) + end.row.needs[0].offset
-                found[rows] = turn[find(wanted, key(receiver, value, made_by, of_rows[rows]))]
-        return found
+        replays = np.flatnonzero(c.kind == Replay.kind)
+        micro_batch = c.pipeline[replays].astype(np.int64) * shape.micro_batches + c.index[replays]
+        worker, stage, target, _ = self.slots
+        slot_of_rows[replays] = find(key(worker, stage, target), key(c.worker[replays], c.stage[replays], micro_batch))
+        graph = dependencies(self.whole)
+        receives, consumers = graph.received
+        lowest = np.full(len(c), len(self.slots.worker))  # of the consumers of each receive
+        np.minimum.at(lowest, receives, slot_of_rows[consumers])
+        slot_of_rows[receives] = slot_of_rows[graph.sends[receives]] = lowest[receives]
+        return slot_of_rows
 
-    def keeping(self, stays: Flags) -> Rotation:
-        """Return the rotation with only the turns flagged in `stays`."""
-        kept = np.flatnonzero(np.append(stays, True)[self.turn_of_rows])
-        c = self.whole.columns
-        return Rotation(
-            replace(self.whole, columns=c.take(kept)), self.rounds if stays.any() else 0, self.turns.take(stays)
-        )
+    def keeping(self, is_kept: Flags) -> Rotation:
+        """Return the rotation with only the slots flagged in `is_kept`."""
+        rows = np.flatnonzero(np.append(is_kept, True)[self.slot_of_rows])
+        whole = replace(self.whole, columns=self.whole.columns.take(rows))
+        return Rotation(whole, self.rounds if is_kept.any() else 0, self.slots.take(is_kept))
 
     def room(self) -> list[list[int]]:
         """Return the stages that have replays, for each round."""
-        return [np.unique(self.turns.stage[self.turns.round == number]).tolist() for number in range(self.rounds)]
+        return [np.unique(self.slots.stage[self.slots.round == number]).tolist() for number in range(self.rounds)]
 
     def _runs(self, iteration: int) -> Flags:
-        return np.isin(self._rounds_of_rows, (ALWAYS, self.round_of(iteration)))
+        return np.isin(self._rounds_of_rows, (EVERY_ITERATION, self.round_of(iteration)))
 
     def schedule(self, iteration: int) -> Schedule:
         """Return the lowered schedule of an iteration."""
@@ -155,24 +143,25 @@ class Rotation:
             self._programs[key] = self.schedule(iteration).program(worker)
         return self._programs[key]
 
-    def checked(self, iteration: int) -> frozenset[Checked]:
+    def checked(self, iteration: int) -> frozenset[ReplayTarget]:
         """Return the replay targets of an iteration."""
         number = self.round_of(iteration)
-        if number not in self._checked:
+        if number not in self._targets:
             c = self.whole.columns
             rows = np.flatnonzero((c.kind == Replay.kind) & self._runs(iteration))
             numbers = (column[rows].tolist() for column in (c.stage, c.pipeline, c.index))
-            self._checked[number] = frozenset(
-                Checked(stage, MicroBatch(pipeline, index)) for stage, pipeline, index in zip(*numbers, strict=True)
+            self._targets[number] = frozenset(
+                ReplayTarget(stage, MicroBatch(pipeline, index))
+                for stage, pipeline, index in zip(*numbers, strict=True)
             )
-        return self._checked[number]
+        return self._targets[number]
 
 
 def with_replays(
     schedule: Schedule,
     every: int | Literal["gaps"] = 1,
     profile: Profile | None = None,
-    disputed: Collection[Checked] = (),
+    disputed: Collection[ReplayTarget] = (),
     room: Sequence[Collection[int]] | None = None,
 ) -> Rotation:
     """Add rotating replays of all work to a schedule.
@@ -180,40 +169,39 @@ def with_replays(
     Args:
         schedule: a valid schedule; transfers of a lowered schedule are regenerated.
         every: iterations of a full rotation; 0 for no replays. "gaps": one replay per worker and iteration, and only
-            replays that do not lengthen the period; stages without room are not replayed.
+            replays that do not lengthen the period.
         profile: durations that determine the gaps; uniform if None.
         disputed: targets that all other hosts also replay in every iteration.
-        room: for "gaps", the stages of each round whose replays do not lengthen the period; empty for no replays.
-            Computed if None or if its length is not the number of rounds.
+        room: for "gaps", the result of `Rotation.room`; computed if None or for another number of rounds.
     """
     profile = profile or Profile.uniform()
     base = _without_transfers(schedule)
-    ran, shape = _who_ran(base), base.shape
-    turns, rounds = _assigned_to_peers(base, ran, every) if every else (NO_TURNS, 0)
-    rotation = _rotation(base, profile, rounds, turns)
+    ran, shape = _hosts_of_forwards(base), base.shape
+    slots, rounds = _assigned_to_peers(base, ran, every) if every else (NO_SLOTS, 0)
+    rotation = _rotation(base, profile, rounds, slots)
     if every == "gaps" and room is not None and len(room) in (0, rounds):
-        placed = zip(turns.stage.tolist(), turns.round.tolist(), strict=True)
+        placed = zip(slots.stage.tolist(), slots.round.tolist(), strict=True)
         rotation = rotation.keeping(np.array([bool(room) and s in room[number] for s, number in placed], bool))
-    elif every == "gaps" and len(turns.worker):
-        rotation = rotation.keeping(_that_fit(rotation.whole, rotation.turn_of_rows, turns, profile))
+    elif every == "gaps" and len(slots.worker):
+        rotation = rotation.keeping(_fitting_slots(rotation, profile))
     if not disputed:
         return rotation
     is_disputed = np.zeros_like(ran, dtype=np.bool_)
     for stage, (pipeline, index) in disputed:
         is_disputed[stage, pipeline * shape.micro_batches + index] = True
-    turns = rotation.turns.take(~is_disputed[rotation.turns.stage, rotation.turns.micro_batch])
+    slots = rotation.slots.take(~is_disputed[rotation.slots.stage, rotation.slots.micro_batch])
     more = [
-        (shape.worker_index(peer), stage, micro_batch, ALWAYS)
+        (shape.worker_index(peer), stage, micro_batch, EVERY_ITERATION)
         for stage, micro_batch in np.argwhere(is_disputed & (ran >= 0)).tolist()
         for peer in base.hosts(stage)
         if shape.worker_index(peer) != ran[stage, micro_batch]
     ]
     added = np.array(more, dtype=np.int64).reshape(-1, 4).T
-    return _rotation(base, profile, rotation.rounds, Turns(*np.concatenate([np.array(turns), added], axis=1)))
+    return _rotation(base, profile, rotation.rounds, ReplaySlots(*np.concatenate([np.array(slots), added], axis=1)))
 
 
-def _rotation(base: Schedule, profile: Profile, rounds: int, turns: Turns) -> Rotation:
-    by_worker = turns.take(np.lexsort((turns.round, turns.worker)))
+def _rotation(base: Schedule, profile: Profile, rounds: int, slots: ReplaySlots) -> Rotation:
+    by_worker = slots.take(np.lexsort((slots.round, slots.worker)))
     return Rotation(lower(_inserted(base, profile, by_worker)), rounds, by_worker)
 
 
@@ -225,82 +213,78 @@ def _without_transfers(schedule: Schedule) -> Schedule:
     return replace(schedule, columns=c.take(kept))
 
 
-def _that_fit(whole: Schedule, of_rows: Rows, turns: Turns, profile: Profile) -> Flags:
-    """Return which turns stay when replays that lengthen the period are dropped.
+def _fitting_slots(rotation: Rotation, profile: Profile) -> Flags:
+    """Return which slots stay when replays that lengthen the period are dropped.
 
     Stages are tried from last to first, because hosts of late stages wait longest for their first input. A round that
-    is still too long drops its lowest stages. `of_rows` is the only turn that needs each row of `whole`, -1 for none.
+    is still too long drops its lowest stages.
     """
-    stage, number = turns.stage, turns.round
-    rounds = np.unique(number[number != ALWAYS]).tolist()
-    if len(whole.columns) * (len(rounds) + whole.shape.stages) > _FEW_EVENTS:
+    stage, number = rotation.slots.stage, rotation.slots.round
+    if len(rotation.whole.columns) * (rotation.rounds + rotation.whole.shape.stages) > _FEW_EVENTS:
         load_compiled()
 
-    def period(stays: Flags) -> float:
-        kept = np.flatnonzero(np.append(stays, True)[of_rows])
-        return time_graph(event_graph(replace(whole, columns=whole.columns.take(kept))), profile).period
+    def period(is_kept: Flags) -> float:
+        return time_graph(event_graph(rotation.keeping(is_kept).whole), profile).period
 
-    stays: Flags = number == ALWAYS
-    longest = period(stays) * (1 + TOLERANCE)
+    is_kept: Flags = np.zeros(len(stage), dtype=np.bool_)
+    longest = period(is_kept) * (1 + TOLERANCE)
 
-    def fit(of: int, stages: Sequence[int]) -> bool:
-        turns_of = (number == of) & np.isin(stage, stages)
-        return not turns_of.any() or period(turns_of | (number == ALWAYS)) <= longest
+    def fit(one_round: int, stages: Sequence[int]) -> bool:
+        candidates = (number == one_round) & np.isin(stage, stages)
+        return not candidates.any() or period(candidates) <= longest
 
     room: list[int] = []
-    for one in reversed(range(whole.shape.stages)):
-        of = number[(stage == one) & (number != ALWAYS)]
-        if len(of) and fit(int(of.min()), [*room, one]):
-            room.append(one)
-    for of in rounds:
-        stages = sorted({*room} & {*stage[number == of].tolist()})
-        while not fit(of, stages):
+    for last in reversed(range(rotation.whole.shape.stages)):
+        own_rounds = number[stage == last]
+        if len(own_rounds) and fit(int(own_rounds.min()), [*room, last]):
+            room.append(last)
+    for one_round in range(rotation.rounds):
+        stages = sorted({*room} & {*stage[number == one_round].tolist()})
+        while not fit(one_round, stages):
             del stages[0]
-        stays |= (number == of) & np.isin(stage, stages)
-    return stays
+        is_kept |= (number == one_round) & np.isin(stage, stages)
+    return is_kept
 
 
-def _who_ran(schedule: Schedule) -> Rows:
-    pieces, shape = work(schedule), schedule.shape
-    first = pieces.first(shape, pieces.of(Forward))
-    return np.where(first >= 0, pieces.worker[first], -1).reshape(shape.stages, -1)
+def _hosts_of_forwards(schedule: Schedule) -> Rows:
+    ops, shape = operations_of(schedule), schedule.shape
+    first = ops.first(shape, ops.select(Forward))
+    return np.where(first >= 0, ops.worker[first], -1).reshape(shape.stages, -1)
 
 
-def _assigned_to_peers(schedule: Schedule, ran: Rows, every: int | Literal["gaps"]) -> tuple[Turns, int]:
+def _assigned_to_peers(schedule: Schedule, ran: Rows, every: int | Literal["gaps"]) -> tuple[ReplaySlots, int]:
     """Return (replays of each worker, number of rounds); the peers of a host alternate over its micro-batches."""
     stage, micro_batch = np.nonzero(ran >= 0)
     host = ran[stage, micro_batch]
     place, peer = occurrences(stage * schedule.shape.worker_count + host), np.full(len(host), -1, dtype=np.int64)
     for s in range(schedule.shape.stages):
-        mine, hosts = stage == s, np.array(list(map(schedule.shape.worker_index, schedule.hosts(s))))
+        of_stage, hosts = stage == s, np.array(list(map(schedule.shape.worker_index, schedule.hosts(s))))
         if len(hosts) > 1:
-            after = np.searchsorted(hosts, host[mine]) + 1 + place[mine] % (len(hosts) - 1)
-            peer[mine] = hosts[after % len(hosts)]
+            after = np.searchsorted(hosts, host[of_stage]) + 1 + place[of_stage] % (len(hosts) - 1)
+            peer[of_stage] = hosts[after % len(hosts)]
     order = np.lexsort((micro_batch, stage, place, peer))
     order = order[peer[order] >= 0]
     count = np.bincount(peer[order], minlength=1)
     rounds = int(count.max()) if every == "gaps" else every
-    turn = occurrences(peer[order]) * rounds // count[peer[order]]
-    return Turns(peer[order], stage[order], micro_batch[order], turn), rounds
+    rounds_of_slots = occurrences(peer[order]) * rounds // count[peer[order]]
+    return ReplaySlots(peer[order], stage[order], micro_batch[order], rounds_of_slots), rounds
 
 
-def _inserted(schedule: Schedule, profile: Profile, turns: Turns) -> Schedule:
-    if not len(turns.worker):
+def _inserted(schedule: Schedule, profile: Profile, slots: ReplaySlots) -> Schedule:
+    if not len(slots.worker):
         return schedule
-    before = _places(schedule, profile_of_cut(profile, schedule.shape), turns)
-    by_place = np.lexsort((before, turns.worker))
-    worker, stage, micro_batch, _ = turns.take(by_place)
+    before = _places(schedule, profile_of_cut(profile, schedule.shape), slots)
+    by_place = np.lexsort((before, slots.worker))
+    worker, stage, micro_batch, _ = slots.take(by_place)
     pipeline, index = np.divmod(micro_batch, schedule.shape.micro_batches)
     added = {"kind": np.full(len(stage), Replay.kind), "stage": stage, "pipeline": pipeline, "index": index}
     return insert(schedule, worker, before[by_place], added)[0]
 
 
 def _times_without(schedule: Schedule, profile: Profile) -> tuple[Floats, Floats, Rows]:
-    """Return (start, end, place in a topological order) of each row, without replays."""
-    lowered, origin = lower_with_origin(schedule)
-    graph = event_graph(lowered)
-    timeline = time_graph(graph, profile)
-    rows = len(lowered.columns)
+    graph = lowered_graph(schedule)
+    timeline, origin, rows = time_graph(graph, profile), graph.origin, graph.dependencies.rows
+    assert origin is not None
     rank = np.zeros(graph.dependencies.nodes, dtype=np.int64)
     rank[graph.order] = np.arange(len(graph.order))
     place = np.empty(rows, dtype=np.int64)
@@ -313,11 +297,11 @@ def _times_without(schedule: Schedule, profile: Profile) -> tuple[Floats, Floats
     return start, end, order
 
 
-def _places(schedule: Schedule, profile: Profile, turns: Turns) -> Rows:
+def _places(schedule: Schedule, profile: Profile, slots: ReplaySlots) -> Rows:
     shape, c = schedule.shape, schedule.columns
     starts, ends, order = _times_without(schedule, profile)
-    beside, reduces = is_kind(c.kind, Beside), c.kind == ReduceGradients.kind
-    busy_until = np.where(beside, 0.0, ends)
+    is_async, reduces = is_kind(c.kind, AsyncInstruction), c.kind == ReduceGradients.kind
+    busy_until = np.where(is_async, 0.0, ends)
     # Count activations, and their bytes: per stage, held before each row, and the peak of each worker.
     weights = np.array([shape.stage_sizes, profile.per_stage("activation", shape.stages)])
     measures = [held_before(schedule, profile, in_bytes=in_bytes) for in_bytes in (False, True)]
@@ -328,50 +312,52 @@ def _places(schedule: Schedule, profile: Profile, turns: Turns) -> Rows:
     @cache
     def candidates(w: int, stage: int) -> tuple[Rows, Floats, int]:
         """Return (rows before which a replay may go, idle time before each, fallback row after all compute)."""
-        mine = slice(*c.offsets[w : w + 2].tolist())
-        holds = held[:, mine].T + weights[:, stage] <= peak[:, w] * (1 + TOLERANCE)
-        until = np.append(np.flatnonzero(reduces[mine] & (c.stage[mine] == stage)), mine.stop - mine.start)[0]
-        at = np.flatnonzero((holds.all(axis=1) & ~beside[mine])[:until])
-        idle = np.append(0.0, np.maximum.accumulate(busy_until[mine]))
-        return mine.start + at, idle[at], int(mine.start + until)
+        program = slice(*c.offsets[w : w + 2].tolist())
+        holds = held[:, program].T + weights[:, stage] <= peak[:, w] * (1 + TOLERANCE)
+        until = np.append(np.flatnonzero(reduces[program] & (c.stage[program] == stage)), program.stop - program.start)[
+            0
+        ]
+        at = np.flatnonzero((holds.all(axis=1) & ~is_async[program])[:until])
+        idle = np.append(0.0, np.maximum.accumulate(busy_until[program]))
+        return program.start + at, idle[at], int(program.start + until)
 
     speed = np.array([profile.speed_of(worker) for worker in shape.workers()])
     seconds = np.sum([profile.per_stage(name, shape.stages) for name in Replay.row.seconds], axis=0)
-    ready, behind = _ready(schedule, profile, turns, ends, order)
-    found, taken = np.empty(len(turns.worker), dtype=np.int64), dict[tuple[int, int], dict[int, float]]()
-    columns = (turns.worker, turns.stage, turns.round, ready, behind, seconds[turns.stage] * speed[turns.worker])
-    for place, (w, s, of, available, after, needed) in enumerate(
+    ready, last_input = _ready(schedule, profile, slots, ends, order)
+    places, taken = np.empty(len(slots.worker), dtype=np.int64), dict[tuple[int, int], dict[int, float]]()
+    columns = (slots.worker, slots.stage, slots.round, ready, last_input, seconds[slots.stage] * speed[slots.worker])
+    for place, (w, s, round_number, available, after, needed) in enumerate(
         zip(*(column.tolist() for column in columns), strict=True)
     ):
         rows, idle, last = candidates(w, s)
         begins = np.maximum(idle, available)
-        free = taken.setdefault((w, of), {})
+        free = taken.setdefault((w, round_number), {})
         for row, since in free.items():
             begins[rows == row] = max(since, available)
         fitting = np.flatnonzero((starts[rows] - begins >= needed * (1 - TOLERANCE)) & (order[rows] > after))
-        found[place] = last
+        places[place] = last
         if len(fitting):
-            found[place] = row = int(rows[fitting[0]])
+            places[place] = row = int(rows[fitting[0]])
             free[row] = float(begins[fitting[0]]) + needed
-    return found
+    return places
 
 
-def _ready(schedule: Schedule, profile: Profile, turns: Turns, ends: Floats, order: Rows) -> tuple[Floats, Rows]:
+def _ready(schedule: Schedule, profile: Profile, slots: ReplaySlots, ends: Floats, order: Rows) -> tuple[Floats, Rows]:
     """Return (when all inputs of each replay are ready, place in the order of the last producer)."""
-    pieces, shape = work(schedule), schedule.shape
-    ready, behind = np.zeros(len(turns.worker)), np.full(len(turns.worker), -1, dtype=np.int64)
+    ops, shape = operations_of(schedule), schedule.shape
+    ready, last_input = np.zeros(len(slots.worker)), np.full(len(slots.worker), -1, dtype=np.int64)
     for need in Replay.row.needs:
-        makers = pieces.first(shape, pieces.of(*makers_of(need.value))).reshape(shape.stages, -1)
-        of = turns.stage + need.offset
-        there = np.flatnonzero((of >= 0) & (of < shape.stages))
-        made = makers[of[there], turns.micro_batch[there]]
-        there, maker = there[made >= 0], pieces.row[made[made >= 0]]
+        makers = ops.first(shape, ops.select(*makers_of(need.value))).reshape(shape.stages, -1)
+        producer_stage = slots.stage + need.offset
+        exists = np.flatnonzero((producer_stage >= 0) & (producer_stage < shape.stages))
+        makers_found = makers[producer_stage[exists], slots.micro_batch[exists]]
+        exists, maker = exists[makers_found >= 0], ops.row[makers_found[makers_found >= 0]]
         sender, receiver, boundary = (
             schedule.columns.worker[maker],
-            turns.worker[there],
-            of[there] - max(need.offset, 0),
+            slots.worker[exists],
+            producer_stage[exists] - max(need.offset, 0),
         )
-        way = profile.transfer_seconds(shape, sender, receiver, boundary)
-        ready[there] = np.maximum(ready[there], ends[maker] + np.where(sender == receiver, 0.0, way))
-        behind[there] = np.maximum(behind[there], order[maker])
-    return ready, behind
+        seconds = profile.transfer_seconds(shape, sender, receiver, boundary)
+        ready[exists] = np.maximum(ready[exists], ends[maker] + np.where(sender == receiver, 0.0, seconds))
+        last_input[exists] = np.maximum(last_input[exists], order[maker])
+    return ready, last_input

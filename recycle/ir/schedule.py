@@ -28,7 +28,7 @@ from recycle.ir.instruction import (
     OverlappedPair,
     Transfer,
     is_kind,
-    made,
+    make_instruction,
 )
 from recycle.ir.native import parse, render, words
 from recycle.job.profile import Profile
@@ -49,8 +49,6 @@ def loop_placement(shape: Shape) -> Placement:
 
 
 class _Options(TypedDict, total=False):
-    """Keyword arguments of `Schedule.from_columns`."""
-
     placement: Placement | Mapping[Worker | str, Sequence[int]] | None
     failed: Iterable[Worker | str]
     optimizer: Optimizer
@@ -76,8 +74,7 @@ class Schedule:
         gathers: whether each host steps a part of its stages and gathers the other parameters from its peers.
         forward_only: whether the schedule evaluates: forwards only, no reduce and no step.
         metadata: family or planner, parameters, parent; JSON values only.
-        drawn_by: function that draws a schedule; set by the public API, since the IR may not import the viewer.
-        read_by: function that reads a file; set by the public API, since this module may not import the formats.
+        drawn_by, read_by: functions that draw a schedule and read a file, set by the public API.
     """
 
     drawn_by: ClassVar[Callable[[Schedule, Profile | None, str], Any]]
@@ -101,12 +98,7 @@ class Schedule:
         programs: Mapping[Worker, Iterable[Instruction]] | Mapping[str, Iterable[Instruction]],
         **options: Unpack[_Options],
     ) -> Schedule:
-        """Build a schedule from instruction objects.
-
-        Args:
-            programs: the instructions of each worker, in order, by worker or its text ("0.1"); omitted workers get an
-                empty program.
-            options: keyword arguments of `from_columns`.
+        """Build a schedule from the instructions of each worker; `options` as in `from_columns`.
 
         Raises:
             ScheduleError: a program, placement, peer or failed worker lies outside the shape, or a program contains
@@ -136,9 +128,7 @@ class Schedule:
             failed: dead workers; their programs are kept for `check` to report.
             optimizer, ties, buckets, gathers, forward_only, metadata: the attributes of the schedule.
 
-        Raises:
-            ScheduleError: the placement or a failed worker lies outside the shape, the optimizer is unknown, or an
-                option has the wrong type.
+        Raises ScheduleError if an option has the wrong type or lies outside the shape.
         """
         if isinstance(failed, str | Worker) or not isinstance(failed, Iterable):
             raise ScheduleError(f"failed workers: {failed!r} is not a list of workers: write for example ['0.1']")
@@ -177,9 +167,7 @@ class Schedule:
     ) -> Schedule:
         """Build a schedule from text: worker -> instructions separated by blanks.
 
-        Raises:
-            ScheduleError: an instruction cannot be parsed, or a worker lies outside the shape; the message names
-                worker and position. `check` reports all other defects.
+        Raises ScheduleError, with worker and position, for what cannot be parsed or lies outside the shape.
         """
         texts = _by_worker(shape, programs, "programs")
         for worker, text in texts.items():
@@ -218,7 +206,7 @@ class Schedule:
             second = MicroBatch(int(c.pipeline2[row]), int(c.index2[row]))
             return OverlappedPair(Forward(stage, micro_batch), Backward(int(c.stage2[row]), second))
         peer = self.shape.worker_at(c.peer[row]) if issubclass(cls, Transfer) else None
-        return made(cls, stage=stage, micro_batch=micro_batch, peer=peer, bucket=int(c.bucket[row]))
+        return make_instruction(cls, stage=stage, micro_batch=micro_batch, peer=peer, bucket=int(c.bucket[row]))
 
     def words(self) -> list[str]:
         """Return the text of each row's instruction, without building instruction objects."""
@@ -339,13 +327,13 @@ def _worker(shape: Shape, worker: Worker | str, where: str) -> Worker:
 def _by_worker(shape: Shape, given: Mapping[Any, Value], where: str) -> dict[Worker, Value]:
     if not isinstance(given, Mapping):
         raise ScheduleError(f"{where}: {given!r} is not a mapping from workers: write {{'0.0': ...}}")
-    found: dict[Worker, Value] = {}
+    by_worker: dict[Worker, Value] = {}
     for name, value in given.items():
         worker = _worker(shape, name, where)
-        if worker in found:
-            raise ScheduleError(f"{where}: worker {worker} is there twice")
-        found[worker] = value
-    return found
+        if worker in by_worker:
+            raise ScheduleError(f"{where}: worker {worker} is listed twice")
+        by_worker[worker] = value
+    return by_worker
 
 
 def _placement(shape: Shape, placement: Placement | Mapping[Worker | str, Sequence[int]] | None) -> Placement:

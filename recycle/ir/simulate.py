@@ -1,11 +1,7 @@
 """The simulator: a schedule and a profile give a Timeline.
 
 Every instruction starts as soon as its dependencies are met and its worker (for a transfer: its lane) is free; see
-`recycle.ir.event_graph`, which also defines the period.
-
-`slack` is the delay that each instruction tolerates without a longer iteration, from the longest path on the reversed
-graph. Instructions without slack lie on a critical path; there may be several, and `Timeline.critical_path` is one of
-them. Limits: slack assumes that only one instruction is delayed, and ignores the period.
+`recycle.ir.event_graph`. `slack` is the delay that one instruction tolerates without a longer iteration.
 """
 
 from __future__ import annotations
@@ -32,11 +28,11 @@ from recycle.ir.event_graph import (
     period_of,
 )
 from recycle.ir.gaps import Gaps, find_gaps
-from recycle.ir.instruction import KIND_CLASSES, Beside, Compute, OverlappedPair, Send, StageWide, is_kind
+from recycle.ir.instruction import KIND_CLASSES, AsyncInstruction, Compute, OverlappedPair, Send, StageWide, is_kind
 from recycle.ir.lower import lowered_graph
 from recycle.ir.memory import TOLERANCE as TOLERANCE
 from recycle.ir.memory import held_activations, static_bytes
-from recycle.ir.pieces import incomplete_count
+from recycle.ir.operations import incomplete_count
 from recycle.ir.schedule import Schedule
 from recycle.job.cut import profile_of_cut
 from recycle.job.profile import Profile
@@ -62,7 +58,7 @@ class Timeline(Times):
     def _occupied(self) -> list[tuple[float, float, float]]:
         """(busy, first start, last end) of each worker's compute rows."""
         c, workers = self.schedule.columns, self.schedule.shape.worker_count
-        rows = np.flatnonzero(~is_kind(c.kind, Beside))
+        rows = np.flatnonzero(~is_kind(c.kind, AsyncInstruction))
         worker, seconds = c.worker[rows], self.end[rows] - self.start[rows]
         is_work = ~is_kind(c.kind[rows], StageWide)
         # Stage-wide rows count only for workers without other work.
@@ -176,23 +172,20 @@ class _Printed(str):
 
 
 def simulate(schedule: Schedule, profile: Profile | None = None, *, serialised: bool = False) -> Timeline:
-    """Simulate a schedule. Warns with `ScheduleWarning` if a forward or backward is missing.
+    """Simulate a schedule. Warns with `ScheduleWarning` if a forward or backward is missing; raises as `timeline_of`.
 
     Args:
         schedule: lowered or compute-only; missing transfers, reduces and steps are implied, as `lower` adds them.
         profile: seconds and bytes; one unit for each of F, I and W if None.
         serialised: each worker carries one transfer at a time, unbuffered, in program order.
-
-    Raises:
-        JobError, ScheduleError: as `timeline_of`.
     """
     timeline = timeline_of(schedule, profile, serialised=serialised)
     if count := incomplete_count(schedule):
         shape = schedule.shape
         warnings.warn(
             f"the schedule is incomplete: {count} of {shape.stages * shape.global_micro_batches} pairs of stage and"
-            " micro-batch lack their forward or a part of their backward, so its times are those of the rest;"
-            " recycle.check says which",
+            " micro-batch lack a forward or a part of the backward, and the times do not include them;"
+            " recycle.check lists them",
             ScheduleWarning,
             stacklevel=2,
         )
@@ -277,5 +270,5 @@ def slack(timeline: Timeline) -> Floats:
     offsets, followers = group_edges(target, source, nodes)
     seconds = np.zeros(nodes)
     seconds[:rows] = timeline.end - timeline.start
-    behind, _ = earliest(events.order[::-1].copy(), offsets, followers, seconds, np.zeros(nodes))
-    return np.maximum(float(timeline.end.max()) - timeline.end - behind[:rows], 0.0)
+    remaining, _ = earliest(events.order[::-1].copy(), offsets, followers, seconds, np.zeros(nodes))
+    return np.maximum(float(timeline.end.max()) - timeline.end - remaining[:rows], 0.0)

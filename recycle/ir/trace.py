@@ -2,11 +2,10 @@
 
 Lanes are processes, named by the position they started in. `role` is the position in the plan that a process played;
 workers inside instructions (`@1.0`) are roles too. Times are seconds since the start of the run on one clock (see
-`first_impossible`). `executed_timeline` converts one executed iteration to a Timeline, `executed_profile` measured
-durations to a Profile.
+`first_impossible`).
 
-What an instruction waited for is derived: the dependency that ended last. An executor posts a receive and continues.
-So a receive counts as arrived at the end of its send, or at the start of its consumer if that worker was idle.
+What an instruction waited for is derived: the dependency that ended last. A posted receive counts as arrived at the end
+of its send, or at the start of its consumer if that worker was idle.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ class Trace:
         shape: size of the job.
         columns: one row per instruction, grouped by process in execution order, over all steps.
         role: worker index in the plan that the process played, per row.
-        generation, step: membership generation and iteration of each row. A repeated iteration has several generations;
-            the last one counts.
+        generation, step: generation and iteration of each row. Of a repeated iteration the last generation counts.
         start, end: seconds since the start of the run, float64.
         events: the lines of `events.jsonl` (fault, detected, generation, recovered, rejoined, ...), in order.
         batch: batch of an evaluation, per row; -1 in iterations.
@@ -110,16 +108,15 @@ class Trace:
     @cached_property
     def _generations(self) -> dict[int, list[int]]:
         pairs = np.unique(np.stack([self.step, self.generation], axis=1), axis=0)
-        found: dict[int, list[int]] = {}
+        by_step: dict[int, list[int]] = {}
         for step, generation in pairs.tolist():
-            found.setdefault(step, []).append(generation)
-        return found
+            by_step.setdefault(step, []).append(generation)
+        return by_step
 
     def period(self, first: int, last: int) -> float | None:
-        """Return the median seconds between consecutive steps from `first` to `last`, in the generations that count.
+        """Return the median seconds between the first starts of consecutive steps on each worker.
 
-        Measured between the first starts of each worker, over all workers, because neighboring stages may be in
-        different steps. For a single step: from its first start to its last end. None if the steps have no rows.
+        For a single step: from its first start to its last end. None if the steps have no rows.
         """
         steps = np.array([step for step in self.steps if first <= step <= last], dtype=np.int64)
         counted = np.array([self.generations_of(step)[-1] for step in steps.tolist()], dtype=np.int64)
@@ -212,10 +209,10 @@ class TraceBuilder:
         rows, times = rows[order], times[order]
 
         def trace(which: npt.NDArray[np.bool_], **more: Any) -> Trace:
-            of, at = rows[which], times[which]
-            columns = parsed.take(of[:, 4], offsets_of(of[:, 0], self.shape.worker_count))
-            role, generation, step, batch = (of[:, i].astype(np.int32) for i in (1, 2, 3, 5))
-            start, end = at[:, 0].copy(), at[:, 1].copy()
+            chosen, seconds = rows[which], times[which]
+            columns = parsed.take(chosen[:, 4], offsets_of(chosen[:, 0], self.shape.worker_count))
+            role, generation, step, batch = (chosen[:, i].astype(np.int32) for i in (1, 2, 3, 5))
+            start, end = seconds[:, 0].copy(), seconds[:, 1].copy()
             return Trace(self.shape, columns, role, generation, step, start, end, batch=batch, **more)
 
         evaluates = rows[:, 5] >= 0
@@ -236,13 +233,13 @@ def executed_schedule(ran: Trace) -> tuple[Schedule, Rows]:
 
 def _placement_of(shape: Shape, columns: Columns) -> Placement:
     """Return the stages of each worker; a worker without instructions gets the stages of its first live peer."""
-    usual, found = loop_placement(shape), dict[int, tuple[int, ...]]()
+    usual, stages_of = loop_placement(shape), dict[int, tuple[int, ...]]()
     for w, (first, end) in enumerate(pairwise(columns.offsets.tolist())):
         if first < end:
             stages = np.unique(columns.stage[first:end])
-            found[w] = tuple(stages[stages < shape.stages].tolist())
-    of_rank = {w % shape.ranks: stages for w, stages in reversed(found.items())}
-    return tuple(found.get(w, of_rank.get(w % shape.ranks, usual[w])) for w in range(shape.worker_count))
+            stages_of[w] = tuple(stages[stages < shape.stages].tolist())
+    of_rank = {w % shape.ranks: stages for w, stages in reversed(stages_of.items())}
+    return tuple(stages_of.get(w, of_rank.get(w % shape.ranks, usual[w])) for w in range(shape.worker_count))
 
 
 _NAMES = {
@@ -257,8 +254,7 @@ _NAMES = {
 def executed_timeline(ran: Trace, profile: Profile) -> Timeline:
     """Convert one generation of one step (`Trace.window`) to a timeline, in role names and seconds.
 
-    `profile` supplies bytes and the share of an activation kept between I and W; its times are not used. The period is
-    the makespan, since one iteration does not determine the next.
+    The times of `profile` are not used. The period is the makespan, since one iteration does not determine the next.
     """
     schedule, rows = executed_schedule(ran)
     origin = float(ran.start.min()) if len(ran) else 0.0
@@ -278,16 +274,10 @@ def _with_arrivals(columns: Columns, graph: Dependencies, start: Floats, end: Fl
     before, after = compute_order(columns)
     idle_from = np.zeros(len(end))
     idle_from[after] = end[before]
-    received, consumers = _consumed(graph)
+    received, consumers = graph.received
     waited = start[consumers] > idle_from[consumers]
     np.maximum.at(arrived, received[waited], start[consumers[waited]])
     return arrived
-
-
-def _consumed(graph: Dependencies) -> tuple[Rows, Rows]:
-    edges = graph.between_rows
-    edges = edges[graph.sends[graph.source[edges]] >= 0]
-    return graph.source[edges], graph.target[edges]
 
 
 def _awaited(graph: Dependencies, source: Rows, target: Rows, end: Floats) -> Rows:
@@ -329,7 +319,7 @@ def transfer_leads(timeline: Timeline) -> Floats:
 
 
 def _transfers(timeline: Timeline) -> tuple[Rows, Rows]:
-    receives, consumers = _consumed(timeline.dependencies)
+    receives, consumers = timeline.dependencies.received
     return timeline.dependencies.sends[receives], consumers
 
 
@@ -340,16 +330,16 @@ WorkerTimes = Mapping[tuple[str, int, int], float]
 def worker_times(ran: Trace, stages: int) -> WorkerTimes:
     """Return the median duration of the instructions of each stage on each worker. W parts count as their sum."""
     c, seconds, buckets = ran.columns, ran.end - ran.start, buckets_of(ran.columns)
-    found: dict[tuple[str, int, int], float] = {}
+    medians: dict[tuple[str, int, int], float] = {}
     for stage, kind in product(range(stages), (*_NAMES, WeightPart.kind)):
         rows = np.flatnonzero((c.stage == stage) & (c.kind == kind))
         for worker in np.unique(ran.process[rows]).tolist():
             took = seconds[rows[ran.process[rows] == worker]]
             if kind == WeightPart.kind:
-                found.setdefault(("backward_weight", stage, worker), buckets * float(took.mean()))
+                medians.setdefault(("backward_weight", stage, worker), buckets * float(took.mean()))
             else:
-                found[_NAMES[kind], stage, worker] = float(np.median(took))
-    return found
+                medians[_NAMES[kind], stage, worker] = float(np.median(took))
+    return medians
 
 
 def stage_times(times: WorkerTimes, stage: int, profile: Profile, stages: int) -> dict[str, float]:
@@ -374,20 +364,20 @@ def executed_profile(ran: Trace, step: int, name: str) -> Profile:
     trace has no bytes, so transfers count as latency. Raises ScheduleError if a stage lacks its forward or backward.
     """
     stages, times = ran.shape.stages, worker_times(ran, ran.shape.stages)
-    found: dict[str, list[float]] = {key: [] for key in ("forward", "backward_input", "backward_weight", "step")}
+    columns: dict[str, list[float]] = {key: [] for key in ("forward", "backward_input", "backward_weight", "step")}
     for stage in range(stages):
         usual = {"step": 0.0, **stage_times(times, stage, Profile(), stages)}
-        if (missing := next((key for key in found if key not in usual), None)) is not None:
+        if (missing := next((key for key in columns if key not in usual), None)) is not None:
             raise ScheduleError(f"{name}: stage {stage} ran no {missing}, without which a profile is not whole")
-        for key, values in found.items():
+        for key, values in columns.items():
             values.append(round(usual[key], 12))
     pairs = ran.columns.kind == OverlappedPair.kind
     links = _links(ran.window(step, step, ran.generations_of(step)[-1]))
     return Profile(
-        found["forward"],
-        found["backward_input"],
-        found["backward_weight"],
-        step=found["step"],
+        columns["forward"],
+        columns["backward_input"],
+        columns["backward_weight"],
+        step=columns["step"],
         overlapped_pair=float(np.median((ran.end - ran.start)[pairs])) if pairs.any() else None,
         latency=float(np.median([link.latency for link in links.values()])) if links else 0.0,
         links=links,

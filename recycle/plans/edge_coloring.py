@@ -1,9 +1,8 @@
 """Edge coloring: few colors such that edges with a common vertex have different colors.
 
-Edges are colored one after the other. If no color is free at both ends, let a be free at one end and b at the other
-end; swapping a and b along the alternating path from the other end frees a at both ends (Koenig 1916). In a bipartite
-graph the path never reaches the first end, so the largest degree suffices, also with parallel edges. If every path
-reaches it, which requires an odd cycle, the edge gets a new color.
+If no color is free at both ends of an edge, let a be free at one end and b at the other; swapping a and b along the
+alternating path from the other end frees a at both ends (Koenig 1916). In a bipartite graph the path never reaches the
+first end, so the largest degree suffices. If every path reaches it, the edge gets a new color.
 """
 
 from __future__ import annotations
@@ -28,27 +27,27 @@ class _Coloring:
         # vertex -> color -> edge
         self._at: dict[int, dict[int, int]] = {vertex: {} for edge in edges for vertex in edge}
         degree = dict.fromkeys(self._at, 0)
-        for one, other in edges:
-            degree[one] += 1
-            degree[other] += 1
+        for first, second in edges:
+            degree[first] += 1
+            degree[second] += 1
         self._colors = max(degree.values(), default=0)
 
     def add(self, edge: int) -> None:
-        one, other = self._edges[edge]
-        free_at_one, free_at_other = self._free(one), self._free(other)
-        color = next((color for color in free_at_one if color not in self._at[other]), None)
+        first, second = self._edges[edge]
+        free_at_first, free_at_second = self._free(first), self._free(second)
+        color = next((color for color in free_at_first if color not in self._at[second]), None)
         if color is None:
-            color = self._made_free(one, other, free_at_one, free_at_other)
+            color = self._free_color(first, second, free_at_first, free_at_second)
         self._paint(edge, color)
 
     def _free(self, vertex: int) -> list[int]:
         return [color for color in range(self._colors) if color not in self._at[vertex]]
 
-    def _made_free(self, one: int, other: int, free_at_one: Sequence[int], free_at_other: Sequence[int]) -> int:
-        for a in free_at_one:
-            for b in free_at_other:
-                path, end = self._path(other, a, b)
-                if end != one:
+    def _free_color(self, first: int, second: int, free_at_first: Sequence[int], free_at_second: Sequence[int]) -> int:
+        for a in free_at_first:
+            for b in free_at_second:
+                path, end = self._path(second, a, b)
+                if end != first:
                     self._swap(path, a, b)
                     return a
         self._colors += 1
@@ -59,8 +58,8 @@ class _Coloring:
         path: list[int] = []
         while (edge := self._at[vertex].get(a)) is not None:
             path.append(edge)
-            one, other = self._edges[edge]
-            vertex, a, b = other if one == vertex else one, b, a
+            first, second = self._edges[edge]
+            vertex, a, b = second if first == vertex else first, b, a
         return path, vertex
 
     def _swap(self, path: Sequence[int], a: int, b: int) -> None:

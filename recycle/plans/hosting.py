@@ -1,10 +1,7 @@
 """Hosting: the units of each stage of the model, and the units that each worker hosts.
 
 A unit is the smallest part of the model that can move: unit 0 is the embedding, unit l + 1 is layer l, unit L + 1 the
-head. A stage is a range of units, so a schedule determines the units of each worker. This module is the only place that
-derives them.
-
-Limits: the embedding belongs to the first stage and the head to the last.
+head. A stage is a range of units, so a schedule determines the units of each worker.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ class Hosts:
     def of(cls, job: Sections, stages: Mapping[Worker, tuple[int, ...]], cut: tuple[int, ...] = ()) -> Hosts:
         """Build from the stages of each worker, for a job or another cut of its model. Raises JobError."""
         ranges = stage_units(layers_of(job, cut))
-        units = {worker: joined(ranges[stage] for stage in mine) for worker, mine in stages.items()}
+        units = {worker: joined(ranges[stage] for stage in hosted) for worker, hosted in stages.items()}
         return cls(ranges[-1][1], units, stages, cut)
 
     @classmethod
@@ -51,8 +48,7 @@ class Hosts:
     def at_start(cls, job: Sections, schedule: Schedule | None) -> Hosts:
         """Build for the processes at the start of a run, from the run's own schedule if it has one.
 
-        A worker without stages hosts the stages of its peers if all workers of each rank host the same. Otherwise the
-        worker starts empty and copies what the plan of its first generation assigns.
+        A worker without stages hosts the stages of its peers if all workers of each rank host the same, else none.
         """
         shape = job.shape
         if schedule is None:
@@ -64,16 +60,16 @@ class Hosts:
 
     def hosts_of_stages(self) -> dict[int, list[Worker]]:
         """Return the hosts of each stage, sorted."""
-        found: dict[int, list[Worker]] = {}
+        hosts: dict[int, list[Worker]] = {}
         for worker in sorted(self.stages):
             for stage in self.stages[worker]:
-                found.setdefault(stage, []).append(worker)
-        return found
+                hosts.setdefault(stage, []).append(worker)
+        return hosts
 
 
 def is_same(hosts: Hosts, first: Hosts) -> bool:
     """Return whether each worker of `hosts` hosts the same stages of the same cut as in `first`."""
-    return hosts.cut == first.cut and all(first.stages.get(worker) == of for worker, of in hosts.stages.items())
+    return hosts.cut == first.cut and all(first.stages.get(worker) == stages for worker, stages in hosts.stages.items())
 
 
 def layers_of(job: Sections, cut: Sequence[int] = ()) -> list[int]:
@@ -101,34 +97,34 @@ def unit_name(unit: int, count: int) -> str:
 
 def joined(ranges: Iterable[UnitRange]) -> tuple[UnitRange, ...]:
     """Merge ranges into the fewest ranges, in order; drop empty ranges."""
-    found: list[UnitRange] = []
+    merged: list[UnitRange] = []
     for begin, end in sorted(each for each in ranges if each[0] < each[1]):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
         else:
-            found.append((begin, end))
-    return tuple(found)
+            merged.append((begin, end))
+    return tuple(merged)
 
 
 def without(ranges: Sequence[UnitRange], others: Sequence[UnitRange]) -> tuple[UnitRange, ...]:
     """Return the units of `ranges` that are in none of `others`; both must be sorted."""
-    left: list[UnitRange] = []
+    remaining: list[UnitRange] = []
     for begin, end in ranges:
         for first, last in others:
             if first < end and begin < last:
-                left.append((begin, first))
+                remaining.append((begin, first))
                 begin = max(begin, last)
-        left.append((begin, end))
-    return joined(left)
+        remaining.append((begin, end))
+    return joined(remaining)
 
 
 def stages_by_rank(schedule: Schedule) -> dict[int, tuple[int, ...]] | None:
     """Return the stages of each rank; None if live workers of a rank differ or the model is repartitioned."""
     if schedule.shape.cut:
         return None
-    found: dict[int, tuple[int, ...]] = {}
+    by_rank: dict[int, tuple[int, ...]] = {}
     for worker in schedule.live:
         stages = tuple(sorted(schedule.stages_of(worker)))
-        if found.setdefault(worker.rank, stages) != stages:
+        if by_rank.setdefault(worker.rank, stages) != stages:
             return None
-    return found
+    return by_rank

@@ -4,9 +4,7 @@ A plan is one file named by the hash of its content; `manifest.json` lists the f
 vector. A plan must pass `check` before it is stored, and a file counts as absent unless its content has the hash in the
 manifest. Limits: a look-up trusts the manifest; callers check a schedule before they run it, or call `proven`.
 
-A set of dead workers whose vector has no plan uses a plan for more dead workers. Surplus live workers stand idle or
-move to the stage that lacks them (`[planner] move`). The cache of the user has one file per plan, named by everything
-that the plan depends on.
+The cache of the user has one file per plan, named by everything that the plan depends on.
 """
 
 from __future__ import annotations
@@ -39,12 +37,11 @@ from recycle.plans.roles import Arrangement, Move, Vector, arrange, failure_vect
 MANIFEST = "manifest.json"
 FORMAT = "recycle-plan-library"
 LOADED = 32
-"""Number of plans kept in memory after reading."""
 MOST = 4
 """Number of plans tried without moves, and as many with moves, best period first."""
 
 
-BESIDE = ("ahead", "move", "iterations_between_changes")
+NOT_IN_PLAN = ("ahead", "move", "iterations_between_changes")
 """Keys of `[planner]` that select vectors; the plan of a vector does not depend on them."""
 
 
@@ -55,7 +52,7 @@ def plan_key(job: PricedJob, vector: Sequence[int]) -> str:
         "shape": msgspec.to_builtins(job.grid),
         "profile": job.prices.digest(),
         "limits": job.limits,
-        "planner": {key: value for key, value in msgspec.to_builtins(job.planner).items() if key not in BESIDE},
+        "planner": {key: value for key, value in msgspec.to_builtins(job.planner).items() if key not in NOT_IN_PLAN},
         "vector": list(vector),
     }
     if job.ties:
@@ -96,15 +93,15 @@ def is_true(plan: Plan, job: PricedJob) -> bool:
     if errors(plan.schedule, job, graph):
         return False
     timeline = time_graph(graph, job.prices)
-    stated, found = (plan.period, plan.makespan), (timeline.period, timeline.makespan)
-    return bool(np.allclose(stated, found, rtol=1e-6)) and plan.lower_bound <= plan.period * (1 + 1e-9)
+    stated, simulated = (plan.period, plan.makespan), (timeline.period, timeline.makespan)
+    return bool(np.allclose(stated, simulated, rtol=1e-6)) and plan.lower_bound <= plan.period * (1 + 1e-9)
 
 
 def errors(schedule: Schedule, job: PricedJob | None, graph: EventGraph | None = None) -> list[str]:
     """Return the error messages of `check` under the job's limits, if any job is given; `graph` as in `check`."""
     profile, limits = (None, None) if job is None else (job.prices, job.limits)
-    found = check(schedule, profile=profile, limits=limits, graph=graph)
-    return [finding.message for finding in found if finding.severity == "error"]
+    findings = check(schedule, profile=profile, limits=limits, graph=graph)
+    return [finding.message for finding in findings if finding.severity == "error"]
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -184,8 +181,8 @@ def _key(
 ) -> str:
     sizes = [shape.pipelines, shape.ranks, shape.micro_batches, shape.chunks]
     ties, buckets, gathers = updates
-    beside = [part for part in (ties, buckets) if part not in ((), 1)] + (["gathers"] if gathers else [])
-    text = json.dumps([VERSION, sizes, profile, limits, decoupled, staggered, *beside])
+    updates_part = [part for part in (ties, buckets) if part not in ((), 1)] + (["gathers"] if gathers else [])
+    text = json.dumps([VERSION, sizes, profile, limits, decoupled, staggered, *updates_part])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -217,7 +214,7 @@ class PlanLibrary:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise PlanError(
-                f"{self.directory}: cannot be made a plan library ({error.strerror}); choose another directory"
+                f"{self.directory}: the plan library cannot be created ({error.strerror}); choose another directory"
             ) from None
         if not os.access(self.directory, os.W_OK):
             raise PlanError(f"{self.directory}: is not writable: choose another directory for the plan library")
@@ -228,15 +225,11 @@ class PlanLibrary:
             self._write({**entries, **new})
 
     def add(self, plan: Plan) -> Entry:
-        """Store a plan in place of its vector's previous plan.
-
-        Raises:
-            PlanError: the plan is invalid or has moves, or the directory is not writable.
-        """
-        found = errors(plan.schedule, self.job)
-        if found or plan.moves:
+        """Replace the plan of its vector. Raises PlanError if it is invalid or has moves, or cannot be written."""
+        messages = errors(plan.schedule, self.job)
+        if messages or plan.moves:
             raise PlanError(
-                f"plan of vector {plan.vector} is not valid and was not stored: {(found or ['has moves'])[0]}"
+                f"plan of vector {plan.vector} is not valid and was not stored: {(messages or ['has moves'])[0]}"
             )
         if not self.directory.is_dir():
             self.prepare()
@@ -265,7 +258,6 @@ class PlanLibrary:
         return self._entries
 
     def _now(self) -> tuple[int, ...]:
-        """Return a stamp that changes with the manifest, or with the directory while the manifest does not exist."""
         for path in (self.directory / MANIFEST, self.directory):
             with contextlib.suppress(OSError):
                 status = path.stat()
@@ -332,11 +324,10 @@ class PlanLibrary:
     def lookup(
         self, failed: Iterable[Worker], shape: Shape | None = None
     ) -> tuple[Plan, dict[Worker, Worker], list[Move]]:
-        """Return (plan, role of each working process, moves) for a set of dead processes.
+        """Return (plan, role of each working process, moves) for a set of dead processes; the others stand idle.
 
-        Among the plans that the live workers can fill, choose the smallest period. Each move adds its copy time divided
-        by the iterations until the next change. Live processes without a role stand idle. `shape` is optional if the
-        library has a job.
+        Choose the smallest period; each move adds its copy time divided by the iterations until the next change.
+        `shape` is optional if the library has a job.
 
         Raises:
             PlanError: no usable plan can be filled, or workers differ in speed or links, so peers differ.
@@ -387,7 +378,7 @@ class PlanLibrary:
         return entry is not None and (self.key is None or entry.job == self.key)
 
     def _adopt(self, listed: set[str]) -> dict[Vector, Entry]:
-        found: dict[Vector, Entry] = {}
+        adopted: dict[Vector, Entry] = {}
         for path in sorted(self.directory.glob("*.json")):
             if path.name == MANIFEST or path.name in listed:
                 continue
@@ -403,10 +394,10 @@ class PlanLibrary:
             if not is_valid or plan.moves:
                 continue
             entry = Entry.of(plan, path.name, _digest(content))
-            kept = found.get(entry.vector)
+            kept = adopted.get(entry.vector)
             if self._fits(entry) and (kept is None or (entry.quick, entry.period) < (kept.quick, kept.period)):
-                found[entry.vector] = entry
-        return found
+                adopted[entry.vector] = entry
+        return adopted
 
     def _write(self, entries: dict[Vector, Entry]) -> None:
         manifest = _Manifest(FORMAT, VERSION, sorted(entries.values(), key=_by_failures))

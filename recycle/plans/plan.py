@@ -1,11 +1,9 @@
-"""Plan: a schedule with the planner's results, as a file.
+"""Plan: a schedule with the planner's results, as a native schedule file with the results as metadata.
 
 A plan names *roles*: the dead roles of a failure vector are fixed. Workers of one stage are interchangeable, so one
-plan serves every set of dead processes with its vector; `Plan.roles` assigns the roles, and survivors keep their
-positions where possible. A plan file is a native schedule file whose metadata holds the planner's results.
+plan serves every set of dead processes with its vector; `Plan.roles` assigns the roles.
 
-`rotation_of` adds the replays of `[integrity] every`. Finding the stages with room for replays takes one simulation per
-round, so the planner stores the result in the plan (`with_room`). The result stays valid when peers are renamed.
+`rotation_of` adds the replays of `[integrity] every`; `with_room` stores which stages have room for them.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from recycle.files import write_whole
 from recycle.ir.instruction import GatherParameters, Replay
 from recycle.ir.kinds import is_kind
 from recycle.ir.lower import implied_kinds, lower
-from recycle.ir.replays import Checked, Rotation, with_replays
+from recycle.ir.replays import ReplayTarget, Rotation, with_replays
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, price
 from recycle.job.pricing import profile_of_layout
@@ -66,7 +64,7 @@ class LayoutLimit(msgspec.Struct, frozen=True):
         if self.cause == "bound":
             return "no layout can be more than 1 % faster"
         if self.cause == "none":
-            return "no faster layout was found, whatever a worker may hold"
+            return "no faster layout was found for any memory limit"
         if self.cause == "time":
             return "no faster layout was found in time"
         now = " and ".join(f"{_as_in_job(limit.key)} = {_value(limit.value)}" for limit in self.limits)
@@ -102,8 +100,8 @@ class Plan:
         profile: digest of the profile used for planning.
         limits: activations that the worker of each rank may hold; None for no limit.
         planner: the `[planner]` section and the result of the search.
-        fixed_bound: lower bound for the job's own stages, if `lower_bound` covers every layout; else None.
-        layout_limit: why no layer moves, if the job asks for an elastic layout and no layer moves.
+        fixed_bound: lower bound for the job's own stages, if `lower_bound` covers every layout.
+        layout_limit: why no layer of an elastic layout moves.
         moves: workers that change stage before the schedule can run. The schedule then names *positions*: a position
             that a mover leaves is failed, a position that it takes over is live. Plans in role names have no moves.
     """
@@ -155,8 +153,8 @@ class Plan:
 
     def text(self) -> str:
         """Return the text of the plan file, a native schedule file."""
-        beside = {"profile": self.profile, "limits": self.limits and list(self.limits), "planner": dict(self.planner)}
-        metadata = {**self.schedule.metadata, **self.summary(), **beside, "plan_version": VERSION}
+        inputs = {"profile": self.profile, "limits": self.limits and list(self.limits), "planner": dict(self.planner)}
+        metadata = {**self.schedule.metadata, **self.summary(), **inputs, "plan_version": VERSION}
         return replace(self.schedule, metadata=metadata).dumps()
 
     def show(self, profile: Profile | None = None) -> Any:
@@ -181,7 +179,7 @@ class Plan:
         if version != VERSION:
             raise PlanError(f"{name}: plan version {version} is not {VERSION}: plan it again")
         if vector != schedule.failure_vector():
-            raise PlanError(f"{name}: metadata vector {vector} is not that of the failed workers: plan it again")
+            raise PlanError(f"{name}: metadata vector {vector} does not match the failed workers: plan it again")
         return cls(schedule, **stated)
 
     @classmethod
@@ -201,8 +199,7 @@ class Plan:
     def for_processes(self, failed: Iterable[Worker]) -> Plan:
         """Rewrite the plan in process names: its failed workers are `failed`.
 
-        Whole pipelines of micro-batches are renamed too if more workers then keep their positions. The re-routed
-        micro-batches are then those with a dead home.
+        Homes of micro-batches are renamed too, so that the re-routed micro-batches are those with a dead home.
         """
         failed = frozenset(failed)
         homes = align(self.shape, self.schedule.failed, failed)
@@ -216,10 +213,7 @@ class Plan:
 
 
 def in_process_names(plan: Plan) -> Schedule:
-    """Return the schedule of a plan with moves, in process names.
-
-    A moved worker runs the program of its new position.
-    """
+    """Return the schedule of a plan with moves, in process names."""
     roles = {worker: worker for worker in plan.shape.workers()}
     for move in plan.moves:
         if not move.units:
@@ -258,14 +252,13 @@ def schedule_hash(schedule: Schedule) -> str:
 def with_updates_of(schedule: Schedule, job: Job) -> Schedule:
     """Apply the job's ties, gathers and gradient buckets to the schedule, except buckets that it states itself.
 
-    Raises:
-        ScheduleError: the schedule has other ties, or gathers parameters that the job does not shard.
+    Raises ScheduleError if the schedule has other ties, or gathers parameters that the job does not shard.
     """
     gathers = schedule.gathers or bool((schedule.columns.kind == GatherParameters.kind).any())
     if gathers and not job.train.sharded_optimizer:
         raise ScheduleError(
-            "the schedule gathers parameters (GATHER_PARAMS), which every host of the job has stepped itself; use a"
-            " schedule without"
+            "the schedule gathers parameters (GATHER_PARAMS), but the job's optimizer is not sharded; use a schedule"
+            " without GATHER_PARAMS, or set [train] sharded_optimizer"
         )
     schedule = replace(schedule, gathers=job.train.sharded_optimizer)
     if schedule.buckets == 1 and not is_kind(schedule.columns.kind, implied_kinds()).any():
@@ -285,14 +278,8 @@ def with_updates_of(schedule: Schedule, job: Job) -> Schedule:
 _ROOM = "room_for_replays"
 
 
-def rotation_of(schedule: Schedule, job: Job, disputed: Collection[Checked] = ()) -> Rotation | None:
-    """Add the job's replays to the schedule; None if nothing is ever replayed.
-
-    A user's schedule may contain replays, which run in every iteration.
-
-    Args:
-        disputed: targets that all other hosts also replay in every iteration.
-    """
+def rotation_of(schedule: Schedule, job: Job, disputed: Collection[ReplayTarget] = ()) -> Rotation | None:
+    """Add the job's replays to the schedule; None if nothing is ever replayed. `disputed` as in `with_replays`."""
     every = job.integrity.every
     if every or disputed:
         profile = profile_of_layout(job, price(job).prices, schedule.shape)
@@ -302,7 +289,7 @@ def rotation_of(schedule: Schedule, job: Job, disputed: Collection[Checked] = ()
     return None
 
 
-def programs_of(schedule: Schedule, job: Job, disputed: Collection[Checked] = ()) -> Rotation:
+def programs_of(schedule: Schedule, job: Job, disputed: Collection[ReplayTarget] = ()) -> Rotation:
     """Return `rotation_of`, or the schedule in every iteration if nothing is replayed."""
     return rotation_of(schedule, job, disputed) or Rotation(lower(schedule), 0)
 

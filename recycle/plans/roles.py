@@ -1,11 +1,8 @@
 """Failure vectors, roles and moves: mapping a set of dead workers to a plan.
 
 A plan depends only on the number of dead workers of each rank. Plans name roles; live processes take roles within their
-own stage.
-
-The failure vector determines the load of a schedule, and the most-hit stage its period. A live worker may move to
-another stage. It first copies that stage's parameters and optimizer state (`Profile.static` bytes) from a live peer
-there. This module computes how to reach a vector; `solve/normalize.py` chooses the vector.
+own stage, or move to another stage after copying its parameters and optimizer state (`Profile.static` bytes) from a
+live peer there. This module computes how to reach a vector; `solve/normalize.py` chooses the vector.
 """
 
 from __future__ import annotations
@@ -55,12 +52,12 @@ def likely_vectors(shape: Shape, failures: int) -> Iterator[Vector]:
     Fewer failures are likelier; equal numbers are ordered by their worker sets, the product of C(D, k_s).
     """
     for total in range(failures + 1):
-        found: set[Vector] = set()
+        vectors: set[Vector] = set()
         for ranks in combinations_with_replacement(range(shape.ranks), total):
             vector = tuple(ranks.count(rank) for rank in range(shape.ranks))
             if max(vector) < shape.pipelines:
-                found.add(vector)
-        yield from sorted(found, key=lambda vector: (-_sets(shape, vector), vector[::-1]))
+                vectors.add(vector)
+        yield from sorted(vectors, key=lambda vector: (-_sets(shape, vector), vector[::-1]))
 
 
 def _sets(shape: Shape, vector: Vector) -> int:
@@ -76,10 +73,9 @@ def count_vectors(shape: Shape, failures: int) -> list[int]:
 
 
 def dead_roles(shape: Shape, vector: Sequence[int]) -> frozenset[Worker]:
-    """Return the canonical dead roles of a vector: the last pipelines of each stage, which share pipelines.
+    """Return the canonical dead roles of a vector: the last pipelines of each stage.
 
-    Raises:
-        PlanError: the vector has the wrong length, or leaves a stage without a live worker.
+    Raises PlanError if the vector has the wrong length, or leaves a stage without a live worker.
     """
     if len(vector) != shape.ranks:
         raise PlanError(f"failure vector {tuple(vector)}: needs {shape.ranks} entries, one per rank")
@@ -93,15 +89,13 @@ def dead_roles(shape: Shape, vector: Sequence[int]) -> frozenset[Worker]:
 def assign_roles(shape: Shape, dead: Iterable[Worker], failed: Iterable[Worker]) -> dict[Worker, Worker]:
     """Assign a role to each live process, for dead roles `dead` and dead processes `failed`.
 
-    A process keeps its own position if it can; the others take the roles of the dead of their stage, in order.
-
-    Raises:
-        PlanError: the two sets have different vectors.
+    A process keeps its own position if it can; the others take the roles of the dead of their stage, in order. Raises
+    PlanError if the two sets have different vectors.
     """
     dead, failed = frozenset(dead), frozenset(failed)
-    here, there = failure_vector(shape, failed), failure_vector(shape, dead)
-    if here != there:
-        raise PlanError(f"a plan for vector {there} cannot serve the failure vector {here}")
+    live_vector, plan_vector = failure_vector(shape, failed), failure_vector(shape, dead)
+    if live_vector != plan_vector:
+        raise PlanError(f"a plan for vector {plan_vector} cannot serve the failure vector {live_vector}")
     roles: dict[Worker, Worker] = {}
     for rank in range(shape.ranks):
         column = [Worker(k, rank) for k in range(shape.pipelines)]
@@ -134,21 +128,20 @@ def rename(schedule: Schedule, roles: Mapping[Worker, Worker], homes: Sequence[i
     Peers are interchangeable, so validity, makespan and period stay the same (if `Profile.are_peers_alike`).
 
     Args:
-        roles: process -> role. Omitted workers are dead, and take the dead roles in order.
+        roles: process -> role, a permutation within the stages, else PlanError. Omitted workers are dead.
         homes: pipeline -> new pipeline of its micro-batches; unchanged if None.
-
-    Raises:
-        PlanError: `roles` is not a permutation within the stages.
     """
     shape = schedule.shape
     full = dict(roles)
     for rank in range(shape.ranks):
         column = [Worker(k, rank) for k in range(shape.pipelines)]
-        rest = [role for role in column if role not in roles.values()]
-        without = [process for process in column if process not in roles]
-        if len(rest) != len(without):
-            raise PlanError(f"roles of stage {rank} are no permutation: two processes play one role, or change stage")
-        full.update(zip(without, rest, strict=True))
+        dead_roles_left = [role for role in column if role not in roles.values()]
+        dead_processes = [process for process in column if process not in roles]
+        if len(dead_roles_left) != len(dead_processes):
+            raise PlanError(
+                f"roles of stage {rank} are not a permutation: two processes have one role, or a process changes stage"
+            )
+        full.update(zip(dead_processes, dead_roles_left, strict=True))
     role_of = [shape.worker_index(full[process]) for process in shape.workers()]
     process_of = np.full(shape.worker_count + 1, -1, dtype=np.int64)  # the last entry maps peer -1 to itself
     process_of[role_of] = np.arange(shape.worker_count)
@@ -177,8 +170,7 @@ class Move(msgspec.Struct, frozen=True):
         role: the dead position that it takes over.
         source: live worker of the position's stage that it copies from.
         bytes: bytes copied, the static bytes of all stages of the position; 0 if the profile does not state them.
-        units: in an elastic layout, the copied units as (first, end); `role` is then the worker's own position. Else
-            empty, meaning all stages of the position.
+        units: in an elastic layout, the copied units as (first, end), `role` being the worker's own position.
         seconds: duration of the copy, after the earlier copies of its source.
     """
 
@@ -205,38 +197,37 @@ class Arrangement(NamedTuple):
 
 def moves_needed(failed: Sequence[int], vector: Sequence[int]) -> int:
     """Return the number of workers that must change stage between two vectors."""
-    return sum(max(0, here - there) for here, there in zip(failed, vector, strict=True))
+    return sum(max(0, dead - wanted) for dead, wanted in zip(failed, vector, strict=True))
 
 
 def arrange(shape: Shape, failed: Iterable[Worker], vector: Sequence[int], profile: Profile) -> Arrangement:
     """Bring a set of dead workers to `vector` with the fewest moves.
 
-    Dead positions are taken over in the pipelines with the fewest dead and given up in those with the most. So
-    dead roles lie in the same pipelines. A stage keeps at least the live hosts that `vector` leaves it. Each mover
+    Dead positions are taken over in the pipelines with the fewest dead and given up in those with the most. Each mover
     copies from the live peer that can finish first.
 
     Raises:
         PlanError: a stage has no live worker (its parameters are lost), or there are too few live workers.
     """
     failed = frozenset(failed)
-    here = failure_vector(shape, failed)
-    require_hosts(shape, here)
-    if moves_needed(here, vector) > moves_needed(vector, here):
-        raise PlanError(f"vector {tuple(vector)} cannot be reached from {here}: it needs more live workers")
+    current = failure_vector(shape, failed)
+    require_hosts(shape, current)
+    if moves_needed(current, vector) > moves_needed(vector, current):
+        raise PlanError(f"vector {tuple(vector)} cannot be reached from {current}: it needs more live workers")
     dead_in = Counter(worker.pipeline for worker in failed)
 
     def chosen(is_dead: bool, wanted: Sequence[int]) -> list[Worker]:
         """Return `wanted` dead or live workers of each rank, updating `dead_in` after each rank."""
-        sign, found = 1 if is_dead else -1, list[Worker]()
+        sign, workers = 1 if is_dead else -1, list[Worker]()
         for rank, count in enumerate(wanted):
             column = [w for w in (Worker(k, rank) for k in range(shape.pipelines)) if (w in failed) == is_dead]
             column.sort(key=lambda w: (sign * dead_in[w.pipeline], sign * w.pipeline))
-            found += column[: max(0, count)]
+            workers += column[: max(0, count)]
             for worker in column[: max(0, count)]:
                 dead_in[worker.pipeline] -= sign
-        return found
+        return workers
 
-    more = [now - wanted for now, wanted in zip(here, vector, strict=True)]
+    more = [now - wanted for now, wanted in zip(current, vector, strict=True)]
     taken, given = chosen(True, more), chosen(False, [-count for count in more])
     moves, seconds = _copies(shape, failed, taken, given, profile)
     return Arrangement(failed - set(taken) | set(given), moves, seconds)

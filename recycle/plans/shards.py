@@ -1,8 +1,7 @@
 """Shards: ownership of the parts of a sharded optimizer's state (docs/explanations/shards.md).
 
 The state of a stage (of a unit, if layers may move) is split into as many shards as the job has pipelines. Each shard
-has `copies` owners, which all step the shard; the first owner sends the parameters. The owners are a function of the
-live workers and of the plan's hosts, which every process evaluates itself: host i of a healthy run owns shards i,
+has `copies` owners, a function of the live workers and of the plan's hosts: host i of a healthy run owns shards i,
 i - 1, ..., and the live host with the fewest shards replaces a dead owner. Owners of one shard share a node only if no
 other node has a live host. Shard i of unit u has the same elements on every host.
 
@@ -32,7 +31,7 @@ def owners_of(
     live: Collection[Worker],
     copies: int,
     nodes: Mapping[Worker, int] | None = None,
-    there: Sequence[Worker] | None = None,
+    planned: Sequence[Worker] | None = None,
 ) -> Owners:
     """Return the owners of the shards of a stage, or of a unit of the model.
 
@@ -43,12 +42,12 @@ def owners_of(
         nodes: node of each host; None for one node per host.
         there: hosts by the plan, if they may differ from `hosts`; owners of a healthy run come first.
     """
-    order = list(dict.fromkeys([*hosts, *(there or ())]))
+    order = list(dict.fromkeys([*hosts, *(planned or ())]))
     nodes = nodes or {host: place for place, host in enumerate(order)}
     healthy = _filled([()] * len(hosts), hosts, hosts, copies, nodes)
-    present = [host for host in order if host in live and (there is None or host in there)]
-    left = [tuple(owner for owner in mine if owner in present) for mine in healthy]
-    return _filled(left, order, present, copies, nodes)
+    present = [host for host in order if host in live and (planned is None or host in planned)]
+    surviving = [tuple(owner for owner in owners if owner in present) for owners in healthy]
+    return _filled(surviving, order, present, copies, nodes)
 
 
 def _filled(
@@ -58,21 +57,21 @@ def _filled(
     copies: int,
     nodes: Mapping[Worker, int],
 ) -> Owners:
-    found = list(owned)
-    load = {host: sum(host in mine for mine in found) for host in live}
+    result = list(owned)
+    load = {host: sum(host in owners for owners in result) for host in live}
     place_of = {host: place for place, host in enumerate(hosts)}
-    for owners in range(min(copies, len(live))):
-        for place, mine in enumerate(found):
-            if len(mine) > owners:
+    for count in range(min(copies, len(live))):
+        for place, owners in enumerate(result):
+            if len(owners) > count:
                 continue
-            taken = {nodes[owner] for owner in mine}
+            taken = {nodes[owner] for owner in owners}
             chosen = min(
-                (host for host in live if host not in mine),
+                (host for host in live if host not in owners),
                 key=lambda host: (nodes[host] in taken, load[host], (place_of[host] - place) % len(hosts)),
             )
-            found[place] = (*mine, chosen)
+            result[place] = (*owners, chosen)
             load[chosen] += 1
-    return tuple(found)
+    return tuple(result)
 
 
 @dataclass(frozen=True)
@@ -94,20 +93,20 @@ class Shards:
         self._copies, self.count = job.train.optimizer_copies, job.shape.pipelines
         shape, per_node = job.shape, job.cluster.workers_per_node
         self._nodes = node_of(shape, per_node) if per_node > 1 and shape.pipelines > 1 else None
-        self._found: dict[frozenset[Worker], dict[int, Owners]] = {}
+        self._owners_of_live: dict[frozenset[Worker], dict[int, Owners]] = {}
         # Part -> hosts (healthy run; by the plan). Stage -> parts (by the plan; by the job).
         if self._are_of_units:
-            self._given, self._there = _hosts_of_units(Hosts.at_start(job, None)), _hosts_of_units(hosting)
+            self._given, self._planned = _hosts_of_units(Hosts.at_start(job, None)), _hosts_of_units(hosting)
             self._stages = _unit_ranges(layers_of(job, hosting.cut))
             self._stages_of_job = _unit_ranges(layers_of(job))
             return
-        self._given = self._there = hosting.hosts_of_stages()
+        self._given = self._planned = hosting.hosts_of_stages()
         self._stages = self._stages_of_job = {stage: range(stage, stage + 1) for stage in sorted(self._given)}
         for stage, hosts in sorted(self._given.items()):
             if len(hosts) != self.count:
                 raise JobError(
-                    f"[train] sharded_optimizer: stage {stage} has {len(hosts)} hosts, dead ones too, and needs one in"
-                    f" each of {self.count} pipelines; use another schedule, or set it to false"
+                    f"[train] sharded_optimizer: stage {stage} has {len(hosts)} hosts, dead ones included, and needs"
+                    f" one in each of {self.count} pipelines; use another schedule, or set it to false"
                 )
 
     def number(self, part: int, place: int) -> int:
@@ -130,8 +129,8 @@ class Shards:
 
     def of_stage(self, stage: int, numbers: Iterable[int]) -> list[int]:
         """Return the shards in `numbers` that belong to `stage`."""
-        mine = self.numbers(stage)
-        return [number for number in numbers if number in mine]
+        own_numbers = self.numbers(stage)
+        return [number for number in numbers if number in own_numbers]
 
     def named(self, number: int) -> str:
         """Return the name of a shard for messages."""
@@ -140,8 +139,8 @@ class Shards:
 
     def moves(self, then: Shards, live: Collection[Worker]) -> bool:
         """Return whether a worker in `live` hosts other parts of the model in the plan of `then`."""
-        here, there = self.hosting.units, then.hosting.units
-        return self._are_of_units and any(there.get(worker) != here.get(worker) for worker in live)
+        units_now, units_then = self.hosting.units, then.hosting.units
+        return self._are_of_units and any(units_then.get(worker) != units_now.get(worker) for worker in live)
 
     def owners(self, live: Collection[Worker]) -> dict[int, Owners]:
         """Return stage -> owners of its shards in order, given the live workers."""
@@ -149,13 +148,13 @@ class Shards:
 
     def _owners(self, live: Collection[Worker]) -> dict[int, Owners]:
         key = frozenset(live)
-        if key not in self._found:
-            found = self._found[key] = {}
+        if key not in self._owners_of_live:
+            owners = self._owners_of_live[key] = {}
             for part, hosts in self._given.items():
                 first = part % len(hosts) if self._are_of_units else 0
                 ring = [*hosts[first:], *hosts[:first]]
-                found[part] = owners_of(ring, key, self._copies, self._nodes, self._there.get(part, []))
-        return self._found[key]
+                owners[part] = owners_of(ring, key, self._copies, self._nodes, self._planned.get(part, []))
+        return self._owners_of_live[key]
 
     def _by_stage(self, of_parts: Mapping[int, Owners]) -> dict[int, Owners]:
         return {
@@ -164,66 +163,65 @@ class Shards:
 
     def owned(self, live: Collection[Worker]) -> ShardHosts:
         """Return the shards that each live worker owns."""
-        found = {worker: list[int]() for worker in live}
+        numbers = {worker: list[int]() for worker in live}
         for part, owners in self._owners(live).items():
-            for place, mine in enumerate(owners):
-                for owner in mine:
-                    found[owner].append(self.number(part, place))
-        return self.as_hosts(found)
+            for place, workers in enumerate(owners):
+                for owner in workers:
+                    numbers[owner].append(self.number(part, place))
+        return self.as_hosts(numbers)
 
     def acting(self, live: Collection[Worker], held: Callable[[Worker], Collection[int]]) -> ShardHosts:
-        """Return the shards that each live worker owns without further copies, given the numbers that it holds.
-
-        If all owners of a shard hold it, only they act as owners; otherwise all its holders do.
-        """
-        holds, found = {worker: set(held(worker)) for worker in live}, {worker: list[int]() for worker in live}
+        """Return the owners of each shard if all of them hold it, otherwise its holders, by live worker."""
+        holds, numbers = {worker: set(held(worker)) for worker in live}, {worker: list[int]() for worker in live}
         for part, owners in self._owners(live).items():
-            for place, mine in enumerate(owners):
+            for place, workers in enumerate(owners):
                 number = self.number(part, place)
-                holders = [host for host in self._there.get(part, []) if number in holds.get(host, ())]
-                for owner in mine if set(mine) <= set(holders) else holders:
-                    found[owner].append(number)
-        return self.as_hosts(found)
+                holders = [host for host in self._planned.get(part, []) if number in holds.get(host, ())]
+                for owner in workers if set(workers) <= set(holders) else holders:
+                    numbers[owner].append(number)
+        return self.as_hosts(numbers)
 
     def in_order(self, live: Collection[Worker], held: Hosts) -> dict[int, Owners]:
         """Return stage -> live holders of each shard, future owners first."""
         return self._by_stage(self._in_order(live, held))
 
     def _in_order(self, live: Collection[Worker], held: Hosts) -> dict[int, Owners]:
-        found: dict[int, Owners] = {}
+        result: dict[int, Owners] = {}
         holders = held.hosts_of_stages()
         for part, owners in self._owners(live).items():
             of_part = []
-            for place, mine in enumerate(owners):
-                there = [host for host in holders.get(self.number(part, place), []) if host in live]
-                of_part.append((*(one for one in mine if one in there), *(one for one in there if one not in mine)))
-            found[part] = tuple(of_part)
-        return found
+            for place, workers in enumerate(owners):
+                current = [host for host in holders.get(self.number(part, place), []) if host in live]
+                of_part.append(
+                    (
+                        *(worker for worker in workers if worker in current),
+                        *(worker for worker in current if worker not in workers),
+                    )
+                )
+            result[part] = tuple(of_part)
+        return result
 
     def anything(self) -> ShardHosts:
         """Return the initial shards: all shards of all hosts, since any host can create the initial state."""
-        everything: dict[Worker, list[int]] = {}
+        numbers: dict[Worker, list[int]] = {}
         for part in self._given:
-            for host in self._there.get(part, []):
-                everything.setdefault(host, []).extend(self.number(part, place) for place in range(self.count))
-        return self.as_hosts(everything)
+            for host in self._planned.get(part, []):
+                numbers.setdefault(host, []).extend(self.number(part, place) for place in range(self.count))
+        return self.as_hosts(numbers)
 
     def spare(self, live: Collection[Worker], held: Hosts | None = None) -> dict[int, int]:
-        """Return stage of the job -> number of its hosts that may die without losing a shard.
-
-        `held` are the shards that workers hold; None for the shards that they own.
-        """
+        """Return stage of the job -> number of hosts that may die without losing a shard; `held` None: as owned."""
         owners = self._in_order(live, held or self.owned(live))
         return {
-            stage: min(len(mine) for part in parts for mine in owners[part]) - 1
+            stage: min(len(holders) for part in parts for holders in owners[part]) - 1
             for stage, parts in self._stages_of_job.items()
         }
 
     def as_hosts(self, shards: Mapping[Worker, Collection[int]]) -> ShardHosts:
         """Convert worker -> shard numbers to `ShardHosts`."""
         count = self.count * (max(self._given, default=-1) + 1)
-        ranges = {worker: joined((number, number + 1) for number in mine) for worker, mine in shards.items()}
-        return ShardHosts(count, ranges, {w: tuple(sorted(mine)) for w, mine in shards.items()}, shards=self)
+        ranges = {worker: joined((number, number + 1) for number in numbers) for worker, numbers in shards.items()}
+        return ShardHosts(count, ranges, {w: tuple(sorted(numbers)) for w, numbers in shards.items()}, shards=self)
 
 
 def has_unit_shards(job: Sections) -> bool:
@@ -245,11 +243,11 @@ def _unit_ranges(layers: Sequence[int]) -> dict[int, range]:
 
 
 def _hosts_of_units(hosting: Hosts) -> dict[int, list[Worker]]:
-    found: dict[int, list[Worker]] = {unit: [] for unit in range(hosting.count)}
+    hosts: dict[int, list[Worker]] = {unit: [] for unit in range(hosting.count)}
     for worker in sorted(hosting.units):
         for unit in chain.from_iterable(range(*units) for units in hosting.units[worker]):
-            found[unit].append(worker)
-    return found
+            hosts[unit].append(worker)
+    return hosts
 
 
 _NAME = "shards"
@@ -257,20 +255,15 @@ _PLAN, _DEAD, LACKS, _HAS_BESIDES = "@", "-", "~", "+"
 
 
 def text_of(shards: Shards, workers: Collection[Worker], held: Hosts, plan: str = "") -> str:
-    """Return the record text of the shards that live workers hold.
-
-    Args:
-        workers: all workers of the run, including dead workers.
-        plan: hash of the plan that determines the hosts; empty for the initial hosts.
-    """
+    """Return the record text of the held shards; `workers` includes dead ones, `plan` is empty for initial hosts."""
     live = [worker for worker in sorted(workers) if worker in held.units]
     owned = shards.owned(live).stages
     words = [_NAME, *([f"{_PLAN}{plan}"] if plan else [])]
     words += [f"{_DEAD}{worker}" for worker in sorted(workers) if worker not in held.units]
     for worker in live:
-        wanted, there = set(owned[worker]), set(held.stages[worker])
-        words += [f"{LACKS}{worker}:{number}" for number in sorted(wanted - there)]
-        words += [f"{_HAS_BESIDES}{worker}:{number}" for number in sorted(there - wanted)]
+        wanted, current = set(owned[worker]), set(held.stages[worker])
+        words += [f"{LACKS}{worker}:{number}" for number in sorted(wanted - current)]
+        words += [f"{_HAS_BESIDES}{worker}:{number}" for number in sorted(current - wanted)]
     return " ".join(words)
 
 
@@ -283,12 +276,14 @@ def held_by(shards: Shards, workers: Collection[Worker], text: str) -> ShardHost
     """Parse a record text, given the shards of its plan. Raises RunError if the text is not such a record."""
     name, *words = text.split(" ")
     if name != _NAME:
-        raise RunError(f"the register says {text!r} of who holds which shard; it is of a run without them")
+        raise RunError(f"the register's list of shards is {text!r}: the run that wrote it had no sharded optimizer")
     dead = {Worker.parse(word[1:]) for word in words if word[0] == _DEAD}
     live = [worker for worker in workers if worker not in dead]
-    found = {worker: set(numbers) for worker, numbers in shards.owned(live).stages.items()}
+    numbers_of = {worker: set(numbers) for worker, numbers in shards.owned(live).stages.items()}
     for word in words:
         if word[0] in (LACKS, _HAS_BESIDES):
             worker, number = word[1:].split(":")
-            (found[Worker.parse(worker)].discard if word[0] == LACKS else found[Worker.parse(worker)].add)(int(number))
-    return shards.as_hosts({worker: sorted(numbers) for worker, numbers in found.items()})
+            (numbers_of[Worker.parse(worker)].discard if word[0] == LACKS else numbers_of[Worker.parse(worker)].add)(
+                int(number)
+            )
+    return shards.as_hosts({worker: sorted(numbers) for worker, numbers in numbers_of.items()})

@@ -21,7 +21,7 @@ import numpy as np
 from recycle.errors import PlanError
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward
 from recycle.ir.lower import lower
-from recycle.ir.pieces import work
+from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
@@ -57,7 +57,7 @@ def adapt(job: PricedJob, like: Schedule, vector: Sequence[int]) -> Plan:
     problem = Problem.of(job, dead, profile)
     planes, n = shape.stages * problem.micro_batches, problem.micro_batches
     timeline = simulate(lower(like), profile)
-    pieces = work(timeline.schedule)
+    pieces = operations_of(timeline.schedule)
     home = np.full(planes, -1, dtype=np.int64)
     priority = np.zeros(problem.size)
     for kind, operations in _OPERATIONS.items():

@@ -117,11 +117,11 @@ def test_entry_points_name_transports_and_systems(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (None, ("--import broken", 'there is no module "broken"')),
+        (None, ("--import broken", 'module "broken" was not found')),
         ("import not_installed_here", ("--import broken", "not_installed_here", "broken.py:1")),
         ("def f(:", ("--import broken", "SyntaxError", "broken.py:1")),
         ("\nraise SystemExit(3)", ("--import broken", "SystemExit", "broken.py:2")),
-        ("from recycle.ir.families import register\n@register('1f1b')\ndef f(shape): ...", ("a family 1f1b already",)),
+        ("from recycle.ir.families import register\n@register('1f1b')\ndef f(shape): ...", ("already registered",)),
         (KIND.format(seconds="forward", base="object"), ("Own", "Compute, Transfer or StageWide")),
         (KIND.format(seconds="nothing", base="Compute"), ("nothing", "profile")),
     ],

@@ -112,7 +112,7 @@ REFUSED = [
     ("plan job.toml --failures 3 --library more", "at most 2 of the 4 workers can be dead", "got 3"),
     ("plan job.toml --failures 1 -o x.json", "--library DIR instead of -o"),
     ("plan job.toml --failures 1 --library /proc/plans", "/proc/plans: "),
-    ("plan job.toml --failures 1 --library /dev/null", "/dev/null: cannot be made a plan library (File exists)"),
+    ("plan job.toml --failures 1 --library /dev/null", "/dev/null: the plan library cannot be created (File exists)"),
     ("plan job.toml --failures 1 --within 0", "--within: must be above 0"),
     ("plan job.toml --failures 1 --within 1e-9", "1e-09 seconds are too few: 3 of 3 vectors have no plan"),
     ("plan job.toml --failures 1 --again", "--again: needs --failures N and --library DIR"),

@@ -1,12 +1,9 @@
-"""Valid schedules drawn at random, and ways to break one in one place: what the property tests feed on."""
+"""Random valid schedules and profiles for property tests, and random single defects."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from itertools import pairwise
-
-import numpy as np
 
 from recycle import Link, MicroBatch, Profile, Schedule, Shape, Worker
 from recycle.ir.dependencies import Cause, dependencies
@@ -76,7 +73,7 @@ def random_schedule(rng: random.Random, most: int = 4) -> Schedule:
 
 
 def _pair_up(rng: random.Random, programs: dict[Worker, list[Instruction]]) -> dict[Worker, list[Instruction]]:
-    """The programs with one F and the B behind it, of another micro-batch, overlapped; which may make a cycle."""
+    """Merge one F and the following B of another micro-batch into a pair, which may make a cycle."""
     places = [
         (worker, n)
         for worker, program in programs.items()
@@ -94,10 +91,10 @@ def _pair_up(rng: random.Random, programs: dict[Worker, list[Instruction]]) -> d
 
 
 def with_waits(rng: random.Random, schedule: Schedule) -> Schedule:
-    """The lowered schedule whose workers wait for the arrival of some of what they send, each anywhere behind it."""
+    """Add waits for some sends of a lowered schedule, at random places after the send."""
     programs = {worker: list(schedule.program(worker)) for worker in schedule.live}
     for program in programs.values():
-        for send in [one for one in program if isinstance(one, Send) and rng.random() < 0.4]:
+        for send in [send for send in program if isinstance(send, Send) and rng.random() < 0.4]:
             wait = WaitSendActivation if isinstance(send, SendActivation) else WaitSendGradient
             place = rng.randint(program.index(send) + 1, len(program) - 2)  # a step is the last
             program.insert(place, wait(send.stage, send.micro_batch))
@@ -113,14 +110,14 @@ def random_profile(rng: random.Random, schedule: Schedule) -> Profile:
     def seconds() -> float:
         return rng.choice([1.0, 2.0, rng.uniform(0.2, 3.0)])
 
-    def any_of() -> str:
+    def pattern() -> str:
         return ".".join(rng.choice(["*", str(number)]) for number in rng.choice(workers))
 
     def link() -> Link:
         return Link(rng.choice([0.0, 1.0, rng.uniform(0.0, 2.0)]), rng.choice([None, 4.0, rng.uniform(1.0, 9.0)]))
 
     pairs = [f"{a}>{b}" for a in workers for b in workers if a != b and rng.random() < 0.2]
-    pairs += [pair for pair in (f"{any_of()}>{any_of()}" for _ in range(rng.randint(0, 3))) if "*" in pair]
+    pairs += [pair for pair in (f"{pattern()}>{pattern()}" for _ in range(rng.randint(0, 3))) if "*" in pair]
     return Profile(
         forward=[seconds() for _ in range(stages)],
         backward_input=seconds(),
@@ -136,57 +133,29 @@ def random_profile(rng: random.Random, schedule: Schedule) -> Profile:
     )
 
 
-@dataclass
-class Broken:
-    """A schedule with one defect, and the workers at which a finding points to it."""
-
-    schedule: Schedule
-    how: str
-    near: set[Worker]
-
-
-def _peers(*instructions: Instruction) -> set[Worker]:
-    return {i.peer for i in instructions if isinstance(i, Transfer)}
-
-
-def break_one_place(rng: random.Random, schedule: Schedule) -> Broken | None:
-    """One random defect, None when the kind of defect drawn has no place in this schedule."""
+def break_one_place(rng: random.Random, schedule: Schedule) -> tuple[Schedule, set[Worker]] | None:
+    """Return (the schedule with one random defect, workers at which a finding may point), None if none was drawn."""
     programs = {worker: list(schedule.program(worker)) for worker in schedule.live}
-    places = [(worker, n) for worker, program in programs.items() for n in range(len(program))]
-    worker, n = rng.choice(places)
-    chosen = programs[worker][n]
-    near = {worker} | _peers(chosen)
-    how = rng.choice(["swap", "drop", "duplicate", "move", "peer"])
-    if how == "swap":
-        graph = dependencies(schedule)
-        local = (graph.cause == Cause.DATA) & (graph.source < graph.rows) & (graph.target < graph.rows)
-        owner = schedule.columns.worker
-        edges = [e for e in np.flatnonzero(local) if owner[graph.source[e]] == owner[graph.target[e]]]
-        if not edges:
+    worker, n = rng.choice([(worker, n) for worker, program in programs.items() for n in range(len(program))])
+    chosen, other = programs[worker][n], rng.choice(schedule.live)
+    near = {worker, other} | ({chosen.peer} if isinstance(chosen, Transfer) else set())
+    match rng.choice(["early", "drop", "duplicate", "move", "peer"]):
+        case "early":  # before its last input on the same worker
+            graph, row = dependencies(schedule), int(schedule.columns.offsets[schedule.shape.worker_index(worker)]) + n
+            inputs = graph.source[(graph.target == row) & (graph.cause == Cause.DATA)].tolist()
+            local = [position for owner, position in map(schedule.position, inputs) if owner == worker]
+            if not local:
+                return None
+            programs[worker].insert(max(local), programs[worker].pop(n))
+        case "drop":
+            programs[worker].pop(n)
+        case "duplicate":
+            programs[worker].insert(rng.randint(n, len(programs[worker])), chosen)
+        case "move" if other != worker:
+            programs[other].insert(rng.randint(0, len(programs[other])), programs[worker].pop(n))
+        case "peer" if isinstance(chosen, Transfer) and other != chosen.peer:
+            programs[worker][n] = type(chosen)(chosen.stage, chosen.micro_batch, other)
+        case _:
             return None
-        edge = rng.choice(edges)
-        worker, a = schedule.position(int(graph.source[edge]))
-        b = schedule.position(int(graph.target[edge]))[1]
-        near = {worker}
-        programs[worker][a], programs[worker][b] = programs[worker][b], programs[worker][a]
-    elif how == "drop":
-        programs[worker].pop(n)
-    elif how == "duplicate":
-        programs[worker].insert(rng.randint(n, len(programs[worker])), chosen)
-    elif how == "move":
-        others = [other for other in schedule.live if other != worker]
-        if not others:
-            return None
-        other = rng.choice(others)
-        near.add(other)
-        programs[other].insert(rng.randint(0, len(programs[other])), programs[worker].pop(n))
-    else:
-        if not isinstance(chosen, Transfer):
-            return None
-        others = [other for other in schedule.shape.workers() if other != chosen.peer]
-        programs[worker][n] = type(chosen)(chosen.stage, chosen.micro_batch, rng.choice(others))
-        near |= _peers(programs[worker][n])
-    broken = Schedule.build(
-        schedule.shape, programs, placement=schedule.placement, failed=schedule.failed, optimizer=schedule.optimizer
-    )
-    return Broken(broken, how, near)
+    options = {name: getattr(schedule, name) for name in ("placement", "failed", "optimizer")}
+    return Schedule.build(schedule.shape, programs, **options), near

@@ -1,7 +1,7 @@
-"""A slow runtime, for tests only: runs a schedule's iterations one after another, instruction by instruction.
+"""A slow runtime for tests: runs the iterations of a schedule instruction by instruction.
 
-Written from the words of the design (asynchronous transfers, one lane per directed pair of workers, collective
-reduces, staggered or barrier steps) without the graph that `simulate` times, so that the two can be held together.
+Written from the design (asynchronous transfers, one lane per directed pair of workers, collective
+reduces, staggered or barrier steps) without the graph that `simulate` times, so that tests can compare the two.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Runtime:
     def iterate(self) -> float:
         """Run one iteration; the time at which its last instruction or transfer ends."""
         stages = self.schedule.shape.stages
-        everything = [i for program in self.programs.values() for i in program]
+        instructions = [i for program in self.programs.values() for i in program]
         self.made: dict[tuple[str, int, object], tuple[float, Worker]] = {}
         self.arrived: dict[tuple[str, int, object, Worker], float] = {}
-        self.left = {s: sum(_ends_gradient(i, s) for i in everything) for s in range(stages)}
-        self.hosts = {s: everything.count(ReduceGradients(s)) for s in range(stages)}
+        self.left = {s: sum(_ends_gradient(i, s) for i in instructions) for s in range(stages)}
+        self.hosts = {s: instructions.count(ReduceGradients(s)) for s in range(stages)}
         self.gradient_end = dict.fromkeys(range(stages), 0.0)
         self.at_reduce: dict[int, dict[Worker, float]] = {s: {} for s in range(stages)}
         self.reduced: dict[tuple[int, Worker], float] = {}
@@ -120,8 +120,8 @@ class Runtime:
         end = self.free[worker] = begin + cost * self.profile.speed_of(worker)
         for piece in pieces:
             stage, micro_batch = piece.stage, piece.micro_batch  # type: ignore[attr-defined]
-            made = "A" if isinstance(piece, Forward) else "W" if isinstance(piece, BackwardWeight) else "G"
-            self.made[made, stage, micro_batch] = (end, worker)
+            kind = "A" if isinstance(piece, Forward) else "W" if isinstance(piece, BackwardWeight) else "G"
+            self.made[kind, stage, micro_batch] = (end, worker)
             if isinstance(piece, Backward | BackwardWeight):
                 self.left[stage] -= 1
                 self.gradient_end[stage] = max(self.gradient_end[stage], end)
@@ -138,21 +138,21 @@ class Runtime:
         return sum(self.profile.per_stage(name, self.schedule.shape.stages)[piece.stage] for name in names)  # type: ignore[attr-defined]
 
     def ready(self, worker: Worker, piece: Instruction) -> float | None:
-        """When what a compute needs from others is there, None while it is not."""
+        """Return when the inputs of a compute from other workers have arrived, None before."""
         stage, micro_batch = piece.stage, piece.micro_batch  # type: ignore[attr-defined]
         if isinstance(piece, Forward):
             carried = 0.0
             if not self.first:
                 barrier = self.schedule.optimizer == "barrier"
                 carried = max(self.stepped.values()) if barrier else self.stepped[stage, worker]
-            input_there = self.value("A", stage - 1, micro_batch, worker) if stage else 0.0
-            return None if input_there is None else max(carried, input_there)
+            arrival = self.value("A", stage - 1, micro_batch, worker) if stage else 0.0
+            return None if arrival is None else max(carried, arrival)
         if isinstance(piece, BackwardWeight):
             return self.made["G", stage, micro_batch][0]
         return self.value("G", stage + 1, micro_batch, worker) if stage + 1 < self.schedule.shape.stages else 0.0
 
     def value(self, kind: str, stage: int, micro_batch: object, worker: Worker) -> float | None:
-        """When a value is there on a worker, None while it is not."""
+        """Return when a value arrived on a worker, None before."""
         end, maker = self.made.get((kind, stage, micro_batch), (None, None))
         return end if maker == worker else self.arrived.get((kind, stage, micro_batch, worker))
 

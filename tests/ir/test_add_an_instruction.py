@@ -22,7 +22,7 @@ from recycle.ir.rules import KIND_RULES, all_rules
 from tests.exec.runs import job
 from tests.kinds import forget
 from tests.test_docs import blocks
-from viz.kinds import LOOKS, kinds
+from viz.kinds import LOOKS
 
 FILE, USE = blocks("docs/guides/add-an-instruction.md", "python")
 SHAPE = Shape(2, 2, 2)
@@ -36,7 +36,7 @@ PROGRAMS = {
 
 @pytest.fixture
 def rerun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The file of the page, imported; its kind is gone when the test is over."""
+    """The file of the page, imported; its kind is unregistered after the test."""
     (tmp_path / "rerun.py").write_text(FILE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -44,6 +44,11 @@ def rerun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTyp
     yield module
     forget(module.Rerun)
     del sys.modules["rerun"]
+
+
+def plain(**programs: str) -> Schedule:
+    """The schedule without RERUN, with these programs replaced."""
+    return Schedule.from_text(SHAPE, PROGRAMS | {"0.0": "0F0.0 0F0.1 0B0.0 0B0.1"} | programs)
 
 
 @pytest.fixture
@@ -59,36 +64,14 @@ def test_the_code_of_the_page_runs(rerun: ModuleType, capsys: pytest.CaptureFixt
     assert "C1'" in printed
 
 
-def test_it_is_written_read_and_numbered_behind_the_others(rerun: ModuleType, schedule: Schedule) -> None:
-    assert rerun.Rerun.kind == len(KIND_CLASSES) - 1 == 18
-    assert schedule.text() == PROGRAMS
+def test_it_is_written_read_lowered_and_timed(rerun: ModuleType, schedule: Schedule) -> None:
+    assert rerun.Rerun.kind == len(KIND_CLASSES) - 1
     assert isinstance(parse_instruction("0RERUN1.1"), rerun.Rerun)
-    # Other white space is read instruction by instruction, not in one pass.
-    spread = {worker: text.replace(" ", "  ") for worker, text in PROGRAMS.items()}
-    assert Schedule.from_text(SHAPE, spread) == schedule
     schedule.save("checked.json")
     assert Schedule.load("checked.json") == schedule
-    assert kinds()[18] == {
-        "token": "RERUN",
-        "title": "forward of a peer, run again to check it",
-        "letter": "C",
-        "numbered": True,
-        "homed": True,
-        "transfer": False,
-        "pair": False,
-        "paints": ["redundant"],
-        "words": ["check"],
-    }
-
-
-def test_lowering_brings_what_it_needs_and_the_simulator_times_it(schedule: Schedule) -> None:
-    programs = lower(schedule).text()
-    assert "1RECV_F1.1@1.0 0RERUN1.1" in programs["0.0"]
-    assert "0SEND_F1.1@0.0" in programs["1.0"]
+    assert schedule.text() == PROGRAMS
     assert check(lower(schedule), about_to_run=True) == []
-    timeline = simulate(schedule, Profile.uniform(2, 1, 1))
-    plain = Schedule.from_text(SHAPE, PROGRAMS | {"0.0": "0F0.0 0F0.1 0B0.0 0B0.1"})
-    without = simulate(plain, Profile.uniform(2, 1, 1))
+    timeline, without = (simulate(each, Profile.uniform(2, 1, 1)) for each in (schedule, plain()))
     assert [busy - bare for busy, bare in zip(timeline.busy, without.busy, strict=True)] == [2, 0, 0, 0]  # type: ignore[operator]
     assert (timeline.peak_activations, without.peak_activations) == ([3, 1, 2, 1], [2, 1, 2, 1])
 
@@ -101,8 +84,7 @@ def test_lowering_brings_what_it_needs_and_the_simulator_times_it(schedule: Sche
     ],
 )
 def test_its_own_rule_is_checked(rerun: ModuleType, worker: str, program: str, message: str) -> None:
-    plain = PROGRAMS | {"0.0": "0F0.0 0F0.1 0B0.0 0B0.1", worker: program}
-    (finding,) = check(Schedule.from_text(SHAPE, plain))
+    (finding,) = check(plain(**{worker: program}))
     assert (finding.rule, finding.worker, finding.position, finding.message) == ("rerun", worker, 2, message)
 
 
@@ -110,8 +92,7 @@ def test_it_runs_on_real_stages_and_finds_a_wrong_output(
     rerun: ModuleType, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpt: Job = job(2, 2, 2, kind="gpt")
-    plain = Schedule.from_text(SHAPE, PROGRAMS | {"0.0": "0F0.0 0F0.1 0B0.0 0B0.1"})
-    with_rerun, without = run(schedule, gpt, steps=2), run(plain, gpt, steps=2)
+    with_rerun, without = run(schedule, gpt, steps=2), run(plain(), gpt, steps=2)
     assert with_rerun.losses == without.losses
     assert with_rerun.digests == without.digests
     forward = MegatronStage.forward
@@ -130,18 +111,18 @@ def test_a_stage_wide_kind_follows_the_one_that_it_names() -> None:
     gather = register(row)(type("Gather", (StageWide,), {"__slots__": ()}))
     try:
         shape, work = Shape(1, 1, 1), "0F0.0 0B0.0 0REDUCE_GRAD"
-        behind = Schedule.from_text(shape, {"0.0": f"{work} 0STEP 0GATHER"})
-        assert check(behind) == []
-        assert simulate(behind, Profile(step=3.0, reduce=2.0)).period == 10
+        valid = Schedule.from_text(shape, {"0.0": f"{work} 0STEP 0GATHER"})
+        assert check(valid) == []
+        assert simulate(valid, Profile(step=3.0, reduce=2.0)).period == 10
         (finding,) = check(Schedule.from_text(shape, {"0.0": f"{work} 0GATHER 0STEP"}))
         assert (finding.rule, finding.instruction) == ("order", "0GATHER")
     finally:
         unregister(gather)
 
 
-def test_a_token_that_is_taken_or_no_token_is_refused() -> None:
+def test_a_token_that_is_taken_or_malformed_is_refused() -> None:
     before = list(KIND_CLASSES)
-    for token, message in (("F", "that of Forward already"), ("rerun", "is no token"), ("R2", "is no token")):
+    for token, message in (("F", "already used by Forward"), ("rerun", "is not a token"), ("R2", "is not a token")):
         with pytest.raises(ValueError, match=message):
             register(InstructionKind(token=token, title=""))(type("Own", (Compute,), {"__slots__": ()}))
     with pytest.raises(ScheduleError, match="not an instruction"):

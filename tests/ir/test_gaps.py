@@ -1,9 +1,4 @@
-"""Gaps: golden causes, exact tiling, and each cause against a slow reading of its definition on random schedules.
-
-Slack: an instruction may start that much later, and not a bit more, before the iteration takes longer.
-
-An executed iteration answers like the plan that it followed, and contradictory clocks are found out.
-"""
+"""Gaps tile the makespan and have the cause that the definition states; slack; executed iterations."""
 
 from __future__ import annotations
 
@@ -41,35 +36,6 @@ from tests.ir.random_schedules import random_profile, random_schedule
 bounded = settings(derandomize=True, max_examples=60, deadline=None, database=None)
 seeds = st.integers(0, 10**6)
 
-Told = tuple[float, float, str, str, str, str]
-
-
-def told(timeline: Timeline, worker: str, limits: list[float] | None = None) -> list[Told]:
-    """(start, end, cause, instruction that ends it, what that waits for, what could run) of a worker's gaps."""
-
-    def name(row: int) -> str:
-        return "" if row < 0 else str(timeline.schedule.instruction(row))
-
-    return [
-        (gap.start, gap.end, gap.cause.name, name(gap.row), name(gap.waits_for), name(gap.ready))
-        for gap in timeline.gaps(limits)
-        if str(gap.worker) == worker
-    ]
-
-
-def test_the_gaps_of_1f1b_say_what_is_made_late_what_is_under_way_and_what_could_have_run() -> None:
-    timeline = simulate(one_f_one_b(Shape(1, 4, 4)), Profile.uniform(link=0.5))
-    assert told(timeline, "0.3") == [
-        (0, 4, "INPUT", "3F0.0", "2F0.0", ""),
-        (4, 4.5, "TRANSFER", "3F0.0", "2SEND_F0.0@0.3", ""),
-        (10.5, 11, "INPUT", "3F0.2", "2F0.2", ""),
-        (11, 11.5, "TRANSFER", "3F0.2", "2SEND_F0.2@0.3", ""),
-        (14.5, 15, "INPUT", "3F0.3", "2F0.3", ""),
-        (15, 15.5, "TRANSFER", "3F0.3", "2SEND_F0.3@0.3", ""),
-        (18.5, 26, "NOTHING_LEFT", "", "", ""),
-    ]
-    assert told(timeline, "0.2")[2] == (5, 8, "ORDER", "2B0.0", "3B0.0", "2F0.2")
-
 
 @bounded
 @given(seeds)
@@ -80,9 +46,9 @@ def test_gaps_and_instructions_of_a_worker_tile_the_makespan(seed: int) -> None:
         if worker in timeline.schedule.failed:
             assert not (gaps.worker == w).any()
             continue
-        mine = np.flatnonzero(gaps.worker == w)
+        own = np.flatnonzero(gaps.worker == w)
         rows = [row for row in range(int(c.offsets[w]), int(c.offsets[w + 1])) if not is_transfer(timeline, row)]
-        spans = [(gaps.start[i], gaps.end[i]) for i in mine] + [(timeline.start[r], timeline.end[r]) for r in rows]
+        spans = [(gaps.start[i], gaps.end[i]) for i in own] + [(timeline.start[r], timeline.end[r]) for r in rows]
         spans = sorted(span for span in spans if span[1] > span[0])
         assert [begin for begin, _ in spans] + [timeline.makespan] == [0, *(end for _, end in spans)]
     assert gaps.seconds.sum(axis=1) == pytest.approx([bubble or 0.0 for bubble in timeline.bubble])
@@ -90,11 +56,11 @@ def test_gaps_and_instructions_of_a_worker_tile_the_makespan(seed: int) -> None:
 
 @bounded
 @given(seeds)
-def test_the_cause_of_every_gap_is_what_its_definition_says(seed: int) -> None:
+def test_every_gap_has_the_cause_of_its_definition(seed: int) -> None:
     timeline, limits, byte_limit = drawn(seed)
     schedule = timeline.schedule
-    there = values_there(timeline)
-    made = {value: min(time for (_, v), time in there.items() if v == value) for _, value in there}
+    arrivals = arrivals_of(timeline)
+    made_at = {value: min(time for (_, v), time in arrivals.items() if v == value) for _, value in arrivals}
     for gap in timeline.gaps(limits, byte_limit):
         if gap.cause == GapCause.NOTHING_LEFT or gap.end - gap.start < 1e-6:
             continue
@@ -102,7 +68,7 @@ def test_the_cause_of_every_gap_is_what_its_definition_says(seed: int) -> None:
         ends = schedule.instruction(gap.row)
         fitting, exceeding = [], []
         for row, candidate in computes_after(timeline, gap):
-            if all(there[gap.worker, value] <= now for value in needs(candidate, schedule.shape.stages)):
+            if all(arrivals[gap.worker, value] <= now for value in needs(candidate, schedule.shape.stages)):
                 fits = moved_fits(timeline, gap, row, limits, byte_limit)
                 (fitting if fits else exceeding).append(row)
         if fitting:
@@ -113,7 +79,7 @@ def test_the_cause_of_every_gap_is_what_its_definition_says(seed: int) -> None:
             assert (gap.cause, gap.ready) == (GapCause.REDUCE, -1)
         else:
             wanted = needs(ends, schedule.shape.stages)
-            is_made = all(made[value] <= now for value in wanted)
+            is_made = all(made_at[value] <= now for value in wanted)
             assert gap.cause == (GapCause.TRANSFER if is_made else GapCause.INPUT)
             waited_for = schedule.instruction(gap.waits_for)
             assert isinstance(waited_for, Transfer) == is_made
@@ -141,23 +107,23 @@ def pieces(instruction: Instruction) -> tuple[Instruction, ...]:
     return (instruction.forward, instruction.backward) if is_pair else (instruction,)  # type: ignore[attr-defined]
 
 
-def values_there(timeline: Timeline) -> dict[tuple[Worker, Value], float]:
-    """When each value is on each worker that makes or receives it."""
+def arrivals_of(timeline: Timeline) -> dict[tuple[Worker, Value], float]:
+    """Return when each value is on each worker that produces or receives it."""
     schedule = timeline.schedule
-    there = {}
+    arrivals = {}
     for row in range(len(timeline.end)):
         worker, end = schedule.position(row)[0], float(timeline.end[row])
         for instruction in pieces(schedule.instruction(row)):
             if isinstance(instruction, Compute):
-                there.update({(worker, value): end for value in produced(instruction)})
+                arrivals.update({(worker, value): end for value in produced(instruction)})
             elif str(instruction).find("RECV") > 0:
                 (value,) = needs(instruction, schedule.shape.stages)
-                there[worker, value] = end
-    return there
+                arrivals[worker, value] = end
+    return arrivals
 
 
 def computes_after(timeline: Timeline, gap: Gap) -> Iterator[tuple[int, Instruction]]:
-    """The computes of the gap's worker that stand behind the gap."""
+    """Yield the computes of the gap's worker after the gap."""
     w = timeline.schedule.shape.worker_index(gap.worker)
     for row in range(gap.row, int(timeline.schedule.columns.offsets[w + 1])):
         instruction = timeline.schedule.instruction(row)
@@ -195,7 +161,7 @@ def peak(program: list[Instruction], profile: Profile, weights: list[float]) -> 
 
 @settings(derandomize=True, max_examples=40, deadline=None, database=None)
 @given(st.integers(0, 10**6))
-def test_starting_so_much_later_costs_nothing_and_more_costs_as_much(seed: int) -> None:
+def test_a_delay_within_the_slack_costs_nothing_and_more_costs_the_excess(seed: int) -> None:
     rng = random.Random(seed)
     schedule = random_schedule(rng)
     timeline = simulate(schedule, random_profile(rng, schedule))
@@ -238,7 +204,7 @@ def record(tmp_path: Path) -> Callable[..., Trace]:
     return write
 
 
-def test_what_ran_as_planned_has_the_plans_times_and_bubbles(record: Callable[..., Trace]) -> None:
+def test_an_iteration_that_ran_as_planned_has_the_planned_times_and_gaps(record: Callable[..., Trace]) -> None:
     planned = simulate(lower(one_f_one_b(SHAPE)), PROFILE)
     ran = executed_timeline(record(planned, {}), PROFILE)
     assert ran.schedule == planned.schedule
@@ -253,7 +219,7 @@ def test_what_ran_as_planned_has_the_plans_times_and_bubbles(record: Callable[..
 def test_a_value_used_before_it_was_sent_is_found(record: Callable[..., Trace]) -> None:
     planned = simulate(lower(one_f_one_b(SHAPE)), PROFILE)
     ran = executed_timeline(record(planned, {"1.1": 5.0}), PROFILE)
-    found = first_impossible(ran)
-    assert found is not None
-    assert ran.schedule.position(found.producer)[0] == Worker(1, 1)
-    assert found.seconds == pytest.approx(4.75)
+    violation = first_impossible(ran)
+    assert violation is not None
+    assert ran.schedule.position(violation.producer)[0] == Worker(1, 1)
+    assert violation.seconds == pytest.approx(4.75)

@@ -1,4 +1,4 @@
-"""Replays in gaps: all micro-batches have their turn, schedules stay valid, and nothing gets longer where gaps hold."""
+"""Replays: every micro-batch is replayed once, schedules stay valid, and gaps lengthen no iteration."""
 
 from __future__ import annotations
 
@@ -11,61 +11,61 @@ from recycle import MicroBatch, Profile, Schedule, Shape, Worker, check, simulat
 from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.ir.instruction import Compute, Forward, OverlappedPair, Replay
 from recycle.ir.lower import lower, with_barrier
-from recycle.ir.replays import ALWAYS, Checked, Rotation, with_replays
+from recycle.ir.replays import EVERY_ITERATION, ReplayTarget, Rotation, with_replays
 from tests.ir.random_schedules import random_profile, random_schedule
 
 
-def hosts_of(schedule: Schedule) -> dict[Checked, Worker]:
-    found = {}
+def hosts_of(schedule: Schedule) -> dict[ReplayTarget, Worker]:
+    hosts = {}
     for worker in schedule.live:
-        for one in schedule.program(worker):
-            forward = one.forward if isinstance(one, OverlappedPair) else one
+        for instruction in schedule.program(worker):
+            forward = instruction.forward if isinstance(instruction, OverlappedPair) else instruction
             if isinstance(forward, Forward):
-                found[Checked(forward.stage, forward.micro_batch)] = worker
-    return found
+                hosts[ReplayTarget(forward.stage, forward.micro_batch)] = worker
+    return hosts
 
 
-def replays(schedule: Schedule) -> list[tuple[Worker, Checked]]:
+def replays(schedule: Schedule) -> list[tuple[Worker, ReplayTarget]]:
     return [
-        (worker, Checked(one.stage, one.micro_batch))
+        (worker, ReplayTarget(instruction.stage, instruction.micro_batch))
         for worker in schedule.live
-        for one in schedule.program(worker)
-        if isinstance(one, Replay)
+        for instruction in schedule.program(worker)
+        if isinstance(instruction, Replay)
     ]
 
 
 def computes(schedule: Schedule) -> dict[str, list[str]]:
-    """Of each worker, without replays."""
+    """Return the computes of each worker, without replays."""
     return {
         str(worker): [
-            str(one)
-            for one in schedule.program(worker)
-            if isinstance(one, Compute | OverlappedPair) and not isinstance(one, Replay)
+            str(instruction)
+            for instruction in schedule.program(worker)
+            if isinstance(instruction, Compute | OverlappedPair) and not isinstance(instruction, Replay)
         ]
         for worker in schedule.live
     }
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_every_round_of_a_random_schedule_is_valid_and_all_have_their_turn(seed: int) -> None:
+def test_every_round_of_a_random_schedule_is_valid_and_the_rounds_replay_everything_once(seed: int) -> None:
     """Failed workers, re-routed micro-batches, split backwards, overlapped pairs, chunks in loops and Vs."""
     rng = random.Random(seed)
     schedule = random_schedule(rng)
     profile = random_profile(rng, schedule)
-    given, every = rng.choice([schedule, lower(schedule)]), rng.choice([1, 2, 3, 7, "gaps"])
-    rotation = with_replays(given, every, profile)
+    start, every = rng.choice([schedule, lower(schedule)]), rng.choice([1, 2, 3, 7, "gaps"])
+    rotation = with_replays(start, every, profile)
     assert [f for f in check(rotation.whole, profile=profile) if f.severity == "error"] == []
-    hosts, seen = hosts_of(schedule), Counter[Checked]()
+    hosts, seen = hosts_of(schedule), Counter[ReplayTarget]()
     plain = simulate(schedule, profile)
     for iteration in range(max(1, rotation.rounds)):
-        one = rotation.schedule(iteration)
-        assert [f for f in check(with_barrier(one), profile=profile, about_to_run=True) if f.severity == "error"] == []
-        assert computes(one) == computes(schedule)
-        assert all(hosts[checked] != worker for worker, checked in replays(one))
-        assert {checked for _, checked in replays(one)} == rotation.checked(iteration)
-        assert {str(w): rotation.program(w, iteration) for w in one.live} == {str(w): one.program(w) for w in one.live}
-        seen.update(checked for _, checked in replays(one))
-        timeline = simulate(one, profile)
+        ran = rotation.schedule(iteration)
+        assert [f for f in check(with_barrier(ran), profile=profile, about_to_run=True) if f.severity == "error"] == []
+        assert computes(ran) == computes(schedule)
+        assert all(hosts[checked] != worker for worker, checked in replays(ran))
+        assert {checked for _, checked in replays(ran)} == rotation.checked(iteration)
+        assert {str(w): rotation.program(w, iteration) for w in ran.live} == {str(w): ran.program(w) for w in ran.live}
+        seen.update(checked for _, checked in replays(ran))
+        timeline = simulate(ran, profile)
         held = zip(timeline.peak_activations, plain.peak_activations, strict=True)
         assert all(with_it is None or with_it <= max(without or 0, 1) for with_it, without in held)
         if every == "gaps":
@@ -78,24 +78,24 @@ def test_every_round_of_a_random_schedule_is_valid_and_all_have_their_turn(seed:
 
 def test_a_host_is_checked_by_all_its_peers_in_turn() -> None:
     rotation = with_replays(zb_h1(Shape(4, 2, 6)), every=6)
-    homes, workers = rotation.turns.micro_batch // 6, rotation.turns.worker // 2
+    homes, workers = rotation.slots.micro_batch // 6, rotation.slots.worker // 2
     checked_by = Counter(zip(homes.tolist(), workers.tolist(), strict=True))
     assert checked_by == {(home, peer): 4 for home in range(4) for peer in range(4) if home != peer}
     # As every worker has six, each iteration has one of each worker.
     assert [len(rotation.checked(n)) for n in range(6)] == [8] * 6
 
 
-def test_gaps_hold_those_of_the_later_stages_of_1f1b_and_none_of_the_first() -> None:
-    """Each of 6 micro-batches takes 3 slots at each of 4 stages. Worker 0.0 has no gap of 3 behind the first gradient;
-    a later stage has the gap before its first input, which ends later the later it stands."""
+def test_1f1b_has_gaps_for_replays_of_all_stages_but_the_first() -> None:
+    """Each of 6 micro-batches takes 3 slots at each of 4 stages. Worker 0.0 has no gap of 3 after the first gradient;
+    later stages have a gap before their first input."""
     schedule = one_f_one_b(Shape(3, 4, 6))
     period = simulate(schedule).period
     rotation = with_replays(schedule, "gaps")
-    assert set(rotation.turns.stage.tolist()) == {1, 2, 3}
+    assert set(rotation.slots.stage.tolist()) == {1, 2, 3}
     assert rotation.rounds == 6
     assert [simulate(rotation.schedule(n)).period for n in range(6)] == [period] * 6
     forced = with_replays(schedule, 6)
-    assert set(forced.turns.stage.tolist()) == {0, 1, 2, 3}
+    assert set(forced.slots.stage.tolist()) == {0, 1, 2, 3}
     assert [simulate(forced.schedule(n)).period - period for n in range(6)] == [3.0] * 6
 
 
@@ -116,20 +116,20 @@ def test_a_gap_in_the_middle_is_used_where_it_holds_the_replay_and_memory_allows
     assert simulate(rotation.schedule(0)).peak_activations == [1, 1, 1, 1]
 
 
-def test_what_is_disputed_is_replayed_by_all_other_hosts_in_every_iteration() -> None:
+def test_disputed_work_is_replayed_by_all_other_hosts_in_every_iteration() -> None:
     schedule = one_f_one_b(Shape(4, 2, 2))
-    disputed = Checked(1, MicroBatch(2, 1))
+    disputed = ReplayTarget(1, MicroBatch(2, 1))
     rotation = with_replays(schedule, 50, disputed=[disputed])
     for iteration in (0, 1, 30):
-        who = [str(worker) for worker, checked in replays(rotation.schedule(iteration)) if checked == disputed]
-        assert who == ["0.1", "1.1", "3.1"]
+        workers = [str(worker) for worker, checked in replays(rotation.schedule(iteration)) if checked == disputed]
+        assert workers == ["0.1", "1.1", "3.1"]
         assert check(rotation.schedule(iteration), about_to_run=True) == []
-    alone = with_replays(schedule, 0, disputed=[disputed])
-    assert (alone.rounds, set(alone.turns.round.tolist())) == (0, {ALWAYS})
-    assert alone.checked(7) == {disputed}
+    only_disputed = with_replays(schedule, 0, disputed=[disputed])
+    assert (only_disputed.rounds, set(only_disputed.slots.round.tolist())) == (0, {EVERY_ITERATION})
+    assert only_disputed.checked(7) == {disputed}
 
 
-def test_a_schedule_may_hold_replays_itself() -> None:
+def test_a_schedule_may_contain_replays() -> None:
     shape = Shape(2, 1, 2)
     schedule = Schedule.from_text(
         shape, {"0.0": "0F0.0 0B0.0 0F0.1 0B0.1 0REPLAY1.1", "1.0": "0F1.0 0B1.0 0F1.1 0B1.1"}
@@ -137,4 +137,4 @@ def test_a_schedule_may_hold_replays_itself() -> None:
     assert not check(lower(schedule))
     rotation = with_replays(schedule, 0, Profile.uniform())
     assert isinstance(rotation, Rotation)
-    assert rotation.checked(3) == {Checked(0, MicroBatch(1, 1))}
+    assert rotation.checked(3) == {ReplayTarget(0, MicroBatch(1, 1))}

@@ -32,13 +32,13 @@ from tests.solve.jobs import job, small_jobs
 TINY = job(3, 2, 2, 3)
 
 
-def test_a_plan_file_is_a_schedule_file_with_the_hash_of_what_runs(tmp_path):
+def test_a_plan_file_is_a_schedule_file_with_the_hash_of_its_schedule(tmp_path):
     plan = plan_vector(TINY, (1, 0), quick=True)
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").text() == plan.text()
     assert Schedule.load(tmp_path / "plan.json") == plan.schedule
-    again, other = plan_vector(TINY, (1, 0), quick=True), plan_vector(TINY, (0, 1), quick=True)
-    assert plan.hash == again.hash == Plan.from_text(plan.text()).hash != other.hash
+    replanned, other = plan_vector(TINY, (1, 0), quick=True), plan_vector(TINY, (0, 1), quick=True)
+    assert plan.hash == replanned.hash == Plan.from_text(plan.text()).hash != other.hash
     with pytest.raises(PlanError, match="is a schedule but not a plan"):
         Plan.from_schedule(plan.schedule, "some file")
 
@@ -50,7 +50,7 @@ def test_survivors_keep_their_positions():
     assert moved == {"3.0": "1.0", "2.1": "0.1"}
     with pytest.raises(PlanError, match=r"vector \(1, 2\) cannot serve"):
         assign_roles(shape, dead_roles(shape, (1, 2)), [Worker(1, 0)])
-    with pytest.raises(PlanError, match="roles of stage 0 are no permutation"):
+    with pytest.raises(PlanError, match="roles of stage 0 are not a permutation"):
         rename(one_f_one_b(shape), {Worker(0, 0): Worker(1, 0), Worker(1, 0): Worker(1, 0)})
     for vector in ((1,), (5, 0), (4, 0), (-1, 0)):
         with pytest.raises(PlanError):
@@ -61,20 +61,20 @@ def test_survivors_keep_their_positions():
 @settings(max_examples=12, deadline=None)
 @given(small_jobs(), st.randoms(use_true_random=False))
 def test_renamed_roles_keep_validity_and_period(case, chance):
-    made, dead = case
-    vector = failure_vector(made.shape, dead)
-    plan = plan_vector(made, vector, quick=True)
+    planned_job, dead = case
+    vector = failure_vector(planned_job.shape, dead)
+    plan = plan_vector(planned_job, vector, quick=True)
     named = rename(lower(plan.schedule) if chance.random() < 0.5 else plan.schedule, plan.roles(dead))
     natural = plan.for_processes(dead).schedule
     for schedule in (named, natural):
         assert schedule.failed == set(dead)
-        assert check(schedule, profile=made.profile(), limits=made.activation_limits()) == []
-        timeline = simulate(schedule, made.profile())
+        assert check(schedule, profile=planned_job.profile(), limits=planned_job.activation_limits()) == []
+        timeline = simulate(schedule, planned_job.profile())
         assert timeline.period == pytest.approx(plan.period)
         assert timeline.makespan == pytest.approx(plan.makespan)
 
 
-def test_a_renamed_plan_re_routes_what_was_home_to_the_dead_worker():
+def test_a_renamed_plan_re_routes_the_micro_batches_of_the_dead_worker():
     plan = plan_vector(job(3, 4, 6, 8), (0, 0, 1, 0), quick=True)
     for dead in (Worker(0, 2), Worker(1, 2), Worker(2, 2)):
         schedule = plan.for_processes([dead]).schedule
@@ -101,7 +101,7 @@ def test_a_library_looks_up_any_set_of_dead_workers(tmp_path):
     assert library.vectors() == [(1, 1)]
 
 
-def test_a_set_without_a_plan_gets_the_best_for_more_dead_workers_and_the_rest_stand_idle(tmp_path):
+def test_a_set_without_a_plan_gets_the_best_for_more_dead_workers_and_the_others_stand_idle(tmp_path):
     library = PlanLibrary(tmp_path, TINY)
     for vector in ((2, 2), (1, 2), (0, 2)):
         library.add(plan_vector(TINY, vector, quick=True))
@@ -133,7 +133,7 @@ def test_a_lookup_moves_workers_where_the_job_lets_them_and_it_pays(tmp_path):
     assert set(roles.values()) == set(plan.schedule.live)
 
 
-def test_files_that_are_no_valid_plan_of_the_job_are_ignored(tmp_path):
+def test_files_that_are_not_valid_plans_of_the_job_are_ignored(tmp_path):
     library = PlanLibrary(tmp_path, TINY)
     path = tmp_path / library.add(plan_vector(TINY, (1, 0), quick=True)).file
     text = path.read_text()
@@ -143,9 +143,9 @@ def test_files_that_are_no_valid_plan_of_the_job_are_ignored(tmp_path):
     assert PlanLibrary(tmp_path, TINY).get((1, 0)) is not None
     for broken in ("", boast, text[:200], text.replace("0F0.0 ", "", 1), text.replace('"1.0"', '"0.0"', 1), other):
         path.write_text(broken)
-        again = PlanLibrary(tmp_path, TINY)
-        assert again.get((1, 0)) is None
-        assert list(again.plans()) == []
+        library_again = PlanLibrary(tmp_path, TINY)
+        assert library_again.get((1, 0)) is None
+        assert list(library_again.plans()) == []
         (tmp_path / "manifest.json").rename(tmp_path / "manifest")  # without it the file is adopted, or not
         lost = PlanLibrary(tmp_path, TINY)
         lost.prepare()
@@ -158,7 +158,7 @@ def test_files_that_are_no_valid_plan_of_the_job_are_ignored(tmp_path):
 
 
 @pytest.mark.parametrize("manifest", [None, "", '{"format": "recycle-plan-library", "version": 1, "plans": [{}]}'])
-def test_a_library_whose_manifest_is_lost_is_found_again_from_its_files(tmp_path, manifest):
+def test_a_lost_manifest_is_rebuilt_from_the_plan_files(tmp_path, manifest):
     for vector in ((1, 0), (0, 1)):
         plan_vector(TINY, vector, quick=True).save(tmp_path / f"{'-'.join(map(str, vector))}.json")
     if manifest is not None:
@@ -170,18 +170,18 @@ def test_a_library_whose_manifest_is_lost_is_found_again_from_its_files(tmp_path
     assert library.lookup([Worker(2, 0)])[0].period == 9
 
 
-def test_a_better_plan_takes_the_place_of_the_file_before(tmp_path):
-    made = job(3, 4, 6, 4, chunks=2, steps=3000)
-    library = PlanLibrary(tmp_path, made)
-    hurried = library.add(plan_vector(made, (0, 0, 1, 0), quick=True))
-    searched = library.add(plan_vector(made, (0, 0, 1, 0)))
+def test_a_better_plan_replaces_the_file_of_the_previous_one(tmp_path):
+    planned_job = job(3, 4, 6, 4, chunks=2, steps=3000)
+    library = PlanLibrary(tmp_path, planned_job)
+    hurried = library.add(plan_vector(planned_job, (0, 0, 1, 0), quick=True))
+    searched = library.add(plan_vector(planned_job, (0, 0, 1, 0)))
     assert (hurried.quick, searched.quick) == (True, False)
     assert searched.period < hurried.period
     assert sorted(path.name for path in tmp_path.iterdir()) == [searched.file, "manifest.json"]
-    assert PlanLibrary(tmp_path, made).entry((0, 0, 1, 0)) == searched
+    assert PlanLibrary(tmp_path, planned_job).entry((0, 0, 1, 0)) == searched
 
 
-def test_a_manifest_that_names_a_file_elsewhere_has_none_removed(tmp_path):
+def test_a_manifest_that_names_a_file_elsewhere_removes_nothing(tmp_path):
     library, important = tmp_path / "library", tmp_path / "important.json"
     entry = PlanLibrary(library, TINY).add(plan_vector(TINY, (0, 0), quick=True))
     important.write_text("important")
@@ -203,20 +203,20 @@ def test_an_invalid_plan_is_not_stored(tmp_path):
 
 def test_the_cache_key_follows_everything_a_plan_depends_on(tmp_path):
     jobs = [TINY, job(3, 2, 2, 4), job(3, 2, 3, 3), job(3, 2, 2, 3, forward=2.0), job(3, 2, 2, 3, seed=1)]
-    paths = {cache_path(tmp_path, made, (1, 0)) for made in jobs} | {cache_path(tmp_path, TINY, (0, 1))}
+    paths = {cache_path(tmp_path, planned_job, (1, 0)) for planned_job in jobs} | {cache_path(tmp_path, TINY, (0, 1))}
     assert len(paths) == 6
     assert cache_path(tmp_path, TINY, (1, 0)) == cache_path(tmp_path, job(3, 2, 2, 3), [1, 0])
     assert cached_plan(tmp_path / "absent.json", TINY, (1, 0)) is None
 
 
 @pytest.mark.parametrize("shape", [Shape(2, 2, 2), Shape(3, 4, 1), Shape(5, 2, 1), Shape(1, 3, 1)])
-def test_vectors_are_counted_without_being_made(shape):
-    found = collections.Counter(sum(vector) for vector in likely_vectors(shape, 6))
-    assert count_vectors(shape, 6) == [found[dead] for dead in range(7)]
+def test_counts_of_vectors_equal_their_enumeration(shape):
+    counts = collections.Counter(sum(vector) for vector in likely_vectors(shape, 6))
+    assert count_vectors(shape, 6) == [counts[dead] for dead in range(7)]
 
 
 def test_vectors_come_likeliest_first_and_leave_each_stage_a_host():
-    found = list(likely_vectors(Shape(2, 2, 2), 3))
-    assert found == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    vectors = list(likely_vectors(Shape(2, 2, 2), 3))
+    assert vectors == [(0, 0), (1, 0), (0, 1), (1, 1)]
     spread = list(likely_vectors(Shape(4, 3, 1), 2))[4:]
     assert spread == [(1, 1, 0), (1, 0, 1), (0, 1, 1), (2, 0, 0), (0, 2, 0), (0, 0, 2)]  # 16 sets each, then 6

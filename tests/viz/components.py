@@ -34,11 +34,11 @@ def words(component: Any) -> list[str]:
 def of_type(component: Any, kind: str) -> list[dict[str, Any]]:
     """The properties of all components of one type inside."""
     if isinstance(component, list):
-        return [found for part in component for found in of_type(part, kind)]
+        return [match for part in component for match in of_type(part, kind)]
     if not isinstance(component, dict) or "props" not in component:
         return []
-    here = [component["props"]] if component["type"] == kind else []
-    return here + of_type(component["props"].get("children"), kind)
+    own = [component["props"]] if component["type"] == kind else []
+    return own + of_type(component["props"].get("children"), kind)
 
 
 def canvases(component: Any) -> list[dict[str, Any]]:
@@ -48,8 +48,8 @@ def canvases(component: Any) -> list[dict[str, Any]]:
 
 def drawn(cache: LaneCache, component: Any) -> list[CachedLanes]:
     """What stands behind the addresses of the timelines of a component."""
-    found = (cache.get(view["data-address"]) for view in canvases(plain(component)))
-    return [shown for shown in found if shown is not None]
+    entries = (cache.get(view["data-address"]) for view in canvases(plain(component)))
+    return [entry for entry in entries if entry is not None]
 
 
 def graphs(component: Any) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import pytest
 
 from recycle import Profile, Schedule, Shape, Timeline, Worker, lower, simulate
 from recycle.ir.families import one_f_one_b
+from recycle.plans import Plan
 from recycle.runs import logs as runs
 
 SHAPE = Shape(pipelines=3, ranks=2, micro_batches=2)
@@ -43,13 +44,22 @@ def healthy() -> Schedule:
 @pytest.fixture(scope="session")
 def broken() -> Schedule:
     """Without 1.1: 0.1 takes micro-batch 1.0 and 2.1 takes 1.1, both with decoupled backwards."""
-    figures = {"period": 11.0, "lower_bound": 10.0, "gap": 0.1}
-    return Schedule.from_text(SHAPE, WITHOUT_1_1, failed=["1.1"], metadata=figures)
+    return planned(Schedule.from_text(SHAPE, WITHOUT_1_1, failed=["1.1"]), 11.0, 10.0)
+
+
+def planned(schedule: Schedule, period: float, lower_bound: float, limits: tuple[float, ...] | None = None) -> Schedule:
+    """Return the schedule with the metadata of a plan for uniform times."""
+    plan = Plan(schedule, period, period, lower_bound, 0.0, Profile.uniform().digest(), limits)
+    return Schedule.loads(plan.text())
 
 
 @pytest.fixture(scope="session")
 def broken_timeline(broken: Schedule) -> Timeline:
     return simulate(broken)
+
+
+GENERATIONS = ((range(4), "aaaa0000"), (range(3, 6), "bbbb1111"), (range(6, 9), "aaaa0000"))
+"""Steps and plan of each generation of the run."""
 
 
 @pytest.fixture(scope="session")
@@ -60,43 +70,33 @@ def make_run(healthy: Schedule, broken: Schedule) -> Callable[..., Path]:
         for folder in ("plans", "logs"):
             (path / folder).mkdir(parents=True)
         (path / "job.toml").write_text(JOB)
-        plans = {"aaaa0000": healthy, "bbbb1111": broken}
+        plans = {"aaaa0000": lower(healthy), "bbbb1111": lower(broken)}
         for digest, plan in plans.items():
-            lower(plan).save(path / "plans" / f"{digest}.json")
-        names = [str(worker) for worker in SHAPE.workers()]
-        alive = [name for name in names if name != "1.1"]
-        attempts = [(step, 0, "aaaa0000") for step in range(4)]
-        attempts += [(step, 1, "bbbb1111") for step in range(3, 6)] + [(step, 2, "aaaa0000") for step in range(6, 9)]
+            plan.save(path / "plans" / f"{digest}.json")
         now, metrics, events = 2.0, [], []
-        for step, generation, digest in attempts:
-            if step == 0 or (step, generation) in ((3, 1), (6, 2)):
-                live_names = alive if generation == 1 else names
-                roles = {name: name for name in live_names}
-                event = {"time": now, "kind": "generation", "step": step, "generation": generation, "plan": digest}
-                events.append({**event, "live": live_names, "roles": roles})
-            broken_off = (step, generation) == (3, 0)
-            timeline = simulate(lower(plans[digest]), PROFILE)
-            _execute(path, timeline, step, generation, now, until=4.0 if broken_off else math.inf)
-            now += SECONDS * timeline.makespan + 0.01
-            if broken_off:
-                events.append({"time": now, "kind": "fault", "worker": "1.1", "step": 3})
-                events.append({"time": now + 0.3, "kind": "detected", "worker": "1.1", "step": 3})
-                now += 0.5
-                continue
-            metrics.append(
-                {
-                    "step": step,
-                    "time": now,
-                    "loss": 5.5 * math.exp(-step / 20),
-                    "grad_norm": 1.0,
-                    "mode": "staggered",
-                    "tokens_per_second": 1000.0,
-                    "live_workers": 5 if generation == 1 else 6,
-                    "plan": digest,
-                    "period": SECONDS * timeline.period,
-                    "generation": generation,
-                }
+        for generation, (steps, digest) in enumerate(GENERATIONS):
+            attempt, timeline = {"generation": generation, "plan": digest}, simulate(plans[digest], PROFILE)
+            workers = [str(worker) for worker in plans[digest].live]
+            roles = {worker: worker for worker in workers}
+            events.append(
+                {"time": now, "kind": "generation", "step": steps[0], **attempt, "live": workers, "roles": roles}
             )
+            for step in steps:
+                is_aborted = (step, generation) == (3, 0)
+                _execute(path, timeline, step, generation, now, until=4.0 if is_aborted else math.inf)
+                now += SECONDS * timeline.makespan + 0.01
+                if is_aborted:
+                    events.append({"time": now, "kind": "fault", "worker": "1.1", "step": step})
+                    events.append({"time": now + 0.3, "kind": "detected", "worker": "1.1", "step": step})
+                    now += 0.5
+                    continue
+                figures = {
+                    "loss": 5.5 * math.exp(-step / 20),
+                    "tokens_per_second": 1000.0,
+                    "live_workers": len(workers),
+                }
+                period = SECONDS * timeline.period
+                metrics.append({"step": step, "time": now, "mode": "staggered", **figures, **attempt, "period": period})
         events.append({"time": now, "kind": "rejoined", "worker": "1.1", "step": 6})
         for name, lines in (("metrics", metrics), ("events", events)):
             (path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -114,12 +114,12 @@ def _execute(path: Path, timeline: Timeline, step: int, generation: int, begin: 
         if worker in schedule.failed or (until < math.inf and worker == Worker(1, 1)):
             continue
         rows = range(int(schedule.columns.offsets[w]), int(schedule.columns.offsets[w + 1]))
-        ran = [
+        instructions = [
             (schedule.instruction(row), begin + SECONDS * timeline.start[row], begin + SECONDS * timeline.end[row])
             for row in rows
             if timeline.end[row] <= until
         ]
-        runs.append_iteration(runs.log_path(path, worker), step, generation, worker, ran)
+        runs.append_iteration(runs.log_path(path, worker), step, generation, worker, instructions)
 
 
 @pytest.fixture

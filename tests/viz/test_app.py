@@ -11,13 +11,13 @@ import pytest
 
 from recycle import Schedule, Timeline, simulate
 from tests.viz.components import canvases, decode, of_type, plain
-from viz.analysis.differences import scaled
+from viz.analysis.differences import scale_timeline
 from viz.app import build_app
 from viz.details import headline
-from viz.lane_cache import Explainer, LaneCache, encode
+from viz.lane_cache import LaneCache, TimelineContext, encode
 from viz.lanes import LaneTable
-from viz.pages.lanes_view import answer, lanes_view
-from viz.pages.validate_page import MOST_BYTES
+from viz.pages.lanes_view import lanes_view, selection_details
+from viz.pages.validate_page import MAX_BYTES
 from viz.sources import load_source
 
 
@@ -40,7 +40,7 @@ def client(schedule_file: Path) -> Any:
         ("[", 403),
     ],
 )
-def test_only_names_of_this_machine_and_allowed_ones_are_answered(client: Any, host: str, status: int) -> None:
+def test_only_requests_to_this_machine_or_allowed_hosts_are_answered(client: Any, host: str, status: int) -> None:
     answers = [client.get(path, headers={"Host": host}) for path in ("/", "/_dash-layout", "/assets/modules/view.js")]
     assert [answer.status_code for answer in answers] == [status] * 3
     if status == 403:
@@ -52,7 +52,7 @@ def test_only_names_of_this_machine_and_allowed_ones_are_answered(client: Any, h
     ("origin", "status"),
     [(None, 400), ("http://localhost", 400), ("http://evil.example", 403), ("null", 403), ("http://localhost:81", 403)],
 )
-def test_posts_come_from_the_page_itself(client: Any, origin: str | None, status: int) -> None:
+def test_posts_from_other_pages_are_refused(client: Any, origin: str | None, status: int) -> None:
     headers = {} if origin is None else {"Origin": origin}
     answer = client.post("/_dash-update-component", data="no JSON", headers=headers)
     assert (answer.status_code == 403) == (status == 403)
@@ -73,9 +73,7 @@ def test_posts_come_from_the_page_itself(client: Any, origin: str | None, status
         "/shades/..%2f..%2fnone.bin",
     ],
 )
-def test_a_path_that_leads_elsewhere_is_not_there_and_nothing_is_printed(
-    client: Any, path: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_paths_outside_of_the_assets_are_not_found(client: Any, path: str, capfd: pytest.CaptureFixture[str]) -> None:
     answer = client.get(path)
     assert "root:" not in answer.text
     # All other paths get the page, whose script finds nothing under them.
@@ -85,9 +83,7 @@ def test_a_path_that_leads_elsewhere_is_not_there_and_nothing_is_printed(
 
 
 @pytest.mark.parametrize("body", ["{", "[]", "{}", '{"output": 1}', '{"output": ["x"]}', '{"output": "x.y"}'])
-def test_a_callback_that_the_page_does_not_have_is_refused_and_nothing_is_printed(
-    client: Any, body: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_callbacks_are_refused(client: Any, body: str, capfd: pytest.CaptureFixture[str]) -> None:
     answer = client.post("/_dash-update-component", data=body, content_type="application/json")
     assert answer.status_code == 400
     assert capfd.readouterr() == ("", "")
@@ -100,7 +96,7 @@ def address(client: Any) -> str:
     return "/" + re.search(r"lanes/\w+\.bin", page)[0]  # type: ignore[index]
 
 
-def test_the_lanes_are_one_answer_for_ever(client: Any, address: str, broken_timeline: Timeline) -> None:
+def test_browsers_cache_lanes_forever(client: Any, address: str, broken_timeline: Timeline) -> None:
     first = client.get(address)
     assert first.data == encode(LaneTable.from_timeline(broken_timeline))
     assert decode(first.data)["description"]["labels"][3] == "1.1"
@@ -112,24 +108,21 @@ def test_the_lanes_are_one_answer_for_ever(client: Any, address: str, broken_tim
 
 
 @pytest.mark.parametrize("choice", [None, [], "x", {"address": 3}, {"address": "lanes/x.bin", "operation": 1}])
-def test_a_selection_that_says_nothing_known_is_answered_calmly(choice: Any) -> None:
-    assert answer(LaneCache(), choice)[1] is None
+def test_a_wrong_selection_has_no_details(choice: Any) -> None:
+    assert selection_details(LaneCache(), choice)[1] is None
 
 
-def test_everything_told_of_lanes_has_the_unit_of_the_axis_they_were_drawn_under_last(healthy: Schedule) -> None:
-    cache, table = LaneCache(), replace(LaneTable.from_timeline(simulate(healthy)), unit="s")
-    short = replace(table, start=table.start * 0.2, end=table.end * 0.2)  # 1.8 s
-    explainer = Explainer(scaled(simulate(healthy), 0.2), executed=True)
-    alone = canvases(plain(lanes_view("", short, "a", cache, explainer=explainer)))[0]
-    shown = cache.get(alone["data-address"])
-    assert (alone["data-word"], headline(shown)[0].value) == ("ms", "1800 ms")
-    beside = canvases(plain(lanes_view("", short, "a", cache, explainer=explainer, span=2.5)))[0]
-    shown = cache.get(beside["data-address"])
-    assert (beside["data-word"], headline(shown)[0].value) == ("s", "1.8 s")
-    assert alone["data-address"] == beside["data-address"]
+def test_texts_about_lanes_have_the_unit_of_their_last_axis(healthy: Schedule) -> None:
+    cache, timeline = LaneCache(), scale_timeline(simulate(healthy), 0.2)
+    table, context = replace(LaneTable.from_timeline(timeline), unit="s"), TimelineContext(timeline, executed=True)
+    for span, word, makespan in ((None, "ms", "1800 ms"), (2.5, "s", "1.8 s")):
+        (view,) = canvases(plain(lanes_view("", table, "a", cache, context=context, span=span)))
+        entry = cache.get(view["data-address"])
+        assert entry is not None
+        assert (view["data-word"], headline(entry)[0].value) == (word, makespan)
 
 
-def test_the_application_serves_itself_and_says_what_a_browser_may_load(run_dir: Path, schedule_file: Path) -> None:
+def test_the_application_loads_nothing_from_elsewhere_and_limits_browsers(run_dir: Path, schedule_file: Path) -> None:
     client = build_app([load_source(run_dir), load_source(schedule_file)]).server.test_client()
     page = client.get("/").get_data(as_text=True)
     assert "http://" not in page
@@ -148,6 +141,6 @@ def test_the_application_serves_itself_and_says_what_a_browser_may_load(run_dir:
 
 
 def test_a_request_beyond_the_limit_is_refused(client: Any) -> None:
-    content = b"x" * (MOST_BYTES * 4 // 3 + 2**20 + 1)
+    content = b"x" * (MAX_BYTES * 4 // 3 + 2**20 + 1)
     answer = client.post("/_dash-update-component", data=content, content_type="application/json")
     assert answer.status_code == 413

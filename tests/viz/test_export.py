@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 import subprocess
 import sys
-from base64 import b64decode
-from collections.abc import Iterator
 from html import unescape
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -18,18 +14,14 @@ from PIL import Image
 
 from recycle import Profile, RecycleError, Schedule, Shape, Timeline, simulate
 from recycle.ir.families import one_f_one_b
-from recycle.ir.kinds import Compute, InstructionKind, register
 from recycle.plans import Plan
-from tests.kinds import forget
-from tests.viz.components import decode
 from viz.export import SVG_LIMIT, export
 from viz.figures import palette
 from viz.figures.boxes import boxes
 from viz.figures.svg import LANE, height_of
-from viz.kinds import LOOKS, Look
 from viz.lanes import LaneTable
 from viz.notebook import show_run
-from viz.sources import ScheduleFile, load_source, schedule_source
+from viz.sources import load_source, schedule_source
 
 PLOTLY = re.compile(r"<script>/\*\*.*?</script>", re.DOTALL)
 
@@ -46,7 +38,7 @@ def test_a_run_is_one_page_with_all_its_figures(run_dir: Path, tmp_path: Path) -
     export(tmp_path / "run.html", [load_source(run_dir)])
     page = (tmp_path / "run.html").read_text(encoding="utf-8")
     assert outside_references(page) == []
-    assert page.count("Plotly.newPlot(") == 3  # one in the library itself; lanes have axes of their own
+    assert page.count("Plotly.newPlot(") == 3  # one in the library itself; lanes draw their axes
     headings = re.findall(r"<h3[^>]*>([^<]+)</h3>", page)
     assert headings == [
         f"{title}, step {step}: {what}"
@@ -76,15 +68,6 @@ def test_a_name_cannot_become_markup(tmp_path: Path, broken: Schedule) -> None:
     assert "a<b>" not in PLOTLY.sub("", page)
 
 
-def test_svg_of_a_run_has_its_moments_on_one_axis_per_unit(run_dir: Path, tmp_path: Path) -> None:
-    export(tmp_path / "run.svg", [load_source(run_dir)])
-    text = (tmp_path / "run.svg").read_text(encoding="utf-8")
-    assert text.count('font-size="13"') == 6
-    assert text.count(">failed</text>") == 2
-    export(tmp_path / "again.svg", [load_source(run_dir)])
-    assert (tmp_path / "again.svg").read_bytes() == (tmp_path / "run.svg").read_bytes()
-
-
 def test_a_run_without_iterations_exports_a_page_but_no_svg(run_dir: Path, tmp_path: Path) -> None:
     for name in ("metrics.jsonl", "events.jsonl", "trace.json"):
         (run_dir / name).unlink()
@@ -98,11 +81,11 @@ def test_a_run_without_iterations_exports_a_page_but_no_svg(run_dir: Path, tmp_p
         export(tmp_path / "run.svg", [source])
 
 
-def test_what_cannot_be_exported_is_refused(schedule_file: Path, tmp_path: Path) -> None:
+def test_other_exports_are_refused(schedule_file: Path, tmp_path: Path) -> None:
     from recycle.ir.families import gpipe
 
     source = load_source(schedule_file)
-    with pytest.raises(RecycleError, match=r"export knows \.html, \.svg, \.png, not \.pdf"):
+    with pytest.raises(RecycleError, match=r"cannot export \.pdf: use one of \.html, \.svg, \.png"):
         export(tmp_path / "plan.pdf", [source])
     with pytest.raises(RecycleError, match="cannot be written"):
         export(tmp_path / "absent" / "plan.svg", [source])
@@ -119,15 +102,15 @@ def colours(path: Path) -> np.ndarray:
 
 def test_a_png_has_every_box_in_its_colour(tmp_path: Path, schedule_file: Path, broken_timeline: Timeline) -> None:
     export(tmp_path / "plan.png", [load_source(schedule_file)])
-    seen = colours(tmp_path / "plan.png")
+    pixels = colours(tmp_path / "plan.png")
     left, top = round(22 + 3 * 6.6), 34
-    per_time = (seen.shape[1] - left - 16) / 11
-    assert seen.shape[0] == round(height_of([6 * LANE]))
+    per_time = (pixels.shape[1] - left - 16) / 11
+    assert pixels.shape[0] == round(height_of([6 * LANE]))
     for box in (box for box in boxes(LaneTable.from_timeline(broken_timeline)) if box.end > box.start):
         x, y = left + per_time * box.start + 6, top + LANE * (box.lane + 0.5 + box.top) + 3
-        assert seen[round(y), round(x)] in {box.paint.fill, *([box.paint.hatch] if box.rerouted else [])}
-    assert {palette.FAILURE_BAND, palette.FAILURE_HATCH} <= set(seen[top + round(3.5 * LANE)])
-    assert seen[top + LANE // 2, left + round(4.5 * per_time)] == palette.BAND
+        assert pixels[round(y), round(x)] in {box.paint.fill, *([box.paint.hatch] if box.rerouted else [])}
+    assert {palette.FAILURE_BAND, palette.FAILURE_HATCH} <= set(pixels[top + round(3.5 * LANE)])
+    assert pixels[top + LANE // 2, left + round(4.5 * per_time)] == palette.BAND
 
 
 @pytest.mark.parametrize("unit", [1.0, 2.0**-1060])
@@ -147,44 +130,27 @@ def test_a_schedule_shows_its_lanes(broken: Schedule, tmp_path: Path) -> None:
     picture = broken.show(title="without 1.1")
     drawn = picture._repr_svg_()
     assert drawn.startswith("<svg")
-    assert "without 1.1" in drawn
-    assert "F1.0" in drawn
     picture.save(tmp_path / "plan.svg")
     assert (tmp_path / "plan.svg").read_text() == drawn
-    picture.save(tmp_path / "plan.png")
-    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
-    assert repr(picture).startswith("<Picture of <Schedule D=3 P=2 m=2")
+    plan = Plan(broken, makespan=11.0, period=11.0, lower_bound=10.0, seconds=0.1, profile="")
+    assert "without 1.1: period 11, gap 10 %" in plan.show(Profile.uniform(forward=2.0))._repr_svg_()
 
 
-def test_a_timeline_shows_its_lanes_and_prints_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_timeline_shows_its_lanes_and_prints_its_grid(capsys: pytest.CaptureFixture[str]) -> None:
     timeline = simulate(one_f_one_b(Shape(1, 2, 2)), Profile.uniform(forward=2.0))
     assert timeline._repr_svg_() == one_f_one_b(Shape(1, 2, 2)).show(Profile.uniform(forward=2.0))._repr_svg_()
-    assert repr(timeline).endswith(f"makespan {timeline.makespan:g}, period {timeline.period:g}>")
-    shown = timeline.show()
-    assert capsys.readouterr().out == shown + "\n"
-    assert type(shown)._ipython_display_(shown) is None  # IPython prints what a cell ends with, unless told not to
+    text = timeline.show()
+    assert capsys.readouterr().out == text + "\n"
+    assert type(text)._ipython_display_(text) is None  # IPython prints what a cell ends with, unless told not to
 
 
 def test_a_page_is_the_viewers_canvas_in_a_frame(broken: Schedule) -> None:
-    page = broken.show(title="<without> 1.1").page(height=500)
-    frame = page._repr_html_()
+    frame = broken.show(title="<without> 1.1").page(height=500)._repr_html_()
     assert frame.startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')
-    assert "height:500px" in frame
-    assert frame.count("<") == 2  # the frame's own tags: what it holds is text to the notebook
+    assert frame.count("<") == 2  # the frame's own tags: its content is text to the notebook
     inside = unescape(frame.split('srcdoc="')[1].split('" style=')[0])
-    assert "viz/main.js" in inside
-    assert "data:application/gzip;base64," in inside
-    assert "&lt;without&gt; 1.1" in inside
-    assert repr(page).endswith("a notebook shows it>")
-
-
-def test_a_plan_is_named_by_its_figures(broken: Schedule) -> None:
-    plan = Plan(broken, makespan=11.0, period=11.0, lower_bound=10.0, seconds=0.1, profile="")
-    picture = plan.show(Profile.uniform(forward=2.0))
-    assert "without 1.1: period 11, gap 10 %" in picture._repr_svg_()
-    assert picture.source.lanes.span == simulate(broken, Profile.uniform(forward=2.0)).makespan
-    whole = Plan(one_f_one_b(Shape(1, 2, 2)), 9.0, 9.0, 9.0, 0.1, "")
-    assert "all workers: period 9, optimal" in whole.show()._repr_svg_()
+    for text in ("viz/main.js", "data:application/gzip;base64,", "&lt;without&gt; 1.1"):
+        assert text in inside
 
 
 def test_a_run_is_its_page_in_a_frame(run_dir: Path, tmp_path: Path) -> None:
@@ -204,40 +170,3 @@ def test_showing_loads_neither_dash_nor_plotly() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.fixture
-def rerun() -> Iterator[ScheduleFile]:
-    """A schedule whose first worker reruns the forward of micro-batch 0.1 at the end."""
-
-    @register(
-        InstructionKind(
-            token="RERUN",
-            title="forward of a peer, computed again",
-            seconds=("forward",),
-        )
-    )
-    class Rerun(Compute):
-        """`0RERUN0.1`."""
-
-        __slots__ = ()
-
-    LOOKS[Rerun] = Look(("redundant",), ("twice",))
-    programs = {"0.0": "0F0.0 0F0.1 0B0.0 0B0.1 0RERUN0.1", "0.1": "1F0.0 1B0.0 1F0.1 1B0.1"}
-    yield schedule_source(Path("mine.json"), Schedule.from_text(Shape(1, 2, 2), programs))
-    forget(Rerun)
-
-
-def test_a_kind_from_outside_is_in_every_export(rerun: ScheduleFile, tmp_path: Path) -> None:
-    for suffix in ("svg", "html", "png"):
-        export(tmp_path / f"mine.{suffix}", [rerun])
-    assert "0RERUN0.1\nforward of a peer, computed again" in (tmp_path / "mine.svg").read_text()
-    (held,) = re.findall('data-address="data:[^,]*,([^"]*)"', (tmp_path / "mine.html").read_text())
-    lanes = decode(gzip.decompress(b64decode(held)))
-    kind = lanes["description"]["kinds"][-1]
-    assert (kind["token"], kind["title"]) == ("RERUN", "forward of a peer, computed again")
-    reruns = np.flatnonzero(lanes["kind"] == len(lanes["description"]["kinds"]) - 1)
-    assert [(lanes["stage"][i], lanes["pipeline"][i], lanes["micro_batch"][i]) for i in reruns] == [(0, 0, 1)]
-    pixels = np.array(Image.open(BytesIO((tmp_path / "mine.png").read_bytes())).convert("RGB")).reshape(-1, 3)
-    colour = [int(palette.REDUNDANT.fill[i : i + 2], 16) for i in (1, 3, 5)]
-    assert (pixels == colour).all(axis=1).any()

@@ -1,4 +1,4 @@
-"""The viewer's modules in node: what needs no page. Their tests are the files of `modules/`, beside a table to read."""
+"""The viewer's modules in node, as far as they need no page; their tests are in `modules/`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NODE, TESTS = shutil.which("node"), Path(__file__).parent / "modules"
 @pytest.mark.process
 @pytest.mark.skipif(NODE is None, reason="node is not installed")
 @pytest.mark.parametrize("tests", sorted(file.name for file in TESTS.glob("*.test.mjs")))
-def test_a_module_does_what_its_tests_say(tests: str, tmp_path: Path, broken_timeline: Timeline) -> None:
+def test_modules(tests: str, tmp_path: Path, broken_timeline: Timeline) -> None:
     (tmp_path / "broken.bin").write_bytes(encode(LaneTable.from_timeline(broken_timeline)))
     whole = LaneTable.from_timeline(simulate(one_f_one_b(broken_timeline.schedule.shape)))
     (tmp_path / "whole.bin").write_bytes(encode(whole))

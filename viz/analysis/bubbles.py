@@ -24,7 +24,7 @@ from recycle.ir.simulate import TOLERANCE, Timeline
 from recycle.ir.trace import away_from
 from viz.numbers import PLAN_UNIT, TimeUnit
 
-MOST = 12
+MAX_LISTED = 12
 """Inputs or outputs that are listed individually."""
 
 
@@ -33,19 +33,19 @@ class Input(NamedTuple):
 
     Attributes:
         row: the producing instruction; for ORDER and LANE the previous one in the worker's program or on the lane.
-        carrier: the send that brought the input from another worker, else -1.
+        send: the send that brought the input from another worker, else -1.
         slack: seconds from the arrival to the start of the consumer.
     """
 
     row: int
     cause: Cause
-    made: float
-    carrier: int
+    produced: float
+    send: int
     arrived: float
     slack: float
 
 
-class Waits:
+class DependencyIndex:
     """Dependencies of one timeline; the first query lists the graph's edges."""
 
     def __init__(self, timeline: Timeline) -> None:
@@ -64,19 +64,20 @@ class Waits:
         receives = np.flatnonzero(self.timeline.dependencies.sends == row)
         return int(receives[0]) if len(receives) else -1
 
-    def inputs(self, row: int, most: int = MOST) -> tuple[list[Input], int]:
-        """Return (at most `most` inputs of `row`, last arrival first; number of all inputs)."""
+    def inputs(self, row: int, limit: int = MAX_LISTED) -> tuple[list[Input], int]:
+        """Return (at most `limit` inputs of `row`, last arrival first; number of all inputs)."""
         timeline, rows = self.timeline, self.timeline.dependencies.rows
         sources, causes = self._neighbours(row, 0)
-        through = sources >= rows
-        for join in sources[through].tolist():
-            more, _ = self._neighbours(join, 0)
-            sources, causes = np.append(sources, more), np.append(causes, np.full(len(more), Cause.REDUCE))
-        kept = sources < rows
-        sources, causes = sources[kept], causes[kept]
-        alone = (causes != Cause.ORDER) | ~np.isin(sources, sources[causes != Cause.ORDER])  # a value's edge says more
-        sources, causes = sources[alone], causes[alone]
-        latest = np.argsort(-timeline.end[sources], kind="stable")[:most]
+        is_join = sources >= rows
+        for join in sources[is_join].tolist():
+            members, _ = self._neighbours(join, 0)
+            sources, causes = np.append(sources, members), np.append(causes, np.full(len(members), Cause.REDUCE))
+        is_row = sources < rows
+        sources, causes = sources[is_row], causes[is_row]
+        # An edge of a value says more than one of the order.
+        is_distinct = (causes != Cause.ORDER) | ~np.isin(sources, sources[causes != Cause.ORDER])
+        sources, causes = sources[is_distinct], causes[is_distinct]
+        latest = np.argsort(-timeline.end[sources], kind="stable")[:limit]
         return [self._input(row, int(sources[i]), Cause(int(causes[i]))) for i in latest.tolist()], len(sources)
 
     def _input(self, row: int, source: int, cause: Cause) -> Input:
@@ -85,49 +86,51 @@ class Waits:
         slack = max(0.0, float(timeline.start[row]) - arrived)
         if send < 0:
             return Input(source, cause, arrived, -1, arrived, slack)
-        makers, causes = self._neighbours(send, 0)
-        made_by = next((int(m) for m, why in zip(makers, causes, strict=True) if why == Cause.DATA), send)
-        return Input(made_by, cause, float(timeline.end[made_by]), send, arrived, slack)
+        producers, causes = self._neighbours(send, 0)
+        producer = next((int(m) for m, reason in zip(producers, causes, strict=True) if reason == Cause.DATA), send)
+        return Input(producer, cause, float(timeline.end[producer]), send, arrived, slack)
 
-    def outputs(self, row: int, most: int = MOST) -> list[int]:
+    def outputs(self, row: int, limit: int = MAX_LISTED) -> list[int]:
         """Return the consumers of `row`'s results, on this worker and, through transfers, on others; by start."""
         timeline, rows = self.timeline, self.timeline.dependencies.rows
-        found: list[int] = []
+        consumers: list[int] = []
         queue = [row]
         while queue:
-            for target, why in zip(*self._neighbours(queue.pop(), 1), strict=True):
+            for target, reason in zip(*self._neighbours(queue.pop(), 1), strict=True):
                 receive = self._receive_of(target) if target < rows else -1
-                if why in (Cause.ORDER, Cause.LANE) or target >= rows or target == receive:
+                if reason in (Cause.ORDER, Cause.LANE) or target >= rows or target == receive:
                     continue
                 if receive >= 0:
                     queue.append(receive)
                 elif timeline.dependencies.sends[target] < 0:
-                    found.append(int(target))
-        return sorted(found, key=lambda user: (timeline.start[user], user))[:most]
+                    consumers.append(int(target))
+        return sorted(consumers, key=lambda consumer: (timeline.start[consumer], consumer))[:limit]
 
     def _neighbours(self, node: int, end: int) -> tuple[Rows, Rows]:
-        mine = np.flatnonzero(self._edges[1 - end] == node)
-        return self._edges[end][mine].astype(np.int64), self._edges[2][mine].astype(np.int64)
+        matching = np.flatnonzero(self._edges[1 - end] == node)
+        return self._edges[end][matching].astype(np.int64), self._edges[2][matching].astype(np.int64)
 
     def reason(self, row: int, unit: TimeUnit = PLAN_UNIT) -> str:
         """Explain the start of `row` by the last of its inputs to arrive; times in `unit`."""
-        needs, _ = self.inputs(row, most=1)
+        needs, _ = self.inputs(row, limit=1)
         if not needs:
-            return "It needs nothing: it starts when the iteration does."
-        need, near = needs[0], self.timeline.makespan * TOLERANCE
-        text = "Waited for " if need.slack <= near else "Needs "
-        text += f"{name(self.timeline, need.row)} ({WHY[need.cause]}), ended {unit.text(need.made)}"
-        if need.carrier >= 0:
+            return "It has no inputs: it starts with the iteration."
+        need, tolerance = needs[0], self.timeline.makespan * TOLERANCE
+        text = "Waited for " if need.slack <= tolerance else "Needs "
+        text += (
+            f"{instruction_name(self.timeline, need.row)} ({CAUSE_TEXTS[need.cause]}), ended {unit.text(need.produced)}"
+        )
+        if need.send >= 0:
             text += f", arrived {unit.text(need.arrived)}"
-        return text if need.slack <= near else f"{text}, slack {unit.amount(need.slack)}"
+        return text if need.slack <= tolerance else f"{text}, slack {unit.amount(need.slack)}"
 
 
-def name(timeline: Timeline, row: int) -> str:
+def instruction_name(timeline: Timeline, row: int) -> str:
     """Return the instruction of a row and its worker: `2F1.5 on 1.2`."""
     return f"{timeline.schedule.instruction(row)} on {timeline.schedule.position(row)[0]}"
 
 
-WHY = {
+CAUSE_TEXTS = {
     Cause.DATA: "its value",
     Cause.TRANSFER: "its transfer",
     Cause.REDUCE: "gradients or arrival of all hosts",
@@ -137,7 +140,7 @@ WHY = {
 }
 
 
-TITLES = {
+CAUSE_TITLES = {
     GapCause.INPUT: "waits for a value",
     GapCause.TRANSFER: "waits for a transfer",
     GapCause.REDUCE: "waits for a reduce or step",
@@ -153,15 +156,10 @@ class Bubbles:
     def __init__(self, timeline: Timeline, limits: Sequence[float] | None = None) -> None:
         self.timeline = timeline
         self.gaps: Gaps = timeline.gaps(limits)
-        workers = self.gaps.schedule.shape.worker_count
-        self._offsets = np.searchsorted(self.gaps.worker, np.arange(workers + 1))
 
-    def between(self, worker: int, begin: float, end: float) -> list[Gap]:
-        """Return the bubbles of a worker (by index) that overlap an interval."""
-        low, high = self._offsets[worker], self._offsets[worker + 1]
-        first = np.searchsorted(self.gaps.end[low:high], begin, side="right")
-        last = np.searchsorted(self.gaps.start[low:high], end, side="left")
-        return list(self.gaps.at(np.arange(low + first, low + last)))
+    def in_interval(self, worker: int, begin: float, end: float) -> list[Gap]:
+        gaps = self.gaps
+        return list(gaps.at(np.flatnonzero((gaps.worker == worker) & (gaps.end > begin) & (gaps.start < end))))
 
     def reason(self, gap: Gap, unit: TimeUnit = PLAN_UNIT) -> str:
         """Explain a bubble in a sentence; times in `unit`."""
@@ -173,21 +171,21 @@ class Bubbles:
         if gap.cause == GapCause.MEMORY:
             return f"{idle}: the memory limit holds back {schedule.instruction(gap.ready)}; next is {following}."
         if gap.cause == GapCause.ORDER and gap.ready == gap.row:
-            return f"{idle}: {following} had all it needs and was not begun yet."
+            return f"{idle}: {following} had all its inputs but had not started."
         if gap.cause == GapCause.ORDER:
             return f"{idle}: {schedule.instruction(gap.ready)} could run, the program's order puts {following} first."
         if gap.waits_for < 0:
             return f"{idle} before {following}."
-        awaited = name(timeline, gap.waits_for)
+        awaited = instruction_name(timeline, gap.waits_for)
         if gap.cause == GapCause.TRANSFER:
-            return f"{idle}: {following} waits for {awaited}, its value is made and not here yet."
+            return f"{idle}: {following} waits for {awaited}: the value exists but has not arrived."
         if gap.cause == GapCause.REDUCE:
             comes_last = KIND_CLASSES[schedule.columns.kind[gap.row]].row.follows is not None
             is_commit = comes_last and schedule.optimizer == "barrier"
-            what = "the barrier, where the last is" if is_commit else "the last of all hosts,"
-            return f"{idle}: {following} waits for {what} {awaited}."
-        ended = unit.text(float(timeline.end[gap.waits_for]))
-        return f"{idle}: {following} waits for {awaited}, which ends at {ended}."
+            awaited_text = "the barrier, last reached by" if is_commit else "the last of all hosts,"
+            return f"{idle}: {following} waits for {awaited_text} {awaited}."
+        end_text = unit.text(float(timeline.end[gap.waits_for]))
+        return f"{idle}: {following} waits for {awaited}, which ends at {end_text}."
 
 
 @dataclass(frozen=True)
@@ -210,7 +208,6 @@ class RangeStatistics:
 
     @property
     def total(self) -> float:
-        """Worker-seconds of the range."""
         return (self.end - self.begin) * self.workers
 
     def share(self, seconds: float) -> float:
@@ -218,25 +215,24 @@ class RangeStatistics:
 
 
 def range_statistics(timeline: Timeline, gaps: Gaps, begin: float, end: float) -> RangeStatistics:
-    """Return statistics of [begin, end], clipped to the iteration, over the live workers."""
     schedule, c = timeline.schedule, timeline.schedule.columns
     begin, end = max(0.0, min(begin, end)), min(timeline.makespan, max(begin, end))
     end = max(begin, end)
-    live = np.array([worker not in schedule.failed for worker in schedule.shape.workers()])
+    is_live = np.array([worker not in schedule.failed for worker in schedule.shape.workers()])
     inside = np.clip(timeline.end, begin, end) - np.clip(timeline.start, begin, end)
-    inside = np.where(live[c.worker], inside, 0.0)
+    inside = np.where(is_live[c.worker], inside, 0.0)
     is_transfer = is_kind(c.kind, Beside)
     seconds = np.bincount(c.kind[~is_transfer], weights=inside[~is_transfer], minlength=len(KIND_CLASSES))
     lost = np.clip(gaps.end, begin, end) - np.clip(gaps.start, begin, end)
-    lost = np.where(live[gaps.worker], lost, 0.0)
+    lost = np.where(is_live[gaps.worker], lost, 0.0)
     causes = np.bincount(gaps.cause, weights=lost, minlength=len(GapCause))
-    away = away_from(c, c.worker // schedule.shape.ranks)
+    is_rerouted = away_from(c, c.worker // schedule.shape.ranks)
     return RangeStatistics(
         begin,
         end,
-        int(live.sum()),
+        int(is_live.sum()),
         int(((inside > 0) & ~is_transfer).sum()),
         {kind: float(seconds[kind]) for kind in range(len(KIND_CLASSES)) if seconds[kind] > 0},
-        float(inside[away & ~is_transfer].sum()),
+        float(inside[is_rerouted & ~is_transfer].sum()),
         {cause: float(causes[cause]) for cause in GapCause if causes[cause] > 0},
     )

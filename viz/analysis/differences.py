@@ -22,16 +22,16 @@ from recycle.errors import RecycleError
 from recycle.ir.columns import Floats, Rows
 from recycle.ir.gaps import GapCause
 from recycle.ir.kinds import Compute, StageWide, ValueKind, per_kind
-from recycle.ir.pieces import work
+from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline
 from recycle.ir.trace import first_impossible, transfer_leads
 from recycle.job.shape import Shape, Worker
-from viz.analysis.bubbles import name, range_statistics
+from viz.analysis.bubbles import instruction_name, range_statistics
 from viz.numbers import PLAN_UNIT, TimeUnit
 
 
-def _roles() -> Rows:
+def _role_of_kind() -> Rows:
     return per_kind(
         lambda cls: (
             -1
@@ -45,9 +45,9 @@ def _roles() -> Rows:
 
 
 def _is_whole_backward(kind: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    both = (ValueKind.INPUT_GRADIENT, ValueKind.WEIGHT_GRADIENT)
-    found: npt.NDArray[np.bool_] = per_kind(lambda cls: cls.row.produces == both, np.bool_)[kind]
-    return found
+    gradients = (ValueKind.INPUT_GRADIENT, ValueKind.WEIGHT_GRADIENT)
+    is_whole: npt.NDArray[np.bool_] = per_kind(lambda cls: cls.row.produces == gradients, np.bool_)[kind]
+    return is_whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,16 +71,15 @@ class Matches:
 
 
 def is_weight_half(first: Timeline, matches: Matches) -> npt.NDArray[np.bool_]:
-    """Return whether each match is the weight gradient inside a whole backward of the first timeline."""
-    found: npt.NDArray[np.bool_] = matches.time > first.start[matches.first] + TOLERANCE * max(first.makespan, 1e-300)
-    return found
+    is_half: npt.NDArray[np.bool_] = matches.time > first.start[matches.first] + TOLERANCE * max(first.makespan, 1e-300)
+    return is_half
 
 
 def match(first: Timeline, second: Timeline) -> Matches:
     """Match the instructions of two timelines of any shapes; O(n log n)."""
     shapes = first.schedule.shape, second.schedule.shape
-    mine, theirs = _Pieces.of(first, shapes), _Pieces.of(second, shapes)
-    a, b = mine.known_to(theirs), theirs.known_to(mine)
+    first_items, second_items = _WorkItems.from_timeline(first, shapes), _WorkItems.from_timeline(second, shapes)
+    a, b = first_items.shared_parts(second_items), second_items.shared_parts(first_items)
     _, in_a, in_b = np.intersect1d(a.key, b.key, assume_unique=True, return_indices=True)
     order = np.lexsort((a.row[in_a], a.start[in_a]))
     in_a, in_b = in_a[order], in_b[order]
@@ -90,17 +89,12 @@ def match(first: Timeline, second: Timeline) -> Matches:
         a.start[in_a],
         b.start[in_b] - a.start[in_a],
         a.worker[in_a] != b.worker[in_b],
-        mine.rows_but(a.row[in_a]),
-        theirs.rows_but(b.row[in_b]),
+        first_items.unmatched_rows(a.row[in_a]),
+        second_items.unmatched_rows(b.row[in_b]),
     )
 
 
-class _Pieces(NamedTuple):
-    """The work of a timeline: keys and workers as numbers common to all shapes, rows, starts.
-
-    The weight parts of whole backwards are separate entries at the end.
-    """
-
+class _WorkItems(NamedTuple):
     key: Rows
     row: Rows
     worker: Rows
@@ -108,33 +102,38 @@ class _Pieces(NamedTuple):
     is_part: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(cls, timeline: Timeline, shapes: Sequence[Shape]) -> _Pieces:
+    def from_timeline(cls, timeline: Timeline, shapes: Sequence[Shape]) -> _WorkItems:
         schedule, stages = timeline.schedule, timeline.schedule.shape.stages
         key, row, worker = _keys(schedule, shapes)
         whole = np.flatnonzero(_is_whole_backward(schedule.columns.kind[row]))
-        halves = [np.array(timeline.profile.per_stage(f"backward_{of}", stages)) for of in ("input", "weight")]
-        later = (halves[0] / np.maximum(halves[0] + halves[1], 1e-300))[schedule.columns.stage[row[whole]]]
+        halves = [np.array(timeline.profile.per_stage(f"backward_{half}", stages)) for half in ("input", "weight")]
+        input_share = (halves[0] / np.maximum(halves[0] + halves[1], 1e-300))[schedule.columns.stage[row[whole]]]
         begin, end = timeline.start[row[whole]], timeline.end[row[whole]]
         return cls(
             np.append(key, key[whole] + _span(shapes)),
             np.append(row, row[whole]),
             np.append(worker, worker[whole]),
-            np.append(timeline.start[row], begin + later * (end - begin)),
+            np.append(timeline.start[row], begin + input_share * (end - begin)),
             np.repeat([False, True], [len(key), len(whole)]),
         )
 
-    def known_to(self, other: _Pieces) -> _Pieces:
+    def shared_parts(self, other: _WorkItems) -> _WorkItems:
         """Drop the weight parts without an instruction in `other`."""
-        kept = ~self.is_part
-        kept[self.is_part] = np.isin(self.key[self.is_part], other.key[~other.is_part], assume_unique=True)
-        return _Pieces(self.key[kept], self.row[kept], self.worker[kept], self.start[kept], self.is_part[kept])
+        is_shared = ~self.is_part
+        is_shared[self.is_part] = np.isin(self.key[self.is_part], other.key[~other.is_part], assume_unique=True)
+        return _WorkItems(
+            self.key[is_shared],
+            self.row[is_shared],
+            self.worker[is_shared],
+            self.start[is_shared],
+            self.is_part[is_shared],
+        )
 
-    def rows_but(self, matched: Rows) -> Rows:
-        """Return the rows outside `matched`, ascending."""
-        left = np.zeros(int(self.row.max(initial=-1)) + 1, dtype=np.bool_)
-        left[self.row] = True
-        left[matched] = False
-        return np.flatnonzero(left)
+    def unmatched_rows(self, matched: Rows) -> Rows:
+        is_unmatched = np.zeros(int(self.row.max(initial=-1)) + 1, dtype=np.bool_)
+        is_unmatched[self.row] = True
+        is_unmatched[matched] = False
+        return np.flatnonzero(is_unmatched)
 
 
 def _unit_span(shapes: Sequence[Shape]) -> int:
@@ -146,18 +145,18 @@ def _span(shapes: Sequence[Shape]) -> int:
 
 
 def _keys(schedule: Schedule, shapes: Sequence[Shape]) -> tuple[Rows, Rows, Rows]:
-    pieces, m = work(schedule), schedule.shape.micro_batches
-    most, ranks = max(s.micro_batches for s in shapes), max(s.ranks for s in shapes)
-    role = _roles()[pieces.kind]
-    kept = np.flatnonzero((role >= 0) & pieces.valid)
-    worker = pieces.worker[kept]
+    work_rows, m = operations_of(schedule), schedule.shape.micro_batches
+    micro_batches, ranks = max(s.micro_batches for s in shapes), max(s.ranks for s in shapes)
+    role = _role_of_kind()[work_rows.kind]
+    keyed = np.flatnonzero((role >= 0) & work_rows.valid)
+    worker = work_rows.worker[keyed]
     worker = worker // schedule.shape.ranks * ranks + worker % schedule.shape.ranks
-    home, index = np.divmod(pieces.micro_batch[kept], m)
-    unit = np.where(pieces.micro_batch[kept] < 0, worker, home * most + index)
-    key = role[kept] * _span(shapes) + pieces.stage[kept] * _unit_span(shapes) + unit
+    home, index = np.divmod(work_rows.micro_batch[keyed], m)
+    unit = np.where(work_rows.micro_batch[keyed] < 0, worker, home * micro_batches + index)
+    key = role[keyed] * _span(shapes) + work_rows.stage[keyed] * _unit_span(shapes) + unit
     # An invalid schedule may run something twice; compare the first time.
     key, place = np.unique(key, return_index=True)
-    return key, pieces.row[kept][place], worker[place]
+    return key, work_rows.row[keyed][place], worker[place]
 
 
 TimePart = GapCause | Literal["own work", "re-routed work"]
@@ -165,13 +164,13 @@ TimePart = GapCause | Literal["own work", "re-routed work"]
 
 def split(timeline: Timeline, limits: Sequence[float] | None = None) -> dict[TimePart, float]:
     """Return the seconds of each part of the makespan, as mean over the live workers; they add up to the makespan."""
-    found = range_statistics(timeline, timeline.gaps(limits), 0.0, timeline.makespan)
-    live = max(1, found.workers)
+    statistics = range_statistics(timeline, timeline.gaps(limits), 0.0, timeline.makespan)
+    workers = max(1, statistics.workers)
     parts: dict[TimePart, float] = {
-        "own work": (sum(found.work.values()) - found.rerouted) / live,
-        "re-routed work": found.rerouted / live,
+        "own work": (sum(statistics.work.values()) - statistics.rerouted) / workers,
+        "re-routed work": statistics.rerouted / workers,
     }
-    return parts | {cause: found.bubbles.get(cause, 0.0) / live for cause in GapCause}
+    return parts | {cause: statistics.bubbles.get(cause, 0.0) / workers for cause in GapCause}
 
 
 class TimeShare(NamedTuple):
@@ -226,18 +225,18 @@ def first_order_divergence(first: Timeline, second: Timeline) -> Divergence | No
     """
     shapes = first.schedule.shape, second.schedule.shape
     a, b = _programs(first, shapes), _programs(second, shapes)
-    found: list[Divergence] = []
+    divergences: list[Divergence] = []
     for worker in sorted(a.keys() | b.keys()):
-        (mine, my_rows), (theirs, their_rows) = a.get(worker, _NOTHING), b.get(worker, _NOTHING)
-        same = min(len(mine), len(theirs))
-        differ = np.flatnonzero(mine[:same] != theirs[:same])
-        if not len(differ) and len(mine) == len(theirs):
+        (first_keys, first_rows), (second_keys, second_rows) = a.get(worker, _NOTHING), b.get(worker, _NOTHING)
+        common = min(len(first_keys), len(second_keys))
+        differ = np.flatnonzero(first_keys[:common] != second_keys[:common])
+        if not len(differ) and len(first_keys) == len(second_keys):
             continue
-        at = int(differ[0]) if len(differ) else same
-        row, other = (int(rows[at]) if at < len(rows) else -1 for rows in (my_rows, their_rows))
+        at = int(differ[0]) if len(differ) else common
+        row, other = (int(rows[at]) if at < len(rows) else -1 for rows in (first_rows, second_rows))
         time = float(first.start[row]) if row >= 0 else float(second.start[other])
-        found.append(Divergence(time, _difference(first, row, second, other), row, other))
-    return min(found, default=None, key=lambda one: one.time)
+        divergences.append(Divergence(time, _divergence_text(first, row, second, other), row, other))
+    return min(divergences, default=None, key=lambda divergence: divergence.time)
 
 
 _NOTHING = (np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -256,13 +255,13 @@ def _programs(timeline: Timeline, shapes: Sequence[Shape]) -> dict[Worker, tuple
     }
 
 
-def _difference(first: Timeline, row: int, second: Timeline, other: int) -> str:
+def _divergence_text(first: Timeline, row: int, second: Timeline, other: int) -> str:
     schedule = first.schedule if row >= 0 else second.schedule
     worker, _ = schedule.position(row if row >= 0 else other)
-    return f"worker {worker}: the first {_runs(first, row, worker)}, the second {_runs(second, other, worker)}"
+    return f"worker {worker}: the first {_run_text(first, row, worker)}, the second {_run_text(second, other, worker)}"
 
 
-def _runs(timeline: Timeline, row: int, worker: Worker) -> str:
+def _run_text(timeline: Timeline, row: int, worker: Worker) -> str:
     schedule = timeline.schedule
     if row >= 0:
         return f"runs {schedule.instruction(row)}"
@@ -271,74 +270,65 @@ def _runs(timeline: Timeline, row: int, worker: Worker) -> str:
     return "runs nothing more" if worker in schedule.live else "has no such worker"
 
 
-def first_late(
+def first_start_difference(
     first: Timeline, second: Timeline, matches: Matches, tolerance: float, unit: TimeUnit = PLAN_UNIT
 ) -> Divergence | None:
-    """Return the earliest matched instruction whose starts differ by more than `tolerance` seconds.
-
-    The text is in `unit`.
-    """
-    late = np.flatnonzero(np.abs(matches.delta) > tolerance)
-    if not len(late):
+    """Return the earliest match whose starts differ by more than `tolerance` seconds; its text is in `unit`."""
+    differing = np.flatnonzero(np.abs(matches.delta) > tolerance)
+    if not len(differing):
         return None
-    place = int(late[0])
+    place = int(differing[0])
     row, other, delta = int(matches.first[place]), int(matches.second[place]), float(matches.delta[place])
     half = "the weight half of " if is_weight_half(first, matches)[place] else ""
-    text = (
-        f"{half}{name(first, row)} starts {unit.amount(abs(delta))} {'later' if delta > 0 else 'earlier'} in the second"
-    )
+    direction = "later" if delta > 0 else "earlier"
+    text = f"{half}{instruction_name(first, row)} starts {unit.amount(abs(delta))} {direction} in the second"
     if matches.moved[place]:
         text += f", on {second.schedule.position(other)[0]}"
     return Divergence(float(matches.time[place]), text, row, other)
 
 
-def align(plan: Timeline, ran: Timeline, seconds_per_unit: float | None = None) -> tuple[float, str]:
+def align(plan: Timeline, executed_step: Timeline, seconds_per_unit: float | None = None) -> tuple[float, str]:
     """Put a plan and its execution (`executed_timeline`) on one axis, both from their first start.
 
     Args:
         seconds_per_unit: seconds per unit of the plan's times; None: the ratio of the matched instructions' work.
 
-    Returns:
-        Executed seconds per unit of the plan's time, and a description of how that was determined.
-
-    Raises:
-        RecycleError: the executed times violate causality, so the workers' clocks were not aligned; or nothing of the
-            plan ran.
+    Returns (executed seconds per unit of the plan's time, description of the method). Raises RecycleError if the
+    executed times violate causality, because the workers' clocks were not aligned, or nothing of the plan ran.
     """
-    require_one_clock(ran)
+    require_one_clock(executed_step)
     begin = "both from their first start"
     if seconds_per_unit is not None:
         return seconds_per_unit, f"{begin}; the profile says seconds"
-    matches = match(plan, ran)
-    kinds = plan.schedule.columns.kind[matches.first] == ran.schedule.columns.kind[matches.second]
+    matches = match(plan, executed_step)
+    kinds = plan.schedule.columns.kind[matches.first] == executed_step.schedule.columns.kind[matches.second]
     planned, executed = (
-        float((t.end - t.start)[rows[kinds]].sum()) for t, rows in ((plan, matches.first), (ran, matches.second))
+        float((t.end - t.start)[rows[kinds]].sum())
+        for t, rows in ((plan, matches.first), (executed_step, matches.second))
     )
     if not planned or not executed:
         raise RecycleError("plan and trace share no instruction that takes time: the trace is of another plan")
     return executed / planned, f"{begin}; one unit of the plan is as long as it took on average"
 
 
-def require_one_clock(ran: Timeline) -> tuple[int, float]:
+def require_one_clock(executed: Timeline) -> tuple[int, float]:
     """Return (transfers checked, undetectable clock difference in seconds) of an executed timeline.
 
     Activations and gradients cross between two workers in opposite directions. A clock shift therefore makes one of
-    them arrive before it was sent, unless the shift is smaller than the shortest time from send to use.
-
-    Raises:
-        RecycleError: a value was used before it was sent.
+    them arrive before it was sent, unless the shift is smaller than the shortest time from send to use. Raises
+    RecycleError if a value was used before it was sent.
     """
-    wrong = first_impossible(ran)
-    slack = ran.makespan * TOLERANCE
-    if wrong is not None and wrong.seconds > slack:
+    violation = first_impossible(executed)
+    slack = executed.makespan * TOLERANCE
+    if violation is not None and violation.seconds > slack:
+        consumer, producer = (instruction_name(executed, row) for row in (violation.consumer, violation.producer))
         raise RecycleError(
-            f"the clocks of this trace's workers are not aligned: {name(ran, wrong.consumer)} began"
-            f" {wrong.seconds:.6g} s before {name(ran, wrong.producer)}; record it with one clock, or align the clocks"
+            f"the clocks of this trace's workers are not aligned: {consumer} began {violation.seconds:.6g} s before"
+            f" {producer}; record the trace with one clock, or align the clocks"
         )
-    leads = transfer_leads(ran)
+    leads = transfer_leads(executed)
     return len(leads), float(max(0.0, leads.min())) if len(leads) else 0.0
 
 
-def scaled(timeline: Timeline, scale: float) -> Timeline:
-    """Return the timeline with all times multiplied by `scale`."""
+def scale_timeline(timeline: Timeline, scale: float) -> Timeline:
     return replace(timeline, start=timeline.start * scale, end=timeline.end * scale, period=timeline.period * scale)

@@ -16,7 +16,7 @@ from recycle.ir.columns import Floats, Rows
 from recycle.ir.memory import activation_changes, static_bytes
 from recycle.ir.simulate import TOLERANCE, Timeline
 from recycle.job.profile import Profile
-from viz.lane_cache import CachedLanes, Explainer
+from viz.lane_cache import CachedLanes, TimelineContext
 
 Singles = npt.NDArray[np.float32]
 _HEADER = struct.Struct("<II")
@@ -69,15 +69,13 @@ def knows_bytes(profile: Profile) -> bool:
     return profile.capacity is not None or profile.activation != 1.0 or profile.static != 0.0
 
 
-def held_by_all(shown: CachedLanes, explainer: Explainer) -> tuple[Singles, Singles, Singles]:
+def held_by_all(entry: CachedLanes, context: TimelineContext) -> tuple[Singles, Singles, Singles]:
     """Return the memory of all workers at each operation of a table, in bytes if the profile states sizes.
 
-    Returns:
-        The limit of each lane, NaN without one; memory from the start of each operation; memory from its end. It does
-            not
-        change between operations.
+    Returns (limit of each lane, NaN without one; memory from the start of each operation; memory from its end). Memory
+    does not change between operations.
     """
-    table, timeline = shown.table, explainer.timeline
+    table, timeline = entry.table, context.timeline
     schedule, profile = timeline.schedule, timeline.profile
     in_bytes = knows_bytes(profile)
     changes = activation_changes(schedule, profile, in_bytes=in_bytes)
@@ -85,24 +83,24 @@ def held_by_all(shown: CachedLanes, explainer: Explainer) -> tuple[Singles, Sing
     limits = np.full(table.lanes, np.nan, dtype=np.float32)
     from_start, from_end = np.zeros(len(table), dtype=np.float32), np.zeros(len(table), dtype=np.float32)
     for w, worker in enumerate(schedule.shape.workers()):
-        lane = explainer.lane(table, worker)
+        lane = context.lane(table, worker)
         if lane < 0 or worker in schedule.failed:
             continue
         if in_bytes:
             limits[lane] = np.nan if profile.capacity is None else profile.capacity
-        elif explainer.limits:
-            limits[lane] = explainer.limits[w % len(explainer.limits)]
+        elif context.limits:
+            limits[lane] = context.limits[w % len(context.limits)]
         curve = memory_curve(timeline, w, changes)
-        mine = slice(int(table.offsets[lane]), int(table.offsets[lane + 1]))
+        operations = slice(int(table.offsets[lane]), int(table.offsets[lane + 1]))
         for times, values in ((table.start, from_start), (table.end, from_end)):
-            values[mine] = curve.held[np.searchsorted(curve.time, times[mine], side="right") - 1] + fixed[w]
+            values[operations] = curve.held[np.searchsorted(curve.time, times[operations], side="right") - 1] + fixed[w]
     return limits, from_start, from_end
 
 
-def encode_held(shown: CachedLanes, explainer: Explainer) -> bytes:
+def encode_held(entry: CachedLanes, context: TimelineContext) -> bytes:
     """Encode `held_by_all` for the browser.
 
     Little endian: u32 lanes, u32 1 for bytes or 0 for activations, three float32 arrays.
     """
-    head = _HEADER.pack(shown.table.lanes, int(knows_bytes(explainer.timeline.profile)))
-    return head + b"".join(part.astype("<f4").tobytes() for part in held_by_all(shown, explainer))
+    head = _HEADER.pack(entry.table.lanes, int(knows_bytes(context.timeline.profile)))
+    return head + b"".join(part.astype("<f4").tobytes() for part in held_by_all(entry, context))

@@ -57,8 +57,7 @@ BoxPart = tuple[Paint, float, float, float, float]
 """(paint, begin and end as shares of the operation's time, top, bottom)."""
 
 
-def parts_of(kind: int, weight_share: float) -> tuple[BoxPart, ...]:
-    """Return the boxes of an operation of kind number `kind`."""
+def box_parts(kind: int, weight_share: float) -> tuple[BoxPart, ...]:
     cls = KIND_CLASSES[kind]
     if issubclass(cls, OverlappedPair):
         forward = _side_by_side(Forward, weight_share, WORK_TOP, _MIDDLE)
@@ -78,19 +77,21 @@ def _side_by_side(cls: type[Instruction], weight_share: float, top: float, botto
 def boxes(table: LaneTable, *, is_labelled: bool = True) -> Iterator[Box]:
     """Iterate over the boxes of all operations, by lane and start; three times faster without labels."""
     kinds = table.kind.tolist()
-    parts = {kind: parts_of(kind, table.weight_share) for kind in set(kinds)}
+    parts = {kind: box_parts(kind, table.weight_share) for kind in set(kinds)}
     rerouted = table.has(Flag.REROUTED).tolist()
     start, end, chunk = table.start.tolist(), table.end.tolist(), table.chunk.tolist()
     shades = [dict(zip(PAINTS, CHUNK_PAINTS[shade_of(i, table.chunks)], strict=True)) for i in range(table.chunks)]
     for operation, (lane, kind) in enumerate(zip(table.lane.tolist(), kinds, strict=True)):
         begin, length = start[operation], end[operation] - start[operation]
-        away = rerouted[operation] and not issubclass(KIND_CLASSES[kind], Beside)
+        is_rerouted = rerouted[operation] and not issubclass(KIND_CLASSES[kind], Beside)
         text = label(table, operation) if is_labelled else ""
-        below = backward_label(table, operation) if is_labelled else ""
+        second_text = backward_label(table, operation) if is_labelled else ""
         for paint, first, last, top, bottom in parts[kind]:
             shaded = shades[min(chunk[operation], table.chunks - 1)][paint]
-            yield Box(operation, lane, begin + first * length, begin + last * length, top, bottom, shaded, text, away)
-            text, below = below, ""
+            yield Box(
+                operation, lane, begin + first * length, begin + last * length, top, bottom, shaded, text, is_rerouted
+            )
+            text, second_text = second_text, ""
 
 
 def group_edges(table: LaneTable) -> list[int]:
@@ -121,8 +122,8 @@ class LegendEntry(NamedTuple):
 def legend(tables: Sequence[LaneTable]) -> list[LegendEntry]:
     """Return the legend entries for the colors, stripes and bands in some tables."""
     kinds = {int(kind) for table in tables for kind in np.flatnonzero(np.bincount(table.kind[table.end > table.start]))}
-    drawn = {paint for kind in kinds for paint, *_ in parts_of(kind, 0.5)}
-    entries = [LegendEntry(paint.name, paint.key, paint.fill) for paint in PAINTS if paint in drawn]
+    paints = {paint for kind in kinds for paint, *_ in box_parts(kind, 0.5)}
+    entries = [LegendEntry(paint.name, paint.key, paint.fill) for paint in PAINTS if paint in paints]
     if any(table.chunks > 1 for table in tables):
         entries.append(LegendEntry("Lighter: later chunks", "chunks", CHUNK_PAINTS[-1][0].fill))
     if any(table.has(Flag.REROUTED).any() for table in tables):

@@ -57,7 +57,7 @@ FILLS = {
     TimePart.ENDING: (OPTIMIZER.fill, "x"),
 }
 """Color and hatch of each part of the time."""
-MOST_TEXTS, LONGEST_TEXT = 24, 26
+MAX_TEXTS, LONGEST_TEXT = 24, 26
 """Maximum number of changes with a text, and characters of a text; beyond, only lines are drawn."""
 ROWS, ROW = 3, 16
 """Rows of texts above the plots, used in turn against overlaps, and their height in pixels."""
@@ -67,43 +67,46 @@ _NOTE = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "bgco
 
 
 def add_line(
-    figure: go.Figure, x: Any, y: Any, name: str, hover: str, line: Mapping[str, Any], mode: str = "lines", **more: Any
+    figure: go.Figure,
+    x: Any,
+    y: Any,
+    name: str,
+    hover: str,
+    line: Mapping[str, Any],
+    mode: str = "lines",
+    **options: Any,
 ) -> None:
     """Add a line of two pixels; `hover` is the template of the hover text."""
     hover += "<extra></extra>"
-    figure.add_scatter(x=x, y=y, mode=mode, name=name, line={"width": 2, **line}, hovertemplate=hover, **more)
+    figure.add_scatter(x=x, y=y, mode=mode, name=name, line={"width": 2, **line}, hovertemplate=hover, **options)
 
 
 def add_shares(
-    figure: go.Figure, names: Sequence[str], shares: Sequence[float], what: str, fill: tuple[str, str], hover: str
+    figure: go.Figure, names: Sequence[str], shares: Sequence[float], part: str, fill: tuple[str, str], hover: str
 ) -> None:
-    """Add the bars of one part, in its color and hatch."""
     marker = {"color": fill[0], "pattern": {"shape": fill[1], "fgcolor": PAPER, "size": 6}}
     hover += "<extra></extra>"
-    figure.add_bar(orientation="h", x=shares, y=names, name=what, marker=marker, hovertemplate=hover)
+    figure.add_bar(orientation="h", x=shares, y=names, name=part, marker=marker, hovertemplate=hover)
 
 
-def legend_above(y: float, **more: Any) -> dict[str, Any]:
-    """Return layout entries of a legend above the plots."""
-    return {"showlegend": True, "legend": {"orientation": "h", "y": y, "yanchor": "bottom", **more}}
+def legend_above(y: float, **options: Any) -> dict[str, Any]:
+    return {"showlegend": True, "legend": {"orientation": "h", "y": y, "yanchor": "bottom", **options}}
 
 
-def over(title: str, **more: Any) -> dict[str, Any]:
-    """Return the axis below the plots."""
-    return {**AXIS, "title": {"text": title, "standoff": 6}, **more}
+def x_axis(title: str, **options: Any) -> dict[str, Any]:
+    return {**AXIS, "title": {"text": title, "standoff": 6}, **options}
 
 
-def beside(title: str, low: float = 0.0, high: float = 1.0, **more: Any) -> dict[str, Any]:
+def y_axis(title: str, low: float = 0.0, high: float = 1.0, **options: Any) -> dict[str, Any]:
     """Return the vertical axis of a plot that fills a part of the figure's height."""
-    return {**AXIS, "title": {"text": title}, "domain": [low, high], **more}
+    return {**AXIS, "title": {"text": title}, "domain": [low, high], **options}
 
 
-def workers_beside(title: str, high: float, workers: int) -> dict[str, Any]:
-    """Return the vertical axis of the lowest plot, for live workers."""
-    return beside(title, 0.0, high, range=[0, workers + 0.6], dtick=max(1, -(-workers // 3)))
+def workers_axis(title: str, high: float, workers: int) -> dict[str, Any]:
+    return y_axis(title, 0.0, high, range=[0, workers + 0.6], dtick=max(1, -(-workers // 3)))
 
 
-def marked(marks: Sequence[Mark], height: int, top: int, xanchor: str = "auto") -> dict[str, Any]:
+def marked_layout(marks: Sequence[Mark], height: int, top: int, xanchor: str = "auto") -> dict[str, Any]:
     """Return layout entries with a line at each mark and its text above, in `ROWS` rows.
 
     Args:
@@ -165,11 +168,11 @@ def curves_figure(
         if event.get("kind") in EVENTS and isinstance(event.get("step"), int | float)
     ]
     figure.update_layout(
-        **marked(marks, 314 + ROW * min(ROWS, len(marks)), 14),
+        **marked_layout(marks, 314 + ROW * min(ROWS, len(marks)), 14),
         uirevision="curves",  # keeps the zoom when a live run is redrawn
-        xaxis=over("step", anchor="y2", tickformat="d"),
-        yaxis=beside("loss", 0.36),
-        yaxis2=workers_beside("live workers", 0.26, worker_count),
+        xaxis=x_axis("step", anchor="y2", tickformat="d"),
+        yaxis=y_axis("loss", 0.36),
+        yaxis2=workers_axis("live workers", 0.26, worker_count),
     )
     return figure
 
@@ -182,7 +185,7 @@ def event_text(event: Mapping[str, Any]) -> str:
     if kind == "fault" and struck:
         kind = struck[1]
     if kind == "fault" and str(event.get("fault")).startswith("drain"):
-        kind = "told to leave"
+        kind = "asked to leave"
     return " ".join(str(part) for part in (event.get("worker"), words.get(kind, kind)) if part)
 
 
@@ -190,13 +193,13 @@ def over_time_figure(report: RunReport, metrics: Sequence[Mapping[str, Any]], wo
     """Return three stacked plots over the seconds since the run's start."""
     times = [line["time"] for line in metrics]
     steps = [line["step"] for line in metrics]
-    taken = dict.fromkeys(steps, 0.0)
+    step_seconds = dict.fromkeys(steps, 0.0)
     for span in report.spans:
-        if span.step in taken and span.part is not TimePart.EVALUATING:
-            taken[span.step] += span.seconds
+        if span.step in step_seconds and span.part is not TimePart.EVALUATING:
+            step_seconds[span.step] += span.seconds
     figure = go.Figure()
     rows: tuple[tuple[str, str, list[Any], str, str], ...] = (
-        ("y", "seconds", [taken[step] for step in steps], FORWARD.fill, "%{y:.4g} s"),
+        ("y", "seconds", [step_seconds[step] for step in steps], FORWARD.fill, "%{y:.4g} s"),
         ("y2", "tokens/s", [line.get("tokens_per_second") for line in metrics], RECOVERY, "%{y:,.0f} tokens/s"),
         ("y3", "live workers", [line.get("live_workers") for line in metrics], OPTIMIZER.fill, "%{y} live workers"),
     )
@@ -206,23 +209,22 @@ def over_time_figure(report: RunReport, metrics: Sequence[Mapping[str, Any]], wo
         hover = f"step %{{customdata}}, %{{x:.2f}} s: {hover}"
         add_line(figure, times, values, name, hover, style, mode, customdata=steps, marker={"size": 4}, yaxis=place)
     figure.update_layout(
-        **marked([_mark(change, len(report.changes)) for change in report.changes], 520, 20, "left"),
+        **marked_layout([_mark(change, len(report.changes)) for change in report.changes], 520, 20, "left"),
         uirevision="over-time",  # keeps the zoom when a live run is redrawn
-        xaxis=over("seconds since the start", anchor="y3", rangemode="tozero"),
-        yaxis=beside("iteration, s", 0.66, rangemode="tozero"),
-        yaxis2=beside("tokens/s", 0.3, 0.6, rangemode="tozero"),
-        yaxis3=workers_beside("workers", 0.24, workers),
+        xaxis=x_axis("seconds since the start", anchor="y3", rangemode="tozero"),
+        yaxis=y_axis("iteration, s", 0.66, rangemode="tozero"),
+        yaxis2=y_axis("tokens/s", 0.3, 0.6, rangemode="tozero"),
+        yaxis3=workers_axis("workers", 0.24, workers),
     )
     return figure
 
 
 def _mark(change: GenerationChange, count: int) -> Mark:
     text = change.what if len(change.what) <= LONGEST_TEXT else f"{change.what[: LONGEST_TEXT - 1]}…"
-    return change.time, text if count <= MOST_TEXTS else "", MARKS[change.kind]
+    return change.time, text if count <= MAX_TEXTS else "", MARKS[change.kind]
 
 
 def parts_figure(report: RunReport) -> go.Figure:
-    """Return a bar of the wall clock, divided into its parts, in percent."""
     figure = go.Figure()
     wall = report.wall or 1.0
     for part, seconds in report.parts.items():
@@ -232,7 +234,7 @@ def parts_figure(report: RunReport) -> go.Figure:
     figure.update_layout(
         frame(150, 40, BOTTOM) | legend_above(1.05, traceorder="normal"),
         barmode="stack",
-        xaxis=over("per cent of the time", range=[0, 100]),
+        xaxis=x_axis("per cent of the time", range=[0, 100]),
         yaxis={"showticklabels": False},
     )
     return figure
@@ -253,21 +255,23 @@ def rates_figure(trace: TraceSummary, systems: Sequence[SystemResult]) -> go.Fig
     figure = go.Figure()
     for place, system in enumerate(system for system in systems if system.fits):
         line = {"color": COLOURS[place % len(COLOURS)], "dash": DASHES[place % len(DASHES)], "shape": "hv"}
-        add_line(figure, *steps(system), system.name, f"{system.name}: %{{y:.4g}} samples/s from %{{x:.4g}} h", line)
+        add_line(
+            figure, *rate_steps(system), system.name, f"{system.name}: %{{y:.4g}} samples/s from %{{x:.4g}} h", line
+        )
     hours = [time / HOUR for time, _ in trace.alive] + [trace.seconds / HOUR]
     alive = [count for _, count in trace.alive] + [trace.alive[-1][1] if trace.alive else trace.nodes]
     line, hover = {"color": OPTIMIZER.fill, "shape": "hv"}, "%{y} nodes alive from %{x:.4g} h"
     add_line(figure, hours, alive, "", hover, line, yaxis="y2", showlegend=False)
     figure.update_layout(
         frame(440, 30, BOTTOM) | legend_above(1.02),
-        xaxis=over("hours", anchor="y2"),
-        yaxis=beside("samples per second", 0.34, rangemode="tozero"),
-        yaxis2=beside("nodes alive", 0.0, 0.24),
+        xaxis=x_axis("hours", anchor="y2"),
+        yaxis=y_axis("samples per second", 0.34, rangemode="tozero"),
+        yaxis2=y_axis("nodes alive", 0.0, 0.24),
     )
     return figure
 
 
-def steps(system: SystemResult) -> tuple[list[float], list[float]]:
+def rate_steps(system: SystemResult) -> tuple[list[float], list[float]]:
     """Return hours and the rate from each hour on, 0 in pauses from `SHORTEST`; the last entry ends the trace."""
     hours: list[float] = []
     rates: list[float] = []
@@ -311,7 +315,7 @@ def goodput_figure(trace: TraceSummary, systems: Sequence[SystemResult]) -> go.F
         notes.append({**_NOTE, "bgcolor": CLEAR, "x": scaled, "y": 1 + 0.1 * row, "text": text, "font": _font(MUTED)})
     figure.update_layout(
         **frame(90 + _BAR * len(systems), 30 + 20 * len(notes), BOTTOM),
-        xaxis=over("samples per second", rangemode="tozero"),
+        xaxis=x_axis("samples per second", rangemode="tozero"),
         yaxis={"autorange": "reversed", "automargin": True},
         shapes=shapes,
         annotations=notes,
@@ -322,17 +326,17 @@ def goodput_figure(trace: TraceSummary, systems: Sequence[SystemResult]) -> go.F
 def lost_figure(systems: Sequence[SystemResult]) -> go.Figure:
     """Return a bar per system with the share of time that each cause took; the rest was progress."""
     figure = go.Figure()
-    shown = [system for system in systems if system.fits and system.seconds]
-    causes = {cause: None for system in shown for cause, lost in system.lost.items() if lost > 1e-6 * system.seconds}
-    names = [system.name for system in shown]
+    fitting = [system for system in systems if system.fits and system.seconds]
+    causes = {cause: None for system in fitting for cause, lost in system.lost.items() if lost > 1e-6 * system.seconds}
+    names = [system.name for system in fitting]
     for place, cause in enumerate(causes):
-        shares = [100 * max(0.0, system.lost.get(cause, 0.0)) / system.seconds for system in shown]
+        shares = [100 * max(0.0, system.lost.get(cause, 0.0)) / system.seconds for system in fitting]
         fill = COLOURS[place % len(COLOURS)], SHAPES[place % len(SHAPES)]
         add_shares(figure, names, shares, cause, fill, f"%{{y}}: {cause} %{{x:.3g}} %")
     figure.update_layout(
-        frame(110 + _BAR * len(shown), 30, BOTTOM) | legend_above(1.02, traceorder="normal"),
+        frame(110 + _BAR * len(fitting), 30, BOTTOM) | legend_above(1.02, traceorder="normal"),
         barmode="stack",
-        xaxis=over("share of the time, in per cent"),
+        xaxis=x_axis("share of the time, in per cent"),
         yaxis={"autorange": "reversed", "automargin": True},
     )
     return figure

@@ -30,16 +30,16 @@ def sheet(panels: Sequence[Panel]) -> bytes:
     """Draw timelines below each other as one PNG, with any number of operations."""
     heights = [min(LANE * panel.table.lanes, max(SHEET_LANES, panel.table.lanes // 4)) for panel in panels]
     image = Image.new("RGB", (SHEET_WIDTH, ceil(height_of(heights))), PAPER)
-    drawn = ImageDraw.Draw(image)
+    canvas = ImageDraw.Draw(image)
     for shape in layout(panels, SHEET_WIDTH, heights):
         match shape:
             case Text(x, y, text, anchor, fill, size, is_bold):
                 font = ImageFont.load_default(size + is_bold)  # PIL's default font has no bold
-                drawn.text((x, y), text, fill or INK, font, _ANCHORS[anchor])
+                canvas.text((x, y), text, fill or INK, font, _ANCHORS[anchor])
             case Line(points, stroke):
-                drawn.line(points, stroke)
+                canvas.line(points, stroke)
             case Rectangle(x, y, width, height, fill, stroke):
-                drawn.rectangle([(x, y), (x + width, y + height)], fill, stroke or fill)
+                canvas.rectangle([(x, y), (x + width, y + height)], fill, stroke or fill)
             case Lanes():
                 _paste(image, shape)
     content = BytesIO()
@@ -63,17 +63,17 @@ def _times(pixels: float) -> int:
 
 
 def _draw_lanes(image: Image.Image, table: LaneTable, span: float, *, is_labelled: bool) -> None:
-    drawn, font, row = ImageDraw.Draw(image), ImageFont.load_default(TEXT), image.height / max(1, table.lanes)
+    canvas, font, row = ImageDraw.Draw(image), ImageFont.load_default(TEXT), image.height / max(1, table.lanes)
     across, down = np.ogrid[: image.width, : image.height]
     stripes = Image.fromarray(((across + down).T % 8 < 3).astype(np.uint8) * 255)
 
     def hatched(place: tuple[int, int, int, int], hatch: str, border: str) -> None:
         image.paste(hatch, place, stripes.crop(place))
-        drawn.rectangle((place[0], place[1], place[2] - 1, place[3] - 1), outline=border)
+        canvas.rectangle((place[0], place[1], place[2] - 1, place[3] - 1), outline=border)
 
     for lane in np.flatnonzero(table.failed).tolist():
         place = (0, round(lane * row), image.width, max(round(lane * row) + 2, round((lane + 1) * row)))
-        drawn.rectangle(place, FAILURE_BAND)
+        canvas.rectangle(place, FAILURE_BAND)
         hatched(place, FAILURE_HATCH, FAILURE)
     for box in boxes(table, is_labelled=is_labelled):
         if box.end <= box.start:
@@ -82,8 +82,8 @@ def _draw_lanes(image: Image.Image, table: LaneTable, span: float, *, is_labelle
         x0, x1 = (round(time / span * image.width) for time in (box.start, box.end))
         y0, y1 = (round((box.lane + 0.5 + edge) * row) for edge in (box.top, box.bottom))
         place = (x0, y0, max(x1 - is_labelled, x0 + 1), max(y1, y0 + 1))
-        drawn.rectangle((x0, y0, place[2] - 1, place[3] - 1), box.paint.fill)
+        canvas.rectangle((x0, y0, place[2] - 1, place[3] - 1), box.paint.fill)
         if box.rerouted and min(place[2] - x0, place[3] - y0) > LEAST:
             hatched(place, box.paint.hatch, INK)
         if box.label and x1 - x0 >= font.getlength(box.label) + 2:
-            drawn.text(((x0 + x1) / 2, (y0 + y1) / 2), box.label, box.paint.ink, font, "mm")
+            canvas.text(((x0 + x1) / 2, (y0 + y1) / 2), box.label, box.paint.ink, font, "mm")

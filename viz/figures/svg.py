@@ -58,8 +58,6 @@ class Text(NamedTuple):
 
 
 class Line(NamedTuple):
-    """Straight lines from point to point."""
-
     points: Sequence[Point]
     stroke: str
     kind: str = ""
@@ -102,7 +100,7 @@ def animation(panels: Sequence[Panel], *, seconds: float = 2.5, width: int = 960
 
     Viewers without animation show the last panel.
     """
-    left, tall = _gutter(panels), LANE * max(panel.table.lanes for panel in panels)
+    left, height = _gutter(panels), LANE * max(panel.table.lanes for panel in panels)
     body: list[str] = []
     for place, panel in enumerate(panels):
         values = ";".join("1" if frame == place else "0" for frame in range(len(panels)))
@@ -110,10 +108,10 @@ def animation(panels: Sequence[Panel], *, seconds: float = 2.5, width: int = 960
             f'<g opacity="{int(place == len(panels) - 1)}"><animate attributeName="opacity" calcMode="discrete"'
             f' values="{values}" dur="{_number(seconds * len(panels))}s" repeatCount="indefinite"/>'
         )
-        body += [part for shape in _panel(panel, left, TOP, width - left - RIGHT, tall) for part in _drawn(shape)]
+        body += [part for shape in _panel(panel, left, TOP, width - left - RIGHT, height) for part in _drawn(shape)]
         body.append("</g>")
-    body += [part for shape in _legend(panels, left, height_of([tall]) - LEGEND) for part in _drawn(shape)]
-    return _document(panels, body, width, height_of([tall]))
+    body += [part for shape in _legend(panels, left, height_of([height]) - LEGEND) for part in _drawn(shape)]
+    return _document(panels, body, width, height_of([height]))
 
 
 def height_of(heights: Sequence[float]) -> float:
@@ -124,9 +122,9 @@ def height_of(heights: Sequence[float]) -> float:
 def layout(panels: Sequence[Panel], width: float, heights: Sequence[float]) -> Iterator[Shape]:
     """Lay out panels below each other; `heights` are the heights of their lanes."""
     left, top = _gutter(panels), float(TOP)
-    for panel, tall in zip(panels, heights, strict=True):
-        yield from _panel(panel, left, top, width - left - RIGHT, tall)
-        top += TITLE + tall + AXIS + GAP
+    for panel, height in zip(panels, heights, strict=True):
+        yield from _panel(panel, left, top, width - left - RIGHT, height)
+        top += TITLE + height + AXIS + GAP
     yield from _legend(panels, left, top)
 
 
@@ -134,18 +132,18 @@ def _gutter(panels: Sequence[Panel]) -> float:
     return 22 + CHARACTER * max((len(label) for panel in panels for label in panel.table.labels), default=3)
 
 
-def _panel(panel: Panel, left: float, top: float, width: float, tall: float) -> Iterator[Shape]:
+def _panel(panel: Panel, left: float, top: float, width: float, height: float) -> Iterator[Shape]:
     table = panel.table
     span = panel.span or table.span or 1.0
     unit = time_unit(table, span)
-    lanes_top, lanes_bottom, row = top + TITLE, top + TITLE + tall, tall / max(table.lanes, 1)
+    lanes_top, lanes_bottom, row = top + TITLE, top + TITLE + height, height / max(table.lanes, 1)
     yield Text(left, top + 18, panel.title, size=13, is_bold=True)
-    yield Rectangle(left, lanes_top, width, tall, BAND)
+    yield Rectangle(left, lanes_top, width, height, BAND)
     for tick in ticks(span * unit.scale):
         x = left + tick / unit.scale * width / span
         yield Line([(x, lanes_top), (x, lanes_bottom + 4)], GRID)
-        shown = f"{tick:g}" + (f" {unit.word}" if unit.word and tick else "")
-        yield Text(x, lanes_bottom + 17, shown, "middle", MUTED)
+        tick_text = f"{tick:g}" + (f" {unit.word}" if unit.word and tick else "")
+        yield Text(x, lanes_bottom + 17, tick_text, "middle", MUTED)
     for lane in group_edges(table):
         yield Line([(left, lanes_top + row * lane), (left + width, lanes_top + row * lane)], RULE)
     every = max(1, ceil(NAME / row))
@@ -236,17 +234,17 @@ def _hatch(key: str, fill: str, stripe: str) -> str:
     )
 
 
-def _rect(x: float, y: float, width: float, height: float, rest: str) -> str:
-    return f'<rect x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}"{rest}/>'
+def _rect(x: float, y: float, width: float, height: float, attributes: str) -> str:
+    return f'<rect x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}"{attributes}/>'
 
 
 def _text(shape: Text) -> str:
     x, y, text, anchor, fill, size, is_bold = shape
-    rest = f' text-anchor="{anchor}"' if anchor != "start" else ""
-    rest += f' fill="{fill}"' if fill else ""
-    rest += f' font-size="{_number(size)}"' if size != TEXT else ""
-    rest += ' font-weight="600"' if is_bold else ""
-    return f'<text x="{_number(x)}" y="{_number(y)}"{rest}>{escape(text)}</text>'
+    attributes = f' text-anchor="{anchor}"' if anchor != "start" else ""
+    attributes += f' fill="{fill}"' if fill else ""
+    attributes += f' font-size="{_number(size)}"' if size != TEXT else ""
+    attributes += ' font-weight="600"' if is_bold else ""
+    return f'<text x="{_number(x)}" y="{_number(y)}"{attributes}>{escape(text)}</text>'
 
 
 def _operation(table: LaneTable, box: Box, left: float, lanes_top: float, pixels: float) -> str:
@@ -263,8 +261,8 @@ def _operation(table: LaneTable, box: Box, left: float, lanes_top: float, pixels
     room = width - (5 if box.rerouted else 2)  # inside the border
     share = min(1.0, room / label_width(box.label, box.rerouted)) if box.label else 0.0
     if share >= SMALLEST:
-        where = x + width / 2, top + height / 2 + 4
-        text = _text(Text(*where, box.label, "middle", box.paint.ink, TEXT * share, box.rerouted))
+        position = x + width / 2, top + height / 2 + 4
+        text = _text(Text(*position, box.label, "middle", box.paint.ink, TEXT * share, box.rerouted))
     return f'<g class="{mark}"><title>{tooltip}</title>{rectangle}{text}</g>'
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from dash import Dash, Input, Output, dcc, html, no_update
 
-from viz.lane_cache import CachedLanes, Explainer, LaneCache, release_memory
+from viz.lane_cache import CachedLanes, LaneCache, TimelineContext, release_memory
 from viz.pages import panels, parts, scenario
-from viz.pages.lanes_view import answer
+from viz.pages.lanes_view import selection_details
 from viz.pages.page import TABS, Mode, Page
 
 SELECTION, EXPLAIN, IN_VIEW, WORKERS, SCENARIO, FOUND = "selection", "explain", "view", "workers", "scenario", "found"
-TITLES = {
+PANEL_TITLES = {
     SELECTION: "Selection",
     EXPLAIN: "Explain",
     IN_VIEW: "In view",
@@ -31,11 +31,11 @@ INVITATION = (
     " name to sum it up. The key ? lists all keys."
 )
 STORES = ("choice", "links", "linked", "asked")
-PANELS: dict[str, Callable[[CachedLanes, Explainer, dict[str, Any]], list[Any]]] = {
+PANELS: dict[str, Callable[[CachedLanes, TimelineContext, dict[str, Any]], list[Any]]] = {
     EXPLAIN: panels.explained,
     IN_VIEW: panels.in_view,
     WORKERS: panels.workers,
-    SCENARIO: scenario.times,
+    SCENARIO: scenario.time_fields,
     FOUND: panels.hits,
 }
 """Panel about the current timeline -> function that builds its content for a browser's request."""
@@ -50,32 +50,31 @@ def bench(pages: Sequence[Page], first: html.Div | Mode) -> list[html.Div]:
         pages: all pages of the application; each gets its places here.
         first: content of the first page; other pages are filled when opened, see `slots`.
     """
-    begin = {SELECTION: parts.hint(INVITATION), FOUND: parts.hint("Type a query above, and press Enter.")}
-    above = {SCENARIO: [part for page in pages for part in page.scenario()]}
+    first_content = {SELECTION: parts.hint(INVITATION), FOUND: parts.hint("Type a query above, and press Enter.")}
+    page_parts = {SCENARIO: [part for page in pages for part in page.scenario()]}
     shared = [
-        _panel(name, title, [*above.get(name, []), html.Div(begin.get(name), id=panel_id(name))])
-        for name, title in TITLES.items()
+        _panel(name, title, [*page_parts.get(name, []), html.Div(first_content.get(name), id=panel_id(name))])
+        for name, title in PANEL_TITLES.items()
     ]
     filled = slots(first)
-    places = {
+    page_slots = {
         slot: [_place(page, slot, filled.get(slot, []) if page is pages[0] else []) for page in pages] for slot in SLOTS
     }
     tabs = parts.div("bench-tabs", **parts.attributes(role="tablist", aria_label="Panels"))
-    dock = html.Aside([tabs, *shared, *places["panels"]], className="bench-dock")
+    dock = html.Aside([tabs, *shared, *page_slots["panels"]], className="bench-dock")
     workbench = parts.div(
         "bench",
-        parts.div("bench-controls", *places["controls"]),
-        parts.div("bench-main", parts.div("bench-lanes", *places["lanes"]), _splitter(), dock),
-        *(dcc.Store(id=store_id(what)) for what in STORES),
+        parts.div("bench-controls", *page_slots["controls"]),
+        parts.div("bench-main", parts.div("bench-lanes", *page_slots["lanes"]), _splitter(), dock),
+        *(dcc.Store(id=store_id(store)) for store in STORES),
         dcc.Store(id="mode"),
         hidden=not pages[0].has_lanes,
         **parts.attributes(data_page=pages[0].prefix),
     )
-    return [parts.div("pages", *places["page"]), workbench]
+    return [parts.div("pages", *page_slots["page"]), workbench]
 
 
 def slots(content: html.Div | Mode) -> dict[str, list[Any]]:
-    """Distribute a page's content over its places in `SLOTS`."""
     if not isinstance(content, Mode):
         return {"page": [content]}
     block = {} if content.identifier is None else {"id": content.identifier}
@@ -92,24 +91,22 @@ def slot_id(slot: str, page: Any) -> dict[str, Any]:
 
 
 def panel_id(name: str) -> str:
-    """Return the identifier of the content of a common panel."""
     return f"panel-{name}"
 
 
-def store_id(what: str) -> str:
-    """Return the identifier of one of `STORES`."""
-    return f"bench-{what}"
+def store_id(store: str) -> str:
+    return f"bench-{store}"
 
 
 def _place(page: Page, slot: str, content: list[Any]) -> html.Div:
-    named = {"data_opened": page.opened, "data_named": page.named} if page.has_lanes else {}
-    attributes = parts.attributes(data_page=page.prefix, **named)
+    panels = {"data_opened": page.first_panel, "data_named": page.worker_panel} if page.has_lanes else {}
+    attributes = parts.attributes(data_page=page.prefix, **panels)
     return html.Div(content, id=slot_id(slot, page.prefix), className="mode", **attributes)
 
 
 def _splitter() -> html.Div:
-    spoken = parts.attributes(role="separator", aria_label="Size of the panel: arrow keys change it")
-    return html.Div(className="bench-split", tabIndex=0, **spoken)
+    accessibility = parts.attributes(role="separator", aria_label="Size of the panel: arrow keys change it")
+    return html.Div(className="bench-split", tabIndex=0, **accessibility)
 
 
 def _panel(name: str, title: str, content: Any) -> html.Section:
@@ -118,7 +115,6 @@ def _panel(name: str, title: str, content: Any) -> html.Section:
 
 
 def bar() -> html.Div:
-    """Build the application's bar besides name and modes: headline figures, and a place for search and buttons."""
     return parts.div(
         "bar",
         html.Div(
@@ -132,10 +128,8 @@ def bar() -> html.Div:
 
 
 def register(app: Dash, cache: LaneCache) -> None:
-    """Add the callbacks of all docks, and of the bar."""
-
-    def store_input(what: str) -> Input:
-        return Input(store_id(what), "data")
+    def store_input(store: str) -> Input:
+        return Input(store_id(store), "data")
 
     def panel(name: str) -> Output:
         return Output(panel_id(name), "children")
@@ -144,33 +138,33 @@ def register(app: Dash, cache: LaneCache) -> None:
 
     @app.callback(panel(SELECTION), Output(store_id("links"), "data"), store_input("choice"), prevent_initial_call=True)
     def show_details(choice: Any) -> Any:
-        card, links = answer(cache, choice)
+        card, links = selection_details(cache, choice)
         return card or parts.hint(INVITATION), links
 
     scenario.register(app, cache)
     parts.in_browser(app, "arrows", Output(store_id("linked"), "data"), store_input("links"))
 
     @app.callback([panel(name) for name in PANELS], store_input("asked"), prevent_initial_call=True)
-    def show(asked: Any) -> list[Any]:
-        name = asked.get("panel") if isinstance(asked, dict) else None
-        made = [panel_content(cache, asked) if one == name else no_update for one in PANELS]
+    def show(request: Any) -> list[Any]:
+        name = request.get("panel") if isinstance(request, dict) else None
+        contents = [panel_content(cache, request) if panel_name == name else no_update for panel_name in PANELS]
         release_memory()
-        return made
+        return contents
 
     @app.callback(Output("headline", "children"), Input("headline-of", "data"), prevent_initial_call=True)
     def show_headline(address: Any) -> Any:
-        shown = cache.get(address)
-        return parts.headline_figures(shown) if shown is not None else []
+        entry = cache.get(address)
+        return parts.headline_figures(entry) if entry is not None else []
 
 
-def panel_content(cache: LaneCache, asked: dict[str, Any]) -> list[Any]:
+def panel_content(cache: LaneCache, request: dict[str, Any]) -> list[Any]:
     """Build the content of a panel that the browser requests for an address's lanes."""
-    if "problem" in asked:
-        return [parts.problems([str(asked["problem"])])]
-    shown = cache.get(asked.get("address"))
-    if shown is None:
-        return [parts.hint(parts.NOT_KEPT)]
-    if shown.explainer is None:
-        more = "It takes a schedule that finishes, or a traced step."
-        return [parts.empty("Nothing more is known of these lanes.", more)]
-    return PANELS[asked["panel"]](shown, shown.explainer, asked)
+    if "problem" in request:
+        return [parts.problems([str(request["problem"])])]
+    entry = cache.get(request.get("address"))
+    if entry is None:
+        return [parts.hint(parts.NOT_CACHED)]
+    if entry.context is None:
+        hint = "Details need a schedule without a deadlock, or a traced step."
+        return [parts.empty_state("There are only the lanes: no details are available.", hint)]
+    return PANELS[request["panel"]](entry, entry.context, request)

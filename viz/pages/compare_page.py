@@ -19,9 +19,9 @@ from recycle.errors import RecycleError
 from viz.figures.palette import SHADES
 from viz.lane_cache import BoundedCache, LaneCache, content_hash, release_memory
 from viz.pages import parts
-from viz.pages.compared import (
+from viz.pages.comparison import (
     ComparedPair,
-    ComparedTimelines,
+    Comparison,
     LaneArrangement,
     choices,
     difference,
@@ -30,13 +30,13 @@ from viz.pages.compared import (
     largest,
     shade_legend,
 )
-from viz.pages.lanes_view import lanes_address, lanes_view, served
+from viz.pages.lanes_view import cached_response, lanes_address, lanes_view
 from viz.pages.page import Mode, Page, Workspace, keep_in_address
 from viz.run import Run
 from viz.sources import ScheduleFile
 
-MOST_COMPARED = 4
-MOST_BYTES = 100_000_000
+MAX_COMPARED = 4
+MAX_BYTES = 100_000_000
 """Maximum bytes of cached differences."""
 Colour = Literal["later", "kind"]
 LETTER_PIXELS = 14
@@ -44,17 +44,15 @@ LETTER_PIXELS = 14
 
 
 class ComparePage(Page):
-    """The page that compares the sources from `now`."""
-
     prefix, title = "compare", "Compare"
-    has_lanes, opened = True, "differences"
+    has_lanes, first_panel = True, "differences"
     invitation = "Both on one axis: which instructions start later, where the time goes, where they first differ."
 
     def __init__(self, now: Callable[[], Sequence[Run | ScheduleFile]], cache: LaneCache | None = None) -> None:
         super().__init__(cache)
         self.now = now
-        self.shades: BoundedCache[str, bytes] = BoundedCache(MOST_BYTES, len)
-        self._last: tuple[Any, ComparedTimelines] | None = None
+        self.shades: BoundedCache[str, bytes] = BoundedCache(MAX_BYTES, len)
+        self._last: tuple[Any, Comparison] | None = None
         self._lock, self._answering = threading.Lock(), threading.Lock()
 
     @classmethod
@@ -65,9 +63,9 @@ class ComparePage(Page):
     def layout(self) -> Mode:
         titles = {key: title for key, (title, _) in choices(self.now()).items()}
         if len(titles) < 2:
-            hint = "Give two schedule files, or a run directory with an executed step:"
+            hint = "Pass two schedule files, or a run directory with an executed step:"
             hint += " recycle view fault-free.json adaptive.json"
-            return Mode([], {"Differences": parts.empty("There is nothing to compare yet.", hint)})
+            return Mode([], {"Differences": parts.empty_state("There is nothing to compare yet.", hint)})
         chosen = dcc.Dropdown(
             titles,
             first_choice(self.now()),
@@ -76,16 +74,16 @@ class ComparePage(Page):
             clearable=False,
             placeholder="Choose two or more",
         )
-        how = parts.div(
+        options = parts.div(
             "choices",
             _choice("Colour", self.name("colour"), _COLOURS),
             _choice("Lanes", self.name("arrangement"), _ARRANGEMENTS),
             dcc.Checklist({"ghost": "Outline the first in the others"}, [], id=self.name("ghost")),
         )
-        controls = parts.div("controls", html.Span("Compared, all with the first:"), chosen, how)
+        controls = parts.div("controls", html.Span("Compared with the first:"), chosen, options)
         return Mode(
             [],
-            {"Differences": [controls, parts.awaited(self.name("answer"))]},
+            {"Differences": [controls, parts.loading_area(self.name("answer"))]},
             identifier=self.name("lanes"),
         )
 
@@ -96,24 +94,23 @@ class ComparePage(Page):
         arrangement: LaneArrangement = "stacked",
         ghost: bool = False,
     ) -> list[Any]:
-        """Build all timelines on one axis, shaded by the delays of their instructions."""
         if len(keys) < 2:
-            return [parts.empty("Choose two or more to compare.")]
+            return [parts.empty_state("Choose two or more to compare.")]
         try:
-            compared = self.compared(keys)
+            comparison = self.comparison(keys)
         except RecycleError as error:
-            return [parts.problems([str(error)]), parts.empty("These cannot be put on one time axis.")]
-        ignored = [f"only the first {MOST_COMPARED} are compared"] if len(keys) > MOST_COMPARED else []
-        together = arrangement == "interleaved" and compared.is_same_workers
+            return [parts.problems([str(error)]), parts.empty_state("These cannot be put on one time axis.")]
+        ignored = [f"only the first {MAX_COMPARED} are compared"] if len(keys) > MAX_COMPARED else []
+        together = arrangement == "interleaved" and comparison.is_same_workers
         if arrangement == "interleaved" and not together:
-            ignored.append("these have other workers, so their lanes cannot lie under each other")
-        shades = [self._shades(pair, colour == "later") for pair in compared.pairs]
-        legends = [shade_legend(pair, compared) for pair in compared.pairs] if colour == "later" else []
-        left = parts.gutter(*compared.tables) + LETTER_PIXELS * together
+            ignored.append("the timelines have different workers, so their lanes cannot be interleaved")
+        shades = [self._shades(pair, colour == "later") for pair in comparison.pairs]
+        legends = [shade_legend(pair, comparison) for pair in comparison.pairs] if colour == "later" else []
+        left = parts.gutter(*comparison.tables) + LETTER_PIXELS * together
         if together:
-            blocks = [self._interleaved(compared, shades, left), *legends]
+            blocks = [self._interleaved(comparison, shades, left), *legends]
         else:
-            blocks = self._stacked(compared, shades, legends, left, ghost)
+            blocks = self._stacked(comparison, shades, legends, left, ghost)
         return [parts.problems(ignored), parts.div("linked", *blocks)]
 
     def _shades(self, pair: ComparedPair, is_shaded: bool) -> dict[str, Any]:
@@ -130,41 +127,41 @@ class ComparePage(Page):
         }
 
     def _stacked(
-        self, compared: ComparedTimelines, shades: Sequence[Any], legends: Sequence[Any], left: int, ghost: bool
+        self, comparison: Comparison, shades: Sequence[Any], legends: Sequence[Any], left: int, ghost: bool
     ) -> list[Any]:
-        first = compared.tables[0]
+        first = comparison.tables[0]
         return [
             lanes_view(
-                operand.title,
-                operand.lanes,
+                item.title,
+                item.lanes,
                 f"{self.prefix}-{place}",
                 self.cache,
                 linked=self.prefix,
                 place=place,
-                span=compared.span,
+                span=comparison.span,
                 left=left,
-                explainer=operand.explainer,
-                ghost=first if ghost and place and first.workers == operand.lanes.workers else None,
-                more={"data-shades": json.dumps([shades[place - 1]])} if place else None,
+                context=item.context,
+                ghost=first if ghost and place and first.workers == item.lanes.workers else None,
+                extra={"data-shades": json.dumps([shades[place - 1]])} if place else None,
                 legend=legends[place - 1] if place and legends else None,
             )
-            for place, operand in enumerate(compared.operands)
+            for place, item in enumerate(comparison.timelines)
         ]
 
-    def _interleaved(self, compared: ComparedTimelines, shades: Sequence[Any], left: int) -> html.Div:
-        first, *others = compared.operands
-        addresses = [lanes_address(self.cache.put(other.lanes, other.explainer)) for other in others]
+    def _interleaved(self, comparison: Comparison, shades: Sequence[Any], left: int) -> html.Div:
+        first, *others = comparison.timelines
+        addresses = [lanes_address(self.cache.put(other.lanes, other.context)) for other in others]
         return lanes_view(
-            "; ".join(f"{chr(65 + place)}: {operand.title}" for place, operand in enumerate(compared.operands)),
+            "; ".join(f"{chr(65 + place)}: {item.title}" for place, item in enumerate(comparison.timelines)),
             first.lanes,
             f"{self.prefix}-all",
             self.cache,
             linked=self.prefix,
-            span=compared.span,
+            span=comparison.span,
             left=left,
-            rows=first.lanes.lanes * len(compared.operands),
-            explainer=first.explainer,
-            more={"data-with": json.dumps(addresses), "data-shades": json.dumps([None, *shades])},
+            rows=first.lanes.lanes * len(comparison.timelines),
+            context=first.context,
+            extra={"data-with": json.dumps(addresses), "data-shades": json.dumps([None, *shades])},
         )
 
     def compare(self, keys: Sequence[str], arrangement: LaneArrangement = "stacked") -> list[Any]:
@@ -172,23 +169,23 @@ class ComparePage(Page):
         if len(keys) < 2:
             return []
         try:
-            compared = self.compared(keys)
+            comparison = self.comparison(keys)
         except RecycleError:
             return []  # the lanes' place shows the message
         cards = [
-            parts.card("Makespan and period", figures(compared), caption=" ".join(compared.notes)),
-            *(difference(compared, pair, arrangement) for pair in compared.pairs),
-            *(largest(compared, pair) for pair in compared.pairs),
+            parts.card("Makespan and period", figures(comparison), caption=" ".join(comparison.notes)),
+            *(difference(comparison, pair, arrangement) for pair in comparison.pairs),
+            *(largest(comparison, pair) for pair in comparison.pairs),
         ]
         release_memory()
         return cards
 
-    def compared(self, keys: Sequence[str]) -> ComparedTimelines:
-        """Return `ComparedTimelines.of` for the first MOST_COMPARED keys, computed once."""
+    def comparison(self, keys: Sequence[str]) -> Comparison:
+        """Return `Comparison.of_keys` for the first MAX_COMPARED keys, computed once."""
         with self._lock:
-            asked = (tuple(keys[:MOST_COMPARED]), list(self.now()))
-            if self._last is None or self._last[0] != asked:
-                self._last = asked, ComparedTimelines.of(asked[1], asked[0])
+            request = (tuple(keys[:MAX_COMPARED]), list(self.now()))
+            if self._last is None or self._last[0] != request:
+                self._last = request, Comparison.of_keys(request[1], request[0])
                 release_memory()
             return self._last[1]
 
@@ -198,7 +195,7 @@ class ComparePage(Page):
             keep_in_address(app, self.name(control), State(self.name(control), "options"))
 
         def shades(digest: str) -> Response:
-            return served(self.shades.get(digest) or abort(404), digest)
+            return cached_response(self.shades.get(digest) or abort(404), digest)
 
         app.server.add_url_rule("/shades/<digest>.bin", "shades", shades)
 
@@ -209,18 +206,20 @@ class ComparePage(Page):
             Input(arrangement, "value"),
             self.input("ghost", "value"),
         )
-        def draw(keys: list[str] | None, colour: Colour, how: LaneArrangement, ghost: list[str] | None) -> Any:
+        def draw(
+            keys: list[str] | None, colour: Colour, lane_arrangement: LaneArrangement, ghost: list[str] | None
+        ) -> Any:
             with self._answering:
-                return self.lanes(keys or [], colour, how, bool(ghost))
+                return self.lanes(keys or [], colour, lane_arrangement, bool(ghost))
 
         @app.callback(self.output("answer"), Input(chosen, "value"), Input(arrangement, "value"))
-        def show(keys: list[str] | None, how: LaneArrangement) -> Any:
+        def show(keys: list[str] | None, lane_arrangement: LaneArrangement) -> Any:
             with self._answering:  # the lanes are answered first
-                return self.compare(keys or [], how)
+                return self.compare(keys or [], lane_arrangement)
 
 
 _COLOURS = {"later": "how much later it starts", "kind": "kind of work"}
-_ARRANGEMENTS = {"stacked": "one timeline under the other", "interleaved": "lane under lane"}
+_ARRANGEMENTS = {"stacked": "one timeline below the other", "interleaved": "interleaved"}
 
 
 def _choice(title: str, identifier: str, options: dict[str, str]) -> html.Div:

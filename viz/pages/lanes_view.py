@@ -18,8 +18,8 @@ from flask import Response, abort, request
 from viz.analysis.memory import encode_held
 from viz.details import details
 from viz.kinds import summary
-from viz.lane_cache import Explainer, LaneCache, encode
-from viz.lanes import LaneTable, Panel, on_one_axis
+from viz.lane_cache import LaneCache, TimelineContext, encode
+from viz.lanes import LaneTable, Panel, with_common_span
 from viz.numbers import time_unit
 from viz.pages import parts
 
@@ -39,9 +39,9 @@ def lanes_view(
     span: float | None = None,
     left: int | None = None,
     rows: int | None = None,
-    explainer: Explainer | None = None,
+    context: TimelineContext | None = None,
     ghost: LaneTable | None = None,
-    more: Mapping[str, str] | None = None,
+    extra: Mapping[str, str] | None = None,
     legend: Any = None,
 ) -> html.Div:
     """Build a timeline with its heading and a description for screen readers.
@@ -56,7 +56,7 @@ def lanes_view(
         ghost: lanes of the same workers, drawn as outlines.
         more: attributes for the canvas, see `assets/modules/derived.js` and `layers.js`.
     """
-    address = lanes_address(cache.put(table, explainer, span)) if cache else _inside(table)
+    address = lanes_address(cache.put(table, context, span)) if cache else _embedded(table)
     lanes: dict[str, Any] = {"--lanes": rows or table.lanes}  # the style sheet computes a height from it
     unit = time_unit(table, span)
     attributes = parts.attributes(
@@ -69,7 +69,7 @@ def lanes_view(
         data_linked=linked,
         data_halt=None if table.halt is None else str(table.halt),
         data_ghost=lanes_address(cache.put(ghost)) if cache and ghost else None,
-        **(more or {}),
+        **(extra or {}),
     )
     stage = [
         html.Canvas(**parts.attributes(role="img", aria_label=f"{title}. {summary(table)}")),
@@ -94,18 +94,18 @@ def lanes_view(
     return parts.div("lanes", view, **{"data-place": str(place)}, style=lanes)
 
 
-def pictures(prefix: str, panels: Sequence[Panel], nothing: str) -> html.Section | html.Div:
+def static_timelines(prefix: str, panels: Sequence[Panel], empty_text: str) -> html.Section | html.Div:
     """Build timelines on one time axis for a page without a server; without panels, the text `nothing`."""
     if not panels:
-        return parts.empty(nothing)
-    shown = [
+        return parts.empty_state(empty_text)
+    views = [
         lanes_view(panel.title, panel.table, f"{prefix}-{place}", None, span=panel.span)
-        for place, panel in enumerate(on_one_axis(panels))
+        for place, panel in enumerate(with_common_span(panels))
     ]
-    return parts.card("Timelines", *shown)
+    return parts.card("Timelines", *views)
 
 
-def _inside(table: LaneTable) -> str:
+def _embedded(table: LaneTable) -> str:
     return f"{COMPRESSED},{b64encode(gzip.compress(encode(table), 6, mtime=0)).decode()}"
 
 
@@ -113,8 +113,7 @@ def lanes_address(digest: str) -> str:
     return f"lanes/{digest}.bin"
 
 
-def served(content: bytes, digest: str) -> Response:
-    """Return a response that browsers may cache forever."""
+def cached_response(content: bytes, digest: str) -> Response:
     answer = Response(content, mimetype="application/octet-stream", headers={"Cache-Control": FOREVER})
     answer.set_etag(digest)
     answer.make_conditional(request)
@@ -122,34 +121,32 @@ def served(content: bytes, digest: str) -> Response:
 
 
 def register(app: Dash, cache: LaneCache) -> None:
-    """Add the routes of all timelines."""
-
     def lanes(digest: str) -> Response:
-        shown = cache.get(digest) or abort(404)
-        return served(shown.content, digest)
+        entry = cache.get(digest) or abort(404)
+        return cached_response(entry.content, digest)
 
     def held(digest: str) -> Response:
-        shown = cache.get(digest)
-        if shown is None or shown.explainer is None:
+        entry = cache.get(digest)
+        if entry is None or entry.context is None:
             abort(404)
-        return served(encode_held(shown, shown.explainer), digest)
+        return cached_response(encode_held(entry, entry.context), digest)
 
     for path, route in (("lanes/<digest>.bin", lanes), ("held/<digest>.bin", held)):
         app.server.add_url_rule(f"/{path}", route.__name__, route)
 
 
-def answer(cache: LaneCache, choice: Any) -> tuple[Any, Any]:
+def selection_details(cache: LaneCache, choice: Any) -> tuple[Any, Any]:
     """Return the details of a selection as page content, and its links for the canvas."""
     if not isinstance(choice, dict):
         return [], None
-    shown = cache.get(choice.get("address"))
-    if shown is None:
-        return parts.hint(parts.NOT_KEPT), None
-    found = details(shown, choice)
-    if found is None:
+    entry = cache.get(choice.get("address"))
+    if entry is None:
+        return parts.hint(parts.NOT_CACHED), None
+    selection = details(entry, choice)
+    if selection is None:
         return [], None
-    body: list[Any] = [html.H4(found.title), html.Ul([html.Li(line) for line in found.lines])]
-    if found.needs:
-        body.append(parts.table(("needed", "of worker", "why", "there at", "slack"), found.needs))
+    body: list[Any] = [html.H4(selection.title), html.Ul([html.Li(line) for line in selection.lines])]
+    if selection.needs:
+        body.append(parts.table(("input", "worker", "reason", "arrived", "slack"), selection.needs))
     chosen = {name: choice.get(name) for name in ("operation", "address")}
-    return html.Div(body, className="selection"), {**found.links, **chosen}
+    return html.Div(body, className="selection"), {**selection.links, **chosen}

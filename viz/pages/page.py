@@ -64,14 +64,12 @@ class Workspace:
     pages: list[Page] = field(default_factory=list)
 
     @classmethod
-    def of(cls, sources: Sequence[Run | ScheduleFile], **rest: Any) -> Workspace:
-        """Build the workspace of some sources; `rest` are other attributes."""
+    def from_sources(cls, sources: Sequence[Run | ScheduleFile], **attributes: Any) -> Workspace:
         files = [source for source in sources if isinstance(source, ScheduleFile)]
         runs = [LiveRun(source) for source in sources if isinstance(source, Run)]
-        return cls(files, runs, **rest)
+        return cls(files, runs, **attributes)
 
     def sources(self) -> list[Run | ScheduleFile]:
-        """Return all files and runs in their current state; a live run is a new object after each read."""
         return [*self.files, *(live.run for live in self.runs)]
 
 
@@ -82,15 +80,15 @@ class Page(Protocol):
         prefix: unique prefix of the page and of its components' identifiers.
         invitation: description for the first page; "" omits the page there.
         has_lanes: whether the layout is a mode of the workbench.
-        opened: panel of the workbench that is open when the page is first opened.
-        named: panel that answers a click on a worker's name.
+        first_panel: panel of the workbench that is open when the page is first opened.
+        worker_panel: panel that answers a click on a worker's name.
     """
 
     prefix: str
     invitation: str = ""
     has_lanes: bool = False
-    opened: str = "selection"
-    named: str = "selection"
+    first_panel: str = "selection"
+    worker_panel: str = "selection"
     cache: LaneCache
 
     def __init__(self, cache: LaneCache | None = None) -> None:
@@ -129,7 +127,7 @@ class Page(Protocol):
         """Whether the page needs plotly.js at once; lanes do not."""
         return False
 
-    def exported(self) -> Sequence[Any]:
+    def static_content(self) -> Sequence[Any]:
         """Return the page's content without controls, for a file without a server; empty by default."""
         return ()
 
@@ -137,17 +135,14 @@ class Page(Protocol):
         """Return the identifier of one of the page's components."""
         return f"{self.prefix}-{part}"
 
-    def output(self, part: str, what: str = "children", *, again: bool = False) -> Output:
-        """Return a callback's output to one of the page's components; `again` if several callbacks set it."""
-        return Output(self.name(part), what, allow_duplicate=again)
+    def output(self, part: str, property_name: str = "children", *, again: bool = False) -> Output:
+        return Output(self.name(part), property_name, allow_duplicate=again)
 
-    def input(self, part: str, what: str) -> Input:
-        """Return a callback's input from one of the page's components."""
-        return Input(self.name(part), what)
+    def input(self, part: str, property_name: str) -> Input:
+        return Input(self.name(part), property_name)
 
-    def state(self, part: str, what: str) -> State:
-        """Return a callback's state from one of the page's components."""
-        return State(self.name(part), what)
+    def state(self, part: str, property_name: str) -> State:
+        return State(self.name(part), property_name)
 
 
 class PageOfRun(Page):

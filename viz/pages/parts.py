@@ -23,21 +23,20 @@ from viz.lanes import LaneTable
 from viz.numbers import short
 from viz.sources import Place
 
-NOT_KEPT = "These lanes are no longer kept. Load the page again."
+NOT_CACHED = "These lanes are no longer cached. Reload the page."
 Cell = str | float | int | Component | None
 """Cell of a table: text, a number, a component, or None if empty."""
 
 
 def graph(figure: go.Figure, identifier: Any, kind: str = "") -> dcc.Graph:
-    """Build a graph of a figure with the common `CONFIG`."""
     config: Any = CONFIG
     return dcc.Graph(figure=figure, config=config, id=identifier, className=kind)
 
 
-def figure_view(title: str, figure: go.Figure, identifier: Any, spoken: str) -> html.Div:
+def figure_view(title: str, figure: go.Figure, identifier: Any, description: str) -> html.Div:
     """Build a figure with its heading and a description for screen readers."""
-    drawn = html.Div(graph(figure, identifier, "timeline"), **attributes(role="img", aria_label=spoken))
-    return div("lanes figure-view", *([html.H3(title)] if title else []), drawn)
+    image = html.Div(graph(figure, identifier, "timeline"), **attributes(role="img", aria_label=description))
+    return div("lanes figure-view", *([html.H3(title)] if title else []), image)
 
 
 def attributes(**values: str | None) -> Any:
@@ -46,18 +45,16 @@ def attributes(**values: str | None) -> Any:
 
 
 def div(kind: str, *children: Any, **properties: Any) -> html.Div:
-    """Build a block of style class `kind`."""
     return html.Div([*children], className=kind, **properties)
 
 
-def button(text: str, identifier: dict[str, Any], spoken: str = "") -> html.Button:
-    """Build a small button; `spoken` describes its effect."""
-    return html.Button(text, id=identifier, n_clicks=0, className="quiet", title=spoken or None)
+def button(text: str, identifier: dict[str, Any], description: str = "") -> html.Button:
+    return html.Button(text, id=identifier, n_clicks=0, className="quiet", title=description or None)
 
 
-def counted(count: int, what: str) -> str:
+def count_text(count: int, noun: str) -> str:
     """Format a count: `1 error`, `1,200 errors`."""
-    return f"{count:,} {what}{'s' * (count != 1)}"
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def in_browser(app: Dash, function: str, *arguments: Any, prevent_initial_call: bool | str = True) -> None:
@@ -79,12 +76,12 @@ def card(title: str, *children: Any, caption: str = "") -> html.Section:
     return html.Section([html.Header(head), *children], className="card")
 
 
-def empty(text: str, more: str = "") -> html.Div:
+def empty_state(text: str, remedy: str = "") -> html.Div:
     """Build the replacement for missing content: why it is missing, and how to get it."""
-    return html.Div([html.P(text), *([hint(more)] if more else [])], className="empty")
+    return html.Div([html.P(text), *([hint(remedy)] if remedy else [])], className="empty")
 
 
-def awaited(identifier: str) -> dcc.Loading:
+def loading_area(identifier: str) -> dcc.Loading:
     """Build a place for a callback's content, with a delayed sign of waiting.
 
     Earlier content stays visible; callbacks for parts of it show no sign.
@@ -102,10 +99,12 @@ def problems(lines: Sequence[str]) -> Any:
     """Build the list of read errors or violations above the other content."""
     if not lines:
         return []
-    shown = [html.Li(line) for line in lines[:12]]
+    items = [html.Li(line) for line in lines[:12]]
     if len(lines) > 12:
-        shown.append(html.Li(f"and {len(lines) - 12} more"))
-    return html.Section([html.H2(counted(len(lines), "problem")), html.Ul(shown)], className="problems", role="alert")
+        items.append(html.Li(f"and {len(lines) - 12} more"))
+    return html.Section(
+        [html.H2(count_text(len(lines), "problem")), html.Ul(items)], className="problems", role="alert"
+    )
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], kind: str = "") -> html.Div:
@@ -116,14 +115,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], kind: str = "") -
 
 
 def _row(cells: Sequence[Cell], is_named: bool) -> html.Tr:
-    first, *others = map(show, cells)
+    first, *others = map(cell_content, cells)
     return html.Tr([html.Th(first, scope="row") if is_named else html.Td(first), *map(html.Td, others)])
 
 
-def findings(title: str, found: Findings, most: int, buttons: Sequence[Cell] = ()) -> html.Section:
-    """Build at most `most` findings of the checker, a row each; with a button each if `buttons` is not empty."""
+def findings(title: str, found_items: Findings, max_rows: int, buttons: Sequence[Cell] = ()) -> html.Section:
     rows = []
-    for place, finding in enumerate(found[:most]):
+    for place, finding in enumerate(found_items[:max_rows]):
         rule = explain(finding.rule)
         position = f"#{finding.position}" if finding.position is not None else ""
         row = [
@@ -134,13 +132,13 @@ def findings(title: str, found: Findings, most: int, buttons: Sequence[Cell] = (
             html.Div([finding.message, html.Div(finding.hint, className="hint")]),
         ]
         rows.append([*row, *buttons[place : place + 1]])
-    head = ["", "rule", "worker, position", "instruction", "what is wrong, and what to do", *([""] if buttons else [])]
-    more = len(found[most:]) + sum(found.more.values())
-    caption = f"The first {len(rows)}; {more:,} more from `recycle check`." if more else ""
+    head = ["", "rule", "worker, position", "instruction", "problem and remedy", *([""] if buttons else [])]
+    omitted = len(found_items[max_rows:]) + sum(found_items.more.values())
+    caption = f"The first {len(rows)}; {omitted:,} more from `recycle check`." if omitted else ""
     return card(title, table(head, rows, "findings rules"), caption=caption)
 
 
-def show(cell: Cell) -> str | Component:
+def cell_content(cell: Cell) -> str | Component:
     """Format a cell: numbers as in `viz.numbers`, text and components unchanged, a dash for None."""
     if cell is None:
         return "–"
@@ -185,11 +183,13 @@ def gutter(*tables: LaneTable) -> int:
     return round(20 + CHARACTER * (longest + (len("▾ pipeline 999 (99)") if has_groups else 0)))
 
 
-def headline_figures(shown: CachedLanes) -> list[Any]:
-    return [html.Span([f"{one.name} ", html.Strong(one.value)], title=one.meaning) for one in headline(shown)]
+def headline_figures(entry: CachedLanes) -> list[Any]:
+    return [
+        html.Span([f"{figure.name} ", html.Strong(figure.value)], title=figure.meaning) for figure in headline(entry)
+    ]
 
 
-def show_button(places: Sequence[Place], spoken: str = "", graph: int | None = None) -> html.Button:
+def show_button(places: Sequence[Place], description: str = "", graph: int | None = None) -> html.Button:
     """Build a button that shows places of one timeline: `graph` in the block, or the current one if None."""
-    leads = attributes(data_places=json.dumps(places), data_graph=None if graph is None else str(graph))
-    return html.Button("Show it", className="quiet", title=spoken or None, type="button", **leads)
+    target = attributes(data_places=json.dumps(places), data_graph=None if graph is None else str(graph))
+    return html.Button("Show it", className="quiet", title=description or None, type="button", **target)

@@ -12,21 +12,19 @@ from typing import Any
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from viz.figures.charts import curves_figure, event_text
-from viz.lane_cache import Drawn
+from viz.lane_cache import StepLanes
 from viz.lanes import Flag, LaneTable
 from viz.numbers import percent, seconds_unit
 from viz.pages import parts
-from viz.pages.lanes_view import lanes_view, pictures
+from viz.pages.lanes_view import lanes_view, static_timelines
 from viz.pages.page import TABS, Mode, PageOfRun, keep_in_address
 
-EVENTS_SHOWN = 60
+MAX_EVENTS = 60
 
 
 class RunPage(PageOfRun):
-    """The page of one run directory."""
-
     kind = "run"
-    has_lanes, opened = True, "run"
+    has_lanes, first_panel = True, "run"
 
     @property
     def title(self) -> str:
@@ -54,13 +52,13 @@ class RunPage(PageOfRun):
             parts.div("choices", html.Div(attempt, id=self.name("attempts"))),
             id=self.name("controls"),
         )
-        own = {
+        panels = {
             "Run": html.Div(self.overview(), id=self.name("overview")),
             "Events": html.Div(self.events(), id=self.name("events")),
         }
         return Mode(
             [],
-            own,
+            panels,
             [
                 controls,
                 dcc.Store(id=self.name("began"), data=bool(run.steps)),
@@ -72,48 +70,46 @@ class RunPage(PageOfRun):
         )
 
     def slider(self) -> dict[str, Any]:
-        """Return range, marks (starts of segments) and first value of the step slider."""
         steps = self.run.steps or [0]
         marks = {steps[0]: str(steps[0]), steps[-1]: str(steps[-1])}
         marks |= {segment.first: str(segment.first) for segment in self.run.segments}
-        first = self.newest() if self.run.live else self.run.step_to_show
+        first = self.newest_step() if self.run.live else self.run.step_to_show
         tooltip = {"placement": "bottom", "always_visible": False}
         value = first if first is not None else steps[0]
         return {"min": steps[0], "max": steps[-1], "marks": marks, "value": value, "tooltip": tooltip}
 
     def player(self) -> html.Div:
-        """Build buttons for the previous and next step and change, and for playback."""
-        before, step_before, step_after, after = (
+        change_before, step_before, step_after, change_after = (
             html.Button(
                 text,
-                id={"type": self.name("go"), "how": how},
+                id={"type": self.name("go"), "how": move},
                 n_clicks=0,
-                title=spoken,
-                **parts.attributes(aria_label=spoken, data_go=how),
+                title=description,
+                **parts.attributes(aria_label=description, data_go=move),
             )
-            for how, (text, spoken) in _MOVES.items()
+            for move, (text, description) in _MOVES.items()
         )
-        said = parts.attributes(title="Play the steps; key Space", data_go="play")
-        play = html.Button("Play", id=self.name("play"), n_clicks=0, **said)
-        return parts.div("player", before, step_before, play, step_after, after)
+        play_attributes = parts.attributes(title="Play the steps; key Space", data_go="play")
+        play = html.Button("Play", id=self.name("play"), n_clicks=0, **play_attributes)
+        return parts.div("player", change_before, step_before, play, step_after, change_after)
 
-    def moved(self, step: int | None, how: str) -> int | None:
+    def next_step(self, step: int | None, move: str) -> int | None:
         """Return the step that a button of the player selects after `step`; the same step at an end."""
         steps = self.run.steps
         if not steps:
             return None
-        here = steps[0] if step is None else step
+        current = steps[0] if step is None else step
         changes = sorted({steps[0], steps[-1], *(segment.first for segment in self.run.segments)})
-        among = changes if how.startswith("change") else steps
-        if how.endswith("before"):
-            return max((one for one in among if one < here), default=here)
-        return min((one for one in among if one > here), default=here)
+        candidates = changes if move.startswith("change") else steps
+        if move.endswith("before"):
+            return max((candidate for candidate in candidates if candidate < current), default=current)
+        return min((candidate for candidate in candidates if candidate > current), default=current)
 
-    def newest(self) -> int | None:
+    def newest_step(self) -> int | None:
         """Return the last committed step that was traced, or else the last committed step."""
         traced = set(self.run.trace.steps) if self.run.trace else set()
-        known = self.run.steps
-        return next((step for step in reversed(known) if step in traced), known[-1] if known else None)
+        steps = self.run.steps
+        return next((step for step in reversed(steps) if step in traced), steps[-1] if steps else None)
 
     def notable_steps(self) -> list[Any]:
         kind = self.name("moment")
@@ -123,15 +119,14 @@ class RunPage(PageOfRun):
         ]
 
     def overview(self) -> list[Any]:
-        """Build the content above the timelines."""
         run = self.run
         rows = self.segment_rows()
         hint = f"Losses appear here as {run.path / 'metrics.jsonl'} grows."
-        curves: Any = parts.empty("No step is committed yet.", hint)
+        curves: Any = parts.empty_state("No step is committed yet.", hint)
         if run.metrics:
             figure = curves_figure(run.metrics, run.events, run.workers)
             curves = parts.div("figure-view", parts.graph(figure, self.name("curves")))
-        plans: Any = parts.table(PLANS_HEAD, rows) if rows else parts.empty("No plan is in use yet.")
+        plans: Any = parts.table(PLANS_HEAD, rows) if rows else parts.empty_state("No plan is in use yet.")
         return [
             parts.problems(run.problems),
             parts.chips(self.facts()),
@@ -139,35 +134,37 @@ class RunPage(PageOfRun):
             parts.card("Plans in use", plans, caption=PLANS_CAPTION),
         ]
 
-    def exported(self) -> list[Any]:
+    def static_content(self) -> list[Any]:
         problems, *overview = self.overview()
         heading = html.H2(self.run.name, className="source")
-        timelines = pictures(self.prefix, self.run.panels(), "No iteration ran yet.")
+        timelines = static_timelines(self.prefix, self.run.panels(), "No iteration ran yet.")
         return [problems, heading, *overview, timelines, parts.card("Events", self.events())]
 
     def events(self) -> Any:
-        return parts.table(*events_table(self.run.events)) if self.run.events else parts.empty("Nothing happened yet.")
+        return parts.table(*events_table(self.run.events)) if self.run.events else parts.empty_state("No events yet.")
 
     def facts(self) -> list[str]:
         run = self.run
         words = [str(run.shape)] if run.shape else []
         if run.metrics:
             last = run.metrics[-1]
-            words.append(f"{parts.counted(len(run.metrics), 'step')} committed")
+            words.append(f"{parts.count_text(len(run.metrics), 'step')} committed")
             if isinstance(last.get("loss"), int | float):
                 words.append(f"last loss {last['loss']:.5g}")
             if run.evaluations:
                 step, loss = max(run.evaluations.items())
                 words.append(f"evaluation loss {loss:.5g} after step {step}")
             if last.get("live_workers") is not None:
-                of = f" of {run.shape.worker_count}" if run.shape else ""
-                words.append(f"{last['live_workers']}{of} workers alive")
+                total = f" of {run.shape.worker_count}" if run.shape else ""
+                words.append(f"{last['live_workers']}{total} workers alive")
         if deaths := run.further_deaths:
             least = min(deaths)
-            poorest = ", ".join(str(stage) for stage, each in enumerate(deaths) if each == least)
-            where = "each stage" if max(deaths) == least else f"stage {poorest}"
-            words.append(f"{parts.counted(least, 'more host')} of {where} may die with no optimizer shard lost")
-        words.append("finished" if not run.live else "running" if run.is_written else "ended early, or stands still")
+            weakest = ", ".join(str(stage) for stage, count in enumerate(deaths) if count == least)
+            stages_text = "each stage" if max(deaths) == least else f"stage {weakest}"
+            words.append(
+                f"{parts.count_text(least, 'more host')} of {stages_text} can fail without losing an optimizer shard"
+            )
+        words.append("finished" if not run.live else "running" if run.is_active else "ended early or stalled")
         return words
 
     def modes(self, first: int, last: int) -> str:
@@ -178,23 +175,23 @@ class RunPage(PageOfRun):
         counts = Counter(line["mode"] for line in lines).most_common()
         if len(counts) < 2:
             return "".join(mode for mode, _ in counts)
-        return ", ".join(f"{mode} in {parts.counted(count, 'step')}" for mode, count in counts)
+        return ", ".join(f"{mode} in {parts.count_text(count, 'step')}" for mode, count in counts)
 
     def segment_rows(self) -> list[list[parts.Cell]]:
-        """Return a row per segment of steps with one plan, see PLANS_HEAD."""
         rows: list[list[parts.Cell]] = []
         for segment in self.run.segments:
-            figures = self.run.figures(segment.plan)
-            measured = self.run.measured(segment.first, segment.last)
+            context = self.run.plan_context(segment.plan)
+            schedule, plan = self.run.plan(segment.plan), context.plan if context else None
+            measured = self.run.measured_period(segment.first, segment.last)
             rows.append(
                 [
                     segment.steps,
-                    segment.alive,
+                    segment.workers,
                     segment.plan[:12] if segment.plan else None,
-                    self.modes(segment.first, segment.last) or (figures.optimizer if figures else None),
-                    figures.period if figures else None,
-                    figures.lower_bound if figures else None,
-                    percent(figures.gap) if figures and figures.gap is not None else None,
+                    self.modes(segment.first, segment.last) or (schedule.optimizer if schedule else None),
+                    plan.period if plan else context.timeline.period if context else None,
+                    plan.lower_bound if plan else None,
+                    percent(plan.gap) if plan else None,
                     seconds_unit(measured).amount(measured) if measured is not None else None,
                 ]
             )
@@ -208,38 +205,51 @@ class RunPage(PageOfRun):
         """
         run = self.run
         if not run.steps:
-            return parts.empty("No iteration ran yet.", "Timelines appear with the first one."), [], None, "hidden"
+            return (
+                parts.empty_state("No iteration ran yet.", "Timelines appear with the first one."),
+                [],
+                None,
+                "hidden",
+            )
         step = run.steps[0] if step is None else step
-        tried = run.generations_of(step)
-        chosen = attempt if attempt in tried else tried[-1] if tried else None
+        attempts = run.generations_of(step)
+        chosen = attempt if attempt in attempts else attempts[-1] if attempts else None
         options = [
-            {"label": f"generation {g}" + ("" if g == tried[-1] else " (broken off)"), "value": g} for g in tried
+            {"label": f"generation {g}" + ("" if g == attempts[-1] else " (aborted)"), "value": g} for g in attempts
         ]
-        planned, executed, evaluated = run.planned(step, chosen), run.executed(step, chosen), run.evaluated(step)
-        left = parts.gutter(*(drawn.lanes for drawn in (planned, executed, evaluated) if drawn is not None))
+        planned, executed, evaluated = (
+            run.planned_lanes(step, chosen),
+            run.executed_lanes(step, chosen),
+            run.evaluation_lanes(step),
+        )
+        left = parts.gutter(
+            *(step_lanes.lanes for step_lanes in (planned, executed, evaluated) if step_lanes is not None)
+        )
 
-        def view(part: str, title: str, drawn: Drawn) -> html.Div:
-            title += _reroutes(drawn.lanes)
-            return lanes_view(title, drawn.lanes, self.name(part), self.cache, explainer=drawn.explainer, left=left)
+        def view(part: str, title: str, step_lanes: StepLanes) -> html.Div:
+            title += _reroutes(step_lanes.lanes)
+            return lanes_view(
+                title, step_lanes.lanes, self.name(part), self.cache, context=step_lanes.context, left=left
+            )
 
-        shown: list[Any] = []
+        views: list[Any] = []
         if planned is None:
             digest = run.plan_of(step, chosen)
-            unread = f"The plan {digest} of step {step} cannot be read."
-            why = unread if digest else f"No plan is known for step {step}."
-            shown.append(parts.empty(why, f"Plans lie in {run.path / 'plans'}."))
+            unreadable = f"The plan {digest} of step {step} cannot be read."
+            reason = unreadable if digest else f"No plan is known for step {step}."
+            views.append(parts.empty_state(reason, f"Plans are in {run.path / 'plans'}."))
         else:
-            shown.append(view("planned", f"Planned, step {step}", planned))
+            views.append(view("planned", f"Planned, step {step}", planned))
         if executed is None:
-            hint = "An iteration is traced when all of it ran." if run.live else ""
-            shown.append(parts.empty(f"Nothing was traced of step {step}.", hint))
+            hint = "An iteration is traced once it is complete." if run.live else ""
+            views.append(parts.empty_state(f"Step {step} was not traced.", hint))
         else:
-            shown.append(view("executed", f"Executed, step {step}", executed))
+            views.append(view("executed", f"Executed, step {step}", executed))
         if evaluated is not None:
             loss = run.evaluations.get(step)
             title = f"Evaluation after step {step}" + ("" if loss is None else f", loss {loss:.5g}")
-            shown.append(view("evaluated", title, evaluated))
-        return shown, options, chosen, "" if len(tried) > 1 else "hidden"
+            views.append(view("evaluated", title, evaluated))
+        return views, options, chosen, "" if len(attempts) > 1 else "hidden"
 
     def register(self, app: Dash) -> None:
         keep_in_address(app, self.name("step"))
@@ -278,13 +288,13 @@ class RunPage(PageOfRun):
             if not ctx.triggered[0]["value"]:  # buttons just drawn
                 return (no_update,) * 4
             if isinstance(pressed, dict):
-                to = pressed["step"] if "step" in pressed else self.moved(step, pressed["how"])
+                to = pressed["step"] if "step" in pressed else self.next_step(step, pressed["how"])
                 return to, *(no_update,) * 3
-            is_tick, after = pressed == self.name("playing"), self.moved(step, "step after")
+            is_tick, next_step = pressed == self.name("playing"), self.next_step(step, "step after")
             # Playback pauses a tick after the last step; steps during playback do not enter the browser's history.
-            plays = (page == self.prefix if is_tick else paused) and after != step
-            said = "Pause" if plays else "Play", "playing" if plays else ""
-            return after if is_tick and plays else no_update, not plays, *said
+            plays = (page == self.prefix if is_tick else paused) and next_step != step
+            label = "Pause" if plays else "Play", "playing" if plays else ""
+            return next_step if is_tick and plays else no_update, not plays, *label
 
         @app.callback(
             self.output("follow", "value"),
@@ -309,33 +319,37 @@ class RunPage(PageOfRun):
         }
 
         @app.callback(
-            *(Output(self.name(part), what) for part, properties in refreshed.items() for what in properties),
+            *(
+                Output(self.name(part), property_name)
+                for part, properties in refreshed.items()
+                for property_name in properties
+            ),
             self.output("step", "value", again=True),
             self.input("tick", "n_intervals"),
             self.state("began", "data"),
             self.state("follow", "value"),
             prevent_initial_call=True,
         )
-        def read_again(_: int, began: bool, follow: list[str] | None) -> Any:
+        def read_again(_: int, has_begun: bool, follow: list[str] | None) -> Any:
             self.refresh()
             # Timelines follow only the newest step, except the first iteration of all, which draws them.
-            begins = True if self.run.steps and not began else no_update
-            newest = self.newest() if follow else None
+            first_iteration = True if self.run.steps and not has_begun else no_update
+            newest = self.newest_step() if follow else None
             step = no_update if newest is None else newest
             slider = self.slider()
             controls = "controls" if self.run.steps else "controls hidden"
-            shown = "" if self.run.live else "hidden"
-            page = [self.overview(), self.notable_steps(), self.events(), controls, shown, not self.run.live]
-            return *page, begins, step, slider["min"], slider["max"], slider["marks"], step
+            follow_class = "" if self.run.live else "hidden"
+            page = [self.overview(), self.notable_steps(), self.events(), controls, follow_class, not self.run.live]
+            return *page, first_iteration, step, slider["min"], slider["max"], slider["marks"], step
 
 
 PLAY_SECONDS = 1.0
 """Seconds between two steps of the playback."""
 _MOVES = {
-    "change before": ("|◀", "The change of workers or plan before; key Shift+PageUp"),
-    "step before": ("◀", "The step before; key PageUp"),
-    "step after": ("▶", "The next step; key PageDown"),
-    "change after": ("▶|", "The next change of workers or plan; key Shift+PageDown"),
+    "change before": ("|◀", "Previous change of workers or plan; key Shift+PageUp"),
+    "step before": ("◀", "Previous step; key PageUp"),
+    "step after": ("▶", "Next step; key PageDown"),
+    "change after": ("▶|", "Next change of workers or plan; key Shift+PageDown"),
 }
 """Button of the player -> its text and title."""
 PLANS_HEAD = ("steps", "workers", "plan", "optimizer", "period", "lower bound", "gap", "measured")
@@ -346,17 +360,18 @@ PLANS_CAPTION = (
 
 
 def _reroutes(lanes: LaneTable) -> str:
-    dead = [str(worker) for worker, failed in zip(lanes.workers, lanes.failed, strict=True) if failed]
+    failed_workers = [
+        str(worker) for worker, failed_workers in zip(lanes.workers, lanes.failed, strict=True) if failed_workers
+    ]
     homes = {int(home) for home in lanes.pipeline[lanes.has(Flag.REROUTED)]}
-    text = f": {', '.join(dead)} failed" if dead else ""
+    text = f": {', '.join(failed_workers)} failed" if failed_workers else ""
     if homes:
         text += f"{',' if text else ':'} micro-batches of pipeline {', '.join(map(str, sorted(homes)))} re-routed"
     return text
 
 
 def events_table(events: Sequence[dict[str, Any]]) -> tuple[tuple[str, ...], list[list[parts.Cell]]]:
-    """Return head and rows of the last EVENTS_SHOWN events."""
-    rows = [[_seconds(e), event_text(e), e.get("step"), _details(e)] for e in events[-EVENTS_SHOWN:]]
+    rows = [[_seconds(e), event_text(e), e.get("step"), _details(e)] for e in events[-MAX_EVENTS:]]
     return ("time", "event", "step", "details"), rows
 
 
@@ -370,10 +385,10 @@ _NOT_DETAILS = "time", "kind", "worker", "step", "layout_limit"
 
 
 def _details(event: dict[str, Any]) -> str:
-    rest = {key: value for key, value in event.items() if key not in _NOT_DETAILS}
-    if isinstance(rest.get("roles"), dict):
-        swapped = {process: role for process, role in rest["roles"].items() if process != role}
-        rest["roles"] = ", ".join(f"{process} plays {role}" for process, role in swapped.items()) or "as started"
-    if isinstance(rest.get("live"), list):
-        rest["live"] = f"{len(rest['live'])} workers"
-    return "; ".join(f"{key} {value}" for key, value in rest.items())
+    details = {key: value for key, value in event.items() if key not in _NOT_DETAILS}
+    if isinstance(details.get("roles"), dict):
+        swapped = {process: role for process, role in details["roles"].items() if process != role}
+        details["roles"] = ", ".join(f"{process} has role {role}" for process, role in swapped.items()) or "as started"
+    if isinstance(details.get("live"), list):
+        details["live"] = f"{len(details['live'])} workers"
+    return "; ".join(f"{key} {value}" for key, value in details.items())

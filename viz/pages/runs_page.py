@@ -26,8 +26,6 @@ LISTED = 200
 
 
 class RunsPage(Page):
-    """The runs of some folders."""
-
     prefix, title = "runs", "Runs"
 
     def __init__(self, workspace: Workspace) -> None:
@@ -51,8 +49,8 @@ class RunsPage(Page):
             if page is not None:
                 show = parts.button("Open", opener(page), f"Open {path.name}")
             rows.append([path.name, *summary(path), show])
-        more = f" The newest {LISTED} of {len(runs):,}." if len(runs) > LISTED else ""
-        return parts.card(f"Runs in {folder}", parts.table(HEAD, rows), caption=f"The newest first.{more}")
+        count_text = f" The newest {LISTED} of {len(runs):,}." if len(runs) > LISTED else ""
+        return parts.card(f"Runs in {folder}", parts.table(HEAD, rows), caption=f"Newest first.{count_text}")
 
 
 def summary(run: Path) -> list[parts.Cell]:
@@ -91,7 +89,7 @@ COMMANDS = (
     ("recycle view fault-free.json adaptive.json", "two schedules on one time axis"),
     ("recycle view runs/latest", "a run, finished or live: losses, failures, planned and executed steps"),
     ("recycle view runs", "all runs of a folder: when, steps, losses, speed, failures"),
-    ("recycle view job.toml", "plans of a job: press workers to fail them, and see who takes over"),
+    ("recycle view job.toml", "plans of a job: press workers to fail them and see the plan without them"),
     ("recycle view job.toml plans", "the same with a library of plans, and the library itself"),
     ("recycle view comparison.json", "resilience systems over a failure trace, from recycle compare"),
     ("recycle view plan.json --export plan.svg", "a picture; .html for a page that needs no server"),
@@ -99,8 +97,6 @@ COMMANDS = (
 
 
 class StartPage(Page):
-    """The first page if no file was given."""
-
     prefix, title = "start", "Start"
 
     def __init__(self, workspace: Workspace) -> None:
@@ -128,10 +124,10 @@ class StartPage(Page):
         )
         examples = html.P(words, className="says"), parts.div("start", *links)
         commands = parts.div("facts commands", html.Table(html.Tbody(rows)))
-        caption = "The page is served to this machine alone and loads nothing from elsewhere."
+        caption = "The page is served only to this machine and loads nothing from other servers."
         return html.Div(
             [
-                parts.card("Nothing was given to show, so here are examples", *examples),
-                parts.card("To see your own", commands, caption=caption),
+                parts.card("Examples, because no file was given", *examples),
+                parts.card("View your own files", commands, caption=caption),
             ]
         )

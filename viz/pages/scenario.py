@@ -23,13 +23,14 @@ from dash import Dash, dcc, html
 from flask import Response, abort, request
 
 from recycle.errors import JobError, PlanError, RecycleError, errors_as
+from recycle.ir.event_graph import load_compiled
 from recycle.ir.simulate import time_graph
 from recycle.job import Job, price
 from recycle.job.pricing import profile_of_layout
 from recycle.job.profile import PerStage, Profile
 from recycle.job.sections import ANALYTIC
 from recycle.job.shape import Shape, Worker, place_workers
-from viz.lane_cache import CachedLanes, Explainer, LaneCache, Limits, is_loosened
+from viz.lane_cache import CachedLanes, LaneCache, Limits, TimelineContext
 from viz.lanes import Flag, LaneTable
 from viz.pages import parts
 from viz.pages.lanes_view import lanes_address
@@ -60,47 +61,48 @@ FIELDS = (
 )
 LIMIT = "limit"
 """Field of the memory limit in activations: a number, or one per rank; unlimited if empty."""
+COMPILED_ROWS = 20_000
+"""Rows of a timeline from which other times are computed by compiled loops."""
 _LONGEST = 100_000
 
 
-def values_of(explainer: Explainer) -> dict[str, str]:
-    profile = explainer.timeline.profile
-    found = {field.name: _text(getattr(profile, field.key)) for field in FIELDS}
-    return found | {LIMIT: _text(list(explainer.limits)) if explainer.limits else ""}
+def field_values(context: TimelineContext) -> dict[str, str]:
+    profile = context.timeline.profile
+    values = {field.name: _text(getattr(profile, field.key)) for field in FIELDS}
+    return values | {LIMIT: _text(list(context.limits)) if context.limits else ""}
 
 
-def by_fields(explainer: Explainer, wanted: Mapping[str, Any]) -> tuple[Profile, Limits]:
+def from_fields(context: TimelineContext, texts: Mapping[str, Any]) -> tuple[Profile, Limits]:
     """Apply the fields (name -> text) to a timeline's profile and limits; missing fields keep their values.
 
     Raises JobError if a text does not have the required form.
     """
-    profile, shape = explainer.timeline.profile, explainer.timeline.schedule.shape
+    profile, shape = context.timeline.profile, context.timeline.schedule.shape
     changed: dict[str, Any] = {}
     for name, title, key, is_per_stage in FIELDS:
-        if name in wanted and str(wanted[name]).strip() != _text(getattr(profile, key)):
-            changed[key] = _number(title, wanted[name], shape.stages if is_per_stage else 1, "stage")
+        if name in texts and str(texts[name]).strip() != _text(getattr(profile, key)):
+            changed[key] = _number(title, texts[name], shape.stages if is_per_stage else 1, "stage")
     if "latency" in changed:
         changed |= {"bandwidth": None, "links": {}}
-    limits = _limits(wanted[LIMIT], shape.ranks) if LIMIT in wanted else explainer.limits
+    limits = _limits(texts[LIMIT], shape.ranks) if LIMIT in texts else context.limits
     return replace(profile, **changed) if changed else profile, limits
 
 
-def by_file(explainer: Explainer, name: str, text: str) -> tuple[Profile, Limits]:
+def from_file(context: TimelineContext, name: str, text: str) -> tuple[Profile, Limits]:
     """Return profile and limits of a dropped profile or job.
 
     Args:
         name: file name; a job's ends with `.toml`.
         text: content. Files that it refers to are not read.
 
-    Raises:
-        JobError: the content is invalid, has another shape, or refers to a file of times.
+    Raises JobError if the content is invalid, has another shape, or refers to a file of times.
     """
-    shape = explainer.timeline.schedule.shape
+    shape = context.timeline.schedule.shape
     if not name.lower().endswith(".toml"):
         profile = Profile.from_bytes(text.encode(), name)
         with errors_as(JobError, name):
             profile.require(shape)
-        return profile, explainer.limits
+        return profile, context.limits
     job = Job.from_toml(text, name)
     if job.times.profile not in (None, ANALYTIC):
         raise JobError(f"{name}: [times] profile names a file, which the page does not read: drop that file here")
@@ -110,19 +112,22 @@ def by_file(explainer: Explainer, name: str, text: str) -> tuple[Profile, Limits
     return profile_of_layout(priced, priced.prices, shape), None if priced.limits is None else tuple(priced.limits)
 
 
-def retimed(table: LaneTable, explainer: Explainer, profile: Profile, limits: Limits) -> tuple[LaneTable, Explainer]:
-    """Return the lanes and explainer of a planned timeline under other times and limits; violations stay marked.
+def retime(
+    table: LaneTable, context: TimelineContext, profile: Profile, limits: Limits
+) -> tuple[LaneTable, TimelineContext]:
+    """Return the lanes and context of a planned timeline under other times and limits; violations stay marked.
 
     Raises JobError if the timeline was executed, or the times add up to too much.
     """
-    if explainer.executed:
+    if context.executed:
         raise JobError("times: an executed step keeps its measured times; choose a plan")
-    before = explainer.timeline
-    timeline = before if profile is before.profile else time_graph(explainer.graph, profile)
-    is_same = timeline is before and not is_loosened(limits, explainer.limits)
+    before = context.timeline
+    if len(before.start) >= COMPILED_ROWS:  # one of many requests, so the first may take seconds
+        load_compiled()
+    timeline = before if profile is before.profile else time_graph(context.graph, profile)
     violations = table.instruction_id[table.has(Flag.VIOLATION)].tolist()
     lanes = replace(LaneTable.from_timeline(timeline, violations=violations), labels=table.labels)
-    return lanes, Explainer(timeline, limits=limits, bound=explainer.bound if is_same else None)
+    return lanes, TimelineContext(timeline, limits=limits, plan=context.plan)
 
 
 def _limits(text: Any, ranks: int) -> Limits:
@@ -132,13 +137,13 @@ def _limits(text: Any, ranks: int) -> Limits:
     return tuple(value) if isinstance(value, list) else (value,) * ranks
 
 
-def _number(title: str, text: Any, count: int, what: str) -> PerStage:
+def _number(title: str, text: Any, count: int, noun: str) -> PerStage:
     words = str(text)[:_LONGEST].replace(",", " ").split()
     try:
         values = [float(word) for word in words]
     except ValueError:
         values = []
-    form = "a number" + (f", or {count}, one per {what}" if count > 1 else "")
+    form = "a number" + (f", or {count}, one per {noun}" if count > 1 else "")
     if len(values) not in {1, count} or not all(math.isfinite(value) and value >= 0 for value in values):
         raise JobError(f"{title}: write {form}, of at least 0; got {str(text)[:40]!r}")
     return values[0] if len(values) == 1 else values
@@ -146,12 +151,12 @@ def _number(title: str, text: Any, count: int, what: str) -> PerStage:
 
 def _text(value: Any) -> str:
     values = list(value) if isinstance(value, list | tuple) else [value]
-    shown = [f"{number:.6g}" for number in values]
-    return shown[0] if len(set(shown)) == 1 else " ".join(shown)
+    texts = [f"{number:.6g}" for number in values]
+    return texts[0] if len(set(texts)) == 1 else " ".join(texts)
 
 
 FORMS = "1.2, pipeline:0, stage:3, node:1/8 (the second node of 8 workers each), or 0.1=1.5 for a slow worker"
-MOST_NAMED = 2048
+MAX_NAMED = 2048
 
 
 class Condition(NamedTuple):
@@ -168,17 +173,17 @@ class Condition(NamedTuple):
         """Return a text for each worker, in the form that `parse` reads."""
         return [*map(str, sorted(self.failed)), *(f"{worker}={factor:g}" for worker, factor in self.slow)]
 
-    def without(self, failed: Iterable[Worker]) -> Condition:
+    def with_failed(self, failed: Iterable[Worker]) -> Condition:
         """Return the condition with other dead workers; dead workers are removed from `slow`."""
         dead = frozenset(failed)
-        return Condition(dead, tuple(one for one in self.slow if one[0] not in dead))
+        return Condition(dead, tuple(item for item in self.slow if item[0] not in dead))
 
 
 def parse(text: str, shape: Shape) -> Condition:
     """Parse a condition. Raises PlanError that describes the error."""
     words = text.replace(",", " ").split()
-    if len(words) > MOST_NAMED:
-        raise PlanError(f"failed workers: {len(words)} are named; at most {MOST_NAMED}")
+    if len(words) > MAX_NAMED:
+        raise PlanError(f"failed workers: {len(words)} are named; at most {MAX_NAMED}")
     failed: set[Worker] = set()
     slow: dict[Worker, float] = {}
     try:
@@ -187,26 +192,26 @@ def parse(text: str, shape: Shape) -> Condition:
             if is_slow:
                 slow[shape.require(Worker.parse(name), "slow workers")] = _factor(word, factor)
             else:
-                failed |= group(word, shape)
+                failed |= named_workers(word, shape)
     except JobError as error:
         raise PlanError(str(error)) from None
-    return Condition(frozenset(), tuple(sorted(slow.items()))).without(failed)
+    return Condition(frozenset(), tuple(sorted(slow.items()))).with_failed(failed)
 
 
-def group(word: str, shape: Shape) -> frozenset[Worker]:
+def named_workers(word: str, shape: Shape) -> frozenset[Worker]:
     """Return the workers that `1.2`, `pipeline:0`, `stage:3` or `node:1/8` names. Raises JobError or PlanError."""
     kind, is_group, which = word.partition(":")
     if not is_group:
         return frozenset([shape.require(Worker.parse(word), "failed workers")])
     if kind not in _GROUPS:
-        raise PlanError(f"failed workers: {word!r} is none of the forms: {FORMS}")
+        raise PlanError(f"failed workers: {word!r} is not a worker or group: write {FORMS}")
     try:
         number, *size = (int(part) for part in which.split("/"))
         if number < 0 or min(size, default=1) < 1:
             raise IndexError(which)
         return frozenset(_GROUPS[kind](shape, *size)[number])
     except (ValueError, TypeError, IndexError):
-        raise PlanError(f"failed workers: {word!r} names nothing of {shape}: write {FORMS}") from None
+        raise PlanError(f"failed workers: {word!r} does not exist in {shape}: write {FORMS}") from None
 
 
 _GROUPS: dict[str, Callable[..., Sequence[Sequence[Worker]]]] = {
@@ -228,9 +233,9 @@ def _factor(word: str, text: str) -> float:
 
 FAILED = "fail"
 """Identifier of the field of dead and slow workers; its name in the address."""
-BUTTONS, NODES_SHOWN = 512, 64
+BUTTONS, MAX_NODES = 512, 64
 """Maximum workers with a button each, and nodes; beyond, lanes or typed names select workers."""
-MOST_BYTES = 2**20
+MAX_BYTES = 2**20
 HINT = (
     "A number, or one per stage with spaces between; of the limit one per rank, in activations. The order of the"
     " schedule stays as it is. Bound and gap are shown where they hold for these times. A profile (.json) or job"
@@ -253,7 +258,6 @@ def failed_field() -> list[Any]:
 
 
 def worker_buttons(shape: Shape, failed: Iterable[Worker]) -> Any:
-    """Build a button per worker, pipeline and node; with too many workers, a hint how to name them."""
     dead = frozenset(failed)
     if shape.worker_count > BUTTONS:
         return parts.hint(f"{shape.worker_count:,} workers: type names, or press a lane below.")
@@ -263,14 +267,14 @@ def worker_buttons(shape: Shape, failed: Iterable[Worker]) -> Any:
         rows.append(parts.div("pipeline", _button(f"pipeline:{k}", f"pipeline {k}", shape, dead), *workers))
     if shape.pipelines > 1:
         size = shape.ranks if shape.ranks > 1 else 2
-        count = min(len(place_workers(shape, size)), NODES_SHOWN)
+        count = min(len(place_workers(shape, size)), MAX_NODES)
         nodes = [_button(f"node:{n}/{size}", f"node {n}", shape, dead) for n in range(count)]
         rows.append(parts.div("pipeline", html.Span(f"{size} a node", className="name"), *nodes))
     return parts.div("workers", *rows)
 
 
 def _button(word: str, title: str, shape: Shape, dead: frozenset[Worker]) -> html.Button:
-    first, *others = sorted(group(word, shape))
+    first, *others = sorted(named_workers(word, shape))
     is_failed = dead >= {first, *others}
     return html.Button(
         f"✕ {title}" if is_failed else title,
@@ -282,19 +286,18 @@ def _button(word: str, title: str, shape: Shape, dead: frozenset[Worker]) -> htm
     )
 
 
-def times(_: CachedLanes, explainer: Explainer, __: Any = None) -> list[Any]:
-    """Build the fields of times and limits for a planned timeline."""
-    if explainer.executed:
-        return [parts.empty("What ran has the times that it had.", "Choose a plan to try others.")]
+def time_fields(_: CachedLanes, context: TimelineContext, __: Any = None) -> list[Any]:
+    if context.executed:
+        return [parts.empty_state("An executed step keeps its measured times.", "Choose a plan to try other times.")]
     titles = {field.name: field.title for field in FIELDS} | {LIMIT: "Memory limit"}
-    rows = [_field(name, titles[name], value) for name, value in values_of(explainer).items()]
+    rows = [_field(name, titles[name], value) for name, value in field_values(context).items()]
     reset = html.Button("As given", className="quiet", type="button", **parts.attributes(data_retime_reset="yes"))
     choose = html.Button(
-        "Profile or job …", className="quiet", type="button", **parts.attributes(data_retime_file=str(MOST_BYTES))
+        "Profile or job …", className="quiet", type="button", **parts.attributes(data_retime_file=str(MAX_BYTES))
     )
     message = parts.div("status retime-message", role="status")
-    below = parts.div("retime-buttons", reset, choose)
-    fields = parts.div("retime", *rows, below, message)
+    buttons = parts.div("retime-buttons", reset, choose)
+    fields = parts.div("retime", *rows, buttons, message)
     return [parts.card("Times and limits", fields, parts.hint(HINT))]
 
 
@@ -305,28 +308,28 @@ def _field(name: str, title: str, value: str) -> html.Label:
 
 
 def register(app: Dash, cache: LaneCache) -> None:
-    """Add the route that recomputes lanes under other times."""
-
     def answer(digest: str) -> Response:
-        shown = cache.get(digest) or abort(404)
-        if request.content_length is None or request.content_length > MOST_BYTES:
+        entry = cache.get(digest) or abort(404)
+        if request.content_length is None or request.content_length > MAX_BYTES:
             abort(413)
-        wanted, explainer = request.get_json(silent=True), shown.explainer
-        if explainer is None or not isinstance(wanted, dict):
+        request_values, context = request.get_json(silent=True), entry.context
+        if context is None or not isinstance(request_values, dict):
             abort(400)
         try:
-            match wanted.get("file"):
+            match request_values.get("file"):
                 case [str(name), str(text)]:
-                    asked = by_file(explainer, name[:_LONGEST_NAME], text)
+                    priced = from_file(context, name[:_LONGEST_NAME], text)
                 case None:
-                    asked = by_fields(explainer, wanted)
+                    priced = from_fields(context, request_values)
                 case _:
                     abort(400)
-            digest = cache.put(*retimed(shown.table, explainer, *asked))
+            digest = cache.put(*retime(entry.table, context, *priced))
         except RecycleError as error:
             return _answer({"problem": str(error)})
-        made = cache.get(digest)
-        return _answer({"address": lanes_address(digest), "headline": parts.headline_figures(made) if made else []})
+        retimed = cache.get(digest)
+        return _answer(
+            {"address": lanes_address(digest), "headline": parts.headline_figures(retimed) if retimed else []}
+        )
 
     app.server.add_url_rule("/retime/<digest>.bin", "retime", answer, methods=["POST"])
 

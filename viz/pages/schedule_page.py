@@ -8,22 +8,18 @@ from typing import Any
 
 from dash import html
 
-from recycle.errors import PlanError
 from recycle.ir.simulate import Timeline
-from recycle.plans import Plan
-from viz.details import figures_beside
+from viz.details import figures_table
 from viz.lane_cache import LaneCache
 from viz.pages import parts
-from viz.pages.lanes_view import lanes_address, lanes_view, pictures
+from viz.pages.lanes_view import lanes_address, lanes_view, static_timelines
 from viz.pages.page import Mode, Page, Workspace
 from viz.sources import ScheduleFile
 
-FINDINGS_SHOWN, WORKERS_SHOWN = 30, 64
+MAX_FINDINGS, MAX_WORKERS = 30, 64
 
 
 class SchedulePage(Page):
-    """The page of schedule files."""
-
     prefix = "schedules"
     has_lanes = True
     invitation = "Lanes of a classic schedule and of one without a worker, whose micro-batches its peers run."
@@ -41,28 +37,30 @@ class SchedulePage(Page):
         return self.files[0].name if len(self.files) == 1 else "Schedules"
 
     def layout(self) -> Mode:
-        problems = [f"{file.name}: {file.problem}; shown until it hangs" for file in self.files if file.problem]
+        problems = [f"{file.name}: {file.problem}; shown up to the deadlock" for file in self.files if file.problem]
         caption = " ".join(filter(None, (FIGURES_CAPTION, self.times())))
-        own: dict[str, Any] = {"Figures": parts.card("Figures", parts.table(*self.figures()), caption=caption)}
+        panels: dict[str, Any] = {"Figures": parts.card("Figures", parts.table(*self.figures()), caption=caption)}
         if layouts := [self.layout_of(file) for file in self.files if file.schedule.shape.cut]:
-            own["Layout"] = layouts
-        if found := [self.findings(file) for file in self.files if file.findings]:
-            own["Findings"] = found
-        return Mode([parts.problems(problems), *self.timelines()], own)
+            panels["Layout"] = layouts
+        if findings := [self.findings(file) for file in self.files if file.findings]:
+            panels["Findings"] = findings
+        return Mode([parts.problems(problems), *self.timelines()], panels)
 
-    def exported(self) -> list[Any]:
-        shown: list[Any] = []
+    def static_content(self) -> list[Any]:
+        content: list[Any] = []
         for place, file in enumerate(self.files):
-            shown.append(html.H2(file.name, className="source"))
-            shown.append(parts.problems([file.problem] if file.problem else []))
-            shown.append(pictures(f"{self.prefix}-{place}", file.panels(), f"{file.name} holds no instruction."))
-        shown.append(parts.card("Figures", parts.table(*self.figures()), caption=FIGURES_CAPTION))
-        shown += [self.layout_of(file) for file in self.files]
-        return [*shown, *(self.findings(file) for file in self.files if file.findings)]
+            content.append(html.H2(file.name, className="source"))
+            content.append(parts.problems([file.problem] if file.problem else []))
+            content.append(
+                static_timelines(f"{self.prefix}-{place}", file.panels(), f"{file.name} has no instructions.")
+            )
+        content.append(parts.card("Figures", parts.table(*self.figures()), caption=FIGURES_CAPTION))
+        content += [self.layout_of(file) for file in self.files]
+        return [*content, *(self.findings(file) for file in self.files if file.findings)]
 
     def preloaded_lanes(self) -> list[str]:
         span = self.span
-        return [lanes_address(self.cache.put(file.lanes, file.explainer, span)) for file in self.files]
+        return [lanes_address(self.cache.put(file.lanes, file.context, span)) for file in self.files]
 
     @property
     def span(self) -> float | None:
@@ -70,50 +68,51 @@ class SchedulePage(Page):
         return max((file.lanes.span for file in self.files), default=0.0) or None
 
     def timelines(self) -> list[Any]:
-        """Build the lanes of each file on the time axis of the longest."""
         left = parts.gutter(*(file.lanes for file in self.files))
-        shown: list[Any] = []
+        views: list[Any] = []
         for place, file in enumerate(self.files):
             if not len(file.lanes):
-                shown.append(parts.empty(f"{file.name} holds no instruction.", "Its programs are empty."))
+                views.append(parts.empty_state(f"{file.name} has no instructions.", "Its programs are empty."))
                 continue
-            dead = ", ".join(map(str, sorted(file.schedule.failed)))
-            title = f"{file.name}: {file.schedule.shape}" + (f", {dead} failed" if dead else "")
-            drawn = lanes_view(
+            failed = ", ".join(map(str, sorted(file.schedule.failed)))
+            title = f"{file.name}: {file.schedule.shape}" + (f", {failed} failed" if failed else "")
+            view = lanes_view(
                 title,
                 file.lanes,
                 f"{self.prefix}-{place}",
                 self.cache,
-                explainer=file.explainer,
+                context=file.context,
                 span=self.span,
                 left=left,
                 linked=self.prefix,
                 place=place,
             )
-            shown.append(drawn)
-        return shown
+            views.append(view)
+        return views
 
     def times(self) -> str:
         """Describe the default times of files without stated times."""
-        named: dict[float, list[str]] = {}
+        names_of_time: dict[float, list[str]] = {}
         for file in self.files:
             if file.chunk_time is not None:
-                named.setdefault(file.chunk_time, []).append(file.name)
-        ran = [file.name for file in self.files if file.executed]
-        executed = f"{', '.join(ran)}: as executed, in seconds." if ran else ""
-        if not named:
+                names_of_time.setdefault(file.chunk_time, []).append(file.name)
+        executed_names = [file.name for file in self.files if file.executed]
+        executed = f"{', '.join(executed_names)}: as executed, in seconds." if executed_names else ""
+        if not names_of_time:
             return executed
-        chunks = "; ".join(f"{time:.3g} in {', '.join(names)}" for time, names in sorted(named.items(), reverse=True))
-        said = f"Each of F, I and W takes 1 for all that a worker hosts of the model, so for a chunk {chunks}."
-        return f"{said} {executed}".strip()
+        chunks = "; ".join(
+            f"{time:.3g} in {', '.join(names)}" for time, names in sorted(names_of_time.items(), reverse=True)
+        )
+        sentence = f"F, I and W each take 1 for a worker's whole part of the model, so for a chunk {chunks}."
+        return f"{sentence} {executed}".strip()
 
     def figures(self) -> tuple[list[str], list[list[parts.Cell]]]:
-        """Return head and rows of the table of figures, a column per file."""
-        head, rows = figures_beside([(file.name, file.explainer) for file in self.files])
+        head, rows = figures_table([(file.name, file.context) for file in self.files])
         for name, values in _LARGEST.items():
             largest = [max(values(file.timeline), default=None) if file.timeline else None for file in self.files]
             rows.append([name, *largest])
-        limits = [str(plan.layout_limit) if plan and plan.layout_limit else None for plan in map(_plan, self.files)]
+        plans = [file.plan for file in self.files]
+        limits = [str(plan.layout_limit) if plan and plan.layout_limit else None for plan in plans]
         if any(limits):
             rows.append(["no layer moves", *limits])
         rows.append(["optimizer", *(file.schedule.optimizer for file in self.files)])
@@ -121,39 +120,33 @@ class SchedulePage(Page):
         return head, rows
 
     def layout_of(self, file: ScheduleFile) -> Any:
-        """Build the layers that each worker of a cut hosts, keeps and copies, with the sources."""
         schedule = file.schedule
         if not schedule.shape.cut:
             return []
-        plan = _plan(file)
+        plan = file.plan
         moves = plan.moves if plan else ()
         rows: list[list[parts.Cell]] = []
         for worker in schedule.live:
-            mine = [move for move in moves if move.worker == str(worker)]
+            own_moves = [move for move in moves if move.worker == str(worker)]
             hosted = [unit for run in schedule.unit_runs(worker) for unit in range(*run)]
-            had = [unit for unit in hosted if not any(unit in range(*move.units) for move in mine)]
-            copied = ", ".join(f"{_runs(range(*move.units))} from {move.source}" for move in mine)
-            amount = sum(move.bytes for move in mine)
-            rows.append([str(worker), _runs(hosted), _runs(had), copied, amount or None])
-        head = ("worker", "hosts layers", "of these it had", "copies layers", "bytes")
+            kept_units = [unit for unit in hosted if not any(unit in range(*move.units) for move in own_moves)]
+            copied = ", ".join(f"{_runs(range(*move.units))} from {move.source}" for move in own_moves)
+            amount = sum(move.bytes for move in own_moves)
+            rows.append([str(worker), _runs(hosted), _runs(kept_units), copied, amount or None])
+        head = ("worker", "hosts layers", "already held", "copies layers", "bytes")
         count = len({move.worker for move in moves})
-        title = f"Layout of {file.name}: {parts.counted(count, 'worker')} {'takes' if count == 1 else 'take'} on layers"
-        shown = [row for row in rows if row[3]] + [row for row in rows if not row[3]]
-        if len(shown) > WORKERS_SHOWN:
-            title += f"; {WORKERS_SHOWN} of {len(shown)} workers, those that copy first"
+        title = (
+            f"Layout of {file.name}: {parts.count_text(count, 'worker')} {'takes' if count == 1 else 'take'} on layers"
+        )
+        ordered = [row for row in rows if row[3]] + [row for row in rows if not row[3]]
+        if len(ordered) > MAX_WORKERS:
+            title += f"; {MAX_WORKERS} of {len(ordered)} workers, those that copy first"
         return html.Details(
-            [html.Summary(title), parts.table(head, shown[:WORKERS_SHOWN])], className="card", open=bool(moves)
+            [html.Summary(title), parts.table(head, ordered[:MAX_WORKERS])], className="card", open=bool(moves)
         )
 
     def findings(self, file: ScheduleFile) -> html.Section:
-        return parts.findings(f"Findings in {file.name}", file.findings, FINDINGS_SHOWN)
-
-
-def _plan(file: ScheduleFile) -> Plan | None:
-    try:
-        return Plan.from_schedule(file.schedule)
-    except PlanError:
-        return None
+        return parts.findings(f"Findings in {file.name}", file.findings, MAX_FINDINGS)
 
 
 def _runs(units: Sequence[int]) -> str:
@@ -173,4 +166,4 @@ FIGURES_CAPTION = (
 
 def _verdict(file: ScheduleFile) -> str:
     counts = [(file.findings.number("error"), "error"), (file.findings.number("warning"), "warning")]
-    return ", ".join(parts.counted(count, what) for count, what in counts if count) or "valid"
+    return ", ".join(parts.count_text(count, severity) for count, severity in counts if count) or "valid"

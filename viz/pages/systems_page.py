@@ -22,8 +22,6 @@ CAPTION = (
 
 
 class SystemsPage(Page):
-    """A comparison, one trace at a time."""
-
     title = ""
 
     def __init__(self, comparison: SystemComparison, title: str, prefix: str) -> None:
@@ -32,30 +30,30 @@ class SystemsPage(Page):
 
     @classmethod
     def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
-        named = enumerate(workspace.comparisons.items())
-        return [cls(comparison, name, f"systems{place}") for place, (name, comparison) in named]
+        comparisons = enumerate(workspace.comparisons.items())
+        return [cls(comparison, name, f"systems{place}") for place, (name, comparison) in comparisons]
 
     def layout(self) -> html.Div:
         traces = self.comparison.traces
         if not traces:
-            return html.Div(parts.empty("The comparison holds no trace.", "Write one with recycle compare."))
+            return html.Div(parts.empty_state("The comparison has no traces.", "Write one with recycle compare."))
         name = self.name("trace")
         options: Any = [
-            {"label": f"{trace.name} ({parts.counted(trace.failures, 'failure')})", "value": place}
+            {"label": f"{trace.name} ({parts.count_text(trace.failures, 'failure')})", "value": place}
             for place, trace in enumerate(traces)
         ]
         chosen = dcc.Dropdown(options, 0, id=name, clearable=False, searchable=False)
         choice = parts.div("controls", html.Label("Failures", htmlFor=name), chosen)
         choice = parts.div("" if len(traces) > 1 else "hidden", choice)
-        return html.Div([choice, html.Div(self.shown(0), id=self.name("shown")), self.assumptions()])
+        return html.Div([choice, html.Div(self.content(0), id=self.name("shown")), self.assumptions()])
 
-    def shown(self, place: int) -> list[Any]:
-        trace, systems = self.comparison.traces[place], self.comparison.of(place)
+    def content(self, place: int) -> list[Any]:
+        trace, systems = self.comparison.traces[place], self.comparison.results(place)
         facts = [
             self.comparison.shape,
             f"{trace.nodes} nodes",
             f"{trace.seconds / 86400:.3g} days",
-            parts.counted(trace.failures, "failure"),
+            parts.count_text(trace.failures, "failure"),
             f"{percent(trace.live)} alive on average",
         ]
         ratio = {system.name: system.goodput / system.fault_free for system in systems if system.fault_free}
@@ -66,12 +64,12 @@ class SystemsPage(Page):
             for system in systems
         ]
         best = max(systems, key=lambda system: system.goodput)
-        spoken = f"Goodput by system; {best.name} has most, {short(best.goodput)} samples per second"
-        goodput = parts.figure_view("", goodput_figure(trace, systems), self.name("goodput"), spoken)
-        spoken = "Throughput of each system over time, above the nodes alive"
-        rates = parts.figure_view("", rates_figure(trace, systems), self.name("rates"), spoken)
-        spoken = "Share of time that each system lost, by cause"
-        lost = parts.figure_view("", lost_figure(systems), self.name("lost"), spoken)
+        description = f"Goodput by system; {best.name} has most, {short(best.goodput)} samples per second"
+        goodput = parts.figure_view("", goodput_figure(trace, systems), self.name("goodput"), description)
+        description = "Throughput of each system over time, above the nodes alive"
+        rates = parts.figure_view("", rates_figure(trace, systems), self.name("rates"), description)
+        description = "Share of time that each system lost, by cause"
+        lost = parts.figure_view("", lost_figure(systems), self.name("lost"), description)
         misfits = [html.Li(f"{system.name}: {system.misfit.reason}") for system in systems if system.misfit]
         return [
             parts.chips(facts),
@@ -81,9 +79,11 @@ class SystemsPage(Page):
             *([parts.card("Does not fit into memory", html.Ul(misfits))] if misfits else []),
         ]
 
-    def exported(self) -> list[Any]:
-        shown = [part for place in range(len(self.comparison.traces)) for part in self.shown(place)]
-        return [html.H2(self.title, className="source"), *shown, self.assumptions()] if shown else []
+    def static_content(self) -> list[Any]:
+        parts_of_traces = [part for place in range(len(self.comparison.traces)) for part in self.content(place)]
+        return (
+            [html.H2(self.title, className="source"), *parts_of_traces, self.assumptions()] if parts_of_traces else []
+        )
 
     def assumptions(self) -> Any:
         lines = self.comparison.assumptions
@@ -91,8 +91,8 @@ class SystemsPage(Page):
         return html.Details([html.Summary("Assumptions"), html.Ul(items)], className="card") if lines else html.Div()
 
     def register(self, app: Dash) -> None:
-        shown, chosen = self.output("shown"), self.input("trace", "value")
+        content, chosen = self.output("shown"), self.input("trace", "value")
 
-        @app.callback(shown, chosen, prevent_initial_call=True)
+        @app.callback(content, chosen, prevent_initial_call=True)
         def show(place: int) -> list[Any]:
-            return self.shown(place)
+            return self.content(place)

@@ -35,13 +35,13 @@ from viz.pages.lanes_view import lanes_view
 from viz.pages.page import Mode, Page, Workspace
 from viz.sources import ScheduleFile, executed_source, schedule_source
 
-MOST_BYTES = 2**25
-MOST_INSTRUCTIONS, MOST_WORKERS, MOST_CHUNKS, MOST_CELLS = 1_000_000, 8192, 2**18, 2**22
+MAX_BYTES = 2**25
+MAX_INSTRUCTIONS, MAX_WORKERS, MAX_CHUNKS, MAX_CELLS = 1_000_000, 8192, 2**18, 2**22
 """Limits of a dropped file; `recycle check` accepts more."""
-_SEPARATORS, _MOST_SEPARATORS = (b",", b" ", b"\n", b"\r"), MOST_INSTRUCTIONS * 3 // 2
+_SEPARATORS, _MAX_SEPARATORS = (b",", b" ", b"\n", b"\r"), MAX_INSTRUCTIONS * 3 // 2
 """Separators of JSON and text, and their limit: tokens between them become objects while a file is read."""
 _LONGEST_NAME = 120
-_MOST_LEFT_OUT = 1000
+_MAX_LEFT_OUT = 1000
 """Maximum number of omitted parts; a file with more is not a schedule."""
 
 
@@ -51,33 +51,32 @@ def read_dropped(contents: str, name: str) -> ScheduleFile:
 
 
 def inspect(content: bytes, name: str) -> ScheduleFile:
-    """Read, check and time a file's content. Raises RecycleError if it is not a schedule, or is too large."""
     unpacked = unpack(content, name)
     text = unpacked.text
     is_trace = chrome_trace.recognises(text)
-    if not is_trace and sum(text.count(separator) for separator in _SEPARATORS) > _MOST_SEPARATORS:
+    if not is_trace and sum(text.count(separator) for separator in _SEPARATORS) > _MAX_SEPARATORS:
         raise ScheduleError(
             f"{name}: has more cells, words or lines than a schedule that the page shows: use recycle check"
         )
-    stated = None if is_trace else _stated_shape(text)
-    if stated is not None:
-        _refuse_large(stated, 0, name)
+    stated_shape = None if is_trace else _stated_shape(text)
+    if stated_shape is not None:
+        _refuse_large(stated_shape, 0, name)
     left_out: list[str] = []
-    most = min(unpacked.most, MOST_INSTRUCTIONS)
+    max_instructions = min(unpacked.most, MAX_INSTRUCTIONS)
     try:
-        source = formats.load_unpacked(replace(unpacked, most=most), name)
+        source = formats.load_unpacked(replace(unpacked, most=max_instructions), name)
     except ScheduleError:
-        saved = _salvage(text, name, most)
-        if saved is None:
+        salvaged = _salvage(text, name, max_instructions)
+        if salvaged is None:
             raise
-        schedule, left_out = saved
+        schedule, left_out = salvaged
         source = ScheduleInput(name, schedule)
     _refuse_large(source.schedule.shape, len(source.schedule.columns), name)
-    ran = executed_source(Path(name), source)
-    return ran or schedule_source(Path(name), source.schedule, source.planned, left_out)
+    executed = executed_source(Path(name), source)
+    return executed or schedule_source(Path(name), source.schedule, source.planned, left_out)
 
 
-def _salvage(content: bytes, name: str, most: int) -> tuple[Schedule, list[str]] | None:
+def _salvage(content: bytes, name: str, max_instructions: int) -> tuple[Schedule, list[str]] | None:
     if not native.recognises(content):
         return None
     try:
@@ -85,15 +84,15 @@ def _salvage(content: bytes, name: str, most: int) -> tuple[Schedule, list[str]]
         shape = Shape.from_json(msgspec.json.decode(file["shape"]))
         programs = msgspec.json.decode(file["programs"])
         left_out: list[str] = []
-        kept = {}
+        readable = {}
         for worker, text in programs.items():
             try:
                 shape.require(Worker.parse(worker), "programs")
             except RecycleError as error:
                 left_out.append(str(error))
                 continue
-            kept[worker] = " ".join(_readable(shape, worker, text, left_out))
-        return Schedule.loads(msgspec.json.encode({**file, "programs": kept}), name, most), left_out
+            readable[worker] = " ".join(_readable(shape, worker, text, left_out))
+        return Schedule.loads(msgspec.json.encode({**file, "programs": readable}), name, max_instructions), left_out
     except (RecycleError, msgspec.MsgspecError, KeyError, TypeError, AttributeError, RecursionError, UnicodeError):
         return None
 
@@ -108,7 +107,7 @@ def _readable(shape: Shape, worker: str, text: str, left_out: list[str]) -> list
             words.append(word)
         except RecycleError as error:
             left_out.append(f"worker {worker}, position {position}: {error}")
-            if len(left_out) > _MOST_LEFT_OUT:
+            if len(left_out) > _MAX_LEFT_OUT:
                 raise
     return words
 
@@ -117,9 +116,9 @@ def _content(contents: str, name: str) -> bytes:
     head, _, encoded = contents.partition(",")
     if not head.startswith("data:") or "base64" not in head:
         raise ScheduleError(f"{name}: the browser sent no file")
-    if len(encoded) > MOST_BYTES * 4 // 3 + 4:
+    if len(encoded) > MAX_BYTES * 4 // 3 + 4:
         raise ScheduleError(
-            f"{name}: too large for the page (at most {MOST_BYTES // 2**20} MB): use recycle check {name}"
+            f"{name}: too large for the page (at most {MAX_BYTES // 2**20} MB): use recycle check {name}"
         )
     try:
         return base64.b64decode(encoded, validate=True)
@@ -138,51 +137,48 @@ def _stated_shape(content: bytes) -> Shape | None:
 
 def _refuse_large(shape: Shape, instructions: int, name: str) -> None:
     cells = shape.stages * max(shape.global_micro_batches, shape.worker_count)
-    is_large = shape.worker_count > MOST_WORKERS or shape.stages * shape.pipelines > MOST_CHUNKS or cells > MOST_CELLS
-    if is_large or instructions > MOST_INSTRUCTIONS:
+    is_large = shape.worker_count > MAX_WORKERS or shape.stages * shape.pipelines > MAX_CHUNKS or cells > MAX_CELLS
+    if is_large or instructions > MAX_INSTRUCTIONS:
         raise ScheduleError(
             f"{name}: {shape} with {instructions:,} instructions is too large for the page (at most"
-            f" {MOST_INSTRUCTIONS:,} instructions, {MOST_WORKERS:,} workers, {MOST_CHUNKS:,} chunks): use recycle check"
+            f" {MAX_INSTRUCTIONS:,} instructions, {MAX_WORKERS:,} workers, {MAX_CHUNKS:,} chunks): use recycle check"
         )
 
 
 def printable(name: str) -> str:
-    """Shorten a file name to a line of printable text."""
     line = str(RecycleError(name.replace("\\", "/").rsplit("/", 1)[-1])) or "file"
     return line if len(line) <= _LONGEST_NAME else f"{line[: _LONGEST_NAME - 12]}…{line[-11:]}"
 
 
-FINDINGS_SHOWN = 200
-PLACES_SHOWN = 12
+MAX_FINDINGS = 200
+MAX_PLACES = 12
 """Maximum places shown of a cycle of waits."""
 
 FORMATS = "native JSON, torch's schedule CSV, a Chrome trace, a trace of torch's profiler, a Megatron table; or gzip"
 
 
 class ValidatePage(Page):
-    """The page that takes files."""
-
     prefix, title = "validate", "Validate"
-    has_lanes, opened = True, "findings"
-    invitation = "Drop a schedule file of your own: findings with their rule, and the place of each."
+    has_lanes, first_panel = True, "findings"
+    invitation = "Drop a schedule file: findings with their rule, and the place of each."
 
     @classmethod
     def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
         return [cls(workspace.cache)]
 
     def layout(self) -> Mode:
-        formats = html.Span(f" {FORMATS}; up to {MOST_BYTES // 2**20} MB", className="hint")
-        words = html.Div([html.Strong("Drop a schedule file here"), html.Span(" or press to choose one."), formats])
+        formats = html.Span(f" {FORMATS}; up to {MAX_BYTES // 2**20} MB", className="hint")
+        prompt = html.Div([html.Strong("Drop a schedule file here"), html.Span(" or press to choose one."), formats])
         upload = parts.div(
             "row",
-            dcc.Upload(words, id=self.name("upload"), className="drop", max_size=MOST_BYTES),
+            dcc.Upload(prompt, id=self.name("upload"), className="drop", max_size=MAX_BYTES),
             parts.div("status calm", id=self.name("message"), role="status"),
-            **parts.attributes(data_most=str(MOST_BYTES)),
+            **parts.attributes(data_most=str(MAX_BYTES)),
         )
-        nothing = parts.empty("No file was dropped yet.", "It is read on this machine and not stored.")
+        empty = parts.empty_state("No file was dropped yet.", "It is read on this machine and not stored.")
         return Mode(
             [],
-            {"Findings": [upload, html.Div(nothing, id=self.name("verdict"))]},
+            {"Findings": [upload, html.Div(empty, id=self.name("verdict"))]},
             identifier=self.name("answer"),
         )
 
@@ -192,23 +188,22 @@ class ValidatePage(Page):
         try:
             file = read_dropped(contents, name)
         except RecycleError as error:
-            lanes = parts.empty(
+            lanes = parts.empty_state(
                 f"{name} could not be read as a schedule.", "docs/reference/file-format.md describes the files."
             )
             return [lanes], [parts.problems([str(error)])], f"{name}: refused", "status"
-        left_out = [f"left out, because it cannot be read: {line}" for line in file.left_out]
+        left_out = [f"skipped, because it cannot be read: {line}" for line in file.left_out]
         problems = parts.problems([*left_out, *([file.problem] if file.problem else [])])
         panel = [problems, self.verdict(file), self.findings(file)]
         return self.lanes(file), panel, f"{name}: read", "status calm"
 
     def verdict(self, file: ScheduleFile) -> html.Section:
-        """Build the verdict: valid or not, and a summary."""
         schedule = file.schedule
         errors, warnings = file.findings.number("error") + len(file.left_out), file.findings.number("warning")
-        count = f" ({parts.counted(errors, 'error')}, {parts.counted(warnings, 'warning')})"
-        dead = ", ".join(map(str, sorted(schedule.failed)[:12]))
+        count = f" ({parts.count_text(errors, 'error')}, {parts.count_text(warnings, 'warning')})"
+        failed = ", ".join(map(str, sorted(schedule.failed)[:12]))
         words = [f"{schedule.shape}", f"{len(schedule.columns):,} instructions", f"optimizer {schedule.optimizer}"]
-        words += [f"failed: {dead}"] if dead else []
+        words += [f"failed: {failed}"] if failed else []
         if file.timeline is not None:
             words += [f"makespan {short(file.timeline.makespan)}", f"period {short(file.timeline.period)}"]
         verdict = "Valid" if not errors and not warnings else "Valid, with warnings" if not errors else "Not valid"
@@ -218,21 +213,21 @@ class ValidatePage(Page):
         )
 
     def findings(self, file: ScheduleFile) -> Any:
-        """Build a row per finding, with a button that zooms to it."""
         if not file.findings:
             return []
         buttons: list[parts.Cell] = [
-            parts.show_button(places[:PLACES_SHOWN], f"Show where {finding.rule} was found") if places else ""
-            for finding, places in ((one, file.places(one)) for one in file.findings[:FINDINGS_SHOWN])
+            parts.show_button(places[:MAX_PLACES], f"Show where {finding.rule} was found") if places else ""
+            for finding, places in ((finding, file.places(finding)) for finding in file.findings[:MAX_FINDINGS])
         ]
-        return parts.findings("Findings", file.findings, FINDINGS_SHOWN, buttons)
+        return parts.findings("Findings", file.findings, MAX_FINDINGS, buttons)
 
     def lanes(self, file: ScheduleFile) -> list[Any]:
-        """Build the drawable lanes, with the number of findings on each."""
         if not len(file.lanes):
-            return [parts.empty(f"{file.name} holds no instruction that takes time, so there are no lanes to draw.")]
+            return [parts.empty_state(f"{file.name} has no instructions that take time, so nothing can be drawn.")]
         halt = file.lanes.halt
-        order = "" if halt is None else f"It runs until {halt:.6g} and hangs. What never runs is pale, back to back."
+        order = (
+            "" if halt is None else f"It deadlocks at {halt:.6g}. Instructions that never run are pale, back to back."
+        )
         table = _badged(file.lanes, Counter(str(finding.worker) for finding in file.findings))
         view = lanes_view(
             file.name,
@@ -240,14 +235,14 @@ class ValidatePage(Page):
             f"{self.prefix}-0",
             self.cache,
             span=table.span or None,
-            explainer=file.explainer,
+            context=file.context,
         )
         return [*([parts.hint(order)] if order else []), view]
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks, and the server's limit of request sizes."""
         # A dropped file is base64 inside JSON; larger requests are refused unread.
-        app.server.config["MAX_CONTENT_LENGTH"] = MOST_BYTES * 4 // 3 + 2**20
+        app.server.config["MAX_CONTENT_LENGTH"] = MAX_BYTES * 4 // 3 + 2**20
 
         @app.callback(
             self.output("answer"),

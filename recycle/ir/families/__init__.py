@@ -35,15 +35,12 @@ FAMILIES: dict[str, Callable[..., Schedule]] = {
 BUILT_IN = tuple(FAMILIES)
 """The families of the package. The planner's searches start from these only, so plans do not depend on plugins."""
 TWO_CHUNKS = frozenset({"zb-v", "v-half", "v-min", "dualpipe-v"})
-"""Families on the V, with two stages per worker."""
 
 F = TypeVar("F", bound=Callable[..., Schedule])
 
 
 def register(name: str) -> Callable[[F], F]:
-    """Decorator that registers a family under `name` and returns the function unchanged.
-
-    Exceptions of the family other than recycle's are raised as a ScheduleError that names the family.
+    """Decorator that registers a family under `name`; its exceptions become ScheduleErrors that name the family.
 
     Raises:
         TypeError: the family is not a function.
@@ -54,7 +51,7 @@ def register(name: str) -> Callable[[F], F]:
         if not callable(family):
             raise TypeError(f"a family is a function of a shape, not {type(family).__name__}")
         if name in FAMILIES:
-            raise ValueError(f"there is a family {name} already")
+            raise ValueError(f"the family {name} is already registered")
         if not name or name.split() != [name]:
             raise ValueError(f"{name!r} is not a name of one word")
         FAMILIES[name] = _guarded(name, family)

@@ -3,10 +3,8 @@
 The transfers of one chunk are hidden by the compute of the other (DeepSeek's DualPipe cut in half along its symmetry;
 phases as in the repository deepseek-ai/DualPipe).
 
-Rank r hosts stages r and 2 P - 1 - r. Eight phases: F of chunk 0; F of both chunks in turn; I, W and F of chunk 1; the
-steady state of overlapped pairs (F of chunk 0 with B of chunk 1, then the reverse); B of chunk 1, then a pair; B of
-both chunks, the second half of them split; W and I of chunk 0 in turn; the remaining W. The first pair of the last rank
-is not overlapped, which shortens its bubble.
+Rank r hosts stages r and 2 P - 1 - r. The steady state are overlapped pairs: F of chunk 0 with B of chunk 1, then the
+reverse. The first pair of the last rank is not overlapped, which shortens its bubble.
 
 With FB <= F + B the time of a pair, F = I and W <= F, the bubble of the worst rank is (P - 1)(FB + B - 3 W); no closed
 form is known for other times. Peak 2 P + 1 chunks on every rank. Limits: two chunks per rank, m >= 2 P.

@@ -70,19 +70,23 @@ def vee_stages(shape: Shape, family: str) -> list[tuple[int, int]]:
 
 def _tiled(
     shape: Shape,
-    one: Columns,
+    columns: Columns,
     optimizer: Optimizer,
     metadata: dict[str, Any],
     stages: Sequence[Sequence[int]] | None = None,
 ) -> Schedule:
-    copies, offsets = shape.pipelines, one.offsets[: shape.ranks + 1]
+    copies, offsets = shape.pipelines, columns.offsets[: shape.ranks + 1]
     rows = int(offsets[-1])
     home = np.repeat(np.arange(copies, dtype=np.int32), rows)
-    tiled = {name: np.tile(getattr(one, name), copies) for name in Columns.FIELDS if not is_nothing(getattr(one, name))}
+    tiled = {
+        name: np.tile(getattr(columns, name), copies)
+        for name in Columns.FIELDS
+        if not is_nothing(getattr(columns, name))
+    }
     for name in ("pipeline", "pipeline2"):
         if name in tiled:
             tiled[name] = np.where(tiled[name] < 0, -1, home)
     ends = offsets[1:] + rows * np.arange(copies)[:, None]
-    columns = Columns.from_arrays(np.append(0, ends), **tiled)
+    all_columns = Columns.from_arrays(np.append(0, ends), **tiled)
     placement = None if stages is None else tuple(map(tuple, stages)) * copies
-    return Schedule.from_columns(shape, columns, placement=placement, optimizer=optimizer, metadata=metadata)
+    return Schedule.from_columns(shape, all_columns, placement=placement, optimizer=optimizer, metadata=metadata)

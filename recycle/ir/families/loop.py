@@ -1,46 +1,38 @@
 """Families with chunk c of rank r on stage c * P + r.
 
-Breadth-first schedules run all forwards of a chunk before the next chunk, then all backwards from the last chunk down.
+GPipe (Huang et al., 2019, arXiv 1811.06965) runs all forwards, then all backwards, with one chunk per rank. Bubble per
+worker (P - 1)(F + B), peak m activations on every worker.
 
-GPipe (Huang et al., 2019, arXiv 1811.06965) has one chunk per rank. Bubble per worker (P - 1)(F + B), peak m
-activations on every worker.
+Looped breadth-first (Lamy-Poirier, 2022, arXiv 2211.05953) is GPipe with V chunks per worker: all forwards of a chunk
+before the next chunk, then all backwards from the last chunk down, with descending micro-batches as in
+`torch.distributed.pipelining`. Bubble per worker (P - 1)(F + B) in chunk times, a V-th of GPipe's; inner bubble
+(P - 1 - r)(F + B) on rank r; peak m V activations. With m < P both bubbles grow by (V - 1)(P - m)(F + B).
 
-Looped breadth-first (Lamy-Poirier, 2022, arXiv 2211.05953) is GPipe with V chunks per worker. Micro-batches descend in
-the backwards, as in `torch.distributed.pipelining`. Bubble per worker (P - 1)(F + B) in chunk times, a V-th of GPipe's;
-inner bubble (P - 1 - r)(F + B) on rank r; peak m V activations on every worker. With m < P both bubbles grow by
-(V - 1)(P - m)(F + B): the first micro-batch is not back at rank 0 in time for its next chunk.
+1F1B (PipeDream-flush, Narayanan et al., 2021, arXiv 2006.09503): rank r warms up with P - 1 - r forwards, then a
+forward and a backward alternate. Bubble per worker (P - 1)(F + B), makespan (m + P - 1)(F + B), peak min(P - r, m)
+activations on rank r. Limits: one chunk per rank.
 
-1F1B: rank r warms up with P - 1 - r forwards, then a forward and a backward alternate (PipeDream-flush, Narayanan et
-al., 2021, arXiv 2006.09503; Megatron-LM's non-interleaved schedule). Bubble per worker (P - 1)(F + B), makespan
-(m + P - 1)(F + B), peak min(P - r, m) activations on rank r. Limits: one chunk per rank.
-
-Interleaved 1F1B: each worker hosts V chunks and takes groups of micro-batches through them, so a warm-up step costs one
-chunk instead of one rank (Narayanan et al., 2021, arXiv 2104.04473, section 2.2; Megatron-LM's schedule table). The
-forwards of a rank form one list of units: N micro-batches through chunk 0, the same through chunk 1, up to chunk V - 1,
-then the next N; the last group takes the rest. Backward units are the same list with the chunks mirrored. After
-min(m V, (V - 1) N + 2 (P - 1 - r)) forwards, a forward and a backward alternate. N = P unless given.
-
-Bubble per worker (P - 1)(F + B) in chunk times, a V-th of 1F1B's; inner bubble (P - 1 - r)(F + B); peak
+Interleaved 1F1B (Narayanan et al., 2021, arXiv 2104.04473, section 2.2; Megatron-LM's schedule table): the forwards of
+a rank form one list of units: N micro-batches through chunk 0, the same through chunk 1, up to chunk V - 1, then the
+next N; the last group takes the rest. Backward units are the same list with the chunks mirrored. After
+min(m V, (V - 1) N + 2 (P - 1 - r)) forwards, a forward and a backward alternate. N = P unless given. Bubble per worker
+(P - 1)(F + B) in chunk times, a V-th of 1F1B's; inner bubble (P - 1 - r)(F + B); peak
 min(m V, (V - 1) N + 2 (P - 1 - r) + 1) activations on rank r. Groups smaller than P would make ranks wait for each
 other, in some cases forever (P = 3, V = 2, m = 3, N = 1), so they are refused, as in Megatron-LM. The exception is a
 single group, N = m, which never deadlocks; below P micro-batches its bubbles grow by (V - 1)(P - m)(F + B).
 
-Zero-bubble schedules by hand: 1F1B with the backward split, each W a fixed number of micro-batches after its I (Qi et
-al., 2023, arXiv 2401.10241, section 2). A rank has a number of warm-up forwards and a lag. For each micro-batch k it
-runs I k, W k - lag and the next forward, as far as each exists, and the remaining W at the end. A lag of w holds w more
-activations. Limits: one chunk per rank.
+Zero-bubble schedules by hand (Qi et al., 2023, arXiv 2401.10241, section 2): 1F1B with the backward split. A rank has a
+number of warm-up forwards and a lag. For each micro-batch k it runs I k, W k - lag and the next forward, as far as each
+exists, and the remaining W at the end. Limits: one chunk per rank.
 
-ZB-H1 keeps 1F1B's warm-up and memory and moves the weight gradients into the bubble. Rank r runs min(P - r, m) forwards
-first and delays each W by r micro-batches. Peak min(P, m) activations on every worker. The bubble per worker is
-(P - 1)(F + I) - (min(m, P) - 1) min(F, I, W); for m >= P this is (P - 1) max(F, I, F + I - W), and for W <= F, W <= I
-the paper's (P - 1)(F + I - W). The largest inner bubble is the same with min(F, W) instead of min(F, I, W).
+ZB-H1: rank r runs min(P - r, m) forwards first and delays each W by r micro-batches. Peak min(P, m) activations. The
+bubble per worker is (P - 1)(F + I) - (min(m, P) - 1) min(F, I, W); the largest inner bubble is the same with min(F, W)
+instead of min(F, I, W).
 
-ZB-H2 removes the inner bubble at the memory of almost two 1F1B pipelines. Rank r runs min(2 (P - r) - 1, m) forwards
-first and delays each W by 2 r micro-batches. Peak min(2 P - 1, m) activations on every worker. For m >= 2 P - 1 the
-largest inner bubble is (P - 1) max(0, I - F, F + I - 2 W), none at F = I = W. The bubble per worker is then
-(P - 1) max(F, I - F, F + I - 2 W), of which (P - 1) F is the start of the last rank. The paper's
-(P - 1)(F + I - 2 W) is the case where that term is the largest. With fewer micro-batches the warm-up is shorter, and a
-closed form is known only for F = I = W: the largest inner bubble is (2 P - 1 - m) F.
+ZB-H2: rank r runs min(2 (P - r) - 1, m) forwards first and delays each W by 2 r micro-batches. Peak min(2 P - 1, m)
+activations. For m >= 2 P - 1 the largest inner bubble is (P - 1) max(0, I - F, F + I - 2 W), none at F = I = W, and the
+bubble per worker (P - 1) max(F, I - F, F + I - 2 W). With fewer micro-batches a closed form is known only for
+F = I = W: the largest inner bubble is (2 P - 1 - m) F.
 """
 
 from __future__ import annotations
@@ -88,14 +80,9 @@ def one_f_one_b(shape: Shape, optimizer: Optimizer = "staggered") -> Schedule:
 
 
 def interleaved(shape: Shape, optimizer: Optimizer = "staggered", group_size: int | None = None) -> Schedule:
-    """The compute-only interleaved 1F1B schedule of `shape`.
+    """The compute-only interleaved 1F1B schedule of `shape`; `group_size` is N, None for P.
 
-    Args:
-        group_size: N, micro-batches that a rank takes through one chunk before the next; None for P.
-
-    Raises:
-        ScheduleError: P does not divide m and no group size is given; or one of several groups has fewer than P
-            micro-batches.
+    Raises ScheduleError if P does not divide m and no N is given, or one of several groups is smaller than P.
     """
     ranks, m, chunks = shape.ranks, shape.micro_batches, shape.chunks
     size = ranks if group_size is None else group_size
@@ -103,8 +90,8 @@ def interleaved(shape: Shape, optimizer: Optimizer = "staggered", group_size: in
         raise ScheduleError(f"interleaved: needs micro_batches divisible by ranks = {ranks} or a group_size, got {m}")
     if size != m and not (ranks <= size < m and (m % size == 0 or m % size >= ranks)):
         raise ScheduleError(
-            f"interleaved: group_size must be micro_batches = {m}, or at least ranks = {ranks} and leave no last group"
-            f" of fewer, got {size}"
+            f"interleaved: group_size must be micro_batches = {m}, or at least ranks = {ranks} with no"
+            f" smaller last group, got {size}"
         )
     given = {} if group_size is None else {"group_size": group_size}
     warm_up = (chunks - 1) * size + 2 * (ranks - 1 - np.arange(ranks))
@@ -153,10 +140,10 @@ def _delayed_weights(shape: Shape, family: str, optimizer: Optimizer, warm_up: R
     if shape.chunks != 1:
         raise ScheduleError(f"{family}: needs chunks = 1, got {shape.chunks}")
     m, orders = shape.micro_batches, []
-    for first, behind in zip(np.minimum(warm_up, m).tolist(), np.minimum(lag, m).tolist(), strict=True):
+    for first, delay in zip(np.minimum(warm_up, m).tolist(), np.minimum(lag, m).tolist(), strict=True):
         order = [0] * first
         for k in range(m):
-            order += [1] + [2] * (k >= behind) + [0] * (first + k < m)
-        orders.append(order + [2] * behind)
+            order += [1] + [2] * (k >= delay) + [0] * (first + k < m)
+        orders.append(order + [2] * delay)
     work = [(cls, range(shape.ranks)) for cls in (Forward, BackwardInput, BackwardWeight)]
     return in_turn(shape, orders, work, optimizer=optimizer, metadata={"family": family})

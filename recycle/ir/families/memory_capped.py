@@ -1,43 +1,31 @@
-"""V-shaped families under a memory cap: ZB-V, V-half and V-min.
+"""V-shaped families under a memory cap: ZB-V, V-half and V-min (Qi et al., 2023, arXiv 2401.10241, section 6, and 2024,
+arXiv 2405.15362).
 
-The V: rank r hosts stages r and 2 P - 1 - r. A micro-batch goes down the ranks with chunk 0, turns on the last rank and
-comes back with chunk 1; its gradients take the same path back. Per rank a micro-batch has six kinds of work, numbered
-in the order in which they can first run: F of chunk 0, F of chunk 1, I of chunk 1, I of chunk 0, and the two W. Every
-rank takes the micro-batches of one kind in order, so a program is a list of these numbers.
+Rank r hosts stages r and 2 P - 1 - r. A micro-batch goes down the ranks with chunk 0, turns on the last rank and comes
+back with chunk 1; its gradients take the same path back. Per rank a micro-batch has six kinds of work, numbered in the
+order in which they can first run. Every rank takes the micro-batches of one kind in order, so a program is a list of
+these numbers.
 
-A building block (Qi et al., 2024, arXiv 2405.15362) gives each rank four slots, for F and I of both chunks of one
-micro-batch; the next micro-batch follows six slots later, and W takes free slots. The block determines the peak memory
-of the repeated order. Repetition leaves bubbles at both ends, which squeezing closes.
+A building block (arXiv 2405.15362) gives each rank four slots, for F and I of both chunks of one micro-batch; the next
+micro-batch follows six slots later, and W takes free slots. The block determines the peak memory of the repeated order.
+Repetition leaves bubbles at both ends, which squeezing closes: list scheduling over the order, where a free rank takes
+the first ready work, and runs a forward ahead of other work only if the skipped work still fits under the cap. So a
+squeezed order neither deadlocks nor exceeds the cap. A rank may keep W for times when nothing else is ready. A second
+pass squeezes from the end to the start, where W allocates and F frees. The search is deterministic and costs about
+seven passes. Squeezing under a cap of C chunks, for every P and m, is our own. Limits: two chunks per rank; no proof of
+optimality. No V takes less than 2 m (F + B) + (P - 1) F.
 
-Squeezing is list scheduling over a given order: a free rank takes the first ready work in its order. It runs a forward
-ahead of other work only if the skipped work still fits under the cap. So a squeezed order neither deadlocks nor exceeds
-the cap. A rank may keep W for times when nothing else is ready. A second pass squeezes from the end to the start, where
-W allocates and F frees. The search is deterministic, costs about seven passes, and keeps the best order, without proof
-of optimality.
-
-Sources: Qi et al., 2023, arXiv 2401.10241, section 6, and 2024, arXiv 2405.15362. The start is the papers' building
-block or a hand-made order; the squeezing under a cap of C chunks, for every P and m, is our own. 1F1B's worst rank
-holds 2 P. No V takes less than 2 m (F + B) + (P - 1) F. Limits: two chunks per rank. "Published" refers to the orders
-of the authors' greedy reordering, timed here.
-
-ZB-V has no inner bubble at the memory of 1F1B, C = 2 P. For m >= 2 P - 1 it starts from the paper's hand-made order: a
-warm-up until the first gradient is back, then F, I and W of both chunks in turn; the remaining W fill the end. For
-fewer micro-batches it starts from V-half's block. Peak min(2 m, 2 P) on the worst rank. At F = I = W = 1 and m >= P the
-makespan is 6 m + P - 1, the least of any V; the largest inner bubble is 0 for m >= 2 P - 1. With m >= 2 P - 1 and
-I >= F, the bubble of every rank is (P - 1) max(I, 2 (I - W)) + E and the largest inner bubble (P - 1) max(I - F,
-2 (I - W)) + E, where E = max(0, P - 2) max(0, W - I). No closed form is known for F > I or m < P. `times` optimizes for
-other times: 107 instead of 108 for (2, 3, 1), 102 instead of 104 for (1, 2, 3), both P = 4, m = 8.
+ZB-V has no inner bubble at the memory of 1F1B, C = 2 P. For m >= 2 P - 1 it starts from the paper's hand-made order,
+else from V-half's block. Peak min(2 m, 2 P) on the worst rank. At F = I = W = 1 and m >= P the makespan is
+6 m + P - 1, the least of any V; the largest inner bubble is 0 for m >= 2 P - 1. With m >= 2 P - 1 and I >= F, the
+bubble of every rank is (P - 1) max(I, 2 (I - W)) + E and the largest inner bubble (P - 1) max(I - F, 2 (I - W)) + E,
+where E = max(0, P - 2) max(0, W - I). No closed form is known for F > I or m < P.
 
 V-half holds half of 1F1B's activations, C = 2 floor(P / 2) + 2. Its block takes two slots per rank on the ways down,
 one on the ways up. V-min holds a third, C = 2 (floor((P + 1) / 3) + 1), with one slot per rank on every way. For both,
 at F = I = W = 1 and m >= P, the makespan is 6 m + max(P - 1, 3 (2 P - C) - 1): measured for P up to 64, not proven, and
-the least of any V only for P <= 2. No closed form is known for m < P or other times.
-
-Against the published orders V-half is equal for m >= 2 P and never longer for m = P, e.g. 29 instead of 34 (P = 4), 41
-for 44 (P = 5), 59 for 66 (P = 7). V-min takes 4 less for P = 5 and 8, e.g. 71 instead of 75 (P = 5, m = 10) and 119 for
-123 (P = 8, m = 16), and 2 less for P = 2; else equal, except 23 instead of 26 at P = m = 3. If F, I and W differ much,
-give `times`: for (2, 3, 1) V-half then takes 118 instead of 124 (P = 4, m = 8) and 253 instead of 266 (P = 8, m = 16),
-V-min 141 instead of 167 and 279 instead of 348.
+the least of any V only for P <= 2. The authors' greedy reordering is never shorter. If F, I and W differ much, `times`
+gives shorter orders.
 """
 
 from __future__ import annotations
@@ -67,7 +55,6 @@ _CLASS_AND_CHUNK: tuple[tuple[type[Compute], int], ...] = (
     (BackwardWeight, 0),
 )
 PERIOD = 6
-"""Slots of one micro-batch on one rank: F, I and W of two chunks."""
 
 Times = tuple[float, float, float]
 """Durations of F, I and W of one chunk, in any unit."""
@@ -99,12 +86,12 @@ def building_block(ranks: int, steps: Sequence[int], waits: Sequence[int]) -> li
     """
     block: list[list[int]] = [[] for _ in range(ranks)]
     slot = 0
-    way = range(ranks)
+    ranks_in_order = range(ranks)
     for step, wait in zip(steps, (*waits, 0), strict=True):
-        for n, rank in enumerate(way):
+        for n, rank in enumerate(ranks_in_order):
             block[rank].append(slot + n * step)
         slot += (ranks - 1) * step + 1 + wait
-        way = way[::-1]
+        ranks_in_order = ranks_in_order[::-1]
     return block
 
 
@@ -164,23 +151,22 @@ class _Rule:
     backwards: bool = False
 
 
-_AS_IT_IS = _Rule(ahead=False)
+_IN_ORDER = _Rule(ahead=False)
 _FORWARDS = (_Rule(spare_weights=True), _Rule())
 _BACKWARDS = _Rule(backwards=True)
 
 
 def _candidates(starts: Iterable[Orders], micro_batches: int, cap: int, times: Times) -> Iterator[tuple[Score, Orders]]:
     for start in starts:
-        yield _squeeze(start, micro_batches, cap, times, _AS_IT_IS)
+        yield _squeeze(start, micro_batches, cap, times, _IN_ORDER)
         for rule in _FORWARDS:
             score, orders = _squeeze(start, micro_batches, cap, times, rule)
             yield score, orders
             _, orders = _squeeze(orders, micro_batches, cap, times, _BACKWARDS)
-            yield _squeeze(orders, micro_batches, cap, times, _AS_IT_IS)
+            yield _squeeze(orders, micro_batches, cap, times, _IN_ORDER)
 
 
 def _links(ranks: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Yield pairs of (rank, work), the second of which waits for the first; a backward's own forward is implied."""
     last = ranks - 1
     for r in range(1, ranks):
         yield (r - 1, F0), (r, F0)
@@ -196,7 +182,6 @@ def _links(ranks: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
 
 
 def _squeeze(orders: Orders, micro_batches: int, cap: int, times: Times, rule: _Rule) -> tuple[Score, Orders]:
-    """Run one pass; return the score (for a backward pass, of the mirrored times) and the new orders."""
     ranks = len(orders)
     cost = [times[0], times[0], times[1], times[1], times[2], times[2]]
     holds = [1, 1, 0, 0, -1, -1]
@@ -207,15 +192,15 @@ def _squeeze(orders: Orders, micro_batches: int, cap: int, times: Times, rule: _
         links = [(after, before) for before, after in links]
     followers: list[list[list[tuple[int, int, int]]]] = [[[] for _ in cost] for _ in orders]
     # Micro-batches that arrived over each link into a kind of work; at most two links, a missing link never blocks.
-    come = [[[micro_batches, micro_batches] for _ in cost] for _ in orders]
+    arrived = [[[micro_batches, micro_batches] for _ in cost] for _ in orders]
     entered = [[0] * len(cost) for _ in orders]
     for (rank, work), (next_rank, next_work) in links:
         link = entered[next_rank][next_work]
         entered[next_rank][next_work] += 1
-        come[next_rank][next_work][link] = 0
+        arrived[next_rank][next_work][link] = 0
         followers[rank][work].append((next_rank, next_work, link))
 
-    left = [list(order) for order in orders]
+    remaining = [list(order) for order in orders]
     result: Orders = [[] for _ in orders]
     begun = [[0] * len(cost) for _ in orders]
     held = [0] * ranks
@@ -225,12 +210,12 @@ def _squeeze(orders: Orders, micro_batches: int, cap: int, times: Times, rule: _
     now, woken = 0.0, set(range(ranks))
     while woken:
         for rank in sorted(woken):
-            if busy[rank] or not left[rank]:
+            if busy[rank] or not remaining[rank]:
                 continue
-            place = _next_work(left[rank], come[rank], begun[rank], held[rank], cap, holds, rule)
+            place = _next_work(remaining[rank], arrived[rank], begun[rank], held[rank], cap, holds, rule)
             if place < 0:
                 continue
-            work = left[rank].pop(place)
+            work = remaining[rank].pop(place)
             result[rank].append(work)
             begun[rank][work] += 1
             held[rank] += holds[work]
@@ -246,9 +231,9 @@ def _squeeze(orders: Orders, micro_batches: int, cap: int, times: Times, rule: _
             busy[rank] = False
             woken.add(rank)
             for next_rank, next_work, link in followers[rank][work]:
-                come[next_rank][next_work][link] += 1
+                arrived[next_rank][next_work][link] += 1
                 woken.add(next_rank)
-    assert not any(left), "an order that cannot be run was given"
+    assert not any(remaining), "an order that cannot be run was given"
     inner = max(e - f for e, f in zip(end, first, strict=True)) - micro_batches * sum(cost)
     if rule.backwards:
         result = [order[::-1] for order in result]
@@ -256,16 +241,16 @@ def _squeeze(orders: Orders, micro_batches: int, cap: int, times: Times, rule: _
 
 
 def _next_work(
-    left: list[int], come: list[list[int]], begun: list[int], held: int, cap: int, holds: list[int], rule: _Rule
+    remaining: list[int], arrived: list[list[int]], begun: list[int], held: int, cap: int, holds: list[int], rule: _Rule
 ) -> int:
-    ready = [begun[work] < there[0] and begun[work] < there[1] for work, there in enumerate(come)]
+    ready = [begun[work] < counts[0] and begun[work] < counts[1] for work, counts in enumerate(arrived)]
     if not rule.ahead:
-        return 0 if ready[left[0]] else -1
+        return 0 if ready[remaining[0]] else -1
     unseen = sum(ready)
     if not unseen:
         return -1
     peak, spare = held, -1
-    for place, work in enumerate(left):
+    for place, work in enumerate(remaining):
         if ready[work]:
             if holds[work] <= 0 or peak < cap:
                 if work < W1 or not rule.spare_weights:
@@ -283,13 +268,9 @@ def _next_work(
 
 
 def zb_v(shape: Shape, optimizer: Optimizer = "staggered", times: Times = UNIT_TIMES) -> Schedule:
-    """The compute-only ZB-V schedule of `shape`.
+    """The compute-only ZB-V schedule of `shape`, optimized for the `times` of F, I and W of one chunk.
 
-    Args:
-        times: F, I and W of one chunk, which the order is optimized for.
-
-    Raises:
-        ScheduleError: chunks is not 2, or `times` is not three finite numbers of at least 0.
+    Raises ScheduleError if chunks is not 2, or `times` is not three finite numbers of at least 0.
     """
     starts = [_repeated_half(shape)]
     if shape.micro_batches >= 2 * shape.ranks - 1:
@@ -311,7 +292,6 @@ def v_min(shape: Shape, optimizer: Optimizer = "staggered", times: Times = UNIT_
 
 
 def _repeated_half(shape: Shape) -> Orders:
-    """Repeat V-half's building block, not squeezed. Holds at most 2 floor(P / 2) + 2 chunks."""
     block = building_block(shape.ranks, (2, 1, 2, 1), (0, 0 if shape.ranks % 2 else 3, 1))
     return repeated(block, shape.micro_batches)
 

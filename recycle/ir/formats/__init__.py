@@ -25,14 +25,12 @@ class Format:
     """One file format.
 
     Attributes:
-        suffixes: file suffixes, with dots. The format with the longest matching suffix, then the first, is the default
-            for writing.
+        suffixes: file suffixes, with dots. For writing, the longest matching suffix counts, then the first format.
         loads: (content, name for error messages, maximum instructions) -> schedule, with times if the format has any.
-            Raises ScheduleError.
-        dumps: schedule (and profile if `timed`) -> the text, whole or in parts. Raises ScheduleError.
+        dumps: schedule (and profile if `timed`) -> the text, whole or in parts.
         recognises: whether content looks like this format.
         timed: whether written files contain times, which require a profile.
-        load_directory: reader of a directory, for formats spread over files. Raises ScheduleError.
+        load_directory: reader of a directory, for formats spread over files.
     """
 
     suffixes: tuple[str, ...]
@@ -59,15 +57,10 @@ FORMATS: dict[str, Format] = {
 
 
 def read_input(path: str | Path, name: str | None = None) -> ScheduleInput:
-    """Read a schedule file of any format, zipped or not, or a directory of several files.
-
-    Args:
-        path: the file or directory.
-        name: format; None to detect it from suffix and content.
+    """Read a file of format `name` (None: detected), zipped or not, or a directory of several files.
 
     Raises:
-        ScheduleError: the file cannot be read, its format is unknown, or its content is too large for its size; names
-            the file and the place.
+        ScheduleError: the file cannot be read, its format is unknown, or its content is too large for its size.
     """
     path = Path(path)
     if path.is_dir():
@@ -100,7 +93,7 @@ def _read_directory(path: Path, name: str | None) -> ScheduleInput:
     able = [known for known, entry in FORMATS.items() if entry.load_directory]
     load_directory = _named(name or able[0]).load_directory
     if load_directory is None:
-        raise ScheduleError(f"{path}: is a directory, of which format {name} reads none; {', '.join(able)} does")
+        raise ScheduleError(f"{path}: is a directory, which format {name} cannot read; use {', '.join(able)}")
     return load_directory(path)
 
 
@@ -116,20 +109,16 @@ def written_as(path: str | Path, name: str | None = None) -> str:
 
 
 def write(schedule: Schedule, path: str | Path, name: str | None = None, profile: Profile | None = None) -> None:
-    """Write a schedule atomically in the format `name`, or the format of the suffix.
-
-    Args:
-        profile: times for formats with times; unit times if None.
+    """Write a schedule atomically in the format `name`, or the format of the suffix; `profile` gives the times.
 
     Raises:
-        ScheduleError: the format is unknown, cannot represent the schedule, or has no times although a profile is
-            given.
+        ScheduleError: the format is unknown, cannot represent the schedule, or has no times for a profile.
         RecycleError: the file cannot be written.
     """
     name = written_as(path, name)
     entry = _named(name)
     if profile is not None and not entry.timed:
-        raise ScheduleError(f"{path}: format {name} holds an order without times, so it takes no profile")
+        raise ScheduleError(f"{path}: format {name} stores no times, so it cannot use a profile")
     write_whole(path, entry.dumps(schedule, profile) if entry.timed else entry.dumps(schedule))
 
 

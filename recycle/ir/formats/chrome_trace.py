@@ -1,12 +1,9 @@
 """Chrome Trace Event JSON: schedules as timelines for Perfetto and chrome://tracing (docs/reference/file-format.md).
 
 Written files (format "recycle-timeline" in `otherData`) contain the schedule, lowered and simulated; one unit of the
-profile is one second. There is a process per worker, sorted by pipeline, then stage, with threads for compute, sends
-and receives, and more threads for overlapping transfers. A send lasts as long as its transfer, a receive no time.
-
-Arrows lead from each send to its receive, and along activations that change pipelines at a re-routed F. Counters show
-the held activations, in bytes if the profile weighs activations (its `activation` is not 1 everywhere), else in chunks.
-`otherData` holds the other fields of the schedule and the profile, so that reading restores the schedule.
+profile is one second. A send lasts as long as its transfer, a receive no time. Arrows lead from each send to its
+receive, and along activations that change pipelines at a re-routed F. Counters show the held activations, in bytes if
+the profile weighs activations (its `activation` is not 1 everywhere), else in chunks.
 
 Readable are these files, by name, worker and position of the slices; traces of `recycle train` (see `run_trace`); and
 traces of torch's profiler (see `profiler_trace`).
@@ -56,7 +53,6 @@ _NAMED_FOLDERS, _MOST_FOLDERS = 3, 100
 _HEAD = ("shape", "optimizer", "failed", "placement", "ties", "metadata")
 """Keys of the native file that `otherData` copies."""
 _WHERE_STATED = ("buckets", "gathers", "forward_only")
-"""Keys copied if present."""
 
 
 def recognises(content: bytes) -> bool:
@@ -69,9 +65,6 @@ def recognises(content: bytes) -> bool:
 
 def dumps(schedule: Schedule, profile: Profile | None = None) -> Iterator[str]:
     """Yield the text of the file in parts.
-
-    Args:
-        profile: durations and weights; the unit profile if None.
 
     Raises:
         ScheduleError: the schedule deadlocks, its metadata is not JSON, or a time is too long for nanoseconds.
@@ -190,7 +183,6 @@ def _detours(lowered: Schedule, rerouted: np.ndarray, last: int) -> dict[int, li
 def _held(
     timeline: Timeline, start: chrome.Nanoseconds, end: chrome.Nanoseconds
 ) -> tuple[str, Callable[[slice], Iterator[tuple[int, float]]]]:
-    """Return (unit of held activations; function from the rows of a worker to its (time, held) changes)."""
     weights = np.array(timeline.profile.per_stage("activation", timeline.schedule.shape.stages))
     added, freed = activation_changes(timeline.schedule, timeline.profile, in_bytes=True)
 
@@ -233,7 +225,7 @@ def load_directory(path: Path) -> ScheduleInput:
         if folders:
             more = f" and {len(folders) - _NAMED_FOLDERS} more" if len(folders) > _NAMED_FOLDERS else ""
             named = ", ".join(map(str, folders[:_NAMED_FOLDERS]))
-            raise ScheduleError(f"{path}: is a directory without any Chrome trace of its own: give {named}{more}")
+            raise ScheduleError(f"{path}: is a directory that contains no Chrome trace itself: give {named}{more}")
         raise ScheduleError(f"{path}: is a directory without any Chrome trace (.json or .json.gz with traceEvents)")
     if len(files) == 1:
         unpacked = unpack(read_whole(files[0], ScheduleError), str(files[0]))
@@ -298,9 +290,7 @@ def _from_timeline(content: bytes, name: str, most: int | None = None) -> Schedu
         schedule = replace(empty, columns=Schedule.build(empty.shape, programs).columns)
         if most is not None:
             schedule.require_small(most)
-    profile = _stated_profile(other, schedule.shape)
-    left_out = () if profile == Profile() else ("left out the times and the profile that they follow from",)
-    return ScheduleInput(name, schedule, profile, warnings=left_out)
+    return ScheduleInput(name, schedule, _stated_profile(other, schedule.shape))
 
 
 def _stated_profile(other: Mapping[str, msgspec.Raw], shape: Shape) -> Profile | None:
@@ -321,8 +311,8 @@ def _placed(shape: Shape, counts: Any, content: bytes, name: str, most: int | No
     whole = isinstance(counts, list) and all(type(count) is int and 0 <= count <= len(events) for count in counts)
     if not whole or len(counts) != shape.worker_count:
         raise ScheduleError(
-            f"{name}: otherData: instructions must list how many each of the {shape.worker_count} workers has,"
-            f" none more than there are events ({len(events)})"
+            f"{name}: otherData: instructions must list the number of instructions of each of the"
+            f" {shape.worker_count} workers, at most the number of events ({len(events)})"
         )
     placed: list[list[Instruction | None]] = [[None] * count for count in counts]
     for number, event in enumerate(events):
@@ -334,18 +324,18 @@ def _placed(shape: Shape, counts: Any, content: bytes, name: str, most: int | No
             if position >= len(program):
                 raise ScheduleError(f"position {position} of worker {worker}, which has {len(program)} instructions")
             if program[position] is not None:
-                raise ScheduleError(f"position {position} of worker {worker} a second time")
+                raise ScheduleError(f"position {position} of worker {worker} occurs twice")
             program[position] = parse_instruction(event.name, shape.pipelines == 1)
         except (JobError, ScheduleError) as error:
             raise ScheduleError(f"{name}: traceEvents[{number}]: {error}") from None
-    for worker, found in zip(shape.workers(), placed, strict=True):
-        if None in found:
+    for worker, program in zip(shape.workers(), placed, strict=True):
+        if None in program:
             raise ScheduleError(
-                f"{name}: no event for position {found.index(None)} of worker {worker},"
-                f" which has {len(found)} instructions"
+                f"{name}: no event for position {program.index(None)} of worker {worker},"
+                f" which has {len(program)} instructions"
             )
     return {
-        worker: [one for one in program if one is not None]
+        worker: [instruction for instruction in program if instruction is not None]
         for worker, program in zip(shape.workers(), placed, strict=True)
     }
 
@@ -354,4 +344,3 @@ _READERS = {
     f'"{FORMAT}"'.encode(): _from_timeline,
     f'"{run_trace.FORMAT}"'.encode(): lambda content, name, _: run_trace.load_input(content, name),
 }
-"""Readers by `format` in `otherData`, as JSON text."""

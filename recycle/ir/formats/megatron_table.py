@@ -10,8 +10,7 @@ micro-batch n (megatron-core 0.16.1, pipeline_parallel/schedules.py and transfor
 `ranks` and one of the two; other fields are checked for consistency.
 
 Only orders that Megatron runs are accepted: the families `interleaved` (groups of at least P micro-batches, several
-ranks) and `1f1b` (one chunk) with D = 1. Transfers, reduces, steps, metadata, `optimizer` and `buckets` are not
-written; omissions are logged.
+ranks) and `1f1b` (one chunk) with D = 1. Omissions are logged.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from recycle.ir.schedule import Schedule, loop_placement
 from recycle.job.shape import Shape
 
 FORMAT, VERSION = "megatron-schedule-table", 1
-_FORMAT = OrderOnly("a Megatron schedule table", "ranks are those of one", "every rank runs")
+_FORMAT = OrderOnly("a Megatron schedule table", "every rank runs")
 
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
 _Size = Annotated[int, msgspec.Meta(ge=1, lt=10**9)]
@@ -70,7 +69,7 @@ def loads(content: bytes, name: str = "table", most: int | None = None) -> Sched
     """
     if _is_table_alone(content):
         raise ScheduleError(
-            f'{name}: a table alone does not say how many ranks there are: write {{"format": "{FORMAT}",'
+            f'{name}: a table does not state the number of ranks: write {{"format": "{FORMAT}",'
             f' "version": {VERSION}, "ranks": P, "table": [[micro_batch, chunk], ...]}}'
         )
     with errors_as(ScheduleError, name):
@@ -88,34 +87,34 @@ def _read(file: _File, most: int | None) -> Schedule:
     source, table = "table", file.table
     if table is None:
         if file.orders is None:
-            raise ScheduleError('neither "table" nor "orders" is there')
+            raise ScheduleError('"table" or "orders" is required')
         source, table = "orders[0], its forwards", _table_of(file.orders[0])
     if not table:
         raise ScheduleError(f"{source}: is empty")
     micro_batches, chunks = (max(numbers) + 1 for numbers in zip(*table, strict=True))
-    for key, declared, found in (
+    for key, declared, actual in (
         ("micro_batches", file.micro_batches, micro_batches),
         ("chunks", file.chunks, chunks),
     ):
-        if declared not in (None, found):
-            raise ScheduleError(f"{key} is {declared}, but {source} is of {found}")
+        if declared not in (None, actual):
+            raise ScheduleError(f"{key} is {declared}, but {source} has {actual}")
     if len(table) != micro_batches * chunks:
         needed = f"{micro_batches} micro-batches in {chunks} chunk(s) need {micro_batches * chunks}"
         raise ScheduleError(f"{source}: {len(table)} entries, but {needed}")
     require_few(2 * file.ranks * len(table), f"{source}: on {file.ranks} ranks ", most)
     size = _group_size(table)
     expected = [[j, chunk] for chunk, j in units(micro_batches, chunks, size)]
-    _require_same(source, [*map(list, table)], expected, f"Megatron's with groups of {size} micro-batches")
+    _require_same(source, [*map(list, table)], expected, f"Megatron's table with groups of {size} micro-batches")
     schedule = _run_by_megatron(Shape(1, file.ranks, micro_batches, chunks), size)
     for rank, (order, right) in enumerate(zip(file.orders or (), _orders(schedule), strict=False)):
         _require_same(f"orders[{rank}]", order, right, "Megatron's order")
     return schedule
 
 
-def _require_same(name: str, found: Sequence[object], wanted: Sequence[object], whose: str) -> None:
-    if (difference := first_difference(found, wanted)) is not None:
-        place, there, right = difference
-        raise ScheduleError(f"{name}[{place}] is {there}, {whose} has {right}")
+def _require_same(name: str, actual: Sequence[object], expected: Sequence[object], source: str) -> None:
+    if (difference := first_difference(actual, expected)) is not None:
+        place, value, expected_value = difference
+        raise ScheduleError(f"{name}[{place}] is {value}, {source} has {expected_value}")
 
 
 def dumps(schedule: Schedule) -> str:
@@ -152,7 +151,7 @@ def _run_by_megatron(shape: Shape, size: int) -> Schedule:
     if shape.ranks == 1:
         raise ScheduleError(f"Megatron interleaves on two ranks or more, not {shape.chunks} chunks on one")
     if size < shape.ranks:
-        raise ScheduleError(f"Megatron wants groups of at least as many micro-batches as ranks, {shape.ranks}")
+        raise ScheduleError(f"Megatron requires groups of at least as many micro-batches as ranks, {shape.ranks}")
     return interleaved(shape, group_size=size)
 
 
@@ -171,7 +170,6 @@ def _table_of(order: Sequence[int]) -> Table:
 
 
 def _orders(schedule: Schedule) -> list[list[int]]:
-    """Return the order of each rank: chunk + 1 of each forward, -(chunk + 1) of each backward."""
     c = schedule.columns
     entries = np.where(c.kind == Forward.kind, 1, -1) * (c.stage // schedule.shape.ranks + 1)
     computes = is_kind(c.kind, Compute) & ~is_kind(c.kind, WaitSend)

@@ -5,9 +5,8 @@ built on it; ScheduleGPipe and Schedule1F1B have no such labels). Each rank writ
 `distributedInfo`. In a merged file ranks are processes: ordered by `pid` if these count from 0, else by first stage.
 
 Actions of a rank are ordered by start. A repeated instruction starts a new iteration; the schedule is the last
-iteration with the most actions, and across ranks the iterations that started closest to each other. `torch_csv` turns
-actions into a schedule. The labels give the times, on the clock of the machines (`baseTimeNanoseconds`). For ranks
-with a GPU the labels of the GPU count, since CPU labels state when work was launched.
+iteration with the most actions, and across ranks the iterations that started closest to each other. For ranks with a
+GPU the labels of the GPU count, since CPU labels state when work was launched.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -45,8 +44,8 @@ _LABEL = "PP:"
 _MARK = f'"{_LABEL}'.encode()
 """Text of events with a label; other events are not parsed."""
 _OLD_LABEL = re.compile(rb'"PP:[0-9]{1,9}BW')
-_MOST_MICROSECONDS = 1e17
-"""Maximum time of a label: three thousand years."""
+_Microseconds = Annotated[float, msgspec.Meta(ge=-1e17, le=1e17)]
+"""Time of a label: at most three thousand years."""
 _ON_DEVICE = "gpu_user_annotation"
 """Category of the profiler's copies of labels on GPU streams."""
 
@@ -55,14 +54,13 @@ def loads(content: bytes, name: str, most: int | None = None) -> ScheduleInput:
     """Parse one file, whose ranks are its processes; `name` begins every error message.
 
     Raises:
-        ScheduleError: the labels are absent or more than `most`, a labelled event is incomplete (named in the message),
-            or the ranks are not one pipeline.
+        ScheduleError: labels are absent, incomplete or more than `most`, or the ranks are not one pipeline.
     """
     actions = _actions(content, name, most)
     if not actions:
         raise ScheduleError(
-            f"{name}: no event is named {_LABEL}<action>: it is neither a timeline nor a trace that recycle wrote, nor"
-            " one of torch's profiler from a pipeline whose schedule labels its actions"
+            f"{name}: no event is named {_LABEL}<action>: the file is neither a timeline or trace that recycle wrote,"
+            " nor a trace of torch's profiler of a pipeline schedule that labels its actions"
         )
     ranks: dict[int | str, list[_Action]] = {}
     for action in actions:
@@ -72,7 +70,7 @@ def loads(content: bytes, name: str, most: int | None = None) -> ScheduleInput:
     if set(pids) == set(range(len(pids))):
         pids = list(range(len(pids)))
     elif len(pids) > 1:
-        warnings.append(f"took the processes {', '.join(map(str, pids))} for ranks, by their first stages")
+        warnings.append(f"used the processes {', '.join(map(str, pids))} as ranks, ordered by their first stages")
     if _OLD_LABEL.search(content):
         warnings.append(OLD_NOTATION)
     return _from_ranks({f"process {pid}": ranks[pid] for pid in pids}, name, warnings)
@@ -89,41 +87,42 @@ def load_ranks(traces: Iterable[tuple[str, bytes]], name: str, most: int | None 
         head = chrome.head(content, file)
         rank = head.distributedInfo.get("rank")
         if not isinstance(rank, int):
-            raise ScheduleError(f"{file}: distributedInfo.rank is missing: it is no rank's trace of torch's profiler")
+            raise ScheduleError(
+                f"{file}: distributedInfo.rank is missing: the file is not one rank's trace by torch's profiler"
+            )
         if rank in ranks:
-            raise ScheduleError(f"{file}: is of rank {rank}, as {ranks[rank][0]} is: keep one trace of each rank")
+            raise ScheduleError(f"{file}: is a trace of rank {rank}, as {ranks[rank][0]} is: keep one trace per rank")
         ranks[rank] = file, _actions(content, file, most, head.baseTimeNanoseconds / 1000)
         require_few(sum(len(actions) for _, actions in ranks.values()), f"{name}: ", most)
     return _from_ranks({f"rank {rank}": actions for rank, (_, actions) in sorted(ranks.items())}, name, [])
 
 
 class _Event(msgspec.Struct, frozen=True):
-    ph: Any = None
     name: Any = None
     cat: Any = None
-    pid: Any = None
-    tid: Any = None
-    ts: Any = None
-    dur: Any = None
+
+
+class _Label(msgspec.Struct, frozen=True):
+    ph: Literal["X"]
+    ts: _Microseconds
+    pid: int | str
+    dur: _Microseconds | None = None
+    tid: int | str = ""
 
 
 class _Action(NamedTuple):
-    """A label of torch: start (microseconds, then index in the file), process, and action.
-
-    `what` is an instruction, or the name of a sharding action. `start` and `end` are the execution times, on a GPU
-    later than `begin`; `end` is None for labels without a duration.
-    """
+    """A label: begin, index, process, action, and execution times in microseconds (`end` None: no duration)."""
 
     begin: float
     place: int
     pid: int | str
-    what: Instruction | str
+    operation: Instruction | str
     start: float
     end: float | None
 
 
 def _first_stage(actions: Iterable[_Action]) -> int:
-    return min((piece.stage for piece in computes(action.what for action in actions)), default=-1)
+    return min((compute.stage for compute in computes(action.operation for action in actions)), default=-1)
 
 
 def _actions(content: bytes, name: str, most: int | None, base: float = 0.0) -> list[_Action]:
@@ -133,8 +132,8 @@ def _actions(content: bytes, name: str, most: int | None, base: float = 0.0) -> 
         events = chrome.decode(content, list[msgspec.Raw], name)
     else:
         events = chrome.decode(content, chrome.Events[msgspec.Raw], name).traceEvents
-    found = []
-    on_device: dict[Any, list[tuple[str, float, float]]] = {}
+    actions = []
+    on_device: dict[str, list[tuple[str, float, float]]] = {}
     names = []
     for place, text in enumerate(events):
         raw = bytes(text)
@@ -143,51 +142,37 @@ def _actions(content: bytes, name: str, most: int | None, base: float = 0.0) -> 
         event = chrome.decode(raw, _Event, f"{name}: traceEvents[{place}]")
         if not isinstance(event.name, str) or not event.name.startswith(_LABEL):
             continue
+        label = chrome.decode(raw, _Label, f"{name}: traceEvents[{place}]: {event.name[:60]!r}")
+        begin, end = base + label.ts, None
+        if label.dur is not None and label.dur >= 0:
+            end = begin + label.dur
         if str(event.cat).lower() == _ON_DEVICE:
-            if _is_time(event.ts) and _is_time(event.dur):
-                on_device.setdefault(str(event.tid), []).append((event.name, event.ts, event.ts + event.dur))
+            if end is not None:
+                on_device.setdefault(str(label.tid), []).append((event.name, begin, end))
             continue
-        where = f"{name}: traceEvents[{place}]: {event.name[:60]!r}"
-        if event.ph != "X":
-            raise ScheduleError(f'{where}: ph must be "X", a slice with its duration, got {event.ph!r}')
-        if not _is_time(event.ts):
-            raise ScheduleError(f"{where}: ts must be a number of microseconds, got {_short(event.ts)}")
-        if not isinstance(event.pid, int | str):
-            raise ScheduleError(f"{where}: pid must be a number or text, got {_short(event.pid)}")
         try:
-            what = parse_action(event.name.removeprefix(_LABEL), Worker(0, 0), is_old)
+            operation = parse_action(event.name.removeprefix(_LABEL), Worker(0, 0), is_old)
         except ScheduleError as error:
             raise ScheduleError(f"{name}: traceEvents[{place}]: {error}") from None
-        end = base + event.ts + event.dur if _is_time(event.dur) and event.dur >= 0 else None
-        found.append(_Action(base + event.ts, place, event.pid, what, base + event.ts, end))
+        actions.append(_Action(begin, place, label.pid, operation, begin, end))
         names.append(event.name)
     if is_old:
-        whats = from_old_notation([action.what for action in found])
-        found = [action._replace(what=what) for action, what in zip(found, whats, strict=True)]
-    return _on_device(found, names, on_device, base)
-
-
-def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST_MICROSECONDS
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:60] + "..."
+        operations = from_old_notation([action.operation for action in actions])
+        actions = [action._replace(operation=operation) for action, operation in zip(actions, operations, strict=True)]
+    return _on_device(actions, names, on_device)
 
 
 def _on_device(
     actions: list[_Action],
     names: Sequence[str],
-    streams: Mapping[Any, list[tuple[str, float, float]]],
-    base: float,
+    streams: Mapping[str, list[tuple[str, float, float]]],
 ) -> list[_Action]:
     """Replace the times of one rank's actions by their GPU labels, if every compute has one on the busiest stream."""
     longest: dict[str, list[tuple[float, float]]] = {}
     for labels in streams.values():
         by_name: dict[str, list[tuple[float, float]]] = {}
         for label, begin, end in sorted(labels, key=lambda label: label[1]):
-            by_name.setdefault(label, []).append((base + begin, base + end))
+            by_name.setdefault(label, []).append((begin, end))
         for label, times in by_name.items():
             if sum(end - begin for begin, end in times) > sum(end - begin for begin, end in longest.get(label, [])):
                 longest[label] = times
@@ -201,31 +186,32 @@ def _on_device(
         times = longest.get(names[place], [])
         if number < len(times):
             placed[place] = actions[place]._replace(start=times[number][0], end=times[number][1])
-        elif next(iter(computes([actions[place].what])), None) is not None:
+        elif next(iter(computes([actions[place].operation])), None) is not None:
             return actions
     return placed
 
 
 def _from_ranks(ranks: Mapping[str, list[_Action]], name: str, warnings: list[str]) -> ScheduleInput:
-    cut: dict[str, list[list[_Action]]] = {}
+    iterations_of: dict[str, list[list[_Action]]] = {}
     for rank, actions in ranks.items():
         if not actions:
             raise ScheduleError(f"{name}: {rank} has no label {_LABEL}<action> of torch's pipeline runtime")
-        cut[rank] = _iterations(sorted(actions, key=lambda action: action[:2]))
-    chosen = _simultaneous(cut)
-    kept = {rank: [action.what for action in iterations[chosen[rank]]] for rank, iterations in cut.items()}
+        iterations_of[rank] = _iterations(sorted(actions, key=lambda action: action[:2]))
+    chosen = _simultaneous(iterations_of)
+    kept = {
+        rank: [action.operation for action in iterations[chosen[rank]]] for rank, iterations in iterations_of.items()
+    }
     _require_one_pipeline(kept, name)
     with errors_as(ScheduleError, name):
         schedule, dropped = schedule_of(list(kept.values()))
-    most = max(map(len, cut.values()))
-    which = f"kept the last whole one of {most} iterations"
+    most = max(map(len, iterations_of.values()))
+    which = [f"kept the last whole one of {most} iterations"] if most > 1 else []
     return ScheduleInput(
         name,
         schedule,
-        trace=_trace(schedule, list(cut.values()), list(chosen.values())),
+        trace=_trace(schedule, list(iterations_of.values()), list(chosen.values())),
         step=max(chosen.values()),
-        warnings=(*warnings, "left out the times" + (f"; {which}" if most > 1 else ""), *dropped),
-        timed_warnings=(*warnings, *([which] if most > 1 else []), *dropped),
+        warnings=(*warnings, *which, *dropped),
     )
 
 
@@ -233,27 +219,27 @@ def _iterations(actions: Iterable[_Action]) -> list[list[_Action]]:
     iterations: list[list[_Action]] = [[]]
     seen: set[Instruction] = set()
     for action in actions:
-        what = action.what
-        if what in seen:
+        operation = action.operation
+        if operation in seen:
             last, following = iterations[-1], list[_Action]()
-            while last and last[-1].what == "UNSHARD":
+            while last and last[-1].operation == "UNSHARD":
                 following.append(last.pop())
             iterations.append(following)
             seen.clear()
-        if not isinstance(what, str):
-            seen.add(what)
+        if not isinstance(operation, str):
+            seen.add(operation)
         iterations[-1].append(action)
     return iterations
 
 
-def _simultaneous(cut: Mapping[str, list[list[_Action]]]) -> dict[str, int]:
+def _simultaneous(iterations_of: Mapping[str, list[list[_Action]]]) -> dict[str, int]:
     """Return rank -> index of the iteration used: complete, and closest in time to the other ranks."""
-    longest = {rank: max(map(len, iterations)) for rank, iterations in cut.items()}
+    longest = {rank: max(map(len, iterations)) for rank, iterations in iterations_of.items()}
     whole = {
         rank: [place for place, iteration in enumerate(iterations) if len(iteration) == longest[rank]]
-        for rank, iterations in cut.items()
+        for rank, iterations in iterations_of.items()
     }
-    begins = {rank: [cut[rank][place][0].begin for place in places] for rank, places in whole.items()}
+    begins = {rank: [iterations_of[rank][place][0].begin for place in places] for rank, places in whole.items()}
     moment = min(of_rank[-1] for of_rank in begins.values())
     closest = {rank: int(np.abs(np.array(of_rank) - moment).argmin()) for rank, of_rank in begins.items()}
     return {rank: whole[rank][place] for rank, place in closest.items()}
@@ -261,20 +247,20 @@ def _simultaneous(cut: Mapping[str, list[list[_Action]]]) -> dict[str, int]:
 
 def _trace(schedule: Schedule, ranks: Sequence[list[list[_Action]]], chosen: Sequence[int]) -> Trace | None:
     home, last, builder = homes(schedule.placement), max(chosen), TraceBuilder(schedule.shape)
-    every = [
-        (Worker(0, rank), number - kept + last, action, action.what)
+    rows = [
+        (Worker(0, rank), number - kept + last, action, action.operation)
         for rank, (iterations, kept) in enumerate(zip(ranks, chosen, strict=True))
         for number, iteration in enumerate(iterations)
         for action in iteration
-        if not isinstance(action.what, str)
+        if not isinstance(action.operation, str)
     ]
-    begin = min(action.start for _, _, action, _ in every)
-    for worker, step, action, what in every:
+    begin = min(action.start for _, _, action, _ in rows)
+    for worker, step, action, operation in rows:
         if action.end is None:
             return None
-        if isinstance(what, Transfer):
-            what = replace(what, peer=implied_peer(what, worker, home))
-        builder.add(worker, worker, 0, step, str(what), (action.start - begin) / 1e6, (action.end - begin) / 1e6)
+        if isinstance(operation, Transfer):
+            operation = replace(operation, peer=implied_peer(operation, worker, home))
+        builder.add(worker, worker, 0, step, str(operation), (action.start - begin) / 1e6, (action.end - begin) / 1e6)
     return builder.build(())
 
 
@@ -282,13 +268,15 @@ def _require_one_pipeline(programs: Mapping[str, Actions], name: str) -> None:
     home: dict[int, str] = {}
     mentioned: set[int] = set()
     for rank, program in programs.items():
-        for piece in computes(program):
-            if home.setdefault(piece.stage, rank) != rank:
-                both = f"{home[piece.stage]} and in {rank}"
-                raise ScheduleError(f"{name}: stage {piece.stage} runs in {both}: keep the ranks of one pipeline")
-        for one in program:
-            if isinstance(one, Transfer):
-                mentioned |= {one.stage, max(0, one.stage + OTHER_END[type(one)])}
+        for compute in computes(program):
+            if home.setdefault(compute.stage, rank) != rank:
+                both = f"{home[compute.stage]} and in {rank}"
+                raise ScheduleError(
+                    f"{name}: stage {compute.stage} runs in {both}: give the traces of one pipeline only"
+                )
+        for instruction in program:
+            if isinstance(instruction, Transfer):
+                mentioned |= {instruction.stage, max(0, instruction.stage + OTHER_END[type(instruction)])}
     absent = next(stage for stage in count() if stage not in home)
     if absent <= max(mentioned | set(home), default=-1):
-        raise ScheduleError(f"{name}: stage {absent} runs in no rank: give the traces of all ranks, in one directory")
+        raise ScheduleError(f"{name}: no rank runs stage {absent}: give the traces of all ranks, in one directory")

@@ -1,9 +1,8 @@
 """The trace file of a run, `trace.json` (Chrome trace JSON, readable by Perfetto), and the schedule that it implies.
 
-The executed schedule consists of the programs of the last complete step, in role names. Information outside the trace
-is lost: pairs ran as F then B; workers without instructions count as failed; a worker hosts the stages it worked for,
-or the stages of its first live peer; the optimizer is assumed to be "staggered". Rows of evaluations have the batch
-number as argument `evaluation`.
+The schedule has the programs of the last complete step, in role names: pairs ran as F then B; workers without
+instructions count as failed; a worker hosts the stages it worked for, or its first live peer's; the optimizer is
+assumed to be "staggered". Rows of evaluations have the batch number as argument `evaluation`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ FORMAT, VERSION = "recycle-trace", 1
 MOST_BYTES = 2**32
 """Maximum size of a trace or log; larger than for schedules, because runs are long."""
 _MOST_FACTS = 2**20
-"""Maximum bytes of one event."""
 Count = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
 
@@ -48,7 +46,6 @@ def _slices(parts: Iterable[Trace]) -> Iterator[chrome.Event]:
 
 
 def _slices_of(trace: Trace, named: set[tuple[int, int]]) -> Iterator[chrome.Event]:
-    """Yield the slices, and the names of processes and threads that are not in `named`; adds them to `named`."""
     c, track = trace.columns, chrome.track_of(trace.columns)
     start, end = chrome.nanoseconds(trace.start), chrome.nanoseconds(trace.end)
     names, workers = words(trace.shape, c), list(map(str, trace.shape.workers()))
@@ -160,12 +157,11 @@ def load_input(content: bytes, name: str) -> ScheduleInput:
             break
     else:
         raise ScheduleError(
-            f"{name}: no step of it ran completely: in one, every stage forwards all"
+            f"{name}: no step is complete: in a complete step every stage runs the forwards of all"
             f" {shape.global_micro_batches} micro-batches"
         )
     generation = int(ran.generation[0])
     others = f" {len(executed.steps) - 1} other step(s) and" if len(executed.steps) > 1 else ""
-    kept = f"kept step {step} of generation {generation}, in role names"
     schedule, _ = executed_schedule(ran)
     return ScheduleInput(
         name,
@@ -173,13 +169,12 @@ def load_input(content: bytes, name: str) -> ScheduleInput:
         trace=executed,
         step=step,
         generation=generation,
-        warnings=(f"{kept}; left out{others} all times and events",),
-        timed_warnings=(f"{kept}; left out{others} all events",),
+        warnings=(f"kept step {step} of generation {generation}, in role names; left out{others} all events",),
     )
 
 
 def _is_whole(ran: Trace) -> bool:
     c, shape = ran.columns, ran.shape
     forwards = c.kind == Forward.kind
-    found = np.unique(np.stack([c.stage[forwards], c.pipeline[forwards], c.index[forwards]]), axis=1)
-    return bool(found.shape[1] == shape.stages * shape.global_micro_batches)
+    cells = np.unique(np.stack([c.stage[forwards], c.pipeline[forwards], c.index[forwards]]), axis=1)
+    return bool(cells.shape[1] == shape.stages * shape.global_micro_batches)

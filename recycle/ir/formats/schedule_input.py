@@ -1,8 +1,7 @@
 """The content of schedule files: size limits before parsing, and the order, times and warnings after parsing.
 
-Size is measured in unzipped bytes and number of values. A value of two or three bytes may need three hundred bytes in
-memory, and gzip compresses such text a thousandfold. Files up to `SMALL` bytes, zipped or not, are read and checked in
-less than 1 GB; the limits of larger files grow with their size.
+Files up to `SMALL` bytes, zipped or not, are read and checked in less than 1 GB; the limits of larger files grow with
+their size. A value of two or three bytes may need three hundred bytes in memory, and gzip compresses a thousandfold.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from recycle.ir.trace import Trace, executed_profile, executed_timeline
 from recycle.job.profile import Profile
 
 SMALL = 2**20
-"""Bytes of a small file."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +69,10 @@ def unpack(content: bytes, name: str) -> Unpacked:
     """Unzip the content of a file if needed. Raises ScheduleError if it is truncated or too large for its size."""
     size = len(content)
     text = _unzipped(content, UNZIPPED.of_size(size), name) if is_gzip(content) else content
-    for what, (mark, allowance) in VALUES.items():
+    for noun, (mark, allowance) in VALUES.items():
         if (count := text.count(mark)) > (allowed := allowance.of_size(size)):
             raise ScheduleError(
-                f"{name}: too large: {count:,} {what}, at most {allowed:,} in {size:,} bytes: write or trace"
+                f"{name}: too large: {count:,} {noun}, at most {allowed:,} in {size:,} bytes: write or trace"
                 " fewer iterations"
             )
     return Unpacked(text, most_instructions(size))
@@ -90,7 +88,7 @@ def _unzipped(content: bytes, most: int, name: str) -> bytes:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
             text = stream.read(most + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise ScheduleError(f"{name}: not a whole gzip file: {error}") from None
+        raise ScheduleError(f"{name}: is not a complete gzip file: {error}") from None
     if len(text) > most:
         raise ScheduleError(f"{name}: too large: unzipped it has more than {most:,} bytes")
     if is_gzip(text):
@@ -105,16 +103,15 @@ _log = logging.getLogger(__name__)
 class OrderOnly:
     """A format that contains only the order of one pipeline.
 
-    `ranks` names the element of the format that represents ranks, `alive` the reason that no rank can have failed.
+    `alive` is the reason that no rank can have failed.
     """
 
     name: str
-    ranks: str
     alive: str
 
-    def refusal(self, what: str, why: str) -> ScheduleError:
-        """Return the error that the format cannot represent `what`."""
-        return ScheduleError(f"{self.name} cannot hold {what}: {why}")
+    def refusal(self, content: str, reason: str) -> ScheduleError:
+        """Return the error that the format cannot represent `content`."""
+        return ScheduleError(f"{self.name} cannot hold {content}: {reason}")
 
     def require_one_pipeline(self, schedule: Schedule) -> None:
         """Raise ScheduleError for failed workers, several pipelines, and ties."""
@@ -122,22 +119,28 @@ class OrderOnly:
         if schedule.failed:
             raise self.refusal(f"failed workers ({', '.join(map(str, sorted(schedule.failed)))})", self.alive)
         if pipelines > 1:
-            raise self.refusal(f"{pipelines} pipelines", f"its {self.ranks}, so build it with D = 1")
+            raise self.refusal(f"{pipelines} pipelines", "the format describes one: build the schedule with D = 1")
         if schedule.ties:
             raise self.refusal(f"ties (stages {schedule.ties[0]} reduce together)", "untie them")
 
     def require_programs(
-        self, schedule: Schedule, right: Schedule, whose: str, kinds: tuple[type[Instruction], ...] = (Instruction,)
+        self,
+        schedule: Schedule,
+        expected: Schedule,
+        expected_by: str,
+        kinds: tuple[type[Instruction], ...] = (Instruction,),
     ) -> None:
-        """Raise ScheduleError for the first instruction of these kinds that differs from `right`."""
+        """Raise ScheduleError for the first instruction of these kinds that differs from `expected`."""
         for worker in schedule.shape.workers():
             program = schedule.program(worker)
-            positions = [position for position, one in enumerate(program) if isinstance(one, kinds)]
-            difference = first_difference([program[position] for position in positions], right.program(worker))
+            positions = [position for position, instruction in enumerate(program) if isinstance(instruction, kinds)]
+            difference = first_difference([program[position] for position in positions], expected.program(worker))
             if difference is not None:
-                place, one, wanted = difference
+                place, instruction, expected_instruction = difference
                 position = [*positions, len(program)][place]
-                raise self.refusal(f"{one} on worker {worker} (position {position})", f"{whose} {wanted}")
+                raise self.refusal(
+                    f"{instruction} on worker {worker} (position {position})", f"{expected_by} {expected_instruction}"
+                )
 
     def warn(self, schedule: Schedule, *more: str) -> None:
         """Log the omissions: everything except order, shape and placement, and `more`."""
@@ -149,15 +152,15 @@ class OrderOnly:
         if schedule.gathers:
             named.append("gathers")
         if schedule.forward_only:
-            named.append("forward_only, without which its backwards are missing")
+            named.append("forward_only, without which the backwards count as missing")
         if named := [*named, *more]:
             _log.warning("%s cannot hold, and leaves out: %s", self.name, ", ".join(named))
 
 
-def first_difference(found: Sequence[object], wanted: Sequence[object]) -> tuple[int, object, object] | None:
+def first_difference(actual: Sequence[object], expected: Sequence[object]) -> tuple[int, object, object] | None:
     """Return (index, found item, wanted item) of the first difference, None without one."""
-    pairs = enumerate(zip_longest(found, wanted, fillvalue="the end"))
-    return next(((place, one, other) for place, (one, other) in pairs if one != other), None)
+    pairs = enumerate(zip_longest(actual, expected, fillvalue="the end"))
+    return next(((place, item, other) for place, (item, other) in pairs if item != other), None)
 
 
 _MOST_PERIODS = 64
@@ -172,7 +175,7 @@ class ScheduleInput:
         planned: profile of a planned timeline; None without one.
         trace: all iterations of a trace with complete times; None for other files.
         step, generation: the iteration of `trace` that `schedule` comes from.
-        warnings, timed_warnings: warnings for users of the order only, and of order and times.
+        warnings: what the schedule leaves out or assumes.
     """
 
     name: str
@@ -182,23 +185,22 @@ class ScheduleInput:
     step: int = 0
     generation: int = 0
     warnings: tuple[str, ...] = ()
-    timed_warnings: tuple[str, ...] = ()
 
     def order(self) -> Schedule:
         """Return the schedule without times; logs omissions."""
-        for message in self.warnings:
-            _log.warning("%s: %s", self.name, message)
+        has_times = self.trace is not None or self.planned not in (None, Profile())
+        self._warn("left out the times" if has_times else "")
         return self.schedule
 
-    def executed(self) -> Timeline | None:
-        """Return the executed iteration, in seconds; None without executed times. Logs omissions.
+    def _warn(self, *more: str) -> None:
+        for message in filter(None, (*self.warnings, *more)):
+            _log.warning("%s: %s", self.name, message)
 
-        The period is the median over the iterations, at most the last `_MOST_PERIODS`.
-        """
+    def executed(self) -> Timeline | None:
+        """Return the executed iteration, in seconds, and the median period; None without times. Logs omissions."""
         if self.trace is None or not _is_in_shape(self.trace):
             return None
-        for message in self.timed_warnings:
-            _log.warning("%s: %s", self.name, message)
+        self._warn()
         ran = executed_timeline(self.trace.window(self.step, self.step, self.generation), Profile.uniform())
         steps = self.trace.steps[-_MOST_PERIODS - 1 :]
         period = self.trace.period(steps[0], steps[-1]) if len(steps) > 1 else None
@@ -207,8 +209,7 @@ class ScheduleInput:
     def profile(self) -> Profile | None:
         """Return the planned profile, or the medians of the executed times; None without times.
 
-        Raises:
-            ScheduleError: a stage lacks its forward or its backward.
+        Raises ScheduleError if a stage lacks its forward or its backward.
         """
         if self.trace is None or not _is_in_shape(self.trace):
             return self.planned
@@ -216,7 +217,6 @@ class ScheduleInput:
 
 
 def _is_in_shape(ran: Trace) -> bool:
-    """Return whether all stages and micro-batches exist in the shape; otherwise `check` reports the defect."""
     columns, shape = ran.columns, ran.shape
     limits = {"stage": shape.stages, "pipeline": shape.pipelines, "index": shape.micro_batches}
     return all(

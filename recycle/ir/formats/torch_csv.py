@@ -11,8 +11,8 @@ placement, the peers and the steps, by the rules in docs/reference/file-format.m
            | stage ( WAIT_SEND_F | WAIT_SEND_B ) micro_batch
            | stage ( REDUCE_GRAD | UNSHARD | RESHARD )        stage and micro_batch are digits
 
-A transfer without a peer on another rank gets its own worker as peer, which `check` rejects. Writing refuses content
-that reading would not restore, and omits metadata, `optimizer` and `buckets`.
+A transfer without a peer on another rank gets its own worker as peer, which `check` rejects. Writing refuses programs
+that reading would not restore.
 """
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ _SHARDING = ("UNSHARD", "RESHARD")
 _TYPES = "|".join(sorted((*_CLASSES, *_SHARDING), key=len, reverse=True))
 _LEAF = re.compile(rf"([0-9]{{1,9}})({_TYPES})([0-9]{{0,9}})")
 _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
-OLD_NOTATION = "read BW as the whole backward, and B as the input's half of it where its W is there"
-"""Warning for files read with `from_old_notation`."""
+OLD_NOTATION = "torch's notation of before October 2024: read BW as B, and B as I where there is a W"
 OTHER_END: dict[type[Transfer], int] = {
     end: toward * receive.row.needs[0].offset
     for send, receive in CARRIERS.values()
@@ -84,8 +83,7 @@ def looks_like_action(text: str) -> bool:
 def parse_action(text: str, worker: Worker, is_old: bool = False) -> Instruction | str:
     """Parse the action of `worker`: an instruction, or the name of an action without one.
 
-    A transfer gets `worker` itself as its peer, which `schedule_of` replaces. `is_old` marks files with BW, for
-    `from_old_notation`. Raises ScheduleError with the defect if `text` is not a complete action.
+    A transfer gets `worker` itself as its peer, which `schedule_of` replaces. `is_old` marks files with BW.
     """
     if not text.startswith("("):
         action = _leaf(text, worker, text)
@@ -99,7 +97,7 @@ def parse_action(text: str, worker: Worker, is_old: bool = False) -> Instruction
         forward, backward = halves.get(Forward), halves.get(Backward)
         if isinstance(forward, Forward) and isinstance(backward, Backward):
             return OverlappedPair(forward, backward)
-    raise ScheduleError(f"{_shown(text)}: expected one F and one B of one level, for example (0F1;0B0)OVERLAP_F_B")
+    raise ScheduleError(f"{_shown(text)}: expected one F and one B, not nested, for example (0F1;0B0)OVERLAP_F_B")
 
 
 def _shown(text: str) -> str:
@@ -134,12 +132,12 @@ def from_old_notation(actions: Actions) -> Actions:
 
     torch then wrote FULL_BACKWARD as "BW" and BACKWARD as "B", the whole backward or its half, followed by a W.
     """
-    weights = {(one.stage, one.micro_batch) for one in actions if isinstance(one, BackwardWeight)}
+    weights = {(action.stage, action.micro_batch) for action in actions if isinstance(action, BackwardWeight)}
     return [
-        Backward(one.stage, one.micro_batch)
-        if isinstance(one, BackwardInput) and (one.stage, one.micro_batch) not in weights
-        else one
-        for one in actions
+        Backward(action.stage, action.micro_batch)
+        if isinstance(action, BackwardInput) and (action.stage, action.micro_batch) not in weights
+        else action
+        for action in actions
     ]
 
 
@@ -148,8 +146,8 @@ def schedule_of(ranks: Sequence[Actions]) -> tuple[Schedule, list[str]]:
 
     Raises ScheduleError if the actions imply no shape.
     """
-    programs = [[one for one in actions if not isinstance(one, str)] for actions in ranks]
-    dropped = Counter(sorted(one for actions in ranks for one in actions if isinstance(one, str)))
+    programs = [[action for action in actions if not isinstance(action, str)] for actions in ranks]
+    dropped = Counter(sorted(action for actions in ranks for action in actions if isinstance(action, str)))
     shape, placement = inferred(programs)
     home = homes(placement)
     reduces = any(isinstance(instruction, ReduceGradients) for program in programs for instruction in program)
@@ -157,47 +155,48 @@ def schedule_of(ranks: Sequence[Actions]) -> tuple[Schedule, list[str]]:
     for rank, program in enumerate(programs):
         worker = Worker(0, rank)
         full[worker] = [
-            replace(one, peer=implied_peer(one, worker, home)) if isinstance(one, Transfer) else one for one in program
+            replace(action, peer=implied_peer(action, worker, home)) if isinstance(action, Transfer) else action
+            for action in program
         ] + [OptimizerStep(stage) for stage in sorted(placement[rank], reverse=True) if reduces]
     if not dropped:
         return Schedule.build(shape, full, placement=placement), []
     counts = " and ".join(f"{count} {action}" for action, count in dropped.items())
-    warning = f"dropped {counts}: workers here hold their parameters whole"
+    warning = f"dropped {counts}: recycle's workers hold whole parameters"
     return Schedule.build(shape, full, placement=placement, metadata={"dropped": dict(dropped)}), [warning]
 
 
 def computes(program: Iterable[Instruction | str]) -> Iterator[Compute]:
     """Yield the computes of a program, with overlapped pairs split."""
-    for one in program:
-        if isinstance(one, OverlappedPair):
-            yield from (one.forward, one.backward)
-        elif isinstance(one, Compute) and not isinstance(one, WaitSend):
-            yield one
+    for instruction in program:
+        if isinstance(instruction, OverlappedPair):
+            yield from (instruction.forward, instruction.backward)
+        elif isinstance(instruction, Compute) and not isinstance(instruction, WaitSend):
+            yield instruction
 
 
 def inferred(programs: Sequence[Program]) -> tuple[Shape, Placement]:
     """Infer shape and placement from the programs (see the module). Raises ScheduleError without any forward."""
     forwards: dict[int, set[int]] = {}
-    compute: dict[int, Counter[int]] = {}
+    counts: dict[int, Counter[int]] = {}
     for rank, program in enumerate(programs):
-        for piece in computes(program):
-            compute.setdefault(piece.stage, Counter())[rank] += 1
-            if isinstance(piece, Forward):
-                forwards.setdefault(piece.stage, set()).add(piece.micro_batch.index)
+        for compute in computes(program):
+            counts.setdefault(compute.stage, Counter())[rank] += 1
+            if isinstance(compute, Forward):
+                forwards.setdefault(compute.stage, set()).add(compute.micro_batch.index)
     if not forwards:
         raise ScheduleError("no forward in any row: stages and micro-batches follow from the forwards")
-    sizes = Counter(len(found) for found in forwards.values())
+    sizes = Counter(len(micro_batches) for micro_batches in forwards.values())
     m = max(sizes, key=lambda size: (sizes[size], size))
-    counted = [stage for stage, found in sorted(forwards.items()) if 2 * len(found) >= m]
+    counted = [stage for stage, micro_batches in sorted(forwards.items()) if 2 * len(micro_batches) >= m]
     ranks = len(programs)
     if len(counted) % ranks:
         raise ScheduleError(
-            f"{len(counted)} stage(s) on {ranks} rows: as many stages are needed for each rank, S = P * V"
+            f"{len(counted)} stage(s) on {ranks} rows: every rank needs the same number of stages, S = P * V"
             f" (stages that forward at least half of {m} micro-batches: {', '.join(map(str, counted))})"
         )
     shape = Shape(1, ranks, m, len(counted) // ranks)
     stages: list[list[int]] = [[] for _ in programs]
-    for stage, count in sorted(compute.items()):
+    for stage, count in sorted(counts.items()):
         if stage < shape.stages:
             stages[max(count, key=lambda rank: (count[rank], -rank))].append(stage)
     return shape, tuple(map(tuple, stages))
@@ -215,7 +214,7 @@ def implied_peer(transfer: Transfer, worker: Worker, home: dict[int, Worker]) ->
 
 _log = logging.getLogger(__name__)
 
-_FORMAT = OrderOnly("a torch CSV", "rows are the ranks of one", "each row is a live rank")
+_FORMAT = OrderOnly("a torch CSV", "each row is a live rank")
 _MOST_CHARACTERS, _MOST_RANKS = 2**26, 2**16
 _LEADING_ZERO = re.compile(r"(?<![0-9])0[0-9]")
 
@@ -227,9 +226,7 @@ def recognises(content: bytes) -> bool:
 
 
 def loads(text: str | bytes, name: str = "schedule", most: int | None = None) -> Schedule:
-    """Parse a CSV (see the module); `name` begins every error message.
-
-    Unusual but clear content (leading zeros, blank lines at the end, dropped actions) is logged as a warning.
+    """Parse a CSV; `name` begins every error message. Unusual but clear content is logged as a warning.
 
     Raises:
         ScheduleError: a cell is not an action (names row and cell, both from 1), or the rows imply no shape.
@@ -254,27 +251,34 @@ def dumps(schedule: Schedule) -> str:
     _refuse_other_pipelines(schedule)
     shape, placement = schedule.shape, tuple(tuple(sorted(set(stages))) for stages in schedule.placement)
     programs = [schedule.program(worker) for worker in shape.workers()]
-    every = [one for program in programs for one in program]
+    instructions = [instruction for program in programs for instruction in program]
     for rank, program in enumerate(programs):
-        for position, one in enumerate(program):
-            if not isinstance(one, (*TORCH_KINDS, OverlappedPair, OptimizerStep)):
-                where = f"{one} on worker 0.{rank} (position {position})"
+        for position, instruction in enumerate(program):
+            if not isinstance(instruction, (*TORCH_KINDS, OverlappedPair, OptimizerStep)):
+                where = f"{instruction} on worker 0.{rank} (position {position})"
                 raise _FORMAT.refusal(where, "torch has no such action")
-    reduce = next((one for one in every if isinstance(one, ReduceGradients)), None)
-    if reduce is not None and shape.ranks > 1 and not any(isinstance(one, Transfer) for one in every):
-        raise _FORMAT.refusal(f"{reduce} without any transfer", "torch adds both or none: write out both, or neither")
-    cells = ([_cell(one) for one in program if not isinstance(one, OptimizerStep)] for program in programs)
+    reduce = next((instruction for instruction in instructions if isinstance(instruction, ReduceGradients)), None)
+    if (
+        reduce is not None
+        and shape.ranks > 1
+        and not any(isinstance(instruction, Transfer) for instruction in instructions)
+    ):
+        raise _FORMAT.refusal(f"{reduce} without any transfer", "torch adds both or neither: write both, or neither")
+    cells = (
+        [_cell(instruction) for instruction in program if not isinstance(instruction, OptimizerStep)]
+        for program in programs
+    )
     text = "".join(",".join(row) + "\r\n" for row in cells)
     try:
-        again, _ = schedule_of(_parse(_rows(text, None, []), [], False))
+        reread, _ = schedule_of(_parse(_rows(text, None, []), [], False))
     except ScheduleError as error:
         raise _FORMAT.refusal(f"{schedule!r}", str(error)) from None
-    if (again.shape, again.placement) != (shape, placement):
+    if (reread.shape, reread.placement) != (shape, placement):
         raise _FORMAT.refusal(
             f"{shape} with the stages {_listed(placement)}",
-            f"its rows would be read as {again.shape} with the stages {_listed(again.placement)}",
+            f"its rows would be read as {reread.shape} with the stages {_listed(reread.placement)}",
         )
-    _FORMAT.require_programs(schedule, again, "its peers and steps follow from the rows, by which it is")
+    _FORMAT.require_programs(schedule, reread, "the rows imply")
     _FORMAT.warn(schedule)
     return text
 
@@ -298,7 +302,7 @@ def _rows(text: str, most: int | None, warnings: list[str]) -> list[list[str]]:
     if not rows:
         raise ScheduleError("the file is empty: expected one row per rank, for example 0F0,0F1,0B0,0B1")
     if blank:
-        warnings.append(f"ignored {blank} blank line(s) at the end, which torch takes for ranks")
+        warnings.append(f"ignored {blank} blank line(s) at the end, which torch counts as ranks")
     return [[] if row == [""] else row for row in rows]
 
 
@@ -325,7 +329,7 @@ def _parse(rows: list[list[str]], warnings: list[str], is_old: bool) -> list[Act
             ranks[-1].append(action)
     if empty and communication:
         raise ScheduleError(
-            f"{empty}: empty, which only a compute-only file may have, and this one has {communication}:"
+            f"{empty}: is empty, which only compute-only files allow, and this file has {communication}:"
             " remove the cell"
         )
     if zeros:
@@ -349,7 +353,7 @@ def _refuse_other_pipelines(schedule: Schedule) -> None:
         worker, position = schedule.position(int(away[0]))
         raise _FORMAT.refusal(
             f"{schedule.instruction(int(away[0]))} on worker {worker} (position {position})",
-            "the micro-batch of another pipeline is re-routed to this one",
+            "it runs a re-routed micro-batch of another pipeline",
         )
     _FORMAT.require_one_pipeline(schedule)
 

@@ -22,7 +22,7 @@ from recycle.ir.instruction import (
     is_kind,
 )
 from recycle.ir.kinds import MOST_KINDS
-from recycle.ir.pieces import outside_buckets
+from recycle.ir.operations import outside_buckets
 from recycle.ir.rules.rule import Defect, Inspection, Place, extremes, firsts, listed, repeats, rule
 from recycle.job.shape import MOST_BUCKETS
 
@@ -31,10 +31,10 @@ from recycle.job.shape import MOST_BUCKETS
 def stage_range(inspection: Inspection) -> Iterator[Defect]:
     """Stages count from 0 to P * V - 1. An instruction, or a group of tied stages, that names another stage cannot
     run. Change the stage, or the shape of the schedule. Reported once per worker."""
-    stages, pieces = inspection.schedule.shape.stages, inspection.pieces
+    stages, ops = inspection.schedule.shape.stages, inspection.operations
     hint = f"stages count from 0 to {stages - 1}: change the stage or the shape"
-    outside = (pieces.stage < 0) | (pieces.stage >= stages)
-    yield _per_worker(inspection, pieces.row[outside], f"the shape has {stages} stage(s), none with this number", hint)
+    outside = (ops.stage < 0) | (ops.stage >= stages)
+    yield _per_worker(inspection, ops.row[outside], f"the shape has {stages} stage(s), none with this number", hint)
     for tie in inspection.schedule.ties:
         strange = [stage for stage in tie if not 0 <= stage < stages]
         if strange:
@@ -45,14 +45,12 @@ def stage_range(inspection: Inspection) -> Iterator[Defect]:
 def micro_batch_range(inspection: Inspection) -> Iterator[Defect]:
     """Micro-batches are written `pipeline.index`, the pipeline from 0 to D - 1, the index from 0 to m - 1. Change
     the micro-batch, or the shape of the schedule. Reported once per worker."""
-    shape, pieces = inspection.schedule.shape, inspection.pieces
-    in_stage = (
-        (pieces.stage >= 0) & (pieces.stage < shape.stages) & ~outside_buckets(pieces, inspection.schedule.buckets)
-    )
+    shape, ops = inspection.schedule.shape, inspection.operations
+    in_stage = (ops.stage >= 0) & (ops.stage < shape.stages) & ~outside_buckets(ops, inspection.schedule.buckets)
     last = f"{shape.pipelines - 1}.{shape.micro_batches - 1}"
     yield _per_worker(
         inspection,
-        pieces.row[in_stage & ~pieces.valid],
+        ops.row[in_stage & ~ops.valid],
         f"the shape ({shape}) has no such micro-batch",
         f"micro-batches run from 0.0 to {last}: rename it, or enlarge the shape",
     )
@@ -67,8 +65,8 @@ def _per_worker(inspection: Inspection, rows: Rows, message: str, hint: str) -> 
 def bucket_range(inspection: Inspection) -> Iterator[Defect]:
     """A schedule with `buckets` = N has the buckets 0 to N - 1. W_PART names any of them, REDUCE_BUCKET any but the
     last, which REDUCE_GRAD sums. Change the bucket, or the schedule's `buckets`."""
-    buckets, pieces = inspection.schedule.buckets, inspection.pieces
-    rows = np.unique(pieces.row[outside_buckets(pieces, buckets)])
+    buckets, ops = inspection.schedule.buckets, inspection.operations
+    rows = np.unique(ops.row[outside_buckets(ops, buckets)])
     is_sum = inspection.schedule.columns.kind[rows] == ReduceBucket.kind
     for sums, why in ((False, "none with this number"), (True, "and REDUCE_GRAD sums the last one")):
         hint = f"buckets count from 0 to {buckets - 1 - sums}: change the bucket, or `buckets`"
@@ -84,7 +82,7 @@ def beyond_forward(inspection: Inspection) -> Iterator[Defect]:
     if inspection.schedule.forward_only:
         kinds = Forward, SendActivation, RecvActivation, WaitSendActivation
         evaluates = is_kind(inspection.schedule.columns.kind, kinds)
-        message = "the schedule is forward-only, and this is for training"
+        message = "the schedule is forward-only, and this instruction is for training"
         yield Defect(message, "remove it, or forward_only", np.flatnonzero(~evaluates))
 
 
@@ -92,15 +90,15 @@ def beyond_forward(inspection: Inspection) -> Iterator[Defect]:
 def duplicate(inspection: Inspection) -> Iterator[Defect]:
     """Each micro-batch is used once per iteration and stage. A second F, B, I or W of the same micro-batch and
     stage, on any worker, would count its gradient twice. Remove one of the two."""
-    pieces, at = inspection.pieces, inspection.computes
-    at = at[np.argsort(pieces.row[at], kind="stable")]
-    key = inspection.cell[at] * MOST_KINDS + pieces.kind[at]
-    again, first = repeats(key * (MOST_BUCKETS + 1) + pieces.bucket[at])
+    ops, at = inspection.operations, inspection.computes
+    at = at[np.argsort(ops.row[at], kind="stable")]
+    key = inspection.cell[at] * MOST_KINDS + ops.kind[at]
+    second, first = repeats(key * (MOST_BUCKETS + 1) + ops.bucket[at])
     yield Defect(
-        "the same work is there already: {other}",
+        "{other} does the same work",
         "each micro-batch counts once per stage: remove one of the two",
-        pieces.row[at[again]],
-        others=pieces.row[at[first]],
+        ops.row[at[second]],
+        others=ops.row[at[first]],
     )
 
 
@@ -111,7 +109,7 @@ def mixed_backward(inspection: Inspection) -> Iterator[Defect]:
     _, whole, *halves = inspection.counts.values()
     mixed = (whole > 0) & (sum(halves) + inspection.parts[1] > 0)
     yield Defect(
-        "{other} does this work too: B is I and W in one go",
+        "{other} does the same work: a B includes I and W",
         "keep either the B, or the I and the W",
         _first_rows(inspection, mixed, BackwardInput, BackwardWeight, WeightPart),
         others=_first_rows(inspection, mixed, Backward),
@@ -123,10 +121,10 @@ def weight_parts(inspection: Inspection) -> Iterator[Defect]:
     """A W may be split into parts, a W_PART for the weights of each bucket. Each part must occur once, and the W
     itself must not. Add the missing parts, or write the W instead of the parts."""
     (fewest, most), buckets = inspection.parts, inspection.schedule.buckets
-    weights = inspection.computes[inspection.pieces.kind[inspection.computes] == BackwardWeight.kind]
+    weights = inspection.computes[inspection.operations.kind[inspection.computes] == BackwardWeight.kind]
     whole = (most > 0) & (np.bincount(inspection.cell[weights], minlength=inspection.cells) > 0)
     yield Defect(
-        "{other} does this work too: its parts are that W",
+        "{other} does the same work: the parts add up to that W",
         "keep either the W, or its parts for all buckets",
         _first_rows(inspection, whole, WeightPart),
         others=_first_rows(inspection, whole, BackwardWeight),
@@ -135,31 +133,31 @@ def weight_parts(inspection: Inspection) -> Iterator[Defect]:
     at = _by_cell(inspection, incomplete, WeightPart)
 
     def absent(place: Place) -> list[int]:
-        present = inspection.pieces.bucket[at[place.index : place.index + place.count]]
+        present = inspection.operations.bucket[at[place.index : place.index + place.count]]
         return [bucket for bucket in range(buckets) if bucket not in present]
 
     def first(place: Place) -> str:
-        part = inspection.at(inspection.pieces.row[at[place.index]]).instruction
+        part = inspection.at(inspection.operations.row[at[place.index]]).instruction
         return f"{part.rsplit('/', 1)[0]}/{absent(place)[0]}"
 
     yield Defect(
-        f"of this W the part for bucket {{buckets}} is missing, of {buckets}",
-        "add {first} on its worker, or write the W as a whole",
-        inspection.pieces.row[at],
+        f"this W lacks the part for bucket {{buckets}} (of {buckets} buckets)",
+        "add {first} on its worker, or write one whole W",
+        inspection.operations.row[at],
         per=inspection.cell[at],
-        tells={"buckets": lambda place: listed(absent(place)), "first": first},
+        placeholders={"buckets": lambda place: listed(absent(place)), "first": first},
     )
 
 
 def _first_rows(inspection: Inspection, cells: Flags, *classes: type[Instruction]) -> Rows:
     at = _by_cell(inspection, cells, *classes)
-    return inspection.pieces.row[at[firsts(inspection.cell[at])[1]]]
+    return inspection.operations.row[at[firsts(inspection.cell[at])[1]]]
 
 
 def _by_cell(inspection: Inspection, cells: Flags, *classes: type[Instruction]) -> Rows:
-    pieces, at = inspection.pieces, inspection.computes
-    at = at[cells[inspection.cell[at]] & is_kind(pieces.kind[at], classes)]
-    return at[np.lexsort((pieces.row[at], inspection.cell[at]))]
+    ops, at = inspection.operations, inspection.computes
+    at = at[cells[inspection.cell[at]] & is_kind(ops.kind[at], classes)]
+    return at[np.lexsort((ops.row[at], inspection.cell[at]))]
 
 
 @rule("missing", "a forward or backward that is missing")
@@ -195,26 +193,26 @@ def _absent(inspection: Inspection, absent: Flags) -> Iterator[Defect]:
         return inspection.micro_batches(np.flatnonzero(absent[stages[place.index]] & ~nowhere))
 
     message = "stage {stage} does not run micro-batch {names}"
-    yield Defect(message, hint, per=stages, tells={"stage": stages, "names": names})
+    yield Defect(message, hint, per=stages, placeholders={"stage": stages, "names": names})
 
 
 def _incomplete(inspection: Inspection, kind: type[Instruction], name: str, hole: Flags) -> Defect:
-    pieces, shape = inspection.pieces, inspection.schedule.shape
+    ops, shape = inspection.operations, inspection.schedule.shape
     at = inspection.computes[hole[inspection.cell[inspection.computes]]]
-    key = pieces.worker[at] * shape.stages + pieces.stage[at]
-    by_key = np.lexsort((pieces.row[at], key))
+    key = ops.worker[at] * shape.stages + ops.stage[at]
+    by_key = np.lexsort((ops.row[at], key))
     at, key = at[by_key], key[by_key]
 
     def numbers(place: Place) -> Rows:
-        return np.unique(pieces.micro_batch[at[place.index : place.index + place.count]])
+        return np.unique(ops.micro_batch[at[place.index : place.index + place.count]])
 
     return Defect(
         f"the {name} of stage {{stage}} is missing for micro-batch {{names}}",
         f"add {{stage}}{kind.token}{{first}} to worker {{worker}}",
-        pieces.row[at],
+        ops.row[at],
         per=key,
-        tells={
-            "stage": pieces.stage[at],
+        placeholders={
+            "stage": ops.stage[at],
             "names": lambda place: inspection.micro_batches(numbers(place)),
             "first": lambda place: inspection.micro_batch(numbers(place)[0]),
         },
@@ -226,17 +224,17 @@ def apart(inspection: Inspection) -> Iterator[Defect]:
     """B, I and W need the activation that their F kept on its worker, and W needs what its I kept there.
     Activations are not sent to other workers of the same stage, so all halves of a micro-batch run on the worker of
     its F. Move them together."""
-    worker, pieces, at = inspection.schedule.columns.worker, inspection.pieces, inspection.computes
+    worker, ops, at = inspection.schedule.columns.worker, inspection.operations, inspection.computes
     cells, rows = inspection.cells_of(inspection.apart), inspection.origin[inspection.apart.row]
     reported = (rows >= 0) & inspection.complete[cells] & ~inspection.misplaced[cells]
     cells, rows = cells[reported], rows[reported]
-    makers = at[is_kind(pieces.kind[at], (Forward, BackwardInput))]  # one or two in a complete cell
-    first = extremes(np.minimum, inspection.cell[makers], pieces.row[makers], cells, len(worker))
-    last = extremes(np.maximum, inspection.cell[makers], pieces.row[makers], cells, -1)
+    makers = at[is_kind(ops.kind[at], (Forward, BackwardInput))]  # one or two in a complete cell
+    first = extremes(np.minimum, inspection.cell[makers], ops.row[makers], cells, len(worker))
+    last = extremes(np.maximum, inspection.cell[makers], ops.row[makers], cells, -1)
     others = np.select([worker[maker] != worker[rows] for maker in (first, last)], (first, last), -1)
     hint = "move it to that worker, or move the forward and all halves of the backward together"
-    yield Defect("it needs what {other} left there", hint, rows, others=others, where=others >= 0)
-    yield Defect("it is not where its forward ran", hint, rows, where=others < 0)
+    yield Defect("it needs the result of {other}", hint, rows, others=others, where=others >= 0)
+    yield Defect("its forward ran on another worker", hint, rows, where=others < 0)
 
 
 @rule("not-lowered", "a schedule about to run without its transfers, reduces or steps")
@@ -250,4 +248,4 @@ def not_lowered(inspection: Inspection) -> Iterator[Defect]:
     left_out = [f"{transfers} transfer(s)"] if transfers else []
     if transfers < len(added):
         left_out.append("every REDUCE_GRAD and STEP")
-    yield Defect(f"the schedule leaves out {' and '.join(left_out)}", "call lower(schedule) before running it")
+    yield Defect(f"the schedule lacks {' and '.join(left_out)}", "call lower(schedule) before running it")

@@ -20,11 +20,10 @@ from recycle.job.shape import MOST_BUCKETS
 
 
 def _hosted_rows(inspection: Inspection, cls: type[Instruction]) -> tuple[Rows, Rows]:
-    """Return (rows, worker * stages + stage) of the stage-wide kind on hosts of the stage."""
-    pieces = inspection.pieces
-    at = pieces.of(cls)
-    at = at[inspection.hosts[pieces.worker[at], pieces.stage[at]]]
-    return pieces.row[at], pieces.worker[at] * inspection.schedule.shape.stages + pieces.stage[at]
+    ops = inspection.operations
+    at = ops.select(cls)
+    at = at[inspection.hosts[ops.worker[at], ops.stage[at]]]
+    return ops.row[at], ops.worker[at] * inspection.schedule.shape.stages + ops.stage[at]
 
 
 def _absent(inspection: Inspection, cls: type[Instruction], verb: str, hint: str) -> Iterator[Defect]:
@@ -32,20 +31,20 @@ def _absent(inspection: Inspection, cls: type[Instruction], verb: str, hint: str
         return
     absent = inspection.hosts.copy()
     absent.ravel()[_hosted_rows(inspection, cls)[1]] = False
-    if not (inspection.pieces.kind == cls.kind).any():
+    if not (inspection.operations.kind == cls.kind).any():
         yield Defect(f"the schedule has no {cls.token} at all: no stage {verb}", hint)
         return
     workers = np.flatnonzero(absent.any(axis=1))
 
     def stages(place: Place) -> list[int]:
-        found: list[int] = np.flatnonzero(absent[workers[place.index]]).tolist()
-        return found
+        numbers: list[int] = np.flatnonzero(absent[workers[place.index]]).tolist()
+        return numbers
 
     yield Defect(
-        f"worker {{worker}} hosts stage {{stages}} and never {verb} it",
+        f"worker {{worker}} hosts stage {{stages}} but never {verb} it",
         f"add {{first}}{cls.token}: {hint}",
         worker=workers,
-        tells={"stages": lambda place: listed(stages(place)), "first": lambda place: stages(place)[0]},
+        placeholders={"stages": lambda place: listed(stages(place)), "first": lambda place: stages(place)[0]},
     )
 
 
@@ -69,7 +68,7 @@ def missing_step(inspection: Inspection) -> Iterator[Defect]:
 def missing_gather(inspection: Inspection) -> Iterator[Defect]:
     """With GATHER_PARAMS each host of a stage steps its own part of the parameters and needs the rest from the
     others. If a schedule has one, every host gathers every stage that it hosts once, after its STEP."""
-    if (inspection.pieces.kind == GatherParameters.kind).any():
+    if (inspection.operations.kind == GatherParameters.kind).any():
         hint = "every live host of a stage gathers once, after its STEP"
         yield from _absent(inspection, GatherParameters, "gathers", hint)
 
@@ -83,21 +82,21 @@ def missing_bucket(inspection: Inspection) -> Iterator[Defect]:
     if not count or not (len(rows) or inspection.has_optimizer):
         return
     wanted = inspection.hosts.ravel()
-    there = np.zeros((wanted.size, count), dtype=np.bool_)
-    there[hosts, inspection.schedule.columns.bucket[rows]] = True
-    absent = np.flatnonzero(wanted & ~there.all(axis=1))
+    is_summed = np.zeros((wanted.size, count), dtype=np.bool_)
+    is_summed[hosts, inspection.schedule.columns.bucket[rows]] = True
+    absent = np.flatnonzero(wanted & ~is_summed.all(axis=1))
     workers, stages = np.divmod(absent, shape.stages)
 
     def buckets(place: Place) -> list[int]:
-        found: list[int] = np.flatnonzero(~there[absent[place.index]]).tolist()
-        return found
+        numbers: list[int] = np.flatnonzero(~is_summed[absent[place.index]]).tolist()
+        return numbers
 
     yield Defect(
-        "worker {worker} hosts stage {stage} and never begins the sum of its bucket {buckets}",
-        f"add {{stage}}{ReduceBucket.token}/{{first}}, before its REDUCE_GRAD; or leave out every reduce and step, and"
-        " all are implied",
+        "worker {worker} hosts stage {stage} but never begins the sum of bucket {buckets}",
+        f"add {{stage}}{ReduceBucket.token}/{{first}}, before its REDUCE_GRAD; or remove every reduce and step, so"
+        " that all are implied",
         worker=workers,
-        tells={
+        placeholders={
             "stage": stages,
             "buckets": lambda place: listed(buckets(place)),
             "first": lambda place: buckets(place)[0],
@@ -112,8 +111,8 @@ def duplicate_update(inspection: Inspection) -> Iterator[Defect]:
     for cls in (ReduceGradients, OptimizerStep, ReduceBucket, GatherParameters):
         rows, keys = _hosted_rows(inspection, cls)
         yield Defect(
-            f"the stage has its {cls.token} on this worker already",
-            "once per iteration, host and stage: remove one of the two",
+            f"the stage already has a {cls.token} on this worker",
+            "each host runs it once per iteration and stage: remove one of the two",
             rows[repeats(keys * MOST_BUCKETS + inspection.schedule.columns.bucket[rows])[0]],
         )
 
@@ -122,8 +121,8 @@ def duplicate_update(inspection: Inspection) -> Iterator[Defect]:
 def early_reduce(inspection: Inspection) -> Iterator[Defect]:
     """A gradient that W or B adds after the REDUCE_GRAD is lost. REDUCE_GRAD comes after the last W or B of its
     stage, and of the stages tied to it, on its worker."""
-    message = "{other} adds to this gradient afterwards"
-    hint = "move the REDUCE_GRAD behind the stage's last W or B on this worker"
+    message = "{other} adds to this gradient later"
+    hint = "move the REDUCE_GRAD after the stage's last W or B on this worker"
     yield _early(inspection, Cause.REDUCE, ReduceGradients, message, hint)
 
 
@@ -131,8 +130,8 @@ def early_reduce(inspection: Inspection) -> Iterator[Defect]:
 def early_bucket(inspection: Inspection) -> Iterator[Defect]:
     """A gradient that a W, a B or a part adds to the bucket after its REDUCE_BUCKET is lost. REDUCE_BUCKET comes
     after the last of them on its worker; parts for other buckets may follow."""
-    message = "{other} adds to this bucket afterwards"
-    hint = "move the REDUCE_BUCKET behind the last W, B or part for its bucket on this worker"
+    message = "{other} adds to this bucket later"
+    hint = "move the REDUCE_BUCKET after the last W, B or part for its bucket on this worker"
     yield _early(inspection, Cause.REDUCE, ReduceBucket, message, hint)
 
 
@@ -146,19 +145,18 @@ def early_step(inspection: Inspection) -> Iterator[Defect]:
 
 
 def _early(inspection: Inspection, cause: Cause, cls: type[Instruction], message: str, hint: str) -> Defect:
-    """Return a defect for rows of `cls` whose join waits for a later row of the same worker."""
     graph, kind, worker = inspection.graph, inspection.lowered.columns.kind, inspection.lowered.columns.worker
     into, out = graph.into_joins, graph.out_of_joins
     out = out[(graph.cause[out] == cause) & (kind[graph.target[out]] == cls.kind)]
     workers, waiting = inspection.schedule.shape.worker_count, graph.target[out]
     joined = graph.target[into] * workers + worker[graph.source[into]]
     late = extremes(np.maximum, joined, graph.source[into], graph.source[out] * workers + worker[waiting], -1)
-    given, behind = inspection.origin[waiting[late > waiting]], inspection.origin[late[late > waiting]]
-    known = (given >= 0) & (behind >= 0)
-    known[known] = ~(inspection.stray_updates[given[known]] | inspection.stray_updates[behind[known]])
-    given, behind = given[known], behind[known]
-    by_row = np.lexsort((behind, given))
-    return Defect(message, hint, given[by_row], others=behind[by_row])
+    given, later = inspection.origin[waiting[late > waiting]], inspection.origin[late[late > waiting]]
+    known = (given >= 0) & (later >= 0)
+    known[known] = ~(inspection.stray_updates[given[known]] | inspection.stray_updates[later[known]])
+    given, later = given[known], later[known]
+    by_row = np.lexsort((later, given))
+    return Defect(message, hint, given[by_row], others=later[by_row])
 
 
 @rule("reduce-order", "peers that reduce two stages in different orders")
@@ -169,7 +167,7 @@ def reduce_order(inspection: Inspection) -> Iterator[Defect]:
     rows, others = np.array(conflicting_reduces(inspection), dtype=np.int64).reshape(-1, 2).T
     yield Defect(
         "worker {other.worker} reduces its stages in another order: {other} comes first there",
-        "reduce what two workers share in one order on both, for example last stage and first bucket first",
+        "reduce shared stages and buckets in the same order on both workers, for example last stage first",
         rows,
         others=others,
     )
@@ -178,8 +176,8 @@ def reduce_order(inspection: Inspection) -> Iterator[Defect]:
 def conflicting_reduces(inspection: Inspection) -> list[tuple[int, int]]:
     """Return the pairs of `reduce_conflicts` among the sums and gathers on hosts of their stage."""
     buckets, numbers = inspection.schedule.buckets, inspection.schedule.columns.bucket
-    found = [_hosted_rows(inspection, cls) for cls in (ReduceGradients, ReduceBucket, GatherParameters)]
-    rows, hosts = (np.concatenate(column) for column in zip(*found, strict=True))
+    reduces = [_hosted_rows(inspection, cls) for cls in (ReduceGradients, ReduceBucket, GatherParameters)]
+    rows, hosts = (np.concatenate(column) for column in zip(*reduces, strict=True))
     order = np.argsort(rows)
     rows, (workers, stages) = rows[order], np.divmod(hosts[order], inspection.schedule.shape.stages)
     # REDUCE_GRAD has no bucket column and sums the last bucket.
@@ -196,27 +194,26 @@ def reduce_conflicts(rows: Rows, workers: Rows, stages: Rows) -> list[tuple[int,
     Returns:
         (reduce that comes first here, reduce that comes first on an earlier worker with both stages), one per worker.
     """
-    mine: dict[int, dict[int, int]] = {}
+    orders: dict[int, dict[int, int]] = {}
     for row, worker, stage in zip(rows.tolist(), workers.tolist(), stages.tolist(), strict=True):
-        mine.setdefault(worker, {}).setdefault(stage, row)
-    hosts = Counter(stage for order in mine.values() for stage in order)
+        orders.setdefault(worker, {}).setdefault(stage, row)
+    hosts = Counter(stage for order in orders.values() for stage in order)
     agreed: list[dict[int, int]] = []
     at_odds: dict[tuple[int, ...], tuple[int, int, dict[int, int]] | None] = {}
     conflicts = []
-    for _, order in sorted(mine.items()):
+    for _, order in sorted(orders.items()):
         sequence = tuple(stage for stage in order if hosts[stage] > 1)
         if len(sequence) > 1 and sequence not in at_odds:
-            found = [(*pair, other) for other in agreed if (pair := _first_swapped(sequence, other))]
-            at_odds[sequence] = min(found, key=lambda one: one[:2], default=None)
-            agreed += [] if found else [order]
+            candidates = [(*pair, other) for other in agreed if (pair := _first_swapped(sequence, other))]
+            at_odds[sequence] = min(candidates, key=lambda candidate: candidate[:2], default=None)
+            agreed += [] if candidates else [order]
         if conflict := at_odds.get(sequence):
-            here, there, other = conflict
-            conflicts.append((order[sequence[here]], other[sequence[there]]))
+            position, other_position, other = conflict
+            conflicts.append((order[sequence[position]], other[sequence[other_position]]))
     return conflicts
 
 
 def _first_swapped(sequence: tuple[int, ...], other: dict[int, int]) -> tuple[int, int] | None:
-    """Return the indices of the first neighbors in `sequence` that `other` (stage -> row) has in reverse order."""
     both = [place for place, stage in enumerate(sequence) if stage in other]
-    pairs = ((here, there) for here, there in pairwise(both) if other[sequence[there]] < other[sequence[here]])
+    pairs = ((first, second) for first, second in pairwise(both) if other[sequence[second]] < other[sequence[first]])
     return next(pairs, None)

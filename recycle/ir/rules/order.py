@@ -20,8 +20,7 @@ from recycle.ir.rules.rule import Defect, Inspection, extremes, rule
 from recycle.ir.rules.transfers import are_reported
 
 _CYCLES = 5
-"""Maximum number of reported independent cycles."""
-_TOLD = 40
+_SHOWN_WAITS = 40
 """Instructions of a cycle that a message names, half from its beginning and half from its end."""
 
 
@@ -71,7 +70,7 @@ def deadlock(inspection: Inspection) -> Iterator[Defect]:
         if any(reported[given] for given in map(inspection.given, cycle) if given is not None):
             continue  # a consequence of another finding
         hint = "change the order on one of these workers so that what the others wait for comes first"
-        yield _circle(inspection, events, cycle, "a circle of waits", hint)
+        yield _cycle_defect(inspection, events, cycle, "a cycle of waits", hint)
 
 
 @rule(
@@ -90,13 +89,12 @@ def serialised_transport(inspection: Inspection) -> Iterator[Defect]:
     if events.is_acyclic:
         return
     for cycle in cycles(*events.edges, events.dependencies.nodes)[:1]:
-        message = "with one transfer at a time this deadlocks, in a circle of waits"
-        hint = "write sends and receives in one global order (take them out, then lower), or use a transport with lanes"
-        yield _circle(inspection, events, cycle, message, hint)
+        message = "with one transfer at a time this deadlocks, in a cycle of waits"
+        hint = "write sends and receives in one global order (remove them, then lower), or use a transport with lanes"
+        yield _cycle_defect(inspection, events, cycle, message, hint)
 
 
 def _explained(inspection: Inspection, source: Rows, target: Rows) -> Flags:
-    """Return which edges other rules report: local disorder, early reduces and steps, reduce orders."""
     nodes, rows = inspection.graph.nodes, inspection.graph.rows
     late_source, late_target = _local_disorder(inspection)
     explained = np.isin(source * nodes + target, late_source * nodes + late_target)
@@ -118,8 +116,8 @@ def _explained(inspection: Inspection, source: Rows, target: Rows) -> Flags:
 
 def cycles(source: Rows, target: Rows, nodes: int) -> list[list[int]]:
     """Return up to `_CYCLES` short cycles without common nodes; each node waits for the next one."""
-    found: list[list[int]] = []
-    while len(found) < _CYCLES:
+    result: list[list[int]] = []
+    while len(result) < _CYCLES:
         alive = _on_or_between_cycles(source, target, nodes)
         keep = alive[source] & alive[target]
         source, target = source[keep], target[keep]
@@ -127,14 +125,13 @@ def cycles(source: Rows, target: Rows, nodes: int) -> list[list[int]]:
             break
         offsets, before = group_edges(source, target, nodes)
         cycle = _shortest(_walk(offsets, before, int(target.min())), offsets, before)
-        found.append(cycle)
-        gone = np.isin(source, cycle) | np.isin(target, cycle)
-        source, target = source[~gone], target[~gone]
-    return found
+        result.append(cycle)
+        is_used = np.isin(source, cycle) | np.isin(target, cycle)
+        source, target = source[~is_used], target[~is_used]
+    return result
 
 
 def _on_or_between_cycles(source: Rows, target: Rows, nodes: int) -> Flags:
-    """Return the nodes on a cycle or on a path between two cycles."""
     alive = np.ones(nodes, dtype=np.bool_)
     for before, after in ((source, target), (target, source)):
         alive[topological_order(before, after, nodes)] = False
@@ -166,7 +163,7 @@ def _shortest(cycle: list[int], offsets: Rows, before: Rows) -> list[int]:
     return [start, *reversed(path[1:])]
 
 
-def _circle(inspection: Inspection, events: EventGraph, cycle: list[int], message: str, hint: str) -> Defect:
+def _cycle_defect(inspection: Inspection, events: EventGraph, cycle: list[int], message: str, hint: str) -> Defect:
     """Return a defect for a cycle, from its first given row; added rows are omitted, steps of one program merged."""
     given = {node: row for node in cycle if (row := inspection.given(node)) is not None}
     if not given:
@@ -180,21 +177,20 @@ def _circle(inspection: Inspection, events: EventGraph, cycle: list[int], messag
     rows = [given[shown[place]] for place in begins]
     name = inspection.schedule.instruction
     waits = list(zip(begins, rows, rows[1:] + rows[:1], strict=True))
-    left_out = len(waits) - _TOLD
+    left_out = len(waits) - _SHOWN_WAITS
     if left_out > 0:
-        waits[_TOLD // 2 : -_TOLD // 2] = []
+        waits[_SHOWN_WAITS // 2 : -_SHOWN_WAITS // 2] = []
     parts = [
         f"{inspection.at(row)} {'comes after' if follows[place] else 'waits for'} {name(needed)}"
         for place, row, needed in waits
     ]
     if left_out > 0:
-        parts.insert(_TOLD // 2, f"... and {left_out} more ...")
+        parts.insert(_SHOWN_WAITS // 2, f"... and {left_out} more ...")
     others = np.array([[row for _, row, _ in waits[1:]]], dtype=np.int64)
     return Defect(f"{message}: {'; '.join(parts)}", hint, rows[0], others=others)
 
 
 def _program_steps(events: EventGraph, before: Rows, after: Rows) -> Flags:
-    """Return which pairs of nodes follow each other on their worker without a dependency."""
     nodes = events.dependencies.nodes
 
     def among(source: Rows, target: Rows) -> Flags:
@@ -224,8 +220,8 @@ def late_send(inspection: Inspection) -> Iterator[Defect]:
     by_row = np.argsort(send)
     producer, send = producer[by_row], send[by_row]
     yield Defect(
-        "other work stands between it and its producer, {other}",
-        "move the send right behind its producer",
+        "other work runs between it and its producer, {other}",
+        "move the send directly after its producer",
         inspection.origin[send],
         others=inspection.origin[producer],
         per=c.worker[send],

@@ -37,7 +37,7 @@ def no_host(inspection: Inspection) -> Iterator[Defect]:
         "stage {stage} has no live host: {why}",
         "place it on a live worker, or restart from a checkpoint",
         per=stages,
-        tells={"stage": stages, "why": why},
+        placeholders={"stage": stages, "why": why},
     )
 
 
@@ -52,9 +52,9 @@ def failed_worker(inspection: Inspection) -> Iterator[Defect]:
 
     yield Defect(
         "worker {worker} has failed, yet it has a program of {size} instruction(s)",
-        "give its micro-batches to peers of its stage, or take it off the list of failed workers",
+        "give its micro-batches to peers of its stage, or remove it from the failed workers",
         c.offsets[busy],
-        tells={"size": sizes[busy]},
+        placeholders={"size": sizes[busy]},
     )
     silent = inspection.dead & (sizes == 0)
     rows = np.flatnonzero(is_kind(c.kind, Transfer))
@@ -66,7 +66,7 @@ def failed_worker(inspection: Inspection) -> Iterator[Defect]:
         rows,
         per=c.worker[rows].astype(np.int64) * shape.worker_count + c.peer[rows],
         more="transfers with it",
-        tells={"peer": lambda place: shape.worker_at(c.peer[rows[place.index]])},
+        placeholders={"peer": lambda place: shape.worker_at(c.peer[rows[place.index]])},
     )
 
 
@@ -75,11 +75,11 @@ def not_hosted(inspection: Inspection) -> Iterator[Defect]:
     """A worker can compute, reduce and step only the stages that the placement gives it. Work moves between workers
     of different pipelines that host the same stage, never along a pipeline. Reported once per worker and stage, at
     the first instruction."""
-    shape, pieces = inspection.schedule.shape, inspection.pieces
-    at = np.flatnonzero(~is_kind(pieces.kind, Transfer) & pieces.valid)
-    at = at[~inspection.hosted[pieces.worker[at], pieces.stage[at]] & ~inspection.dead[pieces.worker[at]]]
-    at = at[np.argsort(pieces.row[at], kind="stable")]
-    workers, stages = pieces.worker[at], pieces.stage[at]
+    shape, ops = inspection.schedule.shape, inspection.operations
+    at = np.flatnonzero(~is_kind(ops.kind, Transfer) & ops.valid)
+    at = at[~inspection.hosted[ops.worker[at], ops.stage[at]] & ~inspection.dead[ops.worker[at]]]
+    at = at[np.argsort(ops.row[at], kind="stable")]
+    workers, stages = ops.worker[at], ops.stage[at]
 
     def hosts(place: Place) -> str:
         return inspection.workers(np.flatnonzero(inspection.hosts[:, stages[place.index]])) or "none is alive"
@@ -87,9 +87,9 @@ def not_hosted(inspection: Inspection) -> Iterator[Defect]:
     yield Defect(
         "worker {worker} hosts stage {hosted}, not {stage}{times}",
         "move it to a host of stage {stage} ({hosts}), or change the placement",
-        pieces.row[at],
+        ops.row[at],
         per=workers * shape.stages + stages,
-        tells={
+        placeholders={
             "hosted": lambda place: listed(inspection.schedule.placement[workers[place.index]]) or "none",
             "stage": stages,
             "times": lambda place: f", {place.count} times in all" if place.count > 1 else "",
@@ -117,7 +117,7 @@ def activation_limit(inspection: Inspection) -> Iterator[Defect]:
         _LESS_MEMORY,
         rows,
         where=over,
-        tells={
+        placeholders={
             "peak": peaks,
             "time": lambda place: inspection.time_of(rows[place.index]),
             "rank": np.arange(len(rows)) % shape.ranks,
@@ -137,21 +137,21 @@ def byte_limit(inspection: Inspection) -> Iterator[Defect]:
     static = np.array(static_bytes(schedule, profile))
     peaks, rows = map(np.array, held_activations(schedule, profile, in_bytes=True))
     over = ~inspection.dead & (static + peaks > limit * (1 + TOLERANCE))
-    alone = (static > limit) | (rows < 0)
+    by_stages = (static > limit) | (rows < 0)
     yield Defect(
         f"its stages alone need {{static:.6g}} bytes, the limit is {limit:.6g}",
         "place fewer stages on it, split the model further, or raise the limit",
         worker=np.arange(len(rows)),
-        where=over & alone,
-        tells={"static": static},
+        where=over & by_stages,
+        placeholders={"static": static},
     )
     yield Defect(
         "worker {worker} holds {held:.6g} bytes here{time} ({static:.6g} static, {peak:.6g} of activations), the limit"
         f" is {limit:.6g}",
         _LESS_MEMORY,
         rows,
-        where=over & ~alone,
-        tells={
+        where=over & ~by_stages,
+        placeholders={
             "held": static + peaks,
             "time": lambda place: inspection.time_of(rows[place.index]),
             "static": static,
@@ -166,37 +166,41 @@ def redundant(inspection: Inspection) -> Iterator[Defect]:
     backward if the stage's worker died. The input of R is the output of an F on the same worker. R runs once, before
     that worker's own backward of the micro-batch, on a worker that does not run the stage's F. The first stage has no
     R."""
-    pieces, shape = inspection.pieces, inspection.schedule.shape
+    ops, shape = inspection.operations, inspection.schedule.shape
     at = _hosted(inspection, RedundantForward)
     if not len(at):
         return
-    key, rows, stages = _worker_and_cell(inspection), pieces.row[at], pieces.stage[at]
-    backward = pieces.of(Backward, BackwardInput)
-    found = find(key[backward], key[at] - shape.global_micro_batches)
-    shown_live = np.append(pieces.row[backward], len(inspection.schedule.columns))[found]
-    far = inspection.origin[inspection.graph.missing.with_reason(Why.NOT_LOCAL).row]
-    first, again, doubled, apart, late = _first_of(
-        stages == 0, _is_again(key[at]), _runs_itself(inspection, key, at), np.isin(rows, far), shown_live < rows
+    key, rows, stages = _worker_and_cell(inspection), ops.row[at], ops.stage[at]
+    backward = ops.select(Backward, BackwardInput)
+    backward_of = find(key[backward], key[at] - shape.global_micro_batches)
+    shown_live = np.append(ops.row[backward], len(inspection.schedule.columns))[backward_of]
+    not_local = inspection.origin[inspection.graph.missing.with_reason(Why.NOT_LOCAL).row]
+    first, repeated, doubled, apart, late = _first_case(
+        stages == 0,
+        _is_repeat(key[at]),
+        _runs_forward(inspection, key, at),
+        np.isin(rows, not_local),
+        shown_live < rows,
     )
     remove = "stage 0 has no stage before it, whose worker would hold its copy"
-    tells = {"stage": stages, "before": stages - 1}
+    placeholders = {"stage": stages, "before": stages - 1}
     yield Defect(remove, "remove it", rows, where=first)
-    yield Defect("the same redundant forward is there already", "remove one of the two", rows, where=again)
+    yield Defect("the same redundant forward occurs earlier", "remove one of the two", rows, where=repeated)
     itself = "this worker runs the forward of stage {stage} itself"
-    yield Defect(itself, "remove the redundant one", rows, where=doubled, tells=tells)
+    yield Defect(itself, "remove the redundant one", rows, where=doubled, placeholders=placeholders)
     yield Defect(
-        "the output of stage {before} is made on another worker, and none is sent for a redundant forward",
+        "the output of stage {before} is computed on another worker, and is never sent for a redundant forward",
         "move it to the worker that runs stage {before} of this micro-batch",
         rows,
         where=apart,
-        tells=tells,
+        placeholders=placeholders,
     )
     yield Defect(
-        "{shown} comes before it, which shows that stage {stage} lives",
+        "{shown} comes before it, and shows that the worker of stage {stage} is alive",
         "move it before that backward, or remove it",
         rows,
         where=late,
-        tells=tells | {"shown": lambda place: inspection.at(shown_live[place.index])},
+        placeholders=placeholders | {"shown": lambda place: inspection.at(shown_live[place.index])},
     )
 
 
@@ -205,20 +209,20 @@ def replay(inspection: Inspection) -> Iterator[Defect]:
     """REPLAY runs a stage on a micro-batch again, to compare the result with that of another host of the stage. It
     runs once, on a host that does not run the forward itself. It runs before that host's REDUCE_GRAD of the stage:
     a difference must be known when the iteration is committed."""
-    pieces, stages = inspection.pieces, inspection.schedule.shape.stages
+    ops, stages = inspection.operations, inspection.schedule.shape.stages
     at = _hosted(inspection, Replay)
     if not len(at):
         return
-    key, rows = _worker_and_cell(inspection), pieces.row[at]
-    reduces = pieces.of(ReduceGradients)
-    host = pieces.worker * stages + pieces.stage
-    reduce = np.append(pieces.row[reduces], len(inspection.schedule.columns))[find(host[reduces], host[at])]
-    own, again, late = _first_of(_runs_itself(inspection, key, at), _is_again(key[at]), reduce < rows)
+    key, rows = _worker_and_cell(inspection), ops.row[at]
+    reduces = ops.select(ReduceGradients)
+    host = ops.worker * stages + ops.stage
+    reduce = np.append(ops.row[reduces], len(inspection.schedule.columns))[find(host[reduces], host[at])]
+    own, repeated, late = _first_case(_runs_forward(inspection, key, at), _is_repeat(key[at]), reduce < rows)
     move = "move the replay to another host of the stage"
     yield Defect("this worker runs the forward itself", move, rows, where=own)
-    yield Defect("the same replay is there already", "remove one of the two", rows, where=again)
+    yield Defect("the same replay occurs earlier", "remove one of the two", rows, where=repeated)
     yield Defect(
-        "{other} comes before it, so that the iteration may be committed without it",
+        "{other} comes before it, so the iteration may be committed without it",
         "move the replay before that reduce",
         rows,
         where=late,
@@ -239,25 +243,25 @@ def wait_send(inspection: Inspection) -> Iterator[Defect]:
 
 
 def _hosted(inspection: Inspection, cls: type[Instruction]) -> Rows:
-    pieces = inspection.pieces
-    at = pieces.of(cls)
-    return at[inspection.hosted[pieces.worker[at], pieces.stage[at]]]
+    ops = inspection.operations
+    at = ops.select(cls)
+    return at[inspection.hosted[ops.worker[at], ops.stage[at]]]
 
 
 def _worker_and_cell(inspection: Inspection) -> Rows:
-    return inspection.pieces.worker * inspection.cells + inspection.cell
+    return inspection.operations.worker * inspection.cells + inspection.cell
 
 
-def _is_again(keys: Rows) -> Flags:
-    again = np.zeros(len(keys), dtype=np.bool_)
-    again[repeats(keys)[0]] = True
-    return again
+def _is_repeat(keys: Rows) -> Flags:
+    is_repeat = np.zeros(len(keys), dtype=np.bool_)
+    is_repeat[repeats(keys)[0]] = True
+    return is_repeat
 
 
-def _runs_itself(inspection: Inspection, key: Rows, at: Rows) -> Flags:
-    return np.isin(key[at], key[inspection.pieces.of(Forward)])
+def _runs_forward(inspection: Inspection, key: Rows, at: Rows) -> Flags:
+    return np.isin(key[at], key[inspection.operations.select(Forward)])
 
 
-def _first_of(*cases: Flags) -> list[Flags]:
+def _first_case(*cases: Flags) -> list[Flags]:
     number = np.select(cases, range(len(cases)), -1)
     return [number == place for place in range(len(cases))]

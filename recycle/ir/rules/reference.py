@@ -39,7 +39,7 @@ All errors derive from `recycle.RecycleError`. A message names what is wrong, th
 | `PlanError` | live workers for which no plan exists or can be made |
 | `TraceError` | a failure trace that cannot be used |
 | `RunError` | a run that cannot start or continue |
-| `ScheduleWarning` | a schedule whose figures are not those of a complete iteration, or whose kinds bring no gain |
+| `ScheduleWarning` | a schedule that is not a complete iteration, or whose kinds bring no gain |
 
 ## Findings
 

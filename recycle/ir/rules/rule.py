@@ -1,9 +1,8 @@
 """The framework of rules: a rule has a code, a severity, a documentation and a function that yields defects.
 
-The function receives an `Inspection` and yields a `Defect` for each kind of violation: columns of violating rows with a
-message and a hint. `Rule.findings` and `check` group, limit and sort them. An `Inspection` holds a schedule and lazily
-computed facts about it. Omitted transfers, reduces and steps are implied, as `lower` adds them; rows and positions in
-defects refer to the given program.
+The function receives an `Inspection` (a schedule and lazily computed facts) and yields a `Defect` for each kind of
+violation: columns of rows of the given program with a message and a hint. `Rule.findings` and `check` group, limit and
+sort them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.kinds import kinds_where
 from recycle.ir.lower import implied_kinds
-from recycle.ir.pieces import Work, counts_of, is_whole, parts_of_weight, work
+from recycle.ir.operations import Operations, counts_of, is_whole, operations_of, parts_of_weight
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import timeline_of
 from recycle.job.profile import Profile
@@ -84,7 +83,7 @@ class Place:
     count: int
 
 
-Tells = Mapping[str, npt.NDArray[Any] | Callable[[Place], object]]
+Placeholders = Mapping[str, npt.NDArray[Any] | Callable[[Place], object]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,14 +92,14 @@ class Defect:
 
     Attributes:
         message, hint: formats of the finding's texts, with the names `worker`, `other` (the first conflicting
-            instruction) and the names of `tells`.
+            instruction) and the names of `placeholders`.
         row: given row of each entry; None or -1 for entries about a worker or the whole schedule.
         worker: index of the worker, for entries without a row.
         others: conflicting row of each entry, or several in a second dimension; -1 for none.
         where: entries that count; None for all.
         per: entries with the same number are reported once, at the first entry.
         more: noun for the other entries in the message: `(and 3 more ...)`; empty to omit them.
-        tells: name -> value for each entry.
+        placeholders: name -> value for each entry.
     """
 
     message: str
@@ -111,9 +110,9 @@ class Defect:
     where: Flags | None = None
     per: Rows | Ints | None = None
     more: str = ""
-    tells: Tells = field(default_factory=dict)
+    placeholders: Placeholders = field(default_factory=dict)
 
-    def told(self) -> tuple[Rows, Rows]:
+    def reported(self) -> tuple[Rows, Rows]:
         """Return (entry, number of entries that it represents) of each finding."""
         columns = (column for column in (self.row, self.worker, self.per) if column is not None)
         entries = np.arange(next(map(np.size, columns), 1))
@@ -138,15 +137,15 @@ class Rule:
 
     def findings(self, inspection: Inspection) -> tuple[list[Finding], int]:
         """Return (at most the first `MOST_DESCRIBED` findings, number of further findings)."""
-        found: list[Finding] = []
-        more = 0
+        listed: list[Finding] = []
+        omitted = 0
         for defect in self.find(inspection):
-            entries, counts = defect.told()
-            room = MOST_DESCRIBED - len(found)
-            more += max(0, len(entries) - room)
+            entries, counts = defect.reported()
+            room = MOST_DESCRIBED - len(listed)
+            omitted += max(0, len(entries) - room)
             for entry, count in zip(entries[:room].tolist(), counts[:room].tolist(), strict=True):
-                found.append(self._finding(inspection, defect, entry, count))
-        return found, more
+                listed.append(self._finding(inspection, defect, entry, count))
+        return listed, omitted
 
     def _finding(self, inspection: Inspection, defect: Defect, entry: int, count: int) -> Finding:
         row = -1 if defect.row is None else int(np.atleast_1d(defect.row)[entry])
@@ -154,12 +153,18 @@ class Rule:
         place = Place(entry, tuple(inspection.at(other) for other in others if other >= 0), count)
         worker = position = instruction = None
         if row >= 0:
-            here = inspection.at(row)
-            worker, position, instruction = here.worker, here.position, here.instruction
+            instruction_position = inspection.at(row)
+            worker, position, instruction = (
+                instruction_position.worker,
+                instruction_position.position,
+                instruction_position.instruction,
+            )
         elif defect.worker is not None:
             worker = str(inspection.schedule.shape.worker_at(defect.worker[entry]))
         values: dict[str, object] = {"worker": worker, "other": next(iter(place.others), None)}
-        values |= {name: told(place) if callable(told) else told[entry] for name, told in defect.tells.items()}
+        values |= {
+            name: value(place) if callable(value) else value[entry] for name, value in defect.placeholders.items()
+        }
         message, hint = (text.format(**values) for text in (defect.message, defect.hint))
         if defect.more and count > 1:
             message += f" (and {count - 1} more {defect.more})"
@@ -208,9 +213,11 @@ class Inspection:
         return self.events.dependencies
 
     @cached_property
-    def pieces(self) -> Work:
+    def operations(self) -> Operations:
         """The given rows with overlapped pairs split."""
-        return work(self.schedule)
+        return operations_of(self.schedule)
+
+    pieces = property(lambda self: self.operations)  # previous name
 
     @cached_property
     def has_transfers(self) -> bool:
@@ -247,12 +254,12 @@ class Inspection:
     @cached_property
     def computes(self) -> Rows:
         """Valid operations that a micro-batch requires."""
-        return self.pieces.of(*kinds_where(lambda row: row.required))
+        return self.operations.select(*kinds_where(lambda row: row.required))
 
     @cached_property
     def cell(self) -> Rows:
         """Stage and micro-batch of each operation as one number; meaningful for valid operations only."""
-        return self.pieces.stage * self.schedule.shape.global_micro_batches + self.pieces.micro_batch
+        return self.operations.stage * self.schedule.shape.global_micro_batches + self.operations.micro_batch
 
     @cached_property
     def cells(self) -> int:
@@ -262,12 +269,12 @@ class Inspection:
     @cached_property
     def counts(self) -> dict[type[Instruction], Rows]:
         """Number of F, B, I and W in each cell; a full set of parts counts as one W."""
-        return counts_of(self.pieces, self.schedule.shape, self.parts[0])
+        return counts_of(self.operations, self.schedule.shape, self.parts[0])
 
     @cached_property
     def parts(self) -> tuple[Rows, Rows]:
         """(fewest, most) parts of W over the buckets, per cell."""
-        return parts_of_weight(self.pieces, self.schedule.shape, self.schedule.buckets)
+        return parts_of_weight(self.operations, self.schedule.shape, self.schedule.buckets)
 
     @cached_property
     def complete(self) -> Flags:
@@ -279,8 +286,8 @@ class Inspection:
     @cached_property
     def misplaced(self) -> Flags:
         """Cells with work on a worker that is dead or does not host the stage."""
-        pieces, at = self.pieces, self.computes
-        wrong = ~self.hosts[pieces.worker[at], pieces.stage[at]]
+        ops, at = self.operations, self.computes
+        wrong = ~self.hosts[ops.worker[at], ops.stage[at]]
         misplaced = np.zeros(self.cells, dtype=np.bool_)
         misplaced[self.cell[at[wrong]]] = True
         return misplaced
@@ -288,9 +295,9 @@ class Inspection:
     @cached_property
     def apart(self) -> Unmet:
         """Backwards on another worker than their inputs, once per cell; lowered rows."""
-        far = self.graph.missing.with_reason(Why.NOT_LOCAL)
-        far = far.take(is_kind(self.lowered.columns.kind[far.row], kinds_where(lambda row: row.required)))
-        return far.take(np.sort(np.unique(self.cells_of(far), return_index=True)[1]))
+        unmet = self.graph.missing.with_reason(Why.NOT_LOCAL)
+        unmet = unmet.take(is_kind(self.lowered.columns.kind[unmet.row], kinds_where(lambda row: row.required)))
+        return unmet.take(np.sort(np.unique(self.cells_of(unmet), return_index=True)[1]))
 
     @cached_property
     def broken(self) -> Flags:
@@ -302,19 +309,19 @@ class Inspection:
     def rows_in(self, cells: Flags) -> Flags:
         """Return the given rows that compute one of these cells."""
         rows = np.zeros(len(self.schedule.columns), dtype=np.bool_)
-        rows[self.pieces.row[self.computes[cells[self.cell[self.computes]]]]] = True
+        rows[self.operations.row[self.computes[cells[self.cell[self.computes]]]]] = True
         return rows
 
     @cached_property
     def stray_updates(self) -> Flags:
         """The given reduces and steps that are duplicates or on a worker that does not host the stage."""
-        pieces, stages = self.pieces, self.schedule.shape.stages
-        at = pieces.of(StageWide)
-        keys = (pieces.kind[at].astype(np.int64) * len(self.dead) + pieces.worker[at]) * stages + pieces.stage[at]
-        keys = keys * (self.schedule.buckets + 1) + pieces.bucket[at]
+        ops, stages = self.operations, self.schedule.shape.stages
+        at = ops.select(StageWide)
+        keys = (ops.kind[at].astype(np.int64) * len(self.dead) + ops.worker[at]) * stages + ops.stage[at]
+        keys = keys * (self.schedule.buckets + 1) + ops.bucket[at]
         stray = np.zeros(len(self.schedule.columns), dtype=np.bool_)
-        stray[pieces.row[at[repeats(keys)[0]]]] = True
-        stray[pieces.row[at[~self.hosts[pieces.worker[at], pieces.stage[at]]]]] = True
+        stray[ops.row[at[repeats(keys)[0]]]] = True
+        stray[ops.row[at[~self.hosts[ops.worker[at], ops.stage[at]]]]] = True
         return stray
 
     def cells_of(self, unmet: Unmet) -> Rows:
@@ -356,15 +363,15 @@ class Inspection:
 def listed(names: Sequence[object], count: int | None = None) -> str:
     """Format `a, b, c and 4 more`; `count` is the total if `names` is only the beginning."""
     count = len(names) if count is None else count
-    rest = f" and {count - SHOWN} more" if count > SHOWN else ""
-    return ", ".join(map(str, names[:SHOWN])) + rest
+    omitted = f" and {count - SHOWN} more" if count > SHOWN else ""
+    return ", ".join(map(str, names[:SHOWN])) + omitted
 
 
 def repeats(keys: Rows) -> tuple[Rows, Rows]:
     """Return (index of each repeated key, index of its first occurrence)."""
     _, first, back = np.unique(keys, return_index=True, return_inverse=True)
-    again = np.flatnonzero(first[back] != np.arange(len(keys)))
-    return again, first[back[again]]
+    later = np.flatnonzero(first[back] != np.arange(len(keys)))
+    return later, first[back[later]]
 
 
 def firsts(keys: Rows | Ints) -> tuple[Rows, Rows, Rows]:
@@ -379,8 +386,8 @@ def extremes(take: np.ufunc, keys: Rows, values: Rows, wanted: Rows, missing: in
     `missing` must be at least as extreme as every value, in the opposite direction.
     """
     known, place = np.unique(keys, return_inverse=True)
-    found = np.full(len(known) + 1, missing, dtype=np.int64)
-    take.at(found, place, values)
+    result = np.full(len(known) + 1, missing, dtype=np.int64)
+    take.at(result, place, values)
     at = np.searchsorted(known, wanted)
     at[np.append(known, -1)[at] != wanted] = len(known)
-    return found[at]
+    return result[at]

@@ -20,14 +20,12 @@ from recycle.ir.instruction import (
     CARRIERS,
     KIND_CLASSES,
     Compute,
-    Receive,
     Send,
     Transfer,
     is_kind,
 )
-from recycle.ir.kinds import MOST_KINDS, Origin, ValueKind, makers_of
-from recycle.ir.rules.rule import Defect, Inspection, Place, Rule, Severity, Tells, firsts, repeats, rule
-from recycle.job.shape import MicroBatch, Worker
+from recycle.ir.kinds import MOST_KINDS, Origin, makers_of
+from recycle.ir.rules.rule import Defect, Inspection, Placeholders, Rule, Severity, firsts, repeats, rule
 
 
 def are_reported(inspection: Inspection, rows: Rows) -> Flags:
@@ -37,8 +35,8 @@ def are_reported(inspection: Inspection, rows: Rows) -> Flags:
 
 
 def _examined_rule(code: str, title: str, documentation: str, severity: Severity = "error") -> Rule:
-    found = lambda inspection: _examined(inspection).found.get(code, [])  # noqa: E731
-    return Rule(code, title, inspect.cleandoc(documentation), found, severity)
+    defects = lambda inspection: _examined(inspection).defects.get(code, [])  # noqa: E731
+    return Rule(code, title, inspect.cleandoc(documentation), defects, severity)
 
 
 wrong_peer = _examined_rule(
@@ -106,7 +104,7 @@ def fifo(inspection: Inspection) -> Iterator[Defect]:
         receive[by_receive[differ]],
         others=send[by_send[differ]],
         per=lane[by_receive][differ],
-        tells={"count": lambda place: place.count},
+        placeholders={"count": lambda place: place.count},
     )
 
 
@@ -132,11 +130,11 @@ class _TransferExamination:
     def __init__(self, inspection: Inspection) -> None:
         self.inspection, self.shape = inspection, inspection.schedule.shape
         self.columns = inspection.schedule.columns
-        self.found: dict[str, list[Defect]] = {}
+        self.defects: dict[str, list[Defect]] = {}
         self._table = len(CARRIERS), self.shape.stages + 2, self.shape.global_micro_batches
         if inspection.has_transfers:
-            pieces = inspection.pieces
-            rows = [np.append(pieces.row, -1)[pieces.first(self.shape, pieces.of(*makers_of(v)))] for v in CARRIERS]
+            ops = inspection.operations
+            rows = [np.append(ops.row, -1)[ops.first(self.shape, ops.select(*makers_of(v)))] for v in CARRIERS]
             # Row that produces each value and row that needs it: the first of several, -1 for none. Values count as
             # reported if a defect of the value, its producer or its user is reported.
             self._maker, self._user = self._by_value(rows, -1)
@@ -146,24 +144,23 @@ class _TransferExamination:
     def _by_value(self, cells: Sequence[npt.NDArray[Any]], nothing: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return data per cell, indexed by the value that the cell produces, and by the value that it needs."""
         inner = np.reshape(cells, (len(CARRIERS), self.shape.stages, -1))
-        made = np.pad(inner, ((0, 0), (1, 1), (0, 0)), constant_values=nothing)
+        produced = np.pad(inner, ((0, 0), (1, 1), (0, 0)), constant_values=nothing)
         toward = (receive.row.needs[0].offset for _, receive in CARRIERS.values())
-        needed = [np.roll(of, offset, axis=0) for of, offset in zip(made, toward, strict=True)]
-        return made.ravel(), np.ravel(needed)
+        needed = [np.roll(column, offset, axis=0) for column, offset in zip(produced, toward, strict=True)]
+        return produced.ravel(), np.ravel(needed)
 
     def values(self, rows: Rows) -> Rows:
         """Return the values that the transfers in given rows carry."""
-        kind, pieces = self.columns.kind[rows], self.inspection.pieces
-        return self._values(_CARRIED[kind], pieces.stage[rows] + _MAKER[kind], pieces.micro_batch[rows])
+        kind, ops = self.columns.kind[rows], self.inspection.operations
+        return self._values(_CARRIED[kind], ops.stage[rows] + _MAKER[kind], ops.micro_batch[rows])
 
     def _values(self, kind: Rows | int, stage: Rows, micro_batch: Rows) -> Rows:
-        """Return values by kind, producing stage (also -1 and P * V) and global micro-batch."""
         _, stages, micro_batches = self._table
         return (kind * stages + stage + 1) * micro_batches + micro_batch
 
-    def _read(self, value: int) -> tuple[ValueKind, int, MicroBatch]:
-        kind, stage, micro_batch = np.unravel_index(value, self._table)
-        return ValueKind(int(kind)), int(stage) - 1, self.inspection.micro_batch(int(micro_batch))
+    def _read(self, values: Rows) -> tuple[Rows, Rows, Rows]:
+        kind, stage, micro_batch = np.unravel_index(values, self._table)
+        return kind, stage - 1, micro_batch
 
     def are_reported(self, values: Rows) -> Flags:
         """Return whether each value is already reported."""
@@ -171,11 +168,11 @@ class _TransferExamination:
         return reported
 
     def _examine(self) -> None:
-        inspection, c, pieces = self.inspection, self.columns, self.inspection.pieces
-        rows = pieces.of(Transfer)  # a transfer's row is its piece
-        gone = inspection.dead[c.worker[rows]] | inspection.dead[c.peer[rows]]
-        self._reported[self.values(rows[gone])] = True
-        rows = rows[~gone]
+        inspection, c, ops = self.inspection, self.columns, self.inspection.operations
+        rows = ops.select(Transfer)  # a transfer's row is its piece
+        has_dead_end = inspection.dead[c.worker[rows]] | inspection.dead[c.peer[rows]]
+        self._reported[self.values(rows[has_dead_end])] = True
+        rows = rows[~has_dead_end]
         self._to_itself(rows[c.peer[rows] == c.worker[rows]])
         self._twice(rows)
         self._not_made()
@@ -194,13 +191,12 @@ class _TransferExamination:
         self._unused(np.sort(receives))
 
     def _fresh(self, values: Rows) -> Rows:
-        """Return the indices of values not reported yet, each value once, and mark them as reported."""
         fresh = np.flatnonzero(~self._reported[values])
         self._reported[values[fresh]] = True
         return fresh[np.sort(firsts(values[fresh])[1])]
 
     def _report(self, code: str, defect: Defect) -> None:
-        self.found.setdefault(code, []).append(defect)
+        self.defects.setdefault(code, []).append(defect)
 
     def _to_itself(self, rows: Rows) -> None:
         message = "a transfer from a worker to itself"
@@ -211,25 +207,18 @@ class _TransferExamination:
         c = self.columns
         ends = (c.worker[rows].astype(np.int64) * self.shape.worker_count + c.peer[rows]) * MOST_KINDS + c.kind[rows]
         keys = np.unique(ends, return_inverse=True)[1].astype(np.int64)
-        again, first = repeats(keys * self.inspection.cells + self.inspection.cell[rows])
-        fresh = self._fresh(self.values(rows[again]))
-        again, first = rows[again[fresh]], rows[first[fresh]]
-
-        is_send = is_kind(c.kind[again], Send)
-        tells = {"done": np.where(is_send, "sent", "received")}
-        message = "the value is {done} already: {other}"
-        self._report("duplicate-transfer", Defect(message, "remove one of the two", again, others=first, tells=tells))
+        second, earlier = repeats(keys * self.inspection.cells + self.inspection.cell[rows])
+        fresh = self._fresh(self.values(rows[second]))
+        second, earlier = rows[second[fresh]], rows[earlier[fresh]]
+        message = "{other} already transfers this value"
+        self._report("duplicate-transfer", Defect(message, "remove one of the two", second, others=earlier))
 
     def _not_made(self) -> None:
-        far = self.inspection.graph.missing.with_reason(Why.NOT_LOCAL)
-        rows, values = self._given(far.take(is_kind(self.inspection.lowered.columns.kind[far.row], Send)))
-
-        def maker(place: Place) -> str:
-            return f"worker {place.others[0].worker} makes" if place.others else "nobody makes"
-
-        message = "{maker} this value, not worker {worker}"
-        hint, first = "move the send to the worker that runs its producer", self._maker[values]
-        self._report("not-made-here", Defect(message, hint, rows, others=first, tells={"maker": maker}))
+        unmet = self.inspection.graph.missing.with_reason(Why.NOT_LOCAL)
+        rows, values = self._given(unmet.take(is_kind(self.inspection.lowered.columns.kind[unmet.row], Send)))
+        message = "worker {other.worker} computes this value, not worker {worker}"
+        hint = "move the send to the worker that runs its producer"
+        self._report("not-made-here", Defect(message, hint, rows, others=self._maker[values]))
 
     def _given(self, unmet: Unmet) -> tuple[Rows, Rows]:
         unmet = unmet.take(self.inspection.origin[unmet.row] >= 0)
@@ -238,32 +227,31 @@ class _TransferExamination:
         return self.inspection.origin[unmet.row[fresh]], values[fresh]
 
     def _is_run_by(self, workers: Rows | Ints, rows: Rows) -> Flags:
-        found: Flags = (rows >= 0) & (self.columns.worker[rows] == workers)
-        return found
+        is_run: Flags = (rows >= 0) & (self.columns.worker[rows] == workers)
+        return is_run
 
     def _lacking(self, code: str, verb: str, rows: Rows) -> None:
         rows = rows[self._fresh(self.values(rows))]
-        values, onward = self.values(rows), code == "unreceived"
-        peers = self.columns.peer[rows]
-
-        def peer(place: Place) -> Worker:
-            return self.shape.worker_at(peers[place.index])
-
-        def remedy(place: Place) -> str:
-            kind, stage, micro_batch = self._read(values[place.index])
-            end = CARRIERS[kind][onward]
-            receives = issubclass(end, Receive)
-            stage -= end.row.needs[0].offset
-            if not 0 <= stage < self.shape.stages:
-                needs, this = ("needs", "send") if receives else ("makes", "receive")
-                return f"no stage {needs} this value: remove the {this}"
-            worker = self.shape.worker_at(self.columns.worker[rows[place.index]])
-            where = "before its consumer" if receives else "behind its producer"
-            return f"add {stage}{end.token}{micro_batch}@{worker} to worker {peer(place)} {where}"
-
-        message, others = f"worker {{peer}} never {verb} it", (self._user if onward else self._maker)[values]
-        tells = {"peer": peer, "remedy": remedy}
-        self._report(code, Defect(message, "{remedy}", rows, others=others, tells=tells))
+        values, is_unreceived = self.values(rows), code == "unreceived"
+        kind, stage, micro_batch = self._read(values)
+        peers, others = self.columns.peer[rows], (self._user if is_unreceived else self._maker)[values]
+        for value, ends in CARRIERS.items():
+            end = ends[is_unreceived]
+            other_stage = stage - end.row.needs[0].offset
+            exists = (other_stage >= 0) & (other_stage < self.shape.stages)
+            where = "before its consumer" if is_unreceived else "after its producer"
+            add = f"add {{stage}}{end.token}{{micro_batch}}@{{worker}} to worker {{peer}} {where}"
+            needs, this = ("needs", "send") if is_unreceived else ("computes", "receive")
+            placeholders: Placeholders = {
+                "peer": lambda place: self.shape.worker_at(peers[place.index]),
+                "stage": other_stage,
+                "micro_batch": lambda place: self.inspection.micro_batch(micro_batch[place.index]),
+            }
+            message = f"worker {{peer}} never {verb} this value"
+            for hint, is_so in ((add, exists), (f"no stage {needs} this value: remove the {this}", ~exists)):
+                where_so = (kind == value) & is_so
+                defect = Defect(message, hint, rows, others=others, where=where_so, placeholders=placeholders)
+                self._report(code, defect)
 
     def _mismatched(self, sends: Rows, receives: Rows) -> None:
         c = self.columns
@@ -283,36 +271,30 @@ class _TransferExamination:
         moved = np.where(user >= 0, c.worker[user], c.worker[receives])
         named = np.where(blamed, c.worker[sends], c.worker[receives])
         right = np.where(is_needed, named, moved)
-        tells = {"right": lambda place: self.shape.worker_at(right[place.index])}
+        placeholders = {"right": lambda place: self.shape.worker_at(right[place.index])}
         message = "the other end is {other}, and the two do not match"
         for where, hint in ((is_needed, "name worker {right} in it"), (~is_needed, "move it to worker {right}")):
-            self._report("wrong-peer", Defect(message, hint, rows, others=others, where=where, tells=tells))
+            self._report(
+                "wrong-peer", Defect(message, hint, rows, others=others, where=where, placeholders=placeholders)
+            )
 
     def _untransferred(self) -> None:
         rows, values = self._given(self.inspection.graph.missing.with_reason(Why.NOT_RECEIVED))
-
-        def lacks(place: Place) -> str:
-            _, stage, micro_batch = self._read(values[place.index])
-            where = f" on worker {place.others[0].worker}" if place.others else ""
-            return f"what stage {stage} makes of micro-batch {micro_batch}{where}"
-
-        def ends(place: Place) -> tuple[str, ...]:
-            return tuple(end.token for end in CARRIERS[self._read(values[place.index])[0]])
-
-        tells: Tells = {"lacks": lacks, "ends": ends}
-        message = "it needs {lacks}, and no transfer brings it here"
-        hint, first = "add a {ends[0]} there and a {ends[1]} here", self._maker[values]
-        self._report("no-transfer", Defect(message, hint, rows, others=first, tells=tells))
+        kind, _, _ = self._read(values)
+        message = "it needs the result of {other}, but no transfer brings it here"
+        for value, (send, receive) in CARRIERS.items():
+            hint = f"add a {send.token} there and a {receive.token} here"
+            self._report("no-transfer", Defect(message, hint, rows, others=self._maker[values], where=kind == value))
 
     def _unused(self, rows: Rows) -> None:
-        pieces, workers = self.inspection.pieces, self.shape.worker_count
+        ops, workers = self.inspection.operations, self.shape.worker_count
         needed = []
         for cls in KIND_CLASSES:
             for need in cls.row.needs if issubclass(cls, Compute) else ():
                 if need.origin == Origin.ANY_WORKER:
-                    users = pieces.of(cls)
-                    values = self._values(need.value, pieces.stage[users] + need.offset, pieces.micro_batch[users])
-                    needed.append(values * workers + pieces.worker[users])
+                    users = ops.select(cls)
+                    values = self._values(need.value, ops.stage[users] + need.offset, ops.micro_batch[users])
+                    needed.append(values * workers + ops.worker[users])
         brought = self.values(rows)
         unused = rows[~np.isin(brought * workers + self.columns.worker[rows], np.concatenate(needed))]
         unused = unused[self._fresh(self.values(unused))]

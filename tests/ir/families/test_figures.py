@@ -95,7 +95,10 @@ FORMS = {
     "interleaved": Form("interleaved", INTERLEAVED, alternating),
     **{
         f"interleaved in groups {size}": Form(
-            "interleaved", [size], lambda *of, n=n: alternating(*of, n=n), options=lambda p, m, n=n: {"group_size": n}
+            "interleaved",
+            [size],
+            lambda *args, n=n: alternating(*args, n=n),
+            options=lambda p, m, n=n: {"group_size": n},
         )
         for size, n in GROUPS.items()
     },
@@ -116,7 +119,7 @@ FORMS = {
     "zb-h2 cut short": Form(
         "zb-h2",
         sizes((2, 2), (3, 4), (4, 1), (8, 8)),
-        lambda p, m, *of: (None, 2 * p - 1 - m, [m] * p),
+        lambda p, m, *_: (None, 2 * p - 1 - m, [m] * p),
         UNIT,
     ),
     "zb-v": Form(
@@ -128,19 +131,10 @@ FORMS = {
     "zb-v cut short": Form(
         "zb-v",
         sizes((2, 2), (3, 4), (4, 6), (5, 5), (8, 14), chunks=2),
-        lambda p, *of: (p - 1, None, 2 * p),
+        lambda p, *_: (p - 1, None, 2 * p),
         UNIT,
     ),
     **{name: Form(name, sizes(*V_SIZES, chunks=2), capped(cap), UNIT) for name, cap in CAPS.items()},
-    **{
-        f"{name} at any number of ranks": Form(
-            name,
-            sizes(*((p, p) for p in (9, 10, 11, 12, 21, 34)), (2, 1), (4, 3), (8, 5), chunks=2),
-            lambda p, m, *of, cap=cap: (None, None, min(cap(p), 2 * m)),
-            UNIT,
-        )
-        for name, cap in CAPS.items()
-    },
 }
 
 
@@ -151,12 +145,12 @@ def test_bubbles_and_peaks_follow_the_closed_form(form: Form) -> None:
             shape, options = Shape(1, ranks, micro_batches, chunks), form.options(ranks, micro_batches)
             timeline = simulate(FAMILIES[form.family](shape, **options), Profile.uniform(*times))
             bubble, inner, peaks = form.figures(ranks, micro_batches, chunks, *times)
-            found = timeline.bubble, timeline.inner_bubble, timeline.peak_activations
+            measured = timeline.bubble, timeline.inner_bubble, timeline.peak_activations
             for wanted, figures in zip(
-                (None if bubble is None else [bubble] * ranks, inner, peaks), found, strict=True
+                (None if bubble is None else [bubble] * ranks, inner, peaks), measured, strict=True
             ):
-                told = figures if isinstance(wanted, list) else max(one for one in figures if one is not None)
-                assert (shape, times, told) == (shape, times, told if wanted is None else wanted)
+                actual = figures if isinstance(wanted, list) else max(figures)
+                assert wanted is None or actual == wanted, (shape, times)
 
 
 @pytest.mark.parametrize(
@@ -171,44 +165,13 @@ def test_the_worst_bubble_of_dualpipe_v_where_f_equals_i_and_w_is_no_longer(rank
             assert timeline.peak_activations == [2 * ranks + 1] * ranks
 
 
-# Makespans at unit times of the orders that the authors' own generator makes, timed here, and what ours take less.
-PUBLISHED = {
-    "v-half": {(2, 2): (15, 2), (3, 6): (41, 0), (4, 4): (34, 5), (5, 5): (44, 3), (5, 10): (71, 0), (7, 7): (66, 7),
-               (8, 16): (113, 0), (16, 16): (137, 0)},
-    "v-min": {(2, 4): (27, 2), (3, 3): (26, 3), (4, 8): (59, 0), (5, 5): (45, 4), (5, 10): (75, 4), (7, 7): (65, 0),
-              (8, 16): (123, 4), (16, 16): (155, 0)},
-}  # fmt: skip
-# (family, times, P, m) -> makespan of an order for equal times or published, and of that made for them.
-UNEQUAL = {
-    ("zb-v", (2, 3, 1), 4, 8): (108, 107),
-    ("v-half", (2, 3, 1), 8, 16): (266, 253),
-    ("v-min", (2, 3, 1), 8, 16): (348, 279),
-    ("v-min", (3, 2, 1), 4, 8): (160, 144),
-}
-
-
-@pytest.mark.parametrize("family", PUBLISHED)
-def test_no_order_is_longer_than_the_published_one(family: str) -> None:
-    for (ranks, micro_batches), (published, less) in PUBLISHED[family].items():
-        makespan = simulate(FAMILIES[family](Shape(1, ranks, micro_batches, 2))).makespan
-        assert (ranks, micro_batches, makespan <= published - less) == (ranks, micro_batches, True)
-
-
-@pytest.mark.parametrize(("family", "times", "ranks", "micro_batches"), UNEQUAL)
-def test_an_order_made_for_the_times_is_shorter(family: str, times: Any, ranks: int, micro_batches: int) -> None:
-    schedule = FAMILIES[family](Shape(1, ranks, micro_batches, 2), times=times)
-    other, most = UNEQUAL[family, times, ranks, micro_batches]
-    assert simulate(schedule, Profile.uniform(*times)).makespan <= most < other
-    assert schedule.metadata == {"family": family, "times": list(times)}
-
-
 @pytest.mark.parametrize("family", [*CAPS, "zb-v"])
 @pytest.mark.parametrize("times", ANY_TIMES[1:])
 def test_an_order_made_for_the_times_keeps_the_cap_and_is_never_longer(family: str, times: Any) -> None:
     profile, build = Profile.uniform(*times), FAMILIES[family]
     for ranks, micro_batches in [(2, 4), (3, 6), (4, 4), (4, 8), (5, 10), (8, 8)]:
         shape = Shape(1, ranks, micro_batches, 2)
-        made = build(shape, times=times)
+        schedule = build(shape, times=times)
         shortest = 2 * micro_batches * sum(times) + (ranks - 1) * times[0]
-        assert shortest <= simulate(made, profile).makespan <= simulate(build(shape), profile).makespan
-        assert check(made, limits=[CAPS.get(family, lambda ranks: 2 * ranks)(ranks)] * ranks) == []
+        assert shortest <= simulate(schedule, profile).makespan <= simulate(build(shape), profile).makespan
+        assert check(schedule, limits=[CAPS.get(family, lambda ranks: 2 * ranks)(ranks)] * ranks) == []

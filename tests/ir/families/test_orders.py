@@ -1,10 +1,8 @@
-"""Orders of the families: as the papers draw them, as torch and Megatron build them; and what is refused.
-
-What every family owes for every shape: a refusal by name, or a schedule in which the checker finds nothing.
-"""
+"""Orders of the families: as in the papers and in torch (of Megatron: test_megatron_table), and refused shapes."""
 
 from __future__ import annotations
 
+import re
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -24,10 +22,6 @@ ORDERS = {
     ("1f1b", 3, 4): [
         "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3", "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3", "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3",
     ],
-    ("interleaved", 2, 4): [
-        "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",
-        "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3",
-    ],
     ("looped-bfs", 2, 2): ["0F0 0F1 2F0 2F1 2B1 2B0 0B1 0B0", "1F0 1F1 3F0 3F1 3B1 3B0 1B1 1B0"],
     ("zb-h1", 3, 4): [
         "0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3", "1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3",
@@ -36,23 +30,15 @@ ORDERS = {
     ("zb-h2", 2, 4): [
         "0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3", "1F0 1I0 1F1 1I1 1F2 1I2 1W0 1F3 1I3 1W1 1W2 1W3",
     ],
-    ("zb-v", 2, 4): [
-        "0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 3W3 0I2 0W2 0I3 0W3",
-        "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 1I3 1W2 2W3 1W3",
-    ],
-    ("dualpipe-v", 2, 5): [
-        "0F0 0F1 0F2 3F0 3I0 3W0 3F1 (0F3;3B1) (3F2;0B0) (0F4;3B2) (3F3;0B1) 3B3 (3F4;0B2) 3B4 0I3 0W3 0I4 0W4",
-        "1F0 2F0 1F1 2F1 1F2 2B0 (2F2;1B0) (1F3;2B1) (2F3;1B1) (1F4;2B2) (2F4;1B2) 2B3 1B3 2I4 1I4 2W4 1W4",
-    ],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("family", "ranks", "micro_batches"), ORDERS)
-def test_each_family_has_its_order_in_every_pipeline(family: str, ranks: int, micro_batches: int) -> None:
+def test_each_family_has_the_published_order_in_every_pipeline(family: str, ranks: int, micro_batches: int) -> None:
     text = FAMILIES[family](Shape(2, ranks, micro_batches, chunks_of(family))).text()
     for k in range(2):
-        told = [text[f"{k}.{rank}"].replace(f"{k}.", "") for rank in range(ranks)]
-        assert told == ORDERS[family, ranks, micro_batches]
+        programs = [text[f"{k}.{rank}"].replace(f"{k}.", "") for rank in range(ranks)]
+        assert programs == ORDERS[family, ranks, micro_batches]
 
 
 @pytest.mark.parametrize(("family", "name"), [("zb-v", "ScheduleZBVZeroBubble"), ("dualpipe-v", "ScheduleDualPipeV")])
@@ -64,7 +50,7 @@ def test_the_order_for_equal_times_is_that_of_torchs_schedule(family: str, name:
         for rank in range(ranks):
             actions = getattr(torch, name)._calculate_single_rank_operations(shape, rank)
             texts = [str(action).removesuffix("OVERLAP_F_B").removeprefix("-1") for action in actions if action]
-            assert [str(one).replace("0.", "") for one in schedule.program(Worker(0, rank))] == texts
+            assert [str(action).replace("0.", "") for action in schedule.program(Worker(0, rank))] == texts
 
 
 REFUSED: list[tuple[str, Shape, dict[str, Any], str]] = [
@@ -81,7 +67,9 @@ REFUSED: list[tuple[str, Shape, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("family", "shape", "options", "message"), REFUSED)
-def test_what_a_family_cannot_do_is_refused(family: str, shape: Shape, options: Any, message: str) -> None:
+def test_a_family_refuses_shapes_that_it_does_not_support(
+    family: str, shape: Shape, options: Any, message: str
+) -> None:
     with pytest.raises(ScheduleError, match=message):
         FAMILIES[family](shape, **options)
 
@@ -106,7 +94,6 @@ def cases(draw: st.DrawFn) -> tuple[str, Shape]:
 
 
 def built(family: str, shape: Shape) -> Schedule | str:
-    """The schedule, or the message with which the family refuses the shape."""
     try:
         return FAMILIES[family](shape)
     except ScheduleError as error:
@@ -116,30 +103,17 @@ def built(family: str, shape: Shape) -> Schedule | str:
 @pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(cases())
-def test_a_shape_is_refused_in_one_line_or_gives_a_valid_schedule(
-    case: tuple[str, Shape],
-) -> None:
+def test_a_shape_is_refused_in_one_line_or_gives_valid_schedules_with_equal_pipelines(case: tuple[str, Shape]) -> None:
     family, shape = case
-    schedule = built(family, shape)
-    if isinstance(schedule, str):
-        assert schedule.startswith(f"{family}: needs ")
-        assert "\n" not in schedule
+    single = built(family, Shape(1, shape.ranks, shape.micro_batches, shape.chunks))
+    several = built(family, shape)
+    if isinstance(single, str) or isinstance(several, str):
+        assert single == several
+        assert re.fullmatch(f"{family}: needs .*", str(several))
         return
-    assert schedule.metadata["family"] == family
-    assert check(schedule) == []
-    lowered = lower(schedule)
-    assert check(lowered, about_to_run=True) == []
-
-
-@settings(max_examples=40, deadline=None)
-@given(cases())
-def test_d_pipelines_give_the_figures_of_one(case: tuple[str, Shape]) -> None:
-    family, shape = case
-    one, many = built(family, Shape(1, shape.ranks, shape.micro_batches, shape.chunks)), built(family, shape)
-    if isinstance(one, str) or isinstance(many, str):
-        assert one == many
-        return
-    alone, together = simulate(one), simulate(many)
-    assert (together.makespan, together.period) == (alone.makespan, alone.period)
-    assert together.inner_bubble == alone.inner_bubble * shape.pipelines
-    assert together.peak_activations == alone.peak_activations * shape.pipelines
+    assert several.metadata["family"] == family
+    assert check(several) == check(lower(several), about_to_run=True) == []
+    one_pipeline, all_pipelines = simulate(single), simulate(several)
+    assert (all_pipelines.makespan, all_pipelines.period) == (one_pipeline.makespan, one_pipeline.period)
+    assert all_pipelines.inner_bubble == one_pipeline.inner_bubble * shape.pipelines
+    assert all_pipelines.peak_activations == one_pipeline.peak_activations * shape.pipelines

@@ -1,18 +1,16 @@
-"""Chrome traces of schedules: what viewers are shown is what the simulator says, and the schedule comes back whole."""
+"""Chrome traces of schedules show the simulated times; damaged files are refused."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from recycle import Profile, Schedule, ScheduleError, Shape, Worker, check, lower, simulate
 from recycle.ir import formats
@@ -29,8 +27,8 @@ def text(schedule: Schedule, profile: Profile | None = None) -> str:
 
 
 def file(schedule: Schedule, profile: Profile | None = None) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(text(schedule, profile))
-    return found
+    content: dict[str, Any] = json.loads(text(schedule, profile))
+    return content
 
 
 def events(schedule: Schedule, phase: str, profile: Profile | None = None) -> list[dict[str, Any]]:
@@ -51,20 +49,6 @@ def rerouted() -> Schedule:
         failed=["1.1"],
         metadata={"note": 'quotes " and \\ and é', "nested": {"list": [1, 2.5, None, True]}},
     )
-
-
-# Round trips
-
-
-@settings(derandomize=True, max_examples=40, deadline=None, database=None)
-@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([None, TIMES]))
-def test_any_schedule_comes_back_equal_with_its_metadata(seed: int, lowered: bool, profile: Profile | None) -> None:
-    rng = random.Random(seed)
-    schedule = random_schedule(rng).with_metadata(seed=seed, words=["recycle", None, 0.1])
-    schedule = lower(schedule) if lowered else schedule
-    again = chrome_trace.loads(text(schedule, profile).encode(), "t.json")
-    assert again == schedule
-    assert again.metadata == schedule.metadata
 
 
 # What viewers are shown
@@ -94,20 +78,17 @@ def test_slices_of_one_thread_never_overlap() -> None:
             assert all(a + length <= b for (a, length), (b, _) in pairwise(slices))
 
 
-def test_arguments_tell_home_place_and_rerouting() -> None:
-    slices = {event["name"]: event for event in events(rerouted(), "X")}
-    assert slices["1F1.0"]["cat"] == "forward"
-    assert slices["1F1.0"]["args"] == {
+def test_arguments_state_worker_position_home_and_rerouting() -> None:
+    slices = {event["name"]: event["args"] for event in events(rerouted(), "X")}
+    assert slices["1F1.0"] == {
         "worker": "0.1", "position": 2, "stage": 1, "home": 1, "micro_batch": 0, "rerouted": True,
     }  # fmt: skip
-    assert slices["0F1.0"]["args"]["rerouted"] is False
-    assert slices["0SEND_F1.0@0.1"]["args"]["position"] is None
-    assert slices["1STEP"]["args"] == {"worker": "2.1", "position": None, "stage": 1}
-    assert Counter(event["cat"] for event in slices.values())["recv_gradient"] == 6
+    assert slices["0F1.0"]["rerouted"] is False
+    assert slices["1STEP"] == {"worker": "2.1", "position": None, "stage": 1}
 
 
 def arrows(schedule: Schedule, profile: Profile | None = None) -> list[tuple[str, str, str]]:
-    """(name, slice at the beginning, slice at the end) of each arrow; every end must lie right behind its slice."""
+    """(name, slice at the beginning, slice at the end) of each arrow; every end directly follows its slice."""
     slice_: dict[str, Any] = {}
     ends: dict[int, dict[str, tuple[str, str, str]]] = defaultdict(dict)
     for event in file(schedule, profile)["traceEvents"]:
@@ -123,11 +104,11 @@ def arrows(schedule: Schedule, profile: Profile | None = None) -> list[tuple[str
 
 
 def test_arrows_lead_from_each_send_to_its_receive_and_along_rerouted_activations() -> None:
-    found = arrows(rerouted(), TIMES)
-    assert len(found) == 12 + 2
-    assert ("activation", "0SEND_F1.0@0.1", "1RECV_F1.0@1.0") in found
-    assert ("input gradient", "1SEND_B1.1@1.0", "0RECV_B1.1@2.1") in found
-    assert [arrow for arrow in found if arrow[0] == "re-routed activation"] == [
+    lines = arrows(rerouted(), TIMES)
+    assert len(lines) == 12 + 2
+    assert ("activation", "0SEND_F1.0@0.1", "1RECV_F1.0@1.0") in lines
+    assert ("input gradient", "1SEND_B1.1@1.0", "0RECV_B1.1@2.1") in lines
+    assert [arrow for arrow in lines if arrow[0] == "re-routed activation"] == [
         ("re-routed activation", "0F1.0", "1F1.0"),
         ("re-routed activation", "0F1.1", "1F1.1"),
     ]
@@ -153,8 +134,6 @@ def test_a_schedule_without_timeline_is_refused_and_leaves_no_file(tmp_path: Pat
         formats.write(deadlock, tmp_path / "t.trace.json")
     with pytest.raises(ScheduleError, match=r"a makespan of 3\.3e\+09 cannot be written to the nanosecond"):
         formats.write(one_f_one_b(Shape(1, 4, 8)), tmp_path / "t.trace.json", profile=Profile(1e8, 1e8, 1e8))
-    with pytest.raises(ScheduleError, match="metadata: only finite JSON values"):
-        formats.write(rerouted().with_metadata(gap=float("nan")), tmp_path / "t.trace.json")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -162,71 +141,48 @@ def test_a_schedule_without_timeline_is_refused_and_leaves_no_file(tmp_path: Pat
 
 
 def altered(change: Any) -> bytes:
-    found = file(one_f_one_b(Shape(1, 2, 2)))
-    change(found)
-    return json.dumps(found).encode()
+    content = file(one_f_one_b(Shape(1, 2, 2)))
+    change(content)
+    return json.dumps(content).encode()
 
 
-def nth(found: dict[str, Any], name: str) -> dict[str, Any]:
-    event: dict[str, Any] = next(event for event in found["traceEvents"] if event["name"] == name)
+def slice_of(content: dict[str, Any], name: str) -> dict[str, Any]:
+    event: dict[str, Any] = next(event for event in content["traceEvents"] if event["name"] == name)
     return event
 
 
 def slice_with(name: str, **entries: Any) -> bytes:
     """The file with entries of one slice's args replaced."""
-    return altered(lambda found: nth(found, name)["args"].update(entries))
+    return altered(lambda content: slice_of(content, name)["args"].update(entries))
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\x1f\x8b\x08nothing", "not a whole gzip file"),
-        (b"{}", "missing required field `traceEvents`"),
-        (b'{"traceEvents": [5]}', r"traceEvents\[0\]: Expected `object`, got `int`"),
+        (b"\x1f\x8b\x08nothing", "not a complete gzip file"),
         (b'{"traceEvents": []}', "no event is named PP:<action>"),
         (altered(lambda f: f["otherData"].update(version=2)), "version 2 is not known; this recycle reads version 1"),
         (altered(lambda f: f["otherData"].pop("instructions")), "otherData: instructions is missing"),
-        (altered(lambda f: f["otherData"].update(instructions=[4, 10**9])), "none more than there are events"),
-        (altered(lambda f: nth(f, "0F0.0").update(dur=-1)), r"Expected `float` >= 0.* at `traceEvents\[8\]\.dur`"),
+        (altered(lambda f: f["otherData"].update(instructions=[4, 10**9])), "at most the number of events"),
         (slice_with("0F0.0", position=9), r"traceEvents\[8\]: position 9 of worker 0.0, which has 4"),
-        (slice_with("0F0.1", position=0), r"traceEvents\[\d+\]: position 0 of worker 0.0 a second time"),
-        (slice_with("0F0.0", position=None), "no event for position 0 of worker 0.0, which has 4"),
-        (altered(lambda f: f["traceEvents"].remove(nth(f, "1B0.1"))), "no event for position 3 of worker 0.1"),
-        (slice_with("0F0.0", worker="9.0"), r"traceEvents\[8\]: worker: worker 9.0 is outside"),
-        (altered(lambda f: nth(f, "0F0.0").update(name="0Q0")), r"traceEvents\[8\]: '0Q0' is not an instruction"),
+        (slice_with("0F0.1", position=0), r"traceEvents\[\d+\]: position 0 of worker 0.0 occurs twice"),
+        (altered(lambda f: f["traceEvents"].remove(slice_of(f, "1B0.1"))), "no event for position 3 of worker 0.1"),
+        (altered(lambda f: slice_of(f, "0F0.0").update(name="0Q0")), r"traceEvents\[8\]: '0Q0' is not an instruction"),
     ],
 )  # fmt: skip
-def test_what_is_not_whole_is_refused_by_event(content: bytes, message: str) -> None:
+def test_an_incomplete_file_is_refused_by_event(content: bytes, message: str) -> None:
     with pytest.raises(ScheduleError, match=rf"^t\.json: .*{message}"):
         chrome_trace.loads(content, "t.json")
-
-
-# Formats by suffix and content
-
-
-def test_the_longest_suffix_is_written_and_content_decides_when_reading(tmp_path: Path) -> None:
-    schedule = rerouted()
-    for name in ("a.trace.json", "a.chrome.json", "A.TRACE.JSON"):
-        formats.write(schedule, tmp_path / name)
-        assert b'"recycle-timeline"' in (tmp_path / name).read_bytes()
-        (tmp_path / name).rename(tmp_path / "plain.json")
-        assert formats.read(tmp_path / "plain.json") == schedule
-    schedule.save(tmp_path / "native.trace.json")
-    assert formats.read(tmp_path / "native.trace.json") == schedule
-    formats.write(schedule, tmp_path / "plain.json")
-    assert b'"recycle-schedule"' in (tmp_path / "plain.json").read_bytes()
-    with pytest.raises(ScheduleError, match="format native holds an order without times"):
-        formats.write(schedule, tmp_path / "plain.json", profile=TIMES)
 
 
 # Executed runs
 
 
 def log(run: Path, schedule: Schedule, step: int, workers: Sequence[Worker], players: Mapping[str, str]) -> None:
-    """What `workers` leave behind of a step in generation 7; `players` are processes that play another role."""
+    """Write the logs of `workers` for a step of generation 7; `players` maps processes to other roles."""
     for worker in workers:
         process = Worker.parse(players.get(str(worker), str(worker)))
-        ran = [(one, step + n / 100, step + n / 100 + 0.01) for n, one in enumerate(schedule.program(worker))]
+        ran = [(action, step + n / 100, step + n / 100 + 0.01) for n, action in enumerate(schedule.program(worker))]
         logs.append_iteration(logs.log_path(run, process), step, 7, worker, ran)
 
 
@@ -242,12 +198,11 @@ def test_an_executed_run_gives_the_schedule_of_its_last_whole_step(
     for step in (3, 4):
         log(tmp_path, schedule, step, schedule.live, {"0.1": "2.1", "2.1": "0.1"})
     log(tmp_path, schedule, 5, schedule.live[:2], {})
-    found = formats.read(merged(tmp_path, schedule.shape))
-    assert found == schedule
-    assert found.metadata == {"executed": {"step": 4, "generation": 7}}
-    assert check(found) == []
-    assert caplog.messages == [
-        f"{tmp_path / 'trace.json'}: kept step 4 of generation 7, in role names;"
-        " left out 2 other step(s) and all times and events"
-    ]
+    executed = formats.read(merged(tmp_path, schedule.shape))
+    assert executed == schedule
+    assert executed.metadata == {"executed": {"step": 4, "generation": 7}}
+    assert check(executed) == []
+    assert [message.removeprefix(f"{tmp_path / 'trace.json'}: ") for message in caplog.messages] == [
+        "kept step 4 of generation 7, in role names; left out 2 other step(s) and all events", "left out the times"
+    ]  # fmt: skip
     assert formats.read(tmp_path) == schedule

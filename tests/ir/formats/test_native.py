@@ -1,15 +1,11 @@
-"""The native file: reads back what it writes, is the golden file byte for byte, and refuses what it cannot hold.
-
-What `--schedule` names: a family first, then a file, else one line that lists the families.
-
-Files that mean harm: every reader gives a schedule or one line, and what it gives can be checked, lowered, timed.
-"""
+"""Schedule files: formats read back, golden files stay as they are, and damaged or hostile files are refused."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +13,43 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recycle import JobError, Schedule, ScheduleError, Shape, check, lower, simulate
+from recycle import JobError, Profile, Schedule, ScheduleError, Shape, check, lower, simulate
 from recycle.ir import formats
 from recycle.ir.columns import MOST_INSTRUCTIONS
-from recycle.ir.families import gpipe, interleaved, looped_bfs, one_f_one_b, zb_h1
+from recycle.ir.families import gpipe, interleaved, one_f_one_b, zb_h1
 from recycle.ir.formats import named_schedule, torch_csv
 from recycle.ir.formats.schedule_input import Unpacked
+from recycle.ir.lower import forward_only
 from tests.hostile import any_bytes, read_or_refused, restructured, retold
 from tests.ir.random_schedules import random_schedule
 
 CASES = Path(__file__).parents[2] / "cases"
 
 
+@pytest.mark.parametrize("name", formats.FORMATS)
 @settings(derandomize=True, max_examples=40, deadline=None, database=None)
-@given(st.randoms(use_true_random=False), st.booleans())
-def test_a_written_schedule_reads_back_equal(rng: random.Random, lowered: bool) -> None:
-    schedule = random_schedule(rng).with_metadata(parent="abc", gap=0.5)
-    schedule = lower(schedule) if lowered else schedule
-    again = Schedule.loads(schedule.dumps())
-    assert again == schedule
-    assert dict(again.metadata) == dict(schedule.metadata)
+@given(st.randoms(use_true_random=False))
+def test_a_schedule_that_a_format_can_hold_reads_back_equal(name: str, rng: random.Random) -> None:
+    """Other formats than native and Chrome's hold the order of one pipeline only, so these also get families."""
+    keeps_all = name in ("native", "chrome-trace")
+    families = (interleaved(Shape(1, 2, 4, 2)), one_f_one_b(Shape(1, 3, 4)), gpipe(Shape(1, 2, 3)))
+    schedule = random_schedule(rng) if keeps_all or rng.random() < 0.5 else rng.choice(families)
+    if name != "megatron-table" and rng.random() < 0.4:
+        schedule = lower(schedule)
+    if keeps_all:
+        schedule = rng.choice([schedule, forward_only(schedule), replace(schedule, buckets=3, gathers=True)])
+        schedule = lower(schedule) if name == "chrome-trace" and schedule.buckets > 1 else schedule
+        schedule = schedule.with_metadata(parent='"\\é', gap=[0.5, None])
+    else:
+        schedule = replace(schedule, optimizer="staggered")
+    try:
+        text = "".join(formats.FORMATS[name].dumps(schedule))
+    except ScheduleError:
+        assert not keeps_all
+        return
+    reread = read(name, text.encode(), "plan.x")
+    assert reread == schedule
+    assert not keeps_all or reread.metadata == schedule.metadata
 
 
 @pytest.mark.parametrize("name", ["1f1b_lowered.json", "adaptive_without_1.2.json"])
@@ -69,13 +82,13 @@ def document(**changes: object) -> str:
         (document(optimizer="none"), "Invalid enum value 'none'"),
     ],
 )
-def test_a_file_that_is_no_schedule_is_refused_by_name_and_place(text: str, complaint: str) -> None:
+def test_a_file_that_is_not_a_schedule_is_refused_by_name_and_place(text: str, complaint: str) -> None:
     with pytest.raises(ScheduleError, match=complaint) as error:
         Schedule.loads(text, "plan.json")
     assert str(error.value).startswith("plan.json: ")
 
 
-def test_metadata_that_json_cannot_hold_is_refused_and_leaves_the_old_file(tmp_path: Path) -> None:
+def test_metadata_that_is_not_json_is_refused_and_leaves_the_old_file(tmp_path: Path) -> None:
     schedule, file = one_f_one_b(Shape(1, 2, 2)), tmp_path / "plan.json"
     schedule.save(file)
     before = file.read_bytes()
@@ -88,30 +101,36 @@ def test_metadata_that_json_cannot_hold_is_refused_and_leaves_the_old_file(tmp_p
 
 def test_a_format_is_known_by_suffix_then_by_content(tmp_path: Path) -> None:
     schedule = one_f_one_b(Shape(1, 2, 2))
-    (tmp_path / "plan").write_text(schedule.dumps())
     (tmp_path / "notes.txt").write_text("nothing")
-    assert formats.read(tmp_path / "plan") == schedule
-    assert formats.read(tmp_path / "plan", "native") == schedule
     with pytest.raises(ScheduleError, match=r"notes\.txt: is not a schedule file: .* native \(\.json\)"):
         formats.read(tmp_path / "notes.txt")
+    for name in ("a.json", "a.csv", "a.trace.json", "a.chrome.json", "A.TRACE.JSON"):
+        formats.write(schedule, tmp_path / name)
+        is_trace = name.lower() in ("a.trace.json", "a.chrome.json")
+        assert (b'"recycle-timeline"' in (tmp_path / name).read_bytes()) == is_trace
+        for other in ("plain", "plain.json") if name != "a.csv" else ("plain",):
+            (tmp_path / other).write_bytes((tmp_path / name).read_bytes())
+            assert formats.read(tmp_path / other) == schedule
     with pytest.raises(ScheduleError, match=r"'xml' is not a format: known are native"):
-        formats.read(tmp_path / "plan", "xml")
+        formats.read(tmp_path / "plain", "xml")
     with pytest.raises(ScheduleError, match=r"no format has the suffix '\.xml'"):
         formats.write(schedule, tmp_path / "plan.xml")
     formats.write(schedule, tmp_path / "plan.xml", "native")
     assert formats.read(tmp_path / "plan.xml") == schedule
+    with pytest.raises(ScheduleError, match="format native stores no times"):
+        formats.write(schedule, tmp_path / "plain.json", profile=Profile())
 
 
 SHAPE = Shape(1, 2, 3)
 
 
-def test_a_family_is_built_in_the_jobs_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_comes_before_a_file_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "zb-h1").write_text("not a schedule")
     assert named_schedule("zb-h1", SHAPE).text() == zb_h1(SHAPE).text()
 
 
-def test_what_is_neither_is_refused_with_the_families() -> None:
+def test_a_name_that_is_neither_a_file_nor_a_family_is_refused() -> None:
     with pytest.raises(JobError, match=r"schedule 1f2b: is neither a file nor a family; families are gpipe, 1f1b"):
         named_schedule("1f2b", SHAPE)
 
@@ -119,11 +138,8 @@ def test_what_is_neither_is_refused_with_the_families() -> None:
 quick = settings(derandomize=True, max_examples=60, deadline=None, database=None, suppress_health_check=[*HealthCheck])
 
 SCHEDULES = (
-    gpipe(Shape(1, 2, 2)),
     lower(one_f_one_b(Shape(1, 2, 3))),
-    lower(zb_h1(Shape(1, 2, 2))),
     interleaved(Shape(1, 2, 2, 2)),
-    lower(looped_bfs(Shape(1, 1, 2, 2))),
     torch_csv.loads("0F0,0F1,3F0,3B0,(3F1;0B0)OVERLAP_F_B,3B1,0B1\n1F0,2F0,1F1,(2F1;2B0)OVERLAP_F_B,1B0,2I1,1B1,2W1"),
     Schedule.from_text(Shape(2, 1, 1, 2), {"0.0": "0F0.0 1F0.0 1B0.0 0B0.0 0F1.0 1F1.0 1B1.0 0B1.0"}, failed=["1.0"],
                        ties=[[0, 1]], optimizer="barrier", metadata={"gap": 0.5, "parents": [{"name": "a"}]}),
@@ -149,17 +165,17 @@ SEEDS = {name: seeds(name) for name in formats.FORMATS}
 
 def documents(name: str) -> list[Any]:
     """The seeds that are JSON, parsed."""
-    found = []
+    parsed = []
     for seed in SEEDS[name]:
         with contextlib.suppress(ValueError):
-            found.append(json.loads(seed))
-    return found
+            parsed.append(json.loads(seed))
+    return parsed
 
 
-DOCUMENTS = {name: found for name in formats.FORMATS if (found := documents(name))}
+DOCUMENTS = {name: parsed for name in formats.FORMATS if (parsed := documents(name))}
 
 
-def survives(name: str, content: bytes) -> None:
+def require_read_or_refused(name: str, content: bytes) -> None:
     schedule = read_or_refused(lambda: read(name, content, "plan.x"), ScheduleError, "plan.x")
     if schedule is None:
         return
@@ -168,27 +184,22 @@ def survives(name: str, content: bytes) -> None:
     with contextlib.suppress(ScheduleError):
         assert simulate(schedule).makespan >= 0
     assert Schedule.loads(schedule.dumps()) == schedule
-
-
-@pytest.mark.parametrize("name", formats.FORMATS)
-def test_the_seeds_are_valid(name: str) -> None:
-    assert len(SEEDS[name]) >= 1
-    for seed in SEEDS[name]:
-        assert check(read(name, seed, "seed")) == []
+    with contextlib.suppress(ScheduleError):
+        assert read(name, "".join(formats.FORMATS[name].dumps(schedule)).encode(), "again") is not None
 
 
 @pytest.mark.parametrize("name", formats.FORMATS)
 @quick
 @given(st.data())
 def test_any_bytes_are_read_or_refused(name: str, data: st.DataObject) -> None:
-    survives(name, data.draw(any_bytes()))
+    require_read_or_refused(name, data.draw(any_bytes()))
 
 
 @pytest.mark.parametrize("name", formats.FORMATS)
 @quick
 @given(st.data())
 def test_a_file_with_words_changed_is_read_or_refused(name: str, data: st.DataObject) -> None:
-    survives(name, data.draw(retold(SEEDS[name])))
+    require_read_or_refused(name, data.draw(retold(SEEDS[name])))
 
 
 @pytest.mark.slow
@@ -196,4 +207,4 @@ def test_a_file_with_words_changed_is_read_or_refused(name: str, data: st.DataOb
 @quick
 @given(st.data())
 def test_a_file_with_values_of_other_kinds_is_read_or_refused(name: str, data: st.DataObject) -> None:
-    survives(name, json.dumps(data.draw(restructured(DOCUMENTS[name]))).encode())
+    require_read_or_refused(name, json.dumps(data.draw(restructured(DOCUMENTS[name]))).encode())

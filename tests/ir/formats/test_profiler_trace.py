@@ -1,10 +1,4 @@
-"""Traces of torch's profiler: what torch's pipeline runtime really wrote is read as the schedule that it ran.
-
-Runs torch's own pipeline schedules on two gloo processes under torch's profiler, for tests that read its files.
-
-`run_profiled` leaves in a directory a folder per schedule, with the trace of each rank, and beside it the CSV that
-torch writes of the same schedule.
-"""
+"""Traces of torch's profiler, written by torch's pipeline runtime on two processes, give the schedules that it ran."""
 
 from __future__ import annotations
 
@@ -27,13 +21,10 @@ from tests.warm import warm_context
 
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders of traces that torch wrote, and the CSVs of the schedules that it ran."""
+    """A directory with a folder of traces per schedule, and the CSV that torch wrote of each schedule."""
     directory = tmp_path_factory.mktemp("profiled")
     run_profiled(directory)
     return directory
-
-
-# What torch wrote
 
 
 @pytest.mark.parametrize("name", ["interleaved", "dualpipe"])
@@ -46,8 +37,8 @@ def test_a_directory_of_ranks_gives_the_schedule_that_torch_ran(
     assert schedule.metadata == expected.metadata == {"dropped": {"RESHARD": 4, "UNSHARD": 4}}
     assert check(schedule) == []
     assert caplog.messages[:2] == [
-        f"{profiled / name}: left out the times; kept the last whole one of 2 iterations",
-        f"{profiled / name}: dropped 4 RESHARD and 4 UNSHARD: workers here hold their parameters whole",
+        f"{profiled / name}: kept the last whole one of 2 iterations",
+        f"{profiled / name}: dropped 4 RESHARD and 4 UNSHARD: recycle's workers hold whole parameters",
     ]
 
 
@@ -66,19 +57,16 @@ def test_one_merged_file_is_read_by_process(
         assert merged.placement == ((1, 3), (0, 2))
         return
     assert chrome_trace.loads(content, "merged.json") == formats.read(profiled / "interleaved")
-    assert ("for ranks, by their first stages" in caplog.messages[0]) == (pids != (0, 1))
+    assert ("as ranks, ordered by their first stages" in caplog.messages[0]) == (pids != (0, 1))
 
 
-def test_a_rank_alone_and_a_schedule_that_labels_nothing_are_refused(profiled: Path) -> None:
-    with pytest.raises(ScheduleError, match=r"of-rank-0\.json: stage 1 runs in no rank: give the traces of all ranks"):
+def test_a_single_rank_and_a_schedule_without_labels_are_refused(profiled: Path) -> None:
+    with pytest.raises(ScheduleError, match=r"of-rank-0\.json: no rank runs stage 1: give the traces of all ranks"):
         formats.read(profiled / "interleaved" / "of-rank-0.json")
     with pytest.raises(ScheduleError, match=r"of-rank-0\.json: no event is named PP:<action>"):
         formats.read(profiled / "unlabelled" / "of-rank-0.json")
     with pytest.raises(ScheduleError, match="unlabelled: rank 0 has no label PP:<action>"):
         formats.read(profiled / "unlabelled")
-
-
-# Events by hand
 
 
 def label(text: str, begin: float, **entries: Any) -> dict[str, Any]:
@@ -90,59 +78,55 @@ def events(*rows: str) -> list[dict[str, Any]]:
     return [label(text, n, pid=pid) for pid, row in enumerate(rows) for n, text in enumerate(row.split())]
 
 
-def read(found: list[dict[str, Any]]) -> Schedule:
-    return chrome_trace.loads(json.dumps({"traceEvents": found}).encode(), "t.json")
+def read(labels: list[dict[str, Any]]) -> Schedule:
+    return chrome_trace.loads(json.dumps({"traceEvents": labels}).encode(), "t.json")
 
 
 ROWS = ("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1")
 
 
-def test_actions_are_ordered_by_their_begin_and_repeats_on_a_gpu_are_passed_over() -> None:
-    found = events(*ROWS)
-    on_device = [label(event["name"][3:], 100 - event["ts"], cat="gpu_user_annotation") for event in found]
+def test_actions_are_ordered_by_start_and_copies_on_a_gpu_are_ignored() -> None:
+    labels = events(*ROWS)
+    on_device = [label(event["name"][3:], 100 - event["ts"], cat="gpu_user_annotation") for event in labels]
     other = [{"ph": "M", "name": "process_name", "pid": "x"}, {"ph": "X", "name": None}, {"name": ["PP:"]}]
-    schedule = read([*on_device, *other, *found[::-1]])
+    schedule = read([*on_device, *other, *labels[::-1]])
     assert schedule.text() == {"0.0": "0F0.0 0F0.1 0B0.0 0B0.1", "0.1": "1F0.0 1B0.0 1F0.1 1B0.1"}
 
 
-def test_the_last_whole_iteration_is_kept_with_its_own_sharding_actions(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_last_complete_iteration_is_kept_with_its_sharding_actions(caplog: pytest.LogCaptureFixture) -> None:
     first = "0UNSHARD 0F0 0B0 0F1 0B1 0RESHARD"
     second = "0UNSHARD 0F1 0RESHARD 0UNSHARD 0F0 0B1 0B0 0RESHARD"
     schedule = read(events(f"{first} {second} 0UNSHARD 0F0"))
     assert schedule.text() == {"0.0": "0F0.1 0F0.0 0B0.1 0B0.0"}
     assert schedule.metadata == {"dropped": {"RESHARD": 2, "UNSHARD": 2}}
-    assert caplog.messages[0] == "t.json: left out the times; kept the last whole one of 3 iterations"
+    assert caplog.messages[0] == "t.json: kept the last whole one of 3 iterations"
 
 
 @pytest.mark.parametrize(
-    ("found", "message"),
+    ("labels", "message"),
     [
         ([label("0F0junk", 0)], r"traceEvents\[0\]: '0F0junk' is not an action"),
-        ([{}, label("", 0)], r"traceEvents\[1\]: '' is not an action"),
-        ([label("0F0", 0, ph="B")], r"traceEvents\[0\]: 'PP:0F0': ph must be \"X\".*got 'B'"),
-        ([label("0F0", 0, ts="0")], r"traceEvents\[0\]: 'PP:0F0': ts must be a number of microseconds, got '0'"),
-        ([label("0F0", 0, pid=None)], "pid must be a number or text, got None"),
-        (events("0B0"), "no forward in any row"),
-        (events("0F0", "0F0"), "stage 0 runs in process 0 and in process 1: keep the ranks of one pipeline"),
-        (events("0F0 0SEND_F0 0RECV_B0 0B0"), "stage 1 runs in no rank"),
-        (events("0F0 0SEND_F0", "999999999F0"), "stage 1 runs in no rank"),
+        ([label("0F0", 0, ph="B")], r"traceEvents\[0\]: 'PP:0F0': Invalid enum value 'B' - at `ph`"),
+        ([label("0F0", 0, ts="0")], r"traceEvents\[0\]: 'PP:0F0': Expected `float`, got `str` - at `ts`"),
+        ([label("0F0", 0, pid=None)], r"Expected `int \| str`, got `null` - at `pid`"),
+        (events("0F0", "0F0"), "stage 0 runs in process 0 and in process 1: give the traces of one pipeline only"),
+        (events("0F0 0SEND_F0 0RECV_B0 0B0"), "no rank runs stage 1"),
+        (events("0F0 0SEND_F0", "999999999F0"), "no rank runs stage 1"),
     ],
 )
-def test_labels_that_make_no_schedule_are_refused_by_event(found: list[dict[str, Any]], message: str) -> None:
+def test_labels_that_give_no_schedule_are_refused_by_event(labels: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(ScheduleError, match=rf"^t\.json: .*{message}"):
-        read(found)
+        read(labels)
 
 
 @pytest.mark.parametrize(
     ("heads", "message"),
     [
-        (({"rank": 0}, {"rank": 0}), r"b\.json: is of rank 0, as .*a\.json is: keep one trace of each rank"),
+        (({"rank": 0}, {"rank": 0}), r"b\.json: is a trace of rank 0, as .*a\.json is: keep one trace per rank"),
         (({"rank": 0}, {}), r"b\.json: distributedInfo\.rank is missing"),
-        (({"rank": "0"}, {"rank": 1}), r"a\.json: distributedInfo\.rank is missing"),
-        (({"rank": 1}, []), r"b\.json: Expected `object`, got `array` - at `distributedInfo`"),
     ],
 )
-def test_files_that_do_not_say_their_rank_are_refused(tmp_path: Path, heads: Any, message: str) -> None:
+def test_files_without_their_rank_are_refused(tmp_path: Path, heads: Any, message: str) -> None:
     for name, head, row in zip("ab", heads, ROWS, strict=True):
         content = {"distributedInfo": head, "traceEvents": events(row)}
         (tmp_path / f"{name}.json").write_text(json.dumps(content))

@@ -1,8 +1,7 @@
-"""The torch CSV: reads back what it writes, refuses by place what is no action and by name what it cannot hold."""
+"""The torch CSV: it reads back, and what is not an action or cannot be held is refused by place and name."""
 
 from __future__ import annotations
 
-import importlib
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +9,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from recycle import Schedule, ScheduleError, Shape, Worker, check, lower, simulate
 from recycle.ir import formats
@@ -32,17 +29,6 @@ def read(*rows: str) -> Schedule:
     return torch_csv.loads("\r\n".join(rows) + "\r\n", "plan.csv")
 
 
-# Round trips
-
-
-@settings(derandomize=True, max_examples=30, deadline=None, database=None)
-@given(st.sampled_from([gpipe, one_f_one_b]), st.integers(1, 5), st.integers(1, 6), st.booleans())
-def test_a_written_family_reads_back_equal(family: Any, ranks: int, micro_batches: int, lowered: bool) -> None:
-    schedule = family(Shape(1, ranks, micro_batches))
-    schedule = lower(schedule) if lowered else schedule
-    assert torch_csv.loads(torch_csv.dumps(schedule)) == schedule
-
-
 @pytest.mark.parametrize("text", [SPLIT, V_SHAPED, OVERLAPPED, "0F0,0B0\r\n"])
 def test_a_file_is_written_as_it_was_read_and_lowered_comes_back_too(text: str) -> None:
     schedule = torch_csv.loads(text)
@@ -50,30 +36,6 @@ def test_a_file_is_written_as_it_was_read_and_lowered_comes_back_too(text: str) 
     assert torch_csv.dumps(schedule) == text
     for fuller in (lower(schedule), add_transfers(schedule)[0]):
         assert torch_csv.loads(torch_csv.dumps(fuller)) == fuller
-
-
-CELLS = st.sampled_from(
-    [
-        *("0F0", "0F1", "0B0", "0B1", "0I0", "0W0", "1F0", "1F1", "1B0", "1B1", "3F0", "9F9", "007F0", ""),
-        *("0SEND_F0", "1RECV_F0", "1SEND_B0", "0RECV_B0", "2SEND_F1", "0REDUCE_GRAD", "1REDUCE_GRAD", "0UNSHARD"),
-        "(0F1;0B0)OVERLAP_F_B",
-    ]
-)
-
-
-@settings(derandomize=True, max_examples=300, deadline=None, database=None)
-@given(st.lists(st.lists(CELLS, max_size=7), max_size=3))
-def test_any_rows_are_refused_or_checked_and_come_back_equal_if_they_can_be_written(rows: list[list[str]]) -> None:
-    try:
-        schedule = torch_csv.loads("\r\n".join(map(",".join, rows)))
-    except ScheduleError:
-        return
-    check(schedule)
-    try:
-        text = torch_csv.dumps(schedule)
-    except ScheduleError:
-        return
-    assert torch_csv.loads(text) == schedule
 
 
 def test_the_golden_v_shaped_file_is_read_and_written_byte_for_byte(tmp_path: Path) -> None:
@@ -94,20 +56,20 @@ def test_shape_placement_and_peers_follow_from_the_rows() -> None:
     assert (schedule.shape, schedule.placement) == (Shape(1, 2, 2, 2), ((0, 3), (1, 2)))
     arbitrary = torch_csv.loads(ARBITRARY)
     assert (arbitrary.shape, arbitrary.placement) == (Shape(1, 2, 1, 2), ((2, 3), (0, 1)))
-    assert [str(one) for one in lower(arbitrary).program(Worker(0, 1)) if isinstance(one, Transfer)] == [
+    assert [str(action) for action in lower(arbitrary).program(Worker(0, 1)) if isinstance(action, Transfer)] == [
         "1SEND_F0.0@0.0", "1RECV_B0.0@0.0"]  # fmt: skip
     middle = "1RECV_F0,1F0,1SEND_F0,1RECV_B0,1B0,1SEND_B0"
     three = read("0F0,0SEND_F0,0RECV_B0,0B0", middle, "2RECV_F0,2F0,2B0,2SEND_B0")
-    assert [str(one.peer) for one in three.program(Worker(0, 1)) if isinstance(one, Transfer)] == [
+    assert [str(action.peer) for action in three.program(Worker(0, 1)) if isinstance(action, Transfer)] == [
         "0.0", "0.2", "0.2", "0.0"]  # fmt: skip
     assert check(three) == []
 
 
-def test_reduces_bring_the_steps_that_torch_leaves_to_its_caller() -> None:
+def test_reduces_imply_the_steps_that_torch_leaves_to_its_caller() -> None:
     schedule = read("0F0,0B0,0REDUCE_GRAD,1F0,1B0,1REDUCE_GRAD")
-    assert [str(one) for one in schedule.program(Worker(0, 0)) if isinstance(one, StageWide)] == [
+    assert [str(action) for action in schedule.program(Worker(0, 0)) if isinstance(action, StageWide)] == [
         "0REDUCE_GRAD", "1REDUCE_GRAD", "1STEP", "0STEP"]  # fmt: skip
-    assert not any(isinstance(one, StageWide) for one in read("0F0,0B0").program(Worker(0, 0)))
+    assert not any(isinstance(action, StageWide) for action in read("0F0,0B0").program(Worker(0, 0)))
 
 
 @pytest.mark.parametrize(
@@ -115,10 +77,10 @@ def test_reduces_bring_the_steps_that_torch_leaves_to_its_caller() -> None:
     [
         ("", "the file is empty"),
         ("0B0\r\n", "no forward in any row"),
-        ("0F0,1F0\r\n2F0\r\n", r"3 stage\(s\) on 2 rows: as many stages are needed for each rank"),
+        ("0F0,1F0\r\n2F0\r\n", r"3 stage\(s\) on 2 rows: every rank needs the same number of stages"),
         ('0F0,"0B0\r\n', "line 1: unexpected end of data"),
         (b"0F0,\xff", "not UTF-8 text .* at byte 4"),
-        ("0F0,,0SEND_F0\r\n", r"row 1 \(rank 0\), cell 2: empty, .* this one has 0SEND_F0 in row 1"),
+        ("0F0,,0SEND_F0\r\n", r"row 1 \(rank 0\), cell 2: is empty, .* this file has 0SEND_F0 in row 1"),
     ],
 )
 def test_a_file_that_implies_no_schedule_is_refused(text: str | bytes, complaint: str) -> None:
@@ -134,14 +96,11 @@ def test_a_file_that_implies_no_schedule_is_refused(text: str | bytes, complaint
     [
         ("1F0junk", "is not an action"),
         ("0BW", "the micro-batch is missing, write for example 0BW0"),
-        ("0F", "the micro-batch is missing, write for example 0F0"),
         ("(0F1;0I0)OVERLAP_F_B", "expected one F and one B"),
-        ("((0F1;0B0)OVERLAP_F_B;1F0)OVERLAP_F_B", "expected one F and one B"),
-        ("0F1234567890", "is not an action"),
         ("0F\N{ARABIC-INDIC DIGIT ONE}", "is not an action"),
     ],
 )
-def test_a_cell_that_is_no_action_is_refused_at_its_place(cell: str, complaint: str) -> None:
+def test_a_cell_that_is_not_an_action_is_refused_at_its_place(cell: str, complaint: str) -> None:
     with pytest.raises(ScheduleError, match=complaint) as error:
         read("0F0,0B0", f"1F0, {cell},1B0")
     assert str(error.value).startswith("plan.csv: row 2 (rank 1), cell 2: '")
@@ -153,10 +112,9 @@ def test_leading_zeros_and_blank_last_lines_are_read_with_a_warning(caplog: pyte
     caplog.set_level(logging.WARNING)
     schedule = read("0F0,00F01,0B0,0B1", "01F0,1F1,1B0,1B1", "", "")
     assert torch_csv.dumps(schedule) == "0F0,0F1,0B0,0B1\r\n1F0,1F1,1B0,1B1\r\n"
-    assert caplog.messages == [
-        "plan.csv: ignored 2 blank line(s) at the end, which torch takes for ranks",
-        "plan.csv: row 1 (rank 0), cell 2: '00F01' has leading zeros, and 1 more",
-    ]
+    ignored, zeros = caplog.messages
+    assert "2 blank line(s)" in ignored
+    assert "row 1 (rank 0), cell 2: '00F01'" in zeros
     caplog.clear()
     assert str(read("10F0,10B0").program(Worker(0, 0))[0]) == "10F0.0"
     assert not caplog.messages
@@ -177,7 +135,7 @@ TWO_RANKS = {"0.0": "0F0 0B0", "0.1": "1F0 1B0"}
     ("schedule", "complaint"),
     [
         (Schedule.load(CASES / "adaptive_without_1.2.json"),
-         r"cannot hold [0-9]\S* on worker \S+ .*: the micro-batch of another pipeline is re-routed"),
+         r"cannot hold [0-9]\S* on worker \S+ .*: it runs a re-routed micro-batch of another pipeline"),
         (one_f_one_b(Shape(2, 2, 2)), "cannot hold 2 pipelines"),
         (native({"0.0": "0F0 0B0"}, Shape(1, 2, 1), failed=["0.1"]), r"cannot hold failed workers \(0\.1\)"),
         (native(TWO_RANKS, Shape(1, 2, 1), ties=[[0, 1]]), r"cannot hold ties \(stages \(0, 1\)"),
@@ -192,7 +150,7 @@ TWO_RANKS = {"0.0": "0F0 0B0", "0.1": "1F0 1B0"}
         (lower(replace(one_f_one_b(Shape(1, 2, 2)), buckets=2)), "W_PART"),
     ],
 )  # fmt: skip
-def test_what_a_file_cannot_hold_is_refused_by_name_and_nothing_is_written(
+def test_a_schedule_that_a_file_cannot_hold_is_refused_and_nothing_is_written(
     schedule: Schedule, complaint: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ScheduleError, match=complaint):
@@ -201,39 +159,21 @@ def test_what_a_file_cannot_hold_is_refused_by_name_and_nothing_is_written(
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "warning"),
     [
         ({"buckets": 3}, "buckets = 3"),
-        ({"forward_only": True}, "forward_only, without which its backwards are missing"),
+        ({"forward_only": True}, "forward_only, without which the backwards count as missing"),
         ({"metadata": {"note": 1}}, "metadata (note)"),
     ],
 )
 @pytest.mark.parametrize("file", [torch_csv, megatron_table])
-def test_what_is_not_in_the_order_is_left_out_and_told(
-    file: ModuleType, options: dict[str, Any], told: str, caplog: pytest.LogCaptureFixture
+def test_options_that_are_not_part_of_the_order_are_left_out_with_a_warning(
+    file: ModuleType, options: dict[str, Any], warning: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     schedule = replace(one_f_one_b(Shape(1, 2, 4)), **{"metadata": {}, **options})
     written = file.dumps(schedule)
-    assert [message.endswith(f"leaves out: {told}") for message in caplog.messages] == [True]
+    assert [message.endswith(f"leaves out: {warning}") for message in caplog.messages] == [True]
     assert file.loads(written.encode()).columns == schedule.columns
-
-
-# torch's own reader and lowering
-
-
-@pytest.fixture(scope="module")
-def torch_schedules() -> Any:
-    pytest.importorskip("torch")
-    module = importlib.import_module("torch.distributed.pipelining.schedules")
-    names = ("_Action", "_validate_schedule", "_add_send_recv", "_add_reduce_grad", "_add_unshard_reshard")
-    missing = [name for name in names if not hasattr(module, name)]
-    if missing:
-        pytest.skip(f"this torch has no {', '.join(missing)} in torch.distributed.pipelining.schedules")
-    return module
-
-
-def torch_actions(module: Any, text: str) -> dict[int, list[Any]]:
-    return {r: [module._Action.from_str(cell) for cell in row.split(",")] for r, row in enumerate(text.splitlines())}
 
 
 VALID = {
@@ -244,21 +184,6 @@ VALID = {
     "arbitrary": torch_csv.loads(ARBITRARY.replace("2F0,2B0,3F0,3B0", "2F0,3F0,3B0,2B0")),
     "overlapped": torch_csv.loads(OVERLAPPED),
 }
-
-
-@pytest.mark.parametrize("name", VALID)
-def test_what_torch_lowers_from_our_file_is_read_and_valid(torch_schedules: Any, name: str) -> None:
-    schedule, t = VALID[name], torch_schedules
-    ranks = {stage: rank for rank, stages in enumerate(schedule.placement) for stage in stages}
-    actions = {
-        rank: t._add_reduce_grad(t._add_unshard_reshard(row), schedule.shape.micro_batches)
-        for rank, row in torch_actions(t, torch_csv.dumps(schedule)).items()
-    }
-    lowered = t._add_send_recv(actions, lambda stage: ranks[stage], schedule.shape.stages)
-    again = torch_csv.loads("".join(",".join(map(repr, row)) + "\r\n" for row in lowered.values()))
-    assert (again.shape, again.placement) == (schedule.shape, schedule.placement)
-    assert [finding for finding in check(again, about_to_run=True) if finding.severity == "error"] == []
-    assert simulate(again).makespan == simulate(lower(schedule)).makespan
 
 
 # The notation of before October 2024

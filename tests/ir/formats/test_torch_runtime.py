@@ -1,9 +1,8 @@
-"""torch's own pipeline runtime as an independent referee: it runs what we export, with the gradients of the unpipelined
-model.
+"""torch's own pipeline runtime as a referee: it runs exported schedules with the gradients of the unpipelined model.
 
-Gloo processes start once; each runs one step of one schedule file after another on a small model whose stages differ,
-and compares the loss of every micro-batch and the gradient of every parameter with the unpipelined model. torch runs
-wrong schedules happily, so that one finishes proves nothing.
+Gloo processes run one step of one schedule file after another on a small model whose stages differ, and compare the
+loss of every micro-batch and the gradient of every parameter with the unpipelined model. torch runs wrong schedules
+happily, so that one finishes proves nothing.
 
 A file with communication is run with torch's default `scale_grads=True`, where each stage's REDUCE_GRAD divides by the
 number of micro-batches, so a reduce left out or doubled shows; a compute-only file with `scale_grads=False`.
@@ -11,14 +10,13 @@ number of micro-batches, so a reduce left out or doubled shows; a compute-only f
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
+import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import count
-from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 import torch
@@ -36,20 +34,13 @@ from tests.warm import warm_context
 
 pytestmark = pytest.mark.process
 TOLERANCE = 1e-5
-START_SECONDS, STEP_SECONDS, ABANDONED_SECONDS = 120, 30, 600
+STEP_SECONDS, ABANDONED_SECONDS = 30, 270
 WIDTH, ROWS, PROCESSES = 8, 2, 4
 
 
 @dataclass(frozen=True)
 class Case:
-    """One file to run.
-
-    Attributes:
-        text: the CSV.
-        stages: those of each rank.
-        micro_batches: per step.
-        communicates: the file has its sends and receives, so torch adds none.
-    """
+    """One file to run: the CSV, the stages of each rank, and whether it has its sends and receives."""
 
     text: str
     stages: Sequence[Sequence[int]]
@@ -57,99 +48,68 @@ class Case:
     communicates: bool
 
 
-Referee = Callable[[Case], dict[str, float]]
-"""Relative error of each gradient, by `stage.parameter`, and of each loss, by `loss micro-batch`."""
-
-
-@pytest.fixture(scope="module")
-def referee(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Referee]:
-    folder, numbers, context = tmp_path_factory.mktemp("torch"), count(), warm_context()
-    pairs = [context.Pipe() for _ in range(PROCESSES)]
-    members = [
-        context.Process(target=_serve, args=(rank, theirs), daemon=True) for rank, (_, theirs) in enumerate(pairs)
-    ]
-    for process in members:
-        process.start()
-
-    def errors(case: Case) -> dict[str, float]:
-        file = folder / f"{next(numbers)}.csv"
-        file.write_bytes(case.text.encode())
-        used = [ours for ours, _ in pairs[: len(case.stages)]]
-        for pipe in used:
-            pipe.send((str(file), case))
-        found: dict[str, float] = {}
-        for rank, pipe in enumerate(used):
-            assert pipe.poll(START_SECONDS), f"rank {rank} gives no answer"
-            answer = pipe.recv()
-            assert isinstance(answer, dict), f"rank {rank}: {answer}"
-            found |= answer
-        return found
-
-    yield errors
-    for process in members:  # some may wait in torch for one that failed
-        process.kill()
-        process.join()
-
-
 def case(schedule: Schedule, communicates: bool) -> Case:
     return Case(torch_csv.dumps(schedule), schedule.placement, schedule.shape.micro_batches, communicates)
 
 
-RUNS = [(family, Shape(1, ranks, m, chunks_of(family))) for family in FAMILIES for ranks, m in ((4, 8), (2, 6))]
+def right_cases() -> dict[str, Case]:
+    """Every family, and schedules with any placement, split backwards and overlapped pairs."""
+    cases = {}
+    for family in FAMILIES:
+        for ranks, m in ((4, 8), (2, 6)):
+            cases[f"{family} {ranks} {m}"] = case(lower(FAMILIES[family](Shape(1, ranks, m, chunks_of(family)))), True)
+    for name in ("v", "arbitrary", "overlapped", "split"):
+        cases[name], cases[f"{name} lowered"] = case(VALID[name], False), case(lower(VALID[name]), True)
+    return cases
 
 
-@pytest.mark.parametrize(("family", "shape"), RUNS, ids=str)
-def test_torch_gets_the_unpipelined_gradients_from_our_file(referee: Referee, family: str, shape: Shape) -> None:
-    judge(referee, FAMILIES[family](shape), communicates=True)
-
-
-@pytest.mark.parametrize("communicates", [False, True], ids=["compute-only", "lowered"])
-@pytest.mark.parametrize("name", ["v", "arbitrary", "overlapped", "split"])
-def test_torch_runs_any_placement_split_backwards_and_overlapped_pairs(
-    referee: Referee, name: str, communicates: bool
-) -> None:
-    judge(referee, VALID[name], communicates)
-
-
-def judge(referee: Referee, schedule: Schedule, communicates: bool) -> None:
-    """Run it and look at the loss of every micro-batch and the six parameters of every stage."""
-    shape = schedule.shape
-    errors = referee(case(lower(schedule) if communicates else schedule, communicates))
-    assert {f"loss {j}" for j in range(shape.micro_batches)} < set(errors)
-    assert len(errors) == shape.micro_batches + 6 * shape.stages
-    assert max(errors.values()) <= TOLERANCE, max(errors, key=errors.__getitem__)
-
-
-def test_the_referee_sees_a_micro_batch_taken_for_another_and_a_reduce_left_out(referee: Referee) -> None:
+def wrong_cases() -> dict[str, Case]:
     first, second, _, _ = DEFECTS["7 receives out of order"]
     swapped = torch_csv.loads(f"{first}\r\n{second}\r\n")
     assert [finding.rule for finding in check(swapped)] == ["fifo"]
-    assert max(referee(case(swapped, communicates=True)).values()) > 0.1
-    lowered = case(lower(FAMILIES["1f1b"](Shape(1, 2, 5))), communicates=True)
+    lowered = case(lower(FAMILIES["1f1b"](Shape(1, 2, 5))), True)
     without = Case(lowered.text.replace(",1REDUCE_GRAD", ""), lowered.stages, lowered.micro_batches, True)
-    wrong = {name.split(".")[0]: round(error, 3) for name, error in referee(without).items() if error > TOLERANCE}
+    return {"swapped": case(swapped, True), "without a reduce": without}
+
+
+def test_torch_computes_the_unpipelined_gradients_from_exported_schedules(tmp_path: Path) -> None:
+    processes = [warm_context().Process(target=_run, args=(rank, tmp_path), daemon=True) for rank in range(PROCESSES)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(PROCESSES)]
+    errors = {name: {key: e for part in results for key, e in part.get(name, {}).items()} for name in results[0]}
+    for name, right in right_cases().items():
+        assert len(errors[name]) == right.micro_batches + 6 * sum(map(len, right.stages)), errors[name]
+        assert max(errors[name].values()) <= TOLERANCE, (name, errors[name])
+    assert max(errors["swapped"].values()) > 0.1
+    wrong = {key.split(".")[0]: round(e, 3) for key, e in errors["without a reduce"].items() if e > TOLERANCE}
     assert wrong == {"1": 4.0}  # five times the gradient is off by four times
 
 
-def _serve(rank: int, pipe: Connection) -> None:
-    """One process, which answers one case after another."""
+def _run(rank: int, folder: Path) -> None:
+    """Run all cases on this rank; write case -> relative error of each gradient (`stage.parameter`) and loss."""
     faulthandler.dump_traceback_later(ABANDONED_SECONDS, exit=True)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    with contextlib.suppress(EOFError):
-        while True:
-            order = pipe.recv()
+    results = {}
+    for number, (name, one_case) in enumerate((right_cases() | wrong_cases()).items()):
+        if rank < len(one_case.stages):
+            file = folder / f"{number}.{rank}.csv"
+            file.write_bytes(one_case.text.encode())
             try:
-                pipe.send(_errors(rank, *order))
+                results[name] = _errors(rank, str(file), str(folder / f"{number}.store"), one_case)
             except Exception as error:
-                pipe.send(f"{type(error).__name__}: {error}")
+                results[name] = {f"rank {rank}: {type(error).__name__}: {error}": float("inf")}
+    (folder / f"{rank}.json").write_text(json.dumps(results))
 
 
-def _errors(rank: int, file: str, case: Case) -> dict[str, float]:
-    """Run the file and compare what this rank has. Every case has process groups of its own."""
+def _errors(rank: int, file: str, store: str, case: Case) -> dict[str, float]:
+    """Run the file in new process groups and compare the results of this rank."""
     ranks = len(case.stages)
     dist.init_process_group(
-        "gloo", store=dist.FileStore(f"{file}.store", ranks), rank=rank, world_size=ranks,
+        "gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks,
         timeout=timedelta(seconds=STEP_SECONDS),
     )  # fmt: skip
     try:
@@ -167,9 +127,9 @@ def _compare(rank: int, file: str, case: Case) -> dict[str, float]:
         loss = _loss(nn.Sequential(*whole)(batch), target)
         loss.backward()
         wanted_losses.append(loss.detach())
-    mine = [PipelineStage(parts[stage], stage, count, torch.device("cpu")) for stage in sorted(case.stages[rank])]
+    own_stages = [PipelineStage(parts[stage], stage, count, torch.device("cpu")) for stage in sorted(case.stages[rank])]
     runtime = schedules._PipelineScheduleRuntime(
-        mine, case.micro_batches, loss_fn=_loss, scale_grads=case.communicates
+        own_stages, case.micro_batches, loss_fn=_loss, scale_grads=case.communicates
     )  # fmt: skip
     runtime._load_csv(file, format="compute_comms" if case.communicates else "compute_only")
     losses: list[torch.Tensor] = []
@@ -211,9 +171,9 @@ def _loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return ((output - target) ** 2).sum()
 
 
-def _relative(found: torch.Tensor | None, wanted: torch.Tensor) -> float:
+def _relative(actual: torch.Tensor | None, wanted: torch.Tensor) -> float:
     """Largest difference over the largest entry; infinite when there is nothing, or not a number."""
-    if found is None:
+    if actual is None:
         return float("inf")
-    error = float((found - wanted).abs().max() / wanted.abs().max())
+    error = float((actual - wanted).abs().max() / wanted.abs().max())
     return error if error == error else float("inf")

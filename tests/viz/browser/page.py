@@ -1,4 +1,4 @@
-"""An application on a port of its own, and a page with one timeline in a real browser: what tests read and do there."""
+"""A served application, and a page with one timeline in a real browser."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class Page:
         return x, down
 
     def colour(self, t: float, y: float) -> str:
-        found: str = self(PIXEL, list(self.at(t, y)))
-        return found
+        colour: str = self(PIXEL, list(self.at(t, y)))
+        return colour
 
     def point(self, t: float, y: float) -> tuple[float, float]:
         """The same on the page, for the mouse."""

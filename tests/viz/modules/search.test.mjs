@@ -31,16 +31,16 @@ for (const [query, found] of Object.entries(FOUND)) {
 }
 
 const MISTAKES = {
-  "knd:W": "knd:w: knd is no field; known are kind, mb, stage",
-  "kind:Q": "q is no kind; known are f, b",
+  "knd:W": "knd:w: knd is not a field; known are kind, mb, stage",
+  "kind:Q": "q is not a kind; known are f, b",
   "kind:W kind:": "a value is missing after kind:",
   "dur:3": "dur is compared as dur>1",
   "mb>3": "mb takes values as mb:…",
   "dur>x": "x is not a number",
-  "mb:1.2.3": "is no micro-batch; write mb:1.3",
-  "worker:7": "is no worker; write worker:1.2",
-  "stage:a": "a is no number; write stage:2 or stage:2..5",
-  "is:red": "red is no mark; known are rerouted, critical, violation",
+  "mb:1.2.3": "is not a micro-batch; write mb:1.3",
+  "worker:7": "is not a worker; write worker:1.2",
+  "stage:a": "a is not a number; write stage:2 or stage:2..5",
+  "is:red": "red is not a mark; known are rerouted, critical, violation",
   ">5": "write field:value",
   [`${"f ".repeat(41)}`]: "at most 40 terms and 1000 characters",
 };

@@ -1,31 +1,28 @@
-/* What components of Dash leave out, for those who hear a page or have no pointer: tabs are plain boxes without keys (Tab
-   reaches them here, arrows go along, Enter or space opens), a slider's field and the place that takes files have no name,
-   the latter and lists to choose from no keys. And a file beyond an upload's limit, which never leaves the browser, is ignored
-   without a word. */
+/* Accessibility that Dash's components lack: roles and keys of tabs, names of a slider's field and of the file field, keys of
+   the file field and of lists. A file above the limit of an upload is reported, because Dash ignores it silently. */
 import { dock } from "viz/dock.js";
-import { setProps, whenChanged } from "viz/page.js";
+import { setAttribute, setProps, whenChanged } from "viz/page.js";
 const tabs = () => [...document.querySelectorAll(".tab")];
-const set = (node, name, value) => { if (node.getAttribute(name) !== value) node.setAttribute(name, value); };
 
 function describe() {
   for (const tab of tabs()) {
-    set(tab, "role", "tab");
-    set(tab, "aria-selected", String(tab.classList.contains("tab--selected")));
-    set(tab, "tabindex", "0");
-    set(tab.parentElement, "role", "tablist");
+    setAttribute(tab, "role", "tab");
+    setAttribute(tab, "aria-selected", String(tab.classList.contains("tab--selected")));
+    setAttribute(tab, "tabindex", "0");
+    setAttribute(tab.parentElement, "role", "tablist");
   }
   for (const field of document.querySelectorAll(".dash-slider-container input, .step input")) {
-    if (!field.labels?.length) set(field, "aria-label", "Step");
+    if (!field.labels?.length) setAttribute(field, "aria-label", "Step");
   }
   for (const place of document.querySelectorAll(".drop")) {
-    set(place, "role", "button");
-    set(place, "tabindex", "0");
+    setAttribute(place, "role", "button");
+    setAttribute(place, "tabindex", "0");
     const field = (place.matches("input") ? place : place.querySelector("input[type=file]")) || place.parentElement?.querySelector("input[type=file]");
     if (!field) continue;
-    set(field, "aria-label", "Schedule file");
-    set(field, "tabindex", "-1");
+    setAttribute(field, "aria-label", "Schedule file");
+    setAttribute(field, "tabindex", "-1");
   }
-  for (const list of document.querySelectorAll("button.dash-dropdown")) set(list, "tabindex", "0");
+  for (const list of document.querySelectorAll("button.dash-dropdown")) setAttribute(list, "tabindex", "0");
 }
 
 whenChanged(describe, ["class"]);
@@ -40,7 +37,7 @@ document.addEventListener("keydown", (event) => {
   event.stopPropagation();
 }, true);
 
-/* A file beyond the limit of the row that it is dropped on never leaves the browser. */
+/* Report a file above the limit; it is never sent. */
 function look(event) {
   const row = event.target.closest?.("[data-most]"), [file] = (event.type === "drop" ? event.dataTransfer : event.target).files || [];
   if (!row || !file) return;

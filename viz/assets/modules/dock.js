@@ -1,12 +1,11 @@
-/* The dock of the workbench: which panel is open, whether it stands at the right or below, and how large it is. All three are
-   remembered by the browser; the panel stands in the page's address too. What the panels say comes from the server, which
-   is told which timeline is in use (`asked`), and for the panel of what is in view also which window it shows. */
+/* The dock of the workbench: its open panel, side and size, kept in the browser; the panel also in the address. The server
+   fills panels on request (`bench-asked`). */
 import { modes } from "viz/modes.js";
-import { element, readAddress, setProps, state, viewInUse, views, whenChanged, writeAddress } from "viz/page.js";
-const KEY = "recycle-dock", WAIT = 150, LEAST = 180, STEP = 40, ROOM = 260;
+import { element, followDrag, inSight, readAddress, setAttribute, setProps, state, viewInUse, views, whenChanged, writeAddress } from "viz/page.js";
+const KEY = "recycle-dock", WAIT = 150, MIN_SIZE = 180, STEP = 40, ROOM = 260;
 const NEW = ".bench, .bench-tab, .bench-panel, .lanes, .empty";
 const chosen = { side: null, right: 380, below: 280, panels: {}, shut: false, ...read() };
-const told = new Map(); // identifier of a store -> what it was told last
+const sent = new Map(); // identifier of a store -> its last content
 let timer = null;
 
 function read() {
@@ -14,25 +13,22 @@ function read() {
 }
 
 function keep() {
-  try { localStorage.setItem(KEY, JSON.stringify(chosen)); } catch { /* a browser that stores nothing */ }
+  try { localStorage.setItem(KEY, JSON.stringify(chosen)); } catch { /* storage may be disabled */ }
 }
 
-/* Told only where it is another value: the page is watched for changes. */
-const set = (node, name, value) => { if (node.getAttribute(name) !== value) node.setAttribute(name, value); };
-const inSight = (node) => node && node.offsetParent !== null;
 const bench = () => { const root = document.querySelector(".bench"); return inSight(root) ? root : null; };
 const side = () => chosen.side || (window.innerWidth >= 1100 ? "right" : "below");
 const panels = (root) => [...root.querySelectorAll(".bench-panel")].filter((panel) => !panel.closest(".mode[hidden]"));
 const has = (root, name) => panels(root).some((panel) => panel.dataset.panel === name);
 
-/* The panel that is open in a mode: the one that a link names, else the one chosen there last, else the mode's own. */
+/* The open panel: named in the address, else chosen last in this mode, else the mode's first. */
 let named = null;
 const opened = (root) => {
   const { page } = root.dataset;
   return [named, chosen.panels[page], modes.place(page)?.dataset.opened, "selection"].find((name) => name && has(root, name));
 };
 
-/* A tab per panel of the mode in sight. */
+/* A tab per panel of the visible mode. */
 function tabs(root) {
   const bar = root.querySelector(".bench-tabs"), shown = panels(root), names = shown.map(({ dataset }) => dataset.panel).join(" ");
   if (bar.dataset.names !== names) {
@@ -55,13 +51,13 @@ function apply() {
   modes.apply(root);
   const name = opened(root);
   for (const tab of tabs(root)) {
-    set(tab, "aria-selected", String(tab.dataset.panel === name));
-    set(tab, "tabindex", tab.dataset.panel === name ? "0" : "-1");
+    setAttribute(tab, "aria-selected", String(tab.dataset.panel === name));
+    setAttribute(tab, "tabindex", tab.dataset.panel === name ? "0" : "-1");
   }
   for (const panel of root.querySelectorAll(".bench-panel")) panel.hidden = panel.dataset.panel !== name;
   const split = root.querySelector(".bench-split");
-  set(split, "aria-orientation", side() === "right" ? "vertical" : "horizontal");
-  set(split, "aria-valuenow", String(chosen[side()]));
+  setAttribute(split, "aria-orientation", side() === "right" ? "vertical" : "horizontal");
+  setAttribute(split, "aria-valuenow", String(chosen[side()]));
 }
 
 function changed() {
@@ -73,31 +69,30 @@ function changed() {
 
 function size(pixels) {
   const most = (side() === "right" ? window.innerWidth : window.innerHeight) - ROOM;
-  chosen[side()] = Math.round(Math.max(LEAST, Math.min(most, pixels)));
+  chosen[side()] = Math.round(Math.max(MIN_SIZE, Math.min(most, pixels)));
   changed();
 }
 
 function tellStore(id, data) {
   const key = JSON.stringify(id), text = JSON.stringify(data);
-  if (told.get(key) === text) return;
-  told.set(key, text);
+  if (sent.get(key) === text) return;
+  sent.set(key, text);
   setProps(id, { data });
 }
 
-/* Make a timeline the one that keys, panels and the bar are about. */
+/* Make a timeline the current one, for keys, panels and the bar. */
 export function useView(view) {
   state.active = view;
   view.used = true;
   dock.tell();
 }
 
-/* Has the server fill a panel. */
 const ask = (data) => tellStore("bench-asked", data);
 
 export const dock = {
   apply,
 
-  /* Open a panel of the mode in sight. */
+  /* Open a panel of the visible mode. */
   open(name) {
     const root = bench();
     if (!root || !has(root, name)) return;
@@ -117,7 +112,7 @@ export const dock = {
 
   get panel() { const root = bench(); return root && !chosen.shut ? opened(root) : null; },
 
-  /* Tell the server what is in use, a moment after the last change. */
+  /* Send the current timeline to the server, a moment after the last change. */
   tell() {
     clearTimeout(timer);
     timer = setTimeout(() => {
@@ -134,17 +129,17 @@ export const dock = {
     }, WAIT);
   },
 
-  /* What the bar says of the lanes of an address, where that is known already. */
+  /* Show the headline of an address if it is known already. */
   headline(address, children) {
-    told.set(JSON.stringify("headline-of"), JSON.stringify(address));
+    sent.set(JSON.stringify("headline-of"), JSON.stringify(address));
     setProps("headline", { children });
   },
 
-  /* What a search found in a timeline, for the panel that lists it. */
-  found(view, query, found) {
+  /* List the matches of a search in their panel. */
+  listMatches(view, query, result) {
     const root = view.root.closest(".bench");
     if (!root) return;
-    ask({ panel: "found", address: view.root.dataset.address, query, ...found });
+    ask({ panel: "found", address: view.root.dataset.address, query, ...result });
   },
 };
 
@@ -155,7 +150,7 @@ document.addEventListener("click", (event) => {
   if (button) go(button);
 });
 
-/* Selects the only place, or frames several. */
+/* Select the only place, or frame several. */
 function go(button) {
   const root = button.closest(".bench"), { graph } = button.dataset;
   const shown = root && modes.lanes(root);
@@ -185,16 +180,13 @@ document.addEventListener("keydown", (event) => {
 document.addEventListener("pointerdown", (event) => {
   const split = event.target.closest && event.target.closest(".bench-split");
   if (!split) return;
-  split.setPointerCapture(event.pointerId);
   const box = split.parentElement.getBoundingClientRect();
-  const moved = (move) => size(side() === "right" ? box.right - move.clientX : box.bottom - move.clientY);
-  split.addEventListener("pointermove", moved);
-  split.addEventListener("pointerup", () => split.removeEventListener("pointermove", moved), { once: true });
+  followDrag((move) => size(side() === "right" ? box.right - move.clientX : box.bottom - move.clientY));
   event.preventDefault();
 });
 
-const wanted = readAddress();
-named = wanted.get("panel") || (wanted.get("pages") === "explain" ? "explain" : null);
+const query = readAddress();
+named = query.get("panel") || (query.get("pages") === "explain" ? "explain" : null);
 if (named) chosen.shut = false;
 
 const isNew = ({ addedNodes }) => [...addedNodes].some((node) => node.querySelector && (node.matches(NEW) || node.querySelector(NEW)));

@@ -1,10 +1,10 @@
-/* Draws what is visible of a table, at the level of detail that fits: bands of utilisation, rectangles, rectangles with
-   labels; and for the selection its arrows. All positions are in canvas pixels. */
+/* Draws the visible part of a table at its level of detail (bands of utilisation, rectangles, rectangles with labels) and
+   the arrows of the selection, in canvas pixels. */
 import { Shares, bandRows } from "viz/raster.js";
 import { drawHeld, drawHeldMarks } from "viz/strips.js";
-const LEAST_OPERATION = 3, LEAST_LANE = 3, LABEL_LANE = 16, LABEL_OPERATION = 16, LEAST_TEXT = 8, MOST_LABELS = 4000, SMALLEST = 0.65;
+const MIN_OPERATION = 3, MIN_LANE = 3, LABEL_LANE = 16, LABEL_OPERATION = 16, MIN_TEXT = 8, MAX_LABELS = 4000, SMALLEST = 0.65;
 
-/* What a picture is drawn from: `view` is {t0, t1, y0, y1} in time and rows, `plot` the place of the axes. */
+/* `view` is {t0, t1, y0, y1} in time and rows, `plot` the place of the axes. */
 export class Picture {
   constructor(table, rows, view, plot, ratio, theme) {
     Object.assign(this, { table, rows, view, ratio, theme });
@@ -21,9 +21,9 @@ export class Picture {
   x(t) { return Math.round((t - this.view.t0) * this.perTime); }
   y(row) { return Math.round((row - this.view.y0) * this.perRow); }
 
-  /* 0: bands, 1: rectangles, 2: with labels. Bands as soon as a lane or the mean visible operation is too thin. */
+  /* 0: bands, 1: rectangles, 2: with labels. Bands if a lane or the mean visible operation is too thin. */
   get level() {
-    if (this.perRow < LEAST_LANE * this.ratio) return 0;
+    if (this.perRow < MIN_LANE * this.ratio) return 0;
     let operations = 0, lanes = 0;
     for (let row = this.row0; row < this.row1; row++) {
       const lane = this.rows.lane(row);
@@ -31,7 +31,7 @@ export class Picture {
       lanes++;
       operations += this.table.beganBefore(lane, this.view.t1) - this.table.firstAfter(lane, this.view.t0);
     }
-    if (operations * LEAST_OPERATION * this.ratio > lanes * this.width) return 0;
+    if (operations * MIN_OPERATION * this.ratio > lanes * this.width) return 0;
     return this.perRow >= LABEL_LANE * this.ratio ? 2 : 1;
   }
 
@@ -53,7 +53,7 @@ export class Picture {
     return level;
   }
 
-  /* Draws inside the axes, from their upper left corner. */
+  /* Draw inside the axes, from their upper left corner. */
   clipped(context, draw) {
     context.save();
     context.beginPath();
@@ -64,10 +64,10 @@ export class Picture {
     context.restore();
   }
 
-  /* Everything but texts and marks, unless the raster holds it already; returns the level. */
+  /* Draw everything except texts and marks, unless the raster has it already; returns the level. */
   _fill(raster, marks) {
     const { rows, theme } = this, short = (value) => +value.toPrecision(9), { t0, t1, y0, y1 } = this.view;
-    const what = marks.showsHeld ? (marks.held?.found ? "held" : "waits") : "work";
+    const what = marks.showsHeld ? (marks.held?.values ? "held" : "waits") : "work";
     const window_ = `${what} ${[t0, t1, y0, y1, ...(theme.ticks || [])].map(short).join(" ")}`;
     const held = raster.held;
     if (held && held.rows === rows && held.theme === theme && held.window === window_) {
@@ -78,7 +78,7 @@ export class Picture {
     const level = this.level;
     this.boxes = [];
     this._grid(raster);
-    if (marks.showsHeld && drawHeld(this, raster, marks)) { /* in place of work */ }
+    if (marks.showsHeld && drawHeld(this, raster, marks)) { /* instead of work */ }
     else if (level === 0) this._bands(raster, rows.count);
     else this._rectangles(raster, level);
     this._failed(raster);
@@ -87,7 +87,7 @@ export class Picture {
     return level;
   }
 
-  /* The paints of an operation: in the shade of its chunk, unless colours say something else here. */
+  /* The paints of an operation, in the shade of its chunk. */
   paints(operation) {
     const { chunks, paints } = this.theme;
     if (!chunks || chunks.length < 2) return paints;
@@ -109,8 +109,8 @@ export class Picture {
   }
 
   _stack(raster, shares, colours, row, end, y0, y1) {
-    const found = shares.of(this.rows, row, end, this.view.t0, this.perTime), edge = y1 - y0 > 6 ? 1 : 0;
-    for (let x = 0; x < this.width; x++) raster.stack(x, y0 + edge, y1, found, colours, shares.stride, x);
+    const columnShares = shares.of(this.rows, row, end, this.view.t0, this.perTime), edge = y1 - y0 > 6 ? 1 : 0;
+    for (let x = 0; x < this.width; x++) raster.stack(x, y0 + edge, y1, columnShares, colours, shares.stride, x);
   }
 
   _rectangles(raster, level) {
@@ -143,12 +143,16 @@ export class Picture {
     }
   }
 
-  /* A failed lane: stripes over its whole height and a border, at any level. */
+  /* [lane, row] of each visible failed lane. */
+  get failedRows() {
+    const { rows, row0, row1 } = this, failed = this.table.failed.map((lane) => [lane, rows.rowOf[lane]]);
+    return failed.filter(([lane, row]) => rows.lane(row) === lane && row >= row0 && row < row1);
+  }
+
+  /* Failed lanes: stripes and a border, at any level. */
   _failed(raster) {
     const { failure } = this.theme;
-    for (const lane of this.table.failed) {
-      const row = this.rows.rowOf[lane];
-      if (this.rows.lane(row) !== lane || row < this.row0 || row >= this.row1) continue;
+    for (const [lane, row] of this.failedRows) {
       const y0 = this.y(row), y1 = Math.max(y0 + 2, this.y(row + 1));
       if (this.table.offsets[lane + 1] === this.table.offsets[lane] || y1 - y0 < 8) raster.fill(0, y0, this.width, y1, failure.fill);
       raster.stripe(0, y0, this.width, y1, failure.hatch, 9 * this.ratio, 3 * this.ratio);
@@ -166,14 +170,14 @@ export class Picture {
     }
   }
 
-  /* Texts in the boxes: of an operation, smaller where it is longer than its box, and of the backward of a pair, below. */
+  /* Labels of operations, reduced to fit, and of backwards of pairs below. */
   _labels(context) {
     const { table, theme, boxes } = this, size = Math.min(13 * this.ratio, Math.round(this.perRow * 0.5)), away = table.bits.REROUTED;
-    if (boxes.length / 2 > MOST_LABELS || size < LEAST_TEXT * this.ratio) return;
+    if (boxes.length / 2 > MAX_LABELS || size < MIN_TEXT * this.ratio) return;
     context.textAlign = "center";
     context.textBaseline = "middle";
     let font = "";
-    const use = (wanted) => { if (wanted !== font) context.font = font = wanted; }; // which takes time
+    const use = (next) => { if (next !== font) context.font = font = next; }; // setting a font is slow
     const write = (i, row, [paint, first, last, top, bottom], text, weight, letters) => {
       const begin = table.start[i], long = table.end[i] - begin, high = (bottom - top) * this.perRow;
       const x0 = Math.max(0, (begin + first * long - this.view.t0) * this.perTime), x1 = Math.min(this.width, (begin + last * long - this.view.t0) * this.perTime);
@@ -195,9 +199,8 @@ export class Picture {
   failedLabels(context) {
     if (this.perRow < 14 * this.ratio) return;
     const { table, theme } = this, size = Math.min(12 * this.ratio, this.perRow * 0.5);
-    for (const lane of table.failed) {
-      const row = this.rows.rowOf[lane], isIdle = table.offsets[lane + 1] === table.offsets[lane];
-      if (this.rows.lane(row) !== lane || row < this.row0 || row >= this.row1) continue;
+    for (const [lane, row] of this.failedRows) {
+      const isIdle = table.offsets[lane + 1] === table.offsets[lane];
       const left = (wide) => (isIdle ? (this.width - wide) / 2 : this.width - wide - 6 * this.ratio);
       drawTag(context, "failed", theme.failure.mark, theme.failure.ink, { size, font: theme.font, left, top: (row + 0.5 - this.view.y0) * this.perRow - 0.75 * size });
     }
@@ -226,7 +229,7 @@ export class Picture {
     context.setLineDash([]);
   }
 
-  /* The critical path: a dark line under each of its operations, joined from one to the next. */
+  /* The critical path: a dark line under its operations, joined from one to the next. */
   _path(context) {
     const { table } = this, on = [], bit = table.bits.CRITICAL;
     for (let i = 0; i < table.length; i++) if (table.flags[i] & bit) on.push(i);
@@ -252,7 +255,7 @@ export class Picture {
     context.setLineDash([]);
   }
 
-  /* Arrows from what the selection needed, and to what needs it; the one that it waited for is solid, others thin. */
+  /* Arrows from inputs and to consumers; the awaited input is solid. */
   _links(context, links, selected) {
     const arrow = (from, to, strong) => {
       const a = this.box(from), b = this.box(to);
@@ -277,7 +280,7 @@ export class Picture {
     for (const to of links.outputs) arrow(selected, to, false);
   }
 
-  /* Names of lanes and groups left of the axes, as many as there is room for. */
+  /* Names of lanes and groups left of the axes, as far as there is room. */
   _gutter(context) {
     const { table, rows, theme, ratio } = this, size = 12 * ratio, room = 14 * ratio;
     const every = Math.max(1, Math.ceil(room / this.perRow)), grouped = rows.hasGroups;
@@ -305,7 +308,6 @@ export class Picture {
     }
   }
 
-  /* Pixels of the longest name of a lane. */
   _nameWidth(context, size) {
     const { table, theme } = this, longest = table.labels.reduce((most, label) => (label.length > most.length ? label : most), "");
     context.font = `${size}px ${theme.font}`;
@@ -336,7 +338,7 @@ export class Picture {
   }
 }
 
-/* A line of text on a ground of its own; `left` gives its place from how wide it is. */
+/* Draw text on a filled ground; `left` returns its position for a width. */
 export function drawTag(context, text, ground, ink, { size, font, left, top }) {
   context.font = `600 ${size}px ${font}`;
   context.textAlign = "center";

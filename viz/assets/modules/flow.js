@@ -1,15 +1,15 @@
-/* A micro-batch end to end: all of its work on all workers over everything else pale, joined in the order in which it runs;
-   and a range of time that was marked on the axis, with its length. */
+/* A micro-batch on all workers, joined in order over paled other work; and a marked range of time. */
 import { drawTag } from "viz/draw.js";
+import { followDrag } from "viz/page.js";
 
-/* Operations of the micro-batch of the selection, by start; [] where the selection has none. */
+/* Operations of the selection's micro-batch, by start; [] without one. */
 export function flowOf(table, operation) {
   if (operation < 0 || !table.kinds[table.kind[operation]].homed) return [];
-  const home = table.home(operation), found = [];
+  const home = table.home(operation), operations = [];
   for (let i = 0; i < table.length; i++) {
-    if (table.micro_batch[i] === table.micro_batch[operation] && table.isWork[table.kind[i]] && table.home(i) === home) found.push(i);
+    if (table.micro_batch[i] === table.micro_batch[operation] && table.isWork[table.kind[i]] && table.home(i) === home) operations.push(i);
   }
-  return found.sort((a, b) => table.start[a] - table.start[b] || table.stage[a] - table.stage[b]);
+  return operations.sort((a, b) => table.start[a] - table.start[b] || table.stage[a] - table.stage[b]);
 }
 
 export function drawFlow(picture, context, view) {
@@ -58,18 +58,12 @@ export function drawRange(picture, context, { range: marked, theme, table }) {
   drawTag(context, table.time(marked.t1 - marked.t0), theme.paper, theme.ink, { size, font: theme.font, left, top: 2 * ratio });
 }
 
-/* A drag along the axis above the lanes marks a range; a click there takes it away. */
+/* A drag along the axis above the lanes marks a range; a click removes it. */
 export function markRange(view, event) {
   const { t } = view.under(event), cut = (time) => Math.min(Math.max(time, 0), view.span);
   const mark = (move) => {
     const to = view.under(move).t, [t0, t1] = [cut(Math.min(t, to)), cut(Math.max(t, to))];
     view.setRange(t1 - t0 > view.span * 1e-6 ? { t0, t1 } : null, true);
   };
-  const end = (up) => {
-    window.removeEventListener("pointermove", mark, true);
-    mark(up);
-    view.setRange(view.range);
-  };
-  window.addEventListener("pointermove", mark, true);
-  window.addEventListener("pointerup", end, { once: true, capture: true });
+  followDrag(mark, (last) => { mark(last); view.setRange(view.range); });
 }

@@ -1,12 +1,12 @@
-/* Keys of the timeline in use (the one last clicked or focused), its buttons, and the page that explains them. */
+/* Keys and buttons of the current timeline, the search, and the list of keys. */
 import { dock, useView } from "viz/dock.js";
 import { remember } from "viz/link.js";
 import { writeNote } from "viz/notes.js";
-import { element, viewInUse } from "viz/page.js";
+import { LAYERS, element, inSight, viewInUse } from "viz/page.js";
 import { Shares } from "viz/raster.js";
 import { Rows } from "viz/rows.js";
 import { earliest, searchTable } from "viz/search.js";
-const TYPING = 150; // milliseconds without a key, after which a search is tried
+const TYPING = 150; // milliseconds after the last key until a search starts
 const fast = (event) => (event.shiftKey ? 3 : 1);
 const isWork = (view) => (i) => view.table.isWork[view.table.kind[i]];
 
@@ -26,7 +26,7 @@ function step(view, dir) {
   if (to >= 0) view.select(to);
 }
 
-/* The operation at about the same time in the next lane that has any. */
+/* Select the operation at about the same time in the next lane with operations. */
 function lane(view, dir) {
   if (view.selected < 0) return step(view, 1);
   const { table, rows } = view, t = table.start[view.selected];
@@ -40,7 +40,7 @@ function lane(view, dir) {
   return undefined;
 }
 
-/* Along the chain of dependencies: back to what it waited for, forward to what needs it. */
+/* Select the awaited input, or the first consumer. */
 function chain(view, dir) {
   const { links, table } = view;
   if (!links) return;
@@ -50,24 +50,16 @@ function chain(view, dir) {
 }
 
 function bubble(view, dir) {
-  const { table } = view, least = view.span * 1e-6, at = view.gap;
-  const lane_ = at ? at.lane : view.selected >= 0 ? table.laneOf(view.selected) : Math.max(0, view.rows.lane(Math.max(0, Math.floor(view.view.y0))));
-  let t = at ? (dir > 0 ? at.to : at.from) : view.selected >= 0 ? table.start[view.selected] : dir > 0 ? -1 : Infinity;
-  const gaps = [];
-  let idle = 0;
-  for (let i = table.offsets[lane_]; i < table.offsets[lane_ + 1]; i++) {
-    if (!table.isWork[table.kind[i]]) continue;
-    if (table.start[i] > idle + least) gaps.push([idle, table.start[i]]);
-    idle = Math.max(idle, table.end[i]);
-  }
-  if (table.span > idle + least) gaps.push([idle, table.span]);
-  const next = dir > 0 ? gaps.find(([from]) => from >= t - least) : gaps.reverse().find(([, to]) => to <= t + least);
+  const { table, gap, selected } = view, least = view.span * 1e-6;
+  const lane_ = view.chosenLane >= 0 ? view.chosenLane : Math.max(0, view.rows.lane(Math.max(0, Math.floor(view.view.y0))));
+  const t = gap ? (dir > 0 ? gap.to : gap.from) : selected >= 0 ? table.start[selected] : dir > 0 ? -1 : Infinity;
+  const gaps = table.gaps(lane_).filter(([from, to]) => to - from > least);
+  const next = dir > 0 ? gaps.find(([from]) => from >= t - least) : gaps.findLast(([, to]) => to <= t + least);
   if (next) view.selectGap(lane_, ...next); else view.announce(`no ${dir > 0 ? "later" : "earlier"} gap on worker ${table.labels[lane_]}`);
 }
 
 function worker(view) {
-  const lane_ = view.gap ? view.gap.lane : view.selected >= 0 ? view.table.laneOf(view.selected) : -1;
-  if (lane_ >= 0) view.sendLane(lane_); else view.announce("select an operation or a gap of the worker first");
+  if (view.chosenLane >= 0) view.sendLane(view.chosenLane); else view.announce("select an operation or a gap of the worker first");
 }
 
 function violation(view) {
@@ -79,7 +71,7 @@ function violation(view) {
   return view.announce("no operation breaks a rule");
 }
 
-/* How the lanes shown spend the time shown. */
+/* Summarize how the visible lanes spend the visible time. */
 function range(view) {
   const { table, rows } = view, { t0, t1, y0, y1 } = view.view, from = Math.max(0, t0), to = Math.min(view.span, t1);
   const shares = new Shares(table, 1).of(rows, Math.max(0, Math.floor(y0)), Math.min(rows.count, Math.ceil(y1)), from, 1 / (to - from));
@@ -94,9 +86,9 @@ function range(view) {
 
 const far = (event) => (event.shiftKey ? "change" : "step");
 
-/* Press a button of the player of the run in sight. */
-function go(how) {
-  [...document.querySelectorAll(`.player [data-go="${how}"]`)].find((button) => button.offsetParent !== null)?.click();
+/* Press a button of the visible player. */
+function go(move) {
+  [...document.querySelectorAll(`.player [data-go="${move}"]`)].find(inSight)?.click();
 }
 
 function toggle(view, flag) {
@@ -111,28 +103,28 @@ const KEYS = [
   ["+ / -", "fewer and more lanes", { "+": (v) => v.zoomRows(0.7), "=": (v) => v.zoomRows(0.7), "-": (v) => v.zoomRows(1 / 0.7) }],
   [". / ,", "next and previous operation of the lane", { ".": (v) => step(v, 1), ",": (v) => step(v, -1) }],
   ["↑ / ↓", "the lane above and below", { ArrowUp: (v) => lane(v, -1), ArrowDown: (v) => lane(v, 1) }],
-  ["[ / ]", "what the selection waited for, and what needs it", { "[": (v) => chain(v, -1), "]": (v) => chain(v, 1) }],
+  ["[ / ]", "what the selection waited for, and its consumers", { "[": (v) => chain(v, -1), "]": (v) => chain(v, 1) }],
   ["b / B", "next and previous bubble of the lane", { b: (v, e) => bubble(v, e.shiftKey ? -1 : 1) }],
   ["f", "zoom to the selection, then out again", { f: (v) => v.focus() }],
   ["0", "everything", { 0: (v) => v.fit() }],
-  ["z", "the window before", { z: (v) => v.undo() }],
+  ["z", "the previous window", { z: (v) => v.undo() }],
   ["u", "the micro-batch of the selection on all workers", { u: (v) => v.follow() }],
   ["g", "lanes by pipeline or by stage", { g: (v) => v.group() }],
   ["h", "fold or unfold all groups", { h: (v) => v.foldAll() }],
-  ["k", "keep the selection's worker on top, or no more", { k: (v) => v.pin() }],
+  ["k", "pin or unpin the selection's worker", { k: (v) => v.pin() }],
   ["p", "critical path", { p: (v) => toggle(v, "path") }],
   ["m", "memory of the selected worker", { m: (v) => toggle(v, "showsMemory") }],
   ["M", "memory of all workers in place of their work", { M: (v) => toggle(v, "showsHeld") }],
   ["t", "table of the operations in view, to read or copy", { t: (v) => toggle(v, "showsListing") }],
   ["x", "the selection's worker: in what-if, fail or restore it", { x: worker }],
-  ["n", "write a note at the selection, which links keep", { n: (v) => writeNote(v) }],
-  ["PgUp / PgDn", "step before and after, of a run (Shift: the next change of workers or plan)", { PageUp: (v, e) => go(`${far(e)} before`), PageDown: (v, e) => go(`${far(e)} after`) }],
+  ["n", "write a note at the selection; links include it", { n: (v) => writeNote(v) }],
+  ["PgUp / PgDn", "previous and next step of a run (Shift: change of workers or plan)", { PageUp: (v, e) => go(`${far(e)} before`), PageDown: (v, e) => go(`${far(e)} after`) }],
   ["Space", "play the steps of a run, or pause", { " ": () => go("play") }],
   ["r", "how the lanes and time shown are spent", { r: range }],
   ["e", "next operation that breaks a rule", { e: violation }],
   ["i / o", "close or open the panel; put it below or at the right", { i: () => dock.shut(), o: () => dock.turn() }],
   ["/", "search: kind:W mb:1.3 stage:2 dur>1.2", { "/": () => document.querySelector(".lanes-search").focus() }],
-  ["Esc", "nothing selected", { Escape: (v) => v.clear() }],
+  ["Esc", "clear the selection", { Escape: (v) => v.clear() }],
   ["?", "this list", { "?": () => help() }],
 ];
 const ACTIONS = Object.assign({}, ...KEYS.map(([, , actions]) => actions));
@@ -155,7 +147,7 @@ function help() {
 
 document.addEventListener("keydown", (event) => {
   const view = viewInUse(), typing = event.target.closest && event.target.closest("input, textarea, select, [contenteditable], dialog, [role=slider]");
-  if (event.key === " " && event.target.closest?.("button, a, summary, [role=tab]")) return; // which it presses
+  if (event.key === " " && event.target.closest?.("button, a, summary, [role=tab]")) return; // the key presses it
   if (typing || event.ctrlKey || event.metaKey || event.altKey || !view) return;
   const action = ACTIONS[event.key] || ACTIONS[event.key.toLowerCase()];
   if (!action) return;
@@ -170,7 +162,7 @@ const BUTTONS = [
   ["fit", "Fit", "0", (v) => v.fit()],
 ];
 
-/* The row of buttons above a timeline, and once for all of them the search. */
+/* Add the buttons above a timeline, and once per page the search. */
 export function addToolbar(view) {
   const tools = view.root.querySelector(".lanes-tools");
   tools.replaceChildren(...BUTTONS.map(([name, text, key, action]) => {
@@ -179,8 +171,9 @@ export function addToolbar(view) {
     button.dataset.action = name;
     return button;
   }));
-  const toggles = [["path", "path"], ["memory", "showsMemory"], ["held", "showsHeld"], ["table", "showsListing"]].map(([name, flag]) => [tools.querySelector(`[data-action=${name}]`), flag]);
-  view.onDraw = () => { for (const [button, flag] of toggles) button.setAttribute("aria-pressed", String(view[flag])); };
+  view.onDraw = () => {
+    for (const [name, flag] of LAYERS) tools.querySelector(`[data-action=${name}]`).setAttribute("aria-pressed", String(view[flag]));
+  };
   view.onRows = () => { tools.querySelector("[data-action=group]").textContent = view.rows.grouping === "stage" ? "By pipeline" : "By stage"; };
   const grouped = view.rows.hasGroups || new Rows(view.table, "stage", new Set()).hasGroups;
   for (const name of ["group", "fold"]) tools.querySelector(`[data-action=${name}]`).hidden = !grouped;
@@ -188,56 +181,55 @@ export function addToolbar(view) {
   search();
 }
 
-/* The search of the page, which is about the timeline in use, and the buttons beside it. */
 function search() {
   if (document.querySelector(".lanes-search")) return;
   const place = document.querySelector(".bar-tools") || document.querySelector(".top") || document.body;
   const field = element("input", {
     type: "search", className: "lanes-search", placeholder: "Search  kind:W mb:1.3 stage:2 dur>1.2", spellcheck: false, ariaLabel: "Search operations",
   });
-  const isFound = (view) => view && view.root.isConnected;
+  const isShown = (view) => view && view.root.isConnected;
   field.addEventListener("keydown", (event) => {
     const view = viewInUse();
     event.stopPropagation();
-    if (!isFound(view)) return;
+    if (!isShown(view)) return;
     if (event.key === "Escape") { field.value = ""; find(view, ""); field.blur(); }
     if (event.key === "Enter" || event.key === "Escape") clearTimeout(field.waits);
     if (event.key === "Enter") find(view, field.value, event.shiftKey ? -1 : 1);
   });
   field.addEventListener("input", () => {
     clearTimeout(field.waits);
-    field.waits = setTimeout(() => { if (isFound(viewInUse())) outline(viewInUse(), field.value); }, TYPING);
+    field.waits = setTimeout(() => { if (isShown(viewInUse())) outline(viewInUse(), field.value); }, TYPING);
   });
-  field.addEventListener("search", () => { if (!field.value && viewInUse()?.matches) find(viewInUse(), ""); }); // its cross; late
+  field.addEventListener("search", () => { if (!field.value && viewInUse()?.matches) find(viewInUse(), ""); }); // its cross, which fires late
   const named = (text, title, onclick) => element("button", { type: "button", title, onclick }, text);
   const keys = named("Keys", "key ?", () => help());
   const docked = document.querySelector(".bar-tools") ? [named("Panel", "key i; o puts it below or at the right", () => dock.shut())] : [];
   place.append(field, keys, ...docked);
 }
 
-/* Outlines what the query finds while it is typed; half a query is no mistake yet. */
+/* Outline matches while typing; an incomplete query is not an error. */
 function outline(view, query) {
-  let found;
-  try { found = searchTable(view.table, query); } catch { found = null; }
-  view.matches = found && found.slice(0, 1000);
+  let matches;
+  try { matches = searchTable(view.table, query); } catch { matches = null; }
+  view.matches = matches && matches.slice(0, 1000);
   view.redraw();
-  view.announce(!found ? "" : found.length ? `${found.length} found: Enter selects the next, Shift+Enter the one before` : `No match for ${query}`);
+  view.announce(!matches ? "" : matches.length ? `${matches.length} found: Enter selects the next, Shift+Enter the previous` : `No match for ${query}`);
 }
 
-/* Selects the next operation that the query finds, and outlines the first thousand. */
+/* Select the next match, and outline the first thousand. */
 function find(view, query, dir = 1) {
-  let found;
-  try { found = searchTable(view.table, query); } catch (error) { dock.found(view, query, { problem: error.message }); return view.announce(error.message); }
-  view.matches = found && found.slice(0, 1000);
+  let matches;
+  try { matches = searchTable(view.table, query); } catch (error) { dock.listMatches(view, query, { problem: error.message }); return view.announce(error.message); }
+  view.matches = matches && matches.slice(0, 1000);
   view.redraw();
-  if (!found) return view.announce("");
-  if (!found.length) return view.announce(`No match for ${query}`);
-  const place = found.findIndex((i) => i > view.selected), next = dir > 0 ? place : (place < 0 ? found.length : place) - (found.includes(view.selected) ? 2 : 1);
-  const chosen = ((next < 0 ? (dir > 0 ? 0 : found.length - 1) : next) + found.length) % found.length;
-  view.select(found[chosen], true);
+  if (!matches) return view.announce("");
+  if (!matches.length) return view.announce(`No match for ${query}`);
+  const place = matches.findIndex((i) => i > view.selected), next = dir > 0 ? place : (place < 0 ? matches.length : place) - (matches.includes(view.selected) ? 2 : 1);
+  const chosen = ((next < 0 ? (dir > 0 ? 0 : matches.length - 1) : next) + matches.length) % matches.length;
+  view.select(matches[chosen], true);
   if (!view.table.toServer) {
-    dock.found(view, query, { operations: earliest(view.table, found, 40), total: found.length });
+    dock.listMatches(view, query, { operations: earliest(view.table, matches, 40), total: matches.length });
     dock.open("found");
   }
-  return view.announce(`${chosen + 1} of ${found.length}: ${view.table.instruction(found[chosen])}`);
+  return view.announce(`${chosen + 1} of ${matches.length}: ${view.table.instruction(matches[chosen])}`);
 }

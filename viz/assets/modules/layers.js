@@ -1,10 +1,10 @@
-/* What lies over the lanes: outlines of where a plan before had its work (`data-ghost`), and the places of a finding. */
+/* Layers over the lanes: outlines of the previous plan (`data-ghost`), places of findings, the deadlock, and others. */
 import { drawTag } from "viz/draw.js";
 import { drawFlow, drawRange } from "viz/flow.js";
 import { drawNotes } from "viz/notes.js";
-const MOST_OUTLINES = 8000, LEAST_LANE = 6;
+const MAX_OUTLINES = 8000, MIN_LANE = 6;
 
-/* Whether the lane has that operation of the table before at the same time now. */
+/* Whether the lane still has an operation of the old table at the same time. */
 function stayed(table, old, i, lane, near) {
   for (let k = table.beganBefore(lane, old.start[i] - near); k < table.offsets[lane + 1] && table.start[k] <= old.start[i] + near; k++) {
     if (table.kinds[table.kind[k]].token === old.kinds[old.kind[i]].token && table.home(k) === old.home(i) && table.stage[k] === old.stage[i]) return true;
@@ -12,28 +12,28 @@ function stayed(table, old, i, lane, near) {
   return false;
 }
 
-/* Operations in view of the table before that are elsewhere now; null when outlines would hide more than they show. */
+/* Visible operations of the old table that have moved; null if there are too many outlines. */
 function inView(picture, old) {
-  const { rows, view, table } = picture, found = [], near = 1e-6 * old.span;
-  if (picture.perRow < LEAST_LANE * picture.ratio) return null;
+  const { rows, view, table } = picture, outlined = [], near = 1e-6 * old.span;
+  if (picture.perRow < MIN_LANE * picture.ratio) return null;
   for (let row = picture.row0; row < picture.row1; row++) {
     const lane = rows.lane(row);
     if (lane < 0 || lane >= old.lanes) continue;
     const end = old.beganBefore(lane, view.t1);
     for (let i = old.firstAfter(lane, view.t0); i < end; i++) {
-      if (old.isWork[old.kind[i]] && old.end[i] > old.start[i] && !stayed(table, old, i, lane, near)) found.push([i, row]);
+      if (old.isWork[old.kind[i]] && old.end[i] > old.start[i] && !stayed(table, old, i, lane, near)) outlined.push([i, row]);
     }
-    if (found.length > MOST_OUTLINES) return null;
+    if (outlined.length > MAX_OUTLINES) return null;
   }
-  return found;
+  return outlined;
 }
 
 function ghost(picture, context, { ghost: old, theme }) {
-  const found = old && inView(picture, old);
-  if (!found) return;
+  const outlined = old && inView(picture, old);
+  if (!outlined) return;
   const { view, perTime, perRow, ratio } = picture;
   context.beginPath();
-  for (const [i, row] of found) {
+  for (const [i, row] of outlined) {
     const x0 = (old.start[i] - view.t0) * perTime, x1 = (old.end[i] - view.t0) * perTime, y = (row - view.y0) * perRow;
     context.rect(x0 + ratio, y + 0.05 * perRow, Math.max(1, x1 - x0 - 2 * ratio), 0.86 * perRow);
   }
@@ -44,10 +44,10 @@ function ghost(picture, context, { ghost: old, theme }) {
   context.stroke();
   context.setLineDash([]);
   context.globalAlpha = 1;
-  picture.failedLabels(context); // which the outlines may have crossed
+  picture.failedLabels(context); // outlines may cross them
 }
 
-/* Frames around the places, numbered, with a line from each to the next. */
+/* Numbered frames around places, joined by lines. */
 function places(picture, context, { places: all, theme, rows }) {
   if (!all || !all.length) return;
   const { view, perTime, perRow, ratio, width, height } = picture;
@@ -55,7 +55,7 @@ function places(picture, context, { places: all, theme, rows }) {
     const x = (from - view.t0) * perTime, y = (rows.rowOf[lane] - view.y0) * perRow;
     return [x, y + 0.04 * perRow, Math.max(4 * ratio, (to - from) * perTime), Math.max(4 * ratio, 0.92 * perRow)];
   });
-  /* Beside the words in the boxes: between edges that face each other, or over the top of one lane. */
+  /* Next to the labels: between facing edges, or over the top of one lane. */
   const join = ([x0, y0, wide0, high0], [x1, y1, wide1, high1]) => {
     const from = x0 + wide0 / 2, to = x1 + wide1 / 2, lift = y0 - 0.55 * perRow;
     if (Math.abs(y0 - y1) < 1) { context.moveTo(from, y0); context.bezierCurveTo(from, lift, to, lift, to, y1); return; }
@@ -95,7 +95,7 @@ function places(picture, context, { places: all, theme, rows }) {
   });
 }
 
-/* Where an order that cannot finish comes to rest: what lies behind never runs, and is pale. */
+/* The time of a deadlock; later operations never run and are pale. */
 function halt(picture, context, { root, theme }) {
   if (root.dataset.halt === undefined) return;
   const { view, perTime, ratio, width, height } = picture, x = (Number(root.dataset.halt) - view.t0) * perTime;
@@ -108,13 +108,13 @@ function halt(picture, context, { root, theme }) {
   context.fillStyle = theme.failure.mark;
   context.fillRect(x - ratio, 0, 2 * ratio, height);
   const size = 12 * ratio, left = (wide) => Math.min(x, width - wide);
-  drawTag(context, "hangs", theme.failure.mark, theme.failure.ink, { size, font: theme.font, left, top: height - 1.5 * size });
+  drawTag(context, "deadlock", theme.failure.mark, theme.failure.ink, { size, font: theme.font, left, top: height - 1.5 * size });
 }
 
-/* Where lanes of several timelines lie under each other, a line between one worker and the next. */
+/* Lines between the workers of interleaved timelines. */
 function pairs(picture, context, { table, theme }) {
   const { row0, row1, rows, perRow, ratio, width, view } = picture;
-  if (!table.each || perRow < LEAST_LANE * ratio) return;
+  if (!table.each || perRow < MIN_LANE * ratio) return;
   context.fillStyle = theme.ink;
   context.globalAlpha = 0.35;
   for (let row = row0; row < row1; row++) {

@@ -1,14 +1,12 @@
-/* The address keeps what is looked at: view, window, rows, grouping, folded groups, pinned lanes, selection or gap, and what
-   is drawn. Each selection is a step that the browser's Back undoes. An address that names other contents (`plan` is not the table
-   shown) restores the window only, and the timeline says so. */
+/* The address keeps view, window, rows, selection and layers. A selection is a step of the browser's history. An address of
+   other lanes (another `plan`) restores only the window. */
 import { notesAsText, notesOf } from "viz/notes.js";
-import { lastShown, readAddress, state, viewInUse, writeAddress } from "viz/page.js";
+import { LAYERS, lastShown, readAddress, state, viewInUse, writeAddress } from "viz/page.js";
 import { retime } from "viz/times.js";
 const WAIT = 300;
-const MODES = [["path", "path"], ["memory", "showsMemory"], ["held", "showsHeld"], ["table", "showsListing"]];
 let timer = null;
 
-/* What the address calls the lanes shown: of those that the page holds itself, their last bytes, which are a checksum. */
+/* The name of the lanes in the address; for embedded lanes their last bytes, a checksum. */
 const digest = (view) => {
   const address = view.root.dataset.original || view.root.dataset.address;
   return address.startsWith("data:") ? address.slice(-12) : address.replace(/^.*\/|\.bin$/g, "").slice(0, 12);
@@ -26,7 +24,7 @@ export function remember(view) {
       group: view.rows.grouping, fold: [...view.rows.folded].join("."), sel: view.selected >= 0 ? view.selected : "",
       gap: view.gap ? [view.gap.lane, short(view.gap.from), short(view.gap.to)].join("_") : "",
       pins: view.rows.pinned.join("."), range: view.range ? [short(view.range.t0), short(view.range.t1)].join("_") : "",
-      shows: MODES.filter(([, flag]) => view[flag]).map(([name]) => name).join("."),
+      shows: LAYERS.filter(([, flag]) => view[flag]).map(([name]) => name).join("."),
       times: view.times ? JSON.stringify(view.times) : "", notes: notesAsText(view),
     };
     const chosen = (from) => `${from.get("view")} ${from.get("sel") || ""} ${from.get("gap") || ""}`, before = chosen(query);
@@ -55,7 +53,7 @@ export function restore(view) {
   if (lanes && Number(lanes[2]) > Number(lanes[1])) Object.assign(window_, { y0: Number(lanes[1]), y1: Number(lanes[2]) });
   if (Object.keys(window_).length) view.show(window_);
   const shown = (query.get("shows") || "").split(".");
-  for (const [name, flag] of MODES) view[flag] = shown.includes(name);
+  for (const [name, flag] of LAYERS) view[flag] = shown.includes(name);
   if (same) view.notes = notesOf(view, query.get("notes"));
   mark(view, query, number("sel"), same);
   const times = same && query.get("times");
@@ -65,13 +63,13 @@ export function restore(view) {
 
 const numbers = (text) => (text || "").split("_").map(Number);
 
-/* The selection, gap and range that an address names; of other contents none. */
+/* Restore the selection, gap and range of an address with the same lanes. */
 function mark(view, query, selected, same) {
   const [lane, from, to] = numbers(query.get("gap")), [t0, t1] = numbers(query.get("range"));
   if (t1 > t0) view.range = { t0, t1 };
   const isNamed = query.get("sel") !== null || query.get("gap") !== null;
   if (isNamed && query.get("plan") !== null && !same) {
-    view.announce("The link was made for other lanes than these: what it selects is left out.");
+    view.announce("The link was made for different lanes: its selection is ignored.");
   } else if (same && Number.isInteger(selected) && selected >= 0 && selected < view.table.length) {
     if (view.selected !== selected) view.select(selected);
   } else if (same && Number.isInteger(lane) && lane >= 0 && lane < view.table.lanes && to > from) {
@@ -85,7 +83,6 @@ function retimeAs(view, text) {
   if (values && typeof values === "object") retime(view, values).then((problem) => { if (problem) view.announce(problem); });
 }
 
-/* Back and forward. */
 window.addEventListener("popstate", () => {
   const view = viewInUse(), query = readAddress();
   if (!view) return;

@@ -1,10 +1,10 @@
-/* The operations in view as a table, to be read aloud or copied: by lane, then start, the first MOST of them. */
+/* The operations in view as a table to read or copy: by lane, then start, the first MAX_LISTED. */
 import { element } from "viz/page.js";
-const MOST = 200, WAIT = 200;
+const MAX_LISTED = 200, WAIT = 200;
 const HEAD = ["Worker", "Instruction", "Kind", "Stage", "Start", "End", "Takes", "Marks"];
 
-/* {rows: the first `most` operations in view, total: how many there are}. */
-export function listed(view, most = MOST) {
+/* {rows: the first `most` operations in view, total: their number}. */
+export function listed(view, most = MAX_LISTED) {
   const { table, rows } = view, { t0, t1, y0, y1 } = view.view, chosen = [];
   let total = 0;
   for (let row = Math.max(0, Math.floor(y0)); row < Math.min(rows.count, Math.ceil(y1)); row++) {
@@ -43,7 +43,7 @@ function fill(view) {
 }
 
 function create(view) {
-  const refused = "the browser does not allow to copy: mark the table and copy that";
+  const refused = "the browser refuses to copy: select the table and copy it";
   const copy = () => navigator.clipboard.writeText(place.copied).then(() => view.announce("copied"), () => view.announce(refused));
   const button = element("button", { type: "button", onclick: copy }, "Copy the table");
   const place = element("section", { className: "lanes-listing", ariaLabel: "Table of what is in view" }, button, element("div", { className: "facts" }));
@@ -51,7 +51,7 @@ function create(view) {
   return place;
 }
 
-/* Called after each drawing: the table follows a moment later. */
+/* Called after each drawing; the table follows a moment later. */
 export function showListing(view) {
   const place = view.root.querySelector(".lanes-listing");
   if (!view.showsListing) { if (place) place.remove(); return; }

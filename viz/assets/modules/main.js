@@ -1,4 +1,4 @@
-/* What Dash calls (see clientside.js), and what a console, tests and pages without a server may use. */
+/* Functions for Dash (see clientside.js), consoles, tests and pages without a server. */
 import { keepInAddress } from "viz/address.js";
 import "viz/components.js";
 import "viz/keys.js";
@@ -17,4 +17,4 @@ window.recycle = {
   views, element, table: fetchTable, search: searchTable, earliest, retime, use: useView,
   get active() { return state.active; }, set active(view) { state.active = view; },
 };
-attachAll(); // where the page was there before
+attachAll(); // views that exist already

@@ -1,19 +1,18 @@
-/* The minimap: how all lanes are spent over the whole time, and which part of time and rows the timeline shows. A press or
-   drag on it moves that part. */
-import { element } from "viz/page.js";
+/* The minimap: utilisation over the whole time, and the visible window, which a press or drag moves. */
+import { element, followDrag } from "viz/page.js";
 import { Raster, Shares } from "viz/raster.js";
 import { Rows } from "viz/rows.js";
 const HEIGHT = 24;
 
-/* All lanes as one band, drawn once for a width and a theme. */
+/* All lanes as one band, cached by width and theme. */
 function overview(view, picture) {
   const { table, theme } = picture, { width } = picture, high = HEIGHT * picture.ratio, held = view.overview;
   if (held && held.width === width && held.theme === theme && held.table === table) return held;
   const raster = new Raster(width, high), rows = new Rows(table, "pipeline", new Set());
   raster.words.fill(theme.words.lane);
   const shares = new Shares(table, width), from = -view.margin, long = view.span + 2 * view.margin;
-  const found = shares.of(rows, 0, rows.count, from, width / long), colours = table.busy.map((paint) => theme.paints[paint].fill);
-  for (let x = 0; x < width; x++) raster.stack(x, 0, high, found, colours, shares.stride, x);
+  const columnShares = shares.of(rows, 0, rows.count, from, width / long), colours = table.busy.map((paint) => theme.paints[paint].fill);
+  for (let x = 0; x < width; x++) raster.stack(x, 0, high, columnShares, colours, shares.stride, x);
   view.overview = { width, theme, table, image: raster.image };
   return view.overview;
 }
@@ -47,22 +46,18 @@ function attach(view, place) {
   place.append(element("canvas", { ariaHidden: "true" }));
   place.addEventListener("pointerdown", (event) => {
     if (event.button) return;
-    place.setPointerCapture(event.pointerId);
-    const at = (one) => {
+    const at = (pointer) => {
       const { left, top } = place.getBoundingClientRect(), { place: axes } = view;
-      const share = (one.clientX - left - axes.left) / axes.width, down = (one.clientY - top) / HEIGHT;
+      const share = (pointer.clientX - left - axes.left) / axes.width, down = (pointer.clientY - top) / HEIGHT;
       return [share * (view.span + 2 * view.margin) - view.margin, down * view.rows.count];
     };
     const { t0, t1, y0, y1 } = view.view, [t, row] = at(event);
     const holds = t >= t0 && t <= t1, off = holds ? [(t0 + t1) / 2 - t, (y0 + y1) / 2 - row] : [0, 0];
-    const move = (one) => {
-      const [now, under] = at(one), middle = now + off[0], centre = under + off[1];
+    const move = (pointer) => {
+      const [now, under] = at(pointer), middle = now + off[0], centre = under + off[1];
       view.show({ t0: middle - (t1 - t0) / 2, t1: middle + (t1 - t0) / 2, y0: centre - (y1 - y0) / 2, y1: centre + (y1 - y0) / 2 });
     };
     move(event);
-    place.addEventListener("pointermove", move);
-    const end = () => place.removeEventListener("pointermove", move);
-    place.addEventListener("pointerup", end, { once: true });
-    place.addEventListener("pointercancel", end, { once: true });
+    followDrag(move);
   });
 }

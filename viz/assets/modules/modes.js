@@ -1,11 +1,9 @@
-/* Modes of the workbench: which page's lanes, controls and panels are in sight. Lanes of the mode before stay while the new
-   one has none, and a mode that comes into sight shows the window and the selection that the one before had, as far as
-   they are there too. */
+/* Modes of the workbench: pages whose lanes, controls and panels are visible. The previous mode's lanes stay while the new
+   one has none. The new mode takes over window and selection as far as possible. */
 import { dock, useView } from "viz/dock.js";
 import { readAddress, setProps, viewInUse, views } from "viz/page.js";
-let drawn = null, left = null; // the page whose lanes are in sight; what the view in use showed when another mode came
+let drawn = null, left = null; // the page with visible lanes; the state of the view that was current before the mode changed
 
-/* The lanes of a page. */
 const of = (root, page) => [...root.querySelectorAll(".bench-lanes > .mode")].find((place) => place.dataset.page === page);
 const isFilled = (place) => Boolean(place?.querySelector(".through > *"));
 const show = (node, isShown) => { if (node.hidden === isShown) node.hidden = !isShown; };
@@ -13,7 +11,7 @@ const show = (node, isShown) => { if (node.hidden === isShown) node.hidden = !is
 export const modes = {
   place: (page) => of(document.querySelector(".bench"), page),
 
-  /* The block of lanes in sight. */
+  /* The visible block of lanes. */
   lanes: (root) => of(root, drawn),
 
   apply(root) {
@@ -22,7 +20,7 @@ export const modes = {
     for (const place of document.querySelectorAll(".mode")) show(place, place.dataset.page === (place.parentElement.classList.contains("bench-lanes") ? drawn : page));
   },
 
-  /* A view that is attached in a mode that came into sight takes over what the one before showed. */
+  /* Apply the previous mode's state to a new view. */
   carry(view) {
     if (!left || left.page === view.page || view.page !== drawn || left.taken.has(view.name)) return;
     left.taken.add(view.name);
@@ -37,7 +35,7 @@ const snapshot = (view) => view && {
 
 function take(view, from) {
   const query = readAddress();
-  if (query.get("view") === view.name) return; // the address says what it shows
+  if (query.get("view") === view.name) return; // the address sets it
   const { t0, t1, y0, y1 } = from.window, isWhole = t0 <= 0 && t1 >= from.span, { rows, table } = view;
   const isOther = rows.grouping !== from.rows.grouping || rows.folded.size !== from.rows.folded.size || rows.pinned.length !== from.rows.pinned.length;
   if (table.lanes === from.lanes && isOther) view.setRows(from.rows.grouping, new Set(from.rows.folded), true, from.rows.pinned);
@@ -48,7 +46,7 @@ function take(view, from) {
   useView(view);
 }
 
-/* The panel of the selection is about the view in use: of another mode it is another one. */
+/* Update the selection panel for the current view. */
 function tellSelection() {
   const view = viewInUse();
   if (view && view.selected >= 0) view._send({ operation: view.selected });
@@ -56,7 +54,7 @@ function tellSelection() {
   else setProps("bench-choice", { data: null });
 }
 
-/* Called with the page that is open. */
+/* Called with the page of the chosen tab. */
 export function showMode(_, page) {
   const root = document.querySelector(".bench"), { no_update } = window.dash_clientside;
   if (!root || root.dataset.page === page) return no_update;

@@ -1,25 +1,25 @@
-/* What all modules share: the timelines on the page, which one is in use, its address, and small helpers of the document. */
+/* Shared by all modules: timelines of the page, the current one, the address, and helpers. */
 export const views = new Map(); // name -> timeline
-export const lastShown = new Map(); // name -> what was shown last, for a timeline that takes another's place
-export const state = { active: undefined, left: null }; // the timeline last used; the name of one that was in use and went
+export const lastShown = new Map(); // name -> last window, for a timeline that replaces another
+export const state = { active: undefined, left: null }; // the current timeline; the name of one that was current and disappeared
 
 export function element(name, properties, ...children) {
-  const made = Object.assign(document.createElement(name), properties);
-  made.append(...children);
-  return made;
+  const node = Object.assign(document.createElement(name), properties);
+  node.append(...children);
+  return node;
 }
 
 export const setProps = (id, properties) => window.dash_clientside.set_props(id, properties);
 
 export const readAddress = () => new URLSearchParams(location.search);
 
-/* `isStep`: the browser's Back leads to what was there before. */
+/* `isStep`: add a step to the browser's history. */
 export function writeAddress(query, isStep = false) {
   const text = query.toString().replaceAll("%2C", ",").replaceAll("%2F", "/");
   history[isStep ? "pushState" : "replaceState"](history.state, "", location.pathname + (text ? `?${text}` : "") + location.hash);
 }
 
-/* Calls back once per frame in which something of the page has changed: Dash puts parts there at any time. */
+/* Call back once per frame with changes of the page. */
 export function whenChanged(callback, attributes = [], isRelevant = () => true) {
   let isAsked = false;
   const watched = attributes.length ? { attributes: true, attributeFilter: attributes } : {};
@@ -30,7 +30,22 @@ export function whenChanged(callback, attributes = [], isRelevant = () => true) 
   }).observe(document.documentElement, { childList: true, subtree: true, ...watched });
 }
 
-const inSight = (view) => view && view.root.isConnected && view.root.offsetParent !== null;
+export const inSight = (node) => Boolean(node?.isConnected && node.offsetParent !== null);
 
-/* The timeline last used, or where that is on a page that is not open, the first in sight. */
-export const viewInUse = () => (inSight(state.active) ? state.active : [...views.values()].find(inSight));
+/* Set an attribute if it changes: the page is observed for changes. */
+export function setAttribute(node, name, value) {
+  if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+}
+
+/* Call `move` for the movements of a drag that begins now, and `end` with its last event. */
+export function followDrag(move, end = () => {}) {
+  const drag = new AbortController(), options = { capture: true, signal: drag.signal };
+  window.addEventListener("pointermove", move, options);
+  for (const name of ["pointerup", "pointercancel"]) window.addEventListener(name, (event) => { drag.abort(); end(event); }, options);
+}
+
+/* Word of the address -> property of a view that shows the layer. */
+export const LAYERS = [["path", "path"], ["memory", "showsMemory"], ["held", "showsHeld"], ["table", "showsListing"]];
+
+/* The current timeline if visible, else the first visible one. */
+export const viewInUse = () => (inSight(state.active?.root) ? state.active : [...views.values()].find((view) => inSight(view.root)));

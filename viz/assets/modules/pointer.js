@@ -1,12 +1,12 @@
-/* What the pointer does on a timeline: it tells what lies under it, selects, folds, zooms into a box, moves the rows. */
+/* The pointer on a timeline: tooltips, selection, folding, zoom and scrolling. */
 import { drawCursor, drawZoomBox } from "viz/axes.js";
 import { markRange } from "viz/flow.js";
 import { element } from "viz/page.js";
-const CLICK = 4, DOUBLE = 350, WHEEL = 0.0015, NAME = 7.5; // the last: pixels of a character of a lane's name
-const FLAT = 0.6, FLATTEST = 30; // a box flatter than this share of its length, and these pixels, leaves the rows as they are
+const CLICK = 4, DOUBLE = 350, WHEEL = 0.0015, NAME = 7.5; // NAME: pixels of a character of a lane's name
+const FLAT = 0.6, FLATTEST = 30; // a flatter box keeps the rows
 
 export const pointerMethods = {
-  /* What lies under the pointer: {t, y, row, lane, operation, inside, ...}. */
+  /* The target of the pointer: {t, y, row, lane, operation, inside, ...}. */
   under(event) {
     const box = this.overlay.getBoundingClientRect(), { left, top, width, height } = this.place, { t0, t1, y0, y1 } = this.view;
     const px = event.clientX - box.left - left, py = event.clientY - box.top - top;
@@ -19,17 +19,17 @@ export const pointerMethods = {
 
   _hover(event) {
     const began = performance.now();
-    const found = this.under(event);
+    const target = this.under(event);
     this.rests = event;
-    this.pointer = found.inside ? found : null;
-    if (event.buttons || !found.inside || found.row >= this.rows.count) this._hide();
-    else this._tip(event, this.words(found));
-    this.hovered = found.operation;
-    drawCursor(this, found.inside ? found.t : null);
+    this.pointer = target.inside ? target : null;
+    if (event.buttons || !target.inside || target.row >= this.rows.count) this._hide();
+    else this._tip(event, this.words(target));
+    this.hovered = target.operation;
+    drawCursor(this, target.inside ? target.t : null);
     this.hoverSeconds = (performance.now() - began) / 1000;
   },
 
-  /* Lines that tell what is there: an operation, a gap, or a folded group. */
+  /* Lines of the tooltip for an operation, a gap, or a folded group. */
   words({ t, row, lane, operation }) {
     if (operation >= 0) return this.table.describe(operation, lane);
     if (lane < 0) {
@@ -52,11 +52,11 @@ export const pointerMethods = {
     this.tip.style.top = `${Math.max(0, event.clientY - box.top + 12)}px`;
   },
 
-  /* What lies under a pointer that rests, when lanes have moved below it. */
+  /* Update the tooltip when lanes moved under a resting pointer. */
   _tipAgain() {
     if (this.rests && !this.tip.hidden) {
-      const found = this.under(this.rests);
-      if (found.inside && found.row < this.rows.count) this._tip(this.rests, this.words(found));
+      const target = this.under(this.rests);
+      if (target.inside && target.row < this.rows.count) this._tip(this.rests, this.words(target));
     }
   },
 
@@ -70,7 +70,7 @@ export const pointerMethods = {
     if (under.inside) this._left(this.view);
   },
 
-  /* A drag over the lanes draws the box that they zoom into; beside them it moves the rows. */
+  /* A drag over the lanes draws the zoom box; next to them it scrolls the rows. */
   _drag(event) {
     const { down } = this;
     if (!down || (!down.isDrag && Math.hypot(event.clientX - down.x, event.clientY - down.y) <= CLICK)) return;
@@ -83,11 +83,11 @@ export const pointerMethods = {
     }
   },
 
-  /* The time and rows between where a drag began and where it is: whole rows, or all that are shown in a flat box. */
+  /* The window between the ends of a drag: whole rows, or all visible ones for a flat box. */
   _boxed(event) {
     const { down, view } = this, to = this.under(event), from = down.under;
     const wide = Math.abs(event.clientX - down.x), high = Math.abs(event.clientY - down.y), isFlat = high < Math.min(FLAT * wide, FLATTEST);
-    const isNarrow = wide < Math.min(FLAT * high, FLATTEST), rowOf = (one) => Math.min(Math.max(one.y, view.y0), view.y1);
+    const isNarrow = wide < Math.min(FLAT * high, FLATTEST), rowOf = (point) => Math.min(Math.max(point.y, view.y0), view.y1);
     const [t0, t1] = isNarrow ? [view.t0, view.t1] : [Math.min(from.t, to.t), Math.max(from.t, to.t)];
     const [y0, y1] = isFlat ? [view.y0, view.y1] : [Math.floor(Math.min(rowOf(from), rowOf(to))), Math.ceil(Math.max(rowOf(from), rowOf(to)))];
     return { t0: Math.max(t0, view.t0), t1: Math.min(t1, view.t1), y0, y1 };
@@ -101,19 +101,19 @@ export const pointerMethods = {
     drawZoomBox(this, null);
     if (box) return this.show(box, false);
     if (down.isDrag) return undefined;
-    const found = this.under(event), before = this.clicked;
+    const target = this.under(event), before = this.clicked;
     this.clicked = event;
     const again = before && event.timeStamp - before.timeStamp < DOUBLE
       && Math.hypot(event.clientX - before.clientX, event.clientY - before.clientY) <= CLICK;
-    if (found.inside && again) return this.fit();
-    if (found.gutter) return this._gutter(found);
-    if (!found.inside) return undefined;
-    if (found.operation >= 0) return this.select(found.operation);
-    const gap = found.lane >= 0 && !this.table.isFailed[found.lane] && this.table.gapAt(found.lane, found.t);
-    return gap ? this.selectGap(found.lane, ...gap) : this.clear();
+    if (target.inside && again) return this.fit();
+    if (target.gutter) return this._gutter(target);
+    if (!target.inside) return undefined;
+    if (target.operation >= 0) return this.select(target.operation);
+    const gap = target.lane >= 0 && !this.table.isFailed[target.lane] && this.table.gapAt(target.lane, target.t);
+    return gap ? this.selectGap(target.lane, ...gap) : this.clear();
   },
 
-  /* A click beside the axes folds a group; on a lane's own name, which ends 8 pixels before them, it is sent to the server. */
+  /* A click next to the axes folds a group; on a lane's name, which ends 8 pixels before them, it selects the worker. */
   _gutter({ row, lane, px }) {
     const group = this.rows.groupAt(row), isName = lane >= 0 && px >= -(14 + NAME * this.table.labels[lane].length);
     if (group && this.rows.hasGroups && ((row === group.top && !isName) || lane < 0 || this.level === 0)) return this.fold(group.key);
@@ -121,7 +121,7 @@ export const pointerMethods = {
     return undefined;
   },
 
-  /* Ctrl: zoom time; Alt: zoom lanes; Shift: pan; alone: scroll the lanes, and at their end the page. */
+  /* Ctrl: zoom time; Alt: zoom lanes; Shift: pan; otherwise: scroll the lanes, and at their end the page. */
   _wheel(event) {
     const { t, row } = this.under(event), delta = event.deltaY || event.deltaX, { y0, y1 } = this.view;
     const stop = () => { event.preventDefault(); event.stopPropagation(); };

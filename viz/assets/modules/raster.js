@@ -1,18 +1,17 @@
-/* A pixel buffer: rectangles, stripes and stacked shares written straight into memory. A hundred thousand rectangles
-   cost what their area costs, and every pixel is known. */
+/* A pixel buffer for rectangles, stripes and stacked shares, for a hundred thousand rectangles per frame. */
 const little = new Uint8Array(new Uint32Array([1]).buffer)[0] === 1;
 
-/* "#RRGGBB" as the word that an ImageData holds. */
+/* "#RRGGBB" as a word of an ImageData. */
 export function colourWord(colour) {
   const rgb = parseInt(colour.slice(1), 16), [r, g, b] = [rgb >> 16, (rgb >> 8) & 255, rgb & 255];
   return (little ? (255 << 24) | (b << 16) | (g << 8) | r : (r << 24) | (g << 16) | (b << 8) | 255) >>> 0;
 }
 
 /* Mean of two colour words, `share` of the second. */
-function mix(one, other, share) {
+function mix(first, second, share) {
   let mean = 0;
   for (let shift = 0; shift < 32; shift += 8) {
-    const a = (one >>> shift) & 255, b = (other >>> shift) & 255;
+    const a = (first >>> shift) & 255, b = (second >>> shift) & 255;
     mean |= Math.round(a + (b - a) * share) << shift;
   }
   return mean >>> 0;
@@ -26,12 +25,6 @@ export class Raster {
     this.words = new Uint32Array(this.image.data.buffer);
   }
 
-  /* Cuts a rectangle to the buffer; null when nothing is left. */
-  _cut(x0, y0, x1, y1) {
-    x0 = Math.max(0, x0); y0 = Math.max(0, y0); x1 = Math.min(this.width, x1); y1 = Math.min(this.height, y1);
-    return x0 < x1 && y0 < y1 ? [x0, y0, x1, y1] : null;
-  }
-
   fill(x0, y0, x1, y1, colour) {
     x0 = x0 < 0 ? 0 : x0; x1 = x1 > this.width ? this.width : x1;
     y0 = y0 < 0 ? 0 : y0; y1 = y1 > this.height ? this.height : y1;
@@ -43,12 +36,11 @@ export class Raster {
     }
   }
 
-  /* Diagonal stripes of `wide` in every `period` pixels; they stay where they are on the page, not in the box. */
+  /* Diagonal stripes of `wide` pixels in every `period` pixels, aligned to the page. */
   stripe(x0, y0, x1, y1, colour, period, wide) {
-    const cut = this._cut(x0, y0, x1, y1);
-    if (!cut) return;
-    for (let y = cut[1]; y < cut[3]; y++) {
-      for (let x = cut[0], at = y * this.width + x; x < cut[2]; x++, at++) {
+    const right = Math.min(this.width, x1), bottom = Math.min(this.height, y1);
+    for (let y = Math.max(0, y0); y < bottom; y++) {
+      for (let x = Math.max(0, x0), at = y * this.width + x; x < right; x++, at++) {
         if ((x + y) % period < wide) this.words[at] = colour;
       }
     }
@@ -61,8 +53,8 @@ export class Raster {
     this.fill(x1 - wide, y0, x1, y1, colour);
   }
 
-  /* One column of a stack from y1 upwards: shares of its height in their colours; what is left keeps its colour.
-     A pixel that two shares meet in takes the mean of both, so that the area of each colour is exact. */
+  /* One column of stacked shares from y1 upwards; the rest keeps its colour. A pixel shared by two colours takes their mean, so
+     that the area of each colour is exact. */
   stack(x, y0, y1, shares, colours, stride, at) {
     const tall = y1 - y0;
     let full = 0, carried = 0, blend = 0;
@@ -94,23 +86,23 @@ export class Raster {
   }
 }
 
-/* Utilisation: where a lane or an operation is thinner than a few pixels, rows are merged into bands, and each pixel
-   column of a band is a stack of the exact shares of time that its lanes spend in each colour; what is left is bubble.
+/* Utilisation: where lanes or operations are thinner than a few pixels, rows are merged into bands. Each pixel column of a
+   band stacks the exact shares of time of each colour; the rest is bubble.
 
-   An operation from a to b covers b - a of column floor(a) when it ends there; else floor(a) + 1 - a of its first column,
-   1 of those between and b - floor(b) of its last. `part` holds the ends, `from` a difference array of the rest. */
+   An operation from a to b covers b - a of column floor(a) if it ends there, else floor(a) + 1 - a of its first column, 1 of
+   inner ones and b - floor(b) of its last. `part` has the ends, `from` a difference array of the rest. */
 
-const LEAST = 12;
+const MIN_BAND = 12;
 
-/* First rows of the bands. A group is cut into bands of at least LEAST pixels; groups that are lower than half of that
-   are merged to bands as high. So bands keep their lanes however the window moves. */
+/* First rows of the bands. A group is cut into bands of at least MIN_BAND pixels; groups lower than half of that are merged, so
+   bands keep their lanes when the window moves. */
 export function bandRows(rows, rowPixels) {
   const first = [], blocks = rows.hasGroups ? rows.groups : [{ top: 0, bottom: rows.count }];
   let begun = -Infinity;
   for (const { top, bottom } of blocks) {
-    if ((top - begun) * rowPixels < LEAST / 2) continue;
+    if ((top - begun) * rowPixels < MIN_BAND / 2) continue;
     begun = top;
-    const bands = Math.max(1, Math.floor(((bottom - top) * rowPixels) / LEAST + 1e-9));
+    const bands = Math.max(1, Math.floor(((bottom - top) * rowPixels) / MIN_BAND + 1e-9));
     for (let band = 0; band < Math.min(bands, bottom - top); band++) {
       first.push(top + Math.round((band * (bottom - top)) / Math.min(bands, bottom - top)));
     }

@@ -1,6 +1,5 @@
-/* Which lanes stand in which row: those that were pinned on top, the others by pipeline or by stage, folded groups as one
-   row. Row r covers lanes
-   order[first[r]] to order[first[r + 1] - 1]; it is drawn from y = r to y = r + 1. */
+/* Lanes of each row: pinned ones first, the others by pipeline or stage, a folded group as one row. Row r has lanes
+   order[first[r]] to order[first[r + 1] - 1] and is drawn from y = r to y = r + 1. */
 
 const PINNED = "pinned";
 
@@ -35,7 +34,7 @@ export class Rows {
     }
   }
 
-  /* The lane of a row, -1 where the row is a folded group. */
+  /* The lane of a row; -1 for a folded group. */
   lane(row) {
     return row >= 0 && row < this.count && this.first[row + 1] - this.first[row] === 1 ? this.order[this.first[row]] : -1;
   }

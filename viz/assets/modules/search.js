@@ -8,7 +8,7 @@
 
    `kind:W mb:1.3 stage:2 dur>1.2`; `mb:3` is micro-batch 3 of any pipeline, `worker:1.*` any rank, `stage:2..5` a range.
    A kind is found by its token and by the search words of its row in the table of kinds. Times are those of the axis. */
-const LONGEST = 1000, MOST_TERMS = 40, SHARE = 1e-6;
+const LONGEST = 1000, MAX_TERMS = 40, SHARE = 1e-6;
 const TERM = /^(-?)([a-z]+)(:|<=|>=|<|>|=)(\S*)$/, RANGE = /^(\d{1,9})(?:\.\.(\d{1,9}))?$/, PAIR = /^(\d{1,9}|\*)\.(\d{1,9}|\*)$/;
 const MARKS = { rerouted: "REROUTED", critical: "CRITICAL", violation: "VIOLATION" };
 const COMPARE = {
@@ -26,14 +26,14 @@ const TIMES = ["dur", "start", "end"];
 
 function range(word, text, example) {
   const match = RANGE.exec(text);
-  if (!match) throw new Error(`${word}: ${text} is no number; write ${example}:2 or ${example}:2..5`);
+  if (!match) throw new Error(`${word}: ${text} is not a number; write ${example}:2 or ${example}:2..5`);
   const low = Number(match[1]), high = Number(match[2] || match[1]);
   return (value) => value >= low && value <= high;
 }
 
 function pair(word, text, what) {
   const match = PAIR.exec(text);
-  if (!match) throw new Error(`${word}: ${text} is no ${what}`);
+  if (!match) throw new Error(`${word}: ${text} is not a ${what}`);
   return match.slice(1).map((part) => (value) => part === "*" || value === Number(part));
 }
 
@@ -41,7 +41,7 @@ const FIELDS = {
   kind: (table, word, text) => {
     const names = table.kinds.map(({ token, words }) => [token.toLowerCase(), ...words]);
     const known = [...new Set([...names.map(([token]) => token).filter((token) => token !== ";"), ...names.flatMap((all) => all.slice(1))])];
-    if (!known.includes(text)) throw new Error(`${word}: ${text} is no kind; known are ${known.join(", ")}`);
+    if (!known.includes(text)) throw new Error(`${word}: ${text} is not a kind; known are ${known.join(", ")}`);
     const kinds = names.map((all) => all.includes(text));
     return (i) => kinds[table.kind[i]];
   },
@@ -58,23 +58,23 @@ const FIELDS = {
   },
   pipeline: (table, word, text) => { const has = range(word, text, "pipeline"); return (i) => has(pipeline(table, i)); },
   is: (table, word, text) => {
-    if (!MARKS[text]) throw new Error(`${word}: ${text} is no mark; known are ${Object.keys(MARKS).join(", ")}`);
+    if (!MARKS[text]) throw new Error(`${word}: ${text} is not a mark; known are ${Object.keys(MARKS).join(", ")}`);
     return (i) => table.has(i, MARKS[text]);
   },
 };
 const known = () => [...new Set([...Object.keys(FIELDS), ...Object.keys(NUMBERS)])].join(", ");
 
 function values(table, word, field, text) {
-  if (!FIELDS[field]) throw new Error(`${word}: ${NUMBERS[field] ? `${field} is compared as ${field}>1` : `${field} is no field; known are ${known()}`}`);
+  if (!FIELDS[field]) throw new Error(`${word}: ${NUMBERS[field] ? `${field} is compared as ${field}>1` : `${field} is not a field; known are ${known()}`}`);
   const parts = text.split(",");
   if (!parts.every(Boolean)) throw new Error(`${word}: a value is missing after ${field}:`);
   const any = parts.map((part) => FIELDS[field](table, word, part));
   return (i, lane) => any.some((holds) => holds(i, lane));
 }
 
-/* Times are those of the axis, and alike when they differ by less than the browser's rounding of them. */
+/* Times are in the unit of the axis, and equal within the browser's rounding. */
 function number(table, word, field, sign, text) {
-  if (!NUMBERS[field]) throw new Error(`${word}: ${FIELDS[field] ? `${field} takes values as ${field}:…` : `${field} is no field; known are ${known()}`}`);
+  if (!NUMBERS[field]) throw new Error(`${word}: ${FIELDS[field] ? `${field} takes values as ${field}:…` : `${field} is not a field; known are ${known()}`}`);
   if (!text || Number.isNaN(Number(text))) throw new Error(`${word}: ${text || "nothing"} is not a number`);
   const isTime = TIMES.includes(field), bound = Number(text) / (isTime ? table.unit[0] : 1), near = isTime ? table.span * SHARE : 0;
   return (i) => COMPARE[sign](NUMBERS[field](table, i), bound, near);
@@ -92,9 +92,9 @@ function term(table, word) {
 }
 
 /* The first `most` of some operations by time. */
-export function earliest(table, found, most) {
+export function earliest(table, matches, most) {
   const first = [], isBefore = (a, b) => table.start[a] < table.start[b] || (table.start[a] === table.start[b] && a < b);
-  for (const i of found) {
+  for (const i of matches) {
     if (first.length === most && !isBefore(i, first[most - 1])) continue;
     let place = first.length;
     while (place && isBefore(i, first[place - 1])) place--;
@@ -104,16 +104,16 @@ export function earliest(table, found, most) {
   return first;
 }
 
-/* Operations that meet all terms, by lane and start; null without any. Throws an Error that says which is not understood. */
+/* Operations that match all terms, by lane and start; null without terms. Throws an Error that names a wrong term. */
 export function searchTable(table, query) {
   const words = query.trim().toLowerCase().split(/\s+/).filter(Boolean);
   if (!words.length) return null;
-  if (query.length > LONGEST || words.length > MOST_TERMS) throw new Error(`at most ${MOST_TERMS} terms and ${LONGEST} characters`);
-  const terms = words.map((word) => term(table, word)), found = [];
+  if (query.length > LONGEST || words.length > MAX_TERMS) throw new Error(`at most ${MAX_TERMS} terms and ${LONGEST} characters`);
+  const terms = words.map((word) => term(table, word)), matches = [];
   for (let lane = 0; lane < table.lanes; lane++) {
     for (let i = table.offsets[lane]; i < table.offsets[lane + 1]; i++) {
-      if (terms.every((holds) => holds(i, lane))) found.push(i);
+      if (terms.every((holds) => holds(i, lane))) matches.push(i);
     }
   }
-  return found;
+  return matches;
 }

@@ -1,43 +1,41 @@
-/* What is selected in a timeline: an operation, a gap, a worker, a range of time, the way of a micro-batch; scrolled to, read
-   out, and told to the server, which makes the details. */
+/* The selection of a timeline: an operation, a gap, a worker, a range of time, or a micro-batch. It is scrolled to,
+   announced, and sent to the server for details. */
 import { dock } from "viz/dock.js";
 import { flowOf } from "viz/flow.js";
 import { remember } from "viz/link.js";
 import { setProps, views } from "viz/page.js";
-const SEND = 60, READABLE = 14; // pixels of a lane from which its operations can be read
+const SEND = 60, READABLE = 14; // pixels of a lane with readable operations
 
 export const selectionMethods = {
-  sendLane(lane) {
-    Object.assign(this, { lane, selected: -1, gap: null, links: null, places: null });
-    dock.open(this.root.closest(".mode")?.dataset.named);
+  /* Select an operation or a gap of a lane; -1 and null for neither. */
+  _choose(lane, operation, gap) {
+    Object.assign(this, { lane, selected: operation, gap, links: null, places: null });
     this.redraw();
+  },
+
+  sendLane(lane) {
+    this._choose(lane, -1, null);
+    dock.open(this.root.closest(".mode")?.dataset.named);
     this.announce(`worker ${this.table.labels[lane]}`);
     this._send({ lane });
   },
 
-  /* `quietly`: the panel that is open stays. */
+  /* `quietly`: keep the open panel. */
   select(operation, quietly = false) {
-    this.selected = operation;
-    this.lane = this.table.laneOf(operation);
     if (this.flow && !this.flow.includes(operation)) this.flow = null;
-    this.gap = this.links = this.places = null;
+    this._choose(this.table.laneOf(operation), operation, null);
     this._reveal(operation);
-    this.announce(this.table.describe(operation, this.table.laneOf(operation)).join("; "));
+    this.announce(this.table.describe(operation, this.lane).join("; "));
     this._tell({ operation }, quietly);
-    this.redraw();
   },
 
   selectGap(lane, from, to, quietly = false) {
-    this.selected = -1;
-    this.links = this.places = null;
-    this.gap = { lane, from, to };
-    this.lane = lane;
+    this._choose(lane, -1, { lane, from, to });
     this.announce(`worker ${this.table.labels[lane]} idle from ${this.table.time(from)} to ${this.table.time(to)}`);
-    this._tell({ lane, from, to }, quietly);
-    this.redraw();
+    this._tell(this.gap, quietly);
   },
 
-  /* Mark a range of time, null for none; `isMoving` while its end is still dragged. */
+  /* Mark a range of time, null for none; `isMoving` during a drag. */
   setRange(range, isMoving = false) {
     this.range = range;
     this.redraw();
@@ -48,26 +46,25 @@ export const selectionMethods = {
     remember(this);
   },
 
-  /* The micro-batch of the selection on all workers, or everything again. */
+  /* Show the selection's micro-batch on all workers, or everything again. */
   follow() {
     if (this.flow) { this.flow = null; return this.redraw(); }
-    const found = flowOf(this.table, this.selected);
-    if (!found.length) return this.announce("Select an instruction of a micro-batch first.");
-    this.flow = found;
-    const { table } = this, first = found[0], last = found.reduce((late, i) => (table.end[i] > table.end[late] ? i : late), first);
-    this.announce(`Micro-batch ${table.home(first)}: ${found.length} instructions from ${table.time(table.start[first])} to ${table.time(table.end[last])}`);
+    const result = flowOf(this.table, this.selected);
+    if (!result.length) return this.announce("Select an instruction of a micro-batch first.");
+    this.flow = result;
+    const { table } = this, first = result[0], last = result.reduce((late, i) => (table.end[i] > table.end[late] ? i : late), first);
+    this.announce(`Micro-batch ${table.home(first)}: ${result.length} instructions from ${table.time(table.start[first])} to ${table.time(table.end[last])}`);
     return this.redraw();
   },
 
   clear() {
-    this.selected = -1;
-    this.gap = this.links = this.places = this.flow = this.range = null;
+    this._choose(this.lane, -1, null);
+    this.flow = this.range = null;
     this.announce("");
     this._send(null);
-    this.redraw();
   },
 
-  /* Selects the operation at a place, or the gap that it is. */
+  /* Select the operation or gap at a place. */
   selectPlace({ lane, from, to }) {
     const { table } = this, slack = 1e-5 * this.span;
     for (let i = table.offsets[lane]; i < table.offsets[lane + 1]; i++) {
@@ -76,7 +73,7 @@ export const selectionMethods = {
     return this.selectGap(lane, from, to, true);
   },
 
-  /* Scroll to an operation that is outside of what is shown; unfold its group. */
+  /* Scroll to an operation, and unfold its group. */
   _reveal(operation) {
     const { table } = this, lane = table.laneOf(operation), start = table.start[operation], end = table.end[operation];
     const group = this.rows.groupAt(this.rows.rowOf[lane]);
@@ -88,18 +85,18 @@ export const selectionMethods = {
     if (Object.keys(want).length) this.show(want);
   },
 
-  /* Zoom to the selection; where that is shown already, or nothing is selected, to everything. */
+  /* Zoom to the selection; if it fills the window or nothing is selected, to everything. */
   focus() {
     const { table } = this, gap = this.gap;
     if (this.selected < 0 && !gap) return this.fit();
-    const lane = gap ? gap.lane : table.laneOf(this.selected);
+    const lane = this.chosenLane;
     const [from, to] = gap ? [gap.from, gap.to] : [table.start[this.selected], table.end[this.selected]];
     const row = this.rows.rowOf[lane], long = Math.max(to - from, this.span * 1e-5), { t0, t1 } = this.view;
     if (t1 - t0 <= long * 13) return this.fit();
     return this.show({ t0: from - 6 * long, t1: to + 6 * long, y0: row - 6, y1: row + 7 });
   },
 
-  /* Frame places and show them all: the rows that hold them, high enough to be read, and the time around them. */
+  /* Frame places, and show them all in readable rows. */
   frame(places) {
     for (const { lane } of places) {
       const group = this.rows.groupAt(this.rows.rowOf[lane]);
@@ -115,13 +112,12 @@ export const selectionMethods = {
     this.redraw();
   },
 
-  /* A line below the lanes, read out. */
+  /* Show and read out a line below the lanes. */
   announce(text) {
     this.status.textContent = text;
     remember(this);
   },
 
-  /* Have the dock say more of a selection. */
   _tell(choice, quietly) {
     if (!quietly) dock.open("selection");
     this._send(choice);
@@ -137,13 +133,13 @@ export const selectionMethods = {
   },
 };
 
-/* The server's answer to a selection: which operations its arrows go to. */
+/* The server's answer to a selection: operations for arrows. */
 export function arrows(_, links) {
   if (!links) return null;
   for (const view of views.values()) {
-    const found = view.table.fromServer ? view.table.fromServer(links) : view.root.dataset.address === links.address && links;
-    if (!found) continue;
-    if (view.selected >= 0 && view.selected === found.operation) view.links = found;
+    const result = view.table.fromServer ? view.table.fromServer(links) : view.root.dataset.address === links.address && links;
+    if (!result) continue;
+    if (view.selected >= 0 && view.selected === result.operation) view.links = result;
     view.redraw();
   }
   return links.operation === undefined ? null : links.operation;

@@ -1,13 +1,12 @@
-/* Strips under the lanes on their time axis, drawn whenever the lanes are: what the selected worker holds, with its limit and
-   peak; how much later instructions start than in another timeline. And what all workers hold, in their lanes in place of
-   their work. What is held comes from the server once per table (viz/analysis/memory.py), when it is first asked for. */
+/* Strips under the lanes: memory of the selected worker, and differences of starts; and the memory of all workers in their
+   lanes. The server sends memory once per table (viz/analysis/memory.py), on first use. */
 import { element } from "viz/page.js";
 import { bandRows } from "viz/raster.js";
 import { fetchBytes } from "viz/table.js";
-const HEIGHT = 96, TOP = 18, BOTTOM = 6, MOST_POINTS = 2000, POINT = 5;
-const HEADER = 8, LEAST_LANE = 6, LEAST_TEXT = 15;
+const HEIGHT = 96, TOP = 18, BOTTOM = 6, MAX_POINTS = 2000, POINT = 5;
+const HEADER = 8, MIN_LANE = 6, MIN_TEXT = 15;
 
-/* One strip of a place: its words above, values from `low` to `high` beside it; `draw` gets x and y of times and values. */
+/* Draw one strip: text above, values from `low` to `high` at the left; `draw` gets x and y of times and values. */
 function strip(view, picture, place, at, { words, low, high, values, show }, draw) {
   while (place.childElementCount <= at) place.append(element("canvas", { role: "img" }));
   const canvas = place.children[at], { ratio, theme, left, width } = picture, wide = view.canvas.width;
@@ -47,12 +46,12 @@ function line(context, x0, x1, y, colour, wide, dash = []) {
 const shown = (value) => String(+value.toPrecision(4));
 const amount = (value, inBytes) => (inBytes ? `${+(value / 1e9).toPrecision(3)} GB` : shown(value));
 
-/* {limits, from, after, inBytes} of a table: what its workers may hold, and hold from the start and end of each operation. */
+/* {limits, from, after, inBytes} of a table: limits, and memory from the start and end of each operation. */
 async function fetchHeld(table) {
   if (table.sources) {
     const all = await Promise.all(table.sources.map(fetchHeld));
     const limits = Float32Array.from({ length: table.lanes }, (_, lane) => all[lane % all.length].limits[Math.floor(lane / all.length)]);
-    return { limits, from: table.gather(all.map((one) => one.from)), after: table.gather(all.map((one) => one.after)), inBytes: all[0].inBytes };
+    return { limits, from: table.gather(all.map((entry) => entry.from)), after: table.gather(all.map((entry) => entry.after)), inBytes: all[0].inBytes };
   }
   const buffer = await fetchBytes(table.address.replace("lanes/", "held/")), head = new DataView(buffer), lanes = head.getUint32(0, true);
   const column = (place, length) => new Float32Array(buffer, HEADER + 4 * place, length);
@@ -61,23 +60,23 @@ async function fetchHeld(table) {
   };
 }
 
-/* The same of the table of a view, with the most of all; null until it is there. */
+/* The same for the table of a view, with its maximum; null until it is loaded. */
 function heldOf(view) {
-  if (view.held?.table === view.table) return view.held.found;
-  const asked = { table: view.table, found: null, curve: null };
-  view.held = asked;
+  if (view.held?.table === view.table) return view.held.values;
+  const request = { table: view.table, values: null, curve: null };
+  view.held = request;
   fetchHeld(view.table).then((found) => {
     const most = [found.from, found.limits].map((all) => all.reduce((high, value) => (value > high ? value : high), 1e-9));
-    asked.found = { ...found, most: 1.05 * Math.max(...most) };
+    request.values = { ...found, most: 1.05 * Math.max(...most) };
     view.redraw();
-  }, () => { view.showsHeld = view.showsMemory = false; view.announce("Nothing is known of the memory of these lanes."); view.redraw(); });
+  }, () => { view.showsHeld = view.showsMemory = false; view.announce("The memory of these lanes is not known."); view.redraw(); });
   return null;
 }
 
-/* What a lane holds over time: [time, held from then on], ascending, with its peak; null where nothing ran there. */
+/* Memory of a lane over time: [time, amount], ascending, with its peak; null for an empty lane. */
 function curveOf({ table, held }, lane) {
   if (held.curve?.lane === lane) return held.curve;
-  const { from, after } = held.found, points = [], first = table.offsets[lane];
+  const { from, after } = held.values, points = [], first = table.offsets[lane];
   let top = first;
   for (let i = first; i < table.offsets[lane + 1]; i++) {
     points.push([table.start[i], from[i]], [table.end[i], after[i]]);
@@ -95,8 +94,8 @@ export function drawMemory(view, picture) {
   const found = heldOf(view), curve = found && lane >= 0 && curveOf(view, lane);
   if (!curve) { strip(view, picture, place, 0, { words: "Memory: select an operation or a worker" }); return; }
   const { points, peak, top } = curve, limit = found.limits[lane], hasLimit = !Number.isNaN(limit), { theme, ratio, left, width } = picture;
-  const told = `${found.inBytes ? "Memory" : "Activations"} held by ${table.labels[lane]}: most ${amount(peak, found.inBytes)}`;
-  const words = `${told} at ${table.time(table.start[top])} by ${table.instruction(top)}${hasLimit ? `, limit ${amount(limit, found.inBytes)} (dashed)` : ""}`;
+  const heldText = `${found.inBytes ? "Memory" : "Activations"} held by ${table.labels[lane]}: most ${amount(peak, found.inBytes)}`;
+  const words = `${heldText} at ${table.time(table.start[top])} by ${table.instruction(top)}${hasLimit ? `, limit ${amount(limit, found.inBytes)} (dashed)` : ""}`;
   const values = hasLimit ? [0, peak, limit] : [0, peak], high = 1.08 * Math.max(...values, found.inBytes ? 0 : 1);
   strip(view, picture, place, 0, { words, low: 0, high, values, show: (value) => amount(value, found.inBytes) }, (context, x, y) => {
     context.beginPath();
@@ -119,12 +118,12 @@ export function drawMemory(view, picture) {
   });
 }
 
-/* Of each table that is compared with another (viz/pages/compared.py) a strip: points in the colours of the lanes, or where
-   there are many the least and the most of each column of pixels. */
+/* A strip per compared table (viz/pages/comparison.py): points in the colours of the lanes, or least and most per column of
+   pixels. */
 export function drawDeltas(view, picture) {
   const place = view.root.querySelector(".lanes-deltas"), { theme, ratio, left, width } = picture;
-  (view.table.compared || []).forEach((one, at) => {
-    const { table, deltas, title, name, low, high } = one, { t0, t1 } = picture.view, room = 0.08 * (high - low) || 1, inView = [];
+  (view.table.compared || []).forEach((entry, at) => {
+    const { table, deltas, title, name, low, high } = entry, { t0, t1 } = picture.view, room = 0.08 * (high - low) || 1, inView = [];
     for (let i = 0; i < table.length; i++) {
       if (table.start[i] >= t0 && table.start[i] <= t1 && table.isWork[table.kind[i]] && !Number.isNaN(deltas[i])) inView.push(i);
     }
@@ -132,7 +131,7 @@ export function drawDeltas(view, picture) {
     const axis = { words, low: low - room, high: high + room, values: [low, 0, high], show: (value) => shown(value * table.unit[0]) };
     strip(view, picture, place, at, axis, (context, x, y) => {
       line(context, left, left + width, y(0), theme.muted, ratio);
-      if (inView.length <= MOST_POINTS) {
+      if (inView.length <= MAX_POINTS) {
         for (const i of inView) {
           context.fillStyle = table.paints[table.kinds[table.kind[i]].parts[0][0]].fill;
           context.fillRect(x(table.start[i]) - POINT * ratio / 2, y(deltas[i]) - POINT * ratio / 2, POINT * ratio, POINT * ratio);
@@ -151,7 +150,7 @@ export function drawDeltas(view, picture) {
   });
 }
 
-/* Most held in each pixel column by any lane of rows [row, end). */
+/* Maximum memory in each pixel column of any lane of rows [row, end). */
 function highest(picture, found, row, end) {
   const { table, rows, view, perTime, width } = picture, high = new Float32Array(width);
   const raise = (t0, t1, value) => {
@@ -169,10 +168,10 @@ function highest(picture, found, row, end) {
   return high;
 }
 
-const bandsOf = (picture) => (picture.perRow < LEAST_LANE * picture.ratio
+const bandsOf = (picture) => (picture.perRow < MIN_LANE * picture.ratio
   ? bandRows(picture.rows, picture.perRow / picture.ratio) : Array.from({ length: picture.rows.count + 1 }, (_, row) => row));
 
-/* Into the raster, in place of work, one scale for all lanes; false while the values are not there. */
+/* Draw memory instead of work, with one scale for all lanes; false until it is loaded. */
 export function drawHeld(picture, raster, view) {
   const found = heldOf(view);
   if (!found) return false;
@@ -188,10 +187,9 @@ export function drawHeld(picture, raster, view) {
   return true;
 }
 
-/* Limits and peaks over the lanes. */
 export function drawHeldMarks(picture, context, view) {
   const found = view.showsHeld && heldOf(view);
-  if (!found || picture.perRow < LEAST_LANE * picture.ratio) return;
+  if (!found || picture.perRow < MIN_LANE * picture.ratio) return;
   const { table, rows, row0, row1, perRow, ratio, theme, width } = picture, letters = Math.min(12 * ratio, perRow * 0.45);
   context.textAlign = "left";
   context.textBaseline = "top";
@@ -201,7 +199,7 @@ export function drawHeldMarks(picture, context, view) {
     if (lane < 0 || table.isFailed[lane]) continue;
     const bottom = (row + 1 - picture.view.y0) * perRow, limit = found.limits[lane], hasLimit = !Number.isNaN(limit);
     if (hasLimit) line(context, 0, width, bottom - (limit / found.most) * (perRow - 1), theme.failure.mark, 1.5 * ratio, [6 * ratio, 4 * ratio]);
-    if (perRow < LEAST_TEXT * ratio) continue;
+    if (perRow < MIN_TEXT * ratio) continue;
     let peak = 0;
     for (let i = table.offsets[lane]; i < table.offsets[lane + 1]; i++) if (found.from[i] > peak) peak = found.from[i];
     context.fillStyle = peak > limit * (1 + 1e-6) ? theme.failure.mark : theme.ink;

@@ -1,6 +1,5 @@
-/* lanes.bin as typed arrays (layout: viz/lane_cache.py), and the searches in it. Operations of a lane are sorted by start;
-   `reach` is the latest end so far in the lane, so both ends of a time window are found by binary search even where
-   transfers overlap what comes after them. */
+/* lanes.bin as typed arrays (layout: viz/lane_cache.py). Operations of a lane are sorted by start; `reach` is the latest end
+   so far in the lane, for binary search although transfers overlap later operations. */
 const HEADER = 24, TYPES = { f4: Float32Array, u1: Uint8Array, u2: Uint16Array, u4: Uint32Array };
 
 export class Table {
@@ -21,7 +20,7 @@ export class Table {
     }
     this.isFailed = new Uint8Array(this.lanes);
     for (const lane of this.failed) this.isFailed[lane] = 1;
-    // A transfer, a strip below the lane's work, does not keep the worker busy.
+    // a transfer does not keep the worker busy
     this.isWork = this.kinds.map((kind) => !kind.transfer);
     this.reach = this._reach();
   }
@@ -35,7 +34,7 @@ export class Table {
     return reach;
   }
 
-  /* Share of the whole time that each lane spends at work. */
+  /* Share of the whole time that each lane is busy. */
   get busyShare() {
     if (!Object.hasOwn(this, "shares")) {
       this.shares = new Float32Array(this.lanes);
@@ -48,7 +47,7 @@ export class Table {
     return this.shares;
   }
 
-  /* First operation of the lane of which anything can lie after t. */
+  /* First operation of the lane that may end after t. */
   firstAfter(lane, t) {
     return partition(this.reach, this.offsets[lane], this.offsets[lane + 1], (value) => value <= t);
   }
@@ -62,7 +61,7 @@ export class Table {
     return partition(this.offsets, 1, this.lanes + 1, (value) => value <= operation) - 1;
   }
 
-  /* The operation drawn at time t and height y in its lane (0 is the middle, -0.5 the top), -1 where there is none. */
+  /* The operation at time t and height y in its lane (0: middle, -0.5: top); -1 if there is none. */
   at(lane, t, y) {
     for (let i = partition(this.start, this.offsets[lane], this.offsets[lane + 1], (value) => value <= t) - 1;
       i >= this.offsets[lane] && this.reach[i] > t; i--) {
@@ -75,19 +74,23 @@ export class Table {
     return -1;
   }
 
-  /* The gap [from, to) of the lane's work around t, null inside work or outside the timeline. */
-  gapAt(lane, t) {
-    let from = 0, to = this.span;
-    for (let i = this.beganBefore(lane, t) - 1; i >= this.offsets[lane] && this.reach[i] > from; i--) {
-      if (this.isWork[this.kind[i]]) from = Math.max(from, this.end[i]);
+  /* Gaps [from, to) of a lane's work, from 0 to the end of the timeline. */
+  gaps(lane) {
+    const gaps = [];
+    let idle = 0;
+    for (let i = this.offsets[lane]; i < this.offsets[lane + 1]; i++) {
+      if (!this.isWork[this.kind[i]]) continue;
+      if (this.start[i] > idle) gaps.push([idle, this.start[i]]);
+      idle = Math.max(idle, this.end[i]);
     }
-    for (let i = this.beganBefore(lane, t); i < this.offsets[lane + 1]; i++) {
-      if (this.isWork[this.kind[i]]) { to = this.start[i]; break; }
-    }
-    return t >= from && t < to && to > from ? [from, to] : null;
+    if (this.span > idle) gaps.push([idle, this.span]);
+    return gaps;
   }
 
-  /* The next operation from `operation` in its lane, dir 1 or -1, of which `accept` is true; -1 when there is none. */
+  /* The gap of a lane at time t; null inside work or outside the timeline. */
+  gapAt(lane, t) { return this.gaps(lane).find(([from, to]) => t >= from && t < to) || null; }
+
+  /* The next operation of the lane in direction 1 or -1 that `accept` allows; -1 if there is none. */
   next(operation, dir, accept = () => true) {
     const lane = this.laneOf(operation);
     for (let i = operation + dir; i >= this.offsets[lane] && i < this.offsets[lane + 1]; i += dir) {
@@ -106,7 +109,7 @@ export class Table {
     return `${this.stage[operation]}${this.kinds[this.kind[operation]].token}${this.home(operation)}`;
   }
 
-  /* Text inside the box (viz/kinds.py). */
+  /* Label of the box (viz/kinds.py). */
   label(operation) {
     const { letter, numbered } = this.kinds[this.kind[operation]], { label, label_away } = this.texts;
     if (!numbered) return letter;
@@ -114,20 +117,20 @@ export class Table {
     return fill(this.has(operation, "REROUTED") ? label_away : label, values);
   }
 
-  /* The same of the backward of an overlapped pair, which is drawn below its forward; "" of anything else. */
+  /* Label of an overlapped pair's backward, drawn below its forward; "" for others. */
   backwardLabel(operation, lane) {
     if (!this.micro_batch2 || !this.kinds[this.kind[operation]].pair) return "";
     const home = this.pipeline2[operation], index = this.micro_batch2[operation], { label, label_away } = this.texts;
     return fill(home === this.pipelines[lane] ? label : label_away, { letter: "B", micro_batch: index, home: `${home}.${index}` });
   }
 
-  /* Times as people read them, in the unit of the table: [factor, word]. */
+  /* A time in the unit of the table: [factor, word]. */
   time(value) {
     const [scale, word] = this.unit, text = String(+(value * scale).toPrecision(6));
     return word ? `${text} ${word}` : text;
   }
 
-  /* Lines that describe an operation (viz/kinds.py). */
+  /* Description of an operation, in lines (viz/kinds.py). */
   describe(operation, lane) {
     const start = this.start[operation], end = this.end[operation], kind = this.kinds[this.kind[operation]];
     const place = this.has(operation, "REROUTED") ? "away" : "at home";
@@ -140,10 +143,9 @@ export class Table {
   }
 }
 
-/* A template with its values. */
 function fill(template, values) { return template.replace(/{(\w+)}/g, (_, name) => values[name]); }
 
-/* First place in [low, high) of which `before` is false; `before` must hold for a leading part only. */
+/* First place in [low, high) for which `before` is false; `before` holds for a leading part only. */
 function partition(values, low, high, before) {
   while (low < high) {
     const middle = (low + high) >> 1;
@@ -162,23 +164,22 @@ export const fetchBytes = (address) => {
   });
 };
 
-/* Lanes that the page itself holds. */
+/* Lanes embedded in the page. */
 function unpacked(text) {
   const letters = atob(text), packed = new Uint8Array(letters.length);
   for (let i = 0; i < packed.length; i++) packed[i] = letters.charCodeAt(i);
   return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
 }
 
-const kept = new Map(), MOST_KEPT = 8;
+const tables = new Map(), MAX_KEPT = 8;
 
-/* The table behind an address, fetched and decoded once; the most recent ones stay. `bytes` gives its content where that
-   came with something else, or the table itself. */
+/* The table of an address, decoded once; recent ones are cached. `bytes` returns its content or the table itself. */
 export function fetchTable(address, bytes = () => fetchBytes(address)) {
-  const known = kept.get(address);
-  kept.delete(address);
-  const table = known || Promise.resolve(bytes()).then((found) => Object.assign(found instanceof Table ? found : new Table(found), { address }));
-  table.catch(() => kept.delete(address));
-  kept.set(address, table);
-  if (kept.size > MOST_KEPT) kept.delete(kept.keys().next().value);
+  const cached = tables.get(address);
+  tables.delete(address);
+  const table = cached || Promise.resolve(bytes()).then((content) => Object.assign(content instanceof Table ? content : new Table(content), { address }));
+  table.catch(() => tables.delete(address));
+  tables.set(address, table);
+  if (tables.size > MAX_KEPT) tables.delete(tables.keys().next().value);
   return table;
 }

@@ -1,24 +1,24 @@
-/* Other times for the timeline in use: the fields of the panel, or a profile or job, go to the server, and the lanes that come
-   back take the place of those shown, in the same view. Answers that a later question has overtaken are dropped. */
+/* Other times for the current timeline: fields, a profile or a job go to the server, and the new lanes replace the shown ones.
+   Answers to outdated questions are dropped. */
 import { dock } from "viz/dock.js";
 import { element, setProps, viewInUse } from "viz/page.js";
 import { fetchTable } from "viz/table.js";
 let question = 0;
 
-/* Draws lanes of an address in other times; gives {address} where they are drawn, {problem} where something is wrong. */
-async function ask(view, address, wanted) {
-  const own = ++question, body = JSON.stringify(wanted), headers = { "Content-Type": "application/json" };
+/* Draw an address's lanes in other times; returns {address} or {problem}. */
+async function ask(view, address, values) {
+  const own = ++question, body = JSON.stringify(values), headers = { "Content-Type": "application/json" };
   const answer = await fetch(address.replace("lanes/", "retime/"), { method: "POST", headers, body });
-  const found = answer.ok ? await answer.json() : { problem: "These lanes are no longer kept. Load the page again." };
-  const table = own === question && !found.problem && await fetchTable(found.address);
+  const result = answer.ok ? await answer.json() : { problem: "These lanes are no longer cached. Reload the page." };
+  const table = own === question && !result.problem && await fetchTable(result.address);
   if (own !== question || !view.root.isConnected) return {};
-  if (!table) return found;
-  view.replace(table, found.address);
-  dock.headline(found.address, found.headline);
-  return found;
+  if (!table) return result;
+  view.replace(table, result.address);
+  dock.headline(result.address, result.headline);
+  return result;
 }
 
-/* Lanes of `view` in other times, field -> text; resolves when they are about to be drawn, to what is wrong or "". */
+/* Apply times (field -> text) to a view; resolves to an error text or "". */
 export async function retime(view, values) {
   const { dataset } = view.root, original = dataset.original || dataset.address, { address, problem } = await ask(view, original, values);
   if (!address) return problem || "";
@@ -27,7 +27,7 @@ export async function retime(view, values) {
   return "";
 }
 
-/* The same in the times of a file. From then on fields change these, until "As given". */
+/* Apply the times of a file; later fields change these, until "As given". */
 async function retimeBy(view, file, most) {
   if (file.size > most / 2) return `${file.name} is too large for the page (at most ${most / 2 ** 21} MB): use recycle view --profile.`;
   const { dataset } = view.root, given = dataset.given || dataset.original || dataset.address;
@@ -36,16 +36,16 @@ async function retimeBy(view, file, most) {
   Object.assign(dataset, { given, original: address });
   view.times = null;
   dock.tell();
-  return `Times of ${file.name}, which a link does not hold.`;
+  return `Times of ${file.name}, which links do not include.`;
 }
 
-/* Asks, and says in the form, or where that has gone below the lanes, what came of it. */
+/* Show the result in the form, or below the lanes if the form is gone. */
 function tell(form, view, answer) {
   const say = (text) => { if (form.isConnected) form.querySelector(".retime-message").textContent = text; else view.announce(text); };
   return answer.then(say, (error) => say(error.message));
 }
 
-/* One question at a time: what is typed while it is under way is asked when its answer has come. */
+/* One question at a time; input during a question is sent after its answer. */
 async function send(form) {
   if (form.asks) { form.asksAgain = true; return; }
   const view = viewInUse(), fields = [...form.querySelectorAll("[data-field]")].map((label) => [label.dataset, label.querySelector("input").value]);

@@ -1,7 +1,6 @@
-/* One timeline on the page: the canvas, the axes above it, and which time and rows they show. Whatever moves them asks for
-   one redraw in the next frame. Nothing here asks the server but for the table, once; the selection is written to a
-   dcc.Store, from which the server makes the details. */
-import { drawCursor, drawTicks, sizeOf, tickStep } from "viz/axes.js";
+/* One timeline: canvas, axes, and the visible window. Changes request one redraw in the next frame. The server is asked only
+   for the table; the selection goes to a dcc.Store. */
+import { drawCursor, drawTicks, tickStep } from "viz/axes.js";
 import { tableOf } from "viz/derived.js";
 import { dock, useView } from "viz/dock.js";
 import { Picture } from "viz/draw.js";
@@ -18,16 +17,17 @@ import { Rows } from "viz/rows.js";
 import { selectionMethods } from "viz/selection.js";
 import { drawDeltas, drawMemory } from "viz/strips.js";
 import { fetchTable } from "viz/table.js";
-const TOGETHER = 400, MOST_UNDONE = 100;
+const TOGETHER = 400, MAX_UNDONE = 100;
 
 export class View {
   constructor(root, table) {
     Object.assign(this, { root, table, overlay: root.querySelector(".lanes-axes") });
+    this.size = this.overlay.getBoundingClientRect(); // later kept by an observer, because reading it forces a layout
     this.name = root.dataset.name;
     this.linked = root.dataset.linked;
     this.page = root.closest(".mode")?.dataset.page;
     this.scale = Number(root.dataset.scale);
-    table.unit = [this.scale, root.dataset.word]; // everything is told in the unit of the axis
+    table.unit = [this.scale, root.dataset.word]; // all texts use the unit of the axis
     this.margins = root.dataset.margins.split(" ").map(Number);
     this.span = Number(root.dataset.span) || table.span || 1;
     this.canvas = root.querySelector(".lanes-stage > canvas");
@@ -35,10 +35,10 @@ export class View {
     this.tip = root.querySelector(".lanes-tip");
     this.status = root.querySelector(".lanes-status");
     this.selected = -1;
-    this.lane = -1; // of what was selected last
+    this.lane = -1; // lane of the last selection
     this.gap = this.links = this.matches = this.held = this.places = this.ghost = this.flow = this.range = null;
     this.notes = [];
-    this.before = []; // windows that were left, for undo
+    this.before = []; // previous windows, for undo
     this.path = this.showsMemory = this.showsHeld = this.showsListing = false;
     this.drawn = 0;
     this.level = -1;
@@ -51,8 +51,7 @@ export class View {
     const before = views.get(this.name), active = state.active;
     before?.ended.abort();
     views.set(this.name, this);
-    // Keys go to the first timeline of the page until another is used, in whatever order they are drawn, and to the one
-    // in use again when it was drawn anew.
+    // The current timeline is the first of the page until another is used; a redrawn timeline stays current.
     const isInUse = active?.used && active !== before && active.root.isConnected;
     this.used = !isInUse && (state.left === this.name || Boolean(before?.used && active === before));
     if (this.used) state.active = this;
@@ -63,9 +62,9 @@ export class View {
     dock.tell();
   }
 
-  /* Pixels of the axes. */
+  /* Place of the axes in pixels. */
   get place() {
-    const { width, height } = sizeOf(this.overlay), [left, top, right, bottom] = this.margins;
+    const { width, height } = this.size, [left, top, right, bottom] = this.margins;
     return { left, top, width: width - left - right, height: height - top - bottom };
   }
 
@@ -73,19 +72,22 @@ export class View {
 
   get margin() { return 0.004 * this.span; }
 
-  /* The window before the last change of it; changes that follow each other within `TOGETHER` are one. */
+  /* Lane of the selection or gap; -1 without one. */
+  get chosenLane() { return this.gap ? this.gap.lane : this.selected >= 0 ? this.table.laneOf(this.selected) : -1; }
+
+  /* Restore the window before the last change; changes within `TOGETHER` milliseconds count as one. */
   undo() {
     const last = this.before.pop();
-    if (last) this.show(last, false); else this.announce("Nothing was zoomed or moved before.");
+    if (last) this.show(last, false); else this.announce("There is nothing to undo.");
   }
 
   _left(window_) {
     const now = performance.now(), isNew = !this.leftAt || now - this.leftAt > TOGETHER;
     this.leftAt = now;
-    if (isNew) this.before = [...this.before, window_].slice(-MOST_UNDONE);
+    if (isNew) this.before = [...this.before, window_].slice(-MAX_UNDONE);
   }
 
-  /* Show a window, cut to what there is. */
+  /* Show a window, clipped to the timeline. */
   show(window_, isNoted = true) {
     if (isNoted) this._left(this.view);
     const want = { ...this.view, ...window_ };
@@ -101,7 +103,6 @@ export class View {
   /* Distance of the ticks, in the unit of the axis. */
   get tickStep() { return tickStep((this.view.t1 - this.view.t0) * this.scale, this.place.width); }
 
-  /* Times of the ticks in view. */
   get ticks() {
     const { t0, t1 } = this.view, step = this.tickStep / this.scale, first = Math.ceil(t0 / step);
     return Array.from({ length: Math.max(0, Math.floor(t1 / step) - first + 1) }, (_, place) => (first + place) * step);
@@ -109,7 +110,7 @@ export class View {
 
   fit() { this.show({ t0: -Infinity, t1: Infinity, y0: -Infinity, y1: Infinity }); }
 
-  /* Zoom around a time (the middle when left out); around a row for the lanes. */
+  /* Zoom around a time, or the middle. */
   zoom(factor, t = null) {
     const { t0, t1 } = this.view, at = t === null ? (t0 + t1) / 2 : t;
     this.show({ t0: at - (at - t0) * factor, t1: at + (t1 - at) * factor });
@@ -139,7 +140,7 @@ export class View {
     });
   }
 
-  /* Other lanes of the same workers in place of these: what is shown, folded and selected stays as far as it can. */
+  /* Replace the lanes by others of the same workers; window, folding and selection stay as far as possible. */
   replace(table, address) {
     const { t0, t1 } = this.view, whole = t0 <= 0 && t1 >= this.span, chosen = this.selected >= 0 && this.table.instruction(this.selected);
     const lane = chosen && this.table.laneOf(this.selected);
@@ -157,7 +158,7 @@ export class View {
   }
 
   _draw() {
-    const began = performance.now(), { width, height } = sizeOf(this.overlay), plot = this.place;
+    const began = performance.now(), { width, height } = this.size, plot = this.place;
     const ratio = window.devicePixelRatio || 1, canvas = this.canvas;
     const wide = Math.round(width * ratio), high = Math.round(height * ratio);
     if (canvas.width !== wide || canvas.height !== high) {
@@ -190,7 +191,7 @@ export class View {
 
   _theme() {
     const style = getComputedStyle(this.root), colour = (name) => style.getPropertyValue(name).trim();
-    // In the dark a failed lane must not be the brightest thing on the page.
+    // in the dark a failed lane must not be the brightest part
     const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
     const failure = { ...this.table.failure, ...(isDark ? { fill: "#3B281D", hatch: "#6B4329" } : {}) }, words = (paint) => ({ fill: colourWord(paint.fill), hatch: colourWord(paint.hatch), ink: paint.ink });
     this.theme = {
@@ -208,7 +209,10 @@ export class View {
 
   _listen() {
     const { signal } = this.ended, stage = this.root.querySelector(".lanes-stage");
-    const resized = new ResizeObserver(() => this.redraw());
+    const resized = new ResizeObserver(([{ borderBoxSize: [{ inlineSize, blockSize }] }]) => {
+      this.size = { width: inlineSize, height: blockSize };
+      this.redraw();
+    });
     resized.observe(this.overlay);
     signal.addEventListener("abort", () => resized.disconnect());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this._theme(); this.redraw(); }, { signal });
@@ -230,13 +234,13 @@ export class View {
     this.setRows(this.rows.grouping, folded);
   }
 
-  /* Put the lane of the selection on top, or back into its group. */
+  /* Pin the selection's lane to the top, or unpin it. */
   pin() {
-    const lane = this.gap ? this.gap.lane : this.selected >= 0 ? this.table.laneOf(this.selected) : -1, { pinned } = this.rows;
+    const lane = this.chosenLane, { pinned } = this.rows;
     if (lane < 0) { this.announce("Select an instruction or a gap of the worker first."); return; }
-    this.setRows(this.rows.grouping, this.rows.folded, false, pinned.includes(lane) ? pinned.filter((one) => one !== lane) : [...pinned, lane]);
+    this.setRows(this.rows.grouping, this.rows.folded, false, pinned.includes(lane) ? pinned.filter((other) => other !== lane) : [...pinned, lane]);
     this.show({ y0: 0, y1: this.view.y1 - this.view.y0 });
-    this.announce(`${this.rows.pinned.length} on top: ${this.rows.pinned.map((one) => this.table.labels[one]).join(", ")}`);
+    this.announce(`${this.rows.pinned.length} on top: ${this.rows.pinned.map((other) => this.table.labels[other]).join(", ")}`);
   }
 
   foldAll() {
@@ -244,7 +248,7 @@ export class View {
     this.setRows(this.rows.grouping, new Set(this.rows.folded.size ? [] : keys));
   }
 
-  /* Other rows: all of them are shown when all were; else the row at the top stays. Linked timelines of the same lanes go along. */
+  /* Change the rows, also of linked timelines with the same lanes. All rows stay visible, or the top row stays. */
   setRows(grouping, folded, alone = false, pinned = this.rows.pinned) {
     if (!alone) for (const other of this.linkedViews) if (other.table.lanes === this.table.lanes) other.setRows(grouping, folded, true, pinned);
     const { y0, y1 } = this.view, all = y0 <= 0 && y1 >= this.rows.count, top = this.rows.order[this.rows.first[Math.max(0, Math.floor(y0))]];
@@ -260,7 +264,7 @@ export class View {
     return this.linked ? [...views.values()].filter((other) => other !== this && other.linked === this.linked && other.root.isConnected) : [];
   }
 
-  /* Timelines that share a time axis move together; those with the same rows scroll together as well. */
+  /* Linked timelines move together; those with the same rows also scroll together. */
   _follow() {
     const { t0, t1, y0, y1 } = this.view, near = (a, b, long) => Math.abs(a - b) <= long * 1e-6;
     for (const other of this.linkedViews) {
@@ -271,7 +275,7 @@ export class View {
   }
 }
 
-/* [low, high] moved and cut into [least, most], at least `short` long. */
+/* [low, high] moved and clipped into [least, most], at least `short` long. */
 function within(low, high, least, most, short) {
   const long = Math.min(Math.max(high - low || short, short), most - least);
   const begin = Math.min(Math.max(Number.isFinite(low) ? low : least, least), most - long);
@@ -280,13 +284,13 @@ function within(low, high, least, most, short) {
 
 Object.assign(View.prototype, pointerMethods, selectionMethods);
 
-/* Timelines come and go with the pages that Dash builds: each is attached when it appears and forgotten when it is gone. */
+/* Attach views that appear in the page, and forget those that are gone. */
 
 function attach(root) {
   root.dataset.attached = "yes";
   const failed = (error) => {
     root.dataset.failed = "yes";
-    root.querySelector(".lanes-status").textContent = `The timeline could not be loaded (${error.message}). Load the page again.`;
+    root.querySelector(".lanes-status").textContent = `The timeline could not be loaded (${error.message}). Reload the page.`;
   };
   const overlay = root.querySelector(".lanes-axes");
   const inSight = new Promise((done) => {

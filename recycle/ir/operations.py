@@ -26,7 +26,7 @@ from recycle.job.shape import Shape
 
 
 @dataclass(frozen=True)
-class Work:
+class Operations:
     """Single operations, in columns; an overlapped pair counts as its F and its B.
 
     Attributes:
@@ -44,18 +44,22 @@ class Work:
     worker: Rows
     valid: npt.NDArray[np.bool_]
 
-    def of(self, *classes: type[Instruction]) -> Rows:
+    def select(self, *classes: type[Instruction]) -> Rows:
         """Return the valid operations of these kinds or their subclasses."""
         return np.flatnonzero(is_kind(self.kind, classes) & self.valid)
 
-    def first(self, shape: Shape, pieces: Rows) -> Rows:
-        """Return the first of `pieces` for each cell (stage * D * m + micro-batch), -1 without one."""
-        found = np.full(shape.stages * shape.global_micro_batches, -1, dtype=np.int64)
-        found[self.stage[pieces[::-1]] * shape.global_micro_batches + self.micro_batch[pieces[::-1]]] = pieces[::-1]
-        return found
+    of = select  # previous name
+
+    def first(self, shape: Shape, chosen: Rows) -> Rows:
+        """Return the first of `chosen` for each cell (stage * D * m + micro-batch), -1 without one."""
+        first_of_cell = np.full(shape.stages * shape.global_micro_batches, -1, dtype=np.int64)
+        first_of_cell[self.stage[chosen[::-1]] * shape.global_micro_batches + self.micro_batch[chosen[::-1]]] = chosen[
+            ::-1
+        ]
+        return first_of_cell
 
 
-def work(schedule: Schedule) -> Work:
+def operations_of(schedule: Schedule) -> Operations:
     """Split the rows of a schedule into single operations."""
     c, shape = schedule.columns, schedule.shape
     is_pair = c.kind == OverlappedPair.kind
@@ -71,41 +75,39 @@ def work(schedule: Schedule) -> Work:
     bucket = c.bucket[row].astype(np.int64)
     valid = (stage >= 0) & (stage < shape.stages) & (wide | inside)
     micro_batch = np.where(wide, -1, pipeline * shape.micro_batches + index)
-    pieces = Work(row, kind, stage, micro_batch, bucket, c.worker[row].astype(np.int64), valid)
-    return replace(pieces, valid=valid & ~outside_buckets(pieces, schedule.buckets))
+    ops = Operations(row, kind, stage, micro_batch, bucket, c.worker[row].astype(np.int64), valid)
+    return replace(ops, valid=valid & ~outside_buckets(ops, schedule.buckets))
 
 
-def outside_buckets(pieces: Work, buckets: int) -> npt.NDArray[np.bool_]:
+def outside_buckets(ops: Operations, buckets: int) -> npt.NDArray[np.bool_]:
     """Return the operations with an invalid bucket. REDUCE_GRAD, not REDUCE_BUCKET, sums the last bucket."""
-    outside: npt.NDArray[np.bool_] = pieces.bucket >= buckets - (pieces.kind == ReduceBucket.kind)
-    outside |= is_kind(pieces.kind, Part) & (pieces.bucket < 0)
+    outside: npt.NDArray[np.bool_] = ops.bucket >= buckets - (ops.kind == ReduceBucket.kind)
+    outside |= is_kind(ops.kind, Part) & (ops.bucket < 0)
     return outside
 
 
-def parts_of_weight(pieces: Work, shape: Shape, buckets: int) -> tuple[Rows, Rows]:
+def parts_of_weight(ops: Operations, shape: Shape, buckets: int) -> tuple[Rows, Rows]:
     """Return (fewest, most) parts of W over the buckets, per cell (stage * D * m + micro-batch).
 
     Without any parts, both are broadcasts of a single 0, which take no memory.
     """
-    at = pieces.of(WeightPart)
+    at = ops.select(WeightPart)
     if not len(at):
         none = np.broadcast_to(np.int64(0), shape.stages * shape.global_micro_batches)
         return none, none
-    found, place = np.unique(
-        pieces.stage[at] * shape.global_micro_batches + pieces.micro_batch[at], return_inverse=True
-    )
-    counts = np.bincount(place * buckets + pieces.bucket[at], minlength=len(found) * buckets)
+    cells, place = np.unique(ops.stage[at] * shape.global_micro_batches + ops.micro_batch[at], return_inverse=True)
+    counts = np.bincount(place * buckets + ops.bucket[at], minlength=len(cells) * buckets)
     fewest, most = np.zeros((2, shape.stages * shape.global_micro_batches), dtype=np.int64)
-    by_cell = counts.reshape(len(found), buckets)
-    fewest[found], most[found] = by_cell.min(axis=1), by_cell.max(axis=1)
+    by_cell = counts.reshape(len(cells), buckets)
+    fewest[cells], most[cells] = by_cell.min(axis=1), by_cell.max(axis=1)
     return fewest, most
 
 
-def counts_of(pieces: Work, shape: Shape, weights: Rows) -> dict[type[Instruction], Rows]:
+def counts_of(ops: Operations, shape: Shape, weights: Rows) -> dict[type[Instruction], Rows]:
     """Count F, B, I and W of each cell, including `weights`, the number of W's in parts."""
-    cell = pieces.stage * shape.global_micro_batches + pieces.micro_batch
+    cell = ops.stage * shape.global_micro_batches + ops.micro_batch
     counts: dict[type[Instruction], Rows] = {
-        cls: np.bincount(cell[pieces.of(cls)], minlength=len(weights))
+        cls: np.bincount(cell[ops.select(cls)], minlength=len(weights))
         for cls in (Forward, Backward, BackwardInput, BackwardWeight)
     }
     counts[BackwardWeight] += weights
@@ -122,7 +124,7 @@ def is_whole(schedule: Schedule, forward: Flags, backward: Flags, gradient: Flag
 
 def incomplete_count(schedule: Schedule) -> int:
     """Count the pairs of stage and micro-batch that are incomplete (see `is_whole`)."""
-    pieces, shape = work(schedule), schedule.shape
-    parts = parts_of_weight(pieces, shape, schedule.buckets)[0]
-    whole = is_whole(schedule, *(count > 0 for count in counts_of(pieces, shape, parts).values()))
+    ops, shape = operations_of(schedule), schedule.shape
+    parts = parts_of_weight(ops, shape, schedule.buckets)[0]
+    whole = is_whole(schedule, *(count > 0 for count in counts_of(ops, shape, parts).values()))
     return int(len(whole) - np.count_nonzero(whole))

@@ -19,18 +19,18 @@ from viz.analysis.differences import (
     Divergence,
     Matches,
     align,
-    first_late,
     first_order_divergence,
+    first_start_difference,
     is_weight_half,
     match,
     require_one_clock,
-    scaled,
+    scale_timeline,
     shares,
     split,
 )
-from viz.details import figures_beside
+from viz.details import figures_table
 from viz.figures.palette import SHADES
-from viz.lane_cache import Explainer, Operand
+from viz.lane_cache import ComparedTimeline, TimelineContext
 from viz.lanes import LaneTable
 from viz.numbers import TimeUnit, signed, signed_percent, time_unit
 from viz.pages import parts
@@ -39,19 +39,18 @@ from viz.sources import Place, ScheduleFile
 
 LATE = 0.01
 """Share of the first makespan beyond which starts count as different."""
-DIFFERENCES_SHOWN = 12
+MAX_DIFFERENCES = 12
 LaneArrangement = Literal["stacked", "interleaved"]
 Source = Run | ScheduleFile
 
 
-def choices(sources: Sequence[Source]) -> dict[str, tuple[str, Callable[[str], Operand]]]:
-    """Return the choices of some sources: key -> (title, function from title to operand)."""
+def choices(sources: Sequence[Source]) -> dict[str, tuple[str, Callable[[str], ComparedTimeline]]]:
     return dict(choice for place, source in enumerate(sources) for choice in source.choices(place).items())
 
 
 def first_choice(sources: Sequence[Source]) -> list[str]:
     """Return the keys compared at first: the first two files, or a run's most notable step and its plan."""
-    suggested = [source.suggested(place) for place, source in enumerate(sources)]
+    suggested = [source.suggested_choices(place) for place, source in enumerate(sources)]
     files = [keys[0] for keys in suggested if len(keys) == 1]
     pairs = [keys for keys in suggested if len(keys) > 1]
     if len(files) >= 2 or not pairs:
@@ -60,72 +59,69 @@ def first_choice(sources: Sequence[Source]) -> list[str]:
 
 
 class ComparedPair(NamedTuple):
-    """The first operand, and one that is compared with it."""
+    """The first timeline, and one that is compared with it."""
 
-    first: Operand
-    second: Operand
+    first: ComparedTimeline
+    second: ComparedTimeline
     matches: Matches
 
     @property
     def edges(self) -> tuple[float, float]:
         """Bounds of the shades either way, in the timelines' unit: smallest difference, half of the largest."""
-        some = LATE * self.first.timeline.makespan
-        return some, max(some, float(np.abs(self.matches.delta).max(initial=0.0)) / 2)
+        smallest = LATE * self.first.timeline.makespan
+        return smallest, max(smallest, float(np.abs(self.matches.delta).max(initial=0.0)) / 2)
 
     @property
     def deltas(self) -> npt.NDArray[np.float32]:
         """Delay of each operation of the second timeline against the first; NaN without a match."""
         table, matches = self.second.lanes, self.matches
         rows = int(max(table.instruction_id.max(initial=0), matches.second.max(initial=0))) + 1
-        of_row = np.full(rows, np.nan, dtype=np.float32)
-        of_row[matches.second] = matches.delta
-        return of_row[table.instruction_id]
+        delta_of_row = np.full(rows, np.nan, dtype=np.float32)
+        delta_of_row[matches.second] = matches.delta
+        return delta_of_row[table.instruction_id]
 
     def divergences(self, unit: TimeUnit) -> list[tuple[str, Divergence]]:
         """Return the first point where a worker runs other instructions, and the first differing start."""
         a, b = self.first.timeline, self.second.timeline
-        found = [
+        candidates = [
             ("First difference", first_order_divergence(a, b)),
-            ("First difference of starts", first_late(a, b, self.matches, LATE * a.makespan, unit)),
+            ("First difference of starts", first_start_difference(a, b, self.matches, LATE * a.makespan, unit)),
         ]
-        return [(title, one) for title, one in found if one is not None]
+        return [(title, divergence) for title, divergence in candidates if divergence is not None]
 
 
-class ComparedTimelines(NamedTuple):
-    """The operands of a comparison, each compared with the first, on one axis."""
+class Comparison(NamedTuple):
+    """The timelines of a comparison, each compared with the first, on one axis."""
 
-    operands: list[Operand]
+    timelines: list[ComparedTimeline]
     pairs: list[ComparedPair]
     notes: list[str]
 
     @classmethod
-    def of(cls, sources: Sequence[Source], keys: Sequence[str]) -> ComparedTimelines:
-        """Put the operands of `keys` on one clock, and compare each with the first.
+    def of_keys(cls, sources: Sequence[Source], keys: Sequence[str]) -> Comparison:
+        """Put the timelines of `keys` on one clock, and compare each with the first.
 
-        Raises:
-            RecycleError: a key is unknown, or its operand has no timeline; or as in `on_one_axis`.
+        Raises RecycleError if a key is unknown or its plan has no timeline, and as `align_clocks` does.
         """
-        known = choices(sources)
+        available = choices(sources)
         for key in keys:
-            if key not in known:
-                raise RecycleError(f"compare: {key!r} is not there to be compared")
-        operands, notes = on_one_axis([make(title) for title, make in map(known.__getitem__, keys)])
-        first, *others = operands
+            if key not in available:
+                raise RecycleError(f"compare: {key!r} is not one of the timelines that can be compared")
+        timelines, notes = align_clocks([make(title) for title, make in map(available.__getitem__, keys)])
+        first, *others = timelines
         pairs = [ComparedPair(first, other, match(first.timeline, other.timeline)) for other in others]
-        return cls(operands, pairs, notes)
+        return cls(timelines, pairs, notes)
 
     @property
     def tables(self) -> list[LaneTable]:
-        return [operand.lanes for operand in self.operands]
+        return [item.lanes for item in self.timelines]
 
     @property
     def span(self) -> float:
-        """Length of the time axis."""
         return max(table.span for table in self.tables)
 
     @property
     def unit(self) -> TimeUnit:
-        """Unit of the time axis."""
         return time_unit(self.tables[0], self.span)
 
     @property
@@ -134,71 +130,74 @@ class ComparedTimelines(NamedTuple):
         return all(table.workers == self.tables[0].workers for table in self.tables)
 
 
-def on_one_axis(operands: Sequence[Operand]) -> tuple[list[Operand], list[str]]:
-    """Return (the operands on one clock, a line for each operand that was scaled or checked).
+def align_clocks(timelines: Sequence[ComparedTimeline]) -> tuple[list[ComparedTimeline], list[str]]:
+    """Return (the timelines on one clock, a line for each that was scaled or checked).
 
     Raises RecycleError if the clocks of an executed step contradict each other, or it ran another plan.
     """
-    ran = next((operand for operand in operands if operand.explainer.executed), None)
-    if ran is None:
-        return list(operands), []
+    executed = next((item for item in timelines if item.context.executed), None)
+    if executed is None:
+        return list(timelines), []
     aligned, notes = [], []
-    for operand in operands:
-        if operand.explainer.executed:
-            checked, uncertainty = require_one_clock(operand.timeline)
-            notes.append(f"{operand.title}: from its first start. {_checked(checked, uncertainty)}")
-            aligned.append(operand)
+    for item in timelines:
+        if item.context.executed:
+            checked, uncertainty = require_one_clock(item.timeline)
+            notes.append(f"{item.title}: from its first start. {_checked(checked, uncertainty)}")
+            aligned.append(item)
             continue
-        scale, method = align(operand.timeline, ran.timeline, operand.seconds_per_unit)
-        notes.append(f"{operand.title}: 1 unit = {scale:.4g} s; {method}.")
-        timeline = scaled(operand.timeline, scale)
+        scale, method = align(item.timeline, executed.timeline, item.seconds_per_unit)
+        notes.append(f"{item.title}: 1 unit = {scale:.4g} s; {method}.")
+        timeline = scale_timeline(item.timeline, scale)
         lanes = replace(LaneTable.from_timeline(timeline), unit="s")
-        aligned.append(Operand(operand.title, Explainer(timeline, limits=operand.explainer.limits), lanes))
+        aligned.append(ComparedTimeline(item.title, TimelineContext(timeline, limits=item.context.limits), lanes))
     return aligned, notes
 
 
 def _checked(transfers: int, uncertainty: float) -> str:
     if not transfers:
-        return "No transfer is in it, so nothing can be said of its workers' clocks."
+        return "It has no transfers, so its workers' clocks cannot be checked."
     return (
-        f"Of {transfers:,} transfers none was used before it was sent; clocks may disagree by up to"
-        f" {1000 * uncertainty:.3g} ms undetected."
+        f"None of {transfers:,} transfers was used before it was sent; clock differences of up to"
+        f" {1000 * uncertainty:.3g} ms would not be detected."
     )
 
 
-def figures(compared: ComparedTimelines) -> html.Div:
-    """Build a table of figures side by side, with the relative differences from the first."""
-    first = compared.operands[0].timeline.makespan
-    more = [operand.timeline.makespan / first - 1 if first else 0.0 for operand in compared.operands]
-    against = [None, *("the same" if abs(share) < 5e-4 else signed_percent(share) for share in more[1:])]
-    live = [len(operand.timeline.schedule.live) for operand in compared.operands]
-    head, rows = figures_beside([(each.title, each.explainer) for each in compared.operands], compared.unit)
-    return parts.table(head, [*rows, ["against the first", *against], ["live workers", *live]])
+def figures(comparison: Comparison) -> html.Div:
+    first = comparison.timelines[0].timeline.makespan
+    differences = [item.timeline.makespan / first - 1 if first else 0.0 for item in comparison.timelines]
+    against = [None, *("the same" if abs(share) < 5e-4 else signed_percent(share) for share in differences[1:])]
+    live_workers = [len(item.timeline.schedule.live) for item in comparison.timelines]
+    head, rows = figures_table([(item.title, item.context) for item in comparison.timelines], comparison.unit)
+    return parts.table(head, [*rows, ["against the first", *against], ["live workers", *live_workers]])
 
 
-def difference(compared: ComparedTimelines, pair: ComparedPair, arrangement: LaneArrangement) -> html.Section:
+def difference(comparison: Comparison, pair: ComparedPair, arrangement: LaneArrangement) -> html.Section:
     """Build the parts of the difference of the makespans, and the points of divergence."""
-    a, b, unit = pair.first.timeline, pair.second.timeline, compared.unit
+    a, b, unit = pair.first.timeline, pair.second.timeline, comparison.unit
     rows: list[list[parts.Cell]] = [
         [share.title, share.first * unit.scale, share.second * unit.scale, signed(share.difference * unit.scale)]
-        for share in shares(split(a, pair.first.explainer.limits), split(b, pair.second.explainer.limits))
+        for share in shares(split(a, pair.first.context.limits), split(b, pair.second.context.limits))
         if share.first or share.second
     ]
     total = (b.makespan - a.makespan) * unit.scale
     rows.append(["makespan", a.makespan * unit.scale, b.makespan * unit.scale, signed(total)])
-    moved, missing = int(pair.matches.moved.sum()), (len(pair.matches.only_first), len(pair.matches.only_second))
+    moved_count, missing = int(pair.matches.moved.sum()), (len(pair.matches.only_first), len(pair.matches.only_second))
     words = f"{len(pair.matches.first):,} instructions are in both"
-    words += f", {moved:,} of them on another worker" if moved else ""
+    words += f", {moved_count:,} of them on another worker" if moved_count else ""
     words += f"; {missing[0]:,} only in the first, {missing[1]:,} only in the second." if any(missing) else "."
     divergences = []
-    for title, one in pair.divergences(unit):
-        lane, graph = place_of(compared, pair, one, arrangement)
+    for title, divergence in pair.divergences(unit):
+        lane, graph = place_of(comparison, pair, divergence, arrangement)
         show = parts.show_button([lane], f"{title}: show it in the lanes", graph)
-        divergences.append(html.Li([html.Strong(f"{title}: "), f"{one.text}, at {unit.text(one.time)} ", show]))
+        divergences.append(
+            html.Li([html.Strong(f"{title}: "), f"{divergence.text}, at {unit.text(divergence.time)} ", show])
+        )
     return parts.card(
         f"{pair.second.title} against {pair.first.title}",
         html.P(words, className="says"),
-        html.Ul(divergences, className="says") if divergences else html.P("They do the same at the same times."),
+        html.Ul(divergences, className="says")
+        if divergences
+        else html.P("Both run the same instructions at the same times."),
         parts.table((f"per live worker{unit.suffix}", "first", "second", "difference"), rows),
         caption=(
             "Mean over the live workers: each is at work or waits for something at every moment, so the parts add"
@@ -208,10 +207,9 @@ def difference(compared: ComparedTimelines, pair: ComparedPair, arrangement: Lan
     )
 
 
-def largest(compared: ComparedTimelines, pair: ComparedPair) -> html.Details:
-    """Build the table of the instructions with the largest differences of starts."""
-    a, b, matches, unit = pair.first.timeline, pair.second.timeline, pair.matches, compared.unit
-    order = np.argsort(-np.abs(matches.delta), kind="stable")[:DIFFERENCES_SHOWN]
+def largest(comparison: Comparison, pair: ComparedPair) -> html.Details:
+    a, b, matches, unit = pair.first.timeline, pair.second.timeline, pair.matches, comparison.unit
+    order = np.argsort(-np.abs(matches.delta), kind="stable")[:MAX_DIFFERENCES]
     rows: list[list[parts.Cell]] = []
     is_half = is_weight_half(a, matches)
     for place in order.tolist():
@@ -239,26 +237,29 @@ def largest(compared: ComparedTimelines, pair: ComparedPair) -> html.Details:
 
 
 def place_of(
-    compared: ComparedTimelines, pair: ComparedPair, one: Divergence, arrangement: LaneArrangement
+    comparison: Comparison, pair: ComparedPair, divergence: Divergence, arrangement: LaneArrangement
 ) -> tuple[Place, int]:
     """Return the place of a divergence, and the index of its timeline in the block."""
-    graph = 0 if one.first >= 0 else 1 + compared.pairs.index(pair)
-    timeline, row = compared.operands[graph].timeline, one.first if one.first >= 0 else one.second
+    graph = 0 if divergence.first >= 0 else 1 + comparison.pairs.index(pair)
+    timeline, row = (
+        comparison.timelines[graph].timeline,
+        divergence.first if divergence.first >= 0 else divergence.second,
+    )
     lane = timeline.schedule.shape.worker_index(timeline.schedule.position(row)[0])
-    if arrangement == "interleaved" and compared.is_same_workers:
-        lane, graph = lane * len(compared.tables) + graph, 0
+    if arrangement == "interleaved" and comparison.is_same_workers:
+        lane, graph = lane * len(comparison.tables) + graph, 0
     return (lane, float(timeline.start[row]), float(timeline.end[row])), graph
 
 
-def shade_legend(pair: ComparedPair, compared: ComparedTimelines) -> html.Ul:
+def shade_legend(pair: ComparedPair, comparison: Comparison) -> html.Ul:
     """Build the legend of a timeline's shades, with their durations."""
-    some, much = (compared.unit.amount(length) for length in pair.edges)
+    small, large = (comparison.unit.amount(length) for length in pair.edges)
     words = (
-        f"over {much} earlier «",
-        f"over {some} earlier ‹",
+        f"over {large} earlier «",
+        f"over {small} earlier ‹",
         "the same",
-        f"over {some} later ›",
-        f"over {much} later »",
+        f"over {small} later ›",
+        f"over {large} later »",
     )
     entries = [html.Li(html.Strong(f"{pair.second.title}, against {pair.first.title}"))]
     for paint, text in zip(SHADES, (*words, "only here *"), strict=True):
