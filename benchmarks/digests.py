@@ -40,7 +40,7 @@ from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.launch.trackers import Observer
 from recycle.exec.leader.commit import Comparison
 from recycle.exec.model.build import build_stages
-from recycle.exec.worker.updates import Updates
+from recycle.exec.worker.step_state import StepState
 from recycle.job import PricedJob, price
 from recycle.job.shape import Worker
 
@@ -88,7 +88,7 @@ SETTLED = 3
 def cost(every: int, repeats: int, layers: int, hidden: int, micro_batches: int) -> None:
     torch.set_num_threads(1)
     (stage,) = build_stages(Job.from_toml(COST.format(**locals())), [0], torch.device("cpu")).values()
-    updates = Updates({0: stage})
+    updates = StepState({0: stage})
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for iteration in range(2 * repeats + 2):
         is_compared = iteration % 2 == 1

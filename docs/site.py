@@ -161,7 +161,7 @@ def gallery(folder: Path) -> str:
             "",
             f"Every family with {RANKS} ranks and {MICRO_BATCHES} micro-batches; the forward of a rank's whole part of"
             " the model takes 1, its input gradient 1 and its weight gradient 1, so families with several chunks per"
-            " rank do the same work. Activations count those of a rank's whole part as 1.",
+            " rank do the same work. An activation of a rank's whole part counts as 1.",
             "",
             *rows,
             "",

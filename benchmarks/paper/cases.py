@@ -20,6 +20,10 @@ def settings(names: Iterable[str]) -> dict[str, Scenario]:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, without the columns that are "-" in every row."""
+    rows = list(rows)
+    shown = [index for index in range(len(head)) if any(row[index] != "-" for row in rows)]
+    head, rows = [head[index] for index in shown], [[row[index] for index in shown] for row in rows]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 

@@ -1,4 +1,4 @@
-"""Layers that move beside layers that stay: the section of docs/measurements/comparison.md on them.
+"""Layers that move and layers that stay: the section of docs/measurements/comparison.md on them.
 
     python -m benchmarks.paper.elastic [SETTING ...] [--sets N] [--days N]
 
@@ -30,7 +30,7 @@ def section(every: Mapping[str, Scenario], days: float, sets: int = SETS) -> str
     dead = [row for name, setting in every.items() for row in _dead_rows(name, setting, sets)]
     goodput = [row for name, setting in every.items() for row in _goodput_rows(name, setting, days)]
     kept = [float(row[2 + SYSTEMS.index("recycle_elastic")]) for row in dead]
-    first = sum(row[-1] == "recycle_elastic" for row in goodput)
+    first = sum(best for _, best in goodput)
     words = (
         "`recycle_elastic` re-routes at once and moves layers at the next boundary of iterations, where that pays;"
         " `elaswave` repartitions each pipeline and resizes its micro-batches, as far as published. Throughput with"
@@ -49,7 +49,7 @@ def section(every: Mapping[str, Scenario], days: float, sets: int = SETS) -> str
             words,
             table(["setting", "dead nodes", *SYSTEMS], dead).strip(),
             pauses,
-            table(["setting", "failures", *SYSTEMS, "copies", "best"], goodput).strip(),
+            table(["setting", "failures", *SYSTEMS, "copies"], [cells for cells, _ in goodput]).strip(),
         ]
     )
 
@@ -63,23 +63,24 @@ def _dead_rows(name: str, setting: Scenario, sets: int) -> list[list[str]]:
     return list(rows.values())
 
 
-def _goodput_rows(name: str, setting: Scenario, days: float) -> list[list[str]]:
+def _goodput_rows(name: str, setting: Scenario, days: float) -> list[tuple[list[str], bool]]:
+    """The cells of each row, and whether `recycle_elastic` is first in it."""
     traces = {"hardware": Generator(days=days, seed=1).trace(setting.nodes)}
     if name in SMALL:
         traces |= {f"one per {label}": periodic(setting.nodes, hours, True) for label, hours in PERIODS}
     return [
-        [name, label, *_goodput(compared)]
+        _goodput([name, label], compared)
         for (label, _), compared in zip(traces.items(), compare(setting, list(traces.values()), SYSTEMS), strict=True)
     ]
 
 
-def _goodput(one: Comparison) -> list[str]:
-    goodput = {outcome.system: outcome.goodput for outcome in one.outcomes}
-    (moving,) = (outcome for outcome in one.outcomes if outcome.system == "recycle_elastic")
+def _goodput(label: list[str], compared: Comparison) -> tuple[list[str], bool]:
+    goodput = {outcome.system: outcome.goodput for outcome in compared.outcomes}
+    (moving,) = (outcome for outcome in compared.outcomes if outcome.system == "recycle_elastic")
     cells = [f"{goodput[system]:.2f}" if goodput[system] else "-" for system in SYSTEMS]
     copies = 100 * (moving.lost["copy"] + moving.lost["rebuild"]) / moving.seconds
     best = max(goodput, key=lambda system: (round(goodput[system], 6), system == moving.system))
-    return [*cells, f"{copies:.3f}", best]
+    return [*label, *cells, f"{copies:.3f}"], best == moving.system
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A model, data and a loss of one's own: a decoder in plain PyTorch that learns to reverse a sequence of symbols.
+"""Your own model, data and loss: a decoder in plain PyTorch that learns to reverse a sequence of symbols.
 
     recycle train examples/own_model/job.toml --fault kill:1.1@10 --fault rejoin:1.1@20
 

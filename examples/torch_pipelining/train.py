@@ -48,7 +48,7 @@ def main() -> None:
         for parameter, other in zip(module.parameters(), expected[stage], strict=True)
     )
     assert largest <= TOLERANCE, largest
-    print(f"rank {rank}: gradients of stages {sorted(hosted)} are those of the unsplit model within {largest:.0e}")
+    print(f"rank {rank}: gradients of stages {sorted(hosted)} equal the unsplit model's within {largest:.0e}")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 

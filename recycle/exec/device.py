@@ -1,17 +1,14 @@
 """Measures what a process and its device have done: marks, clocks, streams, and progress for the heartbeat.
 
 A mark is a point after all work given to a device so far. Its time is when the device reached it, in the host's
-monotonic seconds, so that times of all processes of a machine compare. On a CPU a mark is reached at once.
+monotonic seconds, so that times of all processes of a machine compare. On a CPU a mark is reached at once. A GPU runs
+behind its host, which may wait while a kernel never ends. So completed operations of the device are counted, and each
+kind is compared with its longest recent duration (`DeviceProgress`), as `Progress` does on the host.
 
-A GPU runs behind its host: the host may wait while one of its kernels never ends. So completed operations of the device
-are counted, and each kind is compared with its longest recent duration (`DeviceProgress`), as `Progress` does on the
-host.
-
-A forward and a backward fill a device better together: DualPipe's pair hides the tensor-parallel and expert-parallel
-communication of one half behind the compute of the other (DeepSeek-V3, arXiv 2412.19437, section 3.2). autograd runs a
-backward on the stream of its forward, so the pair's forward uses the other stream. Work on the other stream starts
-after all earlier work, and work after the pair waits for both halves. So memory freed by one stream is not overwritten
-while the other still reads it. Only tensors passed from the first stream must be recorded on the other.
+DualPipe's pair hides the communication of one half with the computation of the other (DeepSeek-V3, arXiv 2412.19437,
+section 3.2). autograd runs a backward on the stream of its forward, so the pair's forward uses the other stream. Work
+on the other stream starts after all earlier work, and work after the pair waits for both halves. So memory freed by one
+stream is not overwritten while the other reads it; only tensors passed to the other stream must be recorded on it.
 """
 
 from __future__ import annotations
@@ -54,15 +51,13 @@ class Clock(Protocol):
     runs_behind: bool
 
     def mark(self) -> Mark:
-        """Return a mark; costs the host about as much as a kernel launch."""
+        """Mark the present place in the device's work; costs the host about as much as a kernel launch."""
 
     def set(self) -> None:
         """Wait until the device is idle, and synchronize its clock with the host's."""
 
 
 class HostMark:
-    """A mark without a device behind the host: reached when made."""
-
     __slots__ = ("_seconds",)
 
     def __init__(self) -> None:
@@ -76,8 +71,6 @@ class HostMark:
 
 
 class HostClock:
-    """The host's clock."""
-
     runs_behind = False
 
     def mark(self) -> HostMark:
@@ -122,8 +115,6 @@ class CudaClock:
 
 
 class CudaMark:
-    """A GPU event, and an earlier event with its host time."""
-
     __slots__ = ("_began", "_began_at", "_event")
 
     def __init__(self, event: Any, began: Any, began_at: float) -> None:
@@ -137,11 +128,10 @@ class CudaMark:
 
 
 def clock_of(device: torch.device) -> Clock:
-    """Return the clock of a device."""
     return CudaClock(device) if device.type == "cuda" else HostClock()
 
 
-KEPT = 0.9
+DECAY = 0.9
 """Share of an operation's longest time that is kept when another operation of its kind ends."""
 
 
@@ -151,20 +141,20 @@ class DeviceState:
 
     Attributes:
         done: number of completed operations.
-        doing: kind of the first incomplete operation; empty if there is none.
+        operation: kind of the first incomplete operation; empty if there is none.
         longest: longest recent duration of that kind, seconds; None before the first.
         waits: whether the device has reached an operation that waits for another process.
     """
 
     done: int = 0
-    doing: str = ""
+    operation: str = ""
     longest: float | None = None
     waits: bool = False
 
 
 @dataclass(frozen=True)
-class _Given:
-    doing: str
+class _Queued:
+    operation: str
     began: Mark
     ended: Mark
 
@@ -175,33 +165,30 @@ class DeviceProgress:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self._lock = threading.Lock()
-        self._given: deque[_Given] = deque()
+        self._queued: deque[_Queued] = deque()
         self._done = 0
         self._longest: dict[str, float] = {}
 
-    def record_given(self, doing: str, began: Mark, ended: Mark) -> None:
-        """Note that the device was given an operation between two marks."""
+    def record_queued(self, operation: str, began: Mark, ended: Mark) -> None:
         if not self.clock.runs_behind:
             return
         with self._lock:
-            self._given.append(_Given(doing, began, ended))
+            self._queued.append(_Queued(operation, began, ended))
 
     def forget(self) -> None:
-        """Forget all given operations, because their generation is over."""
         with self._lock:
-            self._given.clear()
+            self._queued.clear()
 
     def state(self) -> DeviceState:
-        """Return the completed operations, and the first incomplete operation."""
         with self._lock, contextlib.suppress(RuntimeError):  # failed: the main thread meets the same error
-            while self._given and self._given[0].ended.reached():
-                one = self._given.popleft()
+            while self._queued and self._queued[0].ended.reached():
+                finished = self._queued.popleft()
                 self._done += 1
-                seconds = one.ended.seconds() - one.began.seconds()
-                self._longest[one.doing] = max(seconds, KEPT * self._longest.get(one.doing, 0.0))
-            if self._given:
-                doing = self._given[0].doing
-                return DeviceState(self._done, doing, self._longest.get(doing))
+                seconds = finished.ended.seconds() - finished.began.seconds()
+                self._longest[finished.operation] = max(seconds, DECAY * self._longest.get(finished.operation, 0.0))
+            if self._queued:
+                operation = self._queued[0].operation
+                return DeviceState(self._done, operation, self._longest.get(operation))
         return DeviceState(self._done)
 
 
@@ -236,38 +223,36 @@ class CudaStreams:
 
 
 def streams_of(device: torch.device) -> Streams | None:
-    """Return the streams of a device; None for a CPU, which runs instructions one by one."""
     return CudaStreams(device) if device.type == "cuda" else None
 
 
 class Progress:
     """The progress of a process: its current operation, and whether it waits for another process.
 
-    The longest recent duration of each kind of operation is kept, and decays by a tenth at each end of that kind. While
-    a device behind its host computes, the process does not wait, even if its main thread does. While the device waits
-    for another process, the main thread may block too, if the launch queue is full.
+    While a device behind its host computes, the process does not wait, even if its main thread does. While the device
+    waits for another process, the main thread may block too, if the launch queue is full.
     """
 
     def __init__(self, device: Callable[[], DeviceState] = DeviceState) -> None:
         self._device = device
         self.count = 0
         self.waiting = True
-        self.doing = "start"
+        self.operation = "start"
         self._longest: dict[str, float] = {}
-        self._usual: float | None = None
+        self._default_longest: float | None = None
         self._worked, self._since = 0.0, time.monotonic()
 
-    def begins(self, doing: str, warms_up: bool = True) -> None:
+    def begin_operation(self, operation: str, warms_up: bool = True) -> None:
         """Start an operation of this kind (a word); with `warms_up`, the first may compile or load."""
-        self.doing, self.waiting = doing, False
-        self._usual = None if warms_up else max(self._longest.values(), default=None)
+        self.operation, self.waiting = operation, False
+        self._default_longest = None if warms_up else max(self._longest.values(), default=None)
         self._worked, self._since = 0.0, time.monotonic()
         self.count += 1
 
-    def ended(self) -> None:
+    def end_operation(self) -> None:
         """End the operation and record its duration, without waits, for its kind."""
         self.set_waiting(False)
-        self._longest[self.doing] = max(self._worked, KEPT * self._longest.get(self.doing, 0.0))
+        self._longest[self.operation] = max(self._worked, DECAY * self._longest.get(self.operation, 0.0))
 
     def set_waiting(self, waiting: bool) -> None:
         now = time.monotonic()
@@ -277,12 +262,11 @@ class Progress:
         self.count += 1
 
     def heartbeat(self, beats: int) -> Heartbeat:
-        """Return the heartbeat after `beats` earlier heartbeats."""
         device = self._device()
-        if device.doing and not device.waits:
-            doing, longest, waiting = device.doing, device.longest, False
+        if device.operation and not device.waits:
+            operation, longest, waiting = device.operation, device.longest, False
         else:
-            doing, longest = self.doing, self._longest.get(self.doing, self._usual)
+            operation, longest = self.operation, self._longest.get(self.operation, self._default_longest)
             waiting = self.waiting or device.waits
         rounded = None if longest is None else float(f"{longest:.2g}")
-        return Heartbeat(beats, self.count + device.done, waiting, doing, rounded)
+        return Heartbeat(beats, self.count + device.done, waiting, operation, rounded)

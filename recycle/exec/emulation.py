@@ -1,16 +1,15 @@
 """A stage that takes the profile's time and bytes without computing anything.
 
-The interpreter, the transports and recovery run on it unchanged, with dozens of processes on a small machine, without
-megatron-core or autograd. A micro-batch's gradient and loss are drawn from (layer, micro-batch, step) on a fixed grid.
-Their sum shows bit for bit that each was used exactly once. Every message carries a mark of its stage, micro-batch and
-step, which the receiver checks. Evaluation losses include a part of the last stage's state.
+The interpreter, the transports and recovery run on it unchanged, with dozens of processes on a small machine. A
+micro-batch's gradient and loss are drawn from (layer, micro-batch, step) on a fixed grid, so their sum shows bit for
+bit that each was used exactly once. Every message carries a mark of its stage, micro-batch and step, which the receiver
+checks. Evaluation losses include a part of the last stage's state.
 
 Every message also carries an error, 0 unless a bit flip was injected. Results of a value with an error get another
-error drawn from it, so wrong values spread as in a model. Parameters enter no result: a flipped weight changes only the
-state.
+error drawn from it, so wrong values spread as in a model. A flipped weight changes only the state.
 
-Limits: activations are not allocated. Messages have their real size, the largest of all stage boundaries. Every tensor
-rank emulates the whole stage.
+Limits: activations are not allocated. Messages have the largest size of all stage boundaries. Every tensor rank
+emulates the whole stage.
 """
 
 from __future__ import annotations
@@ -149,11 +148,9 @@ class EmulatedStage(Stage):
         self._loss = 0.0
 
     def bind(self, piece: EmulatedPiece, begin: int) -> EmulatedPiece:
-        """Bind a piece to the part of this stage that begins at an element."""
         return piece.bind(self.sum[begin : begin + len(piece.parameters)], begin, self._numbers, self._update)
 
     def _sharded(self, job: Job, units: EmulatedUnits) -> Shards:
-        """Cuts the parameters of the stage, or of each layer, into shards of nearly equal size."""
         count, size = job.shape.pipelines, len(self.sum)
         flat = torch.cat([torch.zeros(0, dtype=torch.float64), *units.weights()])
         first, ends = self.index, [0, size]
@@ -232,7 +229,6 @@ class EmulatedStage(Stage):
         return self.norms_squared()
 
     def norms_squared(self, begin: int = 0, end: int | None = None) -> list[float]:
-        """Return the squared entries of a range of the mean gradient."""
         squares: list[float] = (self.sum[begin:end] / self._divisor).square().tolist()
         return squares
 
@@ -258,7 +254,6 @@ class EmulatedStage(Stage):
         return torch.tensor(drawn, dtype=torch.float64)
 
     def _run(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> float:
-        """Returns the error of a forward's output."""
         error = self._check(cls, ValueKind.ACTIVATION, micro_batch, activation, self._is_first, self.index - 1)
         if (bit := self._flips.take_input_bit()) is not None:
             error = _flipped(error, bit)
@@ -290,12 +285,11 @@ class EmulatedStage(Stage):
 
     @contextlib.contextmanager
     def _lasting(self, name: str, share: float = 1.0) -> Iterator[None]:
-        """The remaining time is slept: drawing and checking count as part of it."""
         until = time.monotonic() + share * self._seconds[name]
         yield
-        left = until - time.monotonic()
-        if left > 0:
-            time.sleep(left)
+        remaining = until - time.monotonic()
+        if remaining > 0:
+            time.sleep(remaining)
 
     def _message(self, value: ValueKind, stage: int, micro_batch: MicroBatch, error: float = 0.0) -> torch.Tensor:
         shape, dtype = self.message_spec()
@@ -316,7 +310,6 @@ class EmulatedStage(Stage):
         expects_none: bool,
         sender: int,
     ) -> float:
-        """Returns the error of a message; raises RunError unless it is the sender's message for this micro-batch."""
         if (message is None) != expects_none:
             raise self._misuse(cls, micro_batch, f"expected {'nothing' if expects_none else 'a message'}")
         if message is None:
@@ -352,7 +345,6 @@ def _draw(count: int, *key: object) -> list[float]:
 
 
 def _propagated(to: str, *errors: float) -> float:
-    """The error of a result of values with these errors; 0 if all are 0."""
     return _draw(1, "error", to, *errors)[0] if any(errors) else 0.0
 
 

@@ -215,7 +215,7 @@ class Replayed(Row):
 
 
 class LinkTime(Row):
-    """A process's message times with a peer, see `recycle.exec.transport.base.Messaged`.
+    """A process's message times with a peer, see `recycle.exec.transport.base.LinkStats`.
 
     Attributes:
         pipeline, rank: start position of the peer.

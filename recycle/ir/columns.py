@@ -91,7 +91,7 @@ class Columns:
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
 
     def take(self, rows: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64] | None = None) -> Columns:
-        """Return the given rows in the given order, grouped by `offsets`; if None, grouped by worker."""
+        """Return these rows in this order; worker w gets those from `offsets[w]` on, or if None its own."""
         if offsets is None:
             offsets = offsets_of(self.worker[rows], len(self.offsets) - 1)
         taken = {name: getattr(self, name) for name in self.FIELDS}

@@ -284,8 +284,8 @@ def assumptions(job: Sections) -> list[str]:
     flops = gpu.flops if precision == "bf16" else gpu.fp32_flops
     return [
         f"{parameters / 1e9:.4g} billion parameters in {precision}; {weigh.state:g} bytes of state each,"
-        f" {weigh.gradient:g} of gradients ({job.train.accumulation}); {weigh.undo:g} for the state before a staggered"
-        " step",
+        f" {weigh.gradient:g} of gradients ({job.train.accumulation}); {weigh.undo:g} bytes each for the state before"
+        " a staggered step",
         f"{how.gpu}: {how.achieved:.0%} of {flops / 1e12:g} TFLOP/s in every kernel",
         f"activations: {how.activations} recompute (Korthikanti et al. 2022), sequence parallelism over"
         f" T={job.grid.tensor_parallel}",

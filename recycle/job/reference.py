@@ -92,10 +92,11 @@ def reference_page() -> str:
     for section in msgspec.structs.fields(Sections):
         about = section_about(section.type)
         lines += [f"## [{section.encode_name}]", "", f"{about[0].upper()}{about[1:]}", ""]
-        lines += ["| key | values | unit | default | meaning |", "|---|---|---|---|---|"]
+        lines += ["| key | values | default | meaning |", "|---|---|---|---|"]
         for key in section_keys(section.type):
             default = key.default if key.default in ("required", "not set") else f"`{key.default}`"
-            cells = (f"`{key.name}`", key.values, key.unit, default, key.meaning)
+            values = f"{key.values} ({key.unit})" if key.unit else key.values
+            cells = (f"`{key.name}`", values, default, key.meaning)
             lines.append("| " + " | ".join(_link_pages(cell.replace("|", "\\|")) for cell in cells) + " |")
         lines.append("")
     return "\n".join(_link_pages(line) if line.endswith(").") else line for line in lines)

@@ -90,16 +90,15 @@ class MemorySection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[memory]`: what a worker may hold.
 
     Attributes:
-        limit: activations that a worker may hold, one number or a list with one for each rank; or bytes as text such as
-            "20 GiB"; or "auto", what the device has by the profile (docs/guides/memory.md). No limit when left out.
-        activation: bytes of an activation of one micro-batch in a stage, as text such as "2 GiB", for times that are
-            written by hand. A profile states its own.
-        static: bytes of a stage's parameters, gradients and optimizer state, as text such as "30 GiB", for times that
-            are written by hand. 0 when left out.
+        limit: activations that a worker may hold, for all workers or per rank; or bytes, such as "20 GiB"; or "auto",
+            the device's memory by the profile (docs/guides/memory.md). No limit when left out.
+        activation: bytes of a micro-batch's activation in a stage, such as "2 GiB", for times written by hand.
+        static: bytes of a stage's parameters, gradients and optimizer state, such as "30 GiB", for times written by
+            hand; 0 when left out.
         weight_stash: share of an activation that is still held between I and W.
-        state_limit: what a worker of an elastic layout may hold of parameters and optimizer state, as a multiple of
-            what the largest fault-free stage holds. Without bytes in the profile, units of the model are counted. A
-            worker takes on whole layers: with L layers per worker, layers move from 1 + 1/L on.
+        state_limit: parameters and optimizer state that a worker of an elastic layout may hold, as a multiple of the
+            largest fault-free stage; in bytes, or in units without a profile. With L layers per worker, layers move
+            from 1 + 1/L on.
     """
 
     limit: int | list[int] | str | None = None
@@ -113,21 +112,20 @@ class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[planner]`: effort per plan, and the techniques that plans may use.
 
     Attributes:
-        seconds (seconds): time of the search for a plan, at most.
-        steps: steps of the search, in place of seconds; the result then depends on the seed and this number alone.
+        seconds (seconds): longest search for a plan.
+        steps: steps of the search, instead of seconds; the result then depends only on them and the seed.
         seed: seed of the search.
         decoupled: whether a backward may be split into I and W.
-        staggered: whether each stage steps by itself; if false, all stages step together after a barrier.
+        staggered: whether each stage steps by itself; if false, all step together after a barrier.
         reroute: whether peers may run micro-batches of dead workers.
-        ahead: number of failures that are planned for in advance. A set of dead workers beyond that is planned when it
-            happens.
-        move: whether a live worker may change its stage where that pays: what it gains per iteration, times
-            `iterations_between_changes`, must exceed the seconds of copying the stage.
-        layout: "elastic" if live workers may host other layers where that is faster than re-routing alone
-            (docs/guides/elastic.md).
-        move_when: when layers move in a job that trains: if the gain is worth the pause, or always.
-        iterations_between_changes (iterations): expected iterations from one failure to the next. The default is about
-            three hours of iterations of ten seconds, the rate of Llama 3's training (arXiv 2407.21783).
+        ahead: failures that are planned for in advance; plans for other sets of dead workers are made when they are
+            needed.
+        move: whether a live worker may change its stage, if the gain over `iterations_between_changes` exceeds the time
+            of copying the stage.
+        layout: "elastic" if live workers may host other layers (docs/guides/elastic.md).
+        move_when: whether layers move in a run only if the gain is worth the pause, or always.
+        iterations_between_changes (iterations): expected iterations between failures. The default is three hours of
+            iterations of ten seconds, as in Llama 3's training (arXiv 2407.21783).
     """
 
     seconds: Annotated[float, Meta(ge=0.01)] = 30.0
@@ -148,11 +146,10 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         kind: family of the model. "emulated" computes nothing and takes the times of the profile.
-        provider: function that builds the stages in place of recycle, as "package.module:function".
-        weights: path of a checkpoint that training starts from, of a run or of an import. Sizes of the model can then
-            be left out.
-        import_from: folders in which modules of functions are looked for before Python's path; the folder of the job
-            file when left out.
+        provider: function that builds the stages, as "package.module:function".
+        weights: path of a checkpoint to start from, of a run or an import; it also gives the sizes of the model.
+        import_from: folders in which modules are looked for before Python's path; the folder of the job file when left
+            out.
         config: further fields of megatron-core's TransformerConfig.
         seconds_per_unit (seconds): duration of one unit of `[times]`, for kind "emulated".
         layers: transformer layers.
@@ -161,15 +158,15 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
         sequence (tokens): length of a sequence.
         vocabulary (tokens): size of the vocabulary.
         ffn: width of the feed-forward part; 4 times `hidden` when left out.
-        split: layers of each stage. "auto" makes the slowest stage as fast as possible, by the analytic model if there
-            is a profile. Layers are divided evenly when left out.
-        tied: whether the output layer uses the weight of the embedding. First and last stage then reduce together.
+        split: layers of each stage, divided evenly when left out. "auto" makes the slowest stage as fast as possible,
+            by the analytic model if there is a profile.
+        tied: whether the output layer uses the weight of the embedding.
         dropout: dropout of the embedding and the residual stream.
-        attention_dropout: dropout of the attention's weights; that of `dropout` when left out.
+        attention_dropout: dropout of the attention's weights; `dropout` when left out.
         rotary_base: base of rotary positions; not for kind "gpt".
         rotary_scaling: factor by which Llama 3.1 slows the slow rotary angles down; not for kind "gpt".
-        recompute: what a stage runs again in its backward: nothing, all of it ("full"), each layer by itself
-            ("layers"), or parts of each layer ("selective"). One value, or a list with one for each stage.
+        recompute: what a stage runs again in its backward: nothing, everything ("full"), each layer by itself
+            ("layers"), or parts of each layer ("selective"); one value, or one per stage.
         seed: seed of the initial weights.
     """
 
@@ -206,15 +203,15 @@ class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
         kind: "text" is bytes of text, "megatron" Megatron-LM's token files, "gpt-dataset" the samples of
             megatron-core's GPTDataset in the order of Megatron-LM's own loop.
         provider: function that gives batches, as "package.module:function".
-        path: a text file or a folder of text; of token files the path without `.bin` and `.idx`. The source code of
-            Python's standard library when left out.
+        path: a text file or folder; of token files the path without `.bin` and `.idx`. Python's standard library when
+            left out.
         micro_batch_size (sequences): sequences of a micro-batch.
         seed: seed of the order.
         paths: several token files of a "gpt-dataset", without suffix.
-        weights: weight of each of `paths`; their sizes when left out.
+        weights: weight of each of `paths`; by size when left out.
         split: shares of the documents of a "gpt-dataset" for training, validation and test.
-        samples (sequences): length of the run that the order of a "gpt-dataset" is made for; as many as `[train] steps`
-            needs when left out.
+        samples (sequences): samples for which the order of a "gpt-dataset" is made; as many as `[train] steps` needs
+            when left out.
         cache: folder of the index of a "gpt-dataset"; next to the first file when left out.
         end_of_document: number of the token that ends a document.
         mask_loss: whether tokens that end a document are left out of the loss.
@@ -240,10 +237,10 @@ class EvalSection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[eval]`: evaluation on other data (docs/guides/data.md).
 
     Attributes:
-        every (iterations): interval of evaluations, of which one also follows the last iteration; 0 for never.
-        batches: batches of an evaluation, each of as many micro-batches as an iteration; the same ones each time.
-        data: data of the evaluation, with the keys of `[data]`. When left out, the validation part of a "gpt-dataset";
-            for other kinds `[data]` with the next seed. `split = "0,1"` takes all of a "gpt-dataset".
+        every (iterations): interval of evaluations, also after the last iteration; 0 for never.
+        batches: batches of an evaluation, each as large as an iteration and always the same.
+        data: data of the evaluation, with the keys of `[data]`; when left out, the validation part of a "gpt-dataset",
+            or `[data]` with the next seed. `split = "0,1"` takes all of a "gpt-dataset".
     """
 
     every: Count = 0
@@ -259,8 +256,8 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
         learning_rate: highest learning rate.
         warmup (iterations): length of the linear warm-up.
         schedule: Megatron-LM's learning rate: from 0 to `learning_rate` in the warm-up, then to
-            `minimum_learning_rate`. When left out, it goes from `learning_rate` / `warmup` to `learning_rate` and down
-            half a cosine to a tenth of it.
+            `minimum_learning_rate`. When left out, from `learning_rate` / `warmup` to `learning_rate`, then down half a
+            cosine to a tenth of it.
         minimum_learning_rate: learning rate at the end of `schedule`.
         decay (iterations): length of the last part of "warmup-stable-decay"; a tenth of `steps` when left out.
         decay_shape: shape of that part.
@@ -272,22 +269,21 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
         precision: type of weights, activations and messages. With "bf16" gradients are summed, and weights updated, in
             fp32.
         sharded_optimizer: whether the hosts of a stage share its optimizer state (docs/guides/sharded-optimizer.md).
-        optimizer_copies: hosts that hold each part of a sharded optimizer state; one less may die without loss.
-        copy_bytes (bytes): the most that a worker sends another per iteration for copies of a sharded state after a
-            death; as many as fit into the iteration when left out.
-        accumulation: "exact" sums gradients so that the order has no effect on the bits; "fast" sums in fp32.
+        optimizer_copies: hosts that hold each part of a sharded optimizer state; all but one may die without loss.
+        copy_bytes (bytes): most bytes that a worker sends another per iteration for copies of a sharded state; what
+            fits into the iteration when left out.
+        accumulation: "exact" sums gradients to the same bits in any order; "fast" sums in fp32.
         reduce_buckets: parts in which a stage's gradients are summed over its hosts, each as soon as it is complete.
         undo: where the state before a staggered step is kept: on the device, or in pinned memory of the host.
         gradient_exponent: exponent e of the bound 2^e on the absolute gradient of a micro-batch, for "exact" sums.
-        non_finite: what happens after a gradient that is not finite when the iteration is repeated, too: the step is
-            skipped, or the run ends.
+        non_finite: whether the run ends, or skips the step, if a gradient is not finite in the repeated iteration, too.
         threads: threads that torch uses in a process.
-        checkpoint_every (iterations): interval of checkpoints, of which one also follows the last iteration of a run
-            that has as many; 0 for never (docs/guides/checkpoints.md).
+        checkpoint_every (iterations): interval of checkpoints, also after the last iteration of a run of at least as
+            many; 0 for never (docs/guides/checkpoints.md).
         checkpoint_keep: checkpoints that are kept.
         checkpoint_deadline (seconds): time after which a checkpoint that is not complete is given up.
-        trace (iterations): of which iterations executed instructions are logged: all, every so many, or none. The
-            log of a worker keeps every second iteration after each 256 MiB.
+        trace (iterations): iterations whose executed instructions are logged: all, every so many, or none. After each
+            256 MiB of a worker's log, only every second one.
         loss: function that computes the loss of a micro-batch, as "package.module:function"; cross entropy when left
             out.
         per_token_loss: whether every token of an iteration has the same weight in the loss, as with Megatron-LM's
@@ -331,13 +327,12 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         transport: what moves tensors: "gloo", "nccl", the name of an entry point, or "package.module:Class"; "auto" is
-            NCCL where stages compute on GPUs, else gloo (docs/guides/transports.md).
+            NCCL on GPUs, else gloo (docs/guides/transports.md).
         store: where agents find their leader: "etcd://host:port[,host:port...]", with `etcds://` for TLS
-            (docs/guides/cluster.md); "launcher" for a run on one machine, which needs no etcd. `recycle train` ignores
-            an etcd.
+            (docs/guides/cluster.md). "launcher" is a run on one machine; `recycle train` ignores an etcd.
         store_timeout (seconds): time without an answer after which etcd counts as lost.
-        lease (seconds): term of the leader's role in etcd; an agent may be away from the leader for half of it.
-        etcd_user: user of etcd; an etcd that is reached over the network needs one, or a certificate.
+        lease (seconds): term of the leader's role in etcd; an agent may lose its connection for half of it.
+        etcd_user: user of etcd; an etcd on the network needs a user or a certificate.
         etcd_password_file: file with the password of that user; the environment variable RECYCLE_ETCD_PASSWORD when
             left out.
         etcd_ca: file with the authority that signed the certificates of etcd's servers.
@@ -348,17 +343,17 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
         dead_after (seconds): time without a heartbeat, or without an answer on a connection, after which a worker is
             dead.
         hung_after (seconds): time without progress after which a worker hangs.
-        hung_factor: a worker hangs only after this multiple of the longest recent operation of the same kind, too.
+        hung_factor: a worker hangs only after this multiple of the longest recent operation of its kind, too.
         warm_up (seconds): time that the first operation of each kind may take.
         form_timeout (seconds): time in which the groups of a generation must form.
         transport_timeout (seconds): time after which a wait of the transport fails.
         start_deadline (seconds): time in which all workers must have started.
         rejoin_deadline (seconds): time that a run waits for a worker that comes back, or for missing agents.
-        grace (seconds): time in which a run or an agent ends after a signal, with a checkpoint of the last committed
-            step; set it to what the scheduler waits before it kills.
-        drift: departure of a worker's times from its peers', or of a stage's from the profile, for which a new plan is
-            made; a share, 0 for never (docs/guides/profile.md).
-        drift_iterations (iterations): window of which more than half must show the departure.
+        grace (seconds): time in which a run or an agent ends after a signal, with a checkpoint; set it to what the
+            scheduler waits before it kills.
+        drift: share by which a worker's times may differ from its peers', or a stage's from the profile, before a new
+            plan is made; 0 for never (docs/guides/profile.md).
+        drift_iterations (iterations): window of which more than half must show the difference.
     """
 
     transport: str = "auto"
@@ -400,23 +395,14 @@ class ClusterSection(Struct, frozen=True, forbid_unknown_fields=True):
 class IntegritySection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[integrity]`: comparisons that find wrong bits in parameters, optimizer state and results.
 
-    With `digests` = N the hosts of each stage compare their parameters and optimizer state every N iterations, and in
-    the first iteration of each generation. Two copies of the state are kept in memory. If states differ, training
-    returns to the last state on which all agreed (docs/explanations/recovery.md). N must divide `[train]
-    checkpoint_every`, so that every checkpoint was compared. With `[train] sharded_optimizer` the hosts of each shard
-    compare its state, and all hosts of a stage its parameters.
-
-    With `every` = N a peer runs each micro-batch of each stage again once in N iterations, and the results are
-    compared.
-
-    With `every` and without `digests` states are compared whenever everything was replayed; with "gaps" and a plan
-    without room, every `[train] checkpoint_every` iterations, or every 100 in a job without checkpoints. With neither
-    nothing is compared.
+    `digests` must divide `[train] checkpoint_every`, so that every checkpoint was compared. Without `digests`, `every`
+    compares states once everything was replayed; "gaps" in a plan without room, every `[train] checkpoint_every`
+    iterations (100 without checkpoints). See docs/explanations/recovery.md.
 
     Attributes:
         digests (iterations): interval of comparisons of states; 0 leaves it to `every`.
-        every (iterations): interval in which each micro-batch is run again by a peer once; "gaps" does so where the
-            schedule has room, one micro-batch of each worker in an iteration; 0 for never.
+        every (iterations): interval in which a peer runs each micro-batch again once; "gaps": one per worker and
+            iteration, where the schedule has room; 0 for never.
     """
 
     digests: Count = 0
@@ -453,8 +439,7 @@ class AnalyticSection(Struct, frozen=True, forbid_unknown_fields=True):
             A100 (Narayanan et al. 2021).
         activations: what is kept between F and I: all, all but the products of attention ("selective"), or the input of
             the layer ("full").
-        link_bandwidth (bytes per second): bandwidth of one GPU between nodes; that of the GPU's usual network when left
-            out.
+        link_bandwidth (bytes per second): bandwidth of one GPU between nodes; of the GPU's usual network when left out.
         link_latency (seconds): latency of a transfer between nodes.
     """
 
@@ -473,7 +458,7 @@ class PausesSection(Struct, frozen=True, forbid_unknown_fields=True):
         plan (seconds): time until it is known what runs next.
         rebuild (seconds): time until groups of workers can communicate again.
         start (seconds): time until a node that came back can be used.
-        restart (seconds): time that a restart of all processes takes before they read a checkpoint.
+        restart (seconds): time of a restart of all processes before they read a checkpoint.
         storage_bandwidth (bytes per second): rate at which a process reads its part of a checkpoint.
         snapshot (seconds): time that training stops for a checkpoint, besides copying the state.
         snapshot_bandwidth (bytes per second): rate at which a worker copies its state to the host.

@@ -201,7 +201,7 @@ def moves_needed(failed: Sequence[int], vector: Sequence[int]) -> int:
 
 
 def arrange(shape: Shape, failed: Iterable[Worker], vector: Sequence[int], profile: Profile) -> Arrangement:
-    """Bring a set of dead workers to `vector` with the fewest moves.
+    """Move live workers to other stages, as few as possible, so that the dead roles have `vector`.
 
     Dead positions are taken over in the pipelines with the fewest dead and given up in those with the most. Each mover
     copies from the live peer that can finish first.

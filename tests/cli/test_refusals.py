@@ -191,7 +191,7 @@ BY_RUNS = [
     ("profile job.toml -o nowhere/p.json", "nowhere/p.json: cannot be written", "does not exist"),
     ("profile job.toml -o .", ".: cannot be written", "not a regular file"),
     ("profile missing.toml -o p.json", "missing.toml", "cannot be read"),
-    ("profile empty -o p.json", "is no run directory", "job.toml"),
+    ("profile empty -o p.json", "is not a run directory", "job.toml"),
     ("profile wide.toml -o p.json", "tensor_parallel"),
     ("train none.toml", "none.toml", "cannot be read"),
     ("train job.toml --fault kill:5.5@2", "kill:5.5@2", "outside the grid"),
@@ -208,8 +208,8 @@ BY_RUNS = [
     ("train job.toml --schedule other.json --explain", "D=3 P=2 m=2", "D=2 P=2 m=2"),
     ("train job.toml --schedule broken.json", "does not pass check", "worker 0.1"),
     ("train job.toml --run job.toml", "job.toml"),
-    ("train job.toml --resume", "there is no run to resume", "--run"),
-    ("train job.toml --resume --run nowhere", "nowhere", "no run directory"),
+    ("train job.toml --resume", "no run to resume", "--run"),
+    ("train job.toml --resume --run nowhere", "nowhere", "no such run directory"),
 ]
 
 

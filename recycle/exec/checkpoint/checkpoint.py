@@ -5,15 +5,14 @@
         stage-0001-1-of-1.safetensors
         manifest.json                    written last: the commit, the model, and every file's size and sha256
 
-A checkpoint is valid only if its manifest is whole and every file matches it; otherwise the previous one is used. Files
-are written by torch.distributed.checkpoint with its safetensors storage, which cannot execute code when loaded. Names
-do not depend on the split into stages, so the model can be loaded in any other shape.
+A checkpoint is valid only if its manifest is complete and every file matches it; otherwise the previous one is used.
+Files are written by torch.distributed.checkpoint with its safetensors storage, which cannot execute code when loaded.
+Names do not depend on the split into stages, so the model can be loaded in any other shape.
 
-A sharded optimizer has files of shards instead of stages. A shard stores its part of a parameter as
-`NAME.elements-FIRST-END`, in the order of the parameter's elements. Any other sharding can read them.
-
-With tensor parallelism T each rank writes its parts, as `NAME.tensor-t-of-T` into `stage-0000tT-…`; rank 0 also writes
-replicated tensors. The parts are the T equal parts of NAME along one dimension, so any other T can read them.
+A sharded optimizer has files of shards instead of stages, with parts of parameters as `NAME.elements-FIRST-END`. Any
+other sharding can read them. With tensor parallelism T each rank writes its parts, as `NAME.tensor-t-of-T` into
+`stage-0000tT-…`; rank 0 also writes replicated tensors. The parts are the T equal parts of NAME along one dimension, so
+any other T can read them.
 """
 
 from __future__ import annotations
@@ -76,14 +75,11 @@ class Manifest(Struct, frozen=True, rename={"commit": "facts"}):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint."""
-
     folder: Path
     manifest: Manifest
 
 
 def folder_of(root: Path, step: int) -> Path:
-    """Folder of the checkpoint of a step."""
     return root / f"step-{step:08d}"
 
 
@@ -119,14 +115,14 @@ def course(job: Job, text_digest: str | None) -> dict[str, Any]:
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """A text "key is ours, there theirs" for every key that differs, including nested ones."""
-    found = []
+    texts = []
     for key in {**theirs, **ours}:
-        mine, other = ours.get(key), theirs.get(key)
-        if isinstance(mine, dict) and isinstance(other, dict):
-            found += [f"{key} {inner}" for inner in differences(mine, other)]
-        elif mine != other:
-            found.append(f"{key} is {mine}, there {other}")
-    return found
+        own, other = ours.get(key), theirs.get(key)
+        if isinstance(own, dict) and isinstance(other, dict):
+            texts += [f"{key} {inner}" for inner in differences(own, other)]
+        elif own != other:
+            texts.append(f"{key} is {own}, there {other}")
+    return texts
 
 
 def stored_names(
@@ -134,13 +130,13 @@ def stored_names(
 ) -> dict[str, torch.Tensor]:
     """State of a stage that a tensor rank writes, by name in the checkpoint."""
     rank, size = tensor
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, value in named.items():
         whole = (piece_of(name) or (name,))[0]
         if whole in cuts or rank == 0:
             is_part = size > 1 and cuts.get(whole) is not None
-            found[with_part(name, rank, size) if is_part else name] = value
-    return found
+            tensors[with_part(name, rank, size) if is_part else name] = value
+    return tensors
 
 
 def write_stage(
@@ -169,9 +165,9 @@ def write_stage(
             storage = HuggingFaceStorageWriter(scratch, fqn_to_index_mapping=parts, save_distributed=True)
             save(named, storage_writer=storage, no_dist=True)
             written = sorted(Path(scratch).iterdir())
-            for number, (path, found) in enumerate(zip(written, hashes(written), strict=True), start=1):
+            for number, (path, digest) in enumerate(zip(written, hashes(written), strict=True), start=1):
                 name = f"{kind}-{label}-{number}-of-{len(written)}{SUFFIX}"
-                stored[name] = StoredFile(path.stat().st_size, found)
+                stored[name] = StoredFile(path.stat().st_size, digest)
                 os.replace(path, folder / name)
         sync(folder)
     except (CheckpointException, OSError) as error:
@@ -238,8 +234,8 @@ def verify_files(folder: Path) -> Checkpoint:
             if path.stat().st_size != stored.bytes:
                 raise Damaged(f"{path}: cut off, {path.stat().st_size} bytes of {stored.bytes}")
         names = sorted(manifest.files)
-        for name, found in zip(names, hashes([folder / name for name in names]), strict=True):
-            if found != manifest.files[name].sha256:
+        for name, digest in zip(names, hashes([folder / name for name in names]), strict=True):
+            if digest != manifest.files[name].sha256:
                 raise Damaged(f"{folder / name}: damaged, its content is not what was written")
     except OSError as error:
         raise Damaged(f"{folder}: cannot be read ({error.strerror})") from None
@@ -248,13 +244,13 @@ def verify_files(folder: Path) -> Checkpoint:
 
 def folders(root: Path) -> list[tuple[int, Path]]:
     """(step, folder) of every checkpoint below `root`, complete or not, the newest first."""
-    found = []
+    checkpoints = []
     with contextlib.suppress(OSError):
         for path in root.iterdir():
             match = _FOLDER.fullmatch(path.name)
             if match is not None and path.is_dir():
-                found.append((int(match[1]), path))
-    return sorted(found, reverse=True)
+                checkpoints.append((int(match[1]), path))
+    return sorted(checkpoints, reverse=True)
 
 
 def newest(
@@ -266,12 +262,12 @@ def newest(
     """
     for step, folder in folders(root):
         if upto is not None and step > upto:
-            warn(f"{folder}: passed over, since {since} up to step {upto} only")
+            warn(f"{folder}: skipped, because {since} up to step {upto} only")
             continue
         try:
             return verify(folder)
         except Damaged as error:
-            warn(f"passed over: {error}")
+            warn(f"skipped: {error}")
     return None
 
 
@@ -292,10 +288,10 @@ def load(folder: Path, stages: Iterable[Stage], tensor_rank: int = 0, tensor_par
             for name, live in stage.named_state(stage.state_tensors()).items():
                 whole, begin, end = piece_of(name) or (name, 0, live.numel())
                 shape = shape_told(name) or tuple(live.shape)
-                found = stored.part(whole, cuts.get(whole), tensor_rank, tensor_parallel, shape)
-                if whole == name and found.shape not in (live.shape, (live.numel(),)):
-                    raise RunError(f"{whole} has {found.numel()} elements there, and the model's is {list(live.shape)}")
-                live.copy_(found.reshape(-1)[begin:end].view(live.shape))
+                part = stored.part(whole, cuts.get(whole), tensor_rank, tensor_parallel, shape)
+                if whole == name and part.shape not in (live.shape, (live.numel(),)):
+                    raise RunError(f"{whole} has {part.numel()} elements, but shape {list(live.shape)} in the model")
+                live.copy_(part.reshape(-1)[begin:end].view(live.shape))
     except (RunError, RuntimeError, ValueError) as error:
         raise RunError(f"{folder}: cannot be loaded: {first_line(error)}") from None
 

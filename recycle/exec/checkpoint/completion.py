@@ -16,7 +16,7 @@ from recycle.exec.leader.actions import CheckpointCompleted, CheckpointFound, Co
 from recycle.job import Job
 from recycle.job.manifest import MANIFEST
 
-PLAIN = {"last": None, "finished": False, "checkpoint": False}
+GENERATION_FIELDS = {"last": None, "finished": False, "checkpoint": False}
 """Fields of a commit that apply to its own generation only, reset in the manifest."""
 
 Answer = CheckpointCompleted | CheckpointFound
@@ -40,11 +40,10 @@ class CheckpointCompletion:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
 
     def kept(self) -> frozenset[int]:
-        """Steps of the complete checkpoints."""
         return frozenset(step for step, folder in checkpoint.folders(self._root) if (folder / MANIFEST).exists())
 
     def complete(self, request: CompleteCheckpoint) -> None:
-        """Begin to complete a checkpoint; `look` returns the answer."""
+        """Begin to complete a checkpoint; `poll` returns the answer."""
         self._submit(lambda: self._complete(request))
 
     def _submit(self, work: Callable[[], Answer]) -> None:
@@ -59,7 +58,7 @@ class CheckpointCompletion:
             files = {name: stored for part in request.saved for name, stored in part.files.items()}
             manifest = Manifest(
                 commit.step,
-                msgspec.structs.replace(commit, **PLAIN),
+                msgspec.structs.replace(commit, **GENERATION_FIELDS),
                 self._job.shape.to_json(),
                 checkpoint.identity(self._job),
                 checkpoint.course(self._job, self._text_digest),
@@ -88,7 +87,7 @@ class CheckpointCompletion:
         return frozenset(removed)
 
     def find(self, upto: int | None) -> None:
-        """Begin to find the newest complete checkpoint, up to the last agreed step if given; for `look`."""
+        """Begin to find the newest complete checkpoint, up to the last agreed step if given; for `poll`."""
         self._submit(lambda: self._find(upto))
 
     def _find(self, upto: int | None) -> CheckpointFound:
@@ -98,7 +97,7 @@ class CheckpointCompletion:
         manifest = newest.manifest
         return CheckpointFound(StoredCheckpoint(manifest.step, manifest.commit, self._has_metrics(manifest.step)))
 
-    def look(self, warn: Callable[[str], object]) -> Sequence[Answer]:
+    def poll(self, warn: Callable[[str], object]) -> Sequence[Answer]:
         """The answers since the last call. Raises JobError if the newest checkpoint is from a newer version."""
         while not self._warnings.empty():
             warn(self._warnings.get_nowait())
@@ -107,21 +106,20 @@ class CheckpointCompletion:
         return [answer.result() for answer in done]
 
     def discard(self, step: int) -> None:
-        """Remove the checkpoint of a step."""
         checkpoint.remove(folder_of(self._root, step))
 
     def rewind(self, step: int) -> None:
         """Remove the checkpoints of later steps, after waiting for pending completions up to the deadline."""
-        self._settle()
+        self._wait_pending()
         for at, folder in checkpoint.folders(self._root):
             if at > step:
                 checkpoint.remove(folder)
 
-    def _settle(self) -> None:
+    def _wait_pending(self) -> None:
         with contextlib.suppress(TimeoutError):
             self._thread.submit(lambda: None).result(self._job.train.checkpoint_deadline)
 
     def close(self) -> None:
         """Wait for pending completions up to the deadline, and complete no more."""
-        self._settle()
+        self._wait_pending()
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,9 +1,9 @@
 """Finds the checkpoint and records from which a job can resume a run; read only.
 
-Metrics count as far as they are whole: one line per step from step 0, or from the step after an imported checkpoint
+Metrics count up to the first missing step: one line per step from step 0, or from the step after an imported checkpoint
 (event `imported`). The run resumes from the newest complete checkpoint within them, so each step has exactly one line.
-The checkpoint of the next step also counts if its evaluation was pending. If there is none within the metrics, as after
-a full disk, the newest of all is used, with a warning.
+The checkpoint of the next step also counts if its evaluation was pending. Without one, as after a full disk, the newest
+of all is used, with a warning.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STAMP = re.compile(r"\d{8}-\d{6}")
 
 
 @dataclass(frozen=True)
-class Earlier:
+class ResumePoint:
     """An earlier part of a run, up to the checkpoint.
 
     Attributes:
@@ -50,45 +50,47 @@ class Earlier:
     warnings: list[str] = field(default_factory=list)
 
 
-def find_earlier(path: Path, job: Job, steps: int, text_digest: str | None) -> Earlier:
+def find_resume_point(path: Path, job: Job, steps: int, text_digest: str | None) -> ResumePoint:
     """Find the state in run directory `path` from which `job` can resume.
 
     Raises JobError without a complete checkpoint, for a finished run, or if model, batch or order of data differ.
     """
     if not path.is_dir():
-        raise JobError(f"{path}: there is no run directory to resume")
+        raise JobError(f"{path}: no such run directory; check the path")
     for name in ("job.toml", "metrics.jsonl", "events.jsonl"):
         if not (path / name).is_file():
-            raise JobError(f"{path}: holds no run to resume, {name} is missing")
+            raise JobError(f"{path}: is not a run directory, {name} is missing")
     before = Job.of_run(path)
-    found = checkpoint.differences(checkpoint.identity(job), checkpoint.identity(before))
-    if found:
-        raise JobError(f"{path}: is a run of another model or batch, and cannot be resumed with this job: {found[0]}")
+    differences = checkpoint.differences(checkpoint.identity(job), checkpoint.identity(before))
+    if differences:
+        raise JobError(f"{path}: has another model or batch, and cannot be resumed with this job: {differences[0]}")
     events = [event for _, event in read_lines(path / "events.jsonl")]
     begin = max((int(_number(event, "step")) + 1 for event in events if event.get("kind") == IMPORTED), default=0)
     metrics = whole_metrics(path / "metrics.jsonl", begin)
     done = begin + len(metrics)
     if done >= steps:
         has = f"is finished, it has all {steps} steps" if done == steps else f"has {done} steps, more than {steps}"
-        raise JobError(f"{path}: {has}; --steps with a larger number trains on")
+        raise JobError(f"{path}: {has}; give a larger --steps to continue")
     warnings: list[str] = []
     folder = path / "checkpoints"
     newest = _to_be_evaluated(folder, done)
     newest = newest or checkpoint.newest(folder, warnings.append, upto=done - 1)
     if newest is None and (newest := checkpoint.newest(folder, (damaged := list[str]()).append)) is not None:
-        warnings = [*damaged, f"metrics.jsonl has nothing of steps {done} to {newest.manifest.step}"]
+        warnings = [*damaged, f"metrics.jsonl lacks steps {done} to {newest.manifest.step}"]
     if newest is None:
         why = "; ".join(damaged) or f"its [train] checkpoint_every was {before.train.checkpoint_every}"
-        raise JobError(f"{path}: holds no complete checkpoint to resume from; {why}")
+        raise JobError(f"{path}: has no complete checkpoint to resume from; {why}")
     manifest = newest.manifest
-    found = checkpoint.differences(checkpoint.identity(job), manifest.identity)
-    if found:
-        raise JobError(f"{newest.folder}: is of another model or batch, and cannot be loaded by this job: {found[0]}")
+    differences = checkpoint.differences(checkpoint.identity(job), manifest.identity)
+    if differences:
+        raise JobError(
+            f"{newest.folder}: has another model or batch, and cannot be loaded by this job: {differences[0]}"
+        )
     if job.data.kind == before.data.kind == "gpt-dataset" and manifest.course.get("[data] text") != text_digest:
         _require_order(path, job, before)
     for difference in checkpoint.differences(checkpoint.course(job, text_digest), manifest.course):
-        warnings.append(f"the run goes on otherwise than it began: {difference}")
-    return Earlier(
+        warnings.append(f"settings differ from the original run: {difference}")
+    return ResumePoint(
         newest,
         metrics[: max(0, manifest.step + 1 - begin)],
         events,
@@ -99,15 +101,14 @@ def find_earlier(path: Path, job: Job, steps: int, text_digest: str | None) -> E
     )
 
 
-def find_earlier_part(path: Path, job: Job, steps: int, text_digest: str | None) -> Earlier | None:
-    """As `find_earlier`; None for a directory with neither a trained step nor a checkpoint."""
+def find_optional_resume_point(path: Path, job: Job, steps: int, text_digest: str | None) -> ResumePoint | None:
+    """As `find_resume_point`; None for a directory with neither a trained step nor a checkpoint."""
     if not holds_steps(path) and not checkpoint.folders(path / "checkpoints"):
         return None
-    return find_earlier(path, job, steps, text_digest)
+    return find_resume_point(path, job, steps, text_digest)
 
 
 def holds_steps(path: Path) -> bool:
-    """Whether a step was trained in a run directory."""
     metrics = path / "metrics.jsonl"
     return metrics.is_file() and metrics.stat().st_size > 0
 
@@ -115,22 +116,24 @@ def holds_steps(path: Path) -> bool:
 def _require_order(path: Path, job: Job, before: Job) -> None:
     if (ours := samples_of(job)) != (theirs := samples_of(before)):
         raise JobError(
-            f"{path}: [data] samples: the order of the data follows from the number of samples, {theirs} in this run"
-            f" and {ours} with this job, whose [train] steps count where samples is left out; write [data] samples ="
-            f" {theirs} to keep the order, and state as many as all steps need from the start of a run on"
+            f"{path}: [data] samples: the order of the data depends on the number of samples, {theirs} in this run and"
+            f" {ours} with this job ([train] steps count if samples is not given); write [data] samples = {theirs} to"
+            f" keep the order, and give enough for all steps when a run starts"
         )
     for key in ("seed", "split", "weights"):
         if (value := getattr(job.data, key)) != (other := getattr(before.data, key)):
-            raise JobError(f"{path}: [data] {key}: is {value}, there {other}, which changes the order of the data")
+            raise JobError(
+                f"{path}: [data] {key}: is {value}, but {other} in the run, which changes the order of the data"
+            )
     contents = ("end_of_document", "mask_loss", "reset_positions")
     if all(getattr(job.data, key) == getattr(before.data, key) for key in contents):
-        raise JobError(f"{path}: [data] path: the files are not those that this run has trained on so far")
+        raise JobError(f"{path}: [data] path: the files differ from those that this run has used so far")
 
 
 def _to_be_evaluated(folder: Path, step: int) -> Checkpoint | None:
     with contextlib.suppress(Damaged):
-        found = checkpoint.verify(checkpoint.folder_of(folder, step))
-        return found if found.manifest.commit.evaluate else None
+        candidate = checkpoint.verify(checkpoint.folder_of(folder, step))
+        return candidate if candidate.manifest.commit.evaluate else None
     return None
 
 
@@ -151,10 +154,10 @@ def whole_metrics(path: Path, begin: int = 0) -> list[dict[str, Any]]:
 def newest_run(folder: Path, name: str) -> Path:
     """The newest run directory of `recycle train` for a job of this name. Raises JobError if there is none."""
     runs = [path for path in folder.glob(f"{name}-*") if _STAMP.fullmatch(path.name.removeprefix(f"{name}-"))]
-    found = [path for path in runs if (path / "metrics.jsonl").is_file()]
-    if not found:
-        raise JobError(f"{folder / name}-*: there is no run to resume; name its directory with --run")
-    return max(found, key=lambda path: path.name)
+    trained = [path for path in runs if (path / "metrics.jsonl").is_file()]
+    if not trained:
+        raise JobError(f"{folder / name}-*: no run to resume; give its directory with --run")
+    return max(trained, key=lambda path: path.name)
 
 
 def _number(line: Mapping[str, Any], key: str) -> float:

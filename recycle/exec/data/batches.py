@@ -41,7 +41,6 @@ class Text:
         self._length = whole if most is None else min(whole, most)
 
     def __len__(self) -> int:
-        """Length in bytes."""
         return self._length
 
     def read(self, start: int, count: int) -> bytes:
@@ -56,7 +55,7 @@ class Text:
                     file.seek(start - first)
                     part = file.read(wanted)
             except OSError as error:
-                raise RunError(f"{path}: cannot be read any more ({error.strerror})") from None
+                raise RunError(f"{path}: can no longer be read ({error.strerror})") from None
             if len(part) < wanted:
                 raise RunError(f"{path}: is {wanted - len(part)} bytes shorter than when the run began")
             parts.append(part)
@@ -116,8 +115,6 @@ Batch = dict[str, torch.Tensor]
 
 
 class Batches(ABC):
-    """Training data."""
-
     @property
     @abstractmethod
     def digest(self) -> str | None:

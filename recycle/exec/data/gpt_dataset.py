@@ -74,20 +74,20 @@ class GptDatasetBatches(Batches):
         first = iteration * self._per_iteration + (number * job.shape.pipelines + pipeline) * size
         if first + size > len(self._dataset):
             raise RunError(
-                f"[data] samples: iteration {iteration} needs sample {first + size - 1} of {len(self._dataset)}; state"
-                f" as many as all steps need"
+                f"[data] samples: iteration {iteration} needs sample {first + size - 1} of {len(self._dataset)}; give"
+                f" enough samples for all steps"
             )
         samples = [self._dataset[first + row] for row in range(size)]
         names = ["tokens", "labels"]
         names += ["loss_mask"] * job.data.mask_loss + ["position_ids"] * job.data.reset_positions
-        found = {name: torch.stack([sample[name] for sample in samples]) for name in names}
-        most = max(int(found[name].max()) for name in ("tokens", "labels"))
+        batch = {name: torch.stack([sample[name] for sample in samples]) for name in names}
+        most = max(int(batch[name].max()) for name in ("tokens", "labels"))
         if most >= job.model.vocabulary:
             raise RunError(
                 f"[data] paths: iteration {iteration}, micro-batch {micro_batch} holds token {most}; [model] vocabulary"
                 f" is {job.model.vocabulary}"
             )
-        return found
+        return batch
 
     def require_vocabulary(self) -> None:
         """Raise JobError if a token of the files is outside the vocabulary; samples large files."""
@@ -127,16 +127,16 @@ class GptDatasetBatches(Batches):
         sizes = [self.samples if number == part else 1 for number in range(3)]
         try:
             with _locked(cache), _quiet(), as_only_rank():
-                found = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()[part]
+                built = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()[part]
         except (AssertionError, IndexError, ValueError, RuntimeError, OSError) as error:
-            reason = f"megatron-core makes no GPTDataset of {self._names()} ({first_line(error)})"
+            reason = f"megatron-core cannot make a GPTDataset of {self._names()} ({first_line(error)})"
             raise JobError(f"[data] paths: {reason}") from None
-        if len(found) < self.samples:
+        if len(built) < self.samples:
             raise JobError(
-                f"[data] paths: {self._names()} hold {len(found)} samples, the run needs {self.samples}; with weights"
-                f" files are read as often as it takes"
+                f"[data] paths: {self._names()} hold {len(built)} samples, the run needs {self.samples}; with weights,"
+                f" files are read as often as needed"
             )
-        return found
+        return built
 
     def _names(self) -> str:
         return ", ".join(self._prefixes)

@@ -2,10 +2,8 @@
 
 The concatenated sequences are cut into rows of `sequence` tokens and the following label, as in GPTDataset. Each epoch
 takes every row once, in an order drawn from (seed, epoch). The row of a sample is thus a pure function of seed and
-global sample index. Nothing is stored, and a worker maps the files and reads only its rows.
-
-The order of GPTDataset (gpt_dataset.py) depends on the number of samples of a run, and needs a shared cache. Limits:
-documents are not shuffled before they are cut, every token counts in the loss, one file, no blend.
+global sample index, and a worker reads only its rows. Limits: documents are not shuffled before they are cut, every
+token counts in the loss, one file, no blend.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ class IndexedRows(TokenRows):
     """Micro-batches from the token file of `[data] path`. Raises JobError if the files are incomplete or too short."""
 
     def __init__(self, job: Job) -> None:
-        assert job.data.path is not None, "Job.validate has seen to it"
+        assert job.data.path is not None, "Job.validate requires it"
         prefix, sequence = job.data.path, job.model.sequence
         self._prefix, self._sequence, self._size = prefix, sequence, job.data.micro_batch_size
         self._micro_batches, self._vocabulary = job.shape.global_micro_batches, job.model.vocabulary
@@ -93,7 +91,7 @@ def require_tokens(prefix: str, dataset: Any, vocabulary: int) -> None:
             place = int(np.flatnonzero((part >= vocabulary) | (part < 0))[0])
             raise JobError(
                 f"[model] vocabulary: {vocabulary}, but token {block * _BLOCK + place} of {prefix}.bin is {part[place]}"
-                "; give as many as its tokenizer has"
+                "; give the size of its tokenizer"
             )
 
 
@@ -111,19 +109,19 @@ def open_indexed(prefix: str) -> Any:
             with Path(prefix + suffix).open("rb") as file:
                 heads[suffix], sizes[suffix] = file.read(HEADER.size), file.seek(0, 2)
         except OSError as error:
-            hint = "; state it without .bin or .idx" if prefix.endswith((".bin", ".idx")) else ""
+            hint = "; give the path without .bin or .idx" if prefix.endswith((".bin", ".idx")) else ""
             raise JobError(f"[data] path: {prefix}{suffix} cannot be read ({error.strerror}){hint}") from None
         if not sizes[suffix]:
             raise JobError(f"[data] path: {prefix}{suffix} is empty")
     # Checked first, because a reader that fails half-way reports it again when it is collected.
     reason = _why_not_whole(Path(f"{prefix}.idx"), heads[".idx"], sizes[".idx"])
     if reason is not None:
-        raise JobError(f"[data] path: {prefix}.idx is not a whole index of megatron-core ({reason})")
+        raise JobError(f"[data] path: {prefix}.idx is not a complete index of megatron-core ({reason})")
     try:
         dataset = IndexedDataset(prefix)
     except (AssertionError, ValueError, IndexError, struct.error, OverflowError) as error:
         reason = first_line(error)
-        raise JobError(f"[data] path: {prefix}.idx is not a whole index of megatron-core ({reason})") from None
+        raise JobError(f"[data] path: {prefix}.idx is not a complete index of megatron-core ({reason})") from None
     index = dataset.index
     if not np.issubdtype(index.dtype, np.integer):
         raise JobError(f"[data] path: {prefix}.bin holds {np.dtype(index.dtype)} values, not tokens")
@@ -137,8 +135,8 @@ def open_indexed(prefix: str) -> Any:
         end = int(ends[-1])
     if end != sizes[".bin"]:
         raise JobError(
-            f"[data] path: {prefix}.bin has {sizes['.bin']} bytes, its index describes {end}: one of the files is not"
-            f" whole, or of another data set"
+            f"[data] path: {prefix}.bin has {sizes['.bin']} bytes, its index describes {end}: one of the files is"
+            f" incomplete, or belongs to another data set"
         )
     return dataset
 
@@ -148,18 +146,18 @@ def _why_not_whole(path: Path, head: bytes, size: int) -> str | None:
     if magic != MAGIC:
         return f"it does not begin with {MAGIC[:7].decode()}"
     if version != VERSION:
-        return f"it is of version {version}, and {VERSION} can be read"
+        return f"it has version {version}, and only {VERSION} can be read"
     if code not in range(1, _TYPES + 1):
-        return f"its tokens are of type {code}, and types are 1 to {_TYPES}"
+        return f"its tokens have type {code}; types are 1 to {_TYPES}"
     # An int32 length and an int64 pointer per sequence, an int64 index per document and one for the end.
     end = HEADER.size + 12 * sequences + 8 * documents
     if not sequences or not documents or size < end:
-        return f"it has {size} bytes, and {sequences} sequences and {documents} documents take {end}"
+        return f"it has {size} bytes, but {sequences} sequences and {documents} documents take {end}"
     with path.open("rb") as file:
         file.seek(end - 8)
         last = int.from_bytes(file.read(8), "little", signed=True)
     if last != sequences:
-        return f"its documents end at sequence {last}, and it has {sequences}"
+        return f"its documents end at sequence {last}, but it has {sequences}"
     return None
 
 
@@ -172,10 +170,10 @@ def _permuted(place: int, count: int, key: str) -> int:
     half = max(1, -(-(count - 1).bit_length() // 2))
     mask = (1 << half) - 1
     while True:
-        left, right = place >> half, place & mask
+        high, low = place >> half, place & mask
         for turn in range(_ROUNDS):
-            drawn = hashlib.blake2b(f"{key} {turn} {right}".encode(), digest_size=8).digest()
-            left, right = right, left ^ (int.from_bytes(drawn, "little") & mask)
-        place = left << half | right
+            drawn = hashlib.blake2b(f"{key} {turn} {low}".encode(), digest_size=8).digest()
+            high, low = low, high ^ (int.from_bytes(drawn, "little") & mask)
+        place = high << half | low
         if place < count:
             return place

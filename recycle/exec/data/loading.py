@@ -34,30 +34,30 @@ class ProvidedBatches(Batches):
 
     def __init__(self, job: Job, provider: DataProvider) -> None:
         self._name = f"[data] provider: {job.data.provider or repr(provider)}"
-        made = provider(job)
-        self._source: Any = made
-        self._make: Any = getattr(made, "batch", made)
+        source = provider(job)
+        self._source: Any = source
+        self._make: Any = getattr(source, "batch", source)
         if not callable(self._make):
             raise JobError(
-                f"{self._name} returned {type(made).__name__}; it must return a function of (iteration, micro-batch),"
+                f"{self._name} returned {type(source).__name__}; it must return a function of (iteration, micro-batch),"
                 " or an object with a method `batch` of these"
             )
 
     @property
     def digest(self) -> str | None:
-        found = getattr(self._source, "digest", None)
-        return None if found is None else str(found)
+        digest = getattr(self._source, "digest", None)
+        return None if digest is None else str(digest)
 
     def batch(self, iteration: int, micro_batch: int) -> Batch:
         """Call the user's function. Raises RunError if it does not return a mapping of names to tensors."""
         batch = self._make(iteration, micro_batch)
         if not isinstance(batch, Mapping) or not all(isinstance(part, torch.Tensor) for part in batch.values()):
-            found = (
+            description = (
                 f"a mapping of {', '.join(sorted({type(part).__name__ for part in batch.values()}))}"
                 if isinstance(batch, Mapping)
                 else type(batch).__name__
             )
-            raise RunError(f"{self._name} gave {found} as a batch; it must map names to tensors")
+            raise RunError(f"{self._name} returned {description} as a batch; it must map names to tensors")
         return dict(batch)
 
 
@@ -87,11 +87,11 @@ class BatchesAhead:
     def batch(self, iteration: int, micro_batch: int) -> Batch:
         """As `Batches.batch`."""
         key = iteration, micro_batch
-        made = self._made.pop(key, None)
+        future = self._made.pop(key, None)
         with contextlib.suppress(ValueError):
             self._expected.remove(key)
         self._begin_next()
-        return self._make(key) if made is None else made.result()
+        return self._make(key) if future is None else future.result()
 
     def _begin_next(self) -> None:
         for key in list(self._expected)[:DEPTH]:

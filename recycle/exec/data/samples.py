@@ -7,7 +7,6 @@ from recycle.job import Job
 
 
 def samples_per_iteration(job: Job) -> int:
-    """Samples of D*m micro-batches."""
     return job.shape.global_micro_batches * job.data.micro_batch_size
 
 
@@ -21,6 +20,6 @@ def require_samples(job: Job, steps: int) -> None:
     needed = steps * samples_per_iteration(job)
     if job.data.kind == "gpt-dataset" and needed > samples_of(job):
         raise JobError(
-            f"[data] samples: {steps} steps need {needed} samples, and the order is made of {samples_of(job)}; state as"
-            " many as all steps need, from the start of a run on"
+            f"[data] samples: {steps} steps need {needed} samples, but the order has {samples_of(job)}; give enough"
+            " for all steps when a run starts"
         )

@@ -59,15 +59,14 @@ class Fault:
 
     def __str__(self) -> str:
         number = None if self.argument is None else f"{self.argument:g}"
-        of_link = KINDS[self.kind].of_link
-        given = [str(part) for part in (None if of_link else self.other, self.target, number) if part is not None]
-        written = f"={','.join(given)}" if given else ""
+        on_link = KINDS[self.kind].on_link
+        arguments = [str(part) for part in (None if on_link else self.other, self.target, number) if part is not None]
+        written = f"={','.join(arguments)}" if arguments else ""
         last = "" if self.last is None else f"-{self.last}"
-        struck = member_name(self.worker, self.tensor_rank) + (f",{self.other}" if of_link else "")
+        struck = member_name(self.worker, self.tensor_rank) + (f",{self.other}" if on_link else "")
         return f"{self.kind}{written}:{struck}@{self.step}{last}" + (f".{self.phase}" if self.phase else "")
 
     def holds_at(self, step: int) -> bool:
-        """Whether the fault is active in iteration `step`."""
         return self.step <= step <= (self.step if self.last is None else self.last)
 
 
@@ -85,21 +84,21 @@ def parse_fault(text: str) -> Fault:
     if phase is not None and phase not in kind.phases:
         takes = f"one of {', '.join(kind.phases)}" if kind.phases else "none"
         raise JobError(f"fault {text!r}: unknown phase {phase!r}; {name} takes {takes}")
-    if kind.of_link and (second is None or Worker.parse(second) == Worker.parse(worker)):
-        raise JobError(f"fault {text!r}: {name} takes two workers with a ',' between, for example {kind.example}")
-    if second is not None and not kind.of_link:
+    if kind.on_link and (second is None or Worker.parse(second) == Worker.parse(worker)):
+        raise JobError(f"fault {text!r}: {name} takes two workers separated by a ',', for example {kind.example}")
+    if second is not None and not kind.on_link:
         raise JobError(f"fault {text!r}: {name} strikes one worker; leave out ,{second}")
-    if tensor_rank is not None and (kind.pair or kind.of_link or not kind.struck):
-        raise JobError(f"fault {text!r}: {name} is of a worker as a whole; leave out t{tensor_rank}")
+    if tensor_rank is not None and (kind.pair or kind.on_link or not kind.struck):
+        raise JobError(f"fault {text!r}: {name} strikes whole workers; leave out t{tensor_rank}")
     if last is not None and not kind.ranged:
         raise JobError(f"fault {text!r}: {name} strikes at one step, not in a range")
     if last is not None and int(last) < int(step):
         raise JobError(f"fault {text!r}: the range ends before it begins; write the smaller step first")
-    until = None if last is None else int(last)
+    last_step = None if last is None else int(last)
     other = _other(text, name, worker, argument) if kind.pair else None if second is None else Worker.parse(second)
     target, argument = _target(text, name, argument) if kind.targets else (None, argument)
     value = None if kind.pair else _argument(text, name, argument)
-    return Fault(name, Worker.parse(worker), int(step), phase, value, until, other, int(tensor_rank or 0), target)
+    return Fault(name, Worker.parse(worker), int(step), phase, value, last_step, other, int(tensor_rank or 0), target)
 
 
 def _target(text: str, name: str, written: str | None) -> tuple[str, str | None]:
@@ -120,7 +119,7 @@ def _other(text: str, name: str, worker: str, written: str | None) -> Worker:
 def _argument(text: str, name: str, written: str | None) -> float | None:
     argument = KINDS[name].argument
     if argument is None and written is not None:
-        raise JobError(f"fault {text!r}: {name} takes no argument, so nothing with '='")
+        raise JobError(f"fault {text!r}: {name} takes no argument; leave out the '='")
     if argument is None or (written is None and not argument.needed):
         return None
     try:
@@ -128,7 +127,7 @@ def _argument(text: str, name: str, written: str | None) -> float | None:
     except ValueError:
         value = math.nan
     if not argument.least <= value <= argument.most:
-        mark = "',' behind its target" if KINDS[name].targets else "'='"
+        mark = "',' that follows its target" if KINDS[name].targets else "'='"
         raise JobError(
             f"fault {text!r}: {name} takes {argument.meaning}, {argument.least:g} to {argument.most:g}, after a {mark}"
         )
@@ -152,7 +151,7 @@ def check_faults(faults: Sequence[Fault], job: Job, steps: int, absent: frozense
                 f" {job.grid.tensor_parallel}; ranks count from 0"
             )
         if fault.phase == "gather" and copies is None:
-            raise JobError(f"fault {fault}: nothing is gathered without [train] sharded_optimizer; take phase step")
+            raise JobError(f"fault {fault}: nothing is gathered without [train] sharded_optimizer; use phase step")
         if max(fault.step, fault.last or 0) >= steps:
             raise JobError(f"fault {fault}: the run ends after step {steps - 1}; steps count from 0")
         if kind.struck and alive[fault.worker] is False:
@@ -163,12 +162,12 @@ def check_faults(faults: Sequence[Fault], job: Job, steps: int, absent: frozense
             shape.require(fault.other, f"fault {fault}")
             if alive[fault.other] is False:
                 raise JobError(f"fault {fault}: worker {fault.other} is already dead at step {fault.step}")
-            if kind.of_link:
+            if kind.on_link:
                 _check_link(fault, fault.other, shape)
             elif (fenced := _check_pair(fault, fault.other, shape, alive)) is not None:
                 alive[fenced] = False
         else:
-            hosts = sum(here is not False for worker, here in alive.items() if worker.rank == fault.worker.rank)
+            hosts = sum(state is not False for worker, state in alive.items() if worker.rank == fault.worker.rank)
             target = None if fault.target is None else kind.targets[fault.target]
             is_found = target is not None and (
                 job.integrity.compares_states if target.shows_in_state else bool(job.integrity.every)
@@ -183,27 +182,27 @@ def check_faults(faults: Sequence[Fault], job: Job, steps: int, absent: frozense
 
 def _check_link(fault: Fault, other: Worker, shape: Shape) -> None:
     worker = fault.worker
-    apart = (worker.rank - other.rank) % shape.ranks
-    wraps = shape.chunks > 1 and apart in (1, shape.ranks - 1)
+    distance = (worker.rank - other.rank) % shape.ranks
+    wraps = shape.chunks > 1 and distance in (1, shape.ranks - 1)
     if abs(worker.rank - other.rank) != 1 and (not wraps or worker.rank == other.rank):
         raise JobError(
-            f"fault {fault}: workers {worker} and {other} send each other no messages; take two of neighbouring ranks"
+            f"fault {fault}: workers {worker} and {other} exchange no messages; choose two of neighbouring ranks"
         )
 
 
 def _check_pair(fault: Fault, other: Worker, shape: Shape, alive: dict[Worker, bool | None]) -> Worker | None:
     worker = fault.worker
-    apart = abs(worker.rank - other.rank)
-    if apart > 1 and not (shape.chunks > 1 and apart == shape.ranks - 1):
+    distance = abs(worker.rank - other.rank)
+    if distance > 1 and not (shape.chunks > 1 and distance == shape.ranks - 1):
         return None
-    if apart == 1 and worker.pipeline != other.pipeline:
+    if distance == 1 and worker.pipeline != other.pipeline:
         raise JobError(
-            f"fault {fault}: whether workers {worker} and {other} send each other anything depends on the plan;"
+            f"fault {fault}: whether workers {worker} and {other} exchange messages depends on the plan;"
             " cut neighbours of a pipeline, two of the same stage, or two of ranks further apart"
         )
-    fenced = select_fenced((worker, other), [w for w, here in alive.items() if here is not False])
+    fenced = select_fenced((worker, other), [w for w, state in alive.items() if state is not False])
     if fenced is None:
-        raise JobError(f"fault {fault}: each of the two is the last live host of its stage, and neither may go")
+        raise JobError(f"fault {fault}: each of the two is the last live host of its stage, and cannot be fenced")
     return fenced
 
 
@@ -236,7 +235,9 @@ def punish(
         kinds: of faults that end a worker; a kind listed twice is twice as likely.
     """
     if shape.pipelines < 2:
-        raise JobError("--punish: with 1 pipeline every worker is the only host of its stage, and none may die")
+        raise JobError(
+            "--punish: with 1 pipeline every worker is the only host of its stage, and its death would end the run"
+        )
     draw = random.Random(seed)
     dead = set(absent)
     faults: list[Fault] = []

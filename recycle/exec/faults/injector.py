@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from recycle.exec.faults.faults import Fault, parse_fault
 from recycle.exec.faults.kinds import BETWEEN, KINDS
@@ -21,6 +21,9 @@ from recycle.exec.members import member_name, members_of, split_member
 from recycle.exec.transport.formation import FormingStore
 from recycle.exec.transport.outgoing import PacedLinks
 from recycle.ir.instruction import Instruction
+
+if TYPE_CHECKING:
+    from recycle.exec.worker.member import Member
 
 EXCHANGE_SECONDS = 10.0
 """How long a process waits for the connections of the other worker of a fault."""
@@ -49,47 +52,46 @@ class FaultInjector(IterationHook):
         links: PacedLinks | None = None,
     ) -> None:
         self._claim = claim
-        self._held: set[int] = set()
+        self._claimed: set[int] = set()
         self.poison: Callable[[], None] = poison
         self.flip: Callable[[str, int], None] = flip
         self.exchange, self.links = exchange, links
         order = list(KINDS)
         faults = sorted(faults, key=lambda numbered: order.index(numbered[1].kind))
         self._in_program: list[_Numbered] = []
-        self._between: dict[tuple[str, int], list[_Numbered]] = {}
+        self._between_instructions: dict[tuple[str, int], list[_Numbered]] = {}
         for number, fault in faults:
             phase = KINDS[fault.kind].point_of(fault.target) or fault.phase
             if phase in (*BETWEEN, "reduced"):
-                self._between.setdefault((phase, fault.step), []).append((number, fault))
+                self._between_instructions.setdefault((phase, fault.step), []).append((number, fault))
             else:
                 self._in_program.append((number, fault))
-        self._places: dict[int, list[_Numbered]] = {}
+        self._positions: dict[int, list[_Numbered]] = {}
         self.failing: Fault | None = None
         self.factor, self.iteration = 1.0, -1
 
     def begin_iteration(self, iteration: int, program: Sequence[Instruction]) -> None:
-        """Find the positions of faults in the program."""
-        self._places, self.factor, self.iteration = {}, 1.0, iteration
+        self._positions, self.factor, self.iteration = {}, 1.0, iteration
         if self.links is not None:
-            self.links.begin()
+            self.links.begin_iteration()
         for number, fault in self._in_program:
             kind = KINDS[fault.kind]
             if kind.ranged:
                 if fault.holds_at(iteration):
-                    if number not in self._held:
+                    if number not in self._claimed:
                         self._claim(number)  # claimed once, for one event; holds in a repeated iteration too
-                        self._held.add(number)
+                        self._claimed.add(number)
                     self.strike(number, fault)
             elif fault.step == iteration:
-                self._places.setdefault(kind.position(program, fault.phase), []).append((number, fault))
+                self._positions.setdefault(kind.position(program, fault.phase), []).append((number, fault))
 
-    def before(self, position: int, instruction: Instruction) -> None:
-        for number, fault in self._places.pop(position, []):
+    def before_instruction(self, position: int, instruction: Instruction) -> None:
+        for number, fault in self._positions.pop(position, []):
             self._reach(number, fault)
 
     def reach(self, phase: Phase, step: int) -> None:
         """Strike the first fault in this phase that has not struck yet."""
-        faults = self._between.get((phase, step), [])
+        faults = self._between_instructions.get((phase, step), [])
         while faults and not self._reach(*faults.pop(0)):
             pass
 
@@ -114,67 +116,50 @@ class FaultInjector(IterationHook):
             self.strike(number, fault)
 
     def strike(self, number: int, fault: Fault) -> None:
-        """Strike now."""
         strike = KINDS[fault.kind].strike
         assert strike is not None, "only faults that strike a worker are given to one"
         strike(self, number, fault)
 
 
-class FaultLink(Protocol):
-    """A process's connection to the leader, reduced to faults; `Member` implements it."""
-
-    name: str
-
-    @property
-    def live(self) -> Collection[str]:
-        """Workers of the current generation."""
-
-    def claim(self, fault: int) -> bool:
-        """Whether a fault that has reached its point strikes this process first."""
-
-    def await_strike(self, fault: int) -> bool:
-        """Wait until a fault strikes another process; False if it struck before this one joined."""
-
-
 def start_injector(
     faults: Sequence[str],
     tensor_parallel: int,
-    link: FaultLink,
+    member: Member,
     store: FormingStore,
     poison: Callable[[], None],
     flip: Callable[[str, int], None],
     links: PacedLinks | None = None,
 ) -> FaultInjector:
     """Create the injector of a process, with threads for faults that another process of a pair reaches."""
-    worker, _ = split_member(link.name)
-    exchange = partial(_exchange, link, store, tensor_parallel)
+    worker, _ = split_member(member.name)
+    exchange = partial(_exchange, member, store, tensor_parallel)
     own: list[_Numbered] = []
     for number, fault in enumerate(map(parse_fault, faults)):
         is_of_pair = fault.other is not None and worker in (str(fault.worker), str(fault.other))
-        if KINDS[fault.kind].of_link:
+        if KINDS[fault.kind].on_link:
             if worker in (str(fault.worker), str(fault.other)):
                 own.append((number, fault))
-        elif KINDS[fault.kind].struck and member_name(fault.worker, fault.tensor_rank) == link.name:
+        elif KINDS[fault.kind].struck and member_name(fault.worker, fault.tensor_rank) == member.name:
             own.append((number, fault))
         elif is_of_pair:
             injector = FaultInjector(exchange=exchange)
-            threading.Thread(target=_strike_too, args=(number, fault, injector, link), daemon=True).start()
-    return FaultInjector(own, link.claim, poison, exchange, flip, links)
+            threading.Thread(target=_await_and_strike, args=(number, fault, injector, member), daemon=True).start()
+    return FaultInjector(own, member.claim, poison, exchange, flip, links)
 
 
-def _strike_too(number: int, fault: Fault, injector: FaultInjector, link: FaultLink) -> None:
-    if link.await_strike(number):
+def _await_and_strike(number: int, fault: Fault, injector: FaultInjector, member: Member) -> None:
+    if member.await_strike(number):
         injector.strike(number, fault)
 
 
 def _exchange(
-    link: FaultLink, store: FormingStore, tensor_parallel: int, number: int, fault: Fault, own_ends: Sequence[str]
+    member: Member, store: FormingStore, tensor_parallel: int, number: int, fault: Fault, own_ends: Sequence[str]
 ) -> list[str]:
-    other = fault.other if split_member(link.name)[0] == str(fault.worker) else fault.worker
+    other = fault.other if split_member(member.name)[0] == str(fault.worker) else fault.worker
     assert other is not None
     ends: list[str] = []
-    if str(other) in link.live:
-        store.set(_ends_key(number, link.name), " ".join(own_ends))
+    if str(other) in member.live:
+        store.set(_ends_key(number, member.name), " ".join(own_ends))
         with suppress(RuntimeError):  # the generation is over, or the keys are late
             for peer in members_of([other], tensor_parallel):
                 ends += store.get(_ends_key(number, peer)).decode().split()

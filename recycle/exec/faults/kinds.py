@@ -38,7 +38,7 @@ BETWEEN: tuple[Phase, ...] = get_args(Phase)[1:]
 """Phases between instructions that a fault may name. The first phase of `Phase` is only the `point` of targets."""
 PHASES = ("forward", "backward", "reduce", *BETWEEN)
 """Points of faults: in the middle of such instructions, or between instructions."""
-_ROOM_BYTES = 64 << 20
+_HEADROOM_BYTES = 64 << 20
 _BIT = 20
 
 
@@ -52,27 +52,12 @@ class Argument:
     needed: bool = False
 
 
-def middle_of_phase(program: Sequence[Instruction], phase: str | None) -> int:
-    """Position of the middle instruction of a phase; None stands for all computations."""
-    kinds: dict[str | None, tuple[type[Instruction], ...]] = {
-        "forward": (Forward, OverlappedPair),
-        "backward": (Backward, BackwardInput, OverlappedPair),
-        "reduce": (ReduceGradients, ReduceBucket),
-        None: (Compute, OverlappedPair),
-    }
-    places = [p for p, instruction in enumerate(program) if isinstance(instruction, kinds[phase])]
-    return places[len(places) // 2] if places else 0
-
-
-def middle_forward(program: Sequence[Instruction], phase: str | None) -> int:
-    """Position of the middle forward."""
-    return middle_of_phase(program, "forward")
-
-
-def first_reduce(program: Sequence[Instruction], phase: str | None) -> int:
-    """Position of the first REDUCE, of a bucket or a whole stage."""
-    sums = (ReduceGradients, ReduceBucket)
-    return next((p for p, instruction in enumerate(program) if isinstance(instruction, sums)), 0)
+_INSTRUCTIONS: dict[str | None, tuple[type[Instruction], ...]] = {
+    "forward": (Forward, OverlappedPair),
+    "backward": (Backward, BackwardInput, OverlappedPair),
+    "reduce": (ReduceGradients, ReduceBucket),
+    None: (Compute, OverlappedPair),
+}
 
 
 @dataclass(frozen=True)
@@ -102,13 +87,14 @@ class FaultKind:
         ends: the worker is dead afterwards.
         announced: the worker announces its end, and the run loses nothing.
         phases: allowed phases, as alternatives to the middle of the iteration.
-        position: position in a program of a fault with this phase (None for no phase).
+        strikes_before_sums: it strikes before the first REDUCE, of a bucket or a whole stage.
+        default_phase: the phase in whose middle it strikes by default; None for the middle of all computations.
         targets: by name. The name of a target follows the `=`, and the argument follows a comma.
         argument: None for none.
         argument_is_delay: the argument is the seconds from the fault's point to the strike.
         pair: it strikes two workers; the second follows the `=`. `strike` is called in all their processes, in a thread
             if a process does not reach the fault's point.
-        of_link: it strikes the link between two workers, separated by a comma. `strike` is called in all their
+        on_link: it strikes the link between two workers, separated by a comma. `strike` is called in all their
             processes, at the beginning of each iteration.
         ranged: it has a range of steps, and strikes at the beginning of each iteration.
     """
@@ -119,12 +105,13 @@ class FaultKind:
     ends: bool = True
     announced: bool = False
     phases: tuple[str, ...] = PHASES
-    position: Callable[[Sequence[Instruction], str | None], int] = middle_of_phase
+    strikes_before_sums: bool = False
+    default_phase: str | None = None
     targets: Mapping[str, Target] = field(default_factory=dict)
     argument: Argument | None = None
     argument_is_delay: bool = False
     pair: bool = False
-    of_link: bool = False
+    on_link: bool = False
     ranged: bool = False
 
     @property
@@ -132,8 +119,13 @@ class FaultKind:
         """Whether a worker reaches the fault's point, and claims the fault there."""
         return self.strike is not None
 
+    def position(self, program: Sequence[Instruction], phase: str | None) -> int:
+        """Position in a program of a fault with this phase (None for no phase)."""
+        instructions = _INSTRUCTIONS["reduce" if self.strikes_before_sums else phase or self.default_phase]
+        places = [p for p, instruction in enumerate(program) if isinstance(instruction, instructions)] or [0]
+        return places[0 if self.strikes_before_sums else len(places) // 2]
+
     def point_of(self, target: str | None) -> Phase | None:
-        """The phase of the strike, if it is always between instructions."""
         return None if target is None else self.targets[target].point
 
 
@@ -181,9 +173,9 @@ def _read_null(injector: FaultInjector, number: int, fault: Fault) -> None:
 
 def _exhaust_memory(injector: FaultInjector, number: int, fault: Fault) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + _ROOM_BYTES
+    limit = pages * resource.getpagesize() + _HEADROOM_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    bytearray(2 * _ROOM_BYTES)
+    bytearray(2 * _HEADROOM_BYTES)
 
 
 def _hold_the_interpreter(injector: FaultInjector, number: int, fault: Fault) -> None:
@@ -215,7 +207,7 @@ KINDS = {
         strike=lambda injector, number, fault: injector.poison(),
         ends=False,
         phases=(),
-        position=first_reduce,  # a single host does not spoil what was summed with peers before
+        strikes_before_sums=True,  # a single host does not spoil sums with peers
     ),
     "flip": FaultKind(
         does="flips a bit of a value that the worker computes with: =TARGET or =TARGET,BIT (0 to 63; default 20)",
@@ -223,7 +215,7 @@ KINDS = {
         strike=_flip,
         ends=False,  # its targets may end the worker
         phases=(),
-        position=middle_forward,
+        default_phase="forward",
         targets=FLIPPED,
         argument=Argument("the number of a bit", 0, 63),
     ),
@@ -243,7 +235,7 @@ KINDS = {
         ends=False,
         phases=(),
         argument=Argument("a factor", 1.0, 1000.0, needed=True),
-        of_link=True,
+        on_link=True,
         ranged=True,
     ),
     "flaky-link": FaultKind(
@@ -253,7 +245,7 @@ KINDS = {
         ends=False,
         phases=(),
         argument=Argument("a probability", 0.0, 1.0, needed=True),
-        of_link=True,
+        on_link=True,
         ranged=True,
     ),
     "kill": FaultKind(

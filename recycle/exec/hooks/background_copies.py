@@ -1,12 +1,12 @@
-"""Background copies of shards from an owner to another worker, after a death has taken a copy.
+"""Background copies of shards from an owner to another worker, after a death has removed a copy.
 
-A state does not change between two steps, so each iteration copies one piece: both ends start the transfer when the
-iteration begins, and wait for it before they step. The new owner steps the whole shard; elements that are still missing
-are overwritten later. Step counts and moments of an element are copied before its parameter (`Shards.apart`).
+Each iteration copies one piece: both ends start the transfer when the iteration begins, and wait for it before they
+step. The new owner steps the whole shard; missing elements are overwritten later. Step counts and moments of an element
+are copied before its parameter (`Shards.apart`).
 
-The source chooses the size of each piece so that its transfer takes a share of the time before the step. The end of a
-generation ends the copy; the next generation restarts it. Communicators that only queue on a device do not report
-deliveries: their pieces have a fixed size, and are sent one at a time on each lane from the second iteration on.
+The source chooses the size of each piece so that its transfer takes a share of the time before the step. Each
+generation restarts unfinished copies. Communicators that only queue on a device do not report deliveries: their pieces
+have a fixed size, and are sent one at a time on each lane from the second iteration on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.hooks.phases import Phase
 from recycle.exec.protocol import Copied, Copy, CopyProgress
 from recycle.exec.transport.groups import GroupTransport, StateTransfer
-from recycle.exec.worker.hosted import HostedShards
+from recycle.exec.worker.local_stages import LocalShards
 from recycle.ir.instruction import Instruction
 from recycle.job.shape import Worker
 from recycle.plans.hosting import UnitRange
@@ -62,19 +62,18 @@ class BackgroundCopy:
     _size: torch.Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
 
     def __post_init__(self) -> None:
-        self._left = [one.view(torch.uint8) for _, tensors in self.shards for one in tensors]
-        sizes = [sum(one.nbytes for one in tensors) for _, tensors in self.shards]
+        self._remaining = [tensor.view(torch.uint8) for _, tensors in self.shards for tensor in tensors]
+        sizes = [sum(tensor.nbytes for tensor in tensors) for _, tensors in self.shards]
         self._ends = deque(zip((units for units, _ in self.shards), sizes, accumulate(sizes), strict=True))
 
-    def begin(self, transport: GroupTransport) -> None:
-        """Start the piece of a new iteration."""
+    def start_piece(self, transport: GroupTransport) -> None:
         if self._next is not None:
             self._next.wait()
             self._next = None
-        if not self._left:
+        if not self._remaining:
             return
-        if not transport.tells_times:
-            parts = self._take(self.most or UNTIMED_BYTES, one=True)
+        if not transport.reports_times:
+            parts = self._take(self.most or UNTIMED_BYTES, single=True)
         else:
             parts = self._take(int(self._size) or min(FIRST_BYTES, self.most or FIRST_BYTES))
         self._began = time.monotonic()
@@ -82,42 +81,41 @@ class BackgroundCopy:
         begin = transport.begin_send_state if self.sends else transport.begin_receive_state
         self._piece, self._parts = begin(self.peer, parts), parts
 
-    def _take(self, size: int, one: bool = False) -> list[torch.Tensor]:
+    def _take(self, size: int, single: bool = False) -> list[torch.Tensor]:
         parts = list[torch.Tensor]()
-        while size > 0 and self._left and not (one and parts):
-            parts.append(self._left[0][:size])
+        while size > 0 and self._remaining and not (single and parts):
+            parts.append(self._remaining[0][:size])
             size -= parts[-1].numel()
-            self._left[0] = self._left[0][parts[-1].numel() :]
-            if not self._left[0].numel():
-                del self._left[0]
+            self._remaining[0] = self._remaining[0][parts[-1].numel() :]
+            if not self._remaining[0].numel():
+                del self._remaining[0]
         return parts
 
     @property
     def is_over(self) -> bool:
-        """Whether all shards are complete."""
         return not self._ends
 
-    def settle(self, transport: GroupTransport) -> list[Copied]:
+    def finish_piece(self, transport: GroupTransport) -> list[Copied]:
         """Wait for the current piece before a step. Returns the shards that it completes."""
         if self._piece is None:
             return []
         window = time.monotonic() - self._began
-        taken, self._piece = self._piece.wait(), None
-        self._seconds += taken
+        seconds, self._piece = self._piece.wait(), None
+        self._seconds += seconds
         complete = list[Copied]()
         while self._ends and self._ends[0][-1] <= self._bytes:
             units, size, _ = self._ends.popleft()
             complete.append(Copied(self.source, *units, size, round(self._seconds, 6)))
         if complete:
             self._seconds = 0.0
-        if self._left and transport.tells_times:
-            self._agree(transport, taken, window)
+        if self._remaining and transport.reports_times:
+            self._agree_size(transport, seconds, window)
         return complete
 
-    def _agree(self, transport: GroupTransport, taken: float, window: float) -> None:
+    def _agree_size(self, transport: GroupTransport, seconds: float, window: float) -> None:
         if self.sends:
             size = sum(part.nbytes for part in self._parts)
-            wanted = min(size * window * SHARE / max(taken, 1e-9), size * GROWTH)
+            wanted = min(size * window * SHARE / max(seconds, 1e-9), size * GROWTH)
             self._size.fill_(min(max(int(wanted), LEAST_BYTES), self.most or int(wanted) + LEAST_BYTES))
             self._next = transport.begin_send_state(self.peer, [self._size])
         else:
@@ -125,17 +123,17 @@ class BackgroundCopy:
 
 
 class BackgroundCopies(IterationHook):
-    """All background copies of one worker. `say` reports their progress to the leader."""
+    """All background copies of one worker. `send` reports their progress to the leader."""
 
     def __init__(
         self,
         worker: str,
-        shards: HostedShards,
-        say: Callable[[CopyProgress], object],
+        shards: LocalShards,
+        send: Callable[[CopyProgress], object],
         reach: Callable[[Phase, int], object],
         most: int | None,
     ) -> None:
-        self._worker, self._shards, self._say, self._reach, self._most = worker, shards, say, reach, most
+        self._worker, self._shards, self._send, self._reach, self._most = worker, shards, send, reach, most
 
     def begin_generation(self, generation: Generation) -> None:
         self._copies, self._copied, self._is_first = list[BackgroundCopy](), list[Copied](), True
@@ -148,15 +146,19 @@ class BackgroundCopies(IterationHook):
             return
         assert isinstance(generation.transport, GroupTransport)
         self._transport = generation.transport
-        for (source, worker), of_pair in pairs.items():
+        for (source, worker), copies in pairs.items():
             sends = source == self._worker
             peer = Worker.parse(record.roles[worker if sends else source])
             parts = [
                 (
-                    (one.first, one.last),
-                    [part for number in range(one.first, one.last) for part in self._shards.apart(number)],
+                    (copy.first, copy.last),
+                    [
+                        part
+                        for number in range(copy.first, copy.last)
+                        for part in self._shards.background_tensors(number)
+                    ],
                 )
-                for one in of_pair
+                for copy in copies
             ]
             self._copies.append(BackgroundCopy(peer, sends, parts, source, self._most))
 
@@ -164,8 +166,8 @@ class BackgroundCopies(IterationHook):
         is_first, self._is_first, lanes = self._is_first, False, set[tuple[Worker, bool]]()
         for copy in self._copies:
             lane = copy.peer, copy.sends
-            if self._transport.tells_times or not (is_first or lane in lanes):
-                copy.begin(self._transport)
+            if self._transport.reports_times or not (is_first or lane in lanes):
+                copy.start_piece(self._transport)
             lanes.add(lane)
         if self._copies:
             self._reach("copy", iteration)
@@ -173,12 +175,12 @@ class BackgroundCopies(IterationHook):
     def before_step(self) -> None:
         """Wait for the current pieces. Raises TransportError on failure."""
         for copy in list(self._copies):
-            complete = copy.settle(self._transport)
+            complete = copy.finish_piece(self._transport)
             if copy.is_over:
                 self._copies.remove(copy)
             if complete and not copy.sends:
                 self._transport.settle()  # other workers rely on the copy once it is reported
-                for one in complete:
-                    self._shards.complete(range(one.first, one.last))
+                for copied in complete:
+                    self._shards.complete(range(copied.first, copied.last))
                 self._copied += complete
-                self._say(CopyProgress(list(self._copied)))
+                self._send(CopyProgress(list(self._copied)))

@@ -55,43 +55,39 @@ class Evaluation(IterationHook):
         for batch in range(self.job.evaluation.batches):
             whole = False
             try:
-                self.begin(step, batch)
+                self.begin_batch(step, batch)
                 for position in range(len(self.program)):
                     self.execute(position)
                 whole = True
             finally:
                 for hook in self.hooks:
                     hook.end_iteration(step, self._interpreter.executed, whole, batch)
-            self.end()
-        self.finish(step)
+            self.end_batch()
+        self.report_losses(step)
         self._generation.commits.evaluated(step)
 
-    def begin(self, step: int, batch: int) -> None:
-        """Begin a batch."""
-        self.progress.begins("evaluation")
+    def begin_batch(self, step: int, batch: int) -> None:
+        self.progress.begin_operation("evaluation")
         if not batch:
             self._losses = []
         self._step, self._batch = step, batch
         # Consecutive numbers, as for iterations, because transfers of two batches may be in flight at once.
         self._interpreter.begin(self.program, step + 1 + batch, batch)
-        self.progress.ended()
+        self.progress.end_operation()
 
     def execute(self, position: int) -> None:
-        """Execute the instruction at a position of the program."""
         instruction = self.program[position]
-        self.progress.begins(f"evaluation:{instruction.token}")
+        self.progress.begin_operation(f"evaluation:{instruction.token}")
         if (self._batch, position) == self._struck_at:
             for hook in self.hooks:
                 hook.reach("evaluation", self._step)
         self._interpreter.execute(instruction)
-        self.progress.ended()
+        self.progress.end_operation()
 
-    def end(self) -> None:
-        """Add the losses of the batch."""
+    def end_batch(self) -> None:
         self._losses += [pair for stage in self.stages.values() for pair in stage.evaluated()]
 
-    def finish(self, step: int) -> None:
-        """Report the losses of all batches."""
+    def report_losses(self, step: int) -> None:
         self._generation.commits.report_evaluation(step, evaluation_report(self._losses))
 
 

@@ -75,7 +75,7 @@ class IterationHook:
     def begin_iteration(self, iteration: int, program: Sequence[Instruction]) -> None:
         """Called when the stages have started an iteration, before its first instruction."""
 
-    def before(self, position: int, instruction: Instruction) -> None:
+    def before_instruction(self, position: int, instruction: Instruction) -> None:
         """Called before the instruction at a position of the program."""
 
     def computed(self, seconds: float) -> None:
@@ -91,7 +91,7 @@ class IterationHook:
         """Return the report of an iteration, possibly extended. Called when all gradients are reduced."""
         return report
 
-    def keep(self, record: GenerationRecord, commit: Commit | None) -> None:
+    def save(self, record: GenerationRecord, commit: Commit | None) -> None:
         """Called before and after steps; the stages may be in the state of the last known commit."""
 
     def end_iteration(
@@ -105,7 +105,7 @@ class IterationHook:
     def after_iteration(self, iteration: int, is_last: bool) -> None:
         """Called after an iteration and its steps; if `is_last`, all workers leave the generation after it."""
 
-    def go_back(self, committed: int) -> None:
+    def rolled_back(self, committed: int) -> None:
         """Called after a generation, when training restarts after iteration `committed`."""
 
     def end_generation(self) -> None:

@@ -11,24 +11,24 @@ from recycle.exec.leader.commit import Comparison, comparison
 from recycle.exec.model.integrity import layout_of
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Report, StateTensors
-from recycle.exec.worker.updates import Updates
+from recycle.exec.worker.step_state import StepState
 from recycle.ir.instruction import Instruction
 from recycle.job import Job
 
 
 class StateComparison(IterationHook):
-    """The comparisons of one worker. `say` sends the layout of compared states to the leader, for events."""
+    """The comparisons of one worker. `send` sends the layout of compared states to the leader, for events."""
 
     def __init__(
         self,
         job: Job,
         stages: Mapping[int, Stage],
-        updates: Updates,
-        say: Callable[[StateTensors], object] = lambda message: None,
+        updates: StepState,
+        send: Callable[[StateTensors], object] = lambda message: None,
         tensor_rank: int = 0,
     ) -> None:
         self._job, self._stages, self._updates = job, stages, updates
-        self._say, self._tensor_rank = say, tensor_rank
+        self._send, self._tensor_rank = send, tensor_rank
         self._described: set[tuple[int, str]] = set()
         self._comparison: Comparison | None = None
 
@@ -40,8 +40,8 @@ class StateComparison(IterationHook):
                 if (number, plan) not in self._described:
                     self._described.add((number, plan))
                     layout = layout_of(part.tensors, part.named(part.tensors))
-                    tensors = [(one.name, one.first, one.elements, one.size) for one in layout]
-                    self._say(StateTensors(number, self._tensor_rank, plan, tensors))
+                    tensors = [(tensor.name, tensor.first, tensor.elements, tensor.size) for tensor in layout]
+                    self._send(StateTensors(number, self._tensor_rank, plan, tensors))
 
     def begin_iteration(self, iteration: int, program: Sequence[Instruction]) -> None:
         record = self._generation.record
@@ -49,7 +49,7 @@ class StateComparison(IterationHook):
         every, before = self._job.compared_every(record.rounds), None if verified is None else verified.step
         self._iteration, self._comparison = iteration, comparison(iteration, first, every, record.rounds, before)
         if self._comparison is not None and iteration != first:  # the first iteration waits for its starting commit
-            self._updates.compare_in_waits(self._comparison)
+            self._updates.compare_during_waits(self._comparison)
 
     def before_step(self) -> None:
         if self._comparison is not None:
@@ -61,6 +61,6 @@ class StateComparison(IterationHook):
         if self._iteration > self._generation.record.committed + 1:
             self._generation.committed(self._iteration - 1)  # so an older state is not needed any more
         self._updates.compare_state(self._comparison)
-        states = {number: (one.words, one.places) for number, one in self._updates.checksums().items()}
+        states = {number: (checksum.words, checksum.places) for number, checksum in self._updates.checksums().items()}
         norms: dict[int, list[float]] = {number: [] for number in states}  # live parameters have none
         return msgspec.structs.replace(report, norms=norms | report.norms, states=states)

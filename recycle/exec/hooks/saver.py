@@ -1,8 +1,7 @@
 """Checkpoints on a worker: copy the committed state of its stages, and write the copy during training.
 
-One host of each stage writes it, chosen by the plan and the generation record. The copy is taken after the commit and
-before the next step, so it never holds a step that might be undone. Buffers for one copy of the state are reused; one
-file at a time is serialized.
+One host of each stage writes it, chosen by the plan and the generation record. The copy is taken between the commit and
+the next step, so it never has a step that might be undone. Its buffers are reused; files are serialized one by one.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ class Saver(IterationHook):
     """Writes this process's part of each checkpoint.
 
     Args:
-        stand_at: whether the last step of every stage was a given iteration (`Updates.stand_at`).
-        say: reports saved parts to the leader; from any thread.
-        waits: called with True before a wait for the disk and False after it.
+        all_at: whether the last step of every stage was a given iteration (`StepState.all_at`).
+        send: reports saved parts to the leader; from any thread.
+        set_waiting: called with True before a wait for the disk and False after it.
     """
 
     def __init__(
@@ -39,72 +38,71 @@ class Saver(IterationHook):
         root: Path,
         name: str,
         stages: Mapping[int, Stage],
-        stand_at: Callable[[int], bool],
-        say: Callable[[SavedPart], object],
+        all_at: Callable[[int], bool],
+        send: Callable[[SavedPart], object],
         tensor_parallel: int = 1,
         deadline: float = math.inf,
-        waits: Callable[[bool], None] = lambda whether: None,
+        set_waiting: Callable[[bool], None] = lambda waiting: None,
     ) -> None:
-        self._deadline, self._waits = deadline, waits
-        self._root, self._name, self._stages, self._stand_at = root, name, stages, stand_at
+        self._deadline, self._set_waiting = deadline, set_waiting
+        self._root, self._name, self._stages, self._all_at = root, name, stages, all_at
         self._hosts: Mapping[int, Sequence[str]] = {}
         self._worker, self._tensor_rank = split_member(name)
         self._tensor_parallel = tensor_parallel
-        self._say = say
-        self._announced: set[tuple[int, int]] = set()
+        self._send = send
+        self._reported: set[tuple[int, int]] = set()
         self._copies: dict[int, list[torch.Tensor]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
-        self._kept = -1
+        self._saved_step = -1
 
     def begin_generation(self, generation: Generation) -> None:
-        """Use the hosts of a new plan for later commits."""
         if generation.hosts.keys() != self._hosts.keys():
             self._copies = {}
         self._hosts = generation.hosts
 
-    def keep(self, record: GenerationRecord, commit: Commit | None) -> None:
+    def save(self, record: GenerationRecord, commit: Commit | None) -> None:
         """Copy and write this process's stages if the commit requests a checkpoint and they are in its state.
 
         The last checkpoint of a run waits for the previous one; any other is skipped if the previous one is unfinished.
         """
-        if commit is None or not commit.checkpoint or commit.step == self._kept or not self._stand_at(commit.step):
+        if commit is None or not commit.checkpoint or commit.step == self._saved_step or not self._all_at(commit.step):
             return
-        mine = [
+        own_numbers = [
             index
             for index, hosts in self._hosts.items()
-            if writer_of(index, hosts, record) == self._worker and (commit.step, index) not in self._announced
+            if writer_of(index, hosts, record) == self._worker and (commit.step, index) not in self._reported
         ]
-        if not mine:
+        if not own_numbers:
             return
-        self._kept = commit.step
+        self._saved_step = commit.step
         if commit.finished:
             self.close()
         if self._writing is not None and not self._writing.done():
-            for index in mine:
-                self._post(commit.step, index, Saved(error="the checkpoint before is still being written"))
+            for index in own_numbers:
+                self._report(commit.step, index, Saved(error="the previous checkpoint is still being written"))
             return
         began = time.monotonic()
         parts = {number: part for stage in self._stages.values() for number, part in stage.stored().items()}
-        copied = [(index, parts[index], self._copy(index, parts[index].tensors)) for index in mine]
+        copied = [(index, parts[index], self._copy(index, parts[index].tensors)) for index in own_numbers]
         self._writing = self._thread.submit(self._write, commit.step, copied, time.monotonic() - began)
 
-    def go_back(self, committed: int) -> None:
+    def rolled_back(self, committed: int) -> None:
         """Wait for unfinished writes, and allow later steps to be saved again."""
-        if committed < self._kept:
+        if committed < self._saved_step:
             self.close()
-            self._kept = -1
-            self._announced = {(step, stage) for step, stage in self._announced if step <= committed}
+            self._saved_step = -1
+            self._reported = {(step, stage) for step, stage in self._reported if step <= committed}
 
     def close(self) -> None:
         """Wait until everything is written. Raises RunError after the deadline."""
         if self._writing is None or self._writing.done():
             return
-        self._waits(True)
+        self._set_waiting(True)
         wait([self._writing], None if math.isinf(self._deadline) else self._deadline)
-        self._waits(False)
+        self._set_waiting(False)
         if not self._writing.done():
-            raise RunError(f"{self._root}: a checkpoint was not written within {self._deadline:g} s; see to the disk")
+            raise RunError(f"{self._root}: a checkpoint was not written within {self._deadline:g} s; check the disk")
 
     def _copy(self, index: int, live: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         copies = self._copies[index] = buffers_for(live, self._copies.pop(index, []), on_host)
@@ -122,9 +120,9 @@ class Saver(IterationHook):
                 saved = Saved(files, stall=round(stall, 6))
             except Exception as error:  # training continues, and the leader writes the event
                 saved = Saved(error=f"worker {self._name}: {first_line(error)}")
-            self._post(step, index, saved)
+            self._report(step, index, saved)
 
-    def _post(self, step: int, index: int, saved: Saved) -> None:
-        self._announced.add((step, index))
+    def _report(self, step: int, index: int, saved: Saved) -> None:
+        self._reported.add((step, index))
         with contextlib.suppress(RunError):  # the agent is gone, and this process ends in a moment
-            self._say(SavedPart(step, index, self._tensor_rank, saved))
+            self._send(SavedPart(step, index, self._tensor_rank, saved))

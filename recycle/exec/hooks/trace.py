@@ -19,7 +19,7 @@ from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.runs.logs import append_iteration
 
 SPARSE_BYTES = 2**28
-MOST_WAITING = 64
+MOST_PENDING = 64
 """Most iterations that wait for the disk."""
 CLOSE_SECONDS = 10.0
 """How long the end of a process waits for pending writes."""
@@ -40,8 +40,8 @@ class TraceLog(IterationHook):
         self._path, self._started, self._warn, self._every = path, started, warn, every
         self._sparse_bytes, self._written = sparse_bytes, 0
         self._warned = False
-        self._behind: deque[_Iteration] = deque()
-        self._waiting: queue.Queue[_Iteration | None] = queue.Queue(MOST_WAITING)
+        self._incomplete: deque[_Iteration] = deque()
+        self._pending: queue.Queue[_Iteration | None] = queue.Queue(MOST_PENDING)
         self._thread = threading.Thread(target=self._write, daemon=True)
         self._thread.start()
 
@@ -51,51 +51,50 @@ class TraceLog(IterationHook):
     def end_iteration(
         self, iteration: int, executed: list[ExecutedInstruction], whole: bool, batch: int | None = None
     ) -> None:
-        """Log the executed instructions, once the device has completed them.
-
-        Of an interrupted iteration, only instructions that the device has completed are logged.
-        """
+        """Log the instructions that the device completes; of an interrupted iteration, those already completed."""
         if iteration % self._every:
             return
         if not whole:
-            executed = [one for one in executed if has_reached(one.ended)]
-        self._behind.append((iteration, self._generation, self._role, executed, batch))
-        self._take_reached()
+            executed = [instruction for instruction in executed if has_reached(instruction.ended)]
+        self._incomplete.append((iteration, self._generation, self._role, executed, batch))
+        self._queue_completed()
 
     def end_generation(self) -> None:
-        """Log what the device, now idle, has completed, and discard failed instructions."""
-        self._take_reached()
-        self._behind.clear()
+        self._queue_completed()
+        self._incomplete.clear()
 
-    def _take_reached(self) -> None:
-        while self._behind and all(has_reached(one.ended) for one in self._behind[0][3][-1:]):
-            reached = self._behind.popleft()
+    def _queue_completed(self) -> None:
+        while self._incomplete and all(has_reached(instruction.ended) for instruction in self._incomplete[0][3][-1:]):
+            completed = self._incomplete.popleft()
             try:
-                self._waiting.put_nowait(reached)
+                self._pending.put_nowait(completed)
             except queue.Full:
-                self._leave_out(f"iteration {reached[0]} came while {MOST_WAITING} waited for the disk")
+                self._skip(f"iteration {completed[0]} was skipped, because {MOST_PENDING} were waiting for the disk")
 
     def close(self) -> None:
         """Write pending iterations, unless the disk takes too long."""
         try:
-            self._waiting.put(None, timeout=CLOSE_SECONDS)
+            self._pending.put(None, timeout=CLOSE_SECONDS)
         except queue.Full:
             return
         self._thread.join(CLOSE_SECONDS)
 
     def _write(self) -> None:
-        while (waiting := self._waiting.get()) is not None:
-            iteration, generation, role, executed, batch = waiting
+        while (logged := self._pending.get()) is not None:
+            iteration, generation, role, executed, batch = logged
             start = self._started
-            rows = [(one.text, one.began.seconds() - start, one.ended.seconds() - start) for one in executed]
+            rows = [
+                (instruction.text, instruction.began.seconds() - start, instruction.ended.seconds() - start)
+                for instruction in executed
+            ]
             try:
                 self._written += append_iteration(self._path, iteration, generation, role, rows, batch)
             except RecycleError as error:
-                self._leave_out(str(error))
+                self._skip(str(error))
             if self._written >= self._sparse_bytes:
                 self._written, self._every = 0, 2 * self._every
 
-    def _leave_out(self, why: str) -> None:
+    def _skip(self, why: str) -> None:
         if not self._warned:
             self._warned = True
             self._warn(f"the trace has gaps: {why}")

@@ -60,7 +60,7 @@ def check_request(
     transport = transport_of(job)
     transport.require_machine(processes)
     for fault in faults:
-        if KINDS[fault.kind].of_link and not transport.paces_links:
+        if KINDS[fault.kind].on_link and not transport.paces_links:
             raise JobError(
                 f'fault {fault}: this transport does not hold messages back; set [membership] transport = "gloo"'
             )

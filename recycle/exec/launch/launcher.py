@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recycle.exec.checkpoint.resume import find_earlier
+from recycle.exec.checkpoint.resume import find_resume_point
 from recycle.exec.faults.faults import Fault
 from recycle.exec.launch.node import Node
 from recycle.exec.launch.request import request_run
@@ -144,7 +144,7 @@ def train(
             closing.callback(forks.close)
         request = request.checked_by(forks, processes_here)
         require_open_files(processes_here, processes_here)
-        earlier = find_earlier(Path(directory), job, request.steps, request.text_digest) if resume else None
+        earlier = find_resume_point(Path(directory), job, request.steps, request.text_digest) if resume else None
         run_directory = RunDirectory(directory, job, earlier)
         closing.callback(run_directory.close)
         if server is None:

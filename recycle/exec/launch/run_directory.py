@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from recycle.errors import JobError
-from recycle.exec.checkpoint.resume import Earlier, holds_steps
+from recycle.exec.checkpoint.resume import ResumePoint, holds_steps
 from recycle.exec.launch.run_address import LOCK, in_use_error
 from recycle.exec.protocol import RunInfo
 from recycle.files import read_whole, require_text, write_whole
@@ -128,7 +128,7 @@ class RunDirectory:
         self,
         path: str | Path,
         job: Job,
-        earlier: Earlier | None = None,
+        earlier: ResumePoint | None = None,
         shared: RunInfo | None = None,
         lock: int | None = None,
     ) -> None:
@@ -204,7 +204,7 @@ class RunDirectory:
             return (self.path / "run").read_text().strip()
         return None
 
-    def _archive_earlier(self, earlier: Earlier, job: Job) -> None:
+    def _archive_earlier(self, earlier: ResumePoint, job: Job) -> None:
         """The merged trace is outdated; the logs stay, unless workers of another shape wrote them."""
         if earlier.shape == job.shape:
             with contextlib.suppress(FileNotFoundError):

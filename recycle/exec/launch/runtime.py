@@ -14,7 +14,7 @@ import msgspec
 from recycle.errors import JobError, RecycleError
 from recycle.exec.agent.node_agent import StandingOrders
 from recycle.exec.checkpoint.completion import CheckpointCompletion
-from recycle.exec.checkpoint.resume import Earlier, find_earlier_part
+from recycle.exec.checkpoint.resume import ResumePoint, find_optional_resume_point
 from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_address import resume_command
@@ -141,7 +141,7 @@ class LeaderRuntime:
 
     # The beginning.
 
-    def start_run(self, earlier: Earlier | None = None) -> None:
+    def start_run(self, earlier: ResumePoint | None = None) -> None:
         """Start the run, or resume from an earlier part's checkpoint; call before the first tick."""
         checkpoint, generation = None, 0
         if earlier is not None:
@@ -157,7 +157,7 @@ class LeaderRuntime:
         """Continue from another leader's register, or start the run if it is empty; call before the first tick."""
         if record is None:
             asked = self._directory.path, self._job, self._request.steps, self._request.text_digest
-            self.start_run(find_earlier_part(*asked) if self._directory.resumes else None)
+            self.start_run(find_optional_resume_point(*asked) if self._directory.resumes else None)
             return
         failed = frozenset(self._job.shape.workers()) - {Worker.parse(worker) for worker in record.live}
         kept = [state for part in (record, cursor) if part is not None for state in (part.verified, part.candidate)]
@@ -240,7 +240,7 @@ class LeaderRuntime:
         """Let the leader decide, after all messages so far were taken. Raises RunError, RoleLost."""
         for planned in self._plans.poll(self._warn):
             self._take(planned)
-        for answer in self._checkpoints.look(self._warn):
+        for answer in self._checkpoints.poll(self._warn):
             self._take(answer)
         now = time.monotonic()
         if now - self._alive_sent_at >= self._job.membership.lease / ALIVE_PER_LEASE:

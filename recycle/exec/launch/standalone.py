@@ -22,9 +22,9 @@ from recycle.exec.model.stage import bucket_key
 from recycle.exec.protocol import Commit, Evaluated, EvaluationReport, Report
 from recycle.exec.transport.base import tie_groups
 from recycle.exec.transport.local import Exchange, LocalTransport
-from recycle.exec.worker.hosted import hold_initial
 from recycle.exec.worker.iterations import Iterations
-from recycle.exec.worker.updates import Updates
+from recycle.exec.worker.local_stages import own_initial_shards
+from recycle.exec.worker.step_state import StepState
 from recycle.ir.event_graph import event_graph
 from recycle.ir.lower import with_barrier
 from recycle.ir.schedule import Schedule
@@ -104,7 +104,7 @@ class LocalRun:
         self.evaluated_by = evaluation_schedule(schedule, job)
 
     def _own_shards(self) -> None:
-        self.exchange.owners = hold_initial(self.job, self.schedule, self.stages)
+        self.exchange.owners = own_initial_shards(self.job, self.schedule, self.stages)
         for worker, stages in self.stages.items():
             for index, stage in stages.items():
                 self.exchange.weights.setdefault(index, {})[worker] = stage.layout.weights()
@@ -134,7 +134,7 @@ class LocalRun:
         every = self.job.compared_every(self.rotation.rounds)
         running: dict[Worker, Iterations] = {}
         for worker, stages in self.stages.items():
-            updates, hooks = Updates(stages, iteration - 1), list[IterationHook]()
+            updates, hooks = StepState(stages, iteration - 1), list[IterationHook]()
             if every and iteration % every == 0:
                 hooks.append(StateComparison(self.job, stages, updates))
             generation = self._generation(worker, iteration - 1, _LocalCommits(self.job, str(worker), reports))
@@ -179,13 +179,13 @@ class LocalRun:
         order = _global_order(self.evaluated_by)
         for batch in range(self.job.evaluation.batches):
             for evaluation in running.values():
-                evaluation.begin(step, batch)
+                evaluation.begin_batch(step, batch)
             for worker, position in order:
                 running[worker].execute(position)
             for evaluation in running.values():
-                evaluation.end()
+                evaluation.end_batch()
         for evaluation in running.values():
-            evaluation.finish(step)
+            evaluation.report_losses(step)
         return evaluate(step, reports)
 
     def _share_sums(self) -> None:

@@ -34,9 +34,9 @@ from recycle.exec.transport.base import sum_groups
 from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings, transport_of
-from recycle.exec.worker.hosted import hold_initial
 from recycle.exec.worker.iterations import Iterations
-from recycle.exec.worker.updates import Updates
+from recycle.exec.worker.local_stages import own_initial_shards
+from recycle.exec.worker.step_state import StepState
 from recycle.ir.formats import named_schedule
 from recycle.ir.lower import with_barrier
 from recycle.ir.plugins import load_plugins
@@ -101,7 +101,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
     os.environ.update(plugin.environment)  # torchrun sets a variable that NCCL's transport refuses
     device = plugin.device(int(os.environ.get("LOCAL_RANK", "0")))
     stages = build_stages(job, schedule.stages_of(role), device, cut=schedule.shape.cut)
-    owners = hold_initial(job, schedule, {role: stages}) if job.train.sharded_optimizer else {}
+    owners = own_initial_shards(job, schedule, {role: stages}) if job.train.sharded_optimizer else {}
     address = os.environ.get("RECYCLE_ADDRESS", "127.0.0.1" if _is_one_machine(size) else os.uname().nodename)
     rotation = programs_of(schedule, job)
     transport = plugin(TransportSettings(store, device, address, limits=job.membership)).open(
@@ -116,7 +116,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
         )
     )
     commits = _TorchrunCommits(job, steps, store, workers, rank, given.metrics if first else None)
-    updates, hooks = Updates(stages), list[IterationHook]()
+    updates, hooks = StepState(stages), list[IterationHook]()
     if job.integrity.compares_states:
         hooks.append(StateComparison(job, stages, updates))
     if job.evaluation.every:

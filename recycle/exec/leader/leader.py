@@ -383,7 +383,7 @@ class Leader(Generations):
         self._end_run(Finish(digests, step + 1 < self.run.steps or self._is_cut_short, step))
 
     def _final_digests(self) -> dict[str, dict[int, str]] | None:
-        """A worker that dies or hangs meanwhile is detected as usual, without consequence."""
+        """None while digests are missing. A worker that dies or hangs meanwhile does not affect the run."""
         lost = self.detector.lost(self.live, self.now, self._final)
         waits = {worker for worker in self.live if not self._final.keys() >= set(self.members(worker))}
         for worker in sorted(waits):

@@ -107,7 +107,7 @@ def word_sums(tensor: torch.Tensor, first: int = 0) -> torch.Tensor:
 
 
 def word_count(tensor: torch.Tensor) -> int:
-    """Number of places that a weight occupies among the words of a stage's gradients: at most 64 bits per element."""
+    """Number of 32-bit words that the gradient of a weight takes at most."""
     return 2 * tensor.numel()
 
 

@@ -52,17 +52,15 @@ def executed(directory: str | Path) -> ExecutedRun:
     """Read the times of the run in `directory`. Raises RecycleError for a directory without executed iterations."""
     directory = Path(directory)
     if not (directory / "job.toml").is_file():
-        raise RecycleError(f"{directory}: is no run directory (it has no job.toml): give a job file or a run directory")
+        raise RecycleError(f"{directory}: is not a run directory (no job.toml); give a job file or a run directory")
     job = price(Job.of_run(directory))
     profile = job.prices
     unit = job.seconds_per_unit
     ran = load_trace(directory, job.shape)
     base = _in_seconds(profile, unit or 0.0)
-    measured = _measured(ran.without(_cut_anew(directory, ran)), job, base)
+    measured = _measured(ran.without(_repartitioned(directory, ran)), job, base)
     if measured is None:
-        raise RecycleError(
-            f"{directory}: no iteration was executed in it, of the job's own stages, so there is nothing to profile"
-        )
+        raise RecycleError(f"{directory}: has no iteration with the job's own stages, so there is nothing to profile")
     lines = [line for _, line in read_lines(directory / "metrics.jsonl")]
     periods = _periods(lines)
     planned = [line["period"] * unit for line, _ in periods] if unit is not None else []
@@ -78,55 +76,55 @@ def executed(directory: str | Path) -> ExecutedRun:
     )
 
 
-def _cut_anew(directory: Path, ran: Trace) -> set[int]:
-    found: set[int] = set()
+def _repartitioned(directory: Path, ran: Trace) -> set[int]:
+    generations: set[int] = set()
     for event in ran.events:
         if event.get("kind") == "generation":
             with contextlib.suppress(RecycleError):  # the plan of a run is not always kept
                 if Schedule.load(plan_file(directory / "plans", event.get("plan"))).shape.cut:
-                    found.add(int(event["generation"]))
-    return found
+                    generations.add(int(event["generation"]))
+    return generations
 
 
 def _periods(lines: Iterable[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], float]]:
-    found = []
+    periods = []
     before: Mapping[str, Any] | None = None
     for line in lines:
         if before is not None and before["generation"] == line["generation"]:
-            found.append((line, line["time"] - before["time"]))
+            periods.append((line, line["time"] - before["time"]))
         before = line
-    return found
+    return periods
 
 
 def _measured(ran: Trace, job: Job, profile: Profile) -> dict[str, Any] | None:
     stages = job.shape.stages
     per_worker = worker_times(ran, stages)
-    found: dict[str, list[float]] = {name: [] for name in ("forward", "backward_input", "backward_weight", "step")}
+    medians: dict[str, list[float]] = {name: [] for name in ("forward", "backward_input", "backward_weight", "step")}
     for stage in range(stages):
         usual = stage_times(per_worker, stage, profile, stages)
-        if any(name not in usual for name in found):
+        if any(name not in usual for name in medians):
             return None
-        for name, values in found.items():
+        for name, values in medians.items():
             values.append(usual[name])
     buckets, latency = buckets_of(ran.columns), profile.per_stage("reduce_latency", stages)
-    last = _joint(ran, stages, ReduceGradients)
-    together = {
+    last = _collective(ran, stages, ReduceGradients)
+    collectives = {
         "reduce": [b + (buckets - 1) * max(0.0, b - fixed) for b, fixed in zip(last, latency, strict=True)],
-        "gather": _joint(ran, stages, GatherParameters),
+        "gather": _collective(ran, stages, GatherParameters),
     }
-    return {**found, **together, "speed": _speeds(per_worker, found, job)}
+    return {**medians, **collectives, "speed": _speeds(per_worker, medians, job)}
 
 
-def _joint(ran: Trace, stages: int, cls: type[Instruction]) -> list[float]:
+def _collective(ran: Trace, stages: int, cls: type[Instruction]) -> list[float]:
     c, seconds = ran.columns, ran.end - ran.start
-    found = []
+    medians = []
     for stage in range(stages):
         rows = np.flatnonzero((c.kind == cls.kind) & (c.stage == stage))
         steps, place = np.unique(ran.step[rows], return_inverse=True)
         shortest = np.full(len(steps), np.inf)
         np.minimum.at(shortest, place, seconds[rows])
-        found.append(float(np.median(shortest)) if len(shortest) else 0.0)
-    return found
+        medians.append(float(np.median(shortest)) if len(shortest) else 0.0)
+    return medians
 
 
 def _speeds(per_worker: WorkerTimes, usual: Mapping[str, list[float]], job: Job) -> dict[str, float]:
@@ -136,9 +134,9 @@ def _speeds(per_worker: WorkerTimes, usual: Mapping[str, list[float]], job: Job)
             ratios.setdefault(worker, []).append(seconds / usual[name][stage])
     threshold = job.membership.drift or type(job.membership)().drift
     return {
-        str(job.shape.worker_at(worker)): float(f"{median(found):.3g}")
-        for worker, found in sorted(ratios.items())
-        if abs(np.log(median(found))) > np.log1p(threshold)
+        str(job.shape.worker_at(worker)): float(f"{median(stage_ratios):.3g}")
+        for worker, stage_ratios in sorted(ratios.items())
+        if abs(np.log(median(stage_ratios))) > np.log1p(threshold)
     }
 
 

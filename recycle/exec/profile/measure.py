@@ -2,10 +2,8 @@
 
 Runs as a module in child processes of the profiler (profiler.py): one process for all stages in turn, or one per peer.
 The request is a JSON line on standard input; results are JSON lines on standard output. On a GPU the device is
-synchronized before and after each instruction. Bytes are the allocator's (memory.py).
-
-Limits: one micro-batch at a time on an otherwise idle machine; workers that share cores or a memory bus take longer.
-Incoming messages are random; no kernel here depends on their contents.
+synchronized before and after each instruction. Limits: one micro-batch at a time on an otherwise idle machine; workers
+that share cores or a memory bus take longer. Incoming messages are random.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from recycle.exec.model.state.layouts import Shards
 from recycle.exec.profile.memory import allocated_by, capacity
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import ANYWHERE, TransportSettings, gpu_or_cpu, transport_named
-from recycle.exec.worker.updates import Updates
+from recycle.exec.worker.step_state import StepState
 from recycle.ir.kinds import ValueKind
 from recycle.job import Job, price
 from recycle.job.footprint import MESSAGES_UNDER_WAY
@@ -43,7 +41,7 @@ from recycle.plans.shards import owners_of
 
 WARM_UP = 3
 """Repeats that are discarded: first calls allocate, choose kernels and fill caches."""
-ONE, OTHER = MicroBatch(0, 0), MicroBatch(0, 1)
+FIRST, SECOND = MicroBatch(0, 0), MicroBatch(0, 1)
 
 
 class StageFigures(Struct, frozen=True):
@@ -110,15 +108,13 @@ class PeerFigures(Struct, frozen=True):
     gathers: list[float]
 
 
-class Subject:
-    """A freshly built stage to be measured."""
-
+class MeasuredStage:
     def __init__(self, job: Job, index: int) -> None:
         self._job, self._index = job, index
         self._device = gpu_or_cpu()
         built = allocated_by(self._build, self._device)
         self._static = float(built.kept)
-        self._updates = Updates({index: self.stage}, is_on_host=job.train.undo == "host")
+        self._updates = StepState({index: self.stage}, is_on_host=job.train.undo == "host")
         self._generator = torch.Generator().manual_seed(index)
 
     def _build(self) -> None:
@@ -141,15 +137,12 @@ class Subject:
         return (deviation * torch.randn(shape, generator=self._generator)).to(self._device, dtype)
 
     def forward(self, micro_batch: MicroBatch) -> None:
-        """Run F on a new message."""
         self.stage.forward(micro_batch, self.activation(micro_batch))
 
     def backward_input(self, micro_batch: MicroBatch) -> None:
-        """Run I on a new message."""
         self.stage.backward_input(micro_batch, self.gradient(micro_batch))
 
     def backward(self, micro_batch: MicroBatch) -> None:
-        """Run B on a new message."""
         self.stage.backward(micro_batch, self.gradient(micro_batch))
 
     def update(self, iteration: int) -> None:
@@ -166,28 +159,25 @@ class Subject:
         actions = (self.forward, self.backward_input, self.stage.backward_weight, self.forward, self.backward)
         self.stage.begin_iteration(0)
         for action in actions:
-            action(ONE)
-        forward, inputs, weights, _, whole = (allocated_by(partial(action, OTHER), self._device) for action in actions)
+            action(FIRST)
+        forward, inputs, weights, _, whole = (allocated_by(partial(action, SECOND), self._device) for action in actions)
         kept = allocated_by(partial(self.update, 0), self._device).kept
         update = allocated_by(partial(self.update, 1), self._device)
         activation, stash = forward.kept, forward.kept + inputs.kept
         held = max(activation, stash) if self._job.planner.decoupled else activation
-        again = held - activation
-        workspace = [forward.peak - activation, whole.peak - again, update.peak]
+        recomputed = held - activation
+        workspace = [forward.peak - activation, whole.peak - recomputed, update.peak]
         if self._job.planner.decoupled:
-            workspace += [inputs.peak - again, weights.peak]
+            workspace += [inputs.peak - recomputed, weights.peak]
         message = message_bytes(self.stage)
         return Footprint(activation, stash, self._static + kept, max(workspace) + MESSAGES_UNDER_WAY * message)
 
     def wait(self) -> None:
-        """Synchronize with the device."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
 
-class EmulatedSubject(Subject):
-    """A stage that takes its profile's times and bytes."""
-
+class MeasuredEmulatedStage(MeasuredStage):
     stage: EmulatedStage
 
     def activation(self, micro_batch: MicroBatch) -> torch.Tensor | None:
@@ -212,8 +202,7 @@ def message_bytes(stage: Stage) -> int:
 
 
 def measure_stage(job: Job, index: int, repeats: int) -> StageFigures:
-    """Measure times and bytes of a stage."""
-    measured = EmulatedSubject(job, index) if job.model.kind == "emulated" else Subject(job, index)
+    measured = MeasuredEmulatedStage(job, index) if job.model.kind == "emulated" else MeasuredStage(job, index)
     stage = measured.stage
     seconds: dict[str, list[float]] = {}
 
@@ -225,21 +214,21 @@ def measure_stage(job: Job, index: int, repeats: int) -> StageFigures:
         measured.wait()
         seconds.setdefault(name, []).append(time.perf_counter() - began)
 
-    held = measured.footprint()
+    footprint = measured.footprint()
     for iteration in range(WARM_UP + repeats):
         with timed("clear"):
             stage.begin_iteration(iteration)
-        activation, gradient = measured.activation(ONE), measured.gradient(ONE)
+        activation, gradient = measured.activation(FIRST), measured.gradient(FIRST)
         with timed("forward"):
-            stage.forward(ONE, activation)
+            stage.forward(FIRST, activation)
         with timed("backward_input"):
-            stage.backward_input(ONE, gradient)
+            stage.backward_input(FIRST, gradient)
         with timed("backward_weight"):
-            stage.backward_weight(ONE)
-        activation, gradient = measured.activation(OTHER), measured.gradient(OTHER)
-        stage.forward(OTHER, activation)
+            stage.backward_weight(FIRST)
+        activation, gradient = measured.activation(SECOND), measured.gradient(SECOND)
+        stage.forward(SECOND, activation)
         with timed("backward"):
-            stage.backward(OTHER, gradient)
+            stage.backward(SECOND, gradient)
         with timed("update"):
             measured.update(iteration)
     # A stage's other work once per iteration counts as its step.
@@ -248,7 +237,7 @@ def measure_stage(job: Job, index: int, repeats: int) -> StageFigures:
         index,
         {name: each[WARM_UP:] for name, each in seconds.items()},
         message_bytes(stage),
-        *held,
+        *footprint,
         tuple((buffer.nbytes, buffer.element_size()) for buffer in stage.gradient_buffers()),
         capacity(job, job.shape.chunks * sum(tensor.nbytes for tensor in stage.state_tensors())),
         _size_of(stage.layout.gathered()),
@@ -263,36 +252,38 @@ def _size_of(parts: Sequence[torch.Tensor]) -> tuple[int, int]:
 def measure_peers(request: PeerRequest) -> PeerFigures:
     """Run this process's part of the exchange; process 0's figures are the result."""
     peers = [Worker(k, 0) for k in range(request.peers)]
-    me = peers[request.rank]
+    role = peers[request.rank]
     keys = FileStore(request.store, request.peers)
     seconds = request.timeout
     limits = MembershipSection(transport_timeout=seconds, dead_after=seconds, form_timeout=seconds)
     plugin = transport_named(ANYWHERE)(TransportSettings(keys, limits=limits))
     owners = {0: owners_of(peers, peers, request.copies)} if request.copies else {}
-    transport = plugin.open(GroupsOfGeneration("profile", me, peers, {0: peers}, ((1,), torch.float32), owners=owners))
+    transport = plugin.open(
+        GroupsOfGeneration("profile", role, peers, {0: peers}, ((1,), torch.float32), owners=owners)
+    )
     messages = []
     for size in request.messages if request.rank < 2 else []:
         tensor = torch.zeros(max(1, size // 4), dtype=torch.float32)
         turn = partial(_exchange, transport, request.rank == 0, peers[1 - request.rank], tensor)
         messages.append(_median(turn, request.repeats) / 2)
-    together = [torch.zeros(1)]
+    barrier = [torch.zeros(1)]
     sums, latencies, gathers = list[float](), list[float](), list[float]()
     for buffers in request.sums:
         tensors = [torch.zeros(size // each, dtype=_DTYPES[each]) for size, each in buffers]
-        least = [tensor[: request.peers if request.copies else 1].clone() for tensor in tensors]
-        transport.reduce(0, together)
+        minimal = [tensor[: request.peers if request.copies else 1].clone() for tensor in tensors]
+        transport.reduce(0, barrier)
         if not request.copies:
             sums.append(_median(partial(transport.reduce, 0, tensors), request.repeats))
-            latencies.append(_median(partial(transport.reduce, 0, least), request.repeats))
+            latencies.append(_median(partial(transport.reduce, 0, minimal), request.repeats))
             continue
-        for found, whole in ((sums, tensors), (latencies, least)):
+        for results, whole in ((sums, tensors), (latencies, minimal)):
             parts = [torch.tensor_split(tensor, request.peers) for tensor in whole]
-            found.append(_median(partial(transport.reduce_scatter, 0, parts), request.repeats))
+            results.append(_median(partial(transport.reduce_scatter, 0, parts), request.repeats))
     for size, each in request.weights:
         weights = torch.tensor_split(torch.zeros(size // each, dtype=_DTYPES[each]), request.peers)
-        transport.reduce(0, together)
+        transport.reduce(0, barrier)
         gathers.append(_median(partial(transport.gather, 0, weights), request.repeats))
-    transport.reduce(0, together)  # all processes stay until the last has finished
+    transport.reduce(0, barrier)  # all processes stay until the last has finished
     return PeerFigures(messages, sums, latencies, gathers)
 
 

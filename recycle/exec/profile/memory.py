@@ -57,8 +57,8 @@ def _on_cpu(action: Callable[[], object]) -> Allocated:
     assert profiler.profiler is not None
     reported = [event for event in profiler.profiler.kineto_results.events() if event.name() == _MEMORY]
     sizes = [event.nbytes() for event in sorted(reported, key=lambda event: event.start_ns())]
-    held = list(accumulate(sizes, initial=0))
-    return Allocated(held[-1], max(held))
+    totals = list(accumulate(sizes, initial=0))
+    return Allocated(totals[-1], max(totals))
 
 
 @contextlib.contextmanager
@@ -95,9 +95,8 @@ def capacity(job: Job, state: float = 0.0) -> float:
 
 
 def machine_memory() -> int:
-    """Bytes of memory of this machine, or of this container."""
-    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in _LIMITS:
         with contextlib.suppress(OSError, ValueError):  # "max" stands for no limit
-            found.append(int(path.read_text()))
-    return min(found)
+            limits.append(int(path.read_text()))
+    return min(limits)

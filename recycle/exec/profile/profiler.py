@@ -1,11 +1,8 @@
 """The profiler: a Profile from measurements of a job's real stages on this machine.
 
 Stages are measured one after the other in a child process; sums over a stage's hosts and links are measured between
-several processes, over the transport of the run (measure.py). Figures are medians over repeats; `Profile.measured`
-holds their spread and the machine.
-
-Limits: all processes run on this machine, so links are local. Stages are measured alone, while workers of one machine
-may share its cores.
+several processes (measure.py). Figures are medians over repeats; `Profile.measured` has their spread and the machine.
+Limits: links are local to this machine, and stages are measured alone.
 """
 
 from __future__ import annotations
@@ -53,15 +50,15 @@ def measure(job: Job, repeats: int = 20, report: MeasureProgress = lambda *_: No
     check_request(job, 1, (), frozenset())
     if job.grid.tensor_parallel != 1:
         raise JobError(
-            f"[shape] tensor_parallel: {job.grid.tensor_parallel}, but a stage is measured in one process; take the"
-            " times from a run: recycle profile RUN_DIR -o FILE"
+            f"[shape] tensor_parallel: {job.grid.tensor_parallel}, but a stage is measured in one process; measure a"
+            " run instead: recycle profile RUN_DIR -o FILE"
         )
     if job.model.kind == "emulated":
         price(job).prices.require(job.shape)
     stages = job.shape.stages
     figures: list[StageFigures] = []
     report("stages", 0, stages)
-    with closing(_Measuring("stages", job, (job.to_toml(), repeats))) as child:
+    with closing(_MeasuringProcess("stages", job, (job.to_toml(), repeats))) as child:
         for line in islice(child.lines(), stages):
             figures.append(msgspec.json.decode(line, type=StageFigures))
             report("stages", len(figures), stages)
@@ -78,11 +75,11 @@ def assemble(job: Job, figures: Sequence[StageFigures], link: Link, repeats: int
     and W than before I, as with recomputation, the profile has both values, but only with Decoupled BackProp.
     """
     is_split = job.planner.decoupled
-    activations = [max(found.activation, found.stash) if is_split else found.activation for found in figures]
-    recomputed_from = [found.activation for found in figures]
-    shares = [found.stash / held for found, held in zip(figures, activations, strict=True) if held > 0]
-    medians = {name: [median(found.seconds[name]) for found in figures] for name in figures[0].seconds}
-    spread = {name: [_spread(found.seconds[name]) for found in figures] for name in figures[0].seconds}
+    activations = [max(stage.activation, stage.stash) if is_split else stage.activation for stage in figures]
+    recomputed_from = [stage.activation for stage in figures]
+    shares = [stage.stash / held for stage, held in zip(figures, activations, strict=True) if held > 0]
+    medians = {name: [median(stage.seconds[name]) for stage in figures] for name in figures[0].seconds}
+    spread = {name: [_spread(stage.seconds[name]) for stage in figures] for name in figures[0].seconds}
     return Profile(
         forward=medians["forward"],
         backward_input=medians["backward_input"],
@@ -90,22 +87,22 @@ def assemble(job: Job, figures: Sequence[StageFigures], link: Link, repeats: int
         step=medians["step"],
         latency=link.latency,
         bandwidth=link.bandwidth,
-        message=[float(found.message) for found in figures],
+        message=[float(stage.message) for stage in figures],
         activation=activations,
         weight_stash=min(1.0, max(shares, default=1.0)),
         recomputed_from=None if recomputed_from == activations else recomputed_from,
-        static=[found.static for found in figures],
+        static=[stage.static for stage in figures],
         workspace=[
-            max(found.workspace, reducing_bytes(job, sum(size // each for size, each in found.gradients)))
-            for found in figures
+            max(stage.workspace, reducing_bytes(job, sum(size // each for size, each in stage.gradients)))
+            for stage in figures
         ],
-        capacity=min(found.capacity for found in figures),
+        capacity=min(stage.capacity for stage in figures),
         measured={
             **machine(),
             "repeats": repeats,
             "spread": spread,
             "backward": medians["backward"],
-            "held_between": [found.stash for found in figures],
+            "held_between": [stage.stash for stage in figures],
             "placement": placement(figures),
             "model": msgspec.to_builtins(job.model),
             "micro_batch_size": job.data.micro_batch_size,
@@ -117,10 +114,10 @@ def assemble(job: Job, figures: Sequence[StageFigures], link: Link, repeats: int
 
 def placement(figures: Sequence[StageFigures]) -> dict[str, list[str]]:
     """Names of parameters by the half, "I" or "W", that gives their gradient; `*` for layer numbers."""
-    found: dict[str, set[str]] = {"I": set(), "W": set()}
+    names_by_half: dict[str, set[str]] = {"I": set(), "W": set()}
     for name, half in (entry for stage in figures for entry in stage.placement.items()):
-        found[half].add(re.sub(r"\.\d+\.", ".*.", name))
-    return {half: sorted(names) for half, names in found.items() if names}
+        names_by_half[half].add(re.sub(r"\.\d+\.", ".*.", name))
+    return {half: sorted(names) for half, names in names_by_half.items() if names}
 
 
 def _spread(seconds: Sequence[float]) -> float:
@@ -131,7 +128,6 @@ def _spread(seconds: Sequence[float]) -> float:
 
 
 def machine() -> dict[str, Any]:
-    """Machine and date of the measurements."""
     devices = [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())]
     versions = {}
     for name in ("recycle-pipeline", "torch", "megatron-core"):
@@ -174,39 +170,37 @@ def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
 
 def _links(job: Job, figures: Sequence[StageFigures], repeats: int) -> tuple[Link, dict[str, Any]]:
     shape = job.shape
-    wanted = [found.gradients for found in figures]
+    wanted = [stage.gradients for stage in figures]
     sums = sorted(set(wanted)) if shape.pipelines > 1 else []
-    sizes = sorted({*MESSAGES, max(4, max(found.message for found in figures))}) if shape.worker_count > 1 else []
+    sizes = sorted({*MESSAGES, max(4, max(stage.message for stage in figures))}) if shape.worker_count > 1 else []
     if not sizes:
         return Link(), {}
     peers = max(2, shape.pipelines)
     is_sharded = job.train.sharded_optimizer and bool(sums)
     copies = job.train.optimizer_copies if is_sharded else 0
-    weights = sorted({found.weights for found in figures}) if is_sharded else []
+    weights = sorted({stage.weights for stage in figures}) if is_sharded else []
     with ExitStack() as stack:
         store = str(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="recycle-"))) / "store")
         children = []
         for rank in range(peers):
             timeout = job.membership.transport_timeout
             request = PeerRequest(rank, peers, store, sizes, sums, repeats, timeout, copies, weights)
-            children.append(stack.enter_context(closing(_Measuring("peer", job, request))))
-        found, *_ = [msgspec.json.decode(next(child.lines()), type=PeerFigures) for child in children]
+            children.append(stack.enter_context(closing(_MeasuringProcess("peer", job, request))))
+        stage, *_ = [msgspec.json.decode(next(child.lines()), type=PeerFigures) for child in children]
     if not sums:
-        return fit_link(sizes, found.messages), {}
-    by_buffers = dict(zip(sums, zip(found.sums, found.latencies, strict=True), strict=True))
+        return fit_link(sizes, stage.messages), {}
+    by_buffers = dict(zip(sums, zip(stage.sums, stage.latencies, strict=True), strict=True))
     measured: dict[str, Any] = {
         "reduce": [by_buffers[buffers][0] for buffers in wanted],
         "reduce_latency": [by_buffers[buffers][1] for buffers in wanted],
     }
     if is_sharded:
-        by_weights = dict(zip(weights, found.gathers, strict=True))
+        by_weights = dict(zip(weights, stage.gathers, strict=True))
         measured["gather"] = [by_weights[stage.weights] for stage in figures]
-    return fit_link(sizes, found.messages), measured
+    return fit_link(sizes, stage.messages), measured
 
 
-class _Measuring(Child):
-    """A process of `recycle.exec.profile.measure` with its request."""
-
+class _MeasuringProcess(Child):
     def __init__(self, kind: str, job: Job, request: object) -> None:
         environment = {**transport_of(job).environment, **worker_environment(job.train.threads)}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
@@ -214,7 +208,6 @@ class _Measuring(Child):
         self.send(request)
 
     def lines(self) -> Iterator[bytes]:
-        """Lines of its output. Raises RunError if it ends."""
         yield from super().lines()
         self._errors.seek(0)
         output = self._errors.read().decode(errors="replace").splitlines()

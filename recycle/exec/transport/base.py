@@ -23,7 +23,7 @@ Pending = Callable[[], torch.Tensor]
 """A posted receive: calling it waits for the tensor and returns it."""
 
 
-class Messaged(NamedTuple):
+class LinkStats(NamedTuple):
     """Statistics of a process's messages with another process since the last query.
 
     Attributes:
@@ -36,6 +36,9 @@ class Messaged(NamedTuple):
     sent: int
     seconds: float
     waited: float
+
+
+Messaged = LinkStats  # former name, for other packages' transports
 
 
 class TransportError(RecycleError):
@@ -56,8 +59,8 @@ class Transport(Protocol):
     def begin(self, program: Sequence[Instruction], iteration: int) -> None:
         """Start `iteration` of `program`; receives may be posted from now on.
 
-        A peer may be one iteration behind or ahead, but not more, because it cannot step without the previous
-        iteration's commit. So tensors sent two iterations ago have been delivered.
+        Peers are at most one iteration apart, because a step needs the previous iteration's commit. So tensors sent two
+        iterations ago have been delivered.
         """
 
     def send(self, instruction: Transfer, tensor: torch.Tensor) -> None:
@@ -118,10 +121,9 @@ def lane_places(program: Sequence[Instruction]) -> dict[Instruction, int]:
 
 
 class PostedReceives:
-    """Receives of one program, the next few of which are posted ahead.
+    """Receives of one program, the next few of which are posted ahead, in the program's order over all lanes.
 
-    They are posted in the program's order over all lanes. So a sender finds its receive posted, and the memory of
-    messages is bounded. `ahead` returns the number of receives to post ahead, and `may_join` whether one may be added.
+    `ahead` returns the number of receives to post ahead, and `may_join` whether one may be added.
     """
 
     def __init__(
@@ -135,8 +137,7 @@ class PostedReceives:
         self._posted: dict[Transfer, Pending] = {}
 
     def begin(self, program: Sequence[Instruction]) -> None:
-        """Start with the receives of `program`."""
-        self._unposted = deque(one for one in program if isinstance(one, Receive))
+        self._unposted = deque(instruction for instruction in program if isinstance(instruction, Receive))
         self._posted = {}
         self._post_ahead()
 
@@ -149,7 +150,6 @@ class PostedReceives:
         return pending
 
     def clear(self) -> None:
-        """Discard all receives."""
         self._posted = {}
         self._unposted.clear()
 

@@ -1,11 +1,10 @@
 """The communicators of a process, and their reuse in the next generation.
 
-A communicator executes operations in order and does not know generations. It is reused only if all members have
-completed all operations, and have begun the same number of them. Completion at one end is not enough: a send may
-complete before its receive is posted. Each process publishes these counts before it acknowledges the next generation
-(`offer`), and reads the counts of other members when it forms (`agree`). So all members decide alike.
+A communicator is reused only if all members have completed all operations, and have begun the same number of them,
+because a send may complete before its receive is posted. Each process publishes these counts before it acknowledges the
+next generation (`offer`), and reads the counts of its peers when it forms (`reuse`). So all members decide alike.
 
-An operation is counted before it begins, which may block, and none begins after the end of a generation. So an idle
+Operations are counted before they begin, which may block, and none begins after the end of a generation, so an idle
 communicator stays idle. A process whose transport failed without a known death reuses none. Unfit communicators are
 aborted while no process forms any; fit ones that a generation does not need are kept as spares.
 """
@@ -34,7 +33,7 @@ class Communicator:
         self.name, self.backend = name, backend
         self._lock, self._is_over = lock, is_over
         self.begun = 0
-        self._beginning = 0
+        self._starting = 0
         self._works: deque[Any] = deque()
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> Any:
@@ -64,11 +63,11 @@ class Communicator:
             if self._is_over():
                 raise RuntimeError("the generation is over")
             self.begun += 1
-            self._beginning += 1
+            self._starting += 1
         work = operation(*arguments)  # if this fails, the communicator stays unfit
         with self._lock:
             self._works.append(work)
-            self._beginning -= 1
+            self._starting -= 1
         return work
 
     def is_idle(self) -> bool:
@@ -76,7 +75,7 @@ class Communicator:
         with contextlib.suppress(RuntimeError):  # the device has failed
             while self._works and self._works[0].is_completed():
                 self._works.popleft()
-        return not (self._works or self._beginning)
+        return not (self._works or self._starting)
 
 
 class Communicators:
@@ -84,40 +83,39 @@ class Communicators:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[CommunicatorKey, Communicator] = {}
+        self._by_key: dict[CommunicatorKey, Communicator] = {}
         self._unfit: list[Communicator] = []
         self._is_over = True
 
-    def begin(self) -> None:
-        """Start to form a generation."""
+    def begin_generation(self) -> None:
         with self._lock:
             self._is_over = False
 
     def offer(self) -> dict[str, int]:
         """Name of each idle communicator -> number of operations begun on it. Call after the end of a generation."""
         with self._lock:
-            return {one.name: one.begun for one in self._held.values() if one.is_idle()}
+            idle = (communicator for communicator in self._by_key.values() if communicator.is_idle())
+            return {communicator.name: communicator.begun for communicator in idle}
 
     def keep_among(self, live: Collection[str]) -> None:
         """Free the communicators with members outside of these processes."""
         with self._lock:
-            self._let_go(key for key in self._held if not set(key[1]) <= set(live))
+            self._mark_unfit(key for key in self._by_key if not set(key[1]) <= set(live))
 
-    def held(self, keys: Collection[CommunicatorKey]) -> list[CommunicatorKey]:
-        """The keys for which a communicator is held."""
+    def held_among(self, keys: Collection[CommunicatorKey]) -> list[CommunicatorKey]:
         with self._lock:
-            return [key for key in keys if key in self._held]
+            return [key for key in keys if key in self._by_key]
 
-    def agree(self, key: CommunicatorKey, offers: Iterable[Mapping[str, int]]) -> Communicator | None:
+    def reuse(self, key: CommunicatorKey, offers: Iterable[Mapping[str, int]]) -> Communicator | None:
         """The communicator of `key` if the offers of all other members match; otherwise marks it as unfit."""
         with self._lock:
-            one = self._held.pop(key, None)
-            if one is None:  # the generation has ended meanwhile
+            communicator = self._by_key.pop(key, None)
+            if communicator is None:  # the generation has ended meanwhile
                 return None
-            if one.is_idle() and all(offer.get(one.name) == one.begun for offer in offers):
-                self._held[key] = one  # keeps the order of last use
-                return one
-            self._unfit.append(one)
+            if communicator.is_idle() and all(offer.get(communicator.name) == communicator.begun for offer in offers):
+                self._by_key[key] = communicator  # keeps the order of last use
+                return communicator
+            self._unfit.append(communicator)
             return None
 
     def add(self, key: CommunicatorKey, name: str, backend: Any) -> Communicator | None:
@@ -125,42 +123,39 @@ class Communicators:
         with self._lock:
             if self._is_over:
                 return None
-            one = Communicator(name, backend, self._lock, lambda: self._is_over)
-            self._held[key] = one
-            return one
+            communicator = Communicator(name, backend, self._lock, lambda: self._is_over)
+            self._by_key[key] = communicator
+            return communicator
 
     def break_all(self) -> None:
-        """Mark all communicators as unfit, after an unexplained failure.
-
-        A backend may report a failed operation as completed.
-        """
+        """Mark all as unfit, because a backend may report a failed operation as completed."""
         with self._lock:
-            self._let_go(self._held)
+            self._mark_unfit(self._by_key)
 
     def forget_completed(self) -> None:
         """Free the tensors of completed operations."""
         with self._lock:
-            for one in self._held.values():
-                one.is_idle()
+            for communicator in self._by_key.values():
+                communicator.is_idle()
 
-    def end(self) -> list[Any]:
+    def end_generation(self) -> list[Any]:
         """End the generation. Returns the backends to abort."""
         with self._lock:
             self._is_over = True
-            self._let_go(key for key, one in self._held.items() if not one.is_idle())
+            self._mark_unfit(key for key, communicator in self._by_key.items() if not communicator.is_idle())
         return self.take_unfit()
 
     def retire(self, needed: Collection[CommunicatorKey]) -> None:
         """Free the spares beyond `SPARES`; `needed` are not spares."""
         with self._lock:
-            spare = [key for key in self._held if key not in needed]
-            self._let_go(spare[: max(0, len(spare) - SPARES)])
+            spare = [key for key in self._by_key if key not in needed]
+            self._mark_unfit(spare[: max(0, len(spare) - SPARES)])
 
-    def _let_go(self, keys: Iterable[CommunicatorKey]) -> None:
-        self._unfit += [self._held.pop(key) for key in list(keys)]
+    def _mark_unfit(self, keys: Iterable[CommunicatorKey]) -> None:
+        self._unfit += [self._by_key.pop(key) for key in list(keys)]
 
     def take_unfit(self) -> list[Any]:
         """Remove and return the backends without users."""
         with self._lock:
             unfit, self._unfit = self._unfit, []
-        return [one.backend for one in unfit]
+        return [communicator.backend for communicator in unfit]

@@ -26,12 +26,12 @@ _RETURN = 0x06
 """BPF_RET | BPF_K: returning 0 bytes drops the packet."""
 
 
-_DUPLICATES = threading.RLock()
+_DUPLICATION = threading.RLock()
 
 
 @contextlib.contextmanager
 def _socket_of(descriptor: int) -> Iterator[socket.socket]:
-    with _DUPLICATES:
+    with _DUPLICATION:
         duplicate = os.dup(descriptor)
         try:
             end = socket.socket(fileno=duplicate)
@@ -54,36 +54,33 @@ class Connection(NamedTuple):
 
     @property
     def mirrored(self) -> str:
-        """Text of the other end."""
         return f"{self.other}-{self.own}"
 
 
 def own_connections(descriptors: Collection[int]) -> list[Connection]:
-    """The connected sockets of this process."""
-    found = []
+    connections = []
     for descriptor in descriptors:
         with contextlib.suppress(OSError), _socket_of(descriptor) as end:
             if end.family == socket.AF_UNIX:
                 continue  # to the agent of this node
             own, other = ("{}:{}".format(*address[:2]) for address in (end.getsockname(), end.getpeername()))
-            found.append(Connection(own, other, descriptor))
-    return sorted(found)
+            connections.append(Connection(own, other, descriptor))
+    return sorted(connections)
 
 
 def open_sockets() -> dict[str, int]:
     """The sockets of this process: identity -> file descriptor."""
-    found: dict[str, int] = {}
-    with _DUPLICATES:
+    sockets: dict[str, int] = {}
+    with _DUPLICATION:
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 target = os.readlink(f"/proc/self/fd/{name}")
                 if target.startswith("socket:"):
-                    found[target] = int(name)
-    return found
+                    sockets[target] = int(name)
+    return sockets
 
 
 def shut_sockets(keep: set[str]) -> None:
-    """Shut every connected socket of this process except `keep`."""
     for identity, descriptor in open_sockets().items():
         if identity in keep:
             continue

@@ -1,11 +1,9 @@
 """Communicators of a generation, the order in which they form, and the store that they form on.
 
-A communicator forms only while all its members take part. With workers as vertices and communicators as edges, an edge
-coloring gives rounds in which each worker forms at most one. A sum gets the first round that is free at all its
-members. Every process forms its own communicators by round, then by name, which is the same order everywhere. The first
-one that has not formed thus has all its members waiting for it, so forming cannot deadlock, even if some are reused.
-
-Communicators connect processes, not roles of a plan, so that several generations can use them.
+An edge coloring, of workers by communicators, gives rounds in which each worker forms at most one. A sum gets the first
+round that is free at all its members. Every process forms its communicators by round, then by name, which is the same
+order everywhere. All members of the first one that has not formed wait for it, so forming cannot deadlock, even if some
+are reused. Communicators connect processes, not roles of a plan, so that several generations can use them.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from recycle.plans.edge_coloring import color_edges
 
 
 @dataclass(frozen=True)
-class Wanted:
+class NeededCommunicator:
     """A communicator that a generation needs.
 
     Attributes:
@@ -54,7 +52,7 @@ def lanes_of(schedule: Schedule) -> list[Lane]:
     return [(shape.worker_at(pair // shape.worker_count), shape.worker_at(pair % shape.worker_count)) for pair in pairs]
 
 
-def formation(lanes: Collection[Lane], hosts: Mapping[int, Sequence[Worker]]) -> list[Wanted]:
+def formation_order(lanes: Collection[Lane], hosts: Mapping[int, Sequence[Worker]]) -> list[NeededCommunicator]:
     """Communicators of lanes and of sums over several hosts, in the order in which they form."""
     # Lanes within a pipeline get low numbers: they must re-form after a failure inside an iteration, while re-routed
     # lanes may still exist from an earlier failure.
@@ -62,10 +60,10 @@ def formation(lanes: Collection[Lane], hosts: Mapping[int, Sequence[Worker]]) ->
     number = {worker: place for place, worker in enumerate(sorted({worker for lane in lanes for worker in lane}))}
     colors = color_edges([(number[sender], number[receiver]) for sender, receiver in ordered])
     taken: dict[Worker, set[int]] = {}
-    wanted = [Wanted(color, lane) for color, lane in zip(colors, ordered, strict=True)]
-    for one in wanted:
-        for worker in one.members:
-            taken.setdefault(worker, set()).add(one.round)
+    needed = [NeededCommunicator(color, lane) for color, lane in zip(colors, ordered, strict=True)]
+    for communicator in needed:
+        for worker in communicator.members:
+            taken.setdefault(worker, set()).add(communicator.round)
     for stage, members in sorted(hosts.items()):
         if len(members) < 2:
             continue
@@ -73,8 +71,8 @@ def formation(lanes: Collection[Lane], hosts: Mapping[int, Sequence[Worker]]) ->
         free = next(color for color in count() if not any(color in rounds for rounds in busy))
         for rounds in busy:
             rounds.add(free)
-        wanted.append(Wanted(free, tuple(sorted(members)), stage))
-    return sorted(wanted, key=lambda one: (one.round, one.stage is not None, one.members))
+        needed.append(NeededCommunicator(free, tuple(sorted(members)), stage))
+    return sorted(needed, key=lambda item: (item.round, item.stage is not None, item.members))
 
 
 TENSOR, LANE, SUM = "tensor", "lane", "stage"
@@ -82,7 +80,6 @@ TENSOR, LANE, SUM = "tensor", "lane", "stage"
 
 
 def member_of(process: Worker, tensor_rank: int, tensor_parallel: int) -> str:
-    """Name of a worker's process; there is one per tensor rank."""
     return f"{process}t{tensor_rank}" if tensor_parallel > 1 else str(process)
 
 
@@ -116,21 +113,21 @@ class CommunicatorPart:
 
 def parts_of(groups: GroupsOfGeneration, tensor_rank: int, tensor_parallel: int) -> list[CommunicatorPart]:
     """The parts of this process, in the order in which the communicators form."""
-    process = {role: groups.processes.get(role, role) for role in groups.members}
     parts = []
     if tensor_parallel > 1:
-        members = tuple(member_of(process[groups.role], rank, tensor_parallel) for rank in range(tensor_parallel))
+        own = groups.process(groups.role)
+        members = tuple(member_of(own, rank, tensor_parallel) for rank in range(tensor_parallel))
         parts.append(CommunicatorPart(TENSOR, 0, members, tensor_rank))
-    for wanted in formation(groups.lanes, groups.hosts):
-        if groups.role not in wanted.members:
+    for needed in formation_order(groups.lanes, groups.hosts):
+        if groups.role not in needed.members:
             continue
-        rank = wanted.members.index(groups.role)
-        members = tuple(member_of(process[role], tensor_rank, tensor_parallel) for role in wanted.members)
-        if wanted.stage is None:
-            parts.append(CommunicatorPart(LANE, 0, members, rank, wanted.members[1 - rank]))
+        rank = needed.members.index(groups.role)
+        members = tuple(member_of(groups.process(role), tensor_rank, tensor_parallel) for role in needed.members)
+        if needed.stage is None:
+            parts.append(CommunicatorPart(LANE, 0, members, rank, needed.members[1 - rank]))
         else:  # a sum does not depend on roles, so order members by process
             ordered = tuple(sorted(members))
-            parts.append(CommunicatorPart(SUM, wanted.stage, ordered, ordered.index(members[rank])))
+            parts.append(CommunicatorPart(SUM, needed.stage, ordered, ordered.index(members[rank])))
     return parts
 
 
@@ -142,9 +139,9 @@ class FormingStore(Store):
     """Store that a process's groups form on, with waits that end with the generation.
 
     torch's own clients block in `get` with the client's lock held, so a process whose peer has died could not leave its
-    generation. Opening one also resolves its address with the interpreter lock held, which took 5 s without a name
-    server. Backends accept this store below a PrefixStore but do not keep it alive. Its waits raise RuntimeError after
-    `over` is set, or after `seconds`.
+    generation. Opening one resolves its address with the interpreter lock held, which took 5 s without a name server.
+    Backends accept this store below a PrefixStore but do not keep it alive. Waits raise RuntimeError after `over` is
+    set, or after `seconds`.
     """
 
     def __init__(self, client: Any, over: threading.Event, seconds: float = 300.0) -> None:
@@ -167,6 +164,6 @@ class FormingStore(Store):
         pause, longest = PAUSE_SECONDS
         while not self._client.check(keys):
             if self._over.is_set() or time.monotonic() > deadline:
-                raise RuntimeError(f"waited for {keys[0]} in vain")
+                raise RuntimeError(f"key {keys[0]} was not written before the deadline or the end of the generation")
             time.sleep(pause)
             pause = min(1.5 * pause, longest)

@@ -1,13 +1,12 @@
 """Gloo transport: one generation's process groups on a separate store prefix.
 
-One group joins all live workers for transfers, one group per stage joins its hosts for the sum. With tensor parallelism
-each tensor rank has these groups, and another group joins the processes of each worker.
+One group joins all live workers for transfers, and one group per stage joins its hosts for sums. With tensor
+parallelism each tensor rank has these groups, and another group joins the processes of each worker.
 
-Shutting this process's sockets interrupts blocked gloo transfers at both ends; aborting a group does not. Sockets from
-before the generation and listening sockets stay open. Three kinds of waits may not end with the sockets: forming a
-group whose member died, an all-reduce, and a transfer posted at that moment. They run in a separate thread, which is
-abandoned with its group when the generation is over, because freeing the group would block. gloo reports a delivery
-only to a wait, so a thread per lane waits for the sent messages, in order.
+Shutting this process's sockets interrupts blocked gloo transfers at both ends; aborting a group does not. Three kinds
+of waits may not end with the sockets: forming a group whose member died, an all-reduce, and a transfer posted at that
+moment. They run in a thread that is abandoned with its group at the end of the generation, because freeing the group
+would block. gloo reports a delivery only to a wait, so a thread per lane waits for sent messages, in order.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ import torch
 from torch.distributed.distributed_c10d import PrefixStore
 
 from recycle.errors import first_line
-from recycle.exec.transport.base import Messaged, TransportError, Unreachable
+from recycle.exec.transport.base import LinkStats, TransportError, Unreachable
 from recycle.exec.transport.connections import Connection, give_up_after, open_sockets, own_connections, shut_sockets
 from recycle.exec.transport.formation import FormingStore
-from recycle.exec.transport.groups import STATE_TAG, GroupsOfGeneration, GroupTransport, leave_behind
-from recycle.exec.transport.outgoing import OutgoingLane, Sending
+from recycle.exec.transport.groups import STATE_TAG, GroupsOfGeneration, GroupTransport, abandon_wait
+from recycle.exec.transport.outgoing import OutgoingLane, PendingSend
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings, computes_on_gpu
 from recycle.exec.transport.sharded_sums import ShardedSums
 from recycle.ir.instruction import Instruction
@@ -37,7 +36,7 @@ from recycle.job import Job
 from recycle.job.shape import Worker
 from recycle.megatron_versions import gloo_group, set_timeout
 
-LOOK_SECONDS = 1.0
+PROBE_INTERVAL = 1.0
 """Interval of the check for broken idle connections."""
 PROBE_SECONDS, PROBE_TAG = 3.0, 2 * STATE_TAG
 """Time limit and tag of an operation that asks a broken connection for its error.
@@ -49,14 +48,12 @@ _WORLD, _TENSOR = -1, -2
 
 
 class Gloo(TransportPlugin):
-    """Transport between processes over TCP, on CPUs."""
-
     has_shards = True
     paces_links = True
 
     def __init__(self, settings: TransportSettings) -> None:
         super().__init__(settings)
-        self._kept: set[str] | None = None
+        self._older_sockets: set[str] | None = None
 
     @classmethod
     def refusal(cls, job: Job) -> str | None:
@@ -68,16 +65,16 @@ class Gloo(TransportPlugin):
         return None
 
     def open(self, groups: GroupsOfGeneration) -> GroupTransport:
-        if self._kept is None:
-            self._kept = set(open_sockets())
+        if self._older_sockets is None:
+            self._older_sockets = set(open_sockets())
         return super().open(groups)
 
     def _form(self, groups: GroupsOfGeneration) -> GroupTransport:
         return GlooTransport(self.settings, groups)
 
     def wake(self) -> None:
-        if self._kept is not None:
-            shut_sockets(self._kept)
+        if self._older_sockets is not None:
+            shut_sockets(self._older_sockets)
 
 
 class GlooTransport(GroupTransport):
@@ -93,8 +90,8 @@ class GlooTransport(GroupTransport):
         self._connections: list[Connection] = []
         self._ends: dict[Worker, str] = {}
         self._scattering: dict[int, ThreadPoolExecutor] = {}
-        self._told: set[Worker] = set()
-        self._next_look = 0.0
+        self._warned: set[Worker] = set()
+        self._next_probe = 0.0
         self._lanes: dict[Worker, OutgoingLane] = {}
 
     def form(self) -> None:
@@ -127,14 +124,14 @@ class GlooTransport(GroupTransport):
         self._outgoing = self._incoming = {member: (world, rank) for rank, member in enumerate(members)}
         self._sums = formed
 
-    def _order(self, work: Any) -> None:
-        if isinstance(work, Sending):
-            self._until_over(work.waiting, math.inf)
+    def _await_work(self, work: Any) -> None:
+        if isinstance(work, PendingSend):
+            self._wait_until_over(work.waiting, math.inf)
         else:
             work.wait(timedelta(seconds=self._settings.limits.transport_timeout))
 
     def _wait_state(self, pending: Any) -> None:
-        self._wait_in_thread(partial(self._order, pending), self._outgoing)
+        self._wait_in_thread(partial(self._await_work, pending), self._outgoing)
 
     def _start_send(self, peer: Worker, tensor: torch.Tensor, tag: int) -> Any:
         if peer not in self._lanes:
@@ -143,39 +140,38 @@ class GlooTransport(GroupTransport):
         return self._try(partial(lane.send_state if tag >= STATE_TAG else lane.send, tensor, tag))
 
     def _ended(self, pending: Any) -> float:
-        return float(pending.wait()) if isinstance(pending, Sending) else super()._ended(pending)
+        return float(pending.wait()) if isinstance(pending, PendingSend) else super()._ended(pending)
 
     def _lane(self, peer: Worker) -> OutgoingLane:
         (group, rank), links = self._outgoing[peer], self._settings.links
-        process = self._process(peer)
+        process = self._groups.process(peer)
         return OutgoingLane(
             lambda tensor, tag: group.send([tensor], rank, tag),
-            (lambda usual: 0.0) if links is None else (lambda usual: links.hold(process, usual)),
+            (lambda network: 0.0) if links is None else (lambda network: links.delay(process, network)),
             self._over,
         )
 
     def begin(self, program: Sequence[Instruction], iteration: int) -> None:
-        """As `Transport.begin`. Raises Unreachable if a peer is cut off, even without pending transfers."""
         super().begin(program, iteration)
-        if time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + LOOK_SECONDS
-            self._look_for_cut_off()
+        if time.monotonic() >= self._next_probe:
+            self._next_probe = time.monotonic() + PROBE_INTERVAL
+            self._probe_cut_off()
 
-    def _look_for_cut_off(self) -> None:
-        for peer in self._broken_off() - self._told:
+    def _probe_cut_off(self) -> None:
+        for peer in self._cut_off_peers() - self._warned:
             group, rank = self._outgoing[peer]
             try:
                 group.recv([torch.empty(1)], rank, PROBE_TAG).wait(timedelta(seconds=PROBE_SECONDS))
             except RuntimeError as error:
-                self._told.add(peer)
+                self._warned.add(peer)
                 broken = self._broken(error)
                 if not isinstance(broken, Unreachable):
                     continue  # the peer has closed the connection, which a wait will notice
                 if self._needs(peer):
                     raise Unreachable(str(broken), peer) from None
                 self._groups.warn(
-                    f"worker {self._process(self._groups.role)} is cut off from worker {self._process(peer)};"
-                    f" they send each other nothing by this plan"
+                    f"worker {self._groups.process(self._groups.role)} is cut off from worker"
+                    f" {self._groups.process(peer)}; training continues, because this plan has no messages between them"
                 )
 
     def _needs(self, peer: Worker) -> bool:
@@ -183,24 +179,21 @@ class GlooTransport(GroupTransport):
         shares = any(role in hosts and peer in hosts for hosts in self._groups.hosts.values())
         return shares or bool({(role, peer), (peer, role)} & set(self._groups.lanes))
 
-    def _process(self, role: Worker) -> Worker:
-        return self._groups.processes.get(role, role)
-
-    def messaged(self) -> list[Messaged]:
+    def link_stats(self) -> list[LinkStats]:
         waited, self._waited = self._waited, {}
-        found = []
+        stats = []
         for peer in sorted({*self._lanes, *waited}):
             lane = self._lanes.get(peer)
             seconds = sorted(lane.take_seconds()) if lane is not None else []
             if seconds or peer in waited:
                 quartile = seconds[(len(seconds) - 1) // 4] if seconds else 0.0
-                found.append(Messaged(self._process(peer), len(seconds), quartile, waited.get(peer, 0.0)))
-        return found
+                stats.append(LinkStats(self._groups.process(peer), len(seconds), quartile, waited.get(peer, 0.0)))
+        return stats
 
     def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
         if stage not in self._sums:
             return
-        sums, begun = self._sharded(stage), self._begun.setdefault(stage, [])
+        sums, started = self._sharded(stage), self._bucket_sums.setdefault(stage, [])
 
         def run() -> None:
             for parts in buffers:
@@ -210,27 +203,29 @@ class GlooTransport(GroupTransport):
             # Hosts of a stage begin its sums in one order; hosts of different stages need not.
             if stage not in self._scattering:
                 self._scattering[stage] = ThreadPoolExecutor(1)
-            begun.append(Sending(self._scattering[stage].submit(run)))
+            started.append(PendingSend(self._scattering[stage].submit(run)))
             return
-        del self._begun[stage]
+        del self._bucket_sums[stage]
 
         def finish() -> None:
-            _wait_for(begun)
+            _wait_for(started)
             run()
 
-        self._settle_behind(finish, self._sums[stage])
+        self._run_and_settle(finish, self._sums[stage])
 
     def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
         if stage in self._sums:
-            self._settle_behind(partial(self._sharded(stage).gather, parts), self._sums[stage])
+            self._run_and_settle(partial(self._sharded(stage).gather, parts), self._sums[stage])
 
     def _sharded(self, stage: int) -> ShardedSums:
         hosts = self._groups.hosts[stage]
         owners, givers = (
-            [[hosts.index(owner) for owner in mine] for mine in of[stage]]
-            for of in (self._groups.owners, self._groups.givers or self._groups.owners)
+            [[hosts.index(owner) for owner in owners_of_shard] for owners_of_shard in shards[stage]]
+            for shards in (self._groups.owners, self._groups.givers or self._groups.owners)
         )
-        return ShardedSums(self._sums[stage], hosts.index(self._groups.role), len(hosts), owners, givers, self._order)
+        return ShardedSums(
+            self._sums[stage], hosts.index(self._groups.role), len(hosts), owners, givers, self._await_work
+        )
 
     def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
         tag, self._exchanged = self._exchanged % STATE_TAG, self._exchanged + 1
@@ -241,7 +236,7 @@ class GlooTransport(GroupTransport):
 
         def all_done() -> None:
             for work in works:
-                self._order(work)
+                self._await_work(work)
 
         def pending() -> list[torch.Tensor]:
             self._wait_in_thread(all_done, self._tensor)
@@ -252,14 +247,14 @@ class GlooTransport(GroupTransport):
     def close(self) -> None:
         for lane in self._lanes.values():
             if lane.last is not None and not lane.last.is_completed():
-                leave_behind(lane.last.waiting, self._outgoing)
+                abandon_wait(lane.last.waiting, self._outgoing)
             lane.close()
         self._lanes = {}
         for thread in self._scattering.values():
             thread.shutdown(wait=False, cancel_futures=True)
-        for stage, works in self._begun.items():
+        for stage, works in self._bucket_sums.items():
             if not all(work.is_completed() for work in works):
-                leave_behind(self._thread.submit(_wait_for, works), self._sums[stage])
+                abandon_wait(self._thread.submit(_wait_for, works), self._sums[stage])
         super().close()
         self._tensor = None
 
@@ -267,19 +262,19 @@ class GlooTransport(GroupTransport):
         message = first_line(error)
         if "Connection timed out" not in message:
             return TransportError(message)
-        peer = min(self._broken_off(), default=None)
+        peer = min(self._cut_off_peers(), default=None)
         return TransportError(message) if peer is None else Unreachable(message, peer)
 
-    def _broken_off(self) -> set[Worker]:
+    def _cut_off_peers(self) -> set[Worker]:
         standing = {str(connection) for connection in own_connections(open_sockets().values())}
-        gone = {connection.mirrored for connection in self._connections if str(connection) not in standing}
-        if not gone:
+        broken_ends = {connection.mirrored for connection in self._connections if str(connection) not in standing}
+        if not broken_ends:
             return set()
         ends = {
             peer: str(self._store.get(key), "ascii").split() if self._store.check([key]) else []
             for peer, key in self._ends.items()
         }
-        return {peer for peer, of_peer in ends.items() if gone & set(of_peer)}
+        return {peer for peer, of_peer in ends.items() if broken_ends & set(of_peer)}
 
 
 def _wait_for(works: Sequence[Any]) -> None:

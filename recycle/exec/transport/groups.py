@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from recycle.errors import first_line
-from recycle.exec.transport.base import Lane, Messaged, Pending, PostedReceives, TransportError, lane_places
+from recycle.exec.transport.base import Lane, LinkStats, Pending, PostedReceives, TransportError, lane_places
 from recycle.ir.instruction import Instruction, Transfer
 from recycle.job.footprint import POSTED_AHEAD
 from recycle.job.shape import Worker
@@ -29,8 +29,8 @@ from recycle.plans.shards import Owners
 OVER_SECONDS = 0.02
 """Polling interval of waits that cannot be interrupted."""
 STATE_TAG = 1 << 20
-_LEFT_BEHIND: list[tuple[Future[Any], Any]] = []
-"""Waits that outlived their generation, and their groups, because freeing a group would block."""
+_ABANDONED_WAITS: list[tuple[Future[Any], Any]] = []
+"""Waits that outlived their generation, and their groups: freeing a group would block."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,12 @@ class GroupsOfGeneration:
     warn: Callable[[str], None] = lambda _: None
     givers: Mapping[int, Owners] = field(default_factory=dict)
 
+    def process(self, role: Worker) -> Worker:
+        """Position that the process of a role started in."""
+        return self.processes.get(role, role)
+
 
 class StateTransfer:
-    """Transfer of a part of a state during training."""
-
     def __init__(self, works: Sequence[Any], wait: Callable[[Any], None], ended: Callable[[Any], float]) -> None:
         self._works, self._wait, self._ended, self._began = works, wait, ended, time.monotonic()
 
@@ -81,7 +83,7 @@ class GroupTransport(ABC):
     """Transport over torch process groups, for one generation.
 
     `form` fills `_outgoing` and `_incoming`, peer -> (group of the lane, the peer's rank in it), and `_sums`, stage ->
-    group of its hosts. A subclass whose groups have no timeout sets `_patience`, the seconds of a wait.
+    group of its hosts. If groups have no timeout, `_patience` limits waits, in seconds.
     """
 
     def __init__(self, groups: GroupsOfGeneration, device: torch.device) -> None:
@@ -90,14 +92,14 @@ class GroupTransport(ABC):
         self._outgoing: dict[Worker, tuple[Any, int]] = {}
         self._incoming: dict[Worker, tuple[Any, int]] = {}
         self._sums: dict[int, Any] = {}
-        _LEFT_BEHIND[:] = [(running, group) for running, group in _LEFT_BEHIND if not running.done()]
+        _ABANDONED_WAITS[:] = [(running, group) for running, group in _ABANDONED_WAITS if not running.done()]
         self._thread = ThreadPoolExecutor(1)
         self._patience = math.inf
         self._iteration = 0
         self._sent: dict[Worker, deque[tuple[int, Any, torch.Tensor]]] = {}
         self._receives = PostedReceives(self._post, self._posted_ahead, self._may_be_ahead)
         self._places: dict[Instruction, int] = {}
-        self._begun: dict[int, list[Any]] = {}
+        self._bucket_sums: dict[int, list[Any]] = {}
         self._waited: dict[Worker, float] = {}
 
     @abstractmethod
@@ -108,13 +110,10 @@ class GroupTransport(ABC):
         return
 
     def settle(self) -> None:
-        """Wait until the device has completed all queued work, before reporting it as done.
+        """Wait for all queued work of the device. Raises TransportError, also if the generation ends first."""
+        self._run_and_settle(self._synchronize)
 
-        Raises TransportError if the generation ends first, the device failed, or the transport timeout expired.
-        """
-        self._settle_behind(self._synchronize)
-
-    def _settle_behind(self, action: Callable[[], Any], group: Any = None) -> None:
+    def _run_and_settle(self, action: Callable[[], Any], group: Any = None) -> None:
         self._wait_in_thread(action, group, self._patience)
         # After the end of a generation the device runs on, with undefined contents of buffers.
         if self._over.is_set():
@@ -124,7 +123,7 @@ class GroupTransport(ABC):
         """Whether the device is known to be idle until a peer arrives; from any thread."""
         return False
 
-    def _order(self, work: Any) -> None:
+    def _await_work(self, work: Any) -> None:
         work.wait()
 
     def _posted_ahead(self) -> int:
@@ -142,7 +141,7 @@ class GroupTransport(ABC):
         self._iteration = iteration
         self._drop_sent(iteration - 2)
         self._places = lane_places(program)
-        self._begun = {}
+        self._bucket_sums = {}
         self._receives.begin(program)
 
     def _may_be_ahead(self, receive: Transfer, posted: Collection[Transfer]) -> bool:
@@ -168,18 +167,21 @@ class GroupTransport(ABC):
         sending = self._start_send(instruction.peer, tensor, self._tag(instruction))
         self._sent.setdefault(instruction.peer, deque()).append((self._iteration, sending, tensor))
 
-    def messaged(self) -> list[Messaged]:
+    def link_stats(self) -> list[LinkStats]:
         """Statistics of messages since the last call, by process; empty if unknown."""
+        return self.messaged()
+
+    def messaged(self) -> list[LinkStats]:
+        """Former name of `link_stats`, for transports that override it."""
         return []
 
     def _drop_sent(self, iteration: int) -> None:
-        """Release delivered tensors without waiting, and wait for the tensors sent up to `iteration`."""
         for sent in self._sent.values():
             while sent and (sent[0][0] <= iteration or sent[0][1].is_completed()):
                 self._wait(sent.popleft()[1])
 
     def _tag(self, instruction: Transfer) -> int:
-        """Place in the lane and parity of the iteration: at most two iterations share a lane."""
+        # At most two iterations share a lane.
         return 2 * self._places[instruction] + self._iteration % 2
 
     def receive(self, instruction: Transfer) -> Pending:
@@ -187,22 +189,22 @@ class GroupTransport(ABC):
         return self._receives.take(instruction)
 
     def reduce(self, stage: int, buffers: Sequence[torch.Tensor], bucket: int | None = None) -> None:
-        group, begun = self._sums.get(stage), self._begun.setdefault(stage, [])
+        group, started = self._sums.get(stage), self._bucket_sums.setdefault(stage, [])
         if group is None:
             return
         if bucket is not None:
             for buffer in buffers:
                 if buffer.numel():
-                    begun.append(self._try(partial(group.allreduce, [buffer])))
+                    started.append(self._try(partial(group.allreduce, [buffer])))
             return
-        del self._begun[stage]
+        del self._bucket_sums[stage]
 
         def add_up() -> None:
-            for work in [*begun, *(group.allreduce([buffer]) for buffer in buffers)]:
-                self._order(work)
+            for work in [*started, *(group.allreduce([buffer]) for buffer in buffers)]:
+                self._await_work(work)
             self._synchronize()
 
-        self._settle_behind(add_up, group)
+        self._run_and_settle(add_up, group)
 
     def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
         """As `Transport.reduce_scatter`; plug-ins that support it set `TransportPlugin.has_shards`."""
@@ -220,7 +222,6 @@ class GroupTransport(ABC):
         raise NotImplementedError
 
     def send_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> None:
-        """Send `tensors` to a worker that joins."""
         for place, tensor in enumerate(tensors):
             self._wait_state(self._start_send(peer, tensor.detach(), STATE_TAG + place))
 
@@ -230,7 +231,7 @@ class GroupTransport(ABC):
             self._wait_state(self._start_receive(peer, tensor.detach(), STATE_TAG + place))
 
     @property
-    def tells_times(self) -> bool:
+    def reports_times(self) -> bool:
         """Whether delivery times of state parts are known, and several may be in flight from the first iteration."""
         return True
 
@@ -253,7 +254,7 @@ class GroupTransport(ABC):
 
     def close(self) -> None:
         self._receives.clear()
-        self._sent, self._begun = {}, {}
+        self._sent, self._bucket_sums = {}, {}
         self._outgoing, self._incoming, self._sums = {}, {}, {}
         self._thread.shutdown(wait=False)
 
@@ -261,21 +262,18 @@ class GroupTransport(ABC):
         self._wait(pending)
 
     def _wait_in_thread(self, action: Callable[[], Any], group: Any = None, seconds: float = math.inf) -> Any:
-        """Return the result of `action`, a wait on `group` that an interrupt may not end.
-
-        Raises TransportError on failure; abandons the action if the generation ends or `seconds` pass.
-        """
+        # For waits on `group` that an interrupt may not end; they are abandoned at the end of the generation.
         self._waiting(True)
         running = self._thread.submit(action)
         try:
-            return self._until_over(running, time.monotonic() + seconds)
+            return self._wait_until_over(running, time.monotonic() + seconds)
         except TransportError:
-            leave_behind(running, group)
+            abandon_wait(running, group)
             raise
         finally:
             self._waiting(False)
 
-    def _until_over(self, running: Future[Any], deadline: float) -> Any:
+    def _wait_until_over(self, running: Future[Any], deadline: float) -> Any:
         while True:
             try:
                 return running.result(OVER_SECONDS)
@@ -290,7 +288,7 @@ class GroupTransport(ABC):
     def _wait(self, pending: Any) -> None:
         self._waiting(True)
         try:
-            self._try(lambda: self._order(pending))
+            self._try(lambda: self._await_work(pending))
         finally:
             self._waiting(False)
 
@@ -304,6 +302,6 @@ class GroupTransport(ABC):
         return TransportError(first_line(error))
 
 
-def leave_behind(running: Future[Any], group: Any) -> None:
+def abandon_wait(running: Future[Any], group: Any) -> None:
     """Keep `group` until a wait on it ends."""
-    _LEFT_BEHIND.append((running, group))
+    _ABANDONED_WAITS.append((running, group))

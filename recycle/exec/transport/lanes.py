@@ -1,13 +1,13 @@
 """Transport with one communicator per lane: NCCL needs this, and any backend supports it.
 
-On a lane's communicator one worker sends and one receives, both in the order of the checked schedule. So FIFO order
+On a lane's communicator one worker sends and one receives, both in the order of the checked schedule, so FIFO order
 cannot deadlock, and a dead peer blocks no other lane. Communicators form in rounds (formation.py), unless they are
 reused (communicators.py), and are warmed up at once.
 
-A wait on such a communicator only orders later work on the device after it; `settle` waits for the device. A receive
-occupies the device until its peer arrives, and the first use of a kernel may wait until the device is idle. In the
-first iteration of a generation receives are therefore not posted ahead. Later at most one per lane is: streams share a
-few hardware queues, and a second receive might hold up the computation that the first one's sender waits for.
+A wait on such a communicator only orders later work on the device; `settle` waits for the device. A receive occupies
+the device until its peer arrives, and the first use of a kernel may wait until the device is idle. So receives are not
+posted ahead in the first iteration of a generation. Later at most one per lane is: streams share a few hardware queues,
+and a second receive might block the computation that the first one's sender waits for.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ from recycle.job.shape import Worker
 
 
 class LanePlugin(TransportPlugin):
-    """A transport with a communicator per lane."""
-
     def __init__(self, settings: TransportSettings) -> None:
         super().__init__(settings)
         self.communicators = Communicators()
@@ -64,9 +62,9 @@ class LaneTransport(GroupTransport):
         self._tensor: Any = None
         self._first: int | None = None
         self._lock = threading.Lock()
-        self._ordered: deque[tuple[Callable[[], bool], Any]] = deque()
-        self._endings: list[threading.Thread] = []
-        communicators.begin()
+        self._awaited: deque[tuple[Callable[[], bool], Any]] = deque()
+        self._aborting: list[threading.Thread] = []
+        communicators.begin_generation()
 
     @abstractmethod
     def _make(self, name: str, rank: int, size: int) -> Any:
@@ -80,28 +78,28 @@ class LaneTransport(GroupTransport):
     def _mark(self) -> Callable[[], bool]:
         """Return a call that tells whether the device has completed the work queued until now."""
 
-    def _order(self, work: Any) -> None:
+    def _await_work(self, work: Any) -> None:
         mark = self._mark()
         with self._lock:
             self._forget_done()
-            self._ordered.append((mark, work))
+            self._awaited.append((mark, work))
         work.wait()
 
     def _forget_done(self) -> None:
-        while self._ordered and self._ordered[0][1].is_completed():
-            self._ordered.popleft()
+        while self._awaited and self._awaited[0][1].is_completed():
+            self._awaited.popleft()
 
     def waits_for_peer(self) -> bool:
         """Whether the device, for which the host may wait, is at an operation that waits for a peer."""
         with self._lock, contextlib.suppress(RuntimeError):  # the main thread meets the same error
             self._forget_done()
-            return bool(self._ordered) and self._ordered[0][0]()
+            return bool(self._awaited) and self._awaited[0][0]()
         return False
 
     def form(self) -> None:
-        kept = self._kept()
+        kept = self._reusable()
         for part in self._parts:
-            communicator = kept.get(part.key) or self._stand(part)
+            communicator = kept.get(part.key) or self._form_communicator(part)
             if part.purpose == TENSOR:
                 self._tensor = communicator
             elif part.peer is None:
@@ -112,11 +110,11 @@ class LaneTransport(GroupTransport):
             else:
                 self._incoming[part.peer] = communicator, 0
 
-    def _kept(self) -> dict[CommunicatorKey, Communicator]:
+    def _reusable(self) -> dict[CommunicatorKey, Communicator]:
         size = self._settings.tensor[1]
-        live = [self._groups.processes.get(role, role) for role in self._groups.members]
+        live = [self._groups.process(role) for role in self._groups.members]
         self._communicators.keep_among({member_of(process, rank, size) for process in live for rank in range(size)})
-        held = self._communicators.held([part.key for part in self._parts])
+        held = self._communicators.held_among([part.key for part in self._parts])
         others = {
             part.key: [member for rank, member in enumerate(part.members) if rank != part.rank]
             for part in self._parts
@@ -132,20 +130,20 @@ class LaneTransport(GroupTransport):
 
         offers = self._wait_in_thread(read) if others else {}
         agreed = {
-            key: self._communicators.agree(key, [offers[member] for member in of_key]) for key, of_key in others.items()
+            key: self._communicators.reuse(key, [offers[member] for member in of_key]) for key, of_key in others.items()
         }
-        return {key: one for key, one in agreed.items() if one is not None}
+        return {key: communicator for key, communicator in agreed.items() if communicator is not None}
 
-    def _stand(self, part: CommunicatorPart) -> Communicator:
+    def _form_communicator(self, part: CommunicatorPart) -> Communicator:
         try:
             formed: Communicator = self._wait_in_thread(
-                lambda: self._formed(part), seconds=self._settings.limits.form_timeout
+                lambda: self._make_communicator(part), seconds=self._settings.limits.form_timeout
             )
         except TransportError as error:
             raise TransportError(f"{part.name} did not form: {error}") from None
         return formed
 
-    def _formed(self, part: CommunicatorPart) -> Communicator:
+    def _make_communicator(self, part: CommunicatorPart) -> Communicator:
         name = f"{self._groups.name}/{part.name}"
         backend = self._make(name, part.rank, len(part.members))
         communicator = self._communicators.add(part.key, name, backend)
@@ -170,7 +168,7 @@ class LaneTransport(GroupTransport):
         return super()._broken(error)
 
     @property
-    def tells_times(self) -> bool:
+    def reports_times(self) -> bool:
         return False
 
     def _posted_ahead(self) -> int:
@@ -195,20 +193,20 @@ class LaneTransport(GroupTransport):
     def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:
         if stage not in self._sums:
             return
-        sums, begun = self._sharded(stage), self._scattering.setdefault(stage, [])
-        begun.append(([work for parts in buffers for work in sums.reduce(parts)], buffers))
+        sums, started = self._sharded(stage), self._scattering.setdefault(stage, [])
+        started.append(([work for parts in buffers for work in sums.reduce(parts)], buffers))
         if bucket is not None:
             return
         del self._scattering[stage]
 
         def add_up() -> None:
-            for works, _ in begun:
-                self._order_all(works)
+            for works, _ in started:
+                self._wait_for_all(works)
             # A broadcast may only start after the sum that it sends.
-            self._order_all([work for _, of in begun for parts in of for work in sums.broadcast(parts)])
+            self._wait_for_all([work for _, buffers in started for parts in buffers for work in sums.broadcast(parts)])
             self._synchronize()
 
-        self._settle_behind(add_up, self._sums[stage])
+        self._run_and_settle(add_up, self._sums[stage])
 
     def gather(self, stage: int, parts: Sequence[torch.Tensor]) -> None:
         if stage not in self._sums:
@@ -216,35 +214,35 @@ class LaneTransport(GroupTransport):
         works = self._sharded(stage).gather(parts)
 
         def fill() -> None:
-            self._order_all(works)
+            self._wait_for_all(works)
             self._synchronize()
 
-        self._settle_behind(fill, self._sums[stage])
+        self._run_and_settle(fill, self._sums[stage])
 
-    def _order_all(self, works: Sequence[Any]) -> None:
+    def _wait_for_all(self, works: Sequence[Any]) -> None:
         for work in works:
-            self._order(work)
+            self._await_work(work)
 
     def _sharded(self, stage: int) -> RootedSums:
         groups, role = self._groups, self._groups.role
         owners = groups.owners[stage]
         of_owners = [
-            self._sums[number] if number is not None and role in mine else None
-            for number, mine in zip(self._owner_groups[stage], owners, strict=True)
+            self._sums[number] if number is not None and role in owners_of_shard else None
+            for number, owners_of_shard in zip(self._owner_groups[stage], owners, strict=True)
         ]
         givers = (groups.givers or groups.owners)[stage]
         return RootedSums(self._sums[stage], role, owners, givers, of_owners, self._rank_of, self._try)
 
     def _rank_of(self, communicator: Communicator, role: Worker) -> int:
-        process = self._groups.processes.get(role, role)
-        return self._members[id(communicator)].index(member_of(process, *self._settings.tensor))
+        member = member_of(self._groups.process(role), *self._settings.tensor)
+        return self._members[id(communicator)].index(member)
 
     def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
         parts = [torch.empty_like(tensor) for _ in range(self._settings.tensor[1])]
         gathering = self._try(lambda: self._tensor.allgather([parts], [tensor]))
 
         def pending() -> list[torch.Tensor]:
-            self._try(lambda: self._order(gathering))
+            self._try(lambda: self._await_work(gathering))
             return parts
 
         return pending
@@ -252,9 +250,9 @@ class LaneTransport(GroupTransport):
     def release(self) -> None:
         """Prevent new operations, and start to abort communicators that wait for a peer, in a separate thread."""
         with self._lock:
-            if waiting := self._communicators.end():
-                self._endings.append(threading.Thread(target=self._abort, args=(waiting,), daemon=True))
-                self._endings[-1].start()
+            if waiting := self._communicators.end_generation():
+                self._aborting.append(threading.Thread(target=self._abort, args=(waiting,), daemon=True))
+                self._aborting[-1].start()
 
     def close(self) -> None:
         """Abort the communicators that wait for a peer, and wait until the device is idle.
@@ -264,10 +262,10 @@ class LaneTransport(GroupTransport):
         super().close()
         self._tensor = None
         with self._lock:
-            self._ordered.clear()
+            self._awaited.clear()
         self._communicators.retire({part.key for part in self._parts})
         self.release()
-        for ending in self._endings:
+        for ending in self._aborting:
             ending.join()
         try:
             self._synchronize()

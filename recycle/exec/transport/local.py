@@ -1,6 +1,6 @@
 """Local transport: all workers in one process, for tests, notebooks and a single GPU.
 
-Instructions run one after the other in a global order that respects every dependency. So a receive always finds its
+Instructions run one after the other in a global order that respects every dependency, so a receive finds its
 tensor, and a reduction finds every host's sum complete.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from recycle.exec.transport.base import Messaged, Pending, TransportError, lane_places
+from recycle.exec.transport.base import LinkStats, Pending, TransportError, lane_places
 from recycle.ir.instruction import Instruction, Transfer
 from recycle.job.shape import Worker
 from recycle.plans.shards import Owners
@@ -39,8 +39,6 @@ class Exchange:
 
 
 class LocalTransport:
-    """One worker's end of an Exchange."""
-
     def __init__(self, worker: Worker, exchange: Exchange) -> None:
         self._worker, self._exchange = worker, exchange
         self._places: dict[Instruction, int] = {}
@@ -66,15 +64,15 @@ class LocalTransport:
         if (stage, bucket) in self._exchange.reduced:
             return
         self._exchange.reduced.add((stage, bucket))
-        every = self._exchange.sums[stage, bucket]
-        for place, owners in enumerate(self._exchange.owners.get(stage, [tuple(every)])):
-            for buffer, parts in enumerate(every[owners[0]]):
+        parts_by_host = self._exchange.sums[stage, bucket]
+        for place, owners in enumerate(self._exchange.owners.get(stage, [tuple(parts_by_host)])):
+            for buffer, parts in enumerate(parts_by_host[owners[0]]):
                 first = parts[place]
-                for host, of_host in every.items():
+                for host, of_host in parts_by_host.items():
                     if host != owners[0]:
                         first.add_(of_host[buffer][place])
                 for owner in owners[1:]:
-                    every[owner][buffer][place].copy_(first)
+                    parts_by_host[owner][buffer][place].copy_(first)
 
     reduce_scatter = reduce
 
@@ -82,14 +80,13 @@ class LocalTransport:
         if stage in self._exchange.gathered:
             return
         self._exchange.gathered.add(stage)
-        every = self._exchange.weights[stage]
+        parts_by_host = self._exchange.weights[stage]
         for place, owners in enumerate(self._exchange.owners[stage]):
-            for host, of_host in every.items():
+            for host, of_host in parts_by_host.items():
                 if host not in owners:
-                    of_host[place].copy_(every[owners[0]][place])
+                    of_host[place].copy_(parts_by_host[owners[0]][place])
 
-    def messaged(self) -> list[Messaged]:
-        """Empty, because messages take no time here."""
+    def link_stats(self) -> list[LinkStats]:
         return []
 
     def close(self) -> None:

@@ -1,12 +1,12 @@
 """NCCL communicators for transports between GPUs. Not yet run: needs several GPUs (see docs/guides/transports.md).
 
-NCCL's failures decide the design. A dead peer leaves spinning kernels and no error, so heartbeats and process ends
-detect deaths. The watch thread then aborts every communicator of this process, which ends the spinning kernels. All are
-aborted in one group: a single abort waits for the device, where the receives of the others spin (pytorch issue 119797).
-Communicators are never split from others, because an abort does not reach split ones. After an abort everything on its
-stream is invalid, and the iteration restarts from the committed step. A new generation uses new names. It forms after
-all processes have left the old one, so that none aborts while another initializes. The environment disables torch's
-watchdog, which would end the process. `tests/exec/accelerator` runs this code on a simulated NCCL.
+A dead peer leaves spinning kernels and no error, so heartbeats and process ends detect deaths. The watch thread then
+aborts all communicators of this process, which ends the spinning kernels. They are aborted in one group: a single abort
+waits for the device, where receives of the others spin (pytorch issue 119797). Communicators are never split from
+others, because an abort does not reach split ones. After an abort everything on its stream is invalid, and the
+iteration restarts from the committed step. A new generation forms after all processes have left the old one, so that
+none aborts while another initializes. The environment disables torch's watchdog, which would end the process.
+`tests/exec/accelerator` runs this code on a simulated NCCL.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Nccl(LanePlugin):
         gpus = torch.cuda.device_count()
         if processes > gpus:
             raise JobError(
-                f"{processes} workers on this machine, but {gpus} GPUs: NCCL wants one for each; on one GPU run the"
+                f"{processes} workers on this machine, but {gpus} GPUs: NCCL needs one for each; on one GPU, run the"
                 f" schedule in one process, recycle.exec.run(schedule, job)"
             )
 
@@ -77,8 +77,6 @@ class Nccl(LanePlugin):
 
 
 class NcclTransport(LaneTransport):
-    """One generation of the NCCL transport."""
-
     def _make(self, name: str, rank: int, size: int) -> Any:
         with torch.cuda.device(self._device):
             return nccl_group(PrefixStore(name, self._store), rank, size, self._settings.limits.form_timeout)

@@ -6,7 +6,7 @@ probability. A lane carries one message at a time, and its thread waits for the 
 
 Limits: sums of gradients and copies of states are not delayed. gloo sends a message only once its receive is posted, so
 a late receiver makes the transfer look long. Statistics therefore give the lower quartile of an iteration, and the time
-that the receiver waited (`Messaged`).
+that the receiver waited (`LinkStats`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PacedLinks:
         self._flaky: dict[Worker, tuple[float, Random]] = {}
 
     @classmethod
-    def of(cls, job: Job, process: Worker) -> PacedLinks:
+    def for_job(cls, job: Job, process: Worker) -> PacedLinks:
         """The links that `job` emulates; no delays if its stages are real."""
         scale = job.model.seconds_per_unit if job.model.kind == "emulated" else 0.0
         if not scale:
@@ -54,41 +54,42 @@ class PacedLinks:
 
         return cls(process, seconds)
 
-    def begin(self) -> None:
-        """Begin an iteration without faults."""
+    def begin_iteration(self) -> None:
         self._factor, self._flaky = {}, {}
 
-    def slow_down(self, one: Worker, other: Worker, factor: float) -> None:
+    def slow_down(self, first: Worker, second: Worker, factor: float) -> None:
         """Multiply the time of this process's messages between two workers by `factor`, in this iteration."""
-        peer = other if one == self._process else one
+        peer = second if first == self._process else first
         self._factor[peer] = self._factor.get(peer, 1.0) * factor
 
-    def make_flaky(self, one: Worker, other: Worker, probability: float, seed: str) -> None:
+    def make_flaky(self, first: Worker, second: Worker, probability: float, seed: str) -> None:
         """Delay each of this process's messages between two workers with this probability, in this iteration."""
-        peer = other if one == self._process else one
+        peer = second if first == self._process else first
         self._flaky[peer] = probability, Random(f"{seed} {self._process}")
 
-    def hold(self, peer: Worker, usual: float) -> float:
+    def delay(self, peer: Worker, network: float) -> float:
         """Seconds to delay the next message to a process, given their recent time over the network alone."""
         if peer not in self._emulated:
             self._emulated[peer] = self._seconds(peer)
         emulated, factor = self._emulated[peer], self._factor.get(peer, 1.0)
         probability, random = self._flaky.get(peer, (0.0, None))
         lost = random is not None and random.random() < probability
-        return factor * emulated + (0.0 if emulated else (factor - 1.0) * usual) + LOST_SECONDS * lost
+        return factor * emulated + (0.0 if emulated else (factor - 1.0) * network) + LOST_SECONDS * lost
+
+    hold = delay  # former name, for other packages' transports
 
 
-_UNTIL_THE_END = timedelta(days=30)
+_NO_TIMEOUT = timedelta(days=30)
 """A sent tensor may wait as long as its receiver computes; the end of the generation ends the wait."""
 MOST_TIMES = 4096
 """Most message times kept until they are queried."""
-LATELY = 32
+RECENT_MESSAGES = 32
 """Number of recent messages; the fastest gives the time of the network."""
-Start = Callable[["torch.Tensor", int], Any]
+StartSend = Callable[["torch.Tensor", int], Any]
 """Starts to send a tensor with a tag; returns an object to wait for. Raises RuntimeError."""
 
 
-class Sending:
+class PendingSend:
     """A message in flight or a sum that a thread waits for."""
 
     def __init__(self, waiting: Future[Any]) -> None:
@@ -103,53 +104,55 @@ class Sending:
 
 
 class OutgoingLane:
-    """One lane of one generation. `hold` gives the delay of the next message, from the network's time."""
+    """One lane of one generation. `delay` returns the delay of the next message, given the network's time."""
 
-    def __init__(self, start: Start, hold: Callable[[float], float], over: threading.Event) -> None:
-        self._start, self._hold, self._over = start, hold, over
+    def __init__(self, start: StartSend, delay: Callable[[float], float], over: threading.Event) -> None:
+        self._start, self._delay, self._over = start, delay, over
         self._thread = ThreadPoolExecutor(1)
-        self._network: deque[float] = deque(maxlen=LATELY)
-        self._taken: deque[float] = deque(maxlen=MOST_TIMES)
+        self._network: deque[float] = deque(maxlen=RECENT_MESSAGES)
+        self._delivered: deque[float] = deque(maxlen=MOST_TIMES)
         self._free = 0.0
-        self._held: Sending | None = None
-        self.last: Sending | None = None
+        self._last_delayed: PendingSend | None = None
+        self.last: PendingSend | None = None
 
-    def send(self, tensor: torch.Tensor, tag: int) -> Sending:
-        """Send a message; returns at once."""
-        asked, hold = time.monotonic(), self._hold(min(self._network, default=0.0))
-        if hold > 0 or (self._held is not None and not self._held.is_completed()):
-            self.last = self._held = Sending(self._thread.submit(self._send_later, asked, hold, tensor, tag))
+    def send(self, tensor: torch.Tensor, tag: int) -> PendingSend:
+        requested, delay = time.monotonic(), self._delay(min(self._network, default=0.0))
+        if delay > 0 or (self._last_delayed is not None and not self._last_delayed.is_completed()):
+            self.last = self._last_delayed = PendingSend(
+                self._thread.submit(self._send_later, requested, delay, tensor, tag)
+            )
         else:
-            self.last = Sending(self._thread.submit(self._arrive, asked, asked, self._start(tensor, tag)))
+            self.last = PendingSend(
+                self._thread.submit(self._record_delivery, requested, requested, self._start(tensor, tag))
+            )
         return self.last
 
-    def send_state(self, tensor: torch.Tensor, tag: int) -> Sending:
-        """Send a part of a state, without delay and timing."""
-        self.last = Sending(self._thread.submit(_until_there, self._start(tensor, tag)))
+    def send_state(self, tensor: torch.Tensor, tag: int) -> PendingSend:
+        """Send a part of a state, neither delayed nor timed."""
+        self.last = PendingSend(self._thread.submit(_wait_delivered, self._start(tensor, tag)))
         return self.last
 
     def take_seconds(self) -> Sequence[float]:
         """Times of messages delivered since the last call."""
-        return [self._taken.popleft() for _ in range(len(self._taken))]
+        return [self._delivered.popleft() for _ in range(len(self._delivered))]
 
     def close(self) -> None:
-        """Stop sending."""
         self._thread.shutdown(wait=False)
 
-    def _send_later(self, asked: float, hold: float, tensor: torch.Tensor, tag: int) -> None:
-        began = max(asked, self._free)
-        if self._over.wait(max(0.0, began + hold - time.monotonic())):
+    def _send_later(self, requested: float, delay: float, tensor: torch.Tensor, tag: int) -> None:
+        began = max(requested, self._free)
+        if self._over.wait(max(0.0, began + delay - time.monotonic())):
             raise RuntimeError("the generation is over")
-        self._arrive(began, time.monotonic(), self._start(tensor, tag))
+        self._record_delivery(began, time.monotonic(), self._start(tensor, tag))
 
-    def _arrive(self, began: float, sent: float, work: Any) -> None:
-        work.wait(_UNTIL_THE_END)
+    def _record_delivery(self, began: float, sent: float, work: Any) -> None:
+        work.wait(_NO_TIMEOUT)
         now = time.monotonic()
-        self._taken.append(now - max(began, self._free))
+        self._delivered.append(now - max(began, self._free))
         self._network.append(now - max(sent, self._free))
         self._free = now
 
 
-def _until_there(work: Any) -> float:
-    work.wait(_UNTIL_THE_END)
+def _wait_delivered(work: Any) -> float:
+    work.wait(_NO_TIMEOUT)
     return time.monotonic()

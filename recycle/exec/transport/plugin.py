@@ -60,7 +60,7 @@ class TransportPlugin(ABC):
     def __init__(self, settings: TransportSettings) -> None:
         self.settings = settings
         self.progress = DeviceProgress(self.clock())
-        self._standing: GroupTransport | None = None
+        self._transport: GroupTransport | None = None
 
     @classmethod
     @abstractmethod
@@ -74,7 +74,6 @@ class TransportPlugin(ABC):
 
     @classmethod
     def device(cls, local_index: int) -> torch.device:
-        """The device of the process with this index on its machine."""
         return torch.device("cpu")
 
     def offer(self, generation: str, process: Worker) -> None:
@@ -83,9 +82,9 @@ class TransportPlugin(ABC):
 
     def open(self, groups: GroupsOfGeneration) -> GroupTransport:
         """Form a generation's groups. Raises TransportError on failure."""
-        self._standing = self._form(groups)
-        self._standing.form()
-        return self._standing
+        self._transport = self._form(groups)
+        self._transport.form()
+        return self._transport
 
     @abstractmethod
     def _form(self, groups: GroupsOfGeneration) -> GroupTransport:
@@ -96,25 +95,24 @@ class TransportPlugin(ABC):
 
         Called from another thread, repeatedly until the main thread has left its generation, so it must return at once.
         """
-        if (standing := self._standing) is not None:
-            standing.release()
+        if (transport := self._transport) is not None:
+            transport.release()
 
     def clock(self) -> Clock:
         """The clock of the device that this process computes on; called once."""
         return clock_of(self.settings.device)
 
     def device_state(self) -> DeviceState:
-        """Progress of the device, for heartbeats."""
-        standing = self._standing
-        waits = standing is not None and standing.waits_for_peer()
+        transport = self._transport
+        waits = transport is not None and transport.waits_for_peer()
         return replace(self.progress.state(), waits=waits)
 
     def end(self) -> None:
         """Leave the generation. Raises RunError if the device has failed permanently."""
         self.wake()
-        if self._standing is not None:
-            self._standing.close()
-            self._standing = None
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
         self.progress.forget()
 
 
@@ -126,7 +124,6 @@ def gpu_or_cpu(local_index: int = 0) -> torch.device:
 
 
 def computes_on_gpu(job: Job) -> bool:
-    """Whether the job's stages compute on GPUs here."""
     return job.model.kind != "emulated" and torch.cuda.device_count() > 0
 
 
@@ -156,7 +153,9 @@ def transport_named(name: str) -> type[TransportPlugin]:
         raise JobError(f'[membership] transport: "{name}": {import_failure(error, module)}') from None
     if not _is_plugin(value):
         names = ", ".join(f'"{known}"' for known in ("auto", *entries, *TRANSPORTS))
-        raise JobError(f'[membership] transport: "{name}" is none of {names}, nor the "package.module:Class" of one')
+        raise JobError(
+            f'[membership] transport: "{name}" is not a known transport; give one of {names}, or "package.module:Class"'
+        )
     return value
 
 

@@ -1,13 +1,13 @@
 """Sums and gathers of shards, over sends and receives (gloo) or over rooted sums and broadcasts (NCCL).
 
-Reduce: each shard is summed on its first owner, which sends the sum to the other owners. So all owners have the same
-bits. With N elements of g bytes over D hosts each host sends g N (D - 1) / D to the first owners and g N (k - 1) / D to
-the others. Gather: the first owner of a shard sends it to the hosts that do not own it, w N (D - k) / D bytes, or by
+Reduce: each shard is summed on its first owner, which sends the sum to the other owners, so all owners have the same
+bits. With N elements of g bytes over D hosts, each host sends g N (D - 1) / D to the first owners and g N (k - 1) / D
+to the others. Gather: the first owner of a shard sends it to the hosts that do not own it, w N (D - k) / D bytes, or by
 broadcasts to all, w N (D - 1) / D.
 
 `ShardedSums` sends parts in pieces, so a host needs only two more pieces per peer. In `RootedSums` the owners of a
-shard have a separate communicator; an owner that already has the parameters of a broadcast receives them into scratch
-memory. All hosts begin the operations of a communicator in the order of the shards.
+shard have a separate communicator; an owner receives parameters that it already has into scratch memory. All hosts
+begin the operations of a communicator in the order of the shards.
 """
 
 from __future__ import annotations
@@ -43,32 +43,33 @@ class ShardedSums:
 
     def reduce_scatter(self, parts: Sequence[torch.Tensor]) -> None:
         """Sum the parts in place; returns when the sums are complete and everything is sent."""
-        sent, received, mine = list[Any](), list[Any](), list[int]()
+        sent, received, own_shards = list[Any](), list[Any](), list[int]()
         for shard, (part, owners) in enumerate(zip(parts, self._owners, strict=True)):
             first, *others = owners
             if first == self._rank:
-                mine.append(shard)
+                own_shards.append(shard)
                 continue
             for number, piece in enumerate(_pieces(part)):
                 sent.append(self._send(piece, first, shard, number, _REDUCE))
                 if self._rank in others:
                     # The first owner sends the sum only after it has received all of this part.
                     received.append(self._receive(piece, first, shard, number, _SUM))
-        for shard in mine:
+        for shard in own_shards:
             sent += self._add_up(shard, parts[shard])
         for work in [*received, *sent]:
             self._wait(work)
 
     def _add_up(self, shard: int, part: torch.Tensor) -> list[Any]:
-        whole = _pieces(part)
+        pieces = _pieces(part)
         scratch = [
-            [torch.empty_like(whole[0]) for _ in self._peers] if whole else [] for _ in range(min(AWAITED, len(whole)))
+            [torch.empty_like(pieces[0]) for _ in self._peers] if pieces else []
+            for _ in range(min(AWAITED, len(pieces)))
         ]
-        coming: list[list[Any]] = []
+        receives: list[list[Any]] = []
 
         def expect(number: int) -> None:
-            size = len(whole[number])
-            coming.append(
+            size = len(pieces[number])
+            receives.append(
                 [
                     self._receive(into[:size], peer, shard, number, _REDUCE)
                     for peer, into in zip(self._peers, scratch[number % AWAITED], strict=True)
@@ -78,12 +79,12 @@ class ShardedSums:
         for number in range(len(scratch)):
             expect(number)
         sent = []
-        for number, piece in enumerate(whole):
-            for work, other in zip(coming[number], scratch[number % AWAITED], strict=True):
+        for number, piece in enumerate(pieces):
+            for work, other in zip(receives[number], scratch[number % AWAITED], strict=True):
                 self._wait(work)
                 piece.add_(other[: len(piece)])
             sent += [self._send(piece, owner, shard, number, _SUM) for owner in self._owners[shard][1:]]
-            if number + AWAITED < len(whole):
+            if number + AWAITED < len(pieces):
                 expect(number + AWAITED)
         return sent
 
@@ -128,10 +129,10 @@ def with_owners(groups: GroupsOfGeneration) -> tuple[GroupsOfGeneration, dict[in
     most = max(map(len, groups.owners.values()), default=0)
     for stage, owners in sorted(groups.owners.items()):
         known = {frozenset(hosts[stage]): stage}
-        for place, mine in enumerate(owners):
-            number = known.setdefault(frozenset(mine), _OWNERS + stage * most + place)
-            hosts.setdefault(number, sorted(mine))
-            numbers.setdefault(stage, []).append(number if len(mine) > 1 else None)
+        for place, owners_of_shard in enumerate(owners):
+            number = known.setdefault(frozenset(owners_of_shard), _OWNERS + stage * most + place)
+            hosts.setdefault(number, sorted(owners_of_shard))
+            numbers.setdefault(stage, []).append(number if len(owners_of_shard) > 1 else None)
     return replace(groups, hosts=hosts), numbers
 
 
@@ -155,29 +156,29 @@ class RootedSums:
     def reduce(self, parts: Sequence[torch.Tensor]) -> list[Any]:
         """Begin to sum the parts of all shards, each in place on its first owner."""
         return [
-            self._begin(self.hosts.reduce, part, self.hosts, mine[0])
-            for part, mine in zip(parts, self.owners, strict=True)
+            self._begin(self.hosts.reduce, part, self.hosts, owners[0])
+            for part, owners in zip(parts, self.owners, strict=True)
             if part.numel()
         ]
 
     def broadcast(self, parts: Sequence[torch.Tensor]) -> list[Any]:
         """Begin to send the sums to the other owners; later work on the device waits for them."""
         return [
-            self._begin(group.broadcast, part, group, mine[0])
-            for part, mine, group in zip(parts, self.owners, self.of_owners, strict=True)
+            self._begin(group.broadcast, part, group, owners[0])
+            for part, owners, group in zip(parts, self.owners, self.of_owners, strict=True)
             if part.numel() and group is not None
         ]
 
     def gather(self, parts: Sequence[torch.Tensor]) -> list[Any]:
         """Begin to fill the parts that this host does not have."""
         works = []
-        for part, mine in zip(parts, self.givers, strict=True):
-            has_it = self.role in mine[1:]
+        for part, givers in zip(parts, self.givers, strict=True):
+            has_it = self.role in givers[1:]
             scratch = torch.empty_like(part[: ON_GPU.stepped]) if has_it else part
             for piece in torch.split(part, ON_GPU.stepped):
                 if piece.numel():
                     into = scratch[: piece.numel()] if has_it else piece
-                    works.append(self._begin(self.hosts.broadcast, into, self.hosts, mine[0]))
+                    works.append(self._begin(self.hosts.broadcast, into, self.hosts, givers[0]))
         return works
 
     def _begin(

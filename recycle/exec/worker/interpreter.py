@@ -40,13 +40,11 @@ class Interpreter:
     """Runs programs on the stages of one worker.
 
     The function of an instruction class gets the interpreter, the instruction and its input tensors (see
-    `recycle.ir.kinds.Origin`), None beyond the ends of the model. It may use `stages`, `transport` and the methods
-    below.
+    `recycle.ir.kinds.Origin`), None beyond the ends of the model.
 
     Args:
         model_stages: S, the number of stages of the whole model.
-        computed: called after each compute (F, I, W, B, R, ...) with its seconds, while the instruction is still
-            running.
+        computed: called inside each compute (F, I, W, B, R, ...), at its end, with its seconds.
         streams: streams of the device on which the halves of an overlapped pair run concurrently.
         device: notified of the work given to the device.
         buckets: number of buckets in which the gradients of each stage are reduced.
@@ -70,7 +68,7 @@ class Interpreter:
     ) -> None:
         self.stages, self.model_stages, self.transport, self.step = stages, model_stages, transport, step
         self._computed, self._ties, self._streams, self.buckets = computed, ties, streams, buckets
-        self._beside: set[tuple[int, MicroBatch]] = set()
+        self._on_other_stream: set[tuple[int, MicroBatch]] = set()
         self._groups = tie_groups(model_stages, tuple(map(tuple, ties)))
         self._device = device or DeviceProgress(HostClock())
         self.executed: list[ExecutedInstruction] = []
@@ -78,10 +76,10 @@ class Interpreter:
         self._compute: dict[tuple[int, str], list[tuple[float, ExecutedInstruction]]] = {}
         self._values: dict[Value, torch.Tensor | Pending | None] = {}
         self._program: Sequence[Instruction] | None = None
-        self._of_stage: dict[int, list[Compute]] = {}
-        self._reads_again: dict[Value, int] = {}
+        self._computes: dict[int, list[Compute]] = {}
+        self._extra_reads: dict[Value, int] = {}
         self._reads_left: dict[Value, int] = {}
-        self._held: dict[Value, Compute] = {}
+        self._unreleased: dict[Value, Compute] = {}
         self._summed_groups: set[int] = set()
 
     def begin(
@@ -98,24 +96,24 @@ class Interpreter:
             checked: micro-batches that hosts replay in this iteration.
         """
         self.replayed = {}
-        self.executed, self._compute, self._values, self._held, self._summed_groups = [], {}, {}, {}, set()
+        self.executed, self._compute, self._values, self._unreleased, self._summed_groups = [], {}, {}, {}, set()
         if program is not self._program:
-            self._program, self._reads_again = program, self._read_again(program)
-            computes = [one for one in _unpaired(program) if isinstance(one, Compute)]
-            self._of_stage = {stage: [one for one in computes if one.stage == stage] for stage in self.stages}
-        self._reads_left = dict(self._reads_again)
-        self._beside.clear()
+            self._program, self._extra_reads = program, self._count_extra_reads(program)
+            computes = [instruction for instruction in _unpaired(program) if isinstance(instruction, Compute)]
+            self._computes = {stage: [op for op in computes if op.stage == stage] for stage in self.stages}
+        self._reads_left = dict(self._extra_reads)
+        self._on_other_stream.clear()
         for index, stage in self.stages.items():
             if batch is None:
                 stage.begin_iteration(iteration)
             else:
                 stage.begin_evaluation(batch)
-            if watched := [one.micro_batch for one in checked if one.stage == index]:
+            if watched := [instruction.micro_batch for instruction in checked if instruction.stage == index]:
                 stage.watch(watched)
-            stage.expect(iteration if batch is None else batch, self._of_stage[index])
+            stage.expect(iteration if batch is None else batch, self._computes[index])
         self.transport.begin(program, iteration)
 
-    def _read_again(self, program: Sequence[Instruction]) -> dict[Value, int]:
+    def _count_extra_reads(self, program: Sequence[Instruction]) -> dict[Value, int]:
         reads: Counter[Value] = Counter()
         for piece in _unpaired(program):
             if isinstance(piece, Send | Compute):
@@ -127,16 +125,16 @@ class Interpreter:
         if isinstance(instruction, OverlappedPair):
             self.overlap(instruction)
         elif isinstance(instruction, Compute):
-            beside = (instruction.stage, instruction.micro_batch) in self._beside
-            self._execute(instruction, self._tensors(instruction), beside)
-            if beside and self._streams is not None:
+            on_other_stream = (instruction.stage, instruction.micro_batch) in self._on_other_stream
+            self._execute(instruction, self._tensors(instruction), on_other_stream)
+            if on_other_stream and self._streams is not None:
                 self._streams.join()
         else:
             began = self._device.clock.mark()
             run_of(type(instruction))(self, instruction)
-            executed = self._note(instruction, began)
+            executed = self._record(instruction, began)
             if isinstance(instruction, OptimizerStep):
-                self._device.record_given(f"{instruction.stage}{instruction.token}", began, executed.ended)
+                self._device.record_queued(f"{instruction.stage}{instruction.token}", began, executed.ended)
 
     def overlap(self, pair: OverlappedPair) -> None:
         """Run both halves of a pair, concurrently if the device has streams."""
@@ -145,28 +143,28 @@ class Interpreter:
             self.execute(pair.backward)
             return
         halves = [(half, self._tensors(half)) for half in (pair.forward, pair.backward)]
-        ran_beside = (pair.backward.stage, pair.backward.micro_batch) in self._beside
-        if not ran_beside:
-            self._beside.add((pair.forward.stage, pair.forward.micro_batch))
+        swapped = (pair.backward.stage, pair.backward.micro_batch) in self._on_other_stream
+        if not swapped:
+            self._on_other_stream.add((pair.forward.stage, pair.forward.micro_batch))
         # The half on the other stream is launched first, because it waits for everything launched before.
-        for half, tensors in halves[::-1] if ran_beside else halves:
-            self._execute(half, tensors, beside=(half is pair.backward) == ran_beside)
+        for half, tensors in halves[::-1] if swapped else halves:
+            self._execute(half, tensors, on_other_stream=(half is pair.backward) == swapped)
         self._streams.join()
 
-    def _execute(self, instruction: Compute, tensors: Sequence[torch.Tensor | None], beside: bool) -> None:
-        with self._streams.on_other_stream(tensors) if beside and self._streams is not None else nullcontext():
+    def _execute(self, instruction: Compute, tensors: Sequence[torch.Tensor | None], on_other_stream: bool) -> None:
+        with self._streams.on_other_stream(tensors) if on_other_stream and self._streams is not None else nullcontext():
             began, started = self._device.clock.mark(), time.monotonic()
             self._run(instruction, tensors)
             for computed in self._computed:
                 computed(time.monotonic() - started)
-            executed = self._note(instruction, began)
-        self._device.record_given(f"{instruction.stage}{instruction.token}", began, executed.ended)
+            executed = self._record(instruction, began)
+        self._device.record_queued(f"{instruction.stage}{instruction.token}", began, executed.ended)
         if instruction.row.required:
             is_part = isinstance(instruction, WeightPart)
             key = instruction.stage, BackwardWeight.token if is_part else instruction.token
             self._compute.setdefault(key, []).append((1 / self.buckets if is_part else 1.0, executed))
 
-    def _note(self, instruction: Instruction, began: Mark) -> ExecutedInstruction:
+    def _record(self, instruction: Instruction, began: Mark) -> ExecutedInstruction:
         executed = ExecutedInstruction(str(instruction), began, self._device.clock.mark())
         self.executed.append(executed)
         return executed
@@ -178,39 +176,38 @@ class Interpreter:
             Computed(
                 stage,
                 token,
-                round(sum(share for share, _ in of)),
-                sum(one.ended.seconds() - one.began.seconds() for _, one in of),
+                round(sum(share for share, _ in parts)),
+                sum(executed.ended.seconds() - executed.began.seconds() for _, executed in parts),
             )
-            for (stage, token), of in sorted(self._compute.items())
+            for (stage, token), parts in sorted(self._compute.items())
         ]
 
     def _tensors(self, instruction: Compute) -> list[torch.Tensor | None]:
         values = inputs(instruction, self.model_stages)
-        return [None if value is None else self._take(value) for value in values]
+        return [None if value is None else self._read(value) for value in values]
 
-    def _take(self, value: Value) -> torch.Tensor | None:
+    def _read(self, value: Value) -> torch.Tensor | None:
         if self._reads_left.get(value):
             self._reads_left[value] -= 1
-            made = self._values[value]
+            tensor = self._values[value]
         else:
-            made = self._values.pop(value)
-        return made() if callable(made) and not isinstance(made, torch.Tensor) else made
+            tensor = self._values.pop(value)
+        return tensor() if callable(tensor) and not isinstance(tensor, torch.Tensor) else tensor
 
     def _run(self, instruction: Compute, tensors: Sequence[torch.Tensor | None]) -> None:
         row = instruction.row
-        makes = produced(instruction)
-        for held in (self._held.pop(value) for value in makes if value in self._held):
+        products = produced(instruction)
+        for held in (self._unreleased.pop(value) for value in products if value in self._unreleased):
             RELEASES[type(held)](self, held)
         output: Any = run_of(type(instruction))(self, instruction, *tensors)
-        if makes and makes[0].kind in CARRIERS:
-            self._values[makes[0]] = output
+        if products and products[0].kind in CARRIERS:
+            self._values[products[0]] = output
         if row.released_by is not None:
             kind, offset = row.released_by
-            self._held[Value(kind, instruction.stage + offset, instruction.micro_batch)] = instruction
+            self._unreleased[Value(kind, instruction.stage + offset, instruction.micro_batch)] = instruction
 
     def send(self, instruction: Send) -> None:
-        """Send the value that the instruction names."""
-        tensor = self._take(needs(instruction, self.model_stages)[0])
+        tensor = self._read(needs(instruction, self.model_stages)[0])
         assert tensor is not None, f"{instruction}: the last stage sends no activation, the first no gradient"
         self.transport.send(instruction, tensor)
 
@@ -218,28 +215,27 @@ class Interpreter:
         """Post the receive; the first consumer waits for it."""
         self._values[needs(instruction, self.model_stages)[0]] = self.transport.receive(instruction)
 
-    def replay(self, one: Compute, activation: torch.Tensor | None, gradient: torch.Tensor | None) -> None:
+    def replay(self, instruction: Compute, activation: torch.Tensor | None, gradient: torch.Tensor | None) -> None:
         """Recompute a peer's micro-batch, and keep the checksums of the results."""
-        made = self.stages[one.stage].replay(one.micro_batch, activation, gradient)
-        self.replayed[Checked(one.stage, one.micro_batch)] = made
+        checksums = self.stages[instruction.stage].replay(instruction.micro_batch, activation, gradient)
+        self.replayed[Checked(instruction.stage, instruction.micro_batch)] = checksums
 
     def reduce(self, stage: int) -> None:
         """Sum the weights that the stage shares, then its own gradients (the last bucket), each over their hosts.
 
-        All hosts of a group of tied stages sum the group's shared weights in one order at their first reduce in the
-        group. So no two hosts wait for each other in different sums.
+        All hosts of a group of tied stages sum the group's shared weights in one order at their first reduce in it, so
+        no two hosts wait for each other in different sums.
         """
         group = int(self._groups[stage])
         if group not in self._summed_groups:
             self._summed_groups.add(group)
             for place, tie in enumerate(self._ties):
-                mine = [one for one in tie if one in self.stages and self._groups[one] == group]
-                if mine:
-                    self.transport.reduce(self.model_stages + place, self.stages[mine[0]].tied_buffers())
+                tied = [index for index in tie if index in self.stages and self._groups[index] == group]
+                if tied:
+                    self.transport.reduce(self.model_stages + place, self.stages[tied[0]].tied_buffers())
         self.begin_reduce(stage, self.buckets - 1)
 
     def gather(self, stage: int) -> None:
-        """Exchange stepped parameters of the stage with its other hosts."""
         self.transport.gather(stage, self.stages[stage].layout.weights())
 
     def begin_reduce(self, stage: int, bucket: int) -> None:
@@ -249,5 +245,8 @@ class Interpreter:
 
 
 def _unpaired(program: Sequence[Instruction]) -> Iterator[Instruction]:
-    for one in program:
-        yield from (one.forward, one.backward) if isinstance(one, OverlappedPair) else (one,)
+    for instruction in program:
+        if isinstance(instruction, OverlappedPair):
+            yield from (instruction.forward, instruction.backward)
+        else:
+            yield instruction

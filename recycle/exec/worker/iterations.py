@@ -2,10 +2,9 @@
 
 With the barrier all steps wait for the iteration's commit. After a staggered step the worker starts the next iteration
 at once, and waits for the commit before the next step. So a worker is at most one iteration ahead of the last commit.
-It holds the values of one iteration only.
 
-An evaluation after an iteration waits for the iteration's commit, and all workers wait for the evaluation's result. A
-generation begins with the evaluation that the previous one did not finish.
+An evaluation waits for its iteration's commit, and all workers wait for its result. A generation begins with the
+evaluation that the previous one did not finish.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from recycle.exec.model.integrity import ChecksumBuilder
 from recycle.exec.model.stage import Stage
 from recycle.exec.protocol import Commit, Computed, LinkTime, Report, StepMode
 from recycle.exec.worker.interpreter import Interpreter
-from recycle.exec.worker.updates import Updates
+from recycle.exec.worker.step_state import StepState
 from recycle.ir.instruction import (
     Compute,
     GatherParameters,
@@ -43,7 +42,7 @@ class Iterations:
 
     generation: Generation
     stages: Mapping[int, Stage]
-    updates: Updates
+    updates: StepState
     hooks: Sequence[IterationHook] = ()
     progress: Progress = field(default_factory=Progress)
     streams: Streams | None = None
@@ -63,17 +62,14 @@ class Iterations:
             self.device,
             plan.buckets,
         )
-        self._before = overridden(self.hooks, IterationHook.before)
+        self._before = overridden(self.hooks, IterationHook.before_instruction)
         self._first = self.generation.record.committed + 1
         self._iteration = self._first - 1
         for hook in self.hooks:
             hook.begin_generation(self.generation)
 
     def run(self) -> Commit:
-        """Iterate until the last commit of the generation for this worker, and return it.
-
-        Raises GenerationOver or TransportError if the generation ended before.
-        """
+        """Iterate to the generation's last commit and return it. Raises GenerationOver or TransportError before it."""
         record = self.generation.record
         if record.commit is not None and record.is_evaluation_due:
             self._end(is_last=True)
@@ -98,62 +94,64 @@ class Iterations:
         return self.generation.committed(self._iteration)
 
     def begin(self) -> None:
-        """Begin the next iteration."""
         self._iteration += 1
-        self.progress.begins("begin")
+        self.progress.begin_operation("begin")
         rotation = self.generation.rotation
         program = rotation.program(self.generation.role, self._iteration)
         if program is not self.program:
             self.program, self._last_reduce = program, _last_reduce(program)
         self._interpreter.begin(program, self._iteration, checked=rotation.checked(self._iteration))
         if self._iteration != self._first:  # the first iteration waits for its own commit
-            self.updates.begin(self._iteration)
-        self._late: list[StageWide] = []
+            self.updates.begin_iteration(self._iteration)
+        self._deferred: list[StageWide] = []
         self._is_reported = False
         for hook in self.hooks:
             hook.begin_iteration(self._iteration, program)
-        self.progress.ended()
+        self.progress.end_operation()
 
     def execute(self, position: int) -> None:
         """Execute the instruction at a position of the program, or defer it to the iteration's end."""
         instruction = self.program[position]
-        self.progress.begins(_operation(instruction))
+        self.progress.begin_operation(_operation(instruction))
         for before in self._before:
             before(position, instruction)
         if isinstance(instruction, OptimizerStep):
             mode = self._mode()
-            self._keep()
+            self._save()
             if mode == "barrier":
-                self._late.append(instruction)
+                self._deferred.append(instruction)
                 return
-        if isinstance(instruction, GatherParameters) and self._late:
-            self._late.append(instruction)
+        if isinstance(instruction, GatherParameters) and self._deferred:
+            self._deferred.append(instruction)
             return
         self._run(instruction)
         if position == self._last_reduce:
             self._report()
-        self.progress.ended()
+        self.progress.end_operation()
 
     def step(self) -> None:
         """Run the steps that wait for the iteration's commit. A worker without stages reports and waits here."""
         if self._last_reduce < 0 and not self._is_reported:
             self._report()
-        if self._late or self._last_reduce < 0:
+        if self._deferred or self._last_reduce < 0:
             self.generation.committed(self._iteration)
-        self._catch_up(OptimizerStep)
+        self._run_deferred(OptimizerStep)
 
     def end(self) -> None:
         """Run everything that waits for the iteration's commit: the remaining steps, then gathers."""
         self.step()
-        self._catch_up(GatherParameters)
-        self._keep()
+        self._run_deferred(GatherParameters)
+        self._save()
 
-    def _catch_up(self, cls: type[StageWide]) -> None:
-        late, self._late = self._late, [one for one in self._late if not isinstance(one, cls)]
-        for instruction in (one for one in late if isinstance(one, cls)):
-            self.progress.begins(_operation(instruction))
+    def _run_deferred(self, cls: type[StageWide]) -> None:
+        deferred, self._deferred = (
+            self._deferred,
+            [instruction for instruction in self._deferred if not isinstance(instruction, cls)],
+        )
+        for instruction in (instruction for instruction in deferred if isinstance(instruction, cls)):
+            self.progress.begin_operation(_operation(instruction))
             self._run(instruction)
-            self.progress.ended()
+            self.progress.end_operation()
 
     def _run(self, instruction: Instruction) -> None:
         if not isinstance(instruction, GatherParameters):
@@ -161,16 +159,16 @@ class Iterations:
             return
         self._reach("gather")
         self._interpreter.execute(instruction)
-        self.updates.gathered(instruction.stage, self._iteration)
+        self.updates.mark_gathered(instruction.stage, self._iteration)
 
     def _report(self) -> None:
         self._is_reported = True
-        self.updates.reduced(self._iteration)
+        self.updates.mark_reduced(self._iteration)
         self.device.clock.set()
         self._reach("reduced")
         interpreter = self._interpreter
-        messaged = self.generation.transport.messaged()
-        links = [LinkTime(one.process.pipeline, one.process.rank, *one[1:]) for one in messaged]
+        link_stats = self.generation.transport.link_stats()
+        links = [LinkTime(stats.process.pipeline, stats.process.rank, *stats[1:]) for stats in link_stats]
         report = report_of(self.stages, interpreter.compute, interpreter.replayed, links)
         for hook in self.hooks:
             report = hook.report(report)
@@ -196,9 +194,9 @@ class Iterations:
         for hook in self.hooks:
             hook.reach(phase, self._iteration)
 
-    def _keep(self) -> None:
+    def _save(self) -> None:
         for hook in self.hooks:
-            hook.keep(self.generation.record, self.generation.commit)
+            hook.save(self.generation.record, self.generation.commit)
 
     def _end(self, is_last: bool) -> None:
         for hook in self.hooks:
@@ -206,7 +204,7 @@ class Iterations:
 
 
 def _last_reduce(program: Sequence[Instruction]) -> int:
-    return max((p for p, one in enumerate(program) if isinstance(one, ReduceGradients)), default=-1)
+    return max((p for p, instruction in enumerate(program) if isinstance(instruction, ReduceGradients)), default=-1)
 
 
 def _operation(instruction: Instruction) -> str:
@@ -227,19 +225,27 @@ def report_of(
     norms: dict[int, list[float]] = {}
     replicated: dict[int, list[float]] = {}
     checksums: dict[int, int] = {}
-    for number, found, all_have, checksum in (
+    for number, squares, all_have, checksum in (
         part for stage in stages.values() for part in stage.layout.reduced(stage)
     ):
         common = set(all_have)
-        norms[number] = exact_parts([norm for place, norm in enumerate(found) if place not in common])
+        norms[number] = exact_parts([norm for place, norm in enumerate(squares) if place not in common])
         if common:
-            replicated[number] = exact_parts([found[place] for place in sorted(common)])
+            replicated[number] = exact_parts([squares[place] for place in sorted(common)])
         checksums[number] = checksum
-    made = [
-        replayed_as(Checked(i, b), m, True) for i, stage in stages.items() for b, m in stage.watched_checksums().items()
+    batches = [
+        replayed_as(Checked(i, b), sums, True)
+        for i, stage in stages.items()
+        for b, sums in stage.watched_checksums().items()
     ]
-    made += [replayed_as(checked, making.finish(), False) for checked, making in replayed.items()]
+    batches += [replayed_as(checked, builder.finish(), False) for checked, builder in replayed.items()]
     longest = sorted(links, key=lambda link: max(link.seconds, link.waited), reverse=True)[:MOST_LINKS]
     return Report(
-        norms, sum(losses) if losses else None, list(compute), replicated, checksums, replayed=made, links=longest
+        norms,
+        sum(losses) if losses else None,
+        list(compute),
+        replicated,
+        checksums,
+        replayed=batches,
+        links=longest,
     )

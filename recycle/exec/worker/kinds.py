@@ -33,29 +33,27 @@ from recycle.ir.instruction import (
 )
 
 RUNS: dict[type[Instruction], Callable[..., Any]] = {
-    Forward: lambda worker, one, activation: worker.stages[one.stage].forward(one.micro_batch, activation),
-    Backward: lambda worker, one, gradient: worker.stages[one.stage].backward(one.micro_batch, gradient),
-    BackwardInput: lambda worker, one, gradient: worker.stages[one.stage].backward_input(one.micro_batch, gradient),
-    BackwardWeight: lambda worker, one: worker.stages[one.stage].backward_weight(one.micro_batch),
-    WeightPart: lambda worker, one: worker.stages[one.stage].backward_weight(
-        one.micro_batch, one.bucket, worker.buckets
+    Forward: lambda worker, op, activation: worker.stages[op.stage].forward(op.micro_batch, activation),
+    Backward: lambda worker, op, gradient: worker.stages[op.stage].backward(op.micro_batch, gradient),
+    BackwardInput: lambda worker, op, gradient: worker.stages[op.stage].backward_input(op.micro_batch, gradient),
+    BackwardWeight: lambda worker, op: worker.stages[op.stage].backward_weight(op.micro_batch),
+    WeightPart: lambda worker, op: worker.stages[op.stage].backward_weight(op.micro_batch, op.bucket, worker.buckets),
+    OverlappedPair: lambda worker, op: worker.overlap(op),
+    SendActivation: lambda worker, op: worker.send(op),
+    SendGradient: lambda worker, op: worker.send(op),
+    RecvActivation: lambda worker, op: worker.receive(op),
+    RecvGradient: lambda worker, op: worker.receive(op),
+    ReduceBucket: lambda worker, op: worker.begin_reduce(op.stage, op.bucket),
+    ReduceGradients: lambda worker, op: worker.reduce(op.stage),
+    OptimizerStep: lambda worker, op: worker.step(op.stage),
+    GatherParameters: lambda worker, op: worker.gather(op.stage),
+    RedundantForward: lambda worker, op, activation: worker.stages[op.stage].redundant_forward(
+        op.micro_batch, activation
     ),
-    OverlappedPair: lambda worker, pair: worker.overlap(pair),
-    SendActivation: lambda worker, one: worker.send(one),
-    SendGradient: lambda worker, one: worker.send(one),
-    RecvActivation: lambda worker, one: worker.receive(one),
-    RecvGradient: lambda worker, one: worker.receive(one),
-    ReduceBucket: lambda worker, one: worker.begin_reduce(one.stage, one.bucket),
-    ReduceGradients: lambda worker, one: worker.reduce(one.stage),
-    OptimizerStep: lambda worker, one: worker.step(one.stage),
-    GatherParameters: lambda worker, one: worker.gather(one.stage),
-    RedundantForward: lambda worker, one, activation: worker.stages[one.stage].redundant_forward(
-        one.micro_batch, activation
-    ),
-    Replay: lambda worker, one, activation, gradient: worker.replay(one, activation, gradient),
+    Replay: lambda worker, op, activation, gradient: worker.replay(op, activation, gradient),
     # A transport keeps a tensor until it is delivered, so these need not wait.
-    WaitSendActivation: lambda worker, one: None,
-    WaitSendGradient: lambda worker, one: None,
+    WaitSendActivation: lambda worker, op: None,
+    WaitSendGradient: lambda worker, op: None,
 }
 """Class -> function (interpreter, instruction, input tensors) -> first value of the row's `produces`.
 
@@ -63,7 +61,7 @@ Tensors beyond the ends of the model are None; so is a value that is not produce
 """
 
 RELEASES: dict[type[Instruction], Callable[..., None]] = {
-    RedundantForward: lambda worker, one: worker.stages[one.stage].release(one.micro_batch),
+    RedundantForward: lambda worker, op: worker.stages[op.stage].release(op.micro_batch),
 }
 """Class whose row has `released_by` -> (interpreter, instruction): frees the values that the instruction holds."""
 
@@ -74,5 +72,5 @@ def run_of(kind: type[Instruction]) -> Callable[..., Any]:
         return RUNS[kind]
     except KeyError:
         raise RunError(
-            f"{kind.token}: nothing says how to run it: enter {kind.__name__} in recycle.exec.worker.kinds.RUNS"
+            f"{kind.token}: no function runs it; register {kind.__name__} in recycle.exec.worker.kinds.RUNS"
         ) from None

@@ -1,11 +1,10 @@
 """A worker's loop over generations; every change of membership or plan goes through it.
 
-When a generation ends, a worker drops its groups and brings its stages to the committed iteration. It rolls forward
+When a generation ends, a worker drops its groups and brings its stages to the committed iteration: it rolls forward
 with the reduced gradient, or undoes a step taken ahead. The next generation starts from there.
 
-Workers read the plan of a generation from a file of the run directory, named by the hash in the record. Plans of large
-jobs have megabytes, so a file system serves them better than messages. If the disk is full, the proposal carries the
-plan's text.
+The plan of a generation is a file of the run directory, named by the hash in the record, because plans of large jobs
+have megabytes. If the disk is full, the proposal carries the plan's text.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
 from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportPlugin
-from recycle.exec.worker.hosted import Hosted
 from recycle.exec.worker.iterations import Iterations
+from recycle.exec.worker.local_stages import LocalStages
 from recycle.exec.worker.member import GenerationOver, Member
-from recycle.exec.worker.updates import REHOST, Updates
+from recycle.exec.worker.step_state import REHOST, StepState
 from recycle.ir.check import check, require_no_errors
 from recycle.ir.replays import Checked
 from recycle.ir.schedule import Schedule
@@ -42,9 +41,9 @@ from recycle.plans import schedule_hash
 from recycle.plans.plan import programs_of
 from recycle.runs.logs import plan_file
 
-PATIENCE_SECONDS = 60.0
+PLAN_SECONDS = 60.0
 """Time limit for reading a plan; a shared file system may show a new file late."""
-PAUSE_SECONDS = 0.1
+PLAN_POLL_SECONDS = 0.1
 
 
 def read_plan(
@@ -53,35 +52,33 @@ def read_plan(
     generation: int,
     digest: str,
     over: threading.Event,
-    patience: float = PATIENCE_SECONDS,
+    seconds: float = PLAN_SECONDS,
 ) -> Schedule:
     """Read the plan of a generation, from `text` if the proposal carries it.
 
     Raises GenerationOver if the generation ended meanwhile, and RunError if the plan is missing, or its hash differs.
     """
-    path, deadline = plan_file(folder, digest), time.monotonic() + patience
+    path, deadline = plan_file(folder, digest), time.monotonic() + seconds
     while True:
         try:
             schedule = Schedule.loads(text, f"plan {digest}") if text else Schedule.load(path)
             if schedule_hash(schedule) == digest:
                 return schedule
-            why = f"{path}: holds another schedule"
+            why = f"{path}: its schedule has another hash"
         except RecycleError as error:
             why = str(error)
-        if over.wait(PAUSE_SECONDS):
+        if over.wait(PLAN_POLL_SECONDS):
             raise GenerationOver
         if time.monotonic() > deadline:
-            raise RunError(f"the plan of generation {generation} could not be read within {patience:g} s: {why}")
+            raise RunError(f"the plan of generation {generation} could not be read within {seconds:g} s: {why}")
 
 
 @dataclass(kw_only=True)
 class MainLoop:
-    """The main loop of one worker process."""
-
     job: Job
     member: Member
-    hosted: Hosted
-    updates: Updates
+    hosted: LocalStages
+    updates: StepState
     hooks: Sequence[IterationHook]
     transport: TransportPlugin
     plans: Path
@@ -94,52 +91,53 @@ class MainLoop:
     def run(self) -> bool:
         """Take part in generations until the last commit. Returns False if the worker leaves before, on request."""
         while (record := self.member.next_record()) is not None:
-            self._settle(record)
+            self._roll_to_committed(record)
             is_over = record.commit is not None and record.commit.finished and not record.is_evaluation_due
-            if is_over and self.hosted.place_held():  # a generation that formed since may have placed other stages
-                self.updates.rehost(record.committed)
+            # A generation that formed since may have placed other stages.
+            if is_over and self.hosted.restore_confirmed():
+                self.updates.mark_rehosted(record.committed)
             if self.hosted.is_confirmed:
-                self._keep(record, record.commit)
+                self._save(record, record.commit)
             if is_over:
                 return True
-            commit = self._live_through(record)
-            self._keep(record, commit)
+            commit = self._run_generation(record)
+            self._save(record, commit)
             if commit is not None and commit.finished:
                 return True
         return False
 
-    def _keep(self, record: GenerationRecord, commit: Commit | None) -> None:
+    def _save(self, record: GenerationRecord, commit: Commit | None) -> None:
         for hook in self.hooks:
-            hook.keep(record, commit)
+            hook.save(record, commit)
 
     def _reach(self, phase: Phase, record: GenerationRecord) -> None:
         for hook in self.hooks:
             hook.reach(phase, record.committed + 1)
 
-    def _settle(self, record: GenerationRecord) -> None:
+    def _roll_to_committed(self, record: GenerationRecord) -> None:
         if self.member.worker in record.joins:
             return
-        ahead = self.updates.ahead(record.committed)
-        way = self.updates.way_to(record.committed, record.has_gone_back)
-        self.member.progress.begins(way, warms_up=way == REHOST)  # rehosting builds stages
+        ahead = self.updates.stages_ahead(record.committed)
+        transition = self.updates.planned_transition(record.committed, record.has_gone_back)
+        self.member.progress.begin_operation(transition, warms_up=transition == REHOST)  # rehosting builds stages
         if ahead:
             self._reach("undo", record)
-        self.updates.settle(record.committed, record.commit, record.has_gone_back)
+        self.updates.roll_to(record.committed, record.commit, record.has_gone_back)
         for hook in self.hooks:
-            hook.go_back(record.committed)
+            hook.rolled_back(record.committed)
         if ahead:
             self._undone = record.committed + 1
 
-    def _live_through(self, record: GenerationRecord) -> Commit | None:
+    def _run_generation(self, record: GenerationRecord) -> Commit | None:
         self._reach("acknowledge", record)
-        self.member.progress.ended()
+        self.member.progress.end_operation()
         self.transport.offer(generation_name(record.generation), Worker.parse(self.member.worker))
-        took_back = self._undone == record.committed + 1
-        self.member.say(Acknowledged(took_back, self.updates.is_stale(record.committed)))
+        undone = self._undone == record.committed + 1
+        self.member.send(Acknowledged(undone, self.updates.is_stale(record.committed)))
         if not self.member.permitted("form"):
             return None
         self._undone = None
-        self.member.progress.begins("form")
+        self.member.progress.begin_operation("form")
         self._reach("form", record)
         role = Worker.parse(record.roles[self.member.worker])
         transport: GroupTransport | None = None
@@ -154,8 +152,8 @@ class MainLoop:
             transport, copied = self._form(record, rotation.whole, role)
             if self.tensor_group is not None:
                 self.tensor_group.exchange = transport.exchange
-            self.member.progress.ended()
-            self.member.say(Formed(copied=copied))
+            self.member.progress.end_operation()
+            self.member.send(Formed(copied=copied))
             if not self.member.permitted("run"):
                 return None
             self.hosted.confirm()
@@ -180,31 +178,31 @@ class MainLoop:
         except TransportError as error:
             if isinstance(error, Unreachable):
                 (peer,) = (process for process, place in record.roles.items() if place == str(error.peer))
-                self.member.say(CutOff(peer))
+                self.member.send(CutOff(peer))
             elif transport is None:
                 expired = time.monotonic() - began >= self.job.membership.form_timeout
-                self.member.say(Formed(str(error), expired))
+                self.member.send(Formed(str(error), expired))
             else:
-                self.member.say(Trouble(f"worker {self.member.name}: {error}"))
+                self.member.send(Trouble(f"worker {self.member.name}: {error}"))
             return None
         except GenerationOver:
             return None
         finally:
-            self.member.progress.begins("leave")  # until the device is idle
+            self.member.progress.begin_operation("leave")  # until the device is idle
             self.transport.end()
             for hook in self.hooks:
                 hook.end_generation()
-            self.member.progress.ended()
+            self.member.progress.end_operation()
             if self.tensor_group is not None:
                 self.tensor_group.exchange = None
 
     def _place(self, record: GenerationRecord, schedule: Schedule, role: Worker) -> None:
-        self.member.progress.begins("place")
+        self.member.progress.begin_operation("place")
         if self.hosted.place(schedule.shape.cut, schedule.stages_of(role)):
-            self.updates.rehost(record.committed)
-        if self.hosted.take(record, schedule):
-            self.updates.reshard()
-        self.member.progress.begins("form")
+            self.updates.mark_rehosted(record.committed)
+        if self.hosted.assign(record, schedule):
+            self.updates.mark_resharded()
+        self.member.progress.begin_operation("form")
 
     def _form(self, record: GenerationRecord, schedule: Schedule, role: Worker) -> tuple[GroupTransport, list[Copied]]:
         processes = {Worker.parse(place): Worker.parse(process) for process, place in record.roles.items()}
@@ -223,7 +221,7 @@ class MainLoop:
             },
             processes,
             self.member.over,
-            self._waits,
+            self._set_waiting,
             owners,
             self.member.warn,
             givers,
@@ -235,22 +233,22 @@ class MainLoop:
                 continue
             self._reach("copy", record)
             if self.member.worker == copy.source:
-                transport.send_state(roles[copy.worker], self.hosted.held(copy.first, copy.last))
+                transport.send_state(roles[copy.worker], self.hosted.tensors_to_send(copy.first, copy.last))
                 continue
-            tensors, began = self.hosted.placed(copy.first, copy.last), time.monotonic()
+            tensors, began = self.hosted.tensors_to_receive(copy.first, copy.last), time.monotonic()
             transport.receive_state(roles[copy.source], tensors)
             transport.settle()  # other workers rely on the copy once it is reported
             seconds, size = time.monotonic() - began, sum(tensor.nbytes for tensor in tensors)
             copied.append(Copied(copy.source, copy.first, copy.last, size, round(seconds, 6)))
         if self.member.worker in record.joins:
-            self.updates.joined(record.committed)
+            self.updates.mark_copied(record.committed)
         if self.hosted.gather(transport, record, self.member.is_stale_anywhere()):
-            self.updates.all_gathered(record.committed)
+            self.updates.mark_all_gathered(record.committed)
         return transport, copied
 
-    def _waits(self, whether: bool) -> None:
-        self.member.progress.set_waiting(whether)
-        self.updates.waits(whether)
+    def _set_waiting(self, waiting: bool) -> None:
+        self.member.progress.set_waiting(waiting)
+        self.updates.set_waiting(waiting)
 
 
 def generation_name(generation: int) -> str:

@@ -44,7 +44,7 @@ from recycle.exec.protocol import (
 
 AGENT = "the agent of this node"
 INTERRUPT_SECONDS = 0.02
-OF_GENERATION = (Acknowledged, Formed, CopyProgress, StepReport, Trouble, CutOff)
+GENERATION_MESSAGES = (Acknowledged, Formed, CopyProgress, StepReport, Trouble, CutOff)
 """Messages that belong to a generation."""
 _Answer = TypeVar("_Answer")
 
@@ -114,19 +114,15 @@ class MemberState:
 
     @property
     def is_over(self) -> bool:
-        """Whether the current generation is over."""
         return self.over >= self.generation
 
     def permit(self, what: Literal["form", "run"]) -> Permit | None:
-        """The leader's permission in the current generation, or None so far."""
         return self._permits.get(what)
 
     def commit(self, step: int) -> Commit | None:
-        """The commit of a step in the current generation, or None so far."""
         return self._commits.get(step)
 
     def evaluated(self, step: int) -> Evaluated | None:
-        """The result of the evaluation after a step, or None so far."""
         return self._evaluated if self._evaluated is not None and self._evaluated.step == step else None
 
 
@@ -189,18 +185,17 @@ class Member:
                 self._interrupt()
             time.sleep(INTERRUPT_SECONDS)
 
-    def _until(self, answer: Callable[[], _Answer | None]) -> _Answer | None:
-        """Wait for an answer; None if the generation is over. The leader ends generations that wait for too long."""
+    def _wait_for(self, answer: Callable[[], _Answer | None]) -> _Answer | None:
         self.progress.set_waiting(True)
         with self._changed:
             self._changed.wait_for(lambda: answer() is not None or self._state.is_over)
-            found = answer()
+            result = answer()
         self.progress.set_waiting(False)
-        return found
+        return result
 
     def next_record(self) -> GenerationRecord | None:
         """Wait for the next generation that includes this worker. Returns None if the worker may leave."""
-        self.progress.begins("settle")
+        self.progress.begin_operation("settle")
         self.progress.set_waiting(True)
         with self._changed:
             self._is_interrupting = False
@@ -221,7 +216,7 @@ class Member:
 
     def permitted(self, what: Literal["form", "run"]) -> bool:
         """Wait until the generation may form or run; False if it is over instead."""
-        return self._until(lambda: self._state.permit(what)) is not None
+        return self._wait_for(lambda: self._state.permit(what)) is not None
 
     def is_stale_anywhere(self) -> bool:
         """Whether some process has live parameters of another iteration; call after permission to form."""
@@ -229,66 +224,59 @@ class Member:
         return permit is not None and permit.stale
 
     def decision(self, step: int) -> Commit:
-        """Wait for the commit of `step`. Raises GenerationOver if the generation ends without it."""
-        commit = self._until(lambda: self._state.commit(step))
+        commit = self._wait_for(lambda: self._state.commit(step))
         if commit is None:
             raise GenerationOver
         return commit
 
-    def decided(self, step: int) -> Commit | None:
+    def known_commit(self, step: int) -> Commit | None:
         """The commit of a step of the current generation, or None so far; from any thread."""
         return self._state.commit(step)
 
     def evaluated(self, step: int) -> Evaluated:
-        """Wait for the result of the evaluation after `step`. Raises GenerationOver if the generation ends before."""
-        result = self._until(lambda: self._state.evaluated(step))
+        result = self._wait_for(lambda: self._state.evaluated(step))
         if result is None:
             raise GenerationOver
         return result
 
     # Messages to the leader.
 
-    def say(self, message: WorkerMessage) -> None:
+    def send(self, message: WorkerMessage) -> None:
         """Send a message to the leader, with the generation's number if it belongs to one; from any thread.
 
         Raises RunError if the agent is gone.
         """
         try:
-            self._link.send(Said(message, self._state.generation if isinstance(message, OF_GENERATION) else 0))
+            self._link.send(Said(message, self._state.generation if isinstance(message, GENERATION_MESSAGES) else 0))
         except OSError:
             raise RunError(f"{AGENT} is gone") from None
 
     def report(self, step: int, report: Report) -> None:
-        """Send this process's part of the commit of `step`."""
-        self.say(StepReport(step, report))
+        self.send(StepReport(step, report))
 
     def report_evaluation(self, step: int, report: EvaluationReport) -> None:
-        """Send this process's part of the evaluation after `step`."""
-        self.say(StepReport(step, report))
+        self.send(StepReport(step, report))
 
     def warn(self, message: str) -> None:
         """Report a failure that training can do without; a run keeps only the first such message."""
-        self.say(Warned(message))
+        self.send(Warned(message))
 
     # Faults.
 
     @property
     def live(self) -> Collection[str]:
-        """Workers of the current generation."""
         return self._state.live
 
     def claim(self, fault: int) -> bool:
-        """Wait for the leader's decision whether a fault strikes this process; False if it struck before."""
         strikes = self._state.strikes
         if fault in strikes:
             return False
-        self.say(FaultReached(fault))
+        self.send(FaultReached(fault))
         with self._changed:
             self._changed.wait_for(lambda: fault in strikes)
         return strikes[fault] == self.name
 
     def await_strike(self, fault: int) -> bool:
-        """Wait until a fault strikes another process; False if it struck before this one joined. From any thread."""
         state = self._state
         with self._changed:
             self._changed.wait_for(lambda: state.earlier_strikes is not None and fault in state.strikes)
@@ -324,16 +312,14 @@ class FormingKeys:
         return list(answers[0].values)
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Write a key."""
         self._ask(SetKey(key, value.encode() if isinstance(value, str) else value))
 
     def get(self, key: str) -> bytes:
         """Read a key. Raises RuntimeError if it was not written."""
         (value,) = self._ask(GetKeys([key]))
         if value is None:
-            raise RuntimeError(f"{key} was not written")
+            raise RuntimeError(f"{key}: no such key")
         return value
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys were written."""
         return None not in self._ask(GetKeys(list(keys)))

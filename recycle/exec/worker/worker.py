@@ -2,10 +2,8 @@
 
 It connects to its node's agent, builds its stages, reports that it is ready and takes part in generations
 (main_loop.py). After the first SIGTERM it leaves at the next boundary; a second ends the process. The signal is blocked
-in all threads except one that waits for it, so it interrupts no transfer. The process ends with its agent.
-
-`warm_up` does lazy imports and creates msgspec's decoders once in the fork server. This saves a third of a second per
-worker on a machine that starts many at once.
+in all threads except one that waits for it, so it interrupts no transfer. The process ends with its agent. `warm_up`
+does lazy imports in the fork server, which saves a third of a second per worker.
 """
 
 from __future__ import annotations
@@ -41,11 +39,11 @@ from recycle.exec.protocol import Commit, FinalState, GenerationRecord, Leaving,
 from recycle.exec.transport.formation import FormingStore
 from recycle.exec.transport.outgoing import PacedLinks
 from recycle.exec.transport.plugin import TRANSPORTS, TransportSettings, transport_named, transport_of
-from recycle.exec.worker.hosted import Hosted, HostedShards
+from recycle.exec.worker.local_stages import LocalShards, LocalStages
 from recycle.exec.worker.main_loop import MainLoop
 from recycle.exec.worker.member import FormingKeys, Member
 from recycle.exec.worker.specification import REFUSED, WorkerSpecification
-from recycle.exec.worker.updates import Updates
+from recycle.exec.worker.step_state import StepState
 from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import lower, with_barrier
 from recycle.ir.schedule import Schedule
@@ -53,7 +51,7 @@ from recycle.job import Job
 from recycle.job.shape import Worker
 from recycle.runs.logs import log_path
 
-_TOLD_TO_LEAVE = {signal.SIGTERM}
+_LEAVE_SIGNALS = {signal.SIGTERM}
 ENDED = 128 + signal.SIGTERM
 """Exit code of a process after a second SIGTERM."""
 
@@ -75,7 +73,7 @@ def run_worker(text: str) -> None:
     tensor_group = TensorGroup(tensor_rank, tensor_parallel) if tensor_parallel > 1 else None
     plugin = transport_of(job)
     device = plugin.device(specification.local_index)
-    links = PacedLinks.of(job, worker)
+    links = PacedLinks.for_job(job, worker)
     keys = FormingKeys(run.agent)
     tensor = tensor_rank, tensor_parallel
     transport = plugin(TransportSettings(keys, device, run.address, tensor, job.membership, links))
@@ -95,20 +93,20 @@ def run_worker(text: str) -> None:
         specification.generation,
         transport.device_state,
     )
-    leave = partial(member.say, Leaving(specification.incarnation))
+    leave = partial(member.send, Leaving(specification.incarnation))
     threading.Thread(target=_await_termination, args=(leave, end), daemon=True).start()
     try:
         build = partial(build_stages, job, device=device, tensor_group=tensor_group)
-        usual = list(range(worker.rank, job.shape.stages, job.shape.ranks))
-        indices = run.stages.get(specification.worker, [] if run.stages else usual)
+        default_stages = list(range(worker.rank, job.shape.stages, job.shape.ranks))
+        indices = run.stages.get(specification.worker, [] if run.stages else default_stages)
         is_first = not specification.generation or specification.restored is not None
-        hosted: Hosted
+        hosted: LocalStages
         if job.train.sharded_optimizer:
-            hosted = HostedShards(job, worker, build, run.cut, indices, is_first)
+            hosted = LocalShards(job, worker, build, run.cut, indices, is_first)
         else:
-            hosted = Hosted(worker, build, run.cut, indices, is_first)
+            hosted = LocalStages(worker, build, run.cut, indices, is_first)
     except (RuntimeError, MemoryError, OverflowError) as error:  # torch raises these if memory runs out
-        end(f"its stages cannot be made: {first_line(error)}")
+        end(f"its stages cannot be built: {first_line(error)}")
     except RecycleError as error:
         end(str(error), REFUSED)
     stages = hosted.stages
@@ -116,7 +114,7 @@ def run_worker(text: str) -> None:
         folder = folder_of(checkpoints, specification.restored)
         hosted.read(partial(load, folder, tensor_rank=tensor_rank, tensor_parallel=tensor_parallel))
     at = -1 if specification.restored is None else specification.restored
-    updates = Updates(stages, at, member.decided, job.train.undo == "host", hosted)
+    updates = StepState(stages, at, member.known_commit, job.train.undo == "host", hosted)
     faults = start_injector(
         run.faults,
         tensor_parallel,
@@ -127,12 +125,12 @@ def run_worker(text: str) -> None:
         links,
     )
     hooks: list[IterationHook] = [faults] if run.faults else []
-    if isinstance(hosted, HostedShards):
-        hooks.append(BackgroundCopies(member.worker, hosted, member.say, faults.reach, job.train.copy_bytes))
+    if isinstance(hosted, LocalShards):
+        hooks.append(BackgroundCopies(member.worker, hosted, member.send, faults.reach, job.train.copy_bytes))
     if job.integrity.compares_states:
-        hooks.append(StateComparison(job, stages, updates, member.say, tensor_rank))
-    deadline, waits = job.train.checkpoint_deadline, member.progress.set_waiting
-    hooks.append(Saver(checkpoints, name, stages, updates.stand_at, member.say, tensor_parallel, deadline, waits))
+        hooks.append(StateComparison(job, stages, updates, member.send, tensor_rank))
+    deadline, set_waiting = job.train.checkpoint_deadline, member.progress.set_waiting
+    hooks.append(Saver(checkpoints, name, stages, updates.all_at, member.send, tensor_parallel, deadline, set_waiting))
     every = trace_every(job.train.trace)
     if tensor_rank == 0 and every is not None:
         hooks.append(TraceLog(log_path(run.directory, worker), run.started, member.warn, every))
@@ -145,7 +143,7 @@ def run_worker(text: str) -> None:
             device=transport.progress,
         )
         hooks.append(evaluation)
-    member.say(Ready(specification.incarnation))
+    member.send(Ready(specification.incarnation))
     try:
         is_finished = MainLoop(
             job=job,
@@ -161,25 +159,25 @@ def run_worker(text: str) -> None:
             hook.close()
         if not is_finished:
             return
-        member.progress.begins("digest")
+        member.progress.begin_operation("digest")
         digests = {number: text for stage in stages.values() for number, text in stage.digests().items()}
-        member.say(FinalState(digests))
+        member.send(FinalState(digests))
     except RunError as error:
         end(str(error))
 
 
 def _block_termination() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD_TO_LEAVE)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _LEAVE_SIGNALS)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.register_at_fork(after_in_child=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _TOLD_TO_LEAVE))
+    os.register_at_fork(after_in_child=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEAVE_SIGNALS))
 
 
 def _await_termination(notify: Callable[[], None], end: Callable[[str, int], object]) -> None:
-    signal.sigwait(_TOLD_TO_LEAVE)
+    signal.sigwait(_LEAVE_SIGNALS)
     with contextlib.suppress(RunError):  # the agent is gone, and the process ends by itself
         notify()
-    signal.sigwait(_TOLD_TO_LEAVE)
-    end("it was told to leave a second time", ENDED)
+    signal.sigwait(_LEAVE_SIGNALS)
+    end("it received a second SIGTERM", ENDED)
 
 
 def _spoil(stages: Mapping[int, Stage]) -> None:

@@ -48,17 +48,14 @@ position in the worker's program from 0, the instruction, a message and a hint. 
 each rule the first 1,000 findings are listed and the others counted. `recycle check --explain CODE` prints the text
 below.
 
-| code | severity | finds | meaning and remedy |
-|---|---|---|---|
+| code | severity | meaning and remedy |
+|---|---|---|
 """
 
 
 def reference_page() -> str:
     """Return the text of docs/reference/codes.md."""
-    rows = [
-        f"| `{rule.code}` | {rule.severity} | {rule.title} | {' '.join(rule.documentation.split())} |"
-        for rule in all_rules()
-    ]
+    rows = [f"| `{rule.code}` | {rule.severity} | {' '.join(rule.documentation.split())} |" for rule in all_rules()]
     return _INTRODUCTION + "\n".join(rows) + "\n"
 
 

@@ -1,15 +1,14 @@
-"""Communicators of the simulated accelerator, which behave as NCCL's do, over TCP between processes.
+"""Communicators of the simulated accelerator, which behave like NCCL's, over TCP between processes.
 
-- Forming blocks until all have come, and each end may fail alone.
-- An operation is queued on the communicator's own stream, behind what the device has been given to compute until then,
-  and the call returns; `wait` orders later computations behind it, and returns too. Its buffer is full of NaN until the
-  data is there.
-- A kernel spins until its peer comes. A peer that is dead, and one whose connection is closed, is one that does not
-  come: only an abort ends the kernel.
+- Forming blocks until all ranks have come, and each end may fail alone.
+- An operation is queued on the communicator's stream after all computations queued so far, and the call returns; `wait`
+  orders later computations after it, and returns too. Its buffer is full of NaN until the data arrives.
+- A kernel spins until its peer comes. A dead peer, or one with a closed connection, never comes: only an abort ends the
+  kernel.
 - A sender waits until its receiver has come: nothing is buffered.
-- To abort a communicator alone waits, when its own kernels have been told, for the whole device, on which another
-  communicator may spin: a deadlock. In a group all are told first.
-- What an operation read and wrote is kept until somebody waits for it.
+- The abort of a single communicator ends its kernels and then waits for the whole device, on which another communicator
+  may spin: a deadlock. An abort of a group ends the kernels of all first.
+- Tensors of an operation are kept until a wait for it.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ import torch
 from tests.exec.accelerator.device import Device
 
 ID_BYTES = 128
-"""Of what rank 0 leaves in the store for the others, in binary, as an `ncclUniqueId`."""
+"""Size of rank 0's binary key in the store, as of an `ncclUniqueId`."""
 SPIN_SECONDS = 0.02
 _ADDRESS = struct.Struct("!H4s16s")
 
 
 class Work:
-    """An operation that was queued."""
+    """A queued operation."""
 
     def __init__(self, communicator: Communicator, done: threading.Event) -> None:
         self._communicator, self._done = communicator, done
 
     def wait(self) -> bool:
-        """Let what is computed from now on wait for the operation; the host goes on."""
+        """Let later computations wait for the operation; returns at once."""
         self._communicator.device.wait(self._done)
         self._communicator.kept.pop(self, None)
         return True
@@ -51,7 +50,7 @@ class Work:
 
 
 class Aborted(Exception):
-    """The kernel ends: its communicator was aborted."""
+    """The kernel's communicator was aborted."""
 
 
 class Communicator:
@@ -65,7 +64,7 @@ class Communicator:
         seconds: after which it gives up forming with RuntimeError.
 
     Attributes:
-        kept: tensors of each operation that nobody has waited for.
+        kept: tensors of each operation without a wait for it.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Communicator:
         self._stream = device.stream("communicator")
 
     def _gather(self, store: Any, address: str, seconds: float) -> dict[int, socket.socket]:
-        """Rank 0: leave the address in the store, and wait for all others."""
+        """Rank 0: write the address to the store, and wait for all others."""
         secret = os.urandom(16)
         with socket.create_server((address, 0)) as listener:
             blob = _ADDRESS.pack(listener.getsockname()[1], socket.inet_aton(address), secret)
@@ -94,14 +93,14 @@ class Communicator:
                     peer, _ = listener.accept()
                 except TimeoutError:
                     raise RuntimeError("not all ranks came") from None
-                said = peer.recv(20, socket.MSG_WAITALL)
-                if len(said) == 20 and said[4:] == secret:
-                    peers[struct.unpack("!I", said[:4])[0]] = peer
+                hello = peer.recv(20, socket.MSG_WAITALL)
+                if len(hello) == 20 and hello[4:] == secret:
+                    peers[struct.unpack("!I", hello[:4])[0]] = peer
             for peer in peers.values():
                 try:
                     peer.sendall(b"g")
                 except OSError:
-                    continue  # it has died since it came; that is nothing that rank 0 notices
+                    continue  # it has died since; rank 0 does not notice
         return peers
 
     def _join(self, store: Any, seconds: float) -> socket.socket:
@@ -136,24 +135,24 @@ class Communicator:
         return self._queue(kernel, [tensor])
 
     def allreduce(self, tensors: list[torch.Tensor]) -> Work:
-        """The sum, in the order of the ranks, on all of them."""
+        """The sum, in the order of the ranks, on all ranks."""
         (tensor,) = tensors
         return self._collect(tensor, tensors, lambda parts: [[_sum(parts)]] * self._size)
 
     def reduce(self, tensors: list[torch.Tensor], options: Any) -> Work:
-        """The sum, in the order of the ranks, on the root; what others read stays theirs."""
+        """The sum, in the order of the ranks, on the root; other tensors are unchanged."""
         (tensor,), root = tensors, options.rootRank
         taken = tensors if self._rank == root else []
         return self._collect(tensor, taken, lambda parts: [[_sum(parts)] * (rank == root) for rank in self._ranks])
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Work:
-        """What the root has, on all of them."""
+        """The root's tensor, on all ranks."""
         (tensor,), root = tensors, options.rootRank
         taken = [] if self._rank == root else tensors  # the root's tensor may be read meanwhile
         return self._collect(tensor, taken, lambda parts: [[parts[root]] * (rank != root) for rank in self._ranks])
 
     def allgather(self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor]) -> Work:
-        """Every rank's tensor, on all of them."""
+        """Every rank's tensor, on all ranks."""
         (taken,), (tensor,) = outputs, tensors
         return self._collect(tensor, taken, lambda parts: [parts] * self._size)
 
@@ -163,7 +162,7 @@ class Communicator:
         taken: Sequence[torch.Tensor],
         combine: Callable[[list[torch.Tensor]], Sequence[Sequence[torch.Tensor]]],
     ) -> Work:
-        """Rank 0 makes of everybody's tensor what each rank takes."""
+        """Rank 0 combines the tensors of all ranks into the results of each rank."""
 
         def kernel() -> None:
             parts = [given.clone() for _ in self._ranks]
@@ -191,7 +190,7 @@ class Communicator:
         before = self.device.reached()
 
         def run() -> None:
-            if self.device.failed:  # meanwhile: nothing was computed that could be sent
+            if self.device.failed:  # no result to send
                 return
             try:
                 kernel()
@@ -209,24 +208,24 @@ class Communicator:
         flat.copy_(torch.frombuffer(raw, dtype=torch.uint8))
 
     def _read(self, peer: int, count: int) -> bytearray:
-        found = bytearray()
-        while len(found) < count:
+        data = bytearray()
+        while len(data) < count:
             self._spin([self._peers[peer]], [])
             try:
-                piece = self._peers[peer].recv(count - len(found))
+                piece = self._peers[peer].recv(count - len(data))
             except OSError:
                 piece = b""
             if not piece:
                 self._never()
-            found += piece
-        return found
+            data += piece
+        return data
 
     def _write(self, peer: int, raw: bytes) -> None:
-        left = memoryview(raw)
-        while left:
+        remaining = memoryview(raw)
+        while remaining:
             self._spin([], [self._peers[peer]])
             try:
-                left = left[self._peers[peer].send(left, socket.MSG_DONTWAIT) :]
+                remaining = remaining[self._peers[peer].send(remaining, socket.MSG_DONTWAIT) :]
             except BlockingIOError:
                 continue
             except OSError:
@@ -239,24 +238,16 @@ class Communicator:
         raise Aborted
 
     def _ended(self) -> bool:
-        """Whether its kernels end where they are: it was aborted, or the device failed, which ends all of them."""
+        """Whether its kernels end: it was aborted, or the device failed."""
         return self._aborted.is_set() or self.device.failed
 
     def _never(self) -> None:
-        """The peer will not come any more, of which nothing tells a kernel."""
+        """The peer never comes, which a kernel cannot know."""
         while not self._ended():
             self._aborted.wait(SPIN_SECONDS)
         raise Aborted
 
-    @property
-    def is_aborted(self) -> bool:
-        return self._aborted.is_set()
-
-    def abort(self) -> None:
-        """End all its kernels, alone."""
-        abort_group([self])
-
-    def _tell(self) -> None:
+    def _end_kernels(self) -> None:
         self.device.abort()
         self._aborted.set()
 
@@ -270,7 +261,7 @@ class Communicator:
 def abort_group(communicators: Sequence[Communicator]) -> None:
     """Abort communicators of one process together."""
     for communicator in communicators:
-        communicator._tell()
+        communicator._end_kernels()
     for communicator in communicators:
         communicator._free()
 
@@ -283,7 +274,7 @@ def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def spoil(tensor: torch.Tensor) -> None:
-    """What a buffer holds until the data is there."""
+    """Fill a buffer whose data has not arrived."""
     with torch.no_grad():
         tensor.fill_(math.nan if tensor.is_floating_point() else 0x7F)
 

@@ -1,10 +1,9 @@
-"""A simulated accelerator: streams that run what the host queues on them, while the host goes on.
+"""A simulated accelerator: streams run queued kernels asynchronously.
 
-What CUDA does and a CPU does not, and what our code must therefore not rely on, is all that it has: a launch only
-queues; a full queue blocks the host; an error in a kernel shows in a later call, and in every one after that; a
-kernel's first use waits until the whole device is idle, unless modules are loaded eagerly; streams share a few work
-queues of the hardware, in which one that waits holds up the others. A kernel here is a Python function that runs in its
-stream's thread; it computes with torch on the CPU.
+It has the properties of CUDA that a CPU lacks, on which the code must not rely: a launch only queues; a full queue
+blocks the host; an error in a kernel appears in all later calls; the first use of a kernel waits until the whole device
+is idle, unless modules are loaded eagerly; streams share a few work queues of the hardware, in which a waiting one
+blocks the others. A kernel is a Python function that runs in its stream's thread and computes with torch on the CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from recycle.exec.transport.base import TransportError
 QUEUE = 1024
 """Kernels that a stream takes before a launch blocks the host."""
 CONNECTIONS = 8
-"""Work queues of the hardware, unless CUDA is told another number."""
+"""Work queues of the hardware by default."""
 Kernel = Callable[[], object]
 
 
@@ -38,7 +37,7 @@ class Connection:
         self._last.set()
 
     def queue(self) -> tuple[threading.Event, threading.Event]:
-        """Set once whatever was launched before has started; to be set when what is launched now has."""
+        """Events for the start of the previous kernel and of the new one."""
         with self._lock:
             before, self._last = self._last, threading.Event()
             return before, self._last
@@ -62,10 +61,10 @@ class Stream:
         self._thread.start()
 
     def launch(self, kernel: Kernel, waits: bool = False) -> threading.Event:
-        """Queue a kernel; what is returned is set when it has run, or failed. Blocks while the queue is full.
+        """Queue a kernel; the returned event is set when it has run or failed. Blocks while the queue is full.
 
         Args:
-            waits: it is no kernel, but a wait for another stream, and holds up its connection until it ends.
+            waits: a wait for another stream, which blocks its connection until it ends.
         """
         self._device.check()
         done = threading.Event()
@@ -79,19 +78,19 @@ class Stream:
         return done
 
     def drain(self) -> None:
-        """Wait until all that was launched has run."""
+        """Wait until all launched kernels have run."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_idle)
 
     def end(self) -> None:
-        """Take nothing more; what is queued still runs."""
+        """Accept no more kernels; queued ones still run."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is one of its kernels."""
+        """Whether the caller is a kernel of this stream."""
         return threading.current_thread() is self._thread
 
     def _run(self) -> None:
@@ -109,7 +108,7 @@ class Stream:
             try:
                 if not self._device.failed:
                     kernel()
-            except TransportError:  # a layer's sum between tensor ranks, which the host queues and no kernel does
+            except TransportError:  # a layer's sum between tensor ranks, which the host queues
                 self._device.abort()
             except Exception as error:
                 self._device.fail(f"{type(error).__name__}: {error}")
@@ -122,7 +121,7 @@ class Stream:
 
 
 class DeviceMark:
-    """A kernel that notes when it runs."""
+    """A kernel that records its time."""
 
     def __init__(self, device: Device) -> None:
         self._device, self._seconds = device, 0.0
@@ -162,8 +161,8 @@ class Device:
 
     Args:
         queue: length of the launch queues.
-        eager: whether all kernels are loaded from the start; by default as CUDA is told by the environment.
-        connections: that the streams share; likewise.
+        eager: whether all kernels are loaded at the start; by default from CUDA's environment variable.
+        connections: number shared by the streams; by default from CUDA's environment variable.
     """
 
     def __init__(self, queue: int = QUEUE, eager: bool | None = None, connections: int | None = None) -> None:
@@ -179,14 +178,14 @@ class Device:
 
     def stream(self, name: str) -> Stream:
         """Another stream."""
-        connection = min(self._connections, key=lambda one: one.streams)
+        connection = min(self._connections, key=lambda connection: connection.streams)
         connection.streams += 1
         stream = Stream(self, name, connection, self.queue)
         self._streams.append(stream)
         return stream
 
     def launch(self, kernel: Kernel, name: str = "") -> None:
-        """Queue a computation; in another one it runs at once. `name` is what has to be loaded once."""
+        """Queue a computation; inside another one it runs at once. The first with each `name` loads it."""
         if self.compute.is_current:
             kernel()
             return
@@ -196,14 +195,14 @@ class Device:
         self.compute.launch(kernel)
 
     def wait(self, event: threading.Event) -> None:
-        """Let what is computed from now on wait for `event`; the host goes on."""
+        """Let later computations wait for `event`; returns at once."""
         if self.compute.is_current:
             event.wait()
         elif not event.is_set():
             self.compute.launch(event.wait, waits=True)
 
     def reached(self) -> threading.Event:
-        """Set when all that was computed until now is done."""
+        """Event that is set when all computations until now are done."""
         if self.compute.is_current:
             event = threading.Event()
             event.set()
@@ -211,7 +210,7 @@ class Device:
         return self.compute.launch(lambda: None)
 
     def synchronize(self) -> None:
-        """Wait until the device is idle. Raises RuntimeError when it has failed, now or ever before."""
+        """Wait until the device is idle. Raises RuntimeError if it has ever failed."""
         self.drain()
         self.check()
         self._computes_garbage = False
@@ -227,7 +226,7 @@ class Device:
             raise RuntimeError(f"accelerator error: {self._error}")
 
     def fail(self, error: str) -> None:
-        """A kernel failed: nothing runs any more, and every later call says so."""
+        """Fail: nothing runs any more, and every later call raises an error."""
         if not self._computes_garbage:
             self._error = self._error or error
 
@@ -236,14 +235,14 @@ class Device:
         return self._error is not None
 
     def abort(self) -> None:
-        """A communicator is aborted: what is queued goes on with whatever is in its buffers, which is nobody's error.
+        """Abort a communicator: queued kernels continue with undefined buffers, which is not an error.
 
-        A real kernel computes garbage of garbage; the checks of an emulated stage would raise an exception.
+        A real kernel computes garbage; the checks of an emulated stage would raise an exception.
         """
         self._computes_garbage = True
 
     def forget(self, stream: Stream) -> None:
-        """A stream of an aborted communicator, which has drained."""
+        """Remove the drained stream of an aborted communicator."""
         stream.end()
         stream.connection.streams -= 1
         self._streams.remove(stream)

@@ -1,73 +1,50 @@
-"""Stages that compute on the simulated accelerator: every call queues a kernel, and the host goes on.
+"""Stages that compute on the simulated accelerator: every call queues a kernel and returns.
 
-What a call returns is full of NaN until its kernel has run. What gives the host a number or lets it read the state
-waits for the device first, as a copy from a GPU does.
+The result of a call is full of NaN until its kernel has run. Calls that give the host a number or the state wait for
+the device first, as a copy from a GPU does.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
 
 from recycle.exec.model.stage import Stage
-from recycle.job.shape import MicroBatch
 from tests.exec.accelerator.device import Device
+
+KERNELS = ("begin_iteration", "release", "backward_weight", "spoil_gradients", "step")
+"""Calls without a result."""
+MESSAGES = {"forward": "_is_last", "redundant_forward": "", "backward_input": "_is_first", "backward": "_is_first"}
+"""Calls that return a message -> attribute of stages that return none."""
+HOST = ("message_spec", "gradient_buffers", "tied_buffers", "expect", "gradient_bucket")
+"""Attributes that need no device."""
 
 
 class QueuedStage:
-    """A stage whose computations are kernels.
-
-    Args:
-        stage: what computes.
-        device: where.
-    """
+    """A stage whose computations are kernels of a device."""
 
     def __init__(self, stage: Stage, device: Device) -> None:
         self._stage, self._device, self.index = stage, device, stage.index
-        self.message_spec, self.gradient_buffers = stage.message_spec, stage.gradient_buffers
-        self.tied_buffers, self.expect, self.gradient_bucket = stage.tied_buffers, stage.expect, stage.gradient_bucket
 
     def __getattr__(self, name: str) -> Any:
-        """Of what is not a kernel: the host wants to know something."""
-        self._device.compute.drain()
-        self._device.check()
+        if name in KERNELS:
+            return partial(self._launch, name)
+        if name in MESSAGES:
+            return partial(self._message, name)
+        if name not in HOST:
+            self._device.compute.drain()
+            self._device.check()
         return getattr(self._stage, name)
-
-    def begin_iteration(self, step: int) -> None:
-        self._launch("begin_iteration", step)
-
-    def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
-        return self._message("forward", self._stage._is_last, micro_batch, activation)
-
-    def redundant_forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
-        return self._message("redundant_forward", False, micro_batch, activation)
-
-    def release(self, micro_batch: MicroBatch) -> None:
-        self._launch("release", micro_batch)
-
-    def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        return self._message("backward_input", self._stage._is_first, micro_batch, gradient)
-
-    def backward_weight(self, micro_batch: MicroBatch, bucket: int = 0, buckets: int = 1) -> None:
-        self._launch("backward_weight", micro_batch, bucket, buckets)
-
-    def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        return self._message("backward", self._stage._is_first, micro_batch, gradient)
-
-    def spoil_gradients(self) -> None:
-        self._launch("spoil_gradients")
-
-    def step(self, iteration: int, clip_factor: float) -> None:
-        self._launch("step", iteration, clip_factor)
 
     def _launch(self, name: str, *arguments: Any) -> None:
         self._device.launch(lambda: getattr(self._stage, name)(*arguments), name)
 
-    def _message(self, name: str, is_end: bool, *arguments: Any) -> torch.Tensor | None:
-        if is_end:
+    def _message(self, name: str, *arguments: Any) -> torch.Tensor | None:
+        if MESSAGES[name] and getattr(self._stage, MESSAGES[name]):
             self._launch(name, *arguments)
             return None
         shape, dtype = self._stage.message_spec()
@@ -77,7 +54,7 @@ class QueuedStage:
 
 
 def compute_on(device: Device) -> None:
-    """Have the stages that this process builds from now on compute on `device`."""
+    """Let stages that this process builds later compute on `device`."""
     for name in ("recycle.exec.worker.worker", "recycle.exec.launch.torchrun"):
         module: Any = sys.modules.get(name)
         if module is not None:

@@ -1,4 +1,4 @@
-"""The simulated accelerator on several nodes: communicators form on a client of etcd, which is no torch store."""
+"""The simulated accelerator on several nodes: communicators form on keys that agents serve."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NODES = {"cluster": {"workers_per_node": 2}, "train": {"checkpoint_every": 0}}
 
 @pytest.fixture
 def cluster(etcd: EtcdServer, tmp_path: Path) -> Iterator[Cluster]:
-    of = job(3, 2, 2, membership={"dead_after": 4.0, "transport": SIMULATED}, **NODES)
+    simulated = job(3, 2, 2, membership={"dead_after": 4.0, "transport": SIMULATED}, **NODES)
     faults = ("--fault", "kill:1.1@4", "--fault", "rejoin:1.1@8")
-    started = Cluster(tmp_path, of, etcd, tmp_path.name, "--steps", str(STEPS), *faults)
+    started = Cluster(tmp_path, simulated, etcd, tmp_path.name, "--steps", str(STEPS), *faults)
     yield started
     started.end()
 
@@ -37,4 +37,5 @@ def test_agents_train_through_a_kill_and_a_rejoin(cluster: Cluster, launch: Run)
     assert [event["worker"] for event in cluster.events("detected")] == ["1.1"]
     assert [event["worker"] for event in cluster.events("rejoined")] == ["1.1"]
     digests = cluster.events("finished")[-1]["digests"]
-    assert digests == {w: {str(stage): digest for stage, digest in of.items()} for w, of in reference.digests.items()}
+    expected = reference.digests.items()
+    assert digests == {worker: {str(stage): text for stage, text in stages.items()} for worker, stages in expected}

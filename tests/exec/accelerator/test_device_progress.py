@@ -1,4 +1,4 @@
-"""What a heartbeat says of a device that runs behind its host: it computes, waits for a peer, or stands still."""
+"""Heartbeats of a host with an asynchronous device: it computes, waits for a peer, or makes no progress."""
 
 from __future__ import annotations
 
@@ -9,95 +9,74 @@ from dataclasses import replace
 
 import pytest
 
-from recycle.exec.device import Clock, DeviceProgress, Progress
+from recycle.exec.device import DeviceProgress, Progress
 from tests.exec.accelerator.device import Device, DeviceClock
 
 
 class Process:
-    """A host with a device, whose main thread waits for a decision all the time."""
+    """A host whose main thread waits for a decision, and its device."""
 
-    def __init__(self, clock: Clock) -> None:
-        self.given, self.waits = DeviceProgress(clock), False
-        self.progress = Progress(lambda: replace(self.given.state(), waits=self.waits))
-        self.progress.begins("REDUCE")
+    def __init__(self) -> None:
+        self.device = Device(eager=True)
+        self.queued, self.waits = DeviceProgress(DeviceClock(self.device)), False
+        self.progress = Progress(lambda: replace(self.queued.state(), waits=self.waits))
+        self.progress.begin_operation("REDUCE")
         self.progress.set_waiting(True)
 
-    def give(self, doing: str, action: Callable[[], object]) -> None:
-        """Have the device do something."""
-        began = self.given.clock.mark()
-        action()
-        self.given.record_given(doing, began, self.given.clock.mark())
+    def launch(self, operation: str, kernel: Callable[[], object]) -> None:
+        began = self.queued.clock.mark()
+        self.device.launch(kernel)
+        self.queued.record_queued(operation, began, self.queued.clock.mark())
 
     @property
-    def said(self) -> tuple[bool, str, float | None]:
+    def reported(self) -> tuple[bool, str, float | None]:
         beat = self.progress.heartbeat(0)
         return beat.waiting, beat.doing, beat.longest
 
 
 @pytest.fixture
-def device() -> Device:
-    return Device(eager=True)
+def process() -> Process:
+    return Process()
 
 
-def test_a_host_that_waits_while_its_device_computes_does_not_wait(device: Device) -> None:
-    process, gate = Process(DeviceClock(device)), threading.Event()
-    process.give("0F", lambda: device.launch(gate.wait))
-    process.give("0B", lambda: device.launch(lambda: None))
-    before = process.progress.heartbeat(0).progress
-    assert process.said == (False, "0F", None)
+def test_host_does_not_wait_while_its_device_computes(process: Process) -> None:
+    gate = threading.Event()
+    process.launch("0F", gate.wait)
+    process.launch("0B", lambda: None)
+    beats = [process.progress.heartbeat(number) for number in range(2)]
+    assert process.reported == (False, "0F", None)
     gate.set()
-    device.synchronize()
-    assert process.said == (True, "REDUCE", None)
-    assert process.progress.heartbeat(0).progress == before + 2
+    process.device.synchronize()
+    assert process.reported == (True, "REDUCE", None)
+    assert beats[0].progress == beats[1].progress == process.progress.heartbeat(0).progress - 2
 
 
-def test_a_device_that_stands_still_makes_no_progress_whatever_its_host_waits_for(device: Device) -> None:
-    process, never = Process(DeviceClock(device)), threading.Event()
-    process.give("0F", lambda: device.launch(never.wait))
-    beats = [process.progress.heartbeat(number) for number in range(3)]
-    assert len({beat.progress for beat in beats}) == 1
-    assert not any(beat.waiting for beat in beats)
-    never.set()
-
-
-def test_a_device_that_has_come_to_an_operation_whose_peer_has_not_waits(device: Device) -> None:
-    process, gate = Process(DeviceClock(device)), threading.Event()
-    process.progress.set_waiting(False)  # the host stands in a launch
-    process.give("0F", lambda: device.launch(gate.wait))
+def test_device_that_waits_for_a_peer_counts_as_waiting(process: Process) -> None:
+    gate = threading.Event()
+    process.progress.set_waiting(False)  # the host is blocked in a launch
+    process.launch("0F", gate.wait)
     process.waits = True
-    assert process.said == (True, "REDUCE", None)
+    assert process.reported == (True, "REDUCE", None)
     gate.set()
 
 
-def test_an_operation_is_held_against_what_the_device_took_for_one_of_its_kind(device: Device) -> None:
-    process, gate = Process(DeviceClock(device)), threading.Event()
-    process.give("0F", lambda: device.launch(lambda: time.sleep(0.2)))
-    process.give("0B", lambda: device.launch(lambda: None))
-    device.synchronize()
-    process.given.state()
-    process.give("0F", lambda: device.launch(gate.wait))
-    waiting, doing, longest = process.said
-    assert (waiting, doing) == (False, "0F")
+def test_heartbeat_has_the_longest_time_of_the_operation_on_the_device(process: Process) -> None:
+    gate = threading.Event()
+    process.launch("0F", lambda: time.sleep(0.2))
+    process.launch("0B", lambda: None)
+    process.device.synchronize()
+    process.queued.state()
+    process.launch("0F", gate.wait)
+    waiting, operation, longest = process.reported
+    assert (waiting, operation) == (False, "0F")
     assert longest is not None
     assert longest >= 0.2
     gate.set()
 
 
-def test_what_was_given_in_a_generation_that_is_over_counts_no_more(device: Device) -> None:
-    process, never = Process(DeviceClock(device)), threading.Event()
-    process.give("0F", lambda: device.launch(never.wait))
-    process.given.forget()
-    assert process.said == (True, "REDUCE", None)
-    never.set()
-
-
-def test_a_mark_has_the_time_at_which_the_device_came_to_it(device: Device) -> None:
-    clock, gate = DeviceClock(device), threading.Event()
-    device.launch(gate.wait)
-    mark = clock.mark()
-    assert not mark.reached()
-    opened = time.monotonic()
+def test_operations_of_an_ended_generation_are_forgotten(process: Process) -> None:
+    gate = threading.Event()
+    process.launch("0F", gate.wait)
+    process.queued.forget()
+    assert process.reported == (True, "REDUCE", None)
     gate.set()
-    device.synchronize()
-    assert mark.reached()
-    assert opened <= mark.seconds() <= time.monotonic()

@@ -1,4 +1,4 @@
-"""Training over the simulated accelerator, through faults: losses and states are those of the calm run over gloo."""
+"""Training on the simulated accelerator through faults has the losses and states of the calm run over gloo."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.launcher import RunResult
 from recycle.ir.families import zb_h1
 from recycle.job import PricedJob
-from tests.exec.accelerator.struck import STRUCK, STRUCK_AT, Demanding, Failing, Full, Lazy, SlowCopies, Stuck, named
+from tests.exec.accelerator.struck import STRUCK, STRUCK_AT, Demanding, Failing, Full, Stuck, named
 from tests.exec.accelerator.transport import SIMULATED, Simulated
 from tests.exec.fault_matrix import (
     ENDING,
@@ -38,13 +38,13 @@ pytestmark = pytest.mark.process
 
 SHORT = 9
 ENDS_SILENTLY = "cut"
-"""The kind of fault that NCCL, and what simulates it, tells nobody of: see the test of it."""
+"""The kind of fault that NCCL and its simulation do not report; it has its own test."""
 
 
-def over(plugin: type[Simulated], of: Job, **membership: float) -> Job:
+def over(plugin: type[Simulated], job: Job, **membership: float) -> Job:
     """The same job on simulated accelerators."""
-    section = msgspec.structs.replace(of.membership, transport=named(plugin), **membership)
-    return msgspec.structs.replace(of, membership=section)
+    section = msgspec.structs.replace(job.membership, transport=named(plugin), **membership)
+    return msgspec.structs.replace(job, membership=section)
 
 
 def small(kind: str = "emulated", **sections: dict) -> PricedJob:
@@ -54,7 +54,7 @@ def small(kind: str = "emulated", **sections: dict) -> PricedJob:
 
 
 @pytest.mark.parametrize("kind", [pytest.param("emulated", marks=pytest.mark.soak), "gpt"])
-def test_a_kill_and_a_rejoin_change_no_bit(kind: str, launch: Run) -> None:
+def test_kill_and_rejoin_change_no_bit(kind: str, launch: Run) -> None:
     run = launch(over(Simulated, small(kind)), SHORT, "kill:1.1@3", "rejoin:1.1@6")
     assert_same_training(run, calm_run(small(kind), launch, SHORT))
     assert kinds(run).count("detected") == 1
@@ -73,53 +73,44 @@ def test_a_kill_and_a_rejoin_change_no_bit(kind: str, launch: Run) -> None:
         ),
     ],
 )
-def test_a_kind_of_fault_is_detected_in_its_phases_and_changes_no_bit(
-    name: str, struck: list[str], launch: Run
-) -> None:
+def test_fault_is_detected_in_its_phases_and_changes_no_bit(name: str, struck: list[str], launch: Run) -> None:
     def strike(faults: Sequence[str]) -> RunResult:
         return launch(over(Simulated, JOB), STEPS, *faults)
 
     assert matrix_row(name, struck, strike, calm_run(JOB, launch, STEPS))[-1] == "identical"
 
 
-def test_a_cut_that_nobody_notices_ends_at_the_transport_timeout_and_the_same_workers_form_again(launch: Run) -> None:
+def test_unnoticed_cut_ends_at_the_transport_timeout_and_the_same_workers_form_again(launch: Run) -> None:
     run = launch(over(Simulated, small(), transport_timeout=1.5), SHORT, "cut=1.0:1.1@3")
     assert_same_training(run, calm_run(small(), launch, SHORT))
     assert [kind for kind in kinds(run) if kind != "undone"] == ["generation", "fault", "generation"]
 
 
-def test_hosts_that_a_full_launch_queue_holds_up_behind_a_slow_peer_are_not_taken_to_hang(launch: Run) -> None:
+def test_hosts_with_full_launch_queues_do_not_count_as_hung(launch: Run) -> None:
     run = launch(over(Full, small(), hung_after=2.0), SHORT)
     assert_same_training(run, calm_run(small(), launch, SHORT))
     assert kinds(run) == ["generation"]
 
 
-def test_a_device_that_is_stuck_is_fenced_and_its_peers_are_not(launch: Run) -> None:
+def test_stuck_device_is_fenced_and_its_peers_are_not(launch: Run) -> None:
     run = launch(over(Stuck, small(), hung_after=2.0), SHORT)
     assert_same_training(run, calm_run(small(), launch, SHORT))
-    (found,) = (event for event in run.events if event["kind"] == "detected")
-    assert (found["worker"], found["step"]) == (str(STRUCK), STRUCK_AT)
-    assert re.fullmatch(r"no progress for \S+ s in 1[FIWB]", found["cause"])
+    (death,) = (event for event in run.events if event["kind"] == "detected")
+    assert (death["worker"], death["step"]) == (str(STRUCK), STRUCK_AT)
+    assert re.fullmatch(r"no progress for \S+ s in 1[FIWB]", death["cause"])
 
 
-def test_a_worker_whose_accelerator_fails_is_the_only_one_that_ends(launch: Run, tmp_path: Path) -> None:
+def test_only_the_worker_of_a_failed_accelerator_ends(launch: Run, tmp_path: Path) -> None:
     run = launch(over(Failing, small()), SHORT, directory=tmp_path)
     assert_same_training(run, calm_run(small(), launch, SHORT))
-    (found,) = (event for event in run.events if event["kind"] == "detected")
-    assert found["worker"] == str(STRUCK)
-    assert found["step"] in (STRUCK_AT - 1, STRUCK_AT)  # others may still report the step before
-    said = (tmp_path / "logs" / f"{STRUCK}.log").read_text()
-    assert "cpu cannot be used any more by this process: accelerator error: IndexError: pop from empty list" in said
+    (death,) = (event for event in run.events if event["kind"] == "detected")
+    assert death["worker"] == str(STRUCK)
+    assert death["step"] in (STRUCK_AT - 1, STRUCK_AT)  # others may still report the step before
+    log = (tmp_path / "logs" / f"{STRUCK}.log").read_text()
+    assert "cpu cannot be used any more by this process: accelerator error: IndexError: pop from empty list" in log
 
 
-def test_a_joiner_whose_source_dies_before_its_state_has_come_gets_it_from_another(launch: Run) -> None:
-    run = launch(over(SlowCopies, small()), SHORT, "kill:1.1@3", "rejoin:1.1@6", "kill=0.3:0.1@6.copy")
-    assert_same_training(run, calm_run(small(), launch, SHORT))
-    rejoined = [(event["worker"], event["copied_from"]) for event in run.events if event["kind"] == "rejoined"]
-    assert rejoined == [("1.1", "2.1")]
-
-
-def test_the_processes_of_a_worker_compute_together_and_fail_as_one(launch: Run) -> None:
+def test_processes_of_a_worker_compute_together_and_fail_together(launch: Run) -> None:
     pair = job(2, 1, 2, kind="gpt", shape={"tensor_parallel": 2}, train={"clip": 1e9, "warmup": 2})
     run = launch(over(Simulated, pair), 7, "kill:1.0t1@2", "rejoin:1.0@4")
     assert_same_training(run, calm_run(pair, launch, 7))
@@ -129,7 +120,7 @@ def test_the_processes_of_a_worker_compute_together_and_fail_as_one(launch: Run)
 
 SHARDED_STEPS = 9
 PIECE = 1 << 14
-"""Bytes of a piece that is copied after a death: a shard takes several iterations."""
+"""Bytes of a piece of a background copy, so that a shard takes several iterations."""
 
 
 def small_sharded(kind: str, precision: str) -> PricedJob:
@@ -139,8 +130,8 @@ def small_sharded(kind: str, precision: str) -> PricedJob:
     return job(3, 2, 2, kind=kind, train=train, membership=limits, model={"hidden": 64})
 
 
-def over_accelerators(of: PricedJob) -> PricedJob:
-    parts = sharded(of)
+def over_accelerators(replicated: PricedJob) -> PricedJob:
+    parts = sharded(replicated)
     return parts.with_sections(
         train=msgspec.structs.replace(parts.train, copy_bytes=PIECE),
         membership=msgspec.structs.replace(parts.membership, transport=SIMULATED),
@@ -162,22 +153,23 @@ def over_accelerators(of: PricedJob) -> PricedJob:
         ),
     ],
 )
-def test_losses_and_states_are_those_of_hosts_that_have_all(
+def test_sharded_optimizer_has_the_bits_of_the_replicated_one(
     kind: str, precision: str, faults: Sequence[str], launch: Run
 ) -> None:
-    of = small_sharded(kind, precision)
-    found, wanted = launch(over_accelerators(of), SHARDED_STEPS, *faults), calm_run(of, launch, SHARDED_STEPS)
-    assert bits(found) == bits(wanted)
-    assert "restored" not in kinds(found)
-    assert kinds(found).count("detected") == sum(fault.startswith("kill") for fault in faults)
-    assert found.directory is not None
+    replicated = small_sharded(kind, precision)
+    run = launch(over_accelerators(replicated), SHARDED_STEPS, *faults)
+    wanted = calm_run(replicated, launch, SHARDED_STEPS)
+    assert bits(run) == bits(wanted)
+    assert "restored" not in kinds(run)
+    assert kinds(run).count("detected") == sum(fault.startswith("kill") for fault in faults)
+    assert run.directory is not None
     assert wanted.directory is not None
     folder = f"checkpoints/step-{SHARDED_STEPS - 1:08d}"
-    require_equal(stored(Path(found.directory) / folder), stored(Path(wanted.directory) / folder))
+    require_equal(stored(Path(run.directory) / folder), stored(Path(wanted.directory) / folder))
 
 
 @pytest.mark.soak
-def test_kills_at_random_instants_end_nobody_but_the_killed(launch: Run) -> None:
+def test_kills_at_random_instants_end_only_their_workers(launch: Run) -> None:
     kills, random = 200, Random(1)
     workers = [str(random.choice(list(JOB.shape.workers()))) for _ in range(kills)]
     faults = [
@@ -189,41 +181,35 @@ def test_kills_at_random_instants_end_nobody_but_the_killed(launch: Run) -> None
     run = launch(over(Simulated, msgspec.structs.replace(JOB, train=train_section)), 4 * kills, *faults)
     assert_same_training(run, calm_run(JOB, launch, 4 * kills))
     struck = Counter(event["worker"] for event in run.events if event["kind"] == "fault")
-    found = [event for event in run.events if event["kind"] == "detected"]
-    dead = Counter(event["worker"] for event in found)
+    deaths = [event for event in run.events if event["kind"] == "detected"]
+    dead = Counter(event["worker"] for event in deaths)
     assert dead <= struck
-    assert struck.total() - dead.total() <= 0.02 * kills  # two kills of a worker may come to strike the same process
-    assert {event["cause"] for event in found} == {"killed by SIGKILL"}
-    assert struck.total() > 0.9 * kills  # some are dead already when their turn comes
+    assert struck.total() - dead.total() <= 0.02 * kills  # two kills of a worker may strike the same process
+    assert {event["cause"] for event in deaths} == {"killed by SIGKILL"}
+    assert struck.total() > 0.9 * kills  # some workers are dead already
 
 
-def test_kernels_that_load_at_their_first_use_change_no_bit(launch: Run) -> None:
-    run = launch(over(Lazy, small()), SHORT, "kill:1.1@3", "rejoin:1.1@6")
-    assert_same_training(run, calm_run(small(), launch, SHORT))
-    assert kinds(run).count("detected") == 1
-
-
-def test_a_run_goes_on_from_its_checkpoint(launch: Run, tmp_path: Path) -> None:
-    of = over(Simulated, small("gpt", train={"clip": 1e9, "warmup": 2, "checkpoint_every": 3}))
-    launch(of, 5, directory=tmp_path)
-    run = launch(of, SHORT, directory=tmp_path, resume=True)
+def test_run_resumes_from_its_checkpoint(launch: Run, tmp_path: Path) -> None:
+    parts = over(Simulated, small("gpt", train={"clip": 1e9, "warmup": 2, "checkpoint_every": 3}))
+    launch(parts, 5, directory=tmp_path)
+    run = launch(parts, SHORT, directory=tmp_path, resume=True)
     reference = calm_run(small("gpt"), launch, SHORT)
     assert run.losses[-(SHORT - 5) :] == reference.losses[5:]
     assert run.digests == reference.digests
 
 
 @pytest.mark.soak
-def test_under_torchrun_the_losses_are_those_of_one_process(tmp_path: Path) -> None:
-    of = Job.from_toml(
+def test_torchrun_has_the_losses_of_one_process(tmp_path: Path) -> None:
+    demanding = Job.from_toml(
         "[shape]\npipelines = 1\nranks = 2\nmicro_batches = 3\n[model]\nlayers = 2\nhidden = 32\nheads = 2\n"
         f'sequence = 16\n[membership]\ntransport = "{named(Demanding)}"\n'
     )
-    (tmp_path / "job.toml").write_text(of.to_toml())
+    (tmp_path / "job.toml").write_text(demanding.to_toml())
     metrics = tmp_path / "metrics.jsonl"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
     command += ["--rdzv-endpoint", "127.0.0.1:0", "-m", "recycle.exec.worker", str(tmp_path / "job.toml")]
     command += ["--schedule", "zb-h1", "--steps", "3", "--metrics", str(metrics)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert ended.returncode == 0, ended.stderr
-    expected = run_in_one_process(zb_h1(of.shape), of, steps=3)
+    expected = run_in_one_process(zb_h1(demanding.shape), demanding, steps=3)
     assert [json.loads(line)["loss"] for line in metrics.read_text().splitlines()] == expected.losses

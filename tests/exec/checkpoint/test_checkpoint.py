@@ -1,4 +1,4 @@
-"""Checkpoints on disk: whole or passed over, without a pickle, and readable by any split into stages."""
+"""Checkpoints on disk: complete or skipped, without pickles, and readable by any split into stages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from recycle.exec.protocol import Commit, StoredFile
 from recycle.job import Job
 from recycle.job.manifest import manifest_text
 from tests.exec.drive import run_pipelines, small_job
-from tests.exec.runs import job
 from tests.warm import warm_context
 
 pytestmark = pytest.mark.slow
@@ -40,8 +39,8 @@ def store(root: Path, job: Job, step: int, stages: Sequence[Stage]) -> Path:
         files |= checkpoint.write_stage(folder, stage.index, "0.0", stage.named_state(stage.state_tensors()))
     commit = Commit(step, FACTS.loss, FACTS.grad_norm, None, recent=FACTS.recent)
     shape = job.shape.to_json()
-    made = Manifest(step, commit, shape, checkpoint.identity(job), checkpoint.course(job, None), files)
-    checkpoint.write_manifest(folder, made)
+    manifest = Manifest(step, commit, shape, checkpoint.identity(job), checkpoint.course(job, None), files)
+    checkpoint.write_manifest(folder, manifest)
     return folder
 
 
@@ -60,11 +59,11 @@ def root(tmp_path: Path, stages: list[EmulatedStage]) -> Path:
 
 def newest(root: Path) -> tuple[int | None, list[str]]:
     warnings: list[str] = []
-    found = checkpoint.newest(root, warnings.append)
-    return (None if found is None else found.manifest.step), warnings
+    complete = checkpoint.newest(root, warnings.append)
+    return (None if complete is None else complete.manifest.step), warnings
 
 
-def test_a_whole_checkpoint_is_found_with_every_float_of_its_commit(root: Path) -> None:
+def test_complete_checkpoint_has_every_float_of_its_commit(root: Path) -> None:
     assert newest(root) == (9, [])
     commit = checkpoint.verify(checkpoint.folder_of(root, 9)).manifest.commit
     assert (commit.step, commit.loss, commit.clip_factor, commit.recent[0]) == (9, 1.5, None, 0.25)
@@ -87,7 +86,6 @@ def flip(path: Path, place: int = -3) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no manifest": (lambda folder: (folder / "manifest.json").unlink(), "it has no manifest.json"),
     "manifest cut off": (lambda folder: cut(folder / "manifest.json"), "manifest.json: damaged"),
-    "manifest empty": (lambda folder: (folder / "manifest.json").write_bytes(b""), "manifest.json: damaged"),
     "manifest not of this kind": (
         lambda folder: (folder / "manifest.json").write_text("[1]"),
         "manifest.json: damaged",
@@ -101,7 +99,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(damage: str, root: Path) -> None:
+def test_damaged_checkpoint_is_skipped_for_the_previous_one(damage: str, root: Path) -> None:
     harm, says = DAMAGES[damage]
     harm(checkpoint.folder_of(root, 9))
     step, warnings = newest(root)
@@ -114,7 +112,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(damage: str, roo
     assert len(newest(root)[1]) == 2
 
 
-def test_a_newer_format_is_refused_and_not_passed_over(root: Path) -> None:
+def test_newer_format_is_refused(root: Path) -> None:
     path = checkpoint.folder_of(root, 9) / "manifest.json"
     body = json.loads(path.read_text())["manifest"] | {"version": 2, "surprise": []}
     path.write_text(manifest_text(body))
@@ -126,7 +124,7 @@ def test_loading_restores_every_bit_and_unpickles_nothing(
     root: Path, stages: list[EmulatedStage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("something was unpickled")
+        raise AssertionError("unpickled")
 
     expected = [stage.state_digest() for stage in stages]
     for stage in stages:
@@ -138,7 +136,7 @@ def test_loading_restores_every_bit_and_unpickles_nothing(
     assert [stage.state_digest() for stage in stages] == expected
 
 
-def test_a_large_state_is_written_in_several_files(
+def test_large_state_is_written_in_several_files(
     tmp_path: Path, stages: list[EmulatedStage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "PART_BYTES", 64)
@@ -154,8 +152,8 @@ def test_a_large_state_is_written_in_several_files(
 GPT = {"layers": 4, "hidden": 32, "heads": 2, "sequence": 16}
 
 
-def named(stages: Sequence[Stage]) -> dict[str, torch.Tensor]:
-    return {key: tensor for stage in stages for key, tensor in stage.named_state(stage.state_tensors()).items()}
+def course(job: Job) -> dict[str, Any]:
+    return checkpoint.course(job, None)
 
 
 def train(stages: Sequence[Stage], step: int) -> tuple[float, float]:
@@ -167,17 +165,24 @@ def train(stages: Sequence[Stage], step: int) -> tuple[float, float]:
     return loss, norm
 
 
-def test_what_identity_and_course_of_a_job_are() -> None:
-    same = small_job(2, 2, 2, model=GPT)
-    assert checkpoint.identity(same) == checkpoint.identity(small_job(1, 4, 4, model=GPT))
-    other = small_job(2, 2, 3, model=GPT | {"hidden": 64}, train={"steps": 31, "checkpoint_every": 3})
-    said = checkpoint.differences(checkpoint.identity(other), checkpoint.identity(same))
-    assert said == ["[model] hidden is 64, there 32", "micro-batches per iteration (D*m) is 6, there 4"]
-    half = small_job(2, 2, 2, model=GPT | {"recompute": "full"}, train={"precision": "bf16"})
-    said = checkpoint.differences(checkpoint.identity(half), checkpoint.identity(same))
-    assert said == ["[train] precision is bf16, there fp32"]
-    said = checkpoint.differences(checkpoint.course(other, "a"), checkpoint.course(same, "a"))
-    assert said == ["[train] steps is 31, there 30"]
+@pytest.mark.parametrize(
+    ("facts", "changed", "expected"),
+    [
+        (checkpoint.identity, {"model": {"hidden": 64}}, ["[model] hidden is 64, there 32"]),
+        (checkpoint.identity, {"train": {"precision": "bf16"}}, ["[train] precision is bf16, there fp32"]),
+        (checkpoint.identity, {"model": {"recompute": "full"}, "train": {"clip": 9.0}}, []),
+        (course, {"train": {"steps": 31, "checkpoint_every": 3}}, ["[train] steps is 31, there 30"]),
+        (course, {"train": {"learning_rate": 0.5}}, ["[train] learning_rate is 0.5, there 0.001"]),
+        (course, {"data": {"seed": 2}}, ["[data] seed is 2, there 0"]),
+    ],
+)
+def test_identity_and_course_name_what_the_state_and_the_next_losses_depend_on(
+    facts: Callable[[Job], dict[str, Any]], changed: dict[str, dict[str, Any]], expected: list[str]
+) -> None:
+    sections = {"model": GPT | changed.pop("model", {}), **changed}
+    assert (
+        checkpoint.differences(facts(small_job(1, 4, 4, **sections)), facts(small_job(2, 2, 2, model=GPT))) == expected
+    )
 
 
 def write_until_killed(root: Path, places: int) -> None:
@@ -196,13 +201,9 @@ def write_until_killed(root: Path, places: int) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    "places", [pytest.param(1, marks=pytest.mark.soak), 2, pytest.param(3, marks=pytest.mark.soak)]
-)
-def test_a_writer_killed_before_its_files_or_the_manifest_are_in_place_leaves_the_checkpoint_before(
-    places: int, root: Path, stages: list[EmulatedStage]
-) -> None:
-    """And the next attempt at the same step is whole, whatever lies there."""
+@pytest.mark.parametrize("places", [2, pytest.param(3, marks=pytest.mark.soak)])
+def test_killed_writer_leaves_the_previous_checkpoint(places: int, root: Path, stages: list[EmulatedStage]) -> None:
+    """The next attempt at the same step is complete."""
     writer = warm_context().Process(target=write_until_killed, args=(root, places))
     writer.start()
     writer.join(60)
@@ -212,12 +213,3 @@ def test_a_writer_killed_before_its_files_or_the_manifest_are_in_place_leaves_th
     assert [text.rpartition(": ")[2] for text in warnings] == ["incomplete, it has no manifest.json"]
     store(root, JOB, 11, stages)
     assert newest(root) == (11, [])
-
-
-@pytest.mark.parametrize(
-    ("section", "changed"), [("data", {"seed": 2}), ("train", {"learning_rate": 0.5}), ("train", {"clip": 9.0})]
-)
-def test_the_course_of_a_run_names_what_the_next_losses_depend_on(section: str, changed: dict[str, Any]) -> None:
-    before, after = (checkpoint.course(job(1, 1, 1, **{section: keys}), None) for keys in ({}, changed))
-    (key,) = changed
-    assert {name for name in before if before[name] != after[name]} == {f"[{section}] {key}"}

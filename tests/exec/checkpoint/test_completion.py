@@ -1,4 +1,4 @@
-"""Checkpoints on disk: workers copy and write their parts, and the leader's runtime completes, finds and removes."""
+"""Workers copy and write their parts of checkpoints; the leader's runtime completes, finds and removes them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from recycle.exec.hooks.hook import Generation
 from recycle.exec.hooks.saver import Saver
 from recycle.exec.leader.actions import CheckpointCompleted, CheckpointFound, CompleteCheckpoint, StoredCheckpoint
 from recycle.exec.protocol import Commit, GenerationRecord, Saved, SavedPart
-from recycle.exec.worker.updates import Updates
+from recycle.exec.worker.step_state import StepState
 from recycle.job import Job
 from tests.exec.runs import job
 
@@ -30,7 +30,7 @@ PLAIN = Commit(1, 0.5, 0.25, 1.0)
 
 
 class Run:
-    """A job of 2 x 2 without processes: its checkpoints, and the savers of its workers."""
+    """A 2 x 2 job without processes: its checkpoints, and the savers of its workers."""
 
     def __init__(self, root: Path, job: Job) -> None:
         self.job, self.root, self.warnings = job, root, list[str]()
@@ -38,9 +38,9 @@ class Run:
         self._woken = threading.Event()
         self.completion = CheckpointCompletion(job, root, None, lambda step: step == 1, self._woken.set)
         self.stages = {name: {int(name[2]): EmulatedStage(job, int(name[2]))} for name in LIVE}
-        self.updates = {name: Updates(stages) for name, stages in self.stages.items()}
+        self.updates = {name: StepState(stages) for name, stages in self.stages.items()}
         self.savers = {
-            name: Saver(root, name, stages, self.updates[name].stand_at, self._announce)
+            name: Saver(root, name, stages, self.updates[name].all_at, self._announce)
             for name, stages in self.stages.items()
         }
         for name, saver in self.savers.items():
@@ -51,54 +51,48 @@ class Run:
         self.saved[part.step, part.stage] = part.saved
 
     def commit(self, step: int) -> Commit:
-        """Every stage steps, and the state after every second step is kept."""
         commit = Commit(step, 0.5, 0.25, 1.0, checkpoint=bool(step % 2))
         for name, updates in self.updates.items():
             updates.step(int(name[2]), commit)
         return commit
 
     def write(self, commit: Commit, *names: str, record: GenerationRecord = RECORD) -> None:
-        """Workers write their parts of a committed state."""
         for name in names or LIVE:
-            self.savers[name].keep(record, commit)
+            self.savers[name].save(record, commit)
         for name in names or LIVE:
             self.savers[name].close()
 
-    def announced(self, step: int) -> list[int]:
-        """The stages that are written of a step's state."""
+    def written(self, step: int) -> list[int]:
+        """The stages whose state after a step is written."""
         return [stage for stage in (0, 1) if (step, stage) in self.saved]
 
     def complete(self, commit: Commit, verified: int | None = None) -> CheckpointCompleted:
-        """Complete the checkpoint of a commit, of what is announced."""
-        saved = [self.saved[commit.step, stage] for stage in self.announced(commit.step)]
+        saved = [self.saved[commit.step, stage] for stage in self.written(commit.step)]
         self.completion.complete(CompleteCheckpoint(commit, saved, verified))
         answer = self.answer()
         assert isinstance(answer, CheckpointCompleted)
         return answer
 
     def keep(self, step: int, verified: int | None = None) -> CheckpointCompleted:
-        """Train to a step whose state is kept, and keep it."""
+        """Train two steps, to this one, and save its state."""
         self.commit(step - 1)
         commit = self.commit(step)
         self.write(commit)
         return self.complete(commit, verified)
 
     def answer(self) -> Answer:
-        """The next answer."""
         assert self._woken.wait(30)
         self._woken.clear()
-        (answer,) = self.completion.look(self.warnings.append)
+        (answer,) = self.completion.poll(self.warnings.append)
         return answer
 
     def find(self, upto: int | None = None) -> StoredCheckpoint | None:
-        """The newest checkpoint."""
         self.completion.find(upto)
         answer = self.answer()
         assert isinstance(answer, CheckpointFound)
         return answer.checkpoint
 
     def steps(self) -> list[int]:
-        """Of all folders, complete or not."""
         return [step for step, _ in checkpoint.folders(self.root)]
 
 
@@ -109,12 +103,12 @@ def run(tmp_path: Path) -> Iterator[Run]:
     started.completion.close()
 
 
-def test_checkpoint_holds_the_committed_state_although_training_goes_on_at_once(run: Run) -> None:
+def test_checkpoint_has_the_committed_state_while_training_continues(run: Run) -> None:
     run.commit(0)
     commit = run.commit(1)
     expected = [run.stages[name][stage].state_digest() for stage, name in ((0, "0.0"), (1, "1.1"))]
     for name in LIVE:
-        run.savers[name].keep(RECORD, commit)
+        run.savers[name].save(RECORD, commit)
         for tensor in next(iter(run.stages[name].values())).state_tensors():
             tensor.fill_(3)
     run.write(commit)
@@ -124,8 +118,8 @@ def test_checkpoint_holds_the_committed_state_although_training_goes_on_at_once(
     assert [stage.state_digest() for stage in fresh] == expected
 
 
-def test_checkpoint_of_which_a_file_was_removed_is_not_completed(run: Run) -> None:
-    """An agent may say again that a part was written which the leader before has removed with the others."""
+def test_checkpoint_without_one_of_its_files_is_not_completed(run: Run) -> None:
+    """An agent may report a part again that the previous leader has removed."""
     run.commit(0)
     commit = run.commit(1)
     run.write(commit)
@@ -136,43 +130,33 @@ def test_checkpoint_of_which_a_file_was_removed_is_not_completed(run: Run) -> No
     assert run.steps() == []
 
 
-def test_step_that_is_not_committed_is_never_written(run: Run) -> None:
+def test_uncommitted_step_is_never_written(run: Run) -> None:
     run.commit(0)
     commit = run.commit(1)
     for name in LIVE:
         run.updates[name].step_ahead(int(name[2]), 2)
     run.write(commit)
-    assert (run.announced(1), run.steps()) == ([], [])
+    assert (run.written(1), run.steps()) == ([], [])
     for name in LIVE:
-        run.updates[name].settle(1, commit)
+        run.updates[name].roll_to(1, commit)
     run.write(commit)
-    assert run.announced(1) == [0, 1]
+    assert run.written(1) == [0, 1]
     assert run.complete(commit) == CheckpointCompleted(1)
 
 
-def test_another_host_writes_the_stage_of_a_dead_worker(run: Run) -> None:
-    run.commit(0)
-    commit, live = run.commit(1), ["0.0", "0.1", "1.0"]
-    run.write(commit, "0.0")
-    assert run.announced(1) == [0]
-    run.write(commit, *live, record=GenerationRecord(2, live, {name: name for name in live}, ""))
-    assert run.announced(1) == [0, 1]
-    assert run.complete(commit) == CheckpointCompleted(1)
-
-
-def test_only_the_last_checkpoints_stay(run: Run) -> None:
+def test_last_checkpoints_are_kept(run: Run) -> None:
     assert [run.keep(step).removed for step in (1, 3, 5, 7)] == [set(), set(), {1}, {3}]
     assert run.steps() == [7, 5]
     assert run.completion.kept() == {5, 7}
 
 
-def test_newest_checkpoint_of_a_verified_state_stays(run: Run) -> None:
+def test_newest_checkpoint_of_a_verified_state_is_kept(run: Run) -> None:
     for step in (1, 3, 5, 7, 9):
         run.keep(step, verified=2)
     assert run.steps() == [9, 7, 1]
 
 
-def test_newest_whole_checkpoint_up_to_a_step_is_found(run: Run) -> None:
+def test_newest_complete_checkpoint_up_to_a_step_is_found(run: Run) -> None:
     assert run.find() is None
     for step in (1, 3):
         run.keep(step)
@@ -187,7 +171,7 @@ def test_newest_whole_checkpoint_up_to_a_step_is_found(run: Run) -> None:
     assert run.find(upto=2) is None
 
 
-def test_rewind_removes_later_checkpoints_and_waits_for_those_that_are_being_completed(run: Run) -> None:
+def test_rewind_removes_later_checkpoints_after_pending_completions(run: Run) -> None:
     for step in (1, 3):
         run.keep(step)
     run.commit(4)

@@ -1,4 +1,4 @@
-"""Runs that go on from a checkpoint: after a whole stage died, after the launcher ended, in another shape."""
+"""Runs that resume from a checkpoint: after the loss of a stage, after the end of the launcher, in another shape."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from recycle import Job, JobError, RunError, Shape, Worker
+from recycle import Job, JobError, RunError, Shape
 from recycle.exec.checkpoint import checkpoint
 from recycle.exec.checkpoint.checkpoint import folder_of
-from recycle.exec.checkpoint.resume import find_earlier
+from recycle.exec.checkpoint.resume import find_resume_point
 from recycle.exec.launch.launcher import RunResult
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.leader.membership import reassign
@@ -45,7 +45,7 @@ COMMAND = [sys.executable, "-c", "from recycle.cli import main; main()", "train"
 
 
 def assert_same_course(run: Path, calm: RunResult) -> None:
-    """Losses, norms, and all that the last checkpoint holds, to the last bit."""
+    """Losses, norms, and the last checkpoint are equal to the last bit."""
     lines = lines_of(run, "metrics")
     assert [(line["step"], line["loss"], line["grad_norm"]) for line in lines] == figures(calm)
     assert calm.directory is not None
@@ -54,13 +54,13 @@ def assert_same_course(run: Path, calm: RunResult) -> None:
 
 
 def copy_of(calm: RunResult, tmp_path: Path) -> Path:
-    """A copy of a run's directory, to go on from."""
+    """Copy a run's directory, to resume it."""
     assert calm.directory is not None
     return Path(shutil.copytree(calm.directory, tmp_path / "run"))
 
 
 def gpt(pipelines: int, ranks: int, micro_batches: int) -> Job:
-    """Six layers whatever the ranks, with gradients that are clipped and steps that are staggered in turn."""
+    """Six layers for any number of ranks, with clipped gradients and staggered steps in turn."""
     model = {"layers": 6, "hidden": 32, "heads": 2, "sequence": 16}
     return job(
         pipelines,
@@ -75,35 +75,32 @@ def gpt(pipelines: int, ranks: int, micro_batches: int) -> Job:
 
 @pytest.fixture
 def whole(launch: Run) -> RunResult:
-    """A GPT trained for 8 steps without interruption."""
+    """A GPT, trained for 8 steps."""
     return calm_run(gpt(3, 2, 4), launch, 8)
 
 
 @pytest.fixture
 def part(launch: Run, tmp_path: Path) -> Path:
-    """The same, ended after 4 steps; its last checkpoint is of step 3."""
+    """The same, ended after 4 steps; its last checkpoint has step 3."""
     return copy_of(calm_run(gpt(3, 2, 4), launch, 4), tmp_path)
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("pipelines", "ranks", "micro_batches"),
-    [(2, 3, 6), *(pytest.param(*each, marks=pytest.mark.soak) for each in ((3, 2, 4), (1, 1, 12)))],
-)
-def test_a_gpt_resumed_in_any_shape_has_the_losses_and_the_state_of_the_run_that_was_not_interrupted(
-    pipelines: int, ranks: int, micro_batches: int, whole: RunResult, part: Path, launch: Run
+@pytest.mark.parametrize("shape", [(2, 3, 6), pytest.param((3, 2, 4), marks=pytest.mark.soak)])
+def test_gpt_resumed_in_any_shape_has_the_bits_of_the_uninterrupted_run(
+    shape: tuple[int, int, int], whole: RunResult, part: Path, launch: Run
 ) -> None:
-    of = gpt(pipelines, ranks, micro_batches)
-    result = launch(of, 8, directory=part, resume=True)
+    resumed = gpt(*shape)
+    result = launch(resumed, 8, directory=part, resume=True)
     assert_same_course(part, whole)
     lines = lines_of(part, "metrics")
-    assert max(line["grad_norm"] for line in lines) > of.train.clip
+    assert max(line["grad_norm"] for line in lines) > resumed.train.clip
     assert result.metrics == lines
-    assert price(Job.load(part / "job.toml")) == of
+    assert price(Job.load(part / "job.toml")) == resumed
     assert [event["step"] for event in events_of(part, "restored")] == [4]
     assert events_of(part, "warning") == []
     assert (part / "trace.json").exists()
-    assert (part / "earlier" / "0" / "logs").exists() == ((pipelines, ranks) != (3, 2))
+    assert (part / "earlier" / "0" / "logs").exists() == (shape != (3, 2, 4))
     times, generations = ([line[key] for line in lines] for key in ("time", "generation"))
     assert times == sorted(times)
     assert generations == sorted(generations)
@@ -111,7 +108,7 @@ def test_a_gpt_resumed_in_any_shape_has_the_losses_and_the_state_of_the_run_that
 
 
 @pytest.mark.process
-def test_a_gpt_that_loses_a_whole_stage_goes_on_with_those_left_to_the_same_bits(
+def test_gpt_that_loses_a_stage_continues_from_the_checkpoint_to_the_same_bits(
     whole: RunResult, part: Path, launch: Run
 ) -> None:
     result = launch(gpt(3, 2, 4), 8, *(kill.format(5) for kill in WHOLE_STAGE), directory=part, resume=True)
@@ -129,7 +126,7 @@ def small(**train: Any) -> Job:
 
 @pytest.fixture
 def emulated(launch: Run) -> RunResult:
-    """12 emulated steps without interruption."""
+    """12 emulated steps."""
     return calm_run(small(), launch, 12)
 
 
@@ -140,19 +137,16 @@ def begun(launch: Run, tmp_path: Path) -> Path:
 
 
 @pytest.mark.process
-def test_a_stage_lost_without_a_checkpoint_ends_the_run_and_says_what_would_have_helped(
-    launch: Run, tmp_path: Path
-) -> None:
-    of = job(2, 2, 2, train={"checkpoint_every": 6}, planner=PLANNER)
-    says = r"stage 1 has no live host left after step 3: .*checkpoint_every is 6: the state is kept"
-    with pytest.raises(RunError, match=says):
-        launch(of, 7, "kill:0.1@2", "kill:1.1@4", directory=tmp_path)
+def test_stage_lost_without_a_checkpoint_ends_the_run(launch: Run, tmp_path: Path) -> None:
+    seldom = job(2, 2, 2, train={"checkpoint_every": 6}, planner=PLANNER)
+    with pytest.raises(RunError, match=r"stage 1 has no live host left after step 3: .*checkpoint_every is 6"):
+        launch(seldom, 7, "kill:0.1@2", "kill:1.1@4", directory=tmp_path)
     assert [line["step"] for line in lines_of(tmp_path, "metrics")] == [0, 1, 2, 3]
     assert not processes_writing_below(str(tmp_path))
 
 
 def add_steps(run: Path) -> None:
-    """Steps behind the checkpoint, and lines that were torn."""
+    """Steps after the checkpoint, and incomplete lines."""
     last = lines_of(run, "metrics")[-1]
     with (run / "metrics.jsonl").open("a") as stream:
         stream.writelines(json.dumps(last | {"step": step, "loss": 99.0}) + "\n" for step in (5, 6, 7))
@@ -180,7 +174,7 @@ def leave_out_metrics(run: Path, begin: int = 3, end: int = 4) -> None:
         (leave_out_metrics, 3, "metrics.jsonl is whole up to step 2 only"),
     ],
 )
-def test_a_run_that_was_harmed_goes_on_from_its_newest_whole_checkpoint_to_the_same_losses(
+def test_damaged_run_resumes_from_its_newest_complete_checkpoint(
     harm: Callable[[Path], None], restored: int, warning: str | None, begun: Path, emulated: RunResult, launch: Run
 ) -> None:
     harm(begun)
@@ -193,19 +187,19 @@ def test_a_run_that_was_harmed_goes_on_from_its_newest_whole_checkpoint_to_the_s
 
 
 @pytest.mark.process
-def test_what_cannot_be_resumed_is_refused_and_left_as_it_is(begun: Path, launch: Run, tmp_path: Path) -> None:
+def test_refused_resume_changes_nothing(begun: Path, launch: Run, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in begun.rglob("*") if path.is_file()}
     cases = [
         (small(), 5, begun, "is finished, it has all 5 steps"),
         (small(), 4, begun, "has 5 steps, more than 4"),
         (job(3, 2, 3, train=EVERY), 12, begun, r"another model or batch, .*\(D\*m\) is 9, there 6"),
         (job(2, 3, 3, train=EVERY), 12, begun, r"another model or batch, .*layers is 6, there 4"),
-        (small(), 12, tmp_path / "nowhere", "there is no run directory to resume"),
-        (small(), 12, begun / "plans", "holds no run to resume, job.toml is missing"),
+        (small(), 12, tmp_path / "nowhere", "no such run directory"),
+        (small(), 12, begun / "plans", "is not a run directory, job.toml is missing"),
     ]
-    for of, steps, directory, says in cases:
+    for other, steps, directory, says in cases:
         with pytest.raises(JobError, match=says):
-            launch(of, steps, directory=directory, resume=True)
+            launch(other, steps, directory=directory, resume=True)
     with pytest.raises(JobError, match="holds a run already"):
         launch(small(), 12, directory=begun)
     assert {path: path.read_bytes() for path in begun.rglob("*") if path.is_file()} == before
@@ -217,12 +211,12 @@ def test_what_cannot_be_resumed_is_refused_and_left_as_it_is(begun: Path, launch
         launch(small(), 12, directory=begun, resume=True)
     assert all(manifest.parent.name in str(refused.value) for manifest in manifests)
     shutil.rmtree(begun / "checkpoints")
-    with pytest.raises(JobError, match="holds no complete checkpoint to resume from"):
+    with pytest.raises(JobError, match="has no complete checkpoint to resume from"):
         launch(small(), 12, directory=begun, resume=True)
 
 
 @pytest.mark.process
-def test_one_process_at_a_time_has_a_run_directory(begun: Path, launch: Run, tmp_path: Path) -> None:
+def test_run_directory_is_locked(begun: Path, launch: Run, tmp_path: Path) -> None:
     opened = RunDirectory(tmp_path / "other", small())
     opened.metric({"step": 0})
     shutil.copytree(begun / "checkpoints", tmp_path / "other" / "checkpoints")
@@ -230,7 +224,7 @@ def test_one_process_at_a_time_has_a_run_directory(begun: Path, launch: Run, tmp
     with pytest.raises(JobError, match="is in use by another"):
         launch(small(), 12, directory=tmp_path / "other", resume=True)
     with pytest.raises(JobError, match="is in use by another"):
-        # Fewer steps than it has: that says nothing of its end.
+        # With fewer steps than it has, the error is the same.
         launch(small(), 1, directory=tmp_path / "other", resume=True)
     opened.close()
 
@@ -247,25 +241,25 @@ def test_one_process_at_a_time_has_a_run_directory(begun: Path, launch: Run, tmp
         ({"samples": 72, "end_of_document": 5, "mask_loss": True}, []),
     ],
 )
-def test_a_resume_that_changes_the_order_of_samples_is_refused_and_names_the_key(
+def test_resume_with_another_order_of_samples_names_the_key(
     keys: dict[str, Any], names: list[str], begun: Path
 ) -> None:
-    """The run began with the samples of 12 steps; the job has 20 by now, and its data another digest."""
+    """The run started with the samples of 12 steps; the job has 20, and its data another digest."""
     data = {"kind": "gpt-dataset", "path": "a"}
     (begun / "job.toml").write_text(job(3, 2, 2, data=data, train={**EVERY, "steps": 12}).to_toml())
-    of = job(3, 2, 2, data=data | keys, train={**EVERY, "steps": 20})
+    longer = job(3, 2, 2, data=data | keys, train={**EVERY, "steps": 20})
     if not names:
-        assert find_earlier(begun, of, 12, "another digest").warnings
+        assert find_resume_point(begun, longer, 12, "another digest").warnings
         return
     with pytest.raises(JobError) as refused:
-        find_earlier(begun, of, 12, "another digest")
+        find_resume_point(begun, longer, 12, "another digest")
     assert all(name in str(refused.value) for name in names)
 
 
 @pytest.mark.process
-def test_a_launcher_that_is_killed_can_be_followed_by_another(emulated: RunResult, launch: Run, tmp_path: Path) -> None:
-    of = job(3, 2, 2, train=EVERY, model={"seconds_per_unit": 0.004}, planner=PLANNER)
-    (tmp_path / "job.toml").write_text(of.to_toml())
+def test_next_launcher_continues_after_a_killed_one(emulated: RunResult, launch: Run, tmp_path: Path) -> None:
+    slow = job(3, 2, 2, train=EVERY, model={"seconds_per_unit": 0.004}, planner=PLANNER)
+    (tmp_path / "job.toml").write_text(slow.to_toml())
     with (tmp_path / "output").open("wb") as output:
         launcher = start_recycle(("train", "job.toml", "--steps", "12", "--run", "run"), tmp_path, output)
     deadline = time.monotonic() + 120
@@ -274,39 +268,34 @@ def test_a_launcher_that_is_killed_can_be_followed_by_another(emulated: RunResul
         time.sleep(0.02)
     launcher.kill()
     assert launcher.wait(30) == -signal.SIGKILL
-    launch(of, 12, directory=tmp_path / "run", resume=True)
+    launch(slow, 12, directory=tmp_path / "run", resume=True)
     assert_same_course(tmp_path / "run", emulated)
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("left", [["metrics"], pytest.param([], marks=pytest.mark.soak)])
-def test_a_run_that_ended_in_an_evaluation_is_evaluated_when_it_goes_on(
-    left: list[str], launch: Run, tmp_path: Path
-) -> None:
-    """The step's line comes with its evaluation, and the checkpoint is there before."""
-    of = job(3, 2, 2, train={**EVERY, "clip": 1e9}, planner=PLANNER, eval={"every": 3, "batches": 2})
-    calm = calm_run(of, launch, 9)
-    assert sorted(calm.evaluations) == [2, 5, 8]
-    run = tmp_path / "run"
-    launch(of, 6, directory=run)
-    if not left:
+@pytest.mark.parametrize("is_written", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_pending_evaluation_is_repeated_when_the_run_resumes(is_written: bool, launch: Run, tmp_path: Path) -> None:
+    """The step's line is written with its evaluation, after the checkpoint."""
+    evaluated = job(3, 2, 2, train={**EVERY, "clip": 1e9}, planner=PLANNER, eval={"every": 3, "batches": 2})
+    calm, run = calm_run(evaluated, launch, 9), tmp_path / "run"
+    launch(evaluated, 6, directory=run)
+    if not is_written:
         leave_out_metrics(run, 5, 6)
-    resumed = launch(of, 9, directory=run, resume=True)
+    resumed = launch(evaluated, 9, directory=run, resume=True)
     assert lines_of(run, "metrics") == resumed.metrics
-    assert resumed.losses == calm.losses
-    assert resumed.evaluations == calm.evaluations
-    assert resumed.digests == calm.digests
+    assert sorted(calm.evaluations) == [2, 5, 8]
+    assert (resumed.losses, resumed.evaluations, resumed.digests) == (calm.losses, calm.evaluations, calm.digests)
     assert [event["step"] for event in events_of(run, "restored")] == [6]
     assert events_of(run, "warning") == []
 
 
 @pytest.mark.process
-def test_on_a_full_disk_training_goes_on_with_warnings(launch: Run, tmp_path: Path) -> None:
-    """A file may be a little shorter than a manifest: too few for the trace, the metrics, the events and the manifests,
+def test_training_continues_on_a_full_disk_with_warnings(launch: Run, tmp_path: Path) -> None:
+    """Files may be a little shorter than a manifest: too short for the trace, the metrics, the events and manifests,
     which name the files of six stages and so are longer than the job."""
-    of = job(1, 6, 2, train=EVERY, planner=PLANNER)
-    calm = launch(of, 12, directory=tmp_path / "calm")
-    (tmp_path / "job.toml").write_text(of.to_toml())
+    stages = job(1, 6, 2, train=EVERY, planner=PLANNER)
+    calm = launch(stages, 12, directory=tmp_path / "calm")
+    (tmp_path / "job.toml").write_text(stages.to_toml())
     most = (tmp_path / "calm" / "checkpoints" / "step-00000011" / "manifest.json").stat().st_size - 100
     assert (tmp_path / "job.toml").stat().st_size <= most
     run = subprocess.run(
@@ -316,7 +305,7 @@ def test_on_a_full_disk_training_goes_on_with_warnings(launch: Run, tmp_path: Pa
         text=True,
         timeout=120,
         check=False,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},  # which Python 3.11 would leave cut off
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},  # files that Python 3.11 would leave incomplete
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
     )
     assert run.returncode == 0, run.stderr
@@ -330,27 +319,19 @@ def test_on_a_full_disk_training_goes_on_with_warnings(launch: Run, tmp_path: Pa
     assert checkpoint.newest(tmp_path / "run" / "checkpoints", lambda _: None) is None
 
 
-def named(*names: str) -> list[Worker]:
-    return [Worker.parse(name) for name in names]
-
-
-def test_too_few_for_a_pipeline_have_no_seats() -> None:
-    assert reassign(Shape(3, 3, 4), named("0.0", "1.0")) is None
-
-
-@pytest.mark.parametrize("shape", [Shape(3, 2, 4), Shape(2, 4, 4), Shape(3, 3, 1)], ids=str)
-def test_whoever_is_left_all_have_a_seat_no_rank_has_two_more_than_another_and_nobody_moves_in_vain(
-    shape: Shape,
-) -> None:
-    everyone = list(shape.workers())
-    for count in range(shape.ranks, len(everyone) + 1):
-        for live in combinations(everyone, count):
-            found = reassign(shape, live)
-            assert found is not None
-            assert len(set(found)) == count
-            hosts = [sum(worker.rank == rank for worker in found) for rank in range(shape.ranks)]
+@pytest.mark.parametrize("shape", [Shape(3, 2, 4), Shape(3, 3, 1)], ids=str)
+def test_reassigned_workers_are_balanced_with_the_fewest_moves(shape: Shape) -> None:
+    workers = list(shape.workers())
+    assert reassign(shape, workers[: shape.ranks - 1]) is None
+    for count in range(shape.ranks, len(workers) + 1):
+        for live in combinations(workers, count):
+            assigned = reassign(shape, live)
+            assert assigned is not None
+            assert len(set(assigned)) == count
+            hosts, before = (
+                [sum(w.rank == rank for w in each) for rank in range(shape.ranks)] for each in (assigned, live)
+            )
             assert min(hosts) >= 1
             assert max(hosts) - min(hosts) <= 1
-            moved = set(found) - set(live)
-            before = [sum(worker.rank == rank for worker in live) for rank in range(shape.ranks)]
-            assert len(moved) == sum(max(0, after - old) for after, old in zip(hosts, before, strict=True))
+            moves = sum(max(0, after - old) for after, old in zip(hosts, before, strict=True))
+            assert len(set(assigned) - set(live)) == moves

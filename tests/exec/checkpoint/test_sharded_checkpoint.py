@@ -1,4 +1,4 @@
-"""Checkpoints in parts: of shards and of tensor ranks, each written once and read into any other shape."""
+"""Checkpoints of shards and of tensor ranks, written once and read into any other shape."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from recycle.ir.lower import with_barrier
 from recycle.job import PricedJob
 from recycle.plans.plan import with_updates_of
 from tests.exec.checkpoint.test_checkpoint import store, train
-from tests.exec.drive import build_pipeline, small_job
+from tests.exec.drive import build_pipeline, differing, small_job
 from tests.exec.runs import job
 from tests.exec.sharded import joined, require_equal, sharded, stored
 
@@ -39,14 +39,14 @@ def gpt(pipelines: int, ranks: int, micro_batches: int) -> PricedJob:
     )
 
 
-def trained(of: PricedJob) -> LocalRun:
-    run = LocalRun(with_barrier(with_updates_of(one_f_one_b(of.shape), of)), of)
+def trained(job: PricedJob) -> LocalRun:
+    run = LocalRun(with_barrier(with_updates_of(one_f_one_b(job.shape), job)), job)
     run.run(1)
     return run
 
 
 def written(run: LocalRun, folder: Path) -> Path:
-    """The state of a run, each part of it written once."""
+    """Write each part of a run's state once."""
     folder.mkdir()
     parts = {
         number: part
@@ -59,13 +59,12 @@ def written(run: LocalRun, folder: Path) -> Path:
     return folder
 
 
-def read(of: PricedJob, folder: Path) -> dict[str, torch.Tensor]:
+def read(job: PricedJob, folder: Path) -> dict[str, torch.Tensor]:
     """The state of all stages of a job, read from a checkpoint."""
-    stages = build_stages(of, range(of.shape.stages), torch.device("cpu"))
+    stages = build_stages(job, range(job.shape.stages), torch.device("cpu"))
     for stage in stages.values():
         if isinstance(stage.layout, Shards):
-            first = stage.index * of.shape.pipelines
-            stage.layout.own(range(first, first + of.shape.pipelines))
+            stage.layout.own(stage.layout.all_numbers)
     load(folder, stages.values())
     for stage in stages.values():
         if isinstance(stage.layout, Shards):
@@ -80,7 +79,7 @@ def names_in(path: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_runs_read_each_others_checkpoints_in_any_shape(tmp_path: Path) -> None:
+def test_runs_read_checkpoints_of_any_shape(tmp_path: Path) -> None:
     plain, other = gpt(5, 2, 1), gpt(3, 1, 1)
     whole = written(trained(plain), tmp_path / "whole")
     parts = written(trained(sharded(plain)), tmp_path / "parts")
@@ -91,29 +90,8 @@ def test_runs_read_each_others_checkpoints_in_any_shape(tmp_path: Path) -> None:
     wanted = stored(whole)
     require_equal(stored(parts), wanted)
     for folder in (whole, parts):
-        for of in (plain, other, sharded(plain, 3), sharded(other)):
-            require_equal(read(of, folder), wanted)
-
-
-@pytest.mark.slow
-def test_exports_read_the_pieces_as_the_tensors_that_they_are_of(tmp_path: Path) -> None:
-    run = trained(sharded(gpt(5, 1, 1)))
-    folder = written(run, tmp_path / "parts")
-    kept, wanted = StoredTensors(sorted(folder.iterdir()), JobError), stored(folder)
-    (stage,) = next(iter(run.stages.values())).values()
-    shapes = {name: tuple(parameter.shape) for name, parameter in stage.parameters.items()}  # type: ignore[attr-defined]
-    in_pieces = [name for name in shapes if name in {piece[0] for key in kept.places if (piece := piece_of(key))}]
-    assert in_pieces
-    for name in in_pieces:
-        rows, columns = shapes[name]
-        whole = wanted[name].view(rows, columns)
-        assert name not in kept.places
-        kept.require(name)
-        assert torch.equal(kept.whole(name, (rows, columns)), whole)
-        assert torch.equal(kept.rows(name, (rows, columns), 0, 10, 20), whole[10:20])
-        assert torch.equal(kept.rows(name, (rows, columns), 1, 5, 9), whole[:, 5:9])
-        with pytest.raises(JobError, match=rf"{name} has {rows * columns} elements, and the model's is"):
-            kept.whole(name, (rows, columns + 1))
+        for reader in (plain, other, sharded(plain, 3), sharded(other)):
+            require_equal(read(reader, folder), wanted)
 
 
 SMALL = {"layers": 4, "hidden": 32, "heads": 4, "sequence": 16, "ffn": 48}
@@ -123,9 +101,7 @@ SMALL = {"layers": 4, "hidden": 32, "heads": 4, "sequence": 16, "ffn": 48}
 @pytest.mark.parametrize(
     "model", [{}, {"tied": True}, {"kind": "mixtral", "config": {"num_moe_experts": 4}}], ids=["gpt", "tied", "mixtral"]
 )
-def test_a_checkpoint_of_a_run_is_the_beginning_of_another_in_any_number_of_stages(
-    model: dict[str, Any], tmp_path: Path
-) -> None:
+def test_checkpoint_gives_the_initial_weights_of_any_number_of_stages(model: dict[str, Any], tmp_path: Path) -> None:
     before = small_job(1, 2, 2, model=SMALL | model)
     pipeline = build_pipeline(before)
     train(pipeline, 0)
@@ -133,47 +109,51 @@ def test_a_checkpoint_of_a_run_is_the_beginning_of_another_in_any_number_of_stag
     trained = {name: tensor for stage in pipeline for name, tensor in stage.parameters.items()}
     for ranks in (1, 2, 4):
         after = small_job(1, ranks, 2, model=SMALL | model | {"weights": str(folder), "seed": 5})
-        found = {name: tensor for stage in build_pipeline(after) for name, tensor in stage.parameters.items()}
-        assert found.keys() == trained.keys()
-        assert all(torch.equal(found[name], tensor) for name, tensor in trained.items())
+        weights = {name: tensor for stage in build_pipeline(after) for name, tensor in stage.parameters.items()}
+        assert differing(weights, trained) == []
     bare = msgspec.structs.replace(after, model=msgspec.structs.replace(after.model, weights=None))
     fresh = build_pipeline(bare)[0].parameters
-    assert not torch.equal(fresh["embedding.word_embeddings.weight"], found["embedding.word_embeddings.weight"])
+    assert not torch.equal(fresh["embedding.word_embeddings.weight"], weights["embedding.word_embeddings.weight"])
 
 
 @pytest.fixture
-def quarters(tmp_path: Path) -> StoredTensors:
-    """Two tensors [8, 12], each cut into four along another dimension, and one that is not cut."""
+def parts(tmp_path: Path) -> StoredTensors:
+    """Tensors [8, 12]: two cut into four along different dimensions, a whole one, and one in two pieces of a shard."""
     whole = torch.arange(96.0).view(8, 12)
     for rank in range(4):
-        parts = {
+        tensors = {
             f"{name}.tensor-{rank}-of-4": whole.chunk(4, d)[rank].clone() for name, d in (("rows", 0), ("lines", 1))
         }
-        save_file(parts | ({"norm": whole} if not rank else {}), tmp_path / f"{rank}.safetensors")
+        if rank == 0:
+            tensors |= {"norm": whole, "pieces.elements-0-40": whole.flatten()[:40].clone()}
+        if rank == 1:
+            tensors["pieces.elements-40-96"] = whole.flatten()[40:].clone()
+        save_file(tensors, tmp_path / f"{rank}.safetensors")
     return StoredTensors(sorted(tmp_path.glob("*.safetensors")), JobError)
 
 
-@pytest.mark.parametrize("name", ["rows", "lines", "norm"])
+@pytest.mark.parametrize("name", ["rows", "lines", "norm", "pieces"])
 @pytest.mark.parametrize("dimension", [0, 1])
-def test_any_share_of_a_tensor_is_read_however_it_was_cut(quarters: StoredTensors, name: str, dimension: int) -> None:
+def test_any_share_of_a_tensor_is_read_from_any_parts(parts: StoredTensors, name: str, dimension: int) -> None:
     whole = torch.arange(96.0).view(8, 12)
-    assert torch.equal(quarters.whole(name, (8, 12)), whole)
+    parts.require(name)
+    assert torch.equal(parts.whole(name, (8, 12)), whole)
     size = whole.shape[dimension]
     for count in (1, 2, 4):
         for rank, share in enumerate(whole.chunk(count, dimension)):
             start = rank * size // count
-            assert torch.equal(quarters.rows(name, (8, 12), dimension, start, start + size // count), share)
+            assert torch.equal(parts.rows(name, (8, 12), dimension, start, start + size // count), share)
 
 
-def test_a_tensor_that_is_missing_in_part_or_has_another_shape_is_named(
-    quarters: StoredTensors, tmp_path: Path
-) -> None:
+def test_missing_part_or_other_shape_of_a_tensor_is_named(parts: StoredTensors, tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"pieces has 96 elements, and the model's is"):
+        parts.whole("pieces", (8, 13))
     with pytest.raises(JobError, match=r"has no tensor gone$"):
-        quarters.whole("gone", (8, 12))
+        parts.whole("gone", (8, 12))
     with pytest.raises(JobError, match=r"norm is \[8, 12\], and the model's is \[12, 8\]"):
-        quarters.whole("norm", (12, 8))
+        parts.whole("norm", (12, 8))
     with pytest.raises(JobError, match=r"rows is 4 parts of \[2, 12\], and the model's is \[8, 8\]"):
-        quarters.whole("rows", (8, 8))
+        parts.whole("rows", (8, 8))
     (tmp_path / "2.safetensors").unlink()
     with pytest.raises(JobError, match=r"has no tensor rows.tensor-2-of-4"):
         StoredTensors(sorted(tmp_path.glob("*.safetensors")), JobError).require("rows")

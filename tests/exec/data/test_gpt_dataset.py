@@ -1,8 +1,9 @@
-"""Samples of megatron-core's GPTDataset, those that Megatron-LM's own loop takes; and what evaluations read."""
+"""Samples of megatron-core's GPTDataset, in the order of Megatron-LM's loop; and the data of evaluations."""
 
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,56 +24,61 @@ D, M, SIZE, SEQUENCE, STEPS, END = 2, 3, 2, 8, 5, 99
 SAMPLES = STEPS * D * M * SIZE
 
 
+SHAPE = f"[shape]\npipelines = {D}\nranks = 2\nmicro_batches = {M}\n"
+
+
 def toml(**data: Any) -> str:
     lines = [f"{key} = {str(value).lower() if isinstance(value, bool) else repr(value)}" for key, value in data.items()]
     return (
-        f"[shape]\npipelines = {D}\nranks = 2\nmicro_batches = {M}\n[model]\nvocabulary = 100\nsequence = {SEQUENCE}\n"
+        f"{SHAPE}[model]\nvocabulary = 100\nsequence = {SEQUENCE}\n"
         f"[train]\nsteps = {STEPS}\nwarmup = 0\n"
         f'[data]\nkind = "gpt-dataset"\nmicro_batch_size = {SIZE}\n' + "\n".join(lines)
     ).replace("'", '"')
 
 
 def batches(**data: Any) -> GptDatasetBatches:
-    found = load_batches(Job.from_toml(toml(**data)))
-    assert isinstance(found, GptDatasetBatches)
-    return found
+    opened = load_batches(Job.from_toml(toml(**data)))
+    assert isinstance(opened, GptDatasetBatches)
+    return opened
 
 
-@pytest.mark.parametrize("seed", [0, 1234])
+def require_samples(ours: Batches, theirs: Any, names: Sequence[str], steps: int = STEPS) -> None:
+    """Each micro-batch has megatron-core's samples that Megatron-LM's ranks draw."""
+    for (iteration, micro_batch), samples in dealt_out(D, M, SIZE, steps).items():
+        batch = ours.batch(iteration, micro_batch)
+        assert list(batch) == list(names)
+        for name in names:
+            assert torch.equal(batch[name], torch.stack([theirs[sample][name] for sample in samples]))
+
+
 @pytest.mark.parametrize(
-    ("names", "weights", "split"),
-    [(["a"], None, "969,30,1"), (["a"], None, "1"), (["a", "b"], [0.3, 0.7], "90,5,5"), (["a", "b"], [3.0, 1.0], "1")],
+    ("names", "weights", "split", "seed"),
+    [
+        (["a"], None, "969,30,1", 1234),
+        (["a"], None, "1", 0),
+        (["a", "b"], [0.3, 0.7], "90,5,5", 0),
+        (["a", "b"], [3.0, 1.0], "1", 1234),
+    ],
 )
 def test_every_micro_batch_is_megatron_lms(
     tmp_path: Path, names: list[str], weights: list[float] | None, split: str, seed: int
 ) -> None:
     prefixes = [str(written(tmp_path / name, 2000, number)) for number, name in enumerate(names)]
     keys = {"path": prefixes[0]} if len(names) == 1 else {"paths": prefixes, "weights": weights}
-    ours = batches(**keys, split=split, seed=seed)
     theirs = training_samples(prefixes, weights, split, seed, SEQUENCE, SAMPLES, END)
-    for (iteration, micro_batch), samples in dealt_out(D, M, SIZE, STEPS).items():
-        found = ours.batch(iteration, micro_batch)
-        assert set(found) == {"tokens", "labels"}
-        for name in found:
-            assert torch.equal(found[name], torch.stack([theirs[sample][name] for sample in samples]))
+    require_samples(batches(**keys, split=split, seed=seed), theirs, ("tokens", "labels"))
 
 
 def test_masks_and_positions_are_megatron_cores(tmp_path: Path) -> None:
     prefix = str(written(tmp_path / "a", 40, 0))
     ours = batches(path=prefix, split="1", end_of_document=END, mask_loss=True, reset_positions=True)
     theirs = training_samples([prefix], None, "1", 0, SEQUENCE, SAMPLES, END, mask_loss=True, reset_positions=True)
-    seen = 0
-    for (iteration, micro_batch), samples in dealt_out(D, M, SIZE, STEPS).items():
-        found = ours.batch(iteration, micro_batch)
-        for name in ("tokens", "labels", "loss_mask", "position_ids"):
-            assert torch.equal(found[name], torch.stack([theirs[sample][name] for sample in samples]))
-        assert torch.equal(found["loss_mask"] == 0, found["tokens"] == END)
-        seen += int((found["tokens"] == END).sum())
-    assert seen > 10
+    require_samples(ours, theirs, ("tokens", "labels", "loss_mask", "position_ids"))
+    assert sum(int((ours.batch(step, 0)["loss_mask"] == 0).sum()) for step in range(STEPS)) > 0
 
 
-def test_building_a_blend_leaves_torchs_process_groups_as_they_are(tmp_path: Path) -> None:
-    """In a worker the tensor group exists before its data are loaded, and torch must know it when a peer dies."""
+def test_building_a_blend_keeps_torchs_process_groups(tmp_path: Path) -> None:
+    """In a worker the tensor group exists before the data are loaded, and torch must know it when a peer dies."""
     group, initialized = TensorGroup(1, 2), torch.distributed.is_initialized()
 
     def fail(_: torch.Tensor) -> Any:
@@ -87,7 +93,7 @@ def test_building_a_blend_leaves_torchs_process_groups_as_they_are(tmp_path: Pat
 
 
 @pytest.mark.process
-def test_the_index_is_kept_and_found_by_other_processes_at_once(tmp_path: Path) -> None:
+def test_processes_share_the_cached_index(tmp_path: Path) -> None:
     prefix = str(written(tmp_path / "a", 40, 0))
     with multiprocessing.get_context("fork").Pool(4) as pool:
         first = pool.map(_tokens, [toml(path=prefix, cache=str(tmp_path / "kept"))] * 4)
@@ -102,7 +108,7 @@ def _tokens(job: str) -> list[list[int]]:
     return load_batches(Job.from_toml(job)).batch(1, 2)["tokens"].tolist()
 
 
-def test_a_link_in_the_place_of_the_caches_lock_is_not_followed(tmp_path: Path) -> None:
+def test_lock_of_the_cache_follows_no_link(tmp_path: Path) -> None:
     prefix = str(written(tmp_path / "a", 40, 0))
     (tmp_path / "cache").mkdir()
     (tmp_path / "important").write_text("important")
@@ -112,7 +118,7 @@ def test_a_link_in_the_place_of_the_caches_lock_is_not_followed(tmp_path: Path) 
     assert (tmp_path / "important").read_text() == "important"
 
 
-def test_the_digest_tells_orders_apart(tmp_path: Path) -> None:
+def test_digest_depends_on_the_order(tmp_path: Path) -> None:
     prefix, other = (str(written(tmp_path / name, 2000, number)) for number, name in enumerate("ab"))
     keys: list[dict[str, Any]] = [
         *({"path": prefix}, {"path": other}, {"path": prefix, "seed": 1}, {"path": prefix, "samples": 500}),
@@ -124,33 +130,45 @@ def test_the_digest_tells_orders_apart(tmp_path: Path) -> None:
     assert batches(path=prefix).digest == digests[0]
 
 
-def test_a_run_longer_than_the_order_was_made_for_is_told_what_to_state(tmp_path: Path) -> None:
+def test_run_longer_than_its_order_is_told_the_key_to_set(tmp_path: Path) -> None:
     ours = batches(path=str(written(tmp_path / "a", 40, 0)))
-    with pytest.raises(RunError, match=r"\[data\] samples: iteration 500 needs sample 6001 of \d+; state as many"):
+    with pytest.raises(RunError, match=r"\[data\] samples: iteration 500 needs sample 6001 of \d+"):
         ours.batch(500, 0)
 
 
+EVAL = "[eval]\nevery = 1\ndata = "
+
+
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    ("lines", "message"),
     [
-        ({}, r"\[data\] path: give the path of a .bin and .idx file without the suffix, or several as paths"),
-        ({"path": "a", "paths": ["b"]}, r"\[data\] path: give the path"),
-        ({"paths": ["a", "b"], "weights": [1.0]}, r"\[data\] weights: 1 for 2 paths"),
-        ({"path": "a", "mask_loss": True}, r"\[data\] mask_loss: needs end_of_document"),
-        ({"path": "a", "split": "0,1"}, r'\[data\] split: "0,1" gives no share to training, the first part'),
-        ({"path": "a", "split": "much"}, r"\[data\] split: "),
-        ({"path": "a", "kind": "megatron", "samples": 3}, r'\[data\] samples: needs kind = "gpt-dataset"'),
+        ('[data]\nkind = "gpt-dataset"', r"\[data\] path: give the path of a .bin and .idx file without the suffix"),
+        ('[data]\nkind = "gpt-dataset"\npath = "a"\npaths = ["b"]', r"\[data\] path: give the path"),
+        ('[data]\nkind = "gpt-dataset"\npaths = ["a", "b"]\nweights = [1.0]', r"\[data\] weights: 1 for 2 paths"),
+        ('[data]\nkind = "gpt-dataset"\npath = "a"\nmask_loss = true', r"\[data\] mask_loss: needs end_of_document"),
+        (
+            '[data]\nkind = "gpt-dataset"\npath = "a"\nsplit = "0,1"',
+            r'\[data\] split: "0,1" gives no share to training',
+        ),
+        ('[data]\nkind = "gpt-dataset"\npath = "a"\nsplit = "much"', r"\[data\] split: "),
+        ('[data]\nkind = "megatron"\npath = "a"\nsamples = 3', r'\[data\] samples: needs kind = "gpt-dataset"'),
+        ("[eval]\nevery = -1", r"\[eval\] every: expected `int` >= 0"),
+        ("[eval]\nbatches = 0", r"\[eval\] batches: expected `int` >= 1"),
+        (EVAL + '{kind = "megatron"}', r'\[eval\]: \[data\] path: kind = "megatron" needs the path'),
+        (EVAL + '{kind = "gpt-dataset", path = "a", split = "1"}', '"1" gives no share to validation'),
+        (EVAL + "{micro_batch_size = 3}", r"\[eval\] data.micro_batch_size: 3, but stages pass on 1 rows"),
+        (EVAL + '{provider = "nowhere"}', r"\[eval\] data.provider"),
+        (EVAL + '{path = "nowhere.txt"}', r"\[eval\]: \[data\] path: nowhere.txt cannot be read"),
+        (EVAL + '{kind = "megatron", path = "nowhere"}', r"\[eval\]: \[data\] path: nowhere.idx cannot be read"),
+        (EVAL + '{provider = "json:nothing"}', r'\[eval\] data.provider: json has no "nothing"'),
     ],
 )
-def test_keys_that_do_not_fit_are_named(keys: dict[str, Any], message: str) -> None:
-    text = toml(**keys)
-    if "kind" in keys:
-        text = text.replace('kind = "gpt-dataset"\n', "", 1)
+def test_unusable_keys_are_refused_before_a_process_starts(lines: str, message: str) -> None:
     with pytest.raises(JobError, match=message):
-        Job.from_toml(text)
+        check_request(Job.from_toml(f"{SHAPE}[model]\nlayers = 2\n{lines}\n"), 3, [], frozenset())
 
 
-def test_files_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
+def test_unusable_files_are_one_clear_line(tmp_path: Path) -> None:
     prefix = str(written(tmp_path / "a", 40, 0))
     (tmp_path / "file").touch()
     for keys, message in (
@@ -167,77 +185,36 @@ def test_files_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
         load_batches(small).require_vocabulary()
 
 
-SHAPE = f"[shape]\npipelines = {D}\nranks = 2\nmicro_batches = {M}\n"
-BATCHES, END_OF_DOCUMENT = 3, 99
-EVALUATED_SAMPLES = BATCHES * D * M * SIZE
-
-
-def all_rows(batches: Batches, count: int = 2) -> torch.Tensor:
-    return torch.cat([batches.batch(i, number)["tokens"] for i in range(count) for number in range(D * M)])
+EVALUATED = 3
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_of_a_gpt_dataset_it_is_the_validation_part_of_the_split(tmp_path: Path, named: bool) -> None:
+def test_evaluations_read_the_validation_part_of_a_gpt_dataset(tmp_path: Path, named: bool) -> None:
     prefixes = [str(written(tmp_path / name, 2000, number)) for number, name in enumerate("ab")]
     keys: dict[str, Any] = {"paths": prefixes, "weights": [0.3, 0.7], "split": "90,5,5", "seed": 7}
-    text = toml(**(keys if not named else {"path": prefixes[0]})) + f"\n[eval]\nevery = 2\nbatches = {BATCHES}\n"
+    text = toml(**(keys if not named else {"path": prefixes[0]})) + f"\n[eval]\nevery = 2\nbatches = {EVALUATED}\n"
     if named:
         listed = ", ".join(f"{key} = {value!r}" for key, value in keys.items()).replace("'", '"')
         text += f'data = {{kind = "gpt-dataset", {listed}}}\n'
     ours = load_evaluation(Job.from_toml(text))
-    theirs = training_samples(prefixes, [0.3, 0.7], "90,5,5", 7, SEQUENCE, EVALUATED_SAMPLES, END_OF_DOCUMENT, part=1)
-    for (batch, micro_batch), samples in dealt_out(D, M, SIZE, BATCHES).items():
-        found = ours.batch(batch, micro_batch)
-        for name in ("tokens", "labels"):
-            assert torch.equal(found[name], torch.stack([theirs[sample][name] for sample in samples]))
+    samples = EVALUATED * D * M * SIZE
+    theirs = training_samples(prefixes, [0.3, 0.7], "90,5,5", 7, SEQUENCE, samples, END, part=1)
+    require_samples(ours, theirs, ("tokens", "labels"), EVALUATED)
 
 
 @pytest.mark.parametrize("kind", ["text", "megatron"])
-def test_of_other_kinds_it_is_the_training_data_in_another_order(tmp_path: Path, kind: str) -> None:
-    data = f'[data]\nkind = "{kind}"\nmicro_batch_size = 2\nseed = 4\n'
+def test_evaluations_read_other_training_data_in_another_order(tmp_path: Path, kind: str) -> None:
+    keys = [f'kind = "{kind}"', "seed = 4"]
     if kind == "megatron":
-        data += f'path = "{written(tmp_path / "a", 400, 0)}"\n'
-    job = Job.from_toml(f"{SHAPE}[model]\nsequence = 8\n{data}[eval]\nevery = 1\n")
-    ours, trained_on = load_evaluation(job), load_batches(job)
-    assert ours.digest == trained_on.digest
-    assert not torch.equal(all_rows(ours), all_rows(trained_on))
-    named = Job.from_toml(f"{SHAPE}[model]\nsequence = 8\n{data}[eval]\nevery = 1\ndata = {data_as_table(data)}\n")
-    assert torch.equal(all_rows(load_evaluation(named)), all_rows(trained_on))
+        keys.append(f'path = "{written(tmp_path / "a", 400, 0)}"')
+    data = "\n".join(["[data]", "micro_batch_size = 2", *keys])
+    text = f"{SHAPE}[model]\nsequence = 8\n{data}\n[eval]\nevery = 1\n"
 
+    def rows(read: Batches) -> torch.Tensor:
+        return torch.cat([read.batch(i, number)["tokens"] for i in range(2) for number in range(D * M)])
 
-def data_as_table(data: str) -> str:
-    return "{" + ", ".join(line for line in data.splitlines()[1:] if "size" not in line) + "}"
-
-
-@pytest.mark.parametrize(
-    ("lines", "says"),
-    [
-        ("every = -1", r"\[eval\] every: expected `int` >= 0"),
-        ("batches = 0", r"\[eval\] batches: expected `int` >= 1"),
-        ("often = 1", r"\[eval\] often: unknown key; known are every, "),
-        ('every = 1\ndata = {kind = "megatron"}', r'\[eval\]: \[data\] path: kind = "megatron" needs the path'),
-        (
-            'every = 1\ndata = {kind = "gpt-dataset", path = "a", split = "1"}',
-            '"1" gives no share to validation, the second part',
-        ),
-        ("every = 1\ndata = {micro_batch_size = 3}", r"\[eval\] data.micro_batch_size: 3, but stages pass on 1 rows"),
-        ('every = 1\ndata = {provider = "nowhere"}', r"\[eval\] data.provider"),
-    ],
-)
-def test_what_cannot_be_evaluated_is_refused_in_a_line(lines: str, says: str) -> None:
-    with pytest.raises(JobError, match=says):
-        Job.from_toml(f"{SHAPE}[eval]\n{lines}\n")
-
-
-@pytest.mark.parametrize(
-    ("lines", "says"),
-    [
-        ('path = "nowhere.txt"', r"\[eval\]: \[data\] path: nowhere.txt cannot be read"),
-        ('kind = "megatron", path = "nowhere"', r"\[eval\]: \[data\] path: nowhere.idx cannot be read"),
-        ('provider = "json:nothing"', r'\[eval\] data.provider: json has no "nothing"'),
-    ],
-)
-def test_data_that_cannot_be_read_are_refused_before_a_process_starts(lines: str, says: str) -> None:
-    job = Job.from_toml(f"{SHAPE}[model]\nlayers = 2\n[eval]\nevery = 1\ndata = {{{lines}}}\n")
-    with pytest.raises(JobError, match=says):
-        check_request(job, 3, [], frozenset())
+    trained, ours = load_batches(Job.from_toml(text)), load_evaluation(Job.from_toml(text))
+    assert ours.digest == trained.digest
+    assert not torch.equal(rows(ours), rows(trained))
+    named = load_evaluation(Job.from_toml(f"{text}data = {{{', '.join(keys)}}}\n"))
+    assert torch.equal(rows(named), rows(trained))

@@ -1,5 +1,4 @@
-"""The tables of docs/reference/faults.md are what the kinds of faults do to a run, each struck here where the page
-says."""
+"""The tables of docs/reference/faults.md state what each kind of fault does to a run; each is struck here."""
 
 from __future__ import annotations
 
@@ -63,7 +62,7 @@ def without_seconds(cells: list[str]) -> list[str]:
     return [re.sub(r"^[0-9]+\.[0-9]{2}$", "seconds", cell) for cell in cells]
 
 
-def test_every_phase_is_struck_by_some_kind_on_every_change() -> None:
+def test_some_kind_strikes_every_phase_on_every_change() -> None:
     assert {phase for name in ENDING for phase in some_phases(name)} == set(COLUMNS)
 
 
@@ -71,9 +70,7 @@ def test_every_phase_is_struck_by_some_kind_on_every_change() -> None:
 @pytest.mark.parametrize(
     "name", [name if name == "kill" else pytest.param(name, marks=pytest.mark.soak) for name in ENDING]
 )
-def test_a_kind_does_in_its_phases_what_its_row_of_the_page_says(
-    name: str, whole: bool, strike: Launch, reference: RunResult
-) -> None:
+def test_kind_of_fault_has_the_effects_of_its_row(name: str, whole: bool, strike: Launch, reference: RunResult) -> None:
     struck = phases(KINDS[name]) if whole else some_phases(name)
     row = dict(zip(MATRIX_HEAD, without_seconds(matrix_row(name, struck, strike, reference)), strict=True))
     (on_page,) = (cells for cells in written(MATRIX_HEAD) if cells[0] == f"`{name}`")
@@ -85,14 +82,12 @@ def test_a_kind_does_in_its_phases_what_its_row_of_the_page_says(
 
 
 @pytest.mark.soak
-def test_several_faults_at_once_in_a_recovery_and_in_a_rejoin_do_what_the_page_says(
-    strike: Launch, reference: RunResult
-) -> None:
+def test_combined_faults_have_the_effects_of_the_page(strike: Launch, reference: RunResult) -> None:
     rows = [without_seconds(row) for row in scenario_rows(strike, reference)]
     assert [without_seconds(row) for row in written(SCENARIO_HEAD)] == rows, "run: make faults"
 
 
-def test_what_ends_no_worker_changes_no_bit_either(strike: Launch, reference: RunResult) -> None:
+def test_faults_that_end_no_worker_change_no_bit(strike: Launch, reference: RunResult) -> None:
     faults = [
         "slow=3:1.1@1-2",
         "slow-link=9:0.0,0.1@1-2",
@@ -107,12 +102,12 @@ def test_what_ends_no_worker_changes_no_bit_either(strike: Launch, reference: Ru
         ("undone", 3, "a gradient is not finite")
     ]
     live = live_workers(run)
-    assert live.index(5) in (4, 5)  # a worker may begin a step, and be killed there, while others report the one before
+    assert live.index(5) in (4, 5)  # a worker may be killed in a step while others still report the previous one
     assert live == [6] * live.index(5) + [5] * live.count(5) + [6] * (STEPS - live.index(5) - live.count(5))
     assert live[-1] == 6
 
 
-def test_the_page_has_every_kind_with_its_example_what_it_does_and_its_limit() -> None:
+def test_page_has_every_kind_with_its_example_and_limit() -> None:
     rows = written(KIND_HEAD)
     assert [row[0].strip("`") for row in rows] == list(KINDS)
     for name, example, does, _, at_most, _, losses in rows:
@@ -121,7 +116,7 @@ def test_the_page_has_every_kind_with_its_example_what_it_does_and_its_limit() -
         assert at_most == LIMITS.get(name.strip("`"), "0.2")
 
 
-def test_the_page_has_every_phase_in_order() -> None:
+def test_page_has_every_phase_in_order() -> None:
     phases_section = PAGE.read_text().split("\n## Phases\n")[1].split("\n## ")[0]
     listed = re.findall(r"^\| `([a-z]+)` \|", phases_section, flags=re.MULTILINE)
     assert tuple(listed) == PHASES

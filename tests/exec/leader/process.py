@@ -200,7 +200,7 @@ class Process:
                 is_over = True
             else:
                 self.takes_part = True
-                commit = yield from self._live_through(record)
+                commit = yield from self._run_generation(record)
                 self.takes_part = self.is_open = False
                 self._keep(record, commit)
             if is_over or (commit is not None and commit.finished):
@@ -241,7 +241,7 @@ class Process:
             self.state = replace(state, step=committed, origin=self.reduced[0])
         self.world.rules.settled(self, record)
 
-    def _live_through(self, record: GenerationRecord) -> Iterator[Wait]:
+    def _run_generation(self, record: GenerationRecord) -> Iterator[Wait]:
         world, g = self.world, record.generation
         yield world.pause()
         self._say(Acknowledged(self.undone == record.committed + 1), g)
@@ -425,7 +425,7 @@ class Process:
         return self.knows.evaluated(step) is not None
 
     def _compare(self, compared: Comparison) -> None:
-        """Keep the state that is compared, as `KeptStates` does."""
+        """Keep the state that is compared, as `StateSnapshots` does."""
         if not compared.is_kept:
             return
         older = sorted(self.kept)
@@ -486,7 +486,7 @@ class Process:
             return
         self.saved_step = commit.step
         busy = self.writes_until > world.now and not commit.finished
-        error = "the checkpoint before is still being written" if busy else ""
+        error = "the previous checkpoint is still being written" if busy else ""
         if world.scenario.disk_fails and world.random.random() < 0.2:
             error = "no space is left"
         seconds = max(0.0, self.writes_until - world.now) + (0.0 if busy else world.draw(0.1, 3.0))

@@ -120,17 +120,17 @@ def test_the_heartbeat_says_the_longest_time_of_its_kind_lately_without_waits(mo
     monkeypatch.setattr("recycle.exec.device.time.monotonic", lambda: clock[0])
     progress = Progress()
     for worked, waited in ((2.0, 50.0), (1.0, 0.0)):
-        progress.begins("1F")
+        progress.begin_operation("1F")
         clock[0] += worked
         progress.set_waiting(True)
         clock[0] += waited
-        progress.ended()
+        progress.end_operation()
     assert progress.heartbeat(3) == Heartbeat(3, progress.count, False, "1F", 1.8)
-    progress.begins("undo", warms_up=False)
+    progress.begin_operation("undo", warms_up=False)
     assert progress.heartbeat(4) == Heartbeat(4, progress.count, False, "undo", 1.8)
-    progress.begins("1W")
+    progress.begin_operation("1W")
     clock[0] += 9.0
-    progress.begins("1W")
+    progress.begin_operation("1W")
     assert progress.heartbeat(5) == Heartbeat(5, progress.count, False, "1W", None)
 
 

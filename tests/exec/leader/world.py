@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from recycle.exec.agent.node_agent import StandingOrders
-from recycle.exec.checkpoint.completion import PLAIN
+from recycle.exec.checkpoint.completion import GENERATION_FIELDS
 from recycle.exec.leader.actions import (
     Action,
     AgentAbsent,
@@ -595,7 +595,7 @@ class World:
                     raise Violation("checkpoint", f"of step {commit.step} of {origin} holds {files}")
                 if other := [name for name, number in files.items() if self.files[name] != number]:
                     raise Violation("checkpoint", f"of step {commit.step} has others than it names: {other}")
-                plain = msgspec.structs.replace(commit, **PLAIN)
+                plain = msgspec.structs.replace(commit, **GENERATION_FIELDS)
                 self.checkpoints[commit.step] = Checkpoint(plain, max(files.values()))
                 older = [step for step in sorted(self.checkpoints, reverse=True) if step < commit.step]
                 kept = older[: self.job.train.checkpoint_keep - 1]

@@ -19,8 +19,8 @@ from recycle.exec.model.state.layouts import ShardedOptimizer, Shards, ends_of_u
 from recycle.exec.model.state.optimizer import StateNames, StoredNames, UnitOptimizer
 from recycle.exec.model.weights import units_of
 from recycle.exec.protocol import Commit
-from recycle.exec.worker.hosted import Hosted
-from recycle.exec.worker.updates import Updates
+from recycle.exec.worker.local_stages import LocalStages
+from recycle.exec.worker.step_state import StepState
 from recycle.job import Job
 from recycle.job.sections import TrainSection
 from tests.exec.drive import execute, micro_batches, one_f_one_b
@@ -162,9 +162,9 @@ def iterate(stages: Mapping[int, Stage], step: int) -> list[float]:
         stage.begin_iteration(step)
     execute((stage, one_f_one_b(stage.index, len(stages), batches)) for stage in stages.values())
     norms = [norm for stage in stages.values() for norm in stage.gradient_norms_squared()]
-    updates = Updates(stages, step - 1)
-    updates.reduced(step)
-    updates.settle(step, Commit(step, 0.0, 0.0, 0.5))
+    updates = StepState(stages, step - 1)
+    updates.mark_reduced(step)
+    updates.roll_to(step, Commit(step, 0.0, 0.0, 0.5))
     return norms
 
 
@@ -181,7 +181,7 @@ def named(stages: Mapping[int, Stage]) -> dict[str, torch.Tensor]:
 def test_repartitioning_between_steps_keeps_the_bits(name: str) -> None:
     tested_job = job_of(name)
 
-    still, moved = (Hosted(Worker(0, 0), partial(build_stages, tested_job), (), [0, 1]) for _ in range(2))
+    still, moved = (LocalStages(Worker(0, 0), partial(build_stages, tested_job), (), [0, 1]) for _ in range(2))
     for step, cut in enumerate([(), (1, 1, 2), (3, 1), ()]):
         tensors = {id(t): t.data_ptr() for s in moved.stages.values() for t in s.state_tensors()}
         if cut or step:
@@ -198,24 +198,24 @@ def test_repartitioning_between_steps_keeps_the_bits(name: str) -> None:
 def test_worker_keeps_units_until_new_stages_are_confirmed() -> None:
     tested_job = job_of("emulated")
 
-    hosted = Hosted(Worker(0, 0), partial(build_stages, tested_job), (), [0])
-    assert not hosted.place_held()
-    given, kept = hosted.layout, [tensor.clone() for tensor in hosted.held(0, 3)]
+    hosted = LocalStages(Worker(0, 0), partial(build_stages, tested_job), (), [0])
+    assert not hosted.restore_confirmed()
+    given, kept = hosted.layout, [tensor.clone() for tensor in hosted.tensors_to_send(0, 3)]
     assert hosted.place((1, 3), [1])
     assert not hosted.place((1, 3), [1])
     assert hosted.missing() == {3, 4, 5}
     assert not hosted.is_confirmed
-    assert all(torch.equal(one, other) for one, other in zip(hosted.held(0, 3), kept, strict=True))
-    for tensor in hosted.placed(3, 6):
+    assert all(torch.equal(one, other) for one, other in zip(hosted.tensors_to_send(0, 3), kept, strict=True))
+    for tensor in hosted.tensors_to_receive(3, 6):
         tensor.fill_(7.0)
-    assert hosted.place_held()  # the generation came to nothing
+    assert hosted.restore_confirmed()  # the generation came to nothing
     assert (hosted.layout, hosted.missing(), hosted.is_confirmed) == (given, set(), True)
-    assert all(torch.equal(one, other) for one, other in zip(hosted.placed(0, 3), kept, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(hosted.tensors_to_receive(0, 3), kept, strict=True))
     assert hosted.place((1, 3), [1])
     hosted.confirm()
-    assert [tensor[0].item() for tensor in hosted.held(3, 5)[::2]] != [7.0, 7.0]
+    assert [tensor[0].item() for tensor in hosted.tensors_to_send(3, 5)[::2]] != [7.0, 7.0]
     with pytest.raises(Exception, match="unit 0 of the model"):
-        hosted.held(0, 1)
+        hosted.tensors_to_send(0, 1)
 
 
 def test_parameters_outside_of_layers_belong_to_the_ends() -> None:

@@ -1,4 +1,4 @@
-"""gloo's transport: what it holds in memory, sums of buckets that go on while hosts compute, and sums of shards."""
+"""gloo's transport: memory of messages, emulated links, sums of buckets during computation, and sums of shards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -20,6 +20,7 @@ from recycle.exec.transport.base import TransportError
 from recycle.exec.transport.communicators import Communicators
 from recycle.exec.transport.gloo import GlooTransport
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
+from recycle.exec.transport.outgoing import PacedLinks
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Receive, Send
@@ -32,53 +33,57 @@ from tests.exec.accelerator.transport import SimulatedTransport
 
 PAIR = lower(one_f_one_b(Shape(1, 2, 8)))
 FIRST, LAST = PAIR.live
+SENDS = [instruction for instruction in PAIR.program(FIRST) if isinstance(instruction, Send)]
+RECEIVES = [instruction for instruction in PAIR.program(LAST) if isinstance(instruction, Receive)]
+TENSORS = [torch.full((4,), float(place)) for place in range(len(SENDS))]
 LATE = 20.0
+HOP = 0.05
+Pair = dict[Worker, GlooTransport]
 
 
-@pytest.fixture
-def transports() -> Iterator[dict[Worker, GlooTransport]]:
-    """Both workers of a pipeline, in threads of this process, in iteration 0."""
-    settings = TransportSettings(HashStore())
-    made = {
-        role: GlooTransport(
-            settings,
-            GroupsOfGeneration(
-                "g", role, PAIR.live, {}, ((4,), torch.float32), PAIR.program(role), over=threading.Event()
-            ),
-        )
-        for role in PAIR.live
-    }
+@pytest.fixture(params=[0.0])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Both workers of a pipeline, in threads of this process, in iteration 0; messages take the parameter's seconds."""
+    store, transports = HashStore(), Pair()
+    for role in PAIR.live:
+        links = PacedLinks(role, lambda peer: request.param)
+        groups = GroupsOfGeneration("g", role, PAIR.live, {}, ((4,), torch.float32), over=threading.Event())
+        transports[role] = GlooTransport(TransportSettings(store, links=links), groups)
     with ThreadPoolExecutor(2) as both:
-        list(both.map(GlooTransport.form, made.values(), timeout=LATE))
-    for role, transport in made.items():
+        list(both.map(GlooTransport.form, transports.values(), timeout=LATE))
+    for role, transport in transports.items():
         transport.begin(PAIR.program(role), 0)
-    yield made
-    for transport in made.values():
+    yield transports
+    for transport in transports.values():
         transport.close()
 
 
-def test_a_sent_tensor_is_let_go_of_once_it_has_arrived(transports: dict[Worker, GlooTransport]) -> None:
-    sends = [one for one in PAIR.program(FIRST) if isinstance(one, Send)]
-    receives = [one for one in PAIR.program(LAST) if isinstance(one, Receive)]
-    tensors = [torch.full((4,), float(place)) for place in range(len(sends))]
+def test_sent_tensor_is_released_after_its_arrival(pair: Pair) -> None:
+    tensors = [tensor.clone() for tensor in TENSORS]
     kept = [weakref.ref(tensor) for tensor in tensors]
-    for send in sends:
-        transports[FIRST].send(send, tensors.pop(0))
-    # The receiver has posted buffers for the first ones; nobody has room for the others yet.
-    _until_gone(kept[:POSTED_AHEAD], transports[FIRST])
+    for send in SENDS:
+        pair[FIRST].send(send, tensors.pop(0))
+    # The receiver has posted buffers for the first ones only.
+    _await_release(kept[:POSTED_AHEAD], pair[FIRST])
     assert all(tensor() is not None for tensor in kept[POSTED_AHEAD:])
-    arrived = [float(transports[LAST].receive(receive)()[0]) for receive in receives]
-    assert arrived == [float(place) for place in range(len(sends))]
-    _until_gone(kept, transports[FIRST])
+    arrived = [pair[LAST].receive(receive)() for receive in RECEIVES]
+    assert all(map(torch.equal, arrived, TENSORS))
+    _await_release(kept, pair[FIRST])
+
+
+def _await_release(kept: list[weakref.ref[torch.Tensor]], transport: GlooTransport) -> None:
+    deadline = time.monotonic() + LATE
+    while any(tensor() is not None for tensor in kept):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+        transport._drop_sent(-2)  # as the next transfer does
 
 
 @pytest.mark.parametrize("end", ["source", "receiver"])
-def test_a_wait_for_a_state_ends_with_its_generation_though_no_socket_says_so(
-    end: str, transports: dict[Worker, GlooTransport]
-) -> None:
-    """As where a transfer is posted in the moment in which sockets are shut."""
+def test_wait_for_a_state_ends_with_its_generation_without_a_socket_error(end: str, pair: Pair) -> None:
+    """As if the transfer is posted in the moment in which sockets are shut."""
     role, peer = (FIRST, LAST) if end == "source" else (LAST, FIRST)
-    transport, over = transports[role], transports[role]._over
+    transport, over = pair[role], pair[role]._over
     act = transport.send_state if end == "source" else transport.receive_state
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(act, peer, [torch.zeros(4)])
@@ -90,34 +95,63 @@ def test_a_wait_for_a_state_ends_with_its_generation_though_no_socket_says_so(
                 waiting.result(LATE)
         finally:  # or its thread would never end
             for connection in transport._connections:
-                with suppress(OSError), socket.socket(fileno=os.dup(connection.descriptor)) as one:
-                    one.shutdown(socket.SHUT_RDWR)
+                with suppress(OSError), socket.socket(fileno=os.dup(connection.descriptor)) as duplicate:
+                    duplicate.shutdown(socket.SHUT_RDWR)
 
 
-def _until_gone(kept: list[weakref.ref[torch.Tensor]], transport: GlooTransport) -> None:
-    deadline = time.monotonic() + LATE
-    while any(tensor() is not None for tensor in kept):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-        transport._drop_sent(-2)  # as the next transfer does
+@pytest.mark.parametrize("pair", [HOP], indirect=True)
+def test_lane_carries_one_message_at_a_time_for_the_time_of_its_link(pair: Pair) -> None:
+    began, arrived = time.monotonic(), list[float]()
+    for send, tensor in zip(SENDS, TENSORS, strict=True):
+        pair[FIRST].send(send, tensor)
+    for receive, tensor in zip(RECEIVES, TENSORS, strict=True):
+        assert torch.equal(pair[LAST].receive(receive)(), tensor)
+        arrived.append(time.monotonic() - began)
+    assert all(seconds >= (place + 1) * HOP for place, seconds in enumerate(arrived))
+    stats = pair[FIRST].link_stats()
+    while sum(link.sent for link in stats) < len(SENDS):
+        assert time.monotonic() < began + LATE
+        stats += pair[FIRST].link_stats()
+    assert {link.process for link in stats} == {LAST}
+    assert all(HOP <= link.seconds <= arrived[-1] for link in stats)
+    (waited,) = pair[LAST].link_stats()
+    assert (waited.process, waited.sent) == (FIRST, 0)
+    assert HOP <= waited.waited <= arrived[-1]
+    assert pair[LAST].link_stats() == []
 
 
-HOSTS = [Worker(k, 0) for k in range(3)]
+@pytest.mark.parametrize("pair", [HOP], indirect=True)
+def test_delayed_message_is_not_sent_after_the_end_of_its_generation(pair: Pair) -> None:
+    pair[FIRST].send(SENDS[0], TENSORS[0])
+    pair[FIRST]._over.set()
+    with pytest.raises(TransportError, match="the generation is over"):
+        pair[FIRST].begin(PAIR.program(FIRST), 2)  # waits for messages of two iterations ago
 
 
 def simulated(settings: TransportSettings, groups: GroupsOfGeneration) -> GroupTransport:
     return SimulatedTransport(settings, groups, Communicators(), Device(eager=True))
 
 
-@pytest.mark.parametrize("make", [GlooTransport, simulated])
-def test_a_bucket_is_whole_before_anybody_waits_for_it(make: Callable[..., GroupTransport]) -> None:
-    """Each host computes on until it sees the sum of its first bucket, and only then has the second one to give."""
-    settings: Any = TransportSettings(HashStore())
-    groups = [
-        GroupsOfGeneration("g", role, HOSTS, {0: HOSTS}, ((4,), torch.float32), over=threading.Event())
-        for role in HOSTS
+def hosts_of_a_stage(count: int, make: Callable[..., Any] = GlooTransport, copies: int = 0) -> list[Any]:
+    """The transports of hosts of one stage, with `copies` owners of each shard."""
+    hosts = [Worker(k, 0) for k in range(count)]
+    settings = TransportSettings(HashStore())
+    owners = {0: owners_of(hosts, hosts, copies)} if copies else {}
+    return [
+        make(
+            settings,
+            GroupsOfGeneration(
+                "g", role, hosts, {0: hosts}, ((4,), torch.float32), over=threading.Event(), owners=owners
+            ),
+        )
+        for role in hosts
     ]
-    transports = [make(settings, one) for one in groups]
+
+
+@pytest.mark.parametrize("make", [GlooTransport, simulated])
+def test_bucket_is_summed_before_its_hosts_wait_for_it(make: Callable[..., GroupTransport]) -> None:
+    """Each host computes on until it sees the sum of its first bucket, and only then has the second one."""
+    transports = hosts_of_a_stage(3, make)
 
     def run(place: int) -> tuple[torch.Tensor, torch.Tensor]:
         transport = transports[place]
@@ -133,19 +167,16 @@ def test_a_bucket_is_whole_before_anybody_waits_for_it(make: Callable[..., Group
         transport.reduce(0, [second])
         return first, second
 
-    with ThreadPoolExecutor(3) as hosts:
-        for first, second in hosts.map(run, range(3), timeout=LATE):
+    with ThreadPoolExecutor(3) as threads:
+        for first, second in threads.map(run, range(3), timeout=LATE):
             assert first.tolist() == [6.0] * 3
             assert second.tolist() == [36.0] * 2
     for transport in transports:
         transport.close()
 
 
-SECONDS = 60.0
-
-
 class Counting:
-    """A group that counts the bytes that it is given to send."""
+    """A group that counts the bytes that it sends."""
 
     def __init__(self, group: Any) -> None:
         self._group, self.sent = group, 0
@@ -158,61 +189,43 @@ class Counting:
         return getattr(self._group, name)
 
 
-@pytest.mark.parametrize(("hosts", "copies"), [(2, 1), (3, 2), (4, 2), (4, 3)])
-@pytest.mark.parametrize(("dtype", "in_buckets"), [(torch.float64, False), (torch.float32, True)])
-def test_owners_have_the_sum_everybody_the_parameters_and_the_bytes_are_the_formulas(
-    hosts: int, copies: int, dtype: torch.dtype, in_buckets: bool
+@pytest.mark.parametrize(("hosts", "copies"), [(2, 1), (3, 2), (4, 3)])
+@pytest.mark.parametrize(("dtype", "buckets"), [(torch.float64, 1), (torch.float32, 2)])
+def test_owners_get_sums_and_hosts_get_parameters_in_the_bytes_of_the_formulas(
+    hosts: int, copies: int, dtype: torch.dtype, buckets: int
 ) -> None:
     every = [Worker(k, 0) for k in range(hosts)]
     owners = owners_of(every, every, copies)
     size = 3 * SHARD_PIECE + 1000  # of a shard: four pieces
     generator = torch.Generator().manual_seed(7)
-    addends = torch.randint(-(2**20), 2**20, (hosts, hosts * size), generator=generator).to(dtype)
-    wanted = torch.stack([*addends]).sum(0)
-    settings: Any = TransportSettings(HashStore())
-    transports = [
-        GlooTransport(
-            settings,
-            GroupsOfGeneration(
-                "g", role, every, {0: every}, ((4,), torch.float32), over=threading.Event(), owners={0: owners}
-            ),
-        )
-        for role in every
-    ]
-
-    def shards(flat: torch.Tensor) -> Sequence[torch.Tensor]:
-        return torch.split(flat, size)
-
-    def clipped(parts: Sequence[torch.Tensor], begin: int, end: int) -> list[torch.Tensor]:
-        bounds = [(max(0, begin - place * size), max(0, min(size, end - place * size))) for place in range(len(parts))]
-        return [part[low:high] for part, (low, high) in zip(parts, bounds, strict=True)]
+    addends = torch.randint(-(2**20), 2**20, (hosts, hosts, size), generator=generator).to(dtype)
+    transports = hosts_of_a_stage(hosts, copies=copies)
 
     def run(place: int) -> tuple[torch.Tensor, torch.Tensor, int, int]:
         transport = transports[place]
         transport.form()
         group = transport._sums[0] = Counting(transport._sums[0])
         sums = addends[place].clone()
-        first = hosts * size // 3
-        if in_buckets:
-            transport.reduce_scatter(0, [clipped(shards(sums), 0, first)], 0)
-            transport.reduce_scatter(0, [clipped(shards(sums), first, hosts * size)])
-        else:
-            transport.reduce_scatter(0, [shards(sums)])
+        if buckets == 1:
+            transport.reduce_scatter(0, [list(sums)])
+        else:  # the first bucket has parts of two shards, and the last one of all but the first
+            transport.reduce_scatter(0, [[sums[0], sums[1, :100], *sums[2:, :0]]], 0)
+            transport.reduce_scatter(0, [[sums[0, :0], sums[1, 100:], *sums[2:]]])
         reduced = group.sent
-        weights = torch.full((hosts * size,), -1.0, dtype=torch.bfloat16)
-        for number, mine in enumerate(owners):
-            if every[place] in mine:
-                shards(weights)[number].fill_(number + 1.0)
-        transport.gather(0, shards(weights))
+        weights = torch.full((hosts, size), -1.0, dtype=torch.bfloat16)
+        for number, owners_of_shard in enumerate(owners):
+            if every[place] in owners_of_shard:
+                weights[number] = number + 1.0
+        transport.gather(0, list(weights))
         return sums, weights, reduced, group.sent - reduced
 
     with ThreadPoolExecutor(hosts) as threads:
-        found = list(threads.map(run, range(hosts), timeout=SECONDS))
-    for place, (sums, weights, reduced, gathered) in enumerate(found):
-        for number, mine in enumerate(owners):
-            if every[place] in mine:
-                assert torch.equal(shards(sums)[number], shards(wanted)[number])
-            assert bool((shards(weights)[number] == number + 1.0).all())
+        results = list(threads.map(run, range(hosts), timeout=60.0))
+    for place, (sums, weights, reduced, gathered) in enumerate(results):
+        for number, owners_of_shard in enumerate(owners):
+            if every[place] in owners_of_shard:
+                assert torch.equal(sums[number], addends.sum(0)[number])
+            assert bool((weights[number] == number + 1.0).all())
         assert reduced == dtype.itemsize * size * (hosts - 1 + copies - 1)
         assert gathered == 2 * size * (hosts - copies)
     for transport in transports:

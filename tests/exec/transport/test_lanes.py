@@ -1,4 +1,4 @@
-"""A communicator per lane on an accelerator that runs behind its host: what the transport must do about each trap.
+"""A communicator per lane on an accelerator that runs asynchronously: the transport avoids each trap.
 
 The workers are threads of this process, with a simulated device each (tests/exec/accelerator).
 """
@@ -27,7 +27,6 @@ from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Compute, Receive, Send
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
-from recycle.job.sections import MembershipSection
 from recycle.job.shape import Shape, Worker
 from tests.exec.accelerator.device import Device
 from tests.exec.accelerator.transport import SimulatedTransport
@@ -35,7 +34,7 @@ from tests.exec.keys import KeyServer
 
 MESSAGE = ((4,), torch.float32)
 SOON, LATE = 0.1, 20.0
-"""Seconds in which what does not wait is done; and after which what has not ended hangs."""
+"""Seconds within which an action that does not wait ends, and after which it counts as hung."""
 PIPELINE = lower(one_f_one_b(Shape(1, 3, 4)))
 FIRST, MIDDLE, LAST = PIPELINE.live
 
@@ -50,13 +49,12 @@ class Process:
         role: Worker,
         joins: Any,
         connections: int | None = None,
-        **limits: float,
     ) -> None:
         self.device, self.over = Device(eager=False, connections=connections), threading.Event()
         self.program = schedule.program(role)
         members, lanes = sorted(schedule.live), {*lanes_of(schedule), *joins}
         self.transport = SimulatedTransport(
-            TransportSettings(store, limits=MembershipSection(**limits)),  # type: ignore[arg-type]
+            TransportSettings(store),
             GroupsOfGeneration("g", role, members, sum_groups(schedule), MESSAGE, lanes, over=self.over),
             Communicators(),
             self.device,
@@ -64,11 +62,10 @@ class Process:
         self._thread = ThreadPoolExecutor(1)
 
     def does(self, action: Callable[[], Any]) -> Future[Any]:
-        """Have the main thread do something."""
         return self._thread.submit(action)
 
     def run(self, iteration: int) -> None:
-        """An iteration of its program, whose computations do nothing."""
+        """Run an iteration of its program with empty computations."""
         self.transport.begin(self.program, iteration)
         for instruction in self.program:
             if isinstance(instruction, Receive):
@@ -81,7 +78,6 @@ class Process:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Return as soon as it holds."""
     deadline = time.monotonic() + LATE
     while not condition():
         assert time.monotonic() < deadline
@@ -96,9 +92,9 @@ def start() -> Iterator[Start]:
     """The workers of a schedule, formed: start(schedule)."""
     every: list[Process] = []
 
-    def begin(schedule: Schedule = PIPELINE, joins: Any = (), **limits: Any) -> dict[Worker, Process]:
+    def begin(schedule: Schedule = PIPELINE, joins: Any = (), connections: int | None = None) -> dict[Worker, Process]:
         store: Any = HashStore()
-        processes = {role: Process(store, schedule, role, joins, **limits) for role in schedule.live}
+        processes = {role: Process(store, schedule, role, joins, connections) for role in schedule.live}
         every.extend(processes.values())
         for forming in [process.does(process.transport.form) for process in processes.values()]:
             forming.result(LATE)
@@ -110,26 +106,22 @@ def start() -> Iterator[Start]:
         process.transport.release()
 
 
-def test_kernels_that_load_at_their_first_use_do_not_meet_receives_that_spin(start: Start) -> None:
-    processes = start()
+@pytest.mark.parametrize("connections", [None, 1])
+def test_receives_do_not_block_kernels_that_load_late_or_share_a_work_queue(
+    connections: int | None, start: Start
+) -> None:
+    processes = start(lower(one_f_one_b(Shape(1, 3, 6))), connections=connections)
     for iteration in range(3):
         for running in [process.does(partial(process.run, iteration)) for process in processes.values()]:
             running.result(LATE)
 
 
-def test_receives_that_are_posted_ahead_hold_up_nothing_where_all_streams_share_a_work_queue(start: Start) -> None:
-    processes = start(lower(one_f_one_b(Shape(1, 3, 6))), connections=1)
-    for iteration in range(3):
-        for running in [process.does(partial(process.run, iteration)) for process in processes.values()]:
-            running.result(LATE)
-
-
-def test_whether_a_device_waits_for_a_peer_is_known_while_its_host_is_held_up(start: Start) -> None:
+def test_device_that_waits_for_a_peer_is_recognized(start: Start) -> None:
     processes = start()
     middle, gate = processes[MIDDLE], threading.Event()
     assert not middle.transport.waits_for_peer()
     middle.transport.begin(middle.program, 0)
-    received = next(one for one in middle.program if isinstance(one, Receive))
+    received = next(op for op in middle.program if isinstance(op, Receive))
     middle.device.launch(gate.wait)
     middle.transport.receive(received)()
     assert not middle.transport.waits_for_peer()  # it computes
@@ -137,11 +129,11 @@ def test_whether_a_device_waits_for_a_peer_is_known_while_its_host_is_held_up(st
     until(middle.transport.waits_for_peer)
     first = processes[FIRST]
     first.transport.begin(first.program, 0)
-    first.transport.send(next(one for one in first.program if isinstance(one, Send)), torch.ones(4))
+    first.transport.send(next(op for op in first.program if isinstance(op, Send)), torch.ones(4))
     until(lambda: not middle.transport.waits_for_peer())
 
 
-def test_who_waits_for_several_dead_peers_leaves_the_generation(start: Start) -> None:
+def test_process_that_waits_for_several_dead_peers_leaves_the_generation(start: Start) -> None:
     middle = start()[MIDDLE]
     middle.transport.begin(middle.program, 0)
     middle.transport.begin(middle.program, 1)  # receives from both neighbours are posted ahead and spin
@@ -154,7 +146,7 @@ def test_who_waits_for_several_dead_peers_leaves_the_generation(start: Start) ->
     middle.device.synchronize()
 
 
-def test_a_state_has_not_arrived_before_the_device_is_done(start: Start) -> None:
+def test_settle_waits_until_a_state_has_arrived(start: Start) -> None:
     pair = lower(one_f_one_b(Shape(2, 1, 1)))
     source, joiner = pair.live
     processes = start(pair, joins=[(source, joiner)])
@@ -171,7 +163,7 @@ def test_a_state_has_not_arrived_before_the_device_is_done(start: Start) -> None
     assert torch.equal(copy, state)
 
 
-def test_process_that_waits_for_a_peer_to_form_still_reads_keys_and_leaves_at_the_end_of_the_generation() -> None:
+def test_forming_process_reads_keys_and_leaves_at_the_end_of_the_generation() -> None:
     server = KeyServer()
     keys = FormingKeys(server.address)
     middle = Process(keys, PIPELINE, MIDDLE, ())
@@ -181,12 +173,12 @@ def test_process_that_waits_for_a_peer_to_form_still_reads_keys_and_leaves_at_th
     with ThreadPoolExecutor(1) as other:
         assert not other.submit(lambda: keys.check(["another"])).result(LATE)
     middle.over.set()
-    with pytest.raises(TransportError, match=r"the generation is over|in vain"):
+    with pytest.raises(TransportError, match=r"the generation is over|was not written"):
         forming.result(LATE)
     server.close()
 
 
-def test_a_device_that_has_failed_ends_its_process_when_the_generation_does(start: Start) -> None:
+def test_failed_device_ends_its_process_with_the_generation(start: Start) -> None:
     first = start()[FIRST]
     first.device.launch(lambda: [].pop())
     with pytest.raises(TransportError, match="accelerator error: IndexError"):

@@ -1,4 +1,4 @@
-"""A process's side of the protocol: what it begins, waits for and says, and interrupts of its own generation only."""
+"""A process's side of the protocol: generations, waits, messages and interrupts."""
 
 from __future__ import annotations
 
@@ -13,23 +13,18 @@ import pytest
 from recycle import RunError
 from recycle.exec.links import Link, LinkClosed, listen_locally
 from recycle.exec.protocol import (
-    Acknowledged,
     Commit,
     Committed,
     Evaluated,
     EvaluationResult,
-    FaultReached,
-    Formed,
     GenerationRecord,
     Heartbeat,
     Join,
     LeaderMessage,
-    Leave,
     Permit,
     ProcessMessage,
     Propose,
     Ready,
-    Said,
     Stop,
     Strike,
 )
@@ -46,46 +41,41 @@ def propose(generation: int, *live: str) -> Propose:
     return Propose(GenerationRecord(generation, list(live), roles, "plan", incarnations={"0.1": 2}))
 
 
-def told(*messages: LeaderMessage, name: str = "0.1", incarnation: int = 2) -> MemberState:
-    """The state of a process that was told these messages."""
-    state = MemberState(name, incarnation)
+def state_after(*messages: LeaderMessage, incarnation: int = 2) -> MemberState:
+    state = MemberState("0.1", incarnation)
     for message in messages:
         state.take(message)
     return state
 
 
-def generation_begun(state: MemberState) -> int | None:
+def begun(state: MemberState) -> int | None:
     record = state.begin()
     return None if record is None else record.generation
 
 
-def test_process_begins_the_last_generation_that_it_is_in_and_that_is_not_over() -> None:
-    state = told(propose(1, "0.0", "0.1"), Stop(1))
-    assert generation_begun(state) is None
+def test_process_begins_its_last_generation_that_is_not_over() -> None:
+    state = state_after(propose(1, "0.0", "0.1"), Stop(1))
+    assert begun(state) is None
     state.take(propose(2, "0.0"))
-    assert generation_begun(state) is None
+    assert begun(state) is None
     state.take(propose(3, "0.0", "0.1"))
-    assert generation_begun(state) == 3
-    assert generation_begun(state) is None
+    assert begun(state) == 3
+    assert begun(state) is None
     assert not state.is_over
 
 
-def test_process_begins_no_generation_of_an_earlier_process_of_its_worker() -> None:
-    """A leader that takes over may propose one before it hears that the worker has another process by now."""
-    assert generation_begun(told(propose(1, "0.1"), incarnation=3)) is None
+def test_process_begins_no_generation_of_an_earlier_process() -> None:
+    """A new leader may propose one before it learns that the worker has another process."""
+    assert begun(state_after(propose(1, "0.1"), incarnation=3)) is None
 
 
-def test_permits_commits_and_evaluations_count_in_their_generation_only() -> None:
-    state = told(propose(4, "0.1"))
+def test_decisions_apply_to_their_generation_only() -> None:
+    state = state_after(propose(4, "0.1"))
     state.begin()
     for message in (Permit(3, "form"), Committed(3, COMMIT), EvaluationResult(3, Evaluated(3, 2.5, 96.0))):
         state.take(message)
     assert (state.permit("form"), state.commit(3), state.evaluated(3)) == (None, None, None)
-    for message in (
-        Permit(4, "form", stale=True),
-        Committed(4, COMMIT),
-        EvaluationResult(4, Evaluated(3, 2.5, 96.0)),
-    ):
+    for message in (Permit(4, "form", stale=True), Committed(4, COMMIT), EvaluationResult(4, Evaluated(3, 2.5, 96.0))):
         state.take(message)
     assert (state.permit("form"), state.permit("run")) == (Permit(4, "form", stale=True), None)
     assert (state.commit(3), state.commit(2), state.evaluated(2)) == (COMMIT, None, None)
@@ -95,28 +85,8 @@ def test_permits_commits_and_evaluations_count_in_their_generation_only() -> Non
     assert (state.permit("form"), state.commit(3), state.evaluated(3)) == (None, None, None)
 
 
-def test_repeated_messages_change_nothing() -> None:
-    """A new leader tells its last decisions again."""
-    messages = [propose(4, "0.1"), Permit(4, "form"), Permit(4, "run"), Committed(4, COMMIT), Strike(0, "0.0")]
-    state = told(messages[0])
-    state.begin()
-    for message in (*messages, *messages):
-        state.take(message)
-        assert generation_begun(state) is None
-    assert (state.generation, state.is_over, state.commit(3)) == (4, False, COMMIT)
-    state.take(Stop(3))
-    assert not state.is_over
-
-
-def test_only_the_process_that_is_told_to_leave_may() -> None:
-    for message in (Leave("0.1", 1), Leave("0.0", 2)):
-        assert not told(message).may_leave
-    assert told(Leave("0.1", 2)).may_leave
-    assert told(Leave("0.1", 2), name="0.1t1").may_leave
-
-
 class Agent:
-    """The agent's end of a process's connection: keeps what the process says."""
+    """The agent's end of a process's connection; records the messages."""
 
     def __init__(self) -> None:
         self._listener, self.address = listen_locally()
@@ -136,7 +106,7 @@ class Agent:
             return
 
     def hear(self, choose: Callable[[Any], _Value | None]) -> _Value:
-        """Wait for a message that `choose` makes something of."""
+        """Wait for a message for which `choose` returns a value."""
         with self._changed:
 
             def chosen() -> list[_Value]:
@@ -144,14 +114,6 @@ class Agent:
 
             assert self._changed.wait_for(chosen, SOON)
             return chosen()[0]
-
-    def hear_said(self, kind: type[_Value]) -> _Value:
-        """Wait for what the process says to the leader."""
-        return self.hear(lambda m: m.message if isinstance(m, Said) and isinstance(m.message, kind) else None)
-
-    def count(self, kind: type[Any]) -> int:
-        """How many messages of a kind the process has said to the leader."""
-        return sum(isinstance(m, Said) and isinstance(m.message, kind) for m in self._heard)
 
     def tell(self, *messages: LeaderMessage) -> None:
         self.hear(lambda m: True if isinstance(m, Join) else None)
@@ -164,7 +126,7 @@ class Agent:
 
 
 class Process:
-    """A process named 0.1 and its agent; what the process calls may wait in a thread."""
+    """Process 0.1 and its agent; calls of the process may wait in threads."""
 
     def __init__(self) -> None:
         self.agent, self.interrupts, self.lost = Agent(), 0, threading.Event()
@@ -197,19 +159,7 @@ def process() -> Iterator[Process]:
     process.agent.close()
 
 
-def test_process_says_who_it_is_first_and_names_the_generation_that_it_speaks_of(process: Process) -> None:
-    assert process.agent.hear(lambda message: message) == Join("0.1", 2)
-    process.member.say(Ready(2))
-    process.begin(4)
-    process.member.say(Acknowledged(True))
-    process.member.say(Formed("why"))
-    said = [process.agent.hear_said(kind) for kind in (Ready, Acknowledged, Formed)]
-    assert said == [Ready(2), Acknowledged(True), Formed("why")]
-    generations = process.agent.hear(lambda m: m if isinstance(m, Said) and m.generation else None)
-    assert generations == Said(Acknowledged(True), 4)
-
-
-def test_end_of_a_generation_interrupts_until_the_process_has_left_it(process: Process) -> None:
+def test_end_of_a_generation_interrupts_until_the_process_leaves_it(process: Process) -> None:
     process.begin(1)
     assert not process.member.over.is_set()
     assert process.interrupts == 0
@@ -229,7 +179,7 @@ def test_wait_for_a_decision_ends_with_it_or_with_the_generation(process: Proces
     process.agent.tell(Permit(1, "form", stale=True), Committed(1, COMMIT))
     assert (formed.result(SOON), decision.result(SOON)) == (True, COMMIT)
     assert process.member.is_stale_anywhere()
-    assert process.member.decided(4) is None
+    assert process.member.known_commit(4) is None
     waits = [process.does(process.member.decision, 4), process.does(process.member.evaluated, 3)]
     runs = process.does(process.member.permitted, "run")
     process.agent.tell(Stop(1))
@@ -239,8 +189,8 @@ def test_wait_for_a_decision_ends_with_it_or_with_the_generation(process: Proces
             wait.result(SOON)
 
 
-def test_process_that_waits_for_a_commit_says_so_in_its_heartbeat(process: Process) -> None:
-    """Running ahead of the commit is not hanging."""
+def test_wait_for_a_commit_shows_in_heartbeats(process: Process) -> None:
+    """A process that is ahead of the commit does not hang."""
     process.begin(1)
     process.member.progress.set_waiting(False)
     count = process.member.progress.count
@@ -253,20 +203,7 @@ def test_process_that_waits_for_a_commit_says_so_in_its_heartbeat(process: Proce
     assert not process.member.progress.waiting
 
 
-def test_fault_is_claimed_once(process: Process) -> None:
-    claim = process.does(process.member.claim, 0)
-    assert process.agent.hear_said(FaultReached) == FaultReached(0)
-    assert not claim.done()
-    process.agent.tell(Strike(0, "0.1"))
-    assert claim.result(SOON) is True
-    assert process.member.claim(0) is False
-    process.agent.tell(Strike(1, "1.1"), propose(1, "0.1"))
-    process.does(process.member.next_record).result(SOON)
-    assert process.member.claim(1) is False
-    assert process.agent.count(FaultReached) == 1
-
-
-def test_fault_of_a_pair_strikes_a_process_that_took_part_when_it_struck_and_no_later_one(process: Process) -> None:
+def test_fault_of_a_pair_strikes_only_processes_that_had_joined(process: Process) -> None:
     earlier, later = (process.does(process.member.await_strike, fault) for fault in (0, 1))
     process.agent.tell(Strike(0, "1.1"))
     process.begin(1)
@@ -276,15 +213,15 @@ def test_fault_of_a_pair_strikes_a_process_that_took_part_when_it_struck_and_no_
     assert later.result(SOON) is True
 
 
-def test_process_learns_that_its_agent_is_gone(process: Process) -> None:
+def test_process_notices_the_end_of_its_agent(process: Process) -> None:
     process.agent.tell()
     process.agent.close()
     assert process.lost.wait(SOON)
     with pytest.raises(RunError, match="the agent of this node is gone"):
-        process.member.say(Ready(2))
+        process.member.send(Ready(2))
 
 
-def test_keys_that_groups_form_on_come_back_byte_for_byte() -> None:
+def test_keys_of_forming_groups_keep_every_byte() -> None:
     server = KeyServer()
     ours, theirs = FormingKeys(server.address), FormingKeys(server.address)
     ours.set("generation00000001/world/0", bytes(range(256)))
@@ -293,9 +230,9 @@ def test_keys_that_groups_form_on_come_back_byte_for_byte() -> None:
     assert theirs.get("text") == "é".encode()
     assert theirs.check(["text", "generation00000001/world/0"])
     assert not theirs.check(["text", "another"])
-    with pytest.raises(RuntimeError, match="another was not written"):
+    with pytest.raises(RuntimeError, match="another"):
         theirs.get("another")
-    with ThreadPoolExecutor(8) as threads:  # answers go to the thread that has asked
+    with ThreadPoolExecutor(8) as threads:  # each answer reaches the thread that requested it
         asked = [threads.submit(theirs.get, name) for name in ("text", "generation00000001/world/0") * 50]
         assert {len(answer.result(SOON)) for answer in asked} == {2, 256}
     server.close()

@@ -1,4 +1,4 @@
-"""A worker's log of executed instructions: which iterations are in it, how large it gets, that nobody waits for it."""
+"""A worker's log of executed instructions: its iterations, its size, and training that never waits for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from recycle.exec.device import ExecutedInstruction
 from recycle.exec.hooks import trace
 from recycle.exec.hooks.hook import Generation
-from recycle.exec.hooks.trace import TraceLog, trace_every
+from recycle.exec.hooks.trace import TraceLog
 from recycle.exec.protocol import GenerationRecord
 from recycle.job.shape import Shape, Worker
 from recycle.runs.logs import TRACE, append_iteration, load_trace, log_path, read_logs
@@ -27,7 +27,7 @@ SHAPE = Shape(pipelines=2, ranks=1, micro_batches=1)
 
 
 class At:
-    """A mark that the device has come to, or not yet."""
+    """A mark that the device has reached, or not yet."""
 
     def __init__(self, seconds: float, reached: bool = True) -> None:
         self._seconds, self.is_reached = seconds, reached
@@ -50,43 +50,32 @@ def started(path: Path, warn: Callable[[str], None], **options: int) -> TraceLog
     return log
 
 
-def logged(path: Path, steps: int, **options: int) -> list[int]:
-    """The steps that are in the log of a worker that ran this many."""
-    warnings: list[str] = []
-    log = started(path, warnings.append, **options)
-    for step in range(steps):
-        log.end_iteration(step, RAN, whole=True)
-        while not log._waiting.empty():  # no faster than the disk
-            time.sleep(0.0005)
-    log.close()
-    assert warnings == []
-    return read_logs(path, SHAPE).steps
-
-
-def test_what_the_device_has_still_to_run_is_written_when_its_times_are_known(tmp_path: Path) -> None:
+def test_incomplete_instructions_are_written_once_their_times_are_known(tmp_path: Path) -> None:
     log = started(tmp_path, [].append)
     late = At(14.0, reached=False)
     log.end_iteration(0, [*RAN, ExecutedInstruction("0STEP", At(13.0), late)], whole=True)
     log.end_iteration(1, [*RAN, ExecutedInstruction("0STEP", At(13.0), late)], whole=False)
-    assert log._waiting.empty()
+    assert log._pending.empty()
     late.is_reached = True
     log.end_generation()
     log.end_iteration(2, [ExecutedInstruction("0STEP", At(13.0), At(14.0, reached=False))], whole=True)
     log.end_generation()
     log.close()
     iterations = [json.loads(line) for line in log_path(tmp_path, Worker(0, 0)).read_text().splitlines()]
-    assert [len(one["instructions"]) for one in iterations] == [3, 2]
+    assert [len(line["instructions"]) for line in iterations] == [3, 2]
     assert iterations[0]["instructions"][-1] == ["0STEP", 3.0, 4.0]
 
 
-def test_every_so_many_iterations_are_logged(tmp_path: Path) -> None:
-    assert logged(tmp_path / "all", 6) == [0, 1, 2, 3, 4, 5]
-    assert logged(tmp_path / "some", 10, every=4) == [0, 4, 8]
-    assert [trace_every("all"), trace_every(7), trace_every("off")] == [1, 7, None]
-
-
-def test_a_log_that_grows_keeps_ever_fewer_iterations(tmp_path: Path) -> None:
-    steps = logged(tmp_path, 400, sparse_bytes=1000)
+def test_growing_log_keeps_fewer_and_fewer_iterations(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    log = started(tmp_path, warnings.append, sparse_bytes=1000)
+    for step in range(400):
+        log.end_iteration(step, RAN, whole=True)
+        while not log._pending.empty():  # no faster than the disk
+            time.sleep(0.0005)
+    log.close()
+    assert warnings == []
+    steps = read_logs(tmp_path, SHAPE).steps
     size = os.path.getsize(log_path(tmp_path, Worker(0, 0)))
     gaps = {later - earlier for earlier, later in pairwise(steps)}
     assert {1, 2, 4, 8} <= gaps
@@ -94,30 +83,30 @@ def test_a_log_that_grows_keeps_ever_fewer_iterations(tmp_path: Path) -> None:
     assert size < 1000 * 8 < 400 * size / len(steps)
 
 
-def test_training_does_not_wait_for_a_disk_that_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    goes_on, warnings = threading.Event(), list[str]()
+def test_training_does_not_wait_for_a_stuck_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resumes, warnings = threading.Event(), list[str]()
 
     def slow(*iteration: object) -> int:
-        goes_on.wait(30)
+        resumes.wait(30)
         return append_iteration(*iteration)  # type: ignore[arg-type]
 
     monkeypatch.setattr(trace, "append_iteration", slow)
     log = started(tmp_path, warnings.append)
-    for step in range(3 * trace.MOST_WAITING):
+    for step in range(3 * trace.MOST_PENDING):
         log.end_iteration(step, RAN, whole=True)
     assert [warning.partition(":")[0] for warning in warnings] == ["the trace has gaps"]
-    goes_on.set()
+    resumes.set()
     log.close()
     steps = read_logs(tmp_path, SHAPE).steps
     assert steps == list(range(len(steps)))
-    assert trace.MOST_WAITING <= len(steps) <= trace.MOST_WAITING + 2
+    assert trace.MOST_PENDING <= len(steps) <= trace.MOST_PENDING + 2
 
 
 @pytest.mark.parametrize(("setting", "steps"), [("all", [0, 1, 2, 3, 4]), (2, [0, 2, 4]), ("off", [])])
-def test_a_run_traces_what_its_job_says(launch: Run, setting: int | str, steps: list[int]) -> None:
-    of = job(2, 1, 1, train={"trace": setting})
-    run = launch(of, 5)
+def test_run_traces_the_iterations_of_its_job(launch: Run, setting: int | str, steps: list[int]) -> None:
+    traced = job(2, 1, 1, train={"trace": setting})
+    run = launch(traced, 5)
     assert run.directory is not None
     assert (run.directory / TRACE).exists() == bool(steps)
-    assert load_trace(run.directory, of.shape).steps == steps
+    assert load_trace(run.directory, traced.shape).steps == steps
     assert len(run.losses) == 5

@@ -95,7 +95,7 @@ class Shards(StateLayout):
         return [self._weights]
 
     def apart(self, number: int) -> list[torch.Tensor]:
-        """The state of an owned shard, flat, without live parameters, which gathers bring.
+        """The state of an owned shard, flat, without the live parameters, which come with gathers.
 
         Step counts come first, then moments, then parameters, so that it may be copied in pieces between steps.
         """

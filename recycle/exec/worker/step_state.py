@@ -2,11 +2,8 @@
 
 A step before its iteration's commit first saves the state in a second set of buffers, for an exact undo. The next step
 needs the commit, so one set is enough: a stage is at most one iteration behind the committed one (with its reduced
-gradient) or ahead of it.
-
-Saving the state takes as long as the step itself. After a commit the state stays unchanged until the next step. So a
-thread copies it piece by piece in the bubbles of the schedule. The step copies the remainder. Snapshots for comparisons
-(kept_states.py) are saved in the same way.
+gradient) or ahead of it. Saving takes as long as the step itself, so a thread copies the committed state piece by piece
+in the bubbles of the schedule, and the step copies the remainder. Snapshots (snapshots.py) are saved in the same way.
 """
 
 from __future__ import annotations
@@ -23,167 +20,167 @@ from recycle.exec.checksums import Checksum
 from recycle.exec.leader.commit import Comparison
 from recycle.exec.model.stage import Stage, buffers_for, copy_state, on_host
 from recycle.exec.protocol import Commit
-from recycle.exec.worker.hosted import Hosted
-from recycle.exec.worker.kept_states import KeptStates, StateCopy
+from recycle.exec.worker.local_stages import LocalStages
+from recycle.exec.worker.snapshots import StateCopy, StateSnapshots
 
 REHOST = "rehost"
 """Name of the transition to a snapshot with other stages."""
-LOOK_SECONDS = 0.002
-"""Seconds between two checks of the thread, during waits, whether the last step is committed."""
+COMMIT_POLL_SECONDS = 0.002
+"""Interval at which the thread checks, during waits, whether the last step is committed."""
 
 
-class Updates:
+class StepState:
     """The optimizer steps of one worker.
 
     Args:
         at: the iteration of their states; -1 for the initial state.
-        decided: returns the commit of an iteration, or None; called from the thread. Without it no copies are made
+        known_commit: returns the commit of an iteration, or None; called from the thread. Without it no copies are made
             early.
         is_on_host: whether previous states are saved in host memory, not on the stages' device.
-        hosting: hosts the stages; None if they never change.
+        hosted: the owner of the stages, which may change; None if they never change.
     """
 
     def __init__(
         self,
         stages: Mapping[int, Stage],
         at: int = -1,
-        decided: Callable[[int], Commit | None] | None = None,
+        known_commit: Callable[[int], Commit | None] | None = None,
         is_on_host: bool = False,
-        hosting: Hosted | None = None,
+        hosted: LocalStages | None = None,
     ) -> None:
-        self._stages, self._decided, self._empty_like = stages, decided, on_host if is_on_host else torch.empty_like
+        self._stages, self._decided, self._empty_like = (
+            stages,
+            known_commit,
+            on_host if is_on_host else torch.empty_like,
+        )
         self._at = dict.fromkeys(stages, at)
-        self._reduced, self._settled = -1, at
+        self._reduced, self._rolled_to = -1, at
         self._gathered: dict[int, int] = {}
         self._before: dict[int, list[torch.Tensor]] = {}
         self._copies: dict[int, StateCopy | None] = {}
         self._last, self._is_due = -1, False
         self._comparison: Comparison | None = None
-        self.kept_states = KeptStates(stages, self._empty_like, hosting)
-        self._waits = threading.Event()
+        self.snapshots = StateSnapshots(stages, self._empty_like, hosted)
+        self._may_copy = threading.Event()
         self._lock = threading.Lock()
-        if decided is not None:
-            threading.Thread(target=self._copy_in_waits, args=(decided,), daemon=True).start()
+        if known_commit is not None:
+            threading.Thread(target=self._copy_during_waits, args=(known_commit,), daemon=True).start()
 
-    def begin(self, iteration: int) -> None:
-        """Begin `iteration`, after the steps of the previous one."""
+    def begin_iteration(self, iteration: int) -> None:
         with self._lock:
             self._last, self._copies, self._comparison = iteration - 1, dict.fromkeys(self._stages), None
             self._is_due = self._decided is not None
 
-    def compare_in_waits(self, comparison: Comparison) -> None:
+    def compare_during_waits(self, comparison: Comparison) -> None:
         """Compare the state at the beginning of the iteration, during waits, once it is committed."""
         with self._lock:
             self._comparison, self._is_due = comparison, self._decided is not None
 
-    def waits(self, whether: bool) -> None:
-        """Note that the worker begins or ends a wait for others, during which the thread may copy."""
-        if whether and self._is_due:
-            self._waits.set()
+    def set_waiting(self, waiting: bool) -> None:
+        """The worker begins or ends a wait for others, during which the thread may copy."""
+        if waiting and self._is_due:
+            self._may_copy.set()
         else:
-            self._waits.clear()
+            self._may_copy.clear()
 
-    def reduced(self, iteration: int) -> None:
-        """Note that the gradients of `iteration` are reduced on all stages. They stay until the next iteration."""
+    def mark_reduced(self, iteration: int) -> None:
+        """The gradients of all stages are reduced, and stay until the next iteration."""
         self._reduced = iteration
 
-    def gathered(self, index: int, iteration: int) -> None:
-        """Note that all live parameters of a stage are from after `iteration`."""
+    def mark_gathered(self, index: int, iteration: int) -> None:
+        """All live parameters of a stage are from after `iteration`."""
         self._gathered[index] = iteration
 
-    def all_gathered(self, iteration: int) -> None:
-        """Note that all live parameters of all stages are from after `iteration`."""
+    def mark_all_gathered(self, iteration: int) -> None:
         self._gathered = dict.fromkeys(self._stages, iteration)
 
     def is_stale(self, iteration: int) -> bool:
         """Whether gathered live parameters of some stage are from another iteration."""
-        every = self._stages.items()
-        return any(self._gathered.get(index) != iteration and stage.layout.gathered() for index, stage in every)
+        stages = self._stages.items()
+        return any(self._gathered.get(index) != iteration and stage.layout.gathered() for index, stage in stages)
 
     def compare_state(self, comparison: Comparison) -> None:
         """Compare the current, committed state, during waits or when `checksums` is called."""
         with self._lock:
-            self.kept_states.begin(comparison)
+            self.snapshots.compare(comparison)
 
     def checksums(self) -> Mapping[int, Checksum]:
         """Finish the last comparison. Returns its checksums."""
         with self._lock:
-            return dict(self.kept_states.finish_all())
+            return dict(self.snapshots.finish_all())
 
     def step(self, index: int, commit: Commit) -> None:
         """Step a stage as a commit decides, unless it skips the step."""
         with self._lock:
-            self.kept_states.finish(index)
+            self.snapshots.finish_stage(index)
         if commit.clip_factor is not None:
             self._gathered.pop(index, None)
             self._stages[index].step(commit.step, commit.clip_factor)
         self._at[index] = commit.step
 
     def step_ahead(self, index: int, iteration: int) -> None:
-        """Step a stage before the commit, with its unclipped gradient; `settle` can undo the step."""
+        """Step a stage before the commit, with its unclipped gradient; `roll_to` can undo the step."""
         with self._lock:
-            self.kept_states.finish(index)
+            self.snapshots.finish_stage(index)
             copy = self._copies.pop(index, None) or self._copy(index)
         copy.finish()
         self._gathered.pop(index, None)
         self._stages[index].step(iteration, 1.0)
         self._at[index] = iteration
 
-    def joined(self, committed: int) -> None:
-        """Note that the states were copied from a peer, at the committed iteration."""
-        self.kept_states.clear()
+    def mark_copied(self, committed: int) -> None:
+        """The states were copied from a peer, at the committed iteration."""
+        self.snapshots.clear()
         self._gathered.clear()
         self._at = dict.fromkeys(self._stages, committed)
 
-    def rehost(self, at: int) -> None:
-        """Note that the worker hosts other stages, whose states are, or will be, from iteration `at`."""
+    def mark_rehosted(self, at: int) -> None:
+        """The worker hosts other stages, whose states are, or will be, from iteration `at`."""
         with self._lock:
-            self._hosts_others(at)
+            self._reset_stages(at)
 
-    def _hosts_others(self, at: int) -> None:
+    def _reset_stages(self, at: int) -> None:
         self._at, self._copies = dict.fromkeys(self._stages, at), {}
         self._gathered.clear()
         self._before.clear()
 
-    def reshard(self) -> None:
-        """Note that the worker steps other shards of its stages; the next step ahead reallocates buffers."""
+    def mark_resharded(self) -> None:
+        """The worker steps other shards of its stages; the next step ahead reallocates buffers."""
         with self._lock:
             self._copies = {}
 
-    def stand_at(self, iteration: int) -> bool:
-        """Whether the last step of every stage was `iteration`."""
+    def all_at(self, iteration: int) -> bool:
         return all(at == iteration for at in self._at.values())
 
-    def ahead(self, committed: int) -> list[int]:
-        """The stages whose last step is not committed (any more)."""
+    def stages_ahead(self, committed: int) -> list[int]:
         return [index for index, at in self._at.items() if at > committed]
 
     def _is_ahead(self, committed: int) -> bool:
-        return bool(self.ahead(committed)) if self._at else committed < self._settled
+        return bool(self.stages_ahead(committed)) if self._at else committed < self._rolled_to
 
-    def way_to(self, committed: int, goes_back: bool = False) -> str:
-        """Name of the transition that `settle` will make, for the heartbeat; each takes a different time."""
+    def planned_transition(self, committed: int, restores: bool = False) -> str:
+        """Name of the transition that `roll_to` will make, for the heartbeat; each takes a different time."""
         if self._is_ahead(committed):
-            return REHOST if goes_back and self.kept_states.is_of_others(committed) else "undo"
-        return "settle" if self.stand_at(committed) else "roll-forward"
+            return REHOST if restores and self.snapshots.has_other_layout(committed) else "undo"
+        return "settle" if self.all_at(committed) else "roll-forward"
 
-    def settle(self, committed: int, commit: Commit | None, goes_back: bool = False) -> None:
+    def roll_to(self, committed: int, commit: Commit | None, restores: bool = False) -> None:
         """Bring every stage to the committed iteration, or, if later commits were revoked, to a snapshot.
 
         Raises RunError if a stage is more than one step away, or its gradient is gone; a bug.
         """
         with self._lock:
             self._copies, self._is_due = {}, False
-            self._waits.clear()
-            if goes_back and self._is_ahead(committed):
-                if not self.kept_states.go_back(committed):
-                    raise RunError(f"the state after step {committed} is to be gone back to, and is not kept here")
-                self._hosts_others(committed)
-            self.kept_states.cancel()
-            self._settled = committed
+            self._may_copy.clear()
+            if restores and self._is_ahead(committed):
+                if not self.snapshots.restore(committed):
+                    raise RunError(f"this worker has no snapshot after step {committed}, which training restores")
+                self._reset_stages(committed)
+            self.snapshots.cancel()
+            self._rolled_to = committed
         if any(at > committed + 1 for at in self._at.values()):
             raise RunError(f"a stage is ahead of step {committed} by more than one step")
-        for index in self.ahead(committed):
+        for index in self.stages_ahead(committed):
             copy_state(self._stages[index].state_tensors(), self._buffers(index))
             self._gathered.pop(index, None)
             self._at[index] = committed
@@ -199,32 +196,32 @@ class Updates:
 
     def _buffers(self, index: int) -> Sequence[torch.Tensor]:
         live, before = self._stages[index].state_tensors(), self._before.get(index, [])
-        if [one.shape for one in before] != [one.shape for one in live]:
+        if [tensor.shape for tensor in before] != [tensor.shape for tensor in live]:
             self._before[index] = before = buffers_for(live, before, self._empty_like)
         return before
 
-    def _copy_in_waits(self, decided: Callable[[int], Commit | None]) -> None:
+    def _copy_during_waits(self, known_commit: Callable[[int], Commit | None]) -> None:
         # The agent is gone (RunError) or the device failed (RuntimeError): the main thread notices and reports it.
         with contextlib.suppress(RunError, RuntimeError):
             while True:
-                self._waits.wait()
+                self._may_copy.wait()
                 last = self._last
-                commit = decided(last)
+                commit = known_commit(last)
                 if commit is None:
-                    time.sleep(LOOK_SECONDS)
+                    time.sleep(COMMIT_POLL_SECONDS)
                     continue
-                while self._waits.is_set():
+                while self._may_copy.is_set():
                     with self._lock:
                         if self._last != last:
                             break
                         if (commit.next_mode == "barrier" or not self._copy_piece()) and not self._compare_piece():
                             self._is_due = False
-                            self._waits.clear()
+                            self._may_copy.clear()
 
     def _compare_piece(self) -> bool:
         if self._comparison is not None:
-            self.kept_states.begin(self._comparison)
-        return self.kept_states.piece()
+            self.snapshots.compare(self._comparison)
+        return self.snapshots.process_piece()
 
     def _copy_piece(self) -> bool:
         for index, copy in self._copies.items():

@@ -1,11 +1,9 @@
 """Checksums of states, which hosts compare, and snapshots, which training restores if hosts differ.
 
 `Stage.compared` defines the compared parts: the whole state, or each held shard and the live parameters. The checksum
-of the state at the beginning of an iteration is computed piece by piece. A state that is kept is copied first, and the
-checksum is taken from the copy. Two snapshots are held: the one to restore, and its successor; leader/commit.py
-decides. Live parameters follow from shards, so they are compared but not kept.
-
-A snapshot holds the stages and shards that the worker had at its time; restoring it restores them too.
+of the state at the beginning of an iteration is computed piece by piece; for a snapshot, from the copy. Two snapshots
+are held: the one to restore, and its successor; leader/commit.py decides. Live parameters follow from shards, so they
+are compared but not copied. Restoring a snapshot also restores the stages and shards that the worker had then.
 """
 
 from __future__ import annotations
@@ -20,27 +18,23 @@ from recycle.exec.leader.commit import Comparison
 from recycle.exec.model.integrity import RunningChecksum
 from recycle.exec.model.stage import Stage, buffers_for, copy_state
 from recycle.exec.model.state.optimizer import piece_of_step
-from recycle.exec.worker.hosted import Hosted, HostedStages
+from recycle.exec.worker.local_stages import HostedLayout, LocalStages
 
-_COPIES = 2
+_MOST_SNAPSHOTS = 2
 
 
-class _Kept(NamedTuple):
-    """A snapshot: the layout, and the state by the numbers of `Stage.compared`."""
-
-    layout: HostedStages
+class _Snapshot(NamedTuple):
+    layout: HostedLayout
     buffers: dict[int, list[torch.Tensor]]
 
 
 class StateCopy:
-    """A copy of a state in progress."""
-
     def __init__(self, live: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:
         self._pieces = [
             pair
-            for one, other in zip(live, into, strict=True)
+            for source, copy in zip(live, into, strict=True)
             for pair in zip(
-                *(torch.split(each.view(-1), piece_of_step(one.device)) for each in (one, other)), strict=True
+                *(torch.split(tensor.view(-1), piece_of_step(source.device)) for tensor in (source, copy)), strict=True
             )
         ]
 
@@ -54,18 +48,15 @@ class StateCopy:
         return True
 
     def finish(self) -> None:
-        """Copy the remaining pieces."""
         while self.piece():
             pass
 
 
-class _Copying:
-    """Copy, if the part is kept, and checksum of one part of a stage, in progress."""
-
+class _PartCopy:
     def __init__(self, live: Sequence[torch.Tensor], into: Sequence[torch.Tensor] | None) -> None:
         self._copy: StateCopy | None = None if into is None else StateCopy(live, into)
         into = live if into is None else into
-        self._is_awaited = any(one.is_cuda and not other.is_cuda for one, other in zip(live, into, strict=True))
+        self._is_awaited = any(source.is_cuda and not copy.is_cuda for source, copy in zip(live, into, strict=True))
         self._checksum = RunningChecksum(into)
 
     def piece(self) -> bool:
@@ -83,98 +74,96 @@ class _Copying:
         return self._checksum.finish()
 
 
-class KeptStates:
-    """The snapshots of one worker."""
-
+class StateSnapshots:
     def __init__(
         self,
         stages: Mapping[int, Stage],
         empty_like: Callable[[torch.Tensor], torch.Tensor],
-        hosting: Hosted | None = None,
+        hosted: LocalStages | None = None,
     ) -> None:
-        self._stages, self._empty_like, self._hosting = stages, empty_like, hosting
-        self._kept: dict[int, _Kept] = {}
-        self._copying: dict[int, dict[int, _Copying]] = {}
-        self._begun: Comparison | None = None
+        self._stages, self._empty_like, self._hosted = stages, empty_like, hosted
+        self._snapshots: dict[int, _Snapshot] = {}
+        self._part_copies: dict[int, dict[int, _PartCopy]] = {}
+        self._comparison: Comparison | None = None
         self.checksums: dict[int, Checksum] = {}
 
-    def begin(self, comparison: Comparison) -> None:
+    def compare(self, comparison: Comparison) -> None:
         """Begin to compare the current state, which must be committed."""
-        if self._begun is not None and self._begun.step == comparison.step:
+        if self._comparison is not None and self._comparison.step == comparison.step:
             return
-        self._begun, self.checksums = comparison, {}
+        self._comparison, self.checksums = comparison, {}
         parts = {
             index: {number: part.tensors for number, part in stage.compared().items()}
             for index, stage in self._stages.items()
         }
         state = {number: live for part in parts.values() for number, live in part.items() if number < PARAMETERS}
         buffers = self._buffers(comparison, state) if comparison.is_kept else {}
-        self._copying = {
-            index: {number: _Copying(live, buffers.get(number)) for number, live in part.items()}
+        self._part_copies = {
+            index: {number: _PartCopy(live, buffers.get(number)) for number, live in part.items()}
             for index, part in parts.items()
         }
 
     def _buffers(
         self, comparison: Comparison, state: Mapping[int, Sequence[torch.Tensor]]
     ) -> dict[int, list[torch.Tensor]]:
-        steps, last = sorted(self._kept), dict[int, list[torch.Tensor]]()
-        if comparison.step in self._kept:
-            last = self._kept.pop(comparison.step).buffers
-        elif len(steps) == _COPIES:
-            last = self._kept.pop(next(kept for kept in steps if kept != comparison.besides)).buffers
+        steps, last = sorted(self._snapshots), dict[int, list[torch.Tensor]]()
+        if comparison.step in self._snapshots:
+            last = self._snapshots.pop(comparison.step).buffers
+        elif len(steps) == _MOST_SNAPSHOTS:
+            last = self._snapshots.pop(next(kept for kept in steps if kept != comparison.besides)).buffers
         older = {number: last.pop(number, []) for number in state}
         del last  # free unused buffers before allocating
         buffers = {number: buffers_for(live, older[number], self._empty_like) for number, live in state.items()}
-        self._kept[comparison.step] = _Kept(self._layout(), buffers)
+        self._snapshots[comparison.step] = _Snapshot(self._layout(), buffers)
         return buffers
 
-    def piece(self) -> bool:
+    def process_piece(self) -> bool:
         """Process the next piece. Returns whether there was one."""
-        return any(copying.piece() for parts in self._copying.values() for copying in parts.values())
+        return any(part.piece() for parts in self._part_copies.values() for part in parts.values())
 
-    def finish(self, index: int) -> None:
+    def finish_stage(self, index: int) -> None:
         """Finish the parts of a stage, before its step or the report."""
-        self.checksums |= {number: copying.finish() for number, copying in self._copying.pop(index, {}).items()}
+        self.checksums |= {number: part.finish() for number, part in self._part_copies.pop(index, {}).items()}
 
     def finish_all(self) -> dict[int, Checksum]:
         """Finish all parts. Returns the checksums by the numbers of `Stage.compared`."""
-        for index in list(self._copying):
-            self.finish(index)
+        for index in list(self._part_copies):
+            self.finish_stage(index)
         return self.checksums
 
-    def go_back(self, step: int) -> bool:
+    def restore(self, step: int) -> bool:
         """Restore the snapshot after `step` with its stages and shards, and drop later ones; False if missing."""
         self.cancel()
-        for later in [kept for kept in self._kept if kept > step]:
-            del self._kept[later]
-        if step not in self._kept:
+        for later in [kept for kept in self._snapshots if kept > step]:
+            del self._snapshots[later]
+        if step not in self._snapshots:
             return False
-        layout, buffers = self._kept[step]
-        if self._hosting is not None:
-            self._hosting.place(*layout)
-            self._hosting.hold_only(buffers.keys())
+        layout, buffers = self._snapshots[step]
+        if self._hosted is not None:
+            self._hosted.place(*layout)
+            self._hosted.own_only(buffers.keys())
         for stage in self._stages.values():
             for number, part in stage.compared().items():
                 if number in buffers:
                     copy_state(part.tensors, buffers[number])
-        if self._hosting is not None:
-            self._hosting.confirm()
+        if self._hosted is not None:
+            self._hosted.confirm()
         return True
 
-    def _layout(self) -> HostedStages:
-        return ((), tuple(sorted(self._stages))) if self._hosting is None else self._hosting.layout
+    def _layout(self) -> HostedLayout:
+        return ((), tuple(sorted(self._stages))) if self._hosted is None else self._hosted.layout
 
-    def is_of_others(self, step: int) -> bool:
+    def has_other_layout(self, step: int) -> bool:
         """Whether the snapshot after `step` has other stages than the worker hosts now."""
-        return step in self._kept and self._kept[step].layout != self._layout()
+        return step in self._snapshots and self._snapshots[step].layout != self._layout()
 
     def cancel(self) -> None:
         """Discard the comparison in progress after its generation has ended; the next generation repeats it."""
-        if self._copying and self._begun is not None and self._begun.is_kept:
-            self._kept.pop(self._begun.step, None)  # incomplete
-        self._copying, self._begun, self.checksums = {}, None, {}
+        if self._part_copies and self._comparison is not None and self._comparison.is_kept:
+            self._snapshots.pop(self._comparison.step, None)  # incomplete
+        self._part_copies, self._comparison, self.checksums = {}, None, {}
 
     def clear(self) -> None:
         """Drop all snapshots, because the worker's state now comes from elsewhere."""
-        self._kept.clear()
-        self._copying, self._begun, self.checksums = {}, None, {}
+        self._snapshots.clear()
+        self._part_copies, self._comparison, self.checksums = {}, None, {}

@@ -1,0 +1,311 @@
+"""Steps of a worker's stages: ahead of commits, undone, caught up; and snapshots that hosts compare."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+from msgspec.structs import replace
+
+from recycle import RunError
+from recycle.exec.checksums import Checksum
+from recycle.exec.emulation import EmulatedStage
+from recycle.exec.leader.commit import Comparison
+from recycle.exec.model import integrity
+from recycle.exec.model.build import build_stages
+from recycle.exec.model.integrity import RunningChecksum
+from recycle.exec.model.stage import Stage
+from recycle.exec.model.state.layouts import Shards
+from recycle.exec.protocol import Commit, StepMode
+from recycle.exec.worker import snapshots
+from recycle.exec.worker.local_stages import LocalStages
+from recycle.exec.worker.snapshots import StateCopy
+from recycle.exec.worker.step_state import StepState
+from recycle.job.shape import Worker
+from tests.exec.drive import build_pipeline, run_pipelines, small_job
+from tests.exec.runs import job
+from tests.exec.sharded import sharded
+
+GPT = small_job(1, 2, 2, model={"layers": 2, "hidden": 32})
+EMULATED = small_job(1, 2, 2)
+
+
+def commit(step: int, clip_factor: float | None = 1.0) -> Commit:
+    return Commit(step, 1.0, 0.5, clip_factor)
+
+
+def pipeline(kind: str) -> list[Stage]:
+    if kind == "emulated":
+        return [EmulatedStage(EMULATED, index, scale=0.0) for index in (0, 1)]
+    return list(build_pipeline(GPT))
+
+
+def train(stages: Sequence[Stage], updates: StepState, step: int) -> None:
+    """The gradients of one iteration."""
+    run_pipelines([stages], step, 2)
+    updates.mark_reduced(step)
+
+
+def iterate(stages: Sequence[Stage], updates: StepState, step: int, ahead: bool = False) -> None:
+    """One iteration and its steps."""
+    train(stages, updates, step)
+    for index in (0, 1):
+        if ahead:
+            updates.step_ahead(index, step)
+        else:
+            updates.step(index, commit(step))
+
+
+def digests(stages: Sequence[Stage]) -> list[str]:
+    return [stage.state_digest() for stage in stages]
+
+
+@pytest.fixture(params=["emulated", "gpt"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def trained(kind: str, steps: int) -> list[list[str]]:
+    """Digests after each step, if all steps wait for their commits."""
+    stages = pipeline(kind)
+    updates, after = StepState(dict(enumerate(stages))), [digests(stages)]
+    for step in range(steps):
+        iterate(stages, updates, step)
+        after.append(digests(stages))
+    return after
+
+
+def test_step_ahead_equals_the_committed_step_and_undo_restores_every_bit(kind: str) -> None:
+    expected = trained(kind, 3)
+    assert len(set(map(str, expected))) == 4
+    stages = pipeline(kind)
+    updates = StepState(dict(enumerate(stages)))
+    for step in range(3):
+        for _ in range(2):
+            iterate(stages, updates, step, ahead=True)
+            assert digests(stages) == expected[step + 1]
+            assert updates.stages_ahead(step - 1) == [0, 1]
+            updates.roll_to(step - 1, commit(step - 1) if step else None)
+            assert digests(stages) == expected[step]
+            assert updates.stages_ahead(step - 1) == []
+        iterate(stages, updates, step, ahead=True)
+
+
+def test_stage_behind_the_commit_steps_with_its_reduced_gradient(kind: str) -> None:
+    expected = trained(kind, 1)
+    stages = pipeline(kind)
+    updates = StepState(dict(enumerate(stages)))
+    train(stages, updates, 0)
+    updates.step_ahead(1, 0)
+    updates.roll_to(0, commit(0))
+    assert digests(stages) == expected[1]
+
+
+def test_skipped_step_counts_and_changes_nothing(kind: str) -> None:
+    stages = pipeline(kind)
+    updates = StepState(dict(enumerate(stages)))
+    before = digests(stages)
+    train(stages, updates, 0)
+    updates.roll_to(0, commit(0, None))
+    assert digests(stages) == before
+    updates.roll_to(0, commit(0, None))
+
+
+def test_stage_without_its_gradient_cannot_catch_up() -> None:
+    stages = pipeline("emulated")
+    updates = StepState(dict(enumerate(stages)))
+    with pytest.raises(RunError, match="stage 0 is at iteration -1, the register at 0"):
+        updates.roll_to(0, commit(0))
+    updates.mark_copied(4)
+    updates.roll_to(4, commit(4))
+    with pytest.raises(RunError, match="stage 0 is at iteration 4, the register at 6"):
+        updates.roll_to(6, commit(6))
+
+
+def test_main_thread_reports_a_device_that_fails_during_an_early_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stages, raised = pipeline("emulated"), list[threading.ExceptHookArgs]()
+    failed = threading.Event()
+
+    def piece(_: StateCopy) -> bool:
+        failed.set()
+        raise RuntimeError("accelerator error")
+
+    monkeypatch.setattr(StateCopy, "piece", piece)
+    hook, threading.excepthook = threading.excepthook, raised.append
+    try:
+        updates = StepState(
+            dict(enumerate(stages)), known_commit=lambda step: replace(commit(step), next_mode="staggered")
+        )
+        copying = threading.enumerate()[-1]
+        updates.begin_iteration(1)
+        updates.set_waiting(True)
+        assert failed.wait(60)
+        copying.join(60)
+        assert not copying.is_alive()
+    finally:
+        threading.excepthook = hook
+    assert raised == []
+
+
+@pytest.mark.parametrize("mode", ["staggered", "barrier"])
+def test_waits_copy_the_committed_state_and_the_step_copies_the_rest(
+    mode: StepMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, copied, copy_piece = dict[int, Commit](), list[StateCopy](), StateCopy.piece
+
+    def piece(copy: StateCopy) -> bool:
+        copied.append(copy)
+        time.sleep(0.001)
+        return copy_piece(copy)
+
+    monkeypatch.setattr(snapshots, "piece_of_step", lambda device: 256)
+    monkeypatch.setattr(StateCopy, "piece", piece)
+    stages = pipeline("gpt")
+    updates = StepState(dict(enumerate(stages)), known_commit=known.get)
+    iterate(stages, updates, 0, ahead=True)
+    after = digests(stages)
+    copied.clear()
+    updates.begin_iteration(1)
+    updates.set_waiting(True)
+    time.sleep(0.05)
+    assert not copied
+    known[0] = replace(commit(0), next_mode=mode)
+    time.sleep(0.1)
+    updates.set_waiting(False)
+    assert bool(copied) == (mode == "staggered"), "a step after its own commit is never undone"
+    iterate(stages, updates, 1, ahead=True)
+    assert digests(stages) != after
+    updates.roll_to(0, known[0])
+    assert digests(stages) == after
+
+
+def test_undo_fits_changed_shards() -> None:
+    parts = sharded(job(3, 2, 2, model={"layers": 6}))
+    stages = [EmulatedStage(parts, index, scale=0.0) for index in (0, 1)]
+    shards = stages[0].layout
+    assert isinstance(shards, Shards)
+    updates = StepState({0: stages[0]})
+    shards.own([0, 1])
+    for step, owned in enumerate(([0, 1], [1], [0, 1, 2])):
+        if step:
+            updates.mark_resharded()
+            shards.own(owned)
+            shards.keep_only(owned)
+        before = stages[0].digests()
+        assert sorted(before) == owned
+        train(stages, updates, step)
+        updates.step_ahead(0, step)
+        assert all(stages[0].digests()[number] != text for number, text in before.items())
+        updates.roll_to(step - 1, commit(step - 1) if step else None)
+        assert stages[0].digests() == before
+        updates.step(0, commit(step))
+
+
+@pytest.fixture(params=["emulated", pytest.param("gpt", marks=pytest.mark.slow)])
+def stages(request: pytest.FixtureRequest) -> list[Stage]:
+    return pipeline(request.param)
+
+
+def sums_of(stages: Sequence[Stage]) -> dict[int, Checksum]:
+    return {index: RunningChecksum(stages[index].state_tensors()).finish() for index in (0, 1)}
+
+
+def test_each_of_the_last_two_snapshots_can_be_restored(stages: list[Stage]) -> None:
+    updates, after = StepState(dict(enumerate(stages))), {-1: digests(stages)}
+    for step in range(6):
+        if step % 2 == 0:
+            updates.compare_state(Comparison(step - 1))
+            sums = updates.checksums()
+            assert sums == sums_of(stages)
+        iterate(stages, updates, step)
+        after[step] = digests(stages)
+    assert len(set(map(str, after.values()))) == 7
+    updates.roll_to(3, commit(3), restores=True)
+    assert digests(stages) == after[3]
+    updates.roll_to(1, commit(1), restores=True)
+    assert digests(stages) == after[1]
+    for step in (2, 3):
+        iterate(stages, updates, step)
+        assert digests(stages) == after[step]
+    with pytest.raises(RunError, match=r"this worker has no snapshot after step -1"):
+        updates.roll_to(-1, None, restores=True)
+
+
+def test_restored_snapshot_restores_its_layers() -> None:
+    hosted = LocalStages(Worker(0, 0), partial(build_stages, job(1, 2, 2)), (), [0, 1])
+    updates = StepState(hosted.stages, hosted=hosted)
+
+    def run(step: int) -> None:
+        train(list(hosted.stages.values()), updates, step)
+        updates.roll_to(step, commit(step))
+
+    def compared(step: int) -> list[int]:
+        updates.compare_state(Comparison(step))
+        return [checksum.words for _, checksum in sorted(updates.checksums().items())]
+
+    given, initial = hosted.layout, compared(-1)
+    run(0)
+    hosted.place((1, 2, 1), [0, 1, 2])
+    updates.mark_rehosted(0)
+    hosted.confirm()
+    compared(0)
+    run(1)
+    assert [updates.planned_transition(step, True) for step in (0, -1)] == ["undo", "rehost"]
+    updates.roll_to(-1, None, restores=True)
+    assert hosted.layout == given
+    assert hosted.missing() == set()
+    assert compared(-1) == initial
+
+
+def test_stage_is_copied_before_its_step(stages: list[Stage]) -> None:
+    updates = StepState(dict(enumerate(stages)))
+    before = sums_of(stages)
+    train(stages, updates, 0)
+    updates.compare_state(Comparison(-1))
+    updates.step_ahead(0, 0)
+    assert updates.checksums() == before
+    updates.step_ahead(1, 0)
+    assert updates.checksums() == before
+
+
+def test_incomplete_snapshot_is_discarded_with_its_generation(
+    stages: list[Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(integrity, "PIECE", 4)
+    updates, before = StepState(dict(enumerate(stages))), digests(stages)
+    updates.compare_state(Comparison(-1))
+    train(stages, updates, 0)
+    updates.step_ahead(0, 0)
+    updates.roll_to(-1, None)
+    assert digests(stages) == before
+    assert updates.all_at(-1)
+    updates.compare_state(Comparison(-1))
+    assert updates.checksums() == sums_of(stages)
+
+
+def test_waits_compare_the_committed_state(
+    stages: list[Stage],
+) -> None:
+    known: dict[int, Commit] = {}
+    updates = StepState(dict(enumerate(stages)), known_commit=known.get)
+    iterate(stages, updates, 0)
+    expected = sums_of(stages)
+    updates.begin_iteration(1)
+    updates.compare_during_waits(Comparison(0))
+    updates.set_waiting(True)
+    assert not updates.snapshots.checksums
+    known[0] = replace(commit(0), next_mode="barrier")
+    done = threading.Event()
+    for _ in range(60_000):
+        if not updates._is_due:
+            break
+        done.wait(0.001)
+    updates.set_waiting(False)
+    assert not updates._is_due
+    assert not updates.snapshots.process_piece()
+    assert updates.checksums() == expected
