@@ -119,7 +119,7 @@ class Cluster:
         assert {line["step"]: line["eval_loss"] for line in metrics if "eval_loss" in line} == calm.evaluations
         assert final
         assert final == {
-            worker: {str(stage): config for stage, config in calm.digests[worker].items()} for worker in final
+            worker: {str(stage): digest for stage, digest in calm.digests[worker].items()} for worker in final
         }
 
     def kill(self, node: int) -> None:

@@ -1,7 +1,9 @@
-"""Nodes with their own addresses on one machine, whose links can be cut.
+"""Nodes with their own addresses on one machine, whose links can be cut, made to lose packets, and made slow.
 
 Each node is a network namespace (`ip netns`), joined to the others by a bridge in another namespace. A cable is pulled
-at the bridge, so that nothing gets through and no process is notified. Needs root, iproute2 and Linux.
+at the bridge, so that nothing gets through and no process is notified. Packets are lost by netem where the kernel has
+it; otherwise a filter picks them at random and sends them to an interface that is down. A slow link has few bytes per
+second, and packets queue on it. Needs root, iproute2 and Linux.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-IP = shutil.which("ip", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+IP, TC = (shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") for name in ("ip", "tc"))
 _NAMESPACES = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000
+_RANDOM = 0xFFFFF000 + 56
+"""Where a socket filter reads a random number: SKF_AD_OFF + SKF_AD_RANDOM of linux/filter.h."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,8 @@ class Network:
     """
 
     def __init__(self, count: int) -> None:
-        if IP is None:
-            raise PermissionError("no ip: install Debian's iproute2")
+        if IP is None or TC is None:
+            raise PermissionError("no ip and tc: install Debian's iproute2")
         prefix = f"recycle{os.getpid()}"
         self._bridge = f"{prefix}bridge"
         self.nodes = [Node(f"10.77.0.{number + 1}", f"{prefix}node{number}") for number in range(count)]
@@ -91,9 +95,42 @@ class Network:
         """Pull the node's cable."""
         self._ip("link", "set", self._port(number), "down")
 
+    def lose(self, number: int, percent: int) -> None:
+        """Lose so many of the packets that the node sends, and as many of those that it is sent."""
+        ends = ((str(self.nodes[number].namespace), "eth0"), (self._bridge, self._port(number)))
+        for name, link in ends:
+            if _tc(name, "qdisc", "add", "dev", link, "root", "netem", "loss", f"{percent}%") == "":
+                continue
+            with contextlib.suppress(PermissionError):  # there since the last time
+                _run("-n", name, "link", "add", "nowhere", "type", "ifb")
+            program = [
+                (0x20, 0, 0, _RANDOM),
+                (0x94, 0, 0, 100),
+                (0x35, 1, 0, percent),
+                (6, 0, 0, 0xFFFFFFFF),
+                (6, 0, 0, 0),
+            ]
+            code = ",".join([str(len(program)), *(" ".join(map(str, line)) for line in program)])
+            drop = ("action", "mirred", "egress", "redirect", "dev", "nowhere")
+            error = _tc(name, "qdisc", "add", "dev", link, "clsact") or _tc(
+                name, "filter", "add", "dev", link, "egress", "bpf", "bytecode", code, *drop
+            )
+            if error:
+                raise PermissionError(f"no way to lose packets: {error}")
+
+    def slow(self, number: int, bytes_per_second: int) -> None:
+        """Let so little through in each direction; what does not fit waits for up to a minute."""
+        for name, link in ((str(self.nodes[number].namespace), "eth0"), (self._bridge, self._port(number))):
+            rate = ("rate", f"{8 * bytes_per_second}bit", "burst", "3000", "latency", "60s")
+            if error := _tc(name, "qdisc", "add", "dev", link, "root", "tbf", *rate):
+                raise PermissionError(f"no way to slow a link down: {error}")
+
     def mend(self, number: int) -> None:
-        """Plug the cable in."""
+        """Plug the cable in; nothing is lost or slow any more."""
         self._ip("link", "set", self._port(number), "up")
+        for name, link in ((str(self.nodes[number].namespace), "eth0"), (self._bridge, self._port(number))):
+            for kind in ("root", "clsact"):
+                _tc(name, "qdisc", "del", "dev", link, kind)
 
     def power_off(self, number: int) -> None:
         """Everything there ends at once, and sends no farewell."""
@@ -129,6 +166,12 @@ def _kill(namespace: str) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
+
+
+def _tc(namespace: str, *words: str) -> str:
+    """Run `tc`; returns its error message, empty if it succeeded."""
+    done = subprocess.run([str(TC), "-n", namespace, *words], capture_output=True, text=True, check=False)
+    return (done.stderr.strip() or "failed") if done.returncode else ""
 
 
 def _enter(namespace: int) -> None:

@@ -150,8 +150,8 @@ class FailureDetector:
         if len(silences) < 2:
             return 0.0
         middle = (len(silences) - 1) // 2
-        overdue_leavers = float(np.partition(silences, middle)[middle]) - self._limits.heartbeat
-        return min(max(0.0, overdue_leavers), self._limits.dead_after)
+        overdue = float(np.partition(silences, middle)[middle]) - self._limits.heartbeat
+        return min(max(0.0, overdue), self._limits.dead_after)
 
     def patience(self, longest: npt.ArrayLike) -> Floats:
         """Seconds before operations count as hung, by longest recent duration (NaN for the first)."""

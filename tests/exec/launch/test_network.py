@@ -1,9 +1,10 @@
-"""Three nodes in separate networks, with a member of etcd on each, lose power or their cable."""
+"""Three nodes in separate networks, with a member of etcd on each, lose power, their cable, and packets."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ LIMITS = {
     "transport": "tests.exec.paced:Paced",
 }
 
+LOSE, SLOW = partial(Network.lose, percent=20), partial(Network.slow, bytes_per_second=20_000)
 STEPS, UNHURRIED = 80, 2.0
 """Of runs in which an agent is started again, which takes a busy machine a minute, and seconds between iterations."""
 
@@ -45,17 +47,19 @@ class Nodes:
         cluster: the agents.
     """
 
-    def __init__(self, directory: Path, network: Network) -> None:
-        self.network, trained = network, large()
-        placed = place_workers(trained.shape, trained.cluster.workers_per_node)
+    def __init__(self, directory: Path, network: Network, make_job: Callable[..., Job], steps: int) -> None:
+        self.network, self.steps, self._make_job = network, steps, make_job
+        placed = place_workers(make_job().shape, make_job().cluster.workers_per_node)
         self._placed = [{str(worker) for worker in workers} for workers in placed]
-        self._whole = sum(map(len, self._placed))
         self.etcd = EtcdServer(directory, network.nodes)
-        self.cluster = Cluster(directory, trained, self.etcd, "run", "--steps", str(STEPS), nodes=network.nodes)
+        self.cluster = Cluster(directory, make_job(), self.etcd, "run", "--steps", str(steps), nodes=network.nodes)
         for node in range(3):
             self.cluster.start(node)
         self.cluster.reach_step(2)
-        self.cluster.slow_down(UNHURRIED)
+
+    def go_on(self, steps: int = 2) -> None:
+        """Wait until more steps are committed."""
+        self.cluster.reach_step(len(self.cluster.lines("metrics")) + steps)
 
     def power_off(self, node: int) -> None:
         self.network.power_off(node)
@@ -65,24 +69,29 @@ class Nodes:
     def await_loss(self, node: int) -> None:
         """Wait until the others train on without the workers of a node."""
         self.cluster.reach(lambda: self.workers_of(node) <= self.workers("detected"), f"the loss of node {node}")
-        left = self._whole - len(self.workers_of(node))
-        self.cluster.reach(lambda: self._live() == left, "training without it")
+        left = sum(map(len, self._placed)) - len(self.workers_of(node))
+        self.cluster.reach(lambda: self.cluster.lines("metrics")[-1]["live_workers"] == left, "training without it")
 
     def await_return(self, node: int) -> None:
-        """Wait until a node's workers have rejoined; its agent is started again if it was given up and has ended."""
+        """Wait until a node's workers have re-joined; its agent is started again if it was given up and has ended."""
+        self._await_all(node, lambda: self.workers_of(node) <= self.workers("rejoined"))
+
+    def settle(self, node: int) -> None:
+        """Wait until all train, whether a node was given up or not, and silent workers were detected."""
+        settled = time.monotonic() + 2 * DEAD_AFTER
+        self._await_all(node, lambda: time.monotonic() > settled)
+
+    def _await_all(self, node: int, condition: Callable[[], bool]) -> None:
         agent = self.cluster.agents.pop(node)
+        whole = sum(map(len, self._placed))
 
         def all_train() -> bool:
             if node not in self.cluster.agents and agent.poll() == 1:
                 self.cluster.start(node)
-            return self.workers_of(node) <= self.workers("rejoined") and self._live() == self._whole
+            return condition() and self.cluster.lines("metrics")[-1]["live_workers"] == whole
 
         self.cluster.reach(all_train, f"training with node {node}")
         self.cluster.agents.setdefault(node, agent)
-
-    def _live(self) -> int:
-        live: int = self.cluster.lines("metrics")[-1]["live_workers"]
-        return live
 
     def workers_of(self, node: int) -> set[str]:
         return self._placed[node]
@@ -91,7 +100,7 @@ class Nodes:
         return {event["worker"] for event in self.cluster.events(kind)}
 
     def assert_same_training(self, launch: Run) -> None:
-        self.cluster.assert_trained_as(calm_run(large(dead_after=60.0), launch, STEPS))
+        self.cluster.assert_trained_as(calm_run(self._make_job(dead_after=60.0), launch, self.steps))
         live = self.cluster.lines("metrics")[-1]["live_workers"]
         assert len(self.cluster.events("finished")[-1]["digests"]) == live
 
@@ -101,16 +110,28 @@ class Nodes:
         self.etcd.end()
 
 
+Start = Callable[[Callable[..., Job], int], Nodes]
+
+
 @pytest.fixture
-def nodes(network: Network, tmp_path: Path) -> Iterator[Nodes]:
-    nodes = Nodes(tmp_path, network)
-    yield nodes
-    nodes.end()
+def start(network: Network, tmp_path: Path) -> Iterator[Start]:
+    runs: list[Nodes] = []
+
+    def begin(make_job: Callable[..., Job], steps: int) -> Nodes:
+        runs.append(Nodes(tmp_path, network, make_job, steps))
+        if steps == STEPS:
+            runs[-1].cluster.slow_down(UNHURRIED)
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.end()
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("coordinates", [False, True])
-def test_a_node_that_loses_power_comes_back(coordinates: bool, nodes: Nodes, launch: Run) -> None:
+def test_a_node_that_loses_power_comes_back(coordinates: bool, start: Start, launch: Run) -> None:
+    nodes = start(large, STEPS)
     victim = (nodes.cluster.coordinator() + (not coordinates)) % 3
     nodes.power_off(victim)
     nodes.await_loss(victim)
@@ -126,8 +147,9 @@ def test_a_node_that_loses_power_comes_back(coordinates: bool, nodes: Nodes, lau
 @pytest.mark.soak
 @pytest.mark.parametrize("coordinates", [False, True])
 @pytest.mark.parametrize("seconds", [5, 30])
-def test_a_node_that_is_cut_off_goes_and_comes_back(seconds: int, coordinates: bool, nodes: Nodes, launch: Run) -> None:
+def test_a_node_that_is_cut_off_goes_and_comes_back(seconds: int, coordinates: bool, start: Start, launch: Run) -> None:
     """For longer than it takes to be given up, and for longer than its agent and workers wait for etcd."""
+    nodes = start(large, STEPS)
     victim = (nodes.cluster.coordinator() + (not coordinates)) % 3
     nodes.network.cut(victim)
     pulled = time.monotonic()
@@ -138,3 +160,20 @@ def test_a_node_that_is_cut_off_goes_and_comes_back(seconds: int, coordinates: b
     nodes.cluster.finish()
     nodes.assert_same_training(launch)
     assert nodes.workers("detected") == nodes.workers("rejoined") == nodes.workers_of(victim)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("harm", [LOSE, SLOW], ids=["loses", "slow"])
+def test_a_node_that_loses_a_fifth_of_its_packets_or_is_slow_for_ten_seconds_costs_no_loss(
+    harm: Callable[..., None], start: Start, launch: Run
+) -> None:
+    """Whether it is given up, with 20 kB/s each way, or not."""
+    nodes = start(large, STEPS)
+    victim = (nodes.cluster.coordinator() + 1) % 3
+    harm(nodes.network, number=victim)
+    time.sleep(10.0)
+    nodes.network.mend(victim)
+    nodes.settle(victim)
+    nodes.cluster.finish()
+    nodes.assert_same_training(launch)
+    assert nodes.workers("detected") == nodes.workers("rejoined")
