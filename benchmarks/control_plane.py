@@ -38,11 +38,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from recycle.exec.election import Election, LeaderAddress
 from recycle.exec.launch.agent import rarely_collect_garbage
-from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.peers import AgentServer
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.launch.runtime import LeaderRuntime
+from recycle.exec.launch.trackers import Observer
 from recycle.exec.leader.actions import Planned, PreparedPlan, Question
 from recycle.exec.leader.state import Phase
 from recycle.exec.links import Hub, Link, connect_to
@@ -274,7 +274,7 @@ class FixedPlans:
     can_search = True
 
     def __init__(self, job: PricedJob, *others: object) -> None:
-        self._workers, self._asked = list(job.shape.workers()), list[Question]()
+        self._asked = list[Question]()
 
     def own(self) -> None:
         return None
@@ -282,15 +282,14 @@ class FixedPlans:
     def ask(self, question: Question, profile: object = None) -> None:
         self._asked.append(question)
 
-    def look(self, warn: object) -> list[Planned]:
+    def poll(self, warn: object) -> list[Planned]:
         asked, self._asked = self._asked, []
         return [self._answer(question) for question in asked]
 
     def _answer(self, question: Question) -> Planned:
         if not question.is_urgent:
             return Planned(question, None, "times do not count here")
-        roles = {worker: worker for worker in self._workers if worker not in question.failed}
-        return Planned(question, PreparedPlan("0123456789abcdef", roles, {"barrier": 64.0, "staggered": 63.0}))
+        return Planned(question, PreparedPlan("0123456789abcdef", {"barrier": 64.0, "staggered": 63.0}))
 
     def close(self) -> None:
         return None
@@ -358,14 +357,14 @@ class LeadingAgent:
                 waker=self._waker,
             )
         self._server = AgentServer(self.runtime, self.hub, listener, KEY)
-        self.runtime.begin()
+        self.runtime.start_run()
         self._poll = select.poll()
         for descriptor in (self.hub.fileno(), self._waker.descriptor):
             self._poll.register(descriptor, select.POLLIN)
 
     def turn(self) -> None:
         """Take what has come, decide, and wait for more."""
-        self._server.look()
+        self._server.close_strangers()
         self.hub.dispatch()
         self.runtime.tick()
         self._poll.poll(1000 * self._pause)

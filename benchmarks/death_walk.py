@@ -74,8 +74,8 @@ def walk(folder: Path, show: bool) -> tuple[int, int, float]:
     """One run: (files, functions, seconds from the kill to the next commit)."""
     from recycle import Job
     from recycle.cli.planner import plan_for_training
-    from recycle.exec.launch.dials import Observer
     from recycle.exec.launch.launcher import train
+    from recycle.exec.launch.trackers import Observer
     from recycle.exec.processes.forkserver import ForkServer
 
     commits: dict[int, float] = {}

@@ -36,8 +36,8 @@ import torch
 from recycle import Job, MicroBatch
 from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import Fault, punish
-from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import RunResult, train
+from recycle.exec.launch.trackers import Observer
 from recycle.exec.leader.commit import Comparison
 from recycle.exec.model.build import build_stages
 from recycle.exec.worker.step_state import StepState

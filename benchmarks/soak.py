@@ -30,8 +30,8 @@ from recycle import Job
 from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import Fault, punish
 from recycle.exec.faults.kinds import KINDS
-from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import RunResult, train
+from recycle.exec.launch.trackers import Observer
 from recycle.exec.processes.forkserver import ForkServer
 from recycle.runs.read_report import load_report
 from recycle.runs.report import Span

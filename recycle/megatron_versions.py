@@ -78,7 +78,7 @@ def linear_hook(layer: torch.nn.Module) -> Any:
 
 
 def set_linear_hook(layer: torch.nn.Module, function: Callable[..., torch.Tensor]) -> None:
-    """Compute a layer by `function(input=, weight=, bias=, **others)`; see `other_linear_arguments`.
+    """Compute a layer by `function(input=, weight=, bias=, **others)`; see `linear_defaults`.
 
     Raises RunError if the layers of this megatron-core cannot be hooked.
     """

@@ -144,7 +144,7 @@ def run(code: str) -> str:
         "import recycle",
         "import recycle.ir.formats",
         "import recycle.exec.leader.leader",
-        "import recycle.exec.launch.agent, recycle.exec.launch.launcher, recycle.exec.launch.contact",
+        "import recycle.exec.launch.agent, recycle.exec.launch.launcher, recycle.exec.launch.run_address",
         # One after another, since an import takes a second, and loaded modules stay for all that follow.
         "import " + ", ".join(f"recycle.cli.{file}" for file in COMMANDS.values()),
     ],

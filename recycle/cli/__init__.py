@@ -24,6 +24,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     # Packages warn about missing optional packages; the warnings would hide recycle's own lines.
     warnings.filterwarnings("ignore", module=r"(megatron|torch)\.")
+    warnings.formatwarning = lambda message, *_, **__: f"recycle: {message}\n"
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -31,9 +31,9 @@ def drain(run: Path, worker: str, within: Annotated[float | None, typer.Option(m
         within (--in SECONDS): kill the worker if it has not left by then, and repeat the iteration; no limit if left
             out.
     """
-    from recycle.exec.launch import contact
+    from recycle.exec.launch import run_address
 
-    contact.drain(run, worker, within, lambda line: print(line, flush=True))
+    run_address.drain(run, worker, within, lambda line: print(line, flush=True))
 
 
 def report(run: Path) -> Result:

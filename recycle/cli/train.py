@@ -23,7 +23,7 @@ from recycle.errors import JobError, errors_as
 from recycle.exec.faults.faults import Fault, check_faults, parse_fault, parse_punishment
 from recycle.exec.faults.faults import punish as draw_faults
 from recycle.exec.faults.kinds import KINDS, PHASES
-from recycle.exec.launch.dials import Observer, sentence
+from recycle.exec.launch.trackers import Observer, sentence
 from recycle.ir.formats import named_schedule
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, price
@@ -243,7 +243,7 @@ def agent(
         raise JobError(f"--id {name}: write letters, digits, dots, hyphens and underscores")
     own, count, faults = resolve_request(described, schedule, steps, fault, punish)
 
-    from recycle.exec.launch.agent import Served, serve
+    from recycle.exec.launch.agent import AgentExit, serve
     from recycle.exec.launch.request import request_run
 
     request = request_run(
@@ -261,10 +261,10 @@ def agent(
         except KeyboardInterrupt:
             print_line(f"\nnode {node}: interrupted; its workers have ended, the other nodes continue without them")
             raise typer.Exit(TERMINATED if stop.is_set() else 130) from None
-    if served in (Served.LEFT, Served.STOPPED):
+    if served in (AgentExit.LEFT, AgentExit.STOPPED):
         print_line(f"node {node}: {served.value}; start its agent again to rejoin")
         raise typer.Exit(TERMINATED)
-    if served is Served.ENDED_BEFORE:
+    if served is AgentExit.ENDED_BEFORE:
         ended = f"the run in {directory} has ended already, after step {count - 1}"
         print(f"node {node}: {ended}; give another --run for a new one")
         return

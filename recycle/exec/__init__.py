@@ -6,13 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from recycle.exec.launch.dials import Observer
     from recycle.exec.launch.launcher import RunResult, train
     from recycle.exec.launch.standalone import run
+    from recycle.exec.launch.trackers import Observer
 
 __all__ = ["Observer", "RunResult", "run", "train"]
 
-_HOMES = {"Observer": "dials", "RunResult": "launcher", "train": "launcher", "run": "standalone"}
+_HOMES = {"Observer": "trackers", "RunResult": "launcher", "train": "launcher", "run": "standalone"}
 
 
 def __getattr__(name: str) -> Any:

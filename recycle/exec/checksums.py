@@ -52,9 +52,9 @@ class StateTensor(NamedTuple):
     size: int
 
 
-def differing_bit(one: Checksum, other: Checksum) -> BitPlace | None:
+def differing_bit(first: Checksum, second: Checksum) -> BitPlace | None:
     """Return the only bit in which two sequences of words differ; None if one bit does not explain the checksums."""
-    words, places = (one.words - other.words) % _MODULUS, (one.places - other.places) % _MODULUS
+    words, places = (first.words - second.words) % _MODULUS, (first.places - second.places) % _MODULUS
     for bit in range(_BITS):
         for sign in (1, -1):
             if words == (sign << bit) % _MODULUS:
@@ -63,11 +63,11 @@ def differing_bit(one: Checksum, other: Checksum) -> BitPlace | None:
     return None
 
 
-def described(place: BitPlace, layout: Sequence[StateTensor]) -> tuple[str, int, int] | None:
+def locate(place: BitPlace, layout: Sequence[StateTensor]) -> tuple[str, int, int] | None:
     """Return (tensor, index of the element, bit in the element) of a place in a state; None outside named tensors."""
     byte, bit = place.word * _BITS // 8 + place.bit // 8, place.bit % 8
-    for one in layout:
-        if one.first <= byte < one.first + one.elements * one.size:
-            index, within = divmod(byte - one.first, one.size)
-            return one.name, index, 8 * within + bit
+    for tensor in layout:
+        if tensor.first <= byte < tensor.first + tensor.elements * tensor.size:
+            index, within = divmod(byte - tensor.first, tensor.size)
+            return tensor.name, index, 8 * within + bit
     return None

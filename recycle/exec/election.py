@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from recycle.errors import RunError
-from recycle.exec.etcd import EtcdClient, EtcdRequest, Lease, LeaseEnded, delete, made_at, open_client, put
+from recycle.exec.etcd import EtcdClient, EtcdRequest, Lease, LeaseEnded, created_at, delete, open_client, put
 from recycle.exec.leader.actions import Persist
 from recycle.exec.protocol import Cursor, GenerationRecord, RunInfo
 from recycle.job.sections import MembershipSection
@@ -67,7 +67,7 @@ class Election:
     def _create(self, name: str, value: Any, lease: str | None = None) -> int:
         """Returns the creation revision; 0 if the key holds another value."""
         key, text = self._prefix + name, msgspec.msgpack.encode(value)
-        body = {"compare": [made_at(key, 0)], "success": [put(key, text, lease)], "failure": []}
+        body = {"compare": [created_at(key, 0)], "success": [put(key, text, lease)], "failure": []}
         self._client.call("/kv/txn", body)
         pair = self._client.read(key)  # also after an answer that was lost
         return pair.created if pair is not None and pair.value == text else 0
@@ -82,21 +82,17 @@ class Election:
         return info if first is None else first
 
     def run(self) -> RunInfo | None:
-        """Return the run's description; None before the first agent has written it."""
         return self._read("run", RunInfo)
 
     def outcome(self) -> str | None:
-        """Return the outcome of the run; None while it runs."""
         return self._read("outcome", str)
 
     # The role.
 
     def leader(self) -> LeaderAddress | None:
-        """Return the present leader; None without a leader."""
         return self._read("role", LeaderAddress)
 
     def campaign(self, address: LeaderAddress) -> bool:
-        """Try to become the leader; return whether this agent is."""
         self.is_lost = False
         lease = Lease(self._client.clone(), self._settings, self._lose)
         try:
@@ -113,7 +109,6 @@ class Election:
         self.is_lost = True
 
     def resign(self) -> None:
-        """Give up the role if this agent has it."""
         if self._lease is not None:
             self._lease.close()
             self._lease = None
@@ -121,7 +116,6 @@ class Election:
     # The register.
 
     def register(self) -> tuple[GenerationRecord | None, Cursor | None]:
-        """Return the register as the last leader left it."""
         return self._read("record", GenerationRecord), self._read("cursor", Cursor)
 
     def persist(self, action: Persist) -> None:
@@ -143,6 +137,6 @@ class Election:
     def _write(self, operations: list[EtcdRequest]) -> None:
         """The transaction may be repeated, and requires that this agent still has the role."""
         role = self._prefix + "role"
-        body = {"compare": [made_at(role, self._created)], "success": operations, "failure": []}
+        body = {"compare": [created_at(role, self._created)], "success": operations, "failure": []}
         if not self._client.call("/kv/txn", body).get("succeeded"):
-            raise RoleLost("another agent leads this run by now")
+            raise RoleLost("another agent leads this run now")

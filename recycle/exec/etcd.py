@@ -83,7 +83,6 @@ class EtcdClient:
         self._shortest = min(max(shortest, settings.dead_after / 4), self._longest)
 
     def clone(self) -> EtcdClient:
-        """Return another client of the same cluster, for another thread."""
         return EtcdClient(self._endpoints, self._settings, self._password)
 
     def call(self, path: str, body: dict[str, Any], patience: float | None = None) -> dict[str, Any]:
@@ -238,15 +237,14 @@ def read_password(settings: MembershipSection) -> str | None:
         try:
             return Path(settings.etcd_password_file).read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "is not text"
-            raise JobError(f"[membership] etcd_password_file: {settings.etcd_password_file}: {why}") from None
+            reason = error.strerror if isinstance(error, OSError) else "is not text"
+            raise JobError(f"[membership] etcd_password_file: {settings.etcd_password_file}: {reason}") from None
     if PASSWORD not in os.environ:
         raise JobError(f"[membership] etcd_user: no password; give etcd_password_file or set ${PASSWORD}")
     return os.environ[PASSWORD]
 
 
 def put(name: str, value: str | bytes, lease: str | None = None) -> EtcdRequest:
-    """Return a request to write a key."""
     return {"request_put": {"key": encoded(name), "value": encoded(value), **({"lease": lease} if lease else {})}}
 
 
@@ -255,7 +253,7 @@ def delete(start: str, end: str | None = None) -> EtcdRequest:
     return {"request_delete_range": span(start, end)}
 
 
-def made_at(name: str, revision: int) -> EtcdRequest:
+def created_at(name: str, revision: int) -> EtcdRequest:
     """Return a condition: the key was created at this revision; 0: the key does not exist."""
     return {"key": encoded(name), "result": "EQUAL", "target": "CREATE", "create_revision": str(revision)}
 
@@ -266,7 +264,6 @@ def span(start: str, end: str | None = None) -> EtcdRequest:
 
 
 def encoded(text: str | bytes) -> str:
-    """Encode in Base64, as the gateway requires."""
     return base64.b64encode(text.encode() if isinstance(text, str) else text).decode()
 
 
@@ -286,4 +283,4 @@ def _reason(error: Exception) -> str:
         return "no answer in time"
     if isinstance(error, ConnectionResetError | BrokenPipeError | IncompleteRead):
         return "the connection was closed"
-    return (isinstance(error, OSError) and error.strerror) or "its answer is not one of etcd"
+    return (isinstance(error, OSError) and error.strerror) or "its answer is not etcd's"

@@ -108,18 +108,18 @@ class Link:
         return self._run_key is None or self._sent_codes is not None
 
     def _shake_hands(self, run_key: bytes) -> None:
-        theirs, proof = bytes(self._received[:_NONCE_BYTES]), bytes(self._received[_NONCE_BYTES:_HANDSHAKE_BYTES])
-        if len(theirs) < _NONCE_BYTES:
+        peer_nonce, proof = bytes(self._received[:_NONCE_BYTES]), bytes(self._received[_NONCE_BYTES:_HANDSHAKE_BYTES])
+        if len(peer_nonce) < _NONCE_BYTES:
             return
-        nonces = self._nonce + theirs if self._is_server else theirs + self._nonce
+        nonces = self._nonce + peer_nonce if self._is_server else peer_nonce + self._nonce
         names = (b"leader", b"agent") if self._is_server else (b"agent", b"leader")
-        ours, expected, key = (_proof(run_key, what, nonces) for what in (*names, b"frames"))
+        own_proof, expected, key = (_proof(run_key, what, nonces) for what in (*names, b"frames"))
         is_proved = len(proof) == _PROOF_BYTES
         if is_proved and not hmac.compare_digest(proof, expected):
             raise LinkClosed
         if not self._has_proved and (is_proved or not self._is_server):
             self._has_proved = True
-            self._put(ours)
+            self._put(own_proof)
             try:
                 self._flush()
             except OSError as error:
@@ -161,7 +161,6 @@ class Link:
             raise
 
     def flush(self) -> None:
-        """Send buffered data. Raises OSError."""
         with self._lock:
             self._flush()
 
@@ -174,7 +173,6 @@ class Link:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether data is buffered because the socket was full."""
         return bool(self._unsent)
 
     def read(self) -> list[Any]:
@@ -219,7 +217,6 @@ class Link:
             raise LinkClosed from None
 
     def close(self) -> None:
-        """Close the connection."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)  # ends a read in another thread
         self.socket.close()
@@ -241,7 +238,6 @@ class Hub:
         self._selector.register(listener, selectors.EVENT_READ, accept)
 
     def add(self, link: Link) -> None:
-        """Serve a link."""
         link.socket.setblocking(False)
         self._selector.register(link.socket, selectors.EVENT_READ, link)
 
@@ -284,13 +280,11 @@ class Hub:
                 accept(listener.accept()[0])
 
     def remove(self, end: Link | socket.socket) -> None:
-        """Close a link or a listener."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(end.socket if isinstance(end, Link) else end)
         end.close()
 
     def close(self) -> None:
-        """Close all links and listeners."""
         for key in list(self._selector.get_map().values()):
             self.remove(key.data if isinstance(key.data, Link) else cast(socket.socket, key.fileobj))
         self._selector.close()

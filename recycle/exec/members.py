@@ -15,7 +15,6 @@ from recycle.job.shape import Worker
 
 
 def member_name(worker: Worker | str, tensor_rank: int) -> str:
-    """Return the name of the worker's process with this tensor rank."""
     return f"{worker}t{tensor_rank}" if tensor_rank else str(worker)
 
 
@@ -37,17 +36,14 @@ def split_member(name: str) -> tuple[str, int]:
 
 
 def worker_of(name: str) -> Worker:
-    """Return the worker of a member's name or a worker's name."""
     return Worker.parse(split_member(name)[0])
 
 
 def parse_workers(names: Iterable[str]) -> set[Worker]:
-    """Return the workers of these names of members or workers."""
     return set(map(worker_of, names))
 
 
 def worker_names(workers: Iterable[Worker]) -> list[str]:
-    """Return the names of workers, sorted by worker."""
     return list(map(str, sorted(workers)))
 
 

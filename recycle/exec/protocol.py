@@ -116,11 +116,9 @@ class Progress(Value, kw_only=True):
 
     @property
     def verified_step(self) -> int | None:
-        """The iteration that produced the verified state."""
         return None if self.verified is None else self.verified.step
 
     def progress(self) -> dict[str, Any]:
-        """Return these attributes by name, for a record or a cursor."""
         return {name: getattr(self, name) for name in Progress.__struct_fields__}
 
 
@@ -163,7 +161,6 @@ class GenerationRecord(Progress):
 
     @property
     def is_evaluation_due(self) -> bool:
-        """Whether the committed state must be evaluated next."""
         is_done = self.evaluated is not None and self.evaluated.step == self.committed
         return self.commit is not None and self.commit.evaluate and not is_done
 
@@ -588,7 +585,7 @@ class Alive(DownMessage):
 
 
 class Rejected(DownMessage):
-    """The node has an agent already."""
+    """The node already has an agent."""
 
 
 class Over(DownMessage):

@@ -10,6 +10,7 @@ import difflib
 import json
 import re
 import tomllib
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from recycle.job.sections import ANALYTIC, AUTO, DataSection, Recompute, Section
 from recycle.job.shape import Shape
 
 _MOST_BYTES = 2**20
+_FORMER_SECTIONS = {"dials": "logging"}
 _PATHS_OF_DATA = ("path", "paths", "cache")
 _PATHS_OF_MEMBERSHIP = ("etcd_password_file", "etcd_ca", "etcd_certificate", "etcd_key")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -89,7 +91,11 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         text = _read_text(path)
         folder = Path(path).resolve().parent  # paths in a job file are relative to the file
         with errors_as(JobError, str(path)):
-            job = cls._read(with_model_of_weights(_parse_toml(text), folder))
+            keys = _parse_toml(text)
+            for former in _FORMER_SECTIONS.keys() & keys.keys():
+                notice = f"{path}: [{former}] is now named [{_FORMER_SECTIONS[former]}]; rename the section"
+                warnings.warn(notice, FutureWarning, stacklevel=2)
+            job = cls._read(with_model_of_weights(keys, folder))
             require_model_of_weights(job.model)
             job.validate()
         model, others = job.model, job.evaluation.data or DataSection()
@@ -131,6 +137,10 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def _read(cls, keys: dict[str, Any]) -> Job:
+        for former, name in _FORMER_SECTIONS.items():
+            if former in keys and name in keys:
+                raise JobError(f"[{former}] is the former name of [{name}]; write [{name}] only")
+        keys = {_FORMER_SECTIONS.get(name, name): value for name, value in keys.items()}
         try:
             job = msgspec.convert(keys, type=cls)
         except msgspec.ValidationError as error:

@@ -413,8 +413,8 @@ class IntegritySection(Struct, frozen=True, forbid_unknown_fields=True):
         return bool(self.digests or self.every)
 
 
-class DialsSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[dials]`: experiment trackers that show the curves of a run (docs/guides/dials.md).
+class LoggingSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[logging]`: experiment trackers that show the curves of a run (docs/guides/logging.md).
 
     Attributes:
         tensorboard: whether TensorBoard's files are written to `tensorboard/` in the run directory.
@@ -493,7 +493,7 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
     membership: MembershipSection = MembershipSection()
     cluster: ClusterSection = ClusterSection()
     integrity: IntegritySection = IntegritySection()
-    dials: DialsSection = DialsSection()
+    logging: LoggingSection = LoggingSection()
     analytic: AnalyticSection = AnalyticSection()
     pauses: PausesSection = PausesSection()
 

@@ -70,14 +70,14 @@ class RankOrder:
     completing: frozenset[Compute]
 
 
-def training_order(given: ScheduleSource, grid: MegatronGrid, micro_batches: int) -> RankOrder:
+def training_order(source: ScheduleSource, grid: MegatronGrid, micro_batches: int) -> RankOrder:
     """Return the rank's order of one training iteration.
 
     Raises:
         ScheduleError: the schedule does not fit the job, or does not pass `check`.
         JobError: the family cannot be built in this shape, or the file cannot be found.
     """
-    schedule = schedule_in(given, grid, micro_batches)
+    schedule = schedule_in(source, grid, micro_batches)
     _require_shape(schedule, grid)
     if schedule.shape.micro_batches != micro_batches:
         raise ScheduleError(
@@ -93,12 +93,12 @@ def training_order(given: ScheduleSource, grid: MegatronGrid, micro_batches: int
     return RankOrder(program, stages, schedule.shape.stages, _ends_share_rank(schedule), _completing(program))
 
 
-def evaluation_order(given: ScheduleSource, grid: MegatronGrid, micro_batches: int) -> RankOrder:
+def evaluation_order(source: ScheduleSource, grid: MegatronGrid, micro_batches: int) -> RankOrder:
     """Return the rank's order of forwards alone, from `recycle.ir.lower` on the schedule's placement.
 
     Raises ScheduleError, JobError as in `training_order`, but the number of micro-batches may differ.
     """
-    schedule = schedule_in(given, grid, micro_batches)
+    schedule = schedule_in(source, grid, micro_batches)
     _require_shape(schedule, grid)
     shape = Shape(1, grid.ranks, micro_batches, grid.chunks)
     batches = [MicroBatch(0, index) for index in range(micro_batches)]
@@ -112,11 +112,11 @@ def evaluation_order(given: ScheduleSource, grid: MegatronGrid, micro_batches: i
     return RankOrder(tuple(own), hosted[Worker(0, grid.rank)], shape.stages, _ends_share_rank(schedule), frozenset())
 
 
-def schedule_in(given: ScheduleSource, grid: MegatronGrid, micro_batches: int) -> Schedule:
+def schedule_in(source: ScheduleSource, grid: MegatronGrid, micro_batches: int) -> Schedule:
     """Return the given schedule, or build or read the named one. Raises ScheduleError, JobError."""
-    if isinstance(given, Schedule):
-        return given
-    return named_schedule(given, Shape(1, grid.ranks, micro_batches, grid.chunks))
+    if isinstance(source, Schedule):
+        return source
+    return named_schedule(source, Shape(1, grid.ranks, micro_batches, grid.chunks))
 
 
 def stages_of_rank(schedule: Schedule, rank: int) -> tuple[int, ...]:

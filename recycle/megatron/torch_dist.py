@@ -78,17 +78,17 @@ def write(
                 whole[key] = torch.empty(piece.global_shape, dtype=piece.data.dtype)
             _part(whole[key], piece).copy_(piece.data)
     common: dict[str, Any] = {"iteration": iteration, "checkpoint_version": 3.0, **further}
-    inside = folder / f"iter_{iteration:07d}"
+    target = folder / f"iter_{iteration:07d}"
     try:
-        inside.mkdir()
+        target.mkdir()
         save(
             whole,
-            storage_writer=FileSystemWriter(inside),
+            storage_writer=FileSystemWriter(target),
             planner=DefaultSavePlanner(flatten_state_dict=False),
             no_dist=True,
         )
-        torch.save(common, common_state_path(inside))
-        (inside / CONFIG_FNAME).write_text(json.dumps(asdict(CheckpointingConfig("torch_dist"))))
+        torch.save(common, common_state_path(target))
+        (target / CONFIG_FNAME).write_text(json.dumps(asdict(CheckpointingConfig("torch_dist"))))
         (folder / NEWEST).write_text(str(iteration))
     except (CheckpointException, OSError, RuntimeError) as error:
         raise RecycleError(f"{folder}: cannot be written ({first_line(error)})") from None
@@ -198,21 +198,21 @@ def iteration_folder(folder: Path) -> Path:
     """Return the folder of an iteration: `folder` itself, or the newest below it. Raises JobError if neither exists."""
     if not folder.is_dir():
         raise JobError(f"{folder}: does not exist; name the folder of a checkpoint")
-    inside = folder
+    selected = folder
     if (folder / NEWEST).is_file():
         newest = (folder / NEWEST).read_text(errors="replace").strip()[:_LONGEST_NAME]
-        inside = folder / (f"iter_{int(newest):07d}" if newest.isascii() and newest.isdigit() else newest)
-        if not inside.is_dir():
+        selected = folder / (f"iter_{int(newest):07d}" if newest.isascii() and newest.isdigit() else newest)
+        if not selected.is_dir():
             others = sorted(path.name for path in folder.glob("iter_*") if path.is_dir())
             instead = f"name an existing one, such as {folder / others[-1]}" if others else "copy it too"
-            raise JobError(f"{folder / NEWEST}: names {inside.name}, which does not exist; {instead}")
+            raise JobError(f"{folder / NEWEST}: names {selected.name}, which does not exist; {instead}")
     try:
-        backend = json.loads((inside / CONFIG_FNAME).read_text())["sharded_backend"]
+        backend = json.loads((selected / CONFIG_FNAME).read_text())["sharded_backend"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise JobError(f"{inside}: {_other_kind(inside)}") from None
+        raise JobError(f"{selected}: {_other_kind(selected)}") from None
     if backend != "torch_dist":
-        raise JobError(f"{inside}: is of the format {backend!r}; {_CONVERT}")
-    return inside
+        raise JobError(f"{selected}: is of the format {backend!r}; {_CONVERT}")
+    return selected
 
 
 def _other_kind(folder: Path) -> str:
@@ -229,8 +229,8 @@ def _other_kind(folder: Path) -> str:
         return "is already a checkpoint of recycle; name it as [model] weights"
     if any(folder.glob("*.safetensors")):
         return "is a model of Hugging Face; use recycle import-hf"
-    inside = sorted(path for path in folder.glob("iter_*") if path.is_dir())
-    hint = f"; use one of its iterations, such as {inside[-1]}" if inside else ""
+    iterations = sorted(path for path in folder.glob("iter_*") if path.is_dir())
+    hint = f"; use one of its iterations, such as {iterations[-1]}" if iterations else ""
     return f"is not a distributed checkpoint of Megatron: it has no {CONFIG_FNAME}{hint}"
 
 

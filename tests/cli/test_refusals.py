@@ -97,7 +97,7 @@ REFUSED = [
         for option in ("--times 1,1,1", "--overlap 2", "--comm 0.5", "--profile profile.json")
         for to, name in (("b.json", "native"), ("b.csv", "torch-csv"), ("b --to megatron-table", "megatron-table"))
     ),
-    ("drain nowhere 1.1", "nowhere: there is no run here"),
+    ("drain nowhere 1.1", "nowhere: is not a run directory"),
     ("export-hf model -o target", "model: is not a checkpoint, it has no manifest.json"),
     ("export-hf model -o target --shard-size big", "--shard-size: 'big'"),
     ("import-hf none -o target", "none: does not exist"),

@@ -102,7 +102,7 @@ def test_signal_ends_a_run_with_a_checkpoint_to_resume_from(
     outcome, _ = end_by_signal(command, "train job.toml --run run", number, lambda: len(lines_of("metrics")) > 2)
     count = len(lines_of("metrics"))
     assert 3 <= count < 9
-    early = f"ended early after step {count - 1}, as it was told to; it can go on from step-{count - 1:08d}"
+    early = f"ended early after step {count - 1} on request; resume from step-{count - 1:08d}"
     assert early in outcome.out
     go_on = f"stopped after step {count - 1}; resume with: recycle train job.toml --resume --run run"
     assert outcome.out.splitlines()[-1] == go_on
@@ -213,7 +213,7 @@ def test_run_is_resumed_or_refused(command: Command, job: Path) -> None:
     job.write_text(EMULATED.replace("pipelines = 2", "pipelines = 1").replace("micro_batches = 2", "micro_batches = 4"))
     outcome = command("train job.toml --resume --steps 8")
     assert outcome.status == 0
-    assert "goes on at step 6 from checkpoint step-00000005 with 2 workers" in outcome.out
+    assert "continues at step 6 from checkpoint step-00000005 with 2 workers" in outcome.out
     assert [step for step, *_ in losses(str(run))] == list(range(8))
     manifest = run / "checkpoints" / "step-00000005" / "manifest.json"
     manifest.write_text(manifest_text(manifest_content(manifest.parent) | {"version": 7}))

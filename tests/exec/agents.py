@@ -1,4 +1,4 @@
-"""Agents as processes of their own, each on an address of its own, as if on nodes of their own, or on such nodes.
+"""Agents as separate processes, each with its own address, on this machine or in separate network namespaces.
 
 A run goes slowly until `finish`, so that it lasts as long as a test has something to wait for or to strike.
 """
@@ -65,7 +65,7 @@ class Cluster:
         Args:
             more: options for this start only.
             as_user: as users start it; else it is forked from a process that has imported torch, and what it starts as
-                well, where the node has no namespace of its own.
+                well, where the node has no network namespace.
         """
         place = self._nodes[node]
         options = (
@@ -93,10 +93,10 @@ class Cluster:
         """Wait for something to have happened."""
         deadline = time.monotonic() + PATIENCE
         while not condition():
-            said = {node: self.output(node).read_text()[-600:] for node in self.agents}
-            assert time.monotonic() < deadline, f"{what} did not happen; {self.lines('events')[-3:]}; {said}"
+            messages = {node: self.output(node).read_text()[-600:] for node in self.agents}
+            assert time.monotonic() < deadline, f"{what} did not happen; {self.lines('events')[-3:]}; {messages}"
             ended = [node for node, agent in self.agents.items() if agent.poll() not in (None, 0, -signal.SIGKILL)]
-            assert not ended, f"agents {ended} ended before {what}; {said}"
+            assert not ended, f"agents {ended} ended before {what}; {messages}"
             time.sleep(0.05)
 
     def reach_step(self, step: int) -> None:
@@ -108,8 +108,8 @@ class Cluster:
 
     def coordinator(self) -> int:
         """The node whose agent has said that a step was committed, last of all."""
-        said = {node: self.output(node).read_text().rpartition("\nstep ")[2].split("/")[0] for node in self.agents}
-        return max((int(text), node) for node, text in said.items() if text.strip().isdigit())[1]
+        messages = {node: self.output(node).read_text().rpartition("\nstep ")[2].split("/")[0] for node in self.agents}
+        return max((int(text), node) for node, text in messages.items() if text.strip().isdigit())[1]
 
     def assert_trained_as(self, calm: RunResult) -> None:
         """Every step once, with the losses and at the end the states of a calm run on one machine, to the last bit."""
@@ -118,7 +118,9 @@ class Cluster:
         assert [line["loss"] for line in metrics] == calm.losses
         assert {line["step"]: line["eval_loss"] for line in metrics if "eval_loss" in line} == calm.evaluations
         assert final
-        assert final == {worker: {str(stage): of for stage, of in calm.digests[worker].items()} for worker in final}
+        assert final == {
+            worker: {str(stage): digest for stage, digest in calm.digests[worker].items()} for worker in final
+        }
 
     def kill(self, node: int) -> None:
         self.agents[node].kill()

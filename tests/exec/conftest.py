@@ -11,8 +11,8 @@ import pytest
 from recycle import Job
 from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import parse_fault
-from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import RunResult, train
+from recycle.exec.launch.trackers import Observer
 from recycle.exec.processes.forkserver import ForkServer
 from recycle.ir.schedule import Schedule
 from tests.exec.etcd_server import ETCD, EtcdServer
@@ -58,13 +58,13 @@ def own_etcd(needs_etcd: None, tmp_path: Path) -> Iterator[EtcdServer]:
 
 @pytest.fixture
 def network(needs_etcd: None) -> Iterator[Network]:
-    """Three nodes with networks of their own."""
+    """Three nodes in separate networks."""
     try:
-        made = Network(3)
+        results = Network(3)
     except PermissionError as refusal:
         pytest.skip(f"no networks of nodes on this machine: {refusal}")
-    yield made
-    made.end()
+    yield results
+    results.end()
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,7 @@ def small_job(
 
 
 def build_stage(job: Job, index: int, group: TensorGroup | None = None) -> MegatronStage:
-    """A stage; if it is tied to another one, with a sum of its own."""
+    """A stage; a tied stage has its own sum."""
     (stage,) = build_stages(job, [index], CPU, group).values()
     assert isinstance(stage, MegatronStage)
     return stage
@@ -107,7 +107,7 @@ def reduce_gradients(hosts: Sequence[Stage]) -> None:
 
 
 def reduce_tied(stages: Sequence[Stage]) -> None:
-    """Sum what tied stages share over all of them; each has a sum of its own here."""
+    """Sum the shared gradients of tied stages; each stage has its own sum here."""
     buffers = [buffer for stage in stages for buffer in stage.tied_buffers()]
     if buffers:
         total = sum(buffers[1:], buffers[0].clone())

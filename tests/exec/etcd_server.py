@@ -40,7 +40,7 @@ class EtcdServer:
                 for member in range(len(nodes)):
                     self._await(member)
                 return
-            except AssertionError:  # somebody else may have taken a port meanwhile
+            except AssertionError:  # another process may have taken the port
                 self.end()
                 if attempt == ATTEMPTS - 1:
                     raise
@@ -134,11 +134,11 @@ class EtcdServer:
 
 def _free_ports(node: Node) -> tuple[int, int]:
     address = node.address
-    with node.network(), socket.create_server((address, 0)) as one, socket.create_server((address, 0)) as other:
-        return int(one.getsockname()[1]), int(other.getsockname()[1])
+    with node.network(), socket.create_server((address, 0)) as item, socket.create_server((address, 0)) as other:
+        return int(item.getsockname()[1]), int(other.getsockname()[1])
 
 
 def keys(server: EtcdServer) -> set[str]:
-    """All keys there are. Those of agents that an earlier test killed vanish when their leases run out."""
+    """All keys; leases of agents that an earlier test killed may still run."""
     client = EtcdClient(parse_endpoints(server.url), MembershipSection(), None)
     return {decoded(pair["key"]).decode() for pair in client.call("/kv/range", span("\0", "\0")).get("kvs", [])}

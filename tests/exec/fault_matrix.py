@@ -2,7 +2,7 @@
 docs/reference/faults.md of it.
 
 A run strikes one kind in one phase after the other, always the same worker, which re-joins in between; steps are
-staggered when it is struck. `python -m tests.exec.fault_matrix` (`make faults`) writes the page's tables anew.
+staggered when it is struck. `python -m tests.exec.fault_matrix` (`make faults`) rewrites the page's tables.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ Launch = Callable[[Sequence[str]], RunResult]
 
 @dataclass(frozen=True)
 class Scenario:
-    """Faults that belong together, at steps counted from that of the scenario; everybody is back in the end.
+    """Faults of one scenario, at steps relative to it; all workers are back in the end.
 
     Attributes:
         what: in words.
         faults: `{}` stands for the step of the scenario, `{0}` also, `{1}` for the one before.
-        dead: who is dead before it. A `rejoin` of theirs is a fault of the scenario.
+        dead: workers that are dead before; the scenario has their `rejoin`.
     """
 
     what: str
@@ -111,7 +111,7 @@ def matrix_faults(name: str, struck: Sequence[str]) -> tuple[list[str], list[str
             gone = "1.1" if KINDS[name].pair else STRUCK
         strikes.append(strike)
         faults += [strike, f"rejoin:{gone}@{at + 2}"]
-        step += APART * (1 + (phase == "evaluation"))  # so that nobody else is struck before a cut is found
+        step += APART * (1 + (phase == "evaluation"))  # so that no other worker is struck before a cut is found
     assert step < STEPS
     return faults, strikes
 
@@ -131,7 +131,7 @@ def scenario_faults(scenarios: Sequence[Scenario] = SCENARIOS) -> tuple[list[str
 
 
 def detections(run: RunResult, fault: str) -> tuple[float, str, str] | None:
-    """(seconds from the fault to its detection, who was found dead, why); None when it was not."""
+    """(seconds from the fault to its detection, dead worker, cause); None if it was not detected."""
     parsed = parse_fault(fault)
     pair = {str(parsed.worker), str(parsed.other)}
     struck: float | None = None
@@ -157,7 +157,7 @@ def limit(name: str) -> float:
 
 def causes(name: str) -> str:
     """What the cause of a detection says, as a regular expression."""
-    said = {
+    messages = {
         "kill": "killed by SIGKILL",
         "segfault": "killed by SIGSEGV",
         "exception": "ended with exit code 1",
@@ -167,7 +167,7 @@ def causes(name: str) -> str:
         "stall": r"no progress for [0-9.]+ s in \S+",
         "cut": r"cut off from worker \S+",
     }
-    return said[name]
+    return messages[name]
 
 
 def matrix_row(name: str, struck: Sequence[str], launch: Launch, reference: RunResult) -> list[str]:
@@ -181,9 +181,9 @@ def matrix_row(name: str, struck: Sequence[str], launch: Launch, reference: RunR
     assert_same_training(run, reference)
     cells = dict.fromkeys(COLUMNS, "–")
     for phase, strike in zip(struck, strikes, strict=True):
-        found = detections(run, strike)
-        assert found is not None, f"{strike} was not detected"
-        seconds, _, cause = found
+        result = detections(run, strike)
+        assert result is not None, f"{strike} was not detected"
+        seconds, _, cause = result
         assert re.fullmatch(causes(name), cause), f"{strike}: {cause}"
         assert seconds <= limit(name) + LOAD_SECONDS, f"{strike}: {seconds} s"
         cells[phase] = f"{max(seconds, 0.0):.2f}"
@@ -201,13 +201,13 @@ def scenario_rows(
     run = launch(faults)
     assert_same_training(run, reference)
     for scenario, own in zip(scenarios, strikes, strict=True):
-        found = [(fault, detections(run, fault)) for fault in own if not fault.startswith("rejoin")]
-        for fault, seen in found:
+        result = [(fault, detections(run, fault)) for fault in own if not fault.startswith("rejoin")]
+        for fault, seen in result:
             assert seen is not None, f"{fault} was not detected"
             assert re.fullmatch(causes(fault.partition(":")[0].partition("=")[0]), seen[2]), f"{fault}: {seen[2]}"
         relative = " ".join(f"`{text.format('n')}`" for text in scenario.faults)
-        by = "; ".join(f"{seen[1]} {seen[2]}" for _, seen in found if seen is not None)
-        longest = max(seen[0] for _, seen in found if seen is not None)
+        by = "; ".join(f"{seen[1]} {seen[2]}" for _, seen in result if seen is not None)
+        longest = max(seen[0] for _, seen in result if seen is not None)
         yield [scenario.what, relative, re.sub(" in [^ ;]+", "", by), f"{longest:.2f}", "identical"]
 
 

@@ -229,7 +229,7 @@ def _training(run: RunResult) -> list[tuple[int, float, float]]:
 
 
 def outcome_of(interaction: Interaction, deadline: float = DEADLINE) -> str:
-    """Run an interaction in a process of its own: "", or what went wrong and where the run directories are."""
+    """Run an interaction in a new process; return "", or what went wrong and where the run directories are."""
     folder = Path(tempfile.mkdtemp(prefix="recycle-interaction-"))
     with (folder / "output").open("wb") as output:
         streams = dict.fromkeys((1, 2), output.fileno())

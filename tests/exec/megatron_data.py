@@ -64,14 +64,14 @@ def dealt_out(pipelines: int, micro_batches: int, size: int, steps: int) -> dict
     Each rank goes through all samples in groups of micro_batch_size x D and keeps its own part of every group; m groups
     make an iteration.
     """
-    found = {}
+    result = {}
     samples = steps * pipelines * micro_batches * size
     for rank in range(pipelines):
         groups = [range(first, first + size * pipelines) for first in range(0, samples, size * pipelines)]
         kept = [list(group[rank * size : (rank + 1) * size]) for group in groups]
         for place, numbers in enumerate(kept):
-            found[place // micro_batches, rank * micro_batches + place % micro_batches] = numbers
-    return found
+            result[place // micro_batches, rank * micro_batches + place % micro_batches] = numbers
+    return result
 
 
 class MegatronBatches:

@@ -275,10 +275,10 @@ class _Worker:
 
         ratios = []
         for repeat in range(repeats + 1):
-            found = {}
+            result = {}
             for shimmed in (True, False) if repeat % 2 else (False, True):
-                found[shimmed] = seconds(contextlib.nullcontext() if shimmed else torch._C.DisableTorchFunction())
-            ratios.append(found[True] / found[False])
+                result[shimmed] = seconds(contextlib.nullcontext() if shimmed else torch._C.DisableTorchFunction())
+            ratios.append(result[True] / result[False])
         return statistics.median(ratios[1:])  # the first pair warms up
 
     def _forward_step(self, batches: Iterator[Any], model: torch.nn.Module) -> Any:

@@ -1,9 +1,9 @@
-"""Nodes with addresses of their own on one machine, whose links can be cut, made to lose packets, and made slow.
+"""Nodes with their own addresses on one machine, whose links can be cut, made to lose packets, and made slow.
 
-Each node is a network namespace (`ip netns`), joined to the others by a bridge in one more; nothing of it is in the
-machine's own network. A cable is pulled at the bridge, so that nothing gets through and nobody is told. Packets are
-lost by netem where the kernel has it; where it has not, a filter picks them at random and hands them to an interface
-that is down. A slow link is one of few bytes per second, on which packets queue. Needs root, iproute2 and Linux.
+Each node is a network namespace (`ip netns`), joined to the others by a bridge in another namespace. A cable is pulled
+at the bridge, so that nothing gets through and no process is notified. Packets are lost by netem where the kernel has
+it; otherwise a filter picks them at random and sends them to an interface that is down. A slow link has few bytes per
+second, and packets queue on it. Needs root, iproute2 and Linux.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Node:
         if self.namespace is None:
             yield
             return
-        with Path("/proc/thread-self/ns/net").open() as own, (_NAMESPACES / self.namespace).open() as theirs:
-            _enter(theirs.fileno())
+        with Path("/proc/thread-self/ns/net").open() as own, (_NAMESPACES / self.namespace).open() as other:
+            _enter(other.fileno())
             try:
                 yield
             finally:
@@ -112,18 +112,18 @@ class Network:
             ]
             code = ",".join([str(len(program)), *(" ".join(map(str, line)) for line in program)])
             drop = ("action", "mirred", "egress", "redirect", "dev", "nowhere")
-            said = _tc(name, "qdisc", "add", "dev", link, "clsact") or _tc(
+            error = _tc(name, "qdisc", "add", "dev", link, "clsact") or _tc(
                 name, "filter", "add", "dev", link, "egress", "bpf", "bytecode", code, *drop
             )
-            if said:
-                raise PermissionError(f"no way to lose packets: {said}")
+            if error:
+                raise PermissionError(f"no way to lose packets: {error}")
 
     def slow(self, number: int, bytes_per_second: int) -> None:
         """Let so little through in each direction; what does not fit waits for up to a minute."""
         for name, link in ((str(self.nodes[number].namespace), "eth0"), (self._bridge, self._port(number))):
             rate = ("rate", f"{8 * bytes_per_second}bit", "burst", "3000", "latency", "60s")
-            if said := _tc(name, "qdisc", "add", "dev", link, "root", "tbf", *rate):
-                raise PermissionError(f"no way to slow a link down: {said}")
+            if error := _tc(name, "qdisc", "add", "dev", link, "root", "tbf", *rate):
+                raise PermissionError(f"no way to slow a link down: {error}")
 
     def mend(self, number: int) -> None:
         """Plug the cable in; nothing is lost or slow any more."""
@@ -169,7 +169,7 @@ def _kill(namespace: str) -> None:
 
 
 def _tc(namespace: str, *words: str) -> str:
-    """Run `tc`; what it complains of, empty when it has done it."""
+    """Run `tc`; returns its error message, empty if it succeeded."""
     done = subprocess.run([str(TC), "-n", namespace, *words], capture_output=True, text=True, check=False)
     return (done.stderr.strip() or "failed") if done.returncode else ""
 

@@ -86,23 +86,23 @@ def live_workers(result: RunResult) -> list[int]:
 _CALM: dict[tuple[str, int], RunResult] = {}
 
 
-def calm_run(of: Job, launch: Run, steps: int) -> RunResult:
+def calm_run(config: Job, launch: Run, steps: int) -> RunResult:
     """A run without faults; shared by all tests that train the same job."""
-    if (of.to_toml(), steps) not in _CALM:
-        _CALM[of.to_toml(), steps] = launch(of, steps)
-    return _CALM[of.to_toml(), steps]
+    if (config.to_toml(), steps) not in _CALM:
+        _CALM[config.to_toml(), steps] = launch(config, steps)
+    return _CALM[config.to_toml(), steps]
 
 
 def processes_writing_below(path: str) -> list[int]:
     """Processes whose standard output is a file below `path`."""
-    found = []
+    result = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             if os.readlink(f"/proc/{pid}/fd/1").startswith(path):
-                found.append(int(pid))
+                result.append(int(pid))
         except OSError:
             continue
-    return found
+    return result
 
 
 def heavy_libraries(pid: int) -> set[str]:

@@ -16,9 +16,11 @@ from recycle.exec.model.weights import SHARED_WEIGHT
 from recycle.job import PricedJob
 
 
-def sharded(of: PricedJob, copies: int = 2) -> PricedJob:
+def sharded(config: PricedJob, copies: int = 2) -> PricedJob:
     """The job with its optimizer's state sharded."""
-    return of.with_sections(train=msgspec.structs.replace(of.train, sharded_optimizer=True, optimizer_copies=copies))
+    return config.with_sections(
+        train=msgspec.structs.replace(config.train, sharded_optimizer=True, optimizer_copies=copies)
+    )
 
 
 def bits(result: RunResult) -> list[tuple[Any, ...]]:
@@ -51,6 +53,6 @@ def stored(folder: Path) -> dict[str, torch.Tensor]:
     return joined(states)
 
 
-def require_equal(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
-    assert found.keys() == wanted.keys()
-    assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
+def require_equal(result: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
+    assert result.keys() == wanted.keys()
+    assert [name for name in wanted if not torch.equal(result[name], wanted[name])] == []

@@ -57,23 +57,23 @@ class TensorWorkers(WarmPool):
 
 
 def whole_gradients(parts: list[Part]) -> dict[str, torch.Tensor]:
-    """The gradients of the whole model, put together from those of all tensor ranks."""
-    found = {}
+    """The gradients of the whole model, joined from all tensor ranks."""
+    result = {}
     for name in {name: None for part in parts for name in part.gradients}:
         holders = [part for part in parts if name in part.gradients]
         pieces, dimension = [part.gradients[name] for part in holders], holders[0].cuts.get(name)
-        found[name] = torch.from_numpy(pieces[0] if dimension is None else np.concatenate(pieces, dimension))
-    return found
+        result[name] = torch.from_numpy(pieces[0] if dimension is None else np.concatenate(pieces, dimension))
+    return result
 
 
 def in_halves(gradients: dict[str, torch.Tensor], stages: list[MegatronStage]) -> dict[str, torch.Tensor]:
-    """The gradients, those of gated layers as the two that tensor ranks cut each by itself."""
+    """The gradients; gated layers as the two parts that tensor ranks split separately."""
     halved = {name for stage in stages for name in stage._names.halved}
-    found = {}
+    result = {}
     for name, gradient in gradients.items():
         both = zip(HALVES, gradient.chunk(2, 0), strict=True) if name in halved else [("", gradient)]
-        found |= {f"{name}{half}": part for half, part in both}
-    return found
+        result |= {f"{name}{half}": part for half, part in both}
+    return result
 
 
 def _make_worker(store: Any, rank: int, count: int) -> Callable[[str, bool], Part]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +42,7 @@ class Run:
         return Election(open_client(self._server.url, limits), self.name, limits)
 
     def keys(self) -> set[str]:
-        """Those of the run."""
+        """The run's keys."""
         prefix = f"/recycle/{self.name}/"
         return {name.removeprefix(prefix) for name in keys(self._server) if name.startswith(prefix)}
 
@@ -133,16 +132,6 @@ def test_register_comes_back_to_the_last_bit(run: Run) -> None:
     leader.resign()
 
 
-def test_first_agent_says_what_all_agree_on(run: Run) -> None:
-    first, second = run.agent(), run.agent()
-    assert second.run() is None
-    other = msgspec.structs.replace(INFO, identity="second")
-    assert first.agree(INFO) == INFO
-    assert second.agree(other) == INFO
-    assert first.agree(INFO) == INFO  # as after an answer that was lost
-    assert second.run() == INFO
-
-
 def test_outcome_stays_until_the_run_is_erased(run: Run) -> None:
     leader = run.agent()
     leader.agree(INFO)
@@ -157,7 +146,7 @@ def test_outcome_stays_until_the_run_is_erased(run: Run) -> None:
     leader.resign()
 
 
-def test_run_that_goes_on_keeps_its_register_and_forgets_how_it_has_ended(run: Run) -> None:
+def test_resumable_run_keeps_its_register_without_an_outcome(run: Run) -> None:
     leader = run.agent()
     leader.agree(INFO)
     assert leader.campaign(address(0))
@@ -169,14 +158,3 @@ def test_run_that_goes_on_keeps_its_register_and_forgets_how_it_has_ended(run: R
     assert run.keys() == {"run", "record", "cursor"}
     later = run.agent()
     assert (later.outcome(), later.run(), later.register()) == (None, INFO, (RECORD, resumable))
-
-
-def test_write_whose_answer_is_late_is_done_once_the_store_is_back(own_etcd: EtcdServer) -> None:
-    run = Run(own_etcd)
-    leader = run.agent(lease=20)
-    assert leader.campaign(address(0))
-    own_etcd.freeze()
-    threading.Timer(1.0, own_etcd.thaw).start()
-    leader.persist(Persist(CURSOR, RECORD))
-    assert leader.register() == (RECORD, CURSOR)
-    leader.resign()

@@ -10,13 +10,12 @@ import socket
 import threading
 import time
 import urllib.request
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from recycle import Job, JobError, RunError
-from recycle.exec.etcd import EtcdClient, Lease, LeaseEnded, made_at, open_client, put
+from recycle.exec.etcd import EtcdClient, Lease, LeaseEnded, created_at, open_client, put
 from recycle.job.endpoints import parse_endpoints
 from recycle.job.sections import MembershipSection
 from tests.exec.etcd_server import EtcdServer
@@ -29,7 +28,7 @@ def connect(server: EtcdServer, **settings: object) -> EtcdClient:
 
 def write(client: EtcdClient, name: str, value: str, lease: str | None = None) -> bool:
     """Write a key that does not exist."""
-    body = {"compare": [made_at(name, 0)], "success": [put(name, value, lease)]}
+    body = {"compare": [created_at(name, 0)], "success": [put(name, value, lease)]}
     return bool(client.call("/kv/txn", body).get("succeeded"))
 
 
@@ -47,7 +46,7 @@ def test_client_reads_what_another_one_wrote_first(etcd: EtcdServer) -> None:
     assert read(second, name) == "first"
 
 
-def test_store_that_was_killed_is_waited_for_and_one_that_stays_away_is_an_error(own_etcd: EtcdServer) -> None:
+def test_client_waits_for_a_killed_store_until_the_timeout(own_etcd: EtcdServer) -> None:
     client, impatient = connect(own_etcd), connect(own_etcd, store_timeout=0.5)
     assert write(client, "/held", "value")
     own_etcd.kill()
@@ -58,7 +57,7 @@ def test_store_that_was_killed_is_waited_for_and_one_that_stays_away_is_an_error
 
 
 def test_member_that_hangs_is_left_for_another(etcd: EtcdServer) -> None:
-    """Its kernel takes connections and requests, and nobody ever answers; clients begin at either."""
+    """Its kernel takes connections and requests, and no process answers; clients start at either member."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as hung:
         url = f"etcd://127.0.0.1:{hung.getsockname()[1]},127.0.0.1:{etcd.port}"
         for _ in range(2):
@@ -135,8 +134,8 @@ def test_a_store_on_another_machine_needs_a_secret() -> None:
     [
         (None, os.strerror(errno.ECONNREFUSED)),
         (b"", "connection was closed"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "not one of etcd"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", "not one of etcd"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "not etcd's"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", "not etcd's"),
     ],
 )
 def test_a_store_that_never_answered_is_named_whole_with_the_reason(answer: bytes | None, reason: str) -> None:
@@ -158,31 +157,6 @@ def _answer_all(listener: socket.socket, answer: bytes) -> None:
             with connection:
                 connection.recv(4096)
                 connection.sendall(answer)
-
-
-@pytest.mark.parametrize(("header", "connections"), [("keep-alive", 1), ("close", 3)])
-def test_requests_use_one_connection_for_as_long_as_the_server_keeps_it(header: str, connections: int) -> None:
-    ports = []
-
-    class Gateway(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            ports.append(self.client_address[1])
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(200)
-            self.send_header("Connection", header)
-            self.send_header("Content-Length", "56")
-            self.end_headers()
-            self.wfile.write(b'{"kvs": [{"value": "dmFsdWU=", "create_revision": "7"}]}')
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
-        client = EtcdClient(parse_endpoints(f"etcd://127.0.0.1:{server.server_port}"), MembershipSection(), None)
-        pairs = [client.read("/") for _ in range(3)]
-        server.shutdown()
-    assert pairs == [(b"value", 7)] * 3
-    assert (len(ports), len(set(ports))) == (3, connections)
 
 
 def test_a_file_for_tls_that_cannot_be_used_is_an_error_of_the_job(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def _case(
     try:
         for iteration in range(n):
             _iterate(transport, program, schedule, role, iteration, action if place == victim else "")
-        store.set(f"{name}/done/{place}", "1")  # as after a commit: nobody leaves before all have what was sent
+        store.set(f"{name}/done/{place}", "1")  # as after a commit: no process leaves before all messages have arrived
         store.wait([f"{name}/done/{other}" for other in range(len(members))], timedelta(seconds=ANSWER_SECONDS))
     finally:
         plugin.end()
@@ -141,18 +141,18 @@ def _iterate(
         elif isinstance(instruction, ReduceGradients):
             found_of = {receive: pending.pop(receive)() for receive in list(pending)}
             transport.settle()
-            for receive, found in found_of.items():
+            for receive, result in found_of.items():
                 sender = receive.stage + (1 if isinstance(receive, RecvGradient) else -1)
-                assert torch.equal(found, _content(receive, sender, iteration)), f"{receive} of {iteration}: {found}"
+                assert torch.equal(result, _content(receive, sender, iteration)), f"{receive} of {iteration}: {result}"
             buffers = [_addend(role, instruction.stage, iteration), _addend(role, instruction.stage, -iteration)]
             transport.reduce(instruction.stage, buffers)
             for buffer, sign in zip(buffers, (1, -1), strict=True):
                 hosts = schedule.hosts(instruction.stage)
                 total = torch.stack([_addend(host, instruction.stage, sign * iteration) for host in hosts]).sum(0)
                 assert torch.equal(buffer, total), f"sum of stage {instruction.stage} in {iteration}: {buffer}"
-            for one in [one for one in begun if one.stage == instruction.stage]:
-                total = torch.stack([_addend(host, one.stage, iteration + one.bucket) for host in hosts]).sum(0)
-                assert torch.equal(begun.pop(one), total), f"{one} in {iteration}"
+            for item in [item for item in begun if item.stage == instruction.stage]:
+                total = torch.stack([_addend(host, item.stage, iteration + item.bucket) for host in hosts]).sum(0)
+                assert torch.equal(begun.pop(item), total), f"{item} in {iteration}"
     assert not pending
     assert not begun
 

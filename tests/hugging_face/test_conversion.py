@@ -163,16 +163,12 @@ def test_refused_export_leaves_no_files(tmp_path: Path) -> None:
     write_tensors(folder, big)
     import_model(folder, checkpoint)
     target = tmp_path / "back"
-    with pytest.raises(JobError, match=r"model: is not a checkpoint, it has no manifest.json$"):
-        export_model(folder, target)
     with pytest.raises(
         JobError, match=r"run: is not a checkpoint, .*; give one of its checkpoints, such as \S+/step-0+4$"
     ):
         export_model(tmp_path / "run", target)
     with pytest.raises(RecycleError, match=r"model.norm.weight: has numbers beyond the range of fp16"):
         export_model(checkpoint, target, "fp16")
-    with pytest.raises(RecycleError, match=r"model: exists already; remove it, or choose another name with -o"):
-        export_model(checkpoint, folder)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run"]
     note = checkpoint / "huggingface" / "import.json"
     for spoiled, complaint in (('{"dtype": "I8"}', r"dtype: 'I8' is none of F32"), ('{"dtype": 1}', r"Expected `str`")):

@@ -1,4 +1,4 @@
-"""recycle's schedules in Megatron's loop: gradients and losses equal those of megatron-core's own loop, bit for bit."""
+"""Schedules of recycle in the training loop of Megatron: gradients and losses equal its own loop, bit for bit."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_overlapped_reductions_start_after_their_gradients(jobs: Jobs, schedule:
 
 def test_a_loss_per_token_is_divided_by_all_tokens(jobs: Jobs) -> None:
     result = require_equal(jobs, Case("zb-h1", 2, 2, mode="tokens"), 101)
-    assert {one["tokens"] for one in result.kept[0]} == {64, 58, 52, 46}
+    assert {kept["tokens"] for kept in result.kept[0]} == {64, 58, 52, 46}
 
 
 def test_tensor_ranks_split_their_own_parts(jobs: Jobs) -> None:

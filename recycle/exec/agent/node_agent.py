@@ -1,6 +1,6 @@
 """The agent's part for its node: starts and watches processes, and passes messages between them and the leader.
 
-`StandingOrders` keeps the messages for newcomers, `LastWords` the messages for a new leader.
+`StandingOrders` keeps what a newcomer needs, `UnansweredMessages` what a new leader needs.
 """
 
 from __future__ import annotations
@@ -52,19 +52,25 @@ from recycle.job.shape import Worker
 
 
 class StandingOrders:
-    """The leader's messages that a newly connected process or agent must receive."""
+    """The leader's messages that a newly connected process or agent must receive.
+
+    Attributes:
+        keys: keys for forming the groups of the present and later generations.
+    """
 
     def __init__(self) -> None:
+        self.keys: dict[str, bytes] = {}
         self._of_generation: dict[object, LeaderMessage] = {}
         self._others: dict[object, LeaderMessage] = {}
 
     def take(self, message: LeaderMessage) -> None:
-        """Take a message that the leader sent to all."""
         match message:
             case Propose():
                 self._of_generation = {"propose": message}
             case Permit():
                 self._of_generation["permit", message.what] = message
+                if message.what == "run":
+                    self._forget_keys_before(message.generation)
             case Committed():
                 step = message.commit.step
                 self._of_generation["commit", step] = message
@@ -78,20 +84,23 @@ class StandingOrders:
             case Strike():
                 self._others["strike", message.fault] = message
 
+    def _forget_keys_before(self, generation: int) -> None:
+        first = f"generation{generation:08d}"
+        for name in [name for name in self.keys if name.startswith("generation") and name < first]:
+            del self.keys[name]
+
     def messages(self) -> list[LeaderMessage]:
-        """Return the messages, in an order in which they can be processed."""
         return [*self._others.values(), *self._of_generation.values()]
 
 
-class LastWords:
+class UnansweredMessages:
     """The last messages of the node's processes that a new leader may still need."""
 
     def __init__(self) -> None:
-        self._said: dict[object, FromWorker] = {}
+        self._messages: dict[object, FromWorker] = {}
 
-    def take(self, said: FromWorker) -> None:
-        """Take a message of a process."""
-        match said.message:
+    def take(self, sent: FromWorker) -> None:
+        match sent.message:
             case StepReport(step=step, report=report):
                 key: tuple[object, ...] = (type(report).__name__, step)
             case SavedPart() as part:
@@ -102,28 +111,26 @@ class LastWords:
             case FaultReached(fault=fault):
                 key = ("fault", fault)
             case _:
-                key = (type(said.message).__name__,)
-        self._said[(said.member, *key)] = said
+                key = (type(sent.message).__name__,)
+        self._messages[(sent.member, *key)] = sent
 
     def _forget(self, is_old: Callable[[FromWorker], bool]) -> None:
-        self._said = {key: said for key, said in self._said.items() if not is_old(said)}
+        self._messages = {key: said for key, said in self._messages.items() if not is_old(said)}
 
-    def told(self, message: LeaderMessage) -> None:
-        """Drop the messages that the leader's message answers."""
+    def drop_answered(self, message: LeaderMessage) -> None:
         if isinstance(message, Propose):
             self._forget(lambda said: 0 < said.generation < message.record.generation)
         elif isinstance(message, Committed):
             step = message.commit.step
             self._forget(lambda said: isinstance(said.message, StepReport) and said.message.step < step)
 
-    def ended(self, members: list[str]) -> None:
+    def drop_processes(self, members: list[str]) -> None:
         """Drop `Ready` and `Leaving` messages of processes that have ended."""
         gone = set(members)
         self._forget(lambda said: said.member in gone and isinstance(said.message, Ready | Leaving))
 
-    def all(self) -> list[FromWorker]:
-        """Return all messages."""
-        return list(self._said.values())
+    def messages(self) -> list[FromWorker]:
+        return list(self._messages.values())
 
 
 HOLD_SECONDS = 0.005
@@ -158,20 +165,19 @@ class NodeAgent:
         self._pause, self._tensor_parallel, self._drain = heartbeat, tensor_parallel, drain
         self._processes = processes
         self._links: dict[str, Link] = {}
-        self._standing, self._last_words = StandingOrders(), LastWords()
-        self._keys: dict[str, bytes] = {}
+        self._standing, self._unanswered = StandingOrders(), UnansweredMessages()
         self._started: dict[Worker, AgentProcess] = {}
         self._to_start: dict[Worker, Start] = {}
         self._to_kill: dict[Worker, int] = {}
-        self._told_to_leave: dict[Worker, int] = {}
+        self._asked_to_leave: dict[Worker, int] = {}
         self._beats_due = 0.0
         self.is_holding = False
         self._forget_batch()
         hub.listen(listener, self._accept)
 
     def _forget_batch(self) -> None:
-        self._said: list[FromWorker] = []
-        self._said_since = 0.0
+        self._messages: list[FromWorker] = []
+        self._held_since = 0.0
         self._beats: dict[str, Heartbeat] = {}
         self._ended: list[Ended] = []
         self._fresh_keys: dict[str, bytes] = {}
@@ -187,18 +193,17 @@ class NodeAgent:
         self._hub.add(link)
 
     def take(self, link: Link, messages: list[Any] | None) -> None:
-        """Take messages of a process; None if it has closed its connection."""
         for message in messages or ():
             match message:
                 case Said() if link.name:
-                    self._hear(link.name, message)
+                    self._take_message(link.name, message)
                 case Heartbeat() if link.name:
                     self._beats[link.name] = message
                 case SetKey(name=name, value=value):
-                    self._keys[name] = self._fresh_keys[name] = value
+                    self._standing.keys[name] = self._fresh_keys[name] = value
                     self._hub.send(link, Values())
                 case GetKeys(names=names):
-                    self._hub.send(link, Values([self._keys.get(name) for name in names]))
+                    self._hub.send(link, Values([self._standing.keys.get(name) for name in names]))
                 case Join():
                     self._join(link, message)
                 case Drain():
@@ -217,69 +222,68 @@ class NodeAgent:
         started = self._started.get(worker)
         return -1 if started is None else started.incarnation
 
-    def _hear(self, member: str, said: Said) -> None:
-        heard = FromWorker(member, said.message, said.generation)
-        self._said_since = self._said_since or time.monotonic()
-        self._said.append(heard)
-        self._last_words.take(heard)
+    def _take_message(self, member: str, said: Said) -> None:
+        received = FromWorker(member, said.message, said.generation)
+        self._held_since = self._held_since or time.monotonic()
+        self._messages.append(received)
+        self._unanswered.take(received)
 
     def leave(self) -> bool:
         """Tell the leader that all processes of the node leave; return whether none is left."""
         running = [worker for worker in self._started if self._processes.running(worker)]
         for worker in running:
             number = self._incarnation(worker)
-            if self._told_to_leave.get(worker) != number:
-                self._told_to_leave[worker] = number
-                self._hear(str(worker), Said(Leaving(number)))
+            if self._asked_to_leave.get(worker) != number:
+                self._asked_to_leave[worker] = number
+                self._take_message(str(worker), Said(Leaving(number)))
         return not running
 
     # The leader.
 
     def hello(self) -> Hello:
-        """Return the greeting for a new leader."""
         self._forget_batch()
-        self._fresh_keys = dict(self._keys)
-        return Hello(self.node, self.session, list(self._started.values()), self._last_words.all())
+        self._fresh_keys = dict(self._standing.keys)
+        return Hello(self.node, self.session, list(self._started.values()), self._unanswered.messages())
 
     def batch(self, hold: bool = False) -> Batch | None:
         """Return the events since the last call, or None; with `hold`, reports may wait for other processes."""
-        self._see_who_ended()
+        self._collect_ends()
         now = time.monotonic()
         is_due = now >= self._beats_due and bool(self._beats)
         is_urgent = bool(self._ended or self._fresh_keys or is_due)
         self.is_holding = hold and not is_urgent and self._may_hold(now)
-        if self.is_holding or not (self._said or is_urgent):
+        if self.is_holding or not (self._messages or is_urgent):
             return None
         if is_due:
             self._beats_due = now + self._pause
         beats = self._beats if is_due else {}
-        batch = Batch(self._said, beats, self._ended, self._fresh_keys)
+        batch = Batch(self._messages, beats, self._ended, self._fresh_keys)
         kept = {} if is_due else self._beats
         self._forget_batch()
         self._beats = kept
         return batch
 
     def _may_hold(self, now: float) -> bool:
-        reports = sum(isinstance(said.message, StepReport) for said in self._said)
-        return 0 < reports == len(self._said) < len(self._links) and now < self._said_since + HOLD_SECONDS
+        reports = sum(isinstance(said.message, StepReport) for said in self._messages)
+        return 0 < reports == len(self._messages) < len(self._links) and now < self._held_since + HOLD_SECONDS
 
-    def _kill_asked(self) -> None:
+    def _kill_requested(self) -> None:
         for worker, number in list(self._to_kill.items()):
             if self._processes.running(worker) and self._incarnation(worker) <= number:
                 self._processes.kill(worker)
             else:
                 del self._to_kill[worker]
 
-    def _see_who_ended(self) -> None:
-        self._kill_asked()
-        gone = self._processes.gone()
+    def _collect_ends(self) -> None:
+        self._kill_requested()
+        gone = self._processes.take_ends()
         while gone and self._hub.dispatch():
             pass  # their last messages count, and precede their end
         for worker, (how, lines) in gone.items():
             number = self._incarnation(worker)
             self._started[worker] = msgspec.structs.replace(self._started[worker], how=how, lines=lines)
             members = members_of([worker], self._tensor_parallel)
-            self._last_words.ended(members)
+            self._unanswered.drop_processes(members)
             for member in members:
                 self._beats.pop(member, None)
                 if (link := self._links.pop(member, None)) is not None:
@@ -304,9 +308,9 @@ class NodeAgent:
                     self._start(order)
             case Kill(worker=name, incarnation=incarnation):
                 self._to_kill[Worker.parse(name)] = incarnation
-                self._kill_asked()
+                self._kill_requested()
             case Keys(keys=keys):
-                self._keys.update(keys)
+                self._standing.keys.update(keys)
             case _:
                 self._pass_on(order, body)
 
@@ -318,17 +322,9 @@ class NodeAgent:
         if not isinstance(message, LeaderMessage):
             return
         self._standing.take(message)
-        self._last_words.told(message)
-        if isinstance(message, Permit) and message.what == "run":
-            self._keys = without_earlier(self._keys, message.generation)
+        self._unanswered.drop_answered(message)
         body = body or msgspec.msgpack.encode(message)
         only = message.worker if isinstance(message, Leave) else None
         for member, link in self._links.items():
             if only is None or split_member(member)[0] == only:
                 self._hub.send(link, body)
-
-
-def without_earlier(keys: dict[str, bytes], generation: int) -> dict[str, bytes]:
-    """Return the keys for forming the groups of this and later generations."""
-    first = f"generation{generation:08d}"
-    return {name: value for name, value in keys.items() if not name.startswith("generation") or name >= first}

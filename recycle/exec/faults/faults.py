@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from recycle.errors import JobError
 from recycle.exec.faults.kinds import KINDS
-from recycle.exec.leader.detector import whom_to_fence
+from recycle.exec.leader.detector import select_fenced
 from recycle.exec.members import member_name
 from recycle.job import Job
 from recycle.job.shape import Shape, Worker
@@ -200,7 +200,7 @@ def _check_pair(fault: Fault, other: Worker, shape: Shape, alive: dict[Worker, b
             f"fault {fault}: whether workers {worker} and {other} exchange messages depends on the plan;"
             " cut neighbours of a pipeline, two of the same stage, or two of ranks further apart"
         )
-    fenced = whom_to_fence((worker, other), [w for w, state in alive.items() if state is not False])
+    fenced = select_fenced((worker, other), [w for w, state in alive.items() if state is not False])
     if fenced is None:
         raise JobError(f"fault {fault}: each of the two is the last live host of its stage, and cannot be fenced")
     return fenced
@@ -262,7 +262,7 @@ def punish(
 def _cut_from(worker: Worker, shape: Shape, dead: Collection[Worker]) -> Worker | None:
     live = [other for other in shape.workers() if other not in dead]
     near = [Worker(worker.pipeline, rank) for rank in (worker.rank - 1, worker.rank + 1)]
-    return next((other for other in near if other in live and whom_to_fence((worker, other), live) == worker), None)
+    return next((other for other in near if other in live and select_fenced((worker, other), live) == worker), None)
 
 
 def _has_peer(worker: Worker, shape: Shape, dead: Collection[Worker]) -> bool:

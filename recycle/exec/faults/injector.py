@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from recycle.exec.faults.faults import Fault, parse_fault
 from recycle.exec.faults.kinds import BETWEEN, KINDS
@@ -21,9 +21,6 @@ from recycle.exec.members import member_name, members_of, split_member
 from recycle.exec.transport.formation import FormingStore
 from recycle.exec.transport.outgoing import PacedLinks
 from recycle.ir.instruction import Instruction
-
-if TYPE_CHECKING:
-    from recycle.exec.worker.member import Member
 
 EXCHANGE_SECONDS = 10.0
 """How long a process waits for the connections of the other worker of a fault."""
@@ -121,10 +118,23 @@ class FaultInjector(IterationHook):
         strike(self, number, fault)
 
 
+class StruckMember(Protocol):
+    """The part of `recycle.exec.worker.member.Member` that faults use."""
+
+    name: str
+
+    @property
+    def live(self) -> Collection[str]: ...
+
+    def claim(self, fault: int) -> bool: ...
+
+    def await_strike(self, fault: int) -> bool: ...
+
+
 def start_injector(
     faults: Sequence[str],
     tensor_parallel: int,
-    member: Member,
+    member: StruckMember,
     store: FormingStore,
     poison: Callable[[], None],
     flip: Callable[[str, int], None],
@@ -147,13 +157,13 @@ def start_injector(
     return FaultInjector(own, member.claim, poison, exchange, flip, links)
 
 
-def _await_and_strike(number: int, fault: Fault, injector: FaultInjector, member: Member) -> None:
+def _await_and_strike(number: int, fault: Fault, injector: FaultInjector, member: StruckMember) -> None:
     if member.await_strike(number):
         injector.strike(number, fault)
 
 
 def _exchange(
-    member: Member, store: FormingStore, tensor_parallel: int, number: int, fault: Fault, own_ends: Sequence[str]
+    member: StruckMember, store: FormingStore, tensor_parallel: int, number: int, fault: Fault, own_ends: Sequence[str]
 ) -> list[str]:
     other = fault.other if split_member(member.name)[0] == str(fault.worker) else fault.worker
     assert other is not None

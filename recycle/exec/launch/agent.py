@@ -22,10 +22,10 @@ from typing import Any
 from recycle.errors import JobError, RunError
 from recycle.exec.election import Election, LeaderAddress, RoleLost
 from recycle.exec.launch.agreement import open_agreed_directory
-from recycle.exec.launch.contact import leave_contact, remove_contact, run_key
 from recycle.exec.launch.node import Node
 from recycle.exec.launch.peers import AgentServer
 from recycle.exec.launch.request import RunRequest
+from recycle.exec.launch.run_address import remove_address, run_key, write_address
 from recycle.exec.launch.run_directory import RunDirectory, has_ended
 from recycle.exec.launch.runtime import LeaderRuntime
 from recycle.exec.links import Link, LinkClosed, connect_to
@@ -40,17 +40,17 @@ GIVE_WAY_SECONDS = 2.0
 """Seconds during which a leaving agent does not take the role, so that a staying agent can."""
 COLLECT_AFTER = 200_000
 """New containers before a garbage collection; reports of 16,384 processes are about half of this."""
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 """Mean seconds between two attempts to find a leader."""
 
 
-class Served(Enum):
+class AgentExit(Enum):
     """How an agent's part in a run ended."""
 
     ENDED_BEFORE = "the run had ended before"
     DONE = "the run has ended after its last iteration"
-    STOPPED = "the run was ended early, and can go on"
-    LEFT = "the node has left, and the run goes on"
+    STOPPED = "the run was ended early, and can be resumed"
+    LEFT = "the node has left, and the run continues"
 
 
 def serve(
@@ -62,7 +62,7 @@ def serve(
     address: str | None = None,
     resume: bool = False,
     stop: threading.Event | None = None,
-) -> Served:
+) -> AgentExit:
     """Run the agent of `node` until the run has ended or the node has left the run.
 
     Args:
@@ -82,11 +82,11 @@ def serve(
     job = request.job
     nodes = place_workers(job.shape, job.cluster.workers_per_node)
     if not 0 <= node < len(nodes):
-        raise JobError(f"node {node}: the job's {job.shape.worker_count} workers lie on nodes 0 to {len(nodes) - 1}")
+        raise JobError(f"node {node}: the job's {job.shape.worker_count} workers are on nodes 0 to {len(nodes) - 1}")
     if job.membership.store == "launcher":
         raise JobError('[membership] store: agents need an etcd: store = "etcd://host:port", or --store')
     if has_ended(directory, job, request.steps):
-        return Served.ENDED_BEFORE
+        return AgentExit.ENDED_BEFORE
     tensor_parallel = job.grid.tensor_parallel
     processes_here = len(nodes[node]) * tensor_parallel
     require_open_files(processes_here, job.shape.worker_count * tensor_parallel)
@@ -99,12 +99,12 @@ def serve(
         shared = open_agreed_directory(request, election, node=node, run=run, path=Path(directory), resume=resume)
         closing.callback(shared.close)
         server.log_to(shared.logs / f"forkserver.{node}.log")
-        leave_contact(shared.path, job.membership.store, run)
-        here = Node(request, shared, server, nodes[node], address=address, node=node, session=uuid.uuid4().hex)
-        closing.callback(here.close)
-        agent = _Agent(request, run, address, election, shared, here, stop or threading.Event())
+        write_address(shared.path, job.membership.store, run)
+        local_node = Node(request, shared, server, nodes[node], address=address, node=node, session=uuid.uuid4().hex)
+        closing.callback(local_node.close)
+        agent = _Agent(request, run, address, election, shared, local_node, stop or threading.Event())
         closing.callback(agent.give_up_role)
-        closing.callback(here.processes.end, patience=0.0)
+        closing.callback(local_node.processes.end, patience=0.0)
         rarely_collect_garbage()
         return agent.serve()
 
@@ -120,7 +120,7 @@ def own_address(endpoints: Endpoints) -> str:
     """Return this machine's address on the route to etcd. Raises RunError if no member can be reached."""
     if endpoints.loopback:
         return "127.0.0.1"
-    why: str | None = None
+    reason: str | None = None
     for host, port in endpoints.members:
         try:
             family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
@@ -128,8 +128,8 @@ def own_address(endpoints: Endpoints) -> str:
                 probe.connect(target)
                 return str(probe.getsockname()[0])
         except OSError as error:
-            why = error.strerror
-    raise RunError(f"{endpoints}: no way there from this machine ({why}); give --address")
+            reason = error.strerror
+    raise RunError(f"{endpoints}: cannot be reached from this machine ({reason}); give --address")
 
 
 class _Agent:
@@ -140,19 +140,19 @@ class _Agent:
         address: str,
         election: Election,
         directory: RunDirectory,
-        here: Node,
+        local_node: Node,
         stop: threading.Event,
     ) -> None:
         self._request, self._job, self._run = request, request.job, run
         self._address, self._election, self._directory = address, election, directory
-        self._here, self._hub, self._agent, self._stop = here, here.hub, here.agent, stop
-        self._node, self._session = here.agent.node, here.agent.session
+        self._local_node, self._hub, self._agent, self._stop = local_node, local_node.hub, local_node.agent, stop
+        self._node, self._session = local_node.agent.node, local_node.agent.session
         self._key = run_key(directory.path)
         self._server: AgentServer | None = None
         self._link: Link | None = None
-        self._led_by, self._heard = "", 0.0
+        self._leader_session, self._heard = "", 0.0
         self._orders: deque[Order] = deque()
-        self._next_look = 0.0
+        self._next_search = 0.0
         self._rejected_since = 0.0
         self._outcome: str | None = None
         self._leaves_since: float | None = None
@@ -162,31 +162,30 @@ class _Agent:
     def _runtime(self) -> LeaderRuntime | None:
         return None if self._server is None else self._server.runtime
 
-    def serve(self) -> Served:
-        """Serve until the run has ended or the node has left."""
+    def serve(self) -> AgentExit:
         while self._outcome is None:
             self._find_leader()
             self._lead_and_follow()
             if self._stop.is_set() and self._leaves():
                 self._disconnect()
-                return Served.LEFT
+                return AgentExit.LEFT
             if self._outcome is None:
-                self._here.wait()
+                self._local_node.wait()
         if self._outcome not in ("", ENDED_EARLY):
             raise RunError(self._outcome)
-        self._here.processes.end(patience=0.0)  # processes still running came back too late to take part
+        self._local_node.processes.end(patience=0.0)  # processes still running came back too late to take part
         self._disconnect()
         self._forget_run()
-        return Served.STOPPED if self._outcome == ENDED_EARLY else Served.DONE
+        return AgentExit.STOPPED if self._outcome == ENDED_EARLY else AgentExit.DONE
 
     # The leader.
 
     def _find_leader(self) -> None:
         now = time.monotonic()
         is_heard = self._link is not None and now - self._heard < self._job.membership.lease / 2
-        if self._runtime is not None or is_heard or now < self._next_look:
+        if self._runtime is not None or is_heard or now < self._next_search:
             return
-        self._next_look = now + LOOK_SECONDS * (0.5 + random.random())
+        self._next_search = now + POLL_SECONDS * (0.5 + random.random())
         leader = self._election.leader()
         if leader is None:
             if (outcome := self._election.outcome()) is not None:
@@ -196,19 +195,19 @@ class _Agent:
                 self._take_role()
             return
         self._absent_since = None
-        if leader.session in (self._session, self._led_by if self._link is not None else ""):
+        if leader.session in (self._session, self._leader_session if self._link is not None else ""):
             return  # this agent's own role is about to end, or the leader is stalled, perhaps briefly
         self._disconnect()
         try:
             link = connect_to(leader.host, leader.port, self._key, Order)
         except (OSError, LinkClosed):
             return
-        link.owner = self._hear_leader
-        self._link, self._led_by, self._heard = link, leader.session, now
+        link.owner = self._take_orders
+        self._link, self._leader_session, self._heard = link, leader.session, now
         self._hub.add(link)
         self._hub.send(link, self._agent.hello())
 
-    def _hear_leader(self, link: Link, orders: list[Any] | None) -> None:
+    def _take_orders(self, link: Link, orders: list[Any] | None) -> None:
         if link is not self._link:
             return
         self._heard = time.monotonic()
@@ -241,18 +240,17 @@ class _Agent:
             register=self._election.persist,
             homes=node_of(self._job.shape, self._job.cluster.workers_per_node),
             directory=self._directory,
-            waker=self._here.waker,
+            waker=self._local_node.waker,
             restarts=self._job.cluster.restarts,
         )
         self._server = AgentServer(runtime, self._hub, listener, self._key)
         try:
             runtime.take_over(self._node, *self._election.register())
-            runtime.greet(self._obey, self._agent.hello())
+            runtime.connect_agent(self._obey, self._agent.hello())
         except RoleLost:
             self.give_up_role()
 
     def give_up_role(self) -> None:
-        """Give up the role if this agent has it."""
         server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -273,7 +271,7 @@ class _Agent:
         if self._runtime is not None and self._election.is_lost:
             raise RoleLost("the lease of the role has ended")
         if self._server is not None:
-            self._server.look()
+            self._server.close_strangers()
         self._hub.dispatch()
         runtime = self._runtime
         batch = self._agent.batch(hold=runtime is None)
@@ -296,7 +294,7 @@ class _Agent:
             case Rejected():
                 self._rejected_since = self._rejected_since or time.monotonic()
                 if time.monotonic() - self._rejected_since > self._job.membership.lease + 2:
-                    raise JobError(f"node {self._node} has an agent already in run {self._run!r}")
+                    raise JobError(f"node {self._node} already has an agent in run {self._run!r}")
                 self._disconnect()
             case Alive():
                 pass
@@ -316,7 +314,7 @@ class _Agent:
         assert self._runtime is not None
         with contextlib.suppress(RunError):
             self._election.end(outcome)
-        self._runtime.tell_outcome(outcome)
+        self._runtime.send_outcome(outcome)
         self._outcome = outcome
 
     def _leaves(self) -> bool:
@@ -345,4 +343,4 @@ class _Agent:
                 self._hub.dispatch(0.1)
             keeps = self._outcome == ENDED_EARLY and runtime.record.commit is not None
             self._election.erase(runtime.leader.resumable_cursor() if keeps else None)
-        remove_contact(self._directory.path)
+        remove_address(self._directory.path)

@@ -31,7 +31,7 @@ def open_agreed_directory(
 
     Raises JobError if this agent's run differs from the other agents' run, or the directory cannot be used.
     """
-    ours = RunInfo(
+    own = RunInfo(
         identity=uuid.uuid4().hex,
         job=hashlib.sha256(request.job.to_toml().encode()).hexdigest(),
         steps=request.steps,
@@ -40,29 +40,29 @@ def open_agreed_directory(
         resume=resume,
     )
     if (info := election.run()) is not None:
-        _require_same(ours, info, election, node, run)
+        _require_same(own, info, election, node, run)
     lock, is_alone = _lock(path, request.job.membership.start_deadline)
     try:
         info = election.run()
         if info is not None:
-            _require_same(ours, info, election, node, run)
+            _require_same(own, info, election, node, run)
             directory = RunDirectory(path, request.job, shared=info, lock=lock)
         elif not is_alone:
             raise JobError(f"{path}: another run uses this directory; choose another --run directory")
         else:
             if not resume and holds_steps(path):
                 raise JobError(
-                    f"{path}: holds another run, which etcd does not have; start all agents with --resume to go on"
-                    " with it, or choose another --run directory"
+                    f"{path}: holds another run, which etcd does not have; start all agents with --resume to"
+                    " continue it, or choose another --run directory"
                 )
             earlier = (
                 find_optional_resume_point(path, request.job, request.steps, request.text_digest) if resume else None
             )
             if earlier is not None:
-                ours = msgspec.structs.replace(ours, started=ours.started - earlier.seconds)
-            directory = RunDirectory(path, request.job, earlier, ours, lock)
-            if election.agree(ours) != ours:
-                raise JobError(f"node {node}: agents of run {run!r} use different --run directories; give all one")
+                own = msgspec.structs.replace(own, started=own.started - earlier.seconds)
+            directory = RunDirectory(path, request.job, earlier, own, lock)
+            if election.agree(own) != own:
+                raise JobError(f"node {node}: agents of run {run!r} use different --run directories; give all the same")
     except BaseException:
         os.close(lock)
         raise
@@ -70,18 +70,18 @@ def open_agreed_directory(
     return directory
 
 
-def _require_same(ours: RunInfo, info: RunInfo, election: Election, node: int, run: str) -> None:
-    for what, own, agreed in (
-        ("job file is not that", ours.job, info.job),
-        ("number of steps is not that", ours.steps, info.steps),
-        ("faults are not those", ours.faults, info.faults),
+def _require_same(own: RunInfo, info: RunInfo, election: Election, node: int, run: str) -> None:
+    for difference, own_value, agreed in (
+        ("another job file", own.job, info.job),
+        ("another number of steps", own.steps, info.steps),
+        ("other faults", own.faults, info.faults),
     ):
-        if own != agreed:
-            raise JobError(f"node {node}: its {what} of run {run!r}; give another --id")
-    if ours.resume != info.resume and election.register()[0] is None:  # else the register decides
-        first, this = ("with", "without") if info.resume else ("without", "with")
+        if own_value != agreed:
+            raise JobError(f"node {node}: run {run!r} has {difference}; give another --id")
+    if own.resume != info.resume and election.register()[0] is None:  # else the register decides
+        first, second = ("with", "without") if info.resume else ("without", "with")
         raise JobError(
-            f"node {node}: run {run!r} was started {first} --resume, this agent {this} it; start all agents of a run"
+            f"node {node}: run {run!r} was started {first} --resume, this agent {second} it; start all agents of a run"
             " alike, or give all another --id"
         )
 

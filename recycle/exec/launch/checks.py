@@ -17,8 +17,8 @@ from recycle.errors import JobError, RecycleError, RunError
 from recycle.exec.checkpoint.checkpoint import verify_files
 from recycle.exec.faults.faults import Fault, parse_fault
 from recycle.exec.faults.kinds import KINDS
-from recycle.exec.launch.dials import asks_for_gpu
-from recycle.exec.launch.request import FAILED, Findings, refuse_at_once
+from recycle.exec.launch.request import FAILED, Findings, check_without_torch
+from recycle.exec.launch.trackers import asks_for_gpu
 from recycle.exec.model.providers import Providers
 from recycle.exec.transport.plugin import transport_named, transport_of
 from recycle.exec.worker.specification import REFUSED
@@ -41,7 +41,7 @@ def check_request(
         processes: number of processes on this machine.
     """
     text_digest = None
-    refuse_at_once(job, steps, faults, absent)
+    check_without_torch(job, steps, faults, absent)
     check_libraries(job)
     if job.model.kind != "emulated":
         from recycle.exec.data.loading import load_batches, load_evaluation
@@ -85,8 +85,10 @@ def main(text: str) -> None:
     job, steps, faults, absent, processes = msgspec.json.decode(text, type=tuple[str, int, list[str], list[str], int])
     workers = frozenset(map(Worker.parse, absent))
     try:
-        found = check_request(Job.from_toml(job), steps, list(map(parse_fault, faults)), workers, processes=processes)
+        findings = check_request(
+            Job.from_toml(job), steps, list(map(parse_fault, faults)), workers, processes=processes
+        )
     except RecycleError as error:
         print(f"\n{error}")
         sys.exit(FAILED if isinstance(error, RunError) else REFUSED)
-    print(f"\n{msgspec.json.encode(found).decode()}")
+    print(f"\n{msgspec.json.encode(findings).decode()}")

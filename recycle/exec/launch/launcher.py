@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from recycle.exec.checkpoint.resume import find_resume_point
 from recycle.exec.faults.faults import Fault
-from recycle.exec.launch.contact import LOCAL, leave_contact, remove_contact, require_unused
-from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.node import Node
 from recycle.exec.launch.request import request_run
+from recycle.exec.launch.run_address import LOCAL, remove_address, require_unused, write_address
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.launch.runtime import LeaderRuntime
+from recycle.exec.launch.trackers import Observer
 from recycle.exec.model.providers import ModelProvider, Providers
 from recycle.exec.planning.planner_process import Planner
 from recycle.exec.processes.forkserver import ForkServer
@@ -159,8 +159,8 @@ def train(
             drain=lambda link, message: runtime.drain(message, partial(node.hub.send, link)),
         )
         closing.callback(node.close)
-        leave_contact(run_directory.path, f"{LOCAL}://{node.socket}", "")
-        closing.callback(remove_contact, run_directory.path)
+        write_address(run_directory.path, f"{LOCAL}://{node.socket}", "")
+        closing.callback(remove_address, run_directory.path)
         runtime = LeaderRuntime(
             request=request,
             register=lambda action: None,  # the leader and the register end with this process
@@ -169,8 +169,8 @@ def train(
             waker=node.waker,
         )
         closing.callback(runtime.close)
-        runtime.begin(earlier)
-        runtime.greet(node.agent.obey, node.agent.hello())
+        runtime.start_run(earlier)
+        runtime.connect_agent(node.agent.obey, node.agent.hello())
         while not runtime.over:
             if stop is not None and stop.is_set() and not runtime.ends_early:
                 runtime.end_early()

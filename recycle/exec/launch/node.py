@@ -55,7 +55,6 @@ class Node:
         self.processes.wait(HOLD_SECONDS if self.agent.is_holding else self._heartbeat / 2)
 
     def close(self) -> None:
-        """End all processes and close all connections."""
         self.processes.end(patience=0.0)
         self.hub.close()
         self.waker.close()

@@ -34,7 +34,7 @@ class AgentServer:
         self._strangers[link] = time.monotonic() + HANDSHAKE_SECONDS
         self._hub.add(link)
 
-    def look(self) -> None:
+    def close_strangers(self) -> None:
         """Close connections that did not authenticate with the run's key in time."""
         now = time.monotonic()
         for link, deadline in list(self._strangers.items()):
@@ -47,13 +47,13 @@ class AgentServer:
     def _take(self, link: Link, messages: list[Any] | None) -> None:
         if messages is None:
             self._links.discard(link)
-            self._part(link)
+            self._disconnect(link)
         for message in messages or ():
             match message:
                 case Hello():
-                    self._part(self._sessions.get(message.session))  # the agent has noticed the break first
+                    self._disconnect(self._sessions.get(message.session))  # the agent has noticed the break first
                     peer = partial(self._send, link)
-                    if self.runtime.greet(peer, message):
+                    if self.runtime.connect_agent(peer, message):
                         self._peers[link] = message.node, peer
                         self._sessions[message.session] = link
                 case Batch() if link in self._peers:
@@ -64,17 +64,15 @@ class AgentServer:
     def _send(self, link: Link, order: Order, body: bytes | None = None) -> None:
         self._hub.send(link, body or order)
 
-    def _part(self, link: Link | None) -> None:
+    def _disconnect(self, link: Link | None) -> None:
         if link in self._peers:
-            self.runtime.part(*self._peers.pop(link))
+            self.runtime.disconnect_agent(*self._peers.pop(link))
 
     @property
     def is_empty(self) -> bool:
-        """Whether no agent is connected."""
         return not self._peers
 
     def close(self) -> None:
-        """Close the leader's runtime and all connections."""
         self._hub.remove(self._listener)
         for link in self._links:
             self._hub.remove(link)

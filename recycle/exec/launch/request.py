@@ -10,8 +10,8 @@ import msgspec
 
 from recycle.errors import JobError, RunError
 from recycle.exec.faults.faults import Fault, check_faults
-from recycle.exec.launch.dials import Observer, require_packages
 from recycle.exec.launch.run_directory import RunDirectory
+from recycle.exec.launch.trackers import Observer, require_packages
 from recycle.exec.leader.detector import profiled_seconds
 from recycle.exec.planning.planner_process import Planner
 from recycle.exec.planning.run_checks import require_valid
@@ -63,12 +63,10 @@ class RunRequest:
 
     @property
     def absent(self) -> frozenset[Worker]:
-        """The workers that the run starts without."""
         return self.schedule.failed if self.schedule is not None else frozenset()
 
     @property
     def hosts(self) -> Hosts:
-        """The stages that workers host at the start."""
         return Hosts.at_start(self.job, self.schedule)
 
     def fork_server(self) -> ForkServer:
@@ -94,8 +92,8 @@ class RunRequest:
         if code in (REFUSED, FAILED):
             raise (JobError if code == REFUSED else RunError)(last)
         if code:
-            how = with_last_lines(describe_exit(code), LINE_SEPARATOR.join([*before, last][-8:]))
-            raise RunError(f"the process that checks the job {how}")
+            ending = with_last_lines(describe_exit(code), LINE_SEPARATOR.join([*before, last][-8:]))
+            raise RunError(f"the process that checks the job {ending}")
         return replace(self, findings=msgspec.json.decode(last, type=Findings))
 
     def specification(self, directory: RunDirectory, *, agent: str, address: str) -> RunSpecification:
@@ -104,7 +102,7 @@ class RunRequest:
         return RunSpecification(
             job=self.job.to_toml(),
             cut=[] if own is None else list(own.cut),
-            stages={} if own is None else {str(worker): list(of) for worker, of in own.stages.items()},
+            stages={} if own is None else {str(worker): list(stages) for worker, stages in own.stages.items()},
             faults=[str(fault) for fault in self.faults],
             agent=agent,
             address=address,
@@ -129,7 +127,7 @@ def request_run(
     """
     steps = job.train.steps if steps is None else steps
     job = price(job)
-    refuse_at_once(job, steps, faults, schedule.failed if schedule is not None else frozenset())
+    check_without_torch(job, steps, faults, schedule.failed if schedule is not None else frozenset())
     if schedule is not None:
         schedule = schedule_for(schedule, job)
     elif planner is None:
@@ -148,7 +146,7 @@ LONGEST_SECONDS = 1e6
 """Most seconds that an operation may take."""
 
 
-def refuse_at_once(job: Job, steps: int, faults: Sequence[Fault], absent: frozenset[Worker]) -> None:
+def check_without_torch(job: Job, steps: int, faults: Sequence[Fault], absent: frozenset[Worker]) -> None:
     """Run the checks that need no torch. Raises JobError."""
     check_settings(job, steps)
     if job.model.kind != "emulated" and job.model.provider is None:

@@ -26,7 +26,7 @@ import msgspec
 
 from recycle.errors import JobError
 from recycle.exec.checkpoint.resume import ResumePoint, holds_steps
-from recycle.exec.launch.contact import LOCK, in_use
+from recycle.exec.launch.run_address import LOCK, in_use_error
 from recycle.exec.protocol import RunInfo
 from recycle.files import read_whole, require_text, write_whole
 from recycle.job import Job
@@ -69,7 +69,6 @@ class LineLog:
         return self.flush()
 
     def flush(self) -> str | None:
-        """Write waiting lines; return the reason if some could not be written."""
         while self._waiting:
             try:
                 self._waiting = self._waiting[os.write(self._descriptor, self._waiting) :]
@@ -84,7 +83,6 @@ class LineLog:
         return (os.pread(self._descriptor, self._size, 0) + self._waiting).splitlines(keepends=True)
 
     def last(self) -> bytes:
-        """Return the last written line; empty if there is none."""
         end = os.pread(self._descriptor, LINE_BYTES, max(0, self._size - LINE_BYTES))
         return end.splitlines()[-1] if end else b""
 
@@ -150,12 +148,12 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = self._take(shared) if lock is None else lock
             if earlier is not None:
-                self._put_aside(earlier, job)
+                self._archive_earlier(earlier, job)
             for folder in (self.plans, self.logs):
                 folder.mkdir(exist_ok=True)
             write_whole(self.path / "job.toml", job.to_toml())
             if job.model.weights is not None:
-                self._keep_beside_weights(Path(job.model.weights))
+                self._copy_carried_files(Path(job.model.weights))
             if shared is not None:
                 write_whole(self.path / "run", f"{shared.identity}\n")
             else:
@@ -174,14 +172,14 @@ class RunDirectory:
                 raise JobError(f"{self.path}: holds a run already; choose another --run directory or remove it")
         elif holds_steps(self.path) and self._identity() != shared.identity:
             raise JobError(
-                f"{self.path}: holds another run than etcd; to go on with it, start all agents with --resume and"
+                f"{self.path}: holds another run than etcd; to continue it, start all agents with --resume and"
                 " an --id that etcd does not have, else choose another --run directory or remove it"
             )
 
     def _take(self, shared: RunInfo | None) -> int:
         descriptor = lock_directory(self.path, fcntl.LOCK_EX if shared is None else fcntl.LOCK_SH)
         if descriptor is None:
-            raise in_use(self.path)
+            raise in_use_error(self.path)
         return descriptor
 
     def _point_latest_here(self) -> None:
@@ -193,20 +191,20 @@ class RunDirectory:
             scratch.symlink_to(self.path.name)
             os.replace(scratch, latest)
 
-    def _keep_beside_weights(self, checkpoint: Path) -> None:
+    def _copy_carried_files(self, checkpoint: Path) -> None:
         if (source := carried_files(checkpoint)) is None:
             return
-        beside = self.checkpoints / HUGGING_FACE
-        beside.mkdir(parents=True, exist_ok=True)
+        target = self.checkpoints / HUGGING_FACE
+        target.mkdir(parents=True, exist_ok=True)
         for file in source.iterdir():
-            write_whole(beside / file.name, read_whole(file, JobError))
+            write_whole(target / file.name, read_whole(file, JobError))
 
     def _identity(self) -> str | None:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             return (self.path / "run").read_text().strip()
         return None
 
-    def _put_aside(self, earlier: ResumePoint, job: Job) -> None:
+    def _archive_earlier(self, earlier: ResumePoint, job: Job) -> None:
         """The merged trace is outdated; the logs stay, unless workers of another shape wrote them."""
         if earlier.shape == job.shape:
             with contextlib.suppress(FileNotFoundError):
@@ -220,7 +218,7 @@ class RunDirectory:
             with contextlib.suppress(FileNotFoundError):
                 (self.path / name).rename(aside / name)
 
-    def now(self) -> float:
+    def elapsed(self) -> float:
         """Seconds since the run started, including the earlier parts of a resumed run."""
         return time.monotonic() - self.started
 
@@ -239,13 +237,11 @@ class RunDirectory:
         return [json.loads(line) for line in self._metrics.lines()]
 
     def has_metrics_of(self, step: int) -> bool:
-        """Return whether this step has a metrics line."""
         with self._metrics.locked():
             return any(_step(line) == step for line in reversed(self._metrics.lines()))
 
     def event(self, kind: str, **details: Any) -> dict[str, Any]:
-        """Write an event with the present time, and return it."""
-        event = {"time": round(self.now(), 6), "kind": kind, **details}
+        event = {"time": round(self.elapsed(), 6), "kind": kind, **details}
         self._write("events.jsonl", self._events, event)
         if not self._is_shared:
             self.events.append(event)
@@ -258,10 +254,10 @@ class RunDirectory:
             self._metrics.rewind(sum(1 for _ in kept))
 
     def _write(self, name: str, log: LineLog, line: dict[str, Any]) -> None:
-        why = log.append(json.dumps(line))
-        if why is not None and not self._warned:
+        reason = log.append(json.dumps(line))
+        if reason is not None and not self._warned:
             self._warned = True
-            self.warn(f"{self.path / name}: cannot be written ({why}); its lines are kept until there is room")
+            self.warn(f"{self.path / name}: cannot be written ({reason}); its lines are kept until there is room")
 
     def close(self) -> None:
         """Close the files and release the lock."""

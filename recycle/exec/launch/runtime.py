@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 
 from recycle.errors import JobError, RecycleError
-from recycle.exec.agent.node_agent import StandingOrders, without_earlier
+from recycle.exec.agent.node_agent import StandingOrders
 from recycle.exec.checkpoint.completion import CheckpointCompletion
 from recycle.exec.checkpoint.resume import ResumePoint, find_optional_resume_point
 from recycle.exec.faults.kinds import KINDS
-from recycle.exec.launch.contact import resume_command
-from recycle.exec.launch.dials import Dials, Observer
 from recycle.exec.launch.request import RunRequest
+from recycle.exec.launch.run_address import resume_command
 from recycle.exec.launch.run_directory import RunDirectory
+from recycle.exec.launch.trackers import Observer, Trackers
 from recycle.exec.leader.actions import (
     Action,
     AgentAbsent,
@@ -58,7 +58,6 @@ from recycle.exec.protocol import (
     LeaderMessage,
     Order,
     Over,
-    Permit,
     Refused,
     Rejected,
 )
@@ -107,13 +106,12 @@ class LeaderRuntime:
         self.digests: Mapping[str, Mapping[int, str]] = {}
         directory.warn = self._warn
         self._plans = PlanService(job, request.planner, directory.plans, directory.profiles, waker, request.schedule)
-        self._judged = self._told_alive = 0.0
+        self._judged_at = self._alive_sent_at = 0.0
         self._checkpoints = CheckpointCompletion(
             job, directory.checkpoints, request.text_digest, directory.has_metrics_of, waker.wake
         )
         self.agents: dict[int, Peer] = {}
         self._standing = StandingOrders()
-        self._keys: dict[str, bytes] = {}
         self._drains: dict[Worker, list[Callable[[Refused], None]]] = {}
         run = RunDescription(
             job=job,
@@ -127,7 +125,7 @@ class LeaderRuntime:
             restarts=restarts,
             own=self._plans.own(),
             can_search=self._plans.can_search,
-            started=time.monotonic() - directory.now(),
+            started=time.monotonic() - directory.elapsed(),
             logs=str(directory.logs),
             resume_command=resume_command(directory.path),
         )
@@ -135,17 +133,15 @@ class LeaderRuntime:
 
     @property
     def record(self) -> GenerationRecord:
-        """The register's record."""
         return self.leader.record
 
     @property
     def ends_early(self) -> bool:
-        """Whether the run was asked to end before its last iteration."""
         return self.leader.ends_early
 
     # The beginning.
 
-    def begin(self, earlier: ResumePoint | None = None) -> None:
+    def start_run(self, earlier: ResumePoint | None = None) -> None:
         """Start the run, or resume from an earlier part's checkpoint; call before the first tick."""
         checkpoint, generation = None, 0
         if earlier is not None:
@@ -155,31 +151,31 @@ class LeaderRuntime:
             has_metrics = self._directory.has_metrics_of(manifest.step)
             checkpoint = StoredCheckpoint(manifest.step, manifest.commit, has_metrics)
         self._take(Begin(checkpoint=checkpoint, generation=generation, kept=self._checkpoints.kept()))
-        self._show_dials()
+        self._start_trackers()
 
     def take_over(self, node: int, record: GenerationRecord | None, cursor: Cursor | None) -> None:
         """Continue from another leader's register, or start the run if it is empty; call before the first tick."""
         if record is None:
             asked = self._directory.path, self._job, self._request.steps, self._request.text_digest
-            self.begin(find_optional_resume_point(*asked) if self._directory.resumes else None)
+            self.start_run(find_optional_resume_point(*asked) if self._directory.resumes else None)
             return
         failed = frozenset(self._job.shape.workers()) - {Worker.parse(worker) for worker in record.live}
-        kept = [state for of in (record, cursor) if of is not None for state in (of.verified, of.candidate)]
+        kept = [state for part in (record, cursor) if part is not None for state in (part.verified, part.candidate)]
         names = [record.plan, record.held, record.holds, *(state.holds for state in kept if state is not None)]
         digests = {plan_of(name) if " " in name else name for name in names}
         hosts = {digest: hosts for digest in digests if digest and (hosts := self._plans.hosts(digest)) is not None}
         plan = self._plans.adopted(failed, record.plan) if record.plan else None
         self._take(Begin(node, record, cursor, plan, hosts, kept=self._checkpoints.kept()))
-        self._show_dials()
+        self._start_trackers()
 
-    def _show_dials(self) -> None:
+    def _start_trackers(self) -> None:
         step = self.leader.next_step
-        self._observers.append(Dials(self._job, self._directory.path, step, self._warn, self._request.findings.gpu))
+        self._observers.append(Trackers(self._job, self._directory.path, step, self._warn, self._request.findings.gpu))
 
     # Agents.
 
-    def greet(self, peer: Peer, hello: Hello) -> bool:
-        """Accept a connected agent; return False if its node has an agent already."""
+    def connect_agent(self, peer: Peer, hello: Hello) -> bool:
+        """Accept a connected agent; return False if its node already has an agent."""
         node = hello.node
         if node in self.agents:
             peer(Rejected(), None)
@@ -187,22 +183,20 @@ class LeaderRuntime:
         self.agents[node] = peer
         for order in self._standing.messages():
             peer(order, None)
-        if self._keys:
-            peer(Keys(self._keys), None)
+        if self._standing.keys:
+            peer(Keys(self._standing.keys), None)
         self._take(hello)
         return True
 
-    def part(self, node: int, peer: Peer) -> None:
-        """Note that the connection to an agent is lost."""
+    def disconnect_agent(self, node: int, peer: Peer) -> None:
         if self.agents.get(node) is peer:
             del self.agents[node]
             self._take(AgentAbsent(node))
 
     def take(self, node: int, batch: Batch) -> None:
-        """Take an agent's batch of messages from its node."""
         self._take(batch)
         if batch.keys:
-            self._keys.update(batch.keys)
+            self._standing.keys.update(batch.keys)
             keys = Keys(batch.keys)
             body = msgspec.msgpack.encode(keys)
             for other, peer in self.agents.items():
@@ -210,7 +204,6 @@ class LeaderRuntime:
                     peer(keys, body)
 
     def drain(self, request: Drain, answer: Callable[[Drained | Refused], None]) -> None:
-        """Drain workers at a client's request."""
         try:
             workers = self._workers_of(request.target)
         except JobError as error:
@@ -230,15 +223,14 @@ class LeaderRuntime:
             return [worker]
         homes = node_of(shape, self._job.cluster.workers_per_node)
         if int(target) > max(homes.values()):
-            raise JobError(f"node {target}: the job's workers lie on nodes 0 to {max(homes.values())}")
+            raise JobError(f"node {target}: the job's workers are on nodes 0 to {max(homes.values())}")
         places = self.leader.places
-        here = [worker for worker in sorted(live) if homes[places.get(worker, worker)] == int(target)]
-        if not here:
+        workers = [worker for worker in sorted(live) if homes[places.get(worker, worker)] == int(target)]
+        if not workers:
             raise JobError(f"node {target}: all its workers in {path} are dead already")
-        return here
+        return workers
 
-    def tell_outcome(self, outcome: str) -> None:
-        """Tell all agents that the run has ended."""
+    def send_outcome(self, outcome: str) -> None:
         for peer in self.agents.values():
             peer(Over(outcome), None)
 
@@ -246,21 +238,20 @@ class LeaderRuntime:
 
     def tick(self) -> None:
         """Let the leader decide, after all messages so far were taken. Raises RunError, RoleLost."""
-        for planned in self._plans.look(self._warn):
+        for planned in self._plans.poll(self._warn):
             self._take(planned)
         for answer in self._checkpoints.poll(self._warn):
             self._take(answer)
         now = time.monotonic()
-        if now - self._told_alive >= self._job.membership.lease / ALIVE_PER_LEASE:
-            self._told_alive = now
+        if now - self._alive_sent_at >= self._job.membership.lease / ALIVE_PER_LEASE:
+            self._alive_sent_at = now
             for peer in self.agents.values():
                 peer(Alive(), None)
-        judges_beats = now - self._judged >= self._job.membership.heartbeat / 2
-        self._judged = now if judges_beats else self._judged
+        judges_beats = now - self._judged_at >= self._job.membership.heartbeat / 2
+        self._judged_at = now if judges_beats else self._judged_at
         self._take(Tick(judges_beats))
 
     def end_early(self) -> None:
-        """End the run with the present or next iteration, and save its state."""
         self._take(EndEarly())
 
     def _take(self, message: Any) -> None:
@@ -309,8 +300,6 @@ class LeaderRuntime:
 
     def _tell(self, message: LeaderMessage) -> None:
         self._standing.take(message)
-        if isinstance(message, Permit) and message.what == "run":
-            self._keys = without_earlier(self._keys, message.generation)
         body = msgspec.msgpack.encode(message)
         for peer in self.agents.values():
             peer(message, body)
@@ -337,7 +326,7 @@ class LeaderRuntime:
 
     def close(self) -> None:
         """Close the planners, the trackers, and the thread that completes checkpoints."""
-        for dials in self._observers[1:]:
-            dials.close()
+        for trackers in self._observers[1:]:
+            trackers.close()
         self._plans.close()
         self._checkpoints.close()

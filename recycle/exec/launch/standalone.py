@@ -130,7 +130,6 @@ class LocalRun:
         return result
 
     def iterate(self, iteration: int) -> Commit:
-        """Run one iteration with its optimizer steps, and return its commit."""
         reports: dict[str, Report] = {}
         every = self.job.compared_every(self.rotation.rounds)
         running: dict[Worker, Iterations] = {}
@@ -170,7 +169,6 @@ class LocalRun:
         return self._orders[number]
 
     def evaluate(self, step: int) -> Evaluated:
-        """Evaluate the present state, which is the state after `step`."""
         assert self.evaluated_by is not None, "the job has [eval]"
         reports: dict[str, EvaluationReport] = {}
         running: dict[Worker, Evaluation] = {}

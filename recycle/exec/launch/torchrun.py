@@ -150,11 +150,11 @@ class _TorchrunCommits:
     def report_evaluation(self, step: int, report: EvaluationReport) -> None:
         self._leave("evaluation", step, report, step - self._job.evaluation.every)
 
-    def _leave(self, what: str, step: int, report: Report | EvaluationReport, read: int) -> None:
+    def _leave(self, kind: str, step: int, report: Report | EvaluationReport, read: int) -> None:
         name = self._names[self._rank]
-        self._store.set(f"{what}/{step}/{name}", msgspec.msgpack.encode(report))
+        self._store.set(f"{kind}/{step}/{name}", msgspec.msgpack.encode(report))
         if read >= 0:
-            self._store.delete_key(f"{what}/{read}/{name}")
+            self._store.delete_key(f"{kind}/{read}/{name}")
 
     def _gather(self, what: str, step: int, kind: type[_Report]) -> dict[str, _Report]:
         keys = {name: f"{what}/{step}/{name}" for name in self._names}

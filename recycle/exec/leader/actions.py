@@ -35,7 +35,6 @@ class PreparedPlan:
 
     Attributes:
         digest: hash of the schedule.
-        roles: worker -> role.
         periods: step mode -> period; a plan made for the barrier has only the barrier's.
         text: the plan file if the run directory does not hold the file; else empty.
         hosts: the workers' stages; None for the stages that processes start with.
@@ -45,7 +44,6 @@ class PreparedPlan:
     """
 
     digest: str
-    roles: Mapping[Worker, Worker]
     periods: Mapping[StepMode, float]
     text: str = ""
     hosts: Hosts | None = None
@@ -55,7 +53,6 @@ class PreparedPlan:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the run directory holds the plan file."""
         return not self.text
 
 
@@ -284,18 +281,14 @@ class Outbox:
         self.actions: list[Action] = []
 
     def put(self, action: Action) -> None:
-        """Add an action."""
         self.actions.append(action)
 
     def tell(self, message: LeaderMessage) -> None:
-        """Add a message for all processes."""
         self.put(Tell(message))
 
     def log(self, kind: str, **fields: Any) -> None:
-        """Add an event."""
         self.put(Event(kind, fields))
 
     def take_actions(self) -> list[Action]:
-        """Return the collected actions and clear the list."""
         actions, self.actions = self.actions, []
         return actions

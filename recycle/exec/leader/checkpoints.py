@@ -20,8 +20,8 @@ from recycle.plans.hosting import Hosts
 
 def writer_of(stage: int, hosts: Collection[str], record: GenerationRecord) -> str | None:
     """Select the worker that writes a stage, from hosts that did not just join; None if no host is left."""
-    left = sorted(set(hosts).intersection(record.live).difference(record.joins))
-    return left[stage % len(left)] if left else None
+    candidates = sorted(set(hosts).intersection(record.live).difference(record.joins))
+    return candidates[stage % len(candidates)] if candidates else None
 
 
 def _writers(hosts: Hosts, record: GenerationRecord) -> dict[int, str]:
@@ -49,7 +49,6 @@ class PendingCheckpoint:
 
     @property
     def missing(self) -> list[tuple[int, int]]:
-        """The parts that are not written yet."""
         return [part for part, saved in self.parts.items() if saved is None]
 
 
@@ -99,7 +98,6 @@ class Checkpoints:
 
     @property
     def is_finishing(self) -> bool:
-        """Whether the runtime is completing a checkpoint."""
         return any(pending.is_finishing for pending in self.pending.values())
 
     def take(self, member: str, part: SavedPart) -> None:
@@ -109,7 +107,6 @@ class Checkpoints:
             pending.parts[key] = part.saved
 
     def completed(self, answer: CheckpointCompleted) -> None:
-        """Take the runtime's answer: the checkpoint is complete or has failed."""
         step, pending = answer.step, self.pending.get(answer.step)
         if pending is None or not pending.is_finishing:
             return
@@ -140,9 +137,9 @@ class Checkpoints:
             elif dead is not None and (step < record.committed or not live):  # else another host may write it
                 self._give_up(step, f"worker {dead} ended before it had written its part")
 
-    def _give_up(self, step: int, why: str) -> None:
+    def _give_up(self, step: int, reason: str) -> None:
         del self.pending[step]
-        self._outbox.log("checkpoint", step=step, error=why)
+        self._outbox.log("checkpoint", step=step, error=reason)
 
     def rewind(self, step: int) -> None:
         """Forget checkpoints of steps after `step`, which may be wrong after a rollback."""
@@ -150,10 +147,8 @@ class Checkpoints:
         self.kept = {at for at in self.kept if at <= step}
 
     def folder(self, step: int) -> str | None:
-        """Return the folder name of a step's complete checkpoint; None if there is none."""
         return folder_name(step) if step in self.kept else None
 
 
 def folder_name(step: int) -> str:
-    """Return the folder name of a step's checkpoint."""
     return f"step-{step:08d}"

@@ -1,11 +1,11 @@
 """Turns the reports of an iteration into a commit, the next step mode and the verified state: pure functions.
 
-Thousands of reports arrive at once. One loop compares each report with the first report of the same stage
-(`ReportColumns`). `disagreement.compare` runs only if two reports differ.
+Thousands of reports arrive at once. `ReportColumns` compares each report with the first of its stage;
+`disagreement.compare` runs only if two reports differ.
 
-A staggered step runs before the global norm is known, with clip factor 1. The step is right if the norm is finite and
-within the limit. Otherwise the iteration is repeated, which costs more than the barrier. So steps are staggered only
-while the norms stay well below the limit.
+A staggered step runs before the global norm is known, with clip factor 1. If the norm is above the limit or not finite,
+the iteration is repeated, which costs more than the barrier. So steps are staggered only while norms stay well below
+the limit.
 
 **Verified states.** Hosts compare the state at the start of a generation and at a fixed interval. Some compared states
 are kept. A kept state is a candidate until all work has been replayed since, within one generation and without
@@ -53,7 +53,7 @@ _NOT_FINITE: _Parts = (nan,)
 
 @dataclass(frozen=True, eq=False)
 class ReportColumns:
-    """The reports of all processes for one iteration. Create instances with `of`.
+    """The reports of all processes for one iteration. Create instances with `from_reports`.
 
     Attributes:
         reports: process -> report.
@@ -75,8 +75,7 @@ class ReportColumns:
     has_states: bool
 
     @classmethod
-    def of(cls, reports: Mapping[str, Report]) -> ReportColumns:
-        """Build the columns from process -> report."""
+    def from_reports(cls, reports: Mapping[str, Report]) -> ReportColumns:
         members = parse_members(tuple(reports))
         agree, is_finite, compared = True, True, set[bool]()
         hosted: dict[tuple[int, int], _Values] = {}
@@ -123,7 +122,7 @@ class ReportColumns:
     def times(self) -> ComputeTimes:
         """Return the workers' compute times, as reported by tensor rank 0."""
         rows = zip(self.members, self.reports.values(), strict=True)
-        return ComputeTimes.of({worker: report for (worker, rank), report in rows if rank == 0})
+        return ComputeTimes.from_reports({worker: report for (worker, rank), report in rows if rank == 0})
 
 
 def _finite(parts: _Parts | None) -> _Parts | None:
@@ -141,8 +140,8 @@ WINDOW = 4
 def step_mode(recent: Sequence[float], clip: float) -> StepMode:
     """Choose the next step mode: staggered if the last `WINDOW` norms are finite and below half of the limit.
 
-    A wrong staggered step costs an iteration and a new generation, the barrier only part of an iteration. So a step
-    should be wrong far less than once in five times. Norms drift slowly but scatter between iterations.
+    A wrong staggered step costs an iteration and a new generation, the barrier part of an iteration. So a step should
+    be wrong far less than once in five times.
     """
     window = recent[-WINDOW:]
     return "staggered" if window and all(norm < NEAR * clip for norm in window) else "barrier"
@@ -153,7 +152,7 @@ def clip_factor(clip: float, norm_squared: float) -> float:
     return min(1.0, clip / (math.sqrt(norm_squared) + 1e-6))
 
 
-def is_right(commit: Commit) -> bool:
+def norm_within_limit(commit: Commit) -> bool:
     """Return whether a staggered step, taken with clip factor 1, was the step that the commit requires."""
     return commit.clip_factor == 1.0
 
@@ -172,8 +171,8 @@ def exact_parts(addends: Sequence[float]) -> list[float]:
     if not all(map(math.isfinite, addends)):
         return [math.nan]
     parts: list[float] = []
-    while rest := math.fsum([*addends, *(-part for part in parts)]):
-        parts.append(rest)
+    while remainder := math.fsum([*addends, *(-part for part in parts)]):
+        parts.append(remainder)
     return parts
 
 
@@ -230,7 +229,7 @@ def only_generation(workers: Sequence[Worker], before: int = -1) -> GenerationRe
 
 def commit_of(job: Job, step: int, steps: int, reports: Mapping[str, Report]) -> Commit:
     """Return the commit of `step` in a run without a leader. Raises RunError if hosts disagree."""
-    columns = ReportColumns.of(reports)
+    columns = ReportColumns.from_reports(reports)
     commit = decide(job, step, columns)
     if unlike := count_votes(step, votes_of(columns.replayed)):
         raise RunError(f"{unlike}: one of them computes wrong")

@@ -1,10 +1,9 @@
 """Failure detector: finds dead and hung workers by heartbeats and selects the worker to fence after a network cut.
 
-A separate thread sends heartbeats to the agent. The thread stops when the process stops or when a call holds the
-interpreter lock. A heartbeat contains the main thread's progress, the current operation, and the longest recent
-duration of that operation in this process. An operation counts as hung after a multiple of that duration, on any model
-and machine. The first run of an operation may compile, load or warm up, and has a longer limit. A worker that waits for
-others never counts as hung. If all workers wait, none can be blamed; `standstill` returns how long they have waited.
+A separate thread sends heartbeats: the main thread's progress, the current operation, and the longest recent duration
+of that operation in this process. An operation counts as hung after a multiple of that duration; its first run, which
+may compile, load or warm up, has a longer limit. A worker that waits for others never counts as hung. If all workers
+wait, none can be blamed; `standstill` returns how long they have waited.
 
 Silence counts only while the leader itself runs, because an overloaded machine also starves the workers. The silence of
 the median process is subtracted, up to a second deadline, because many workers on few cores starve together.
@@ -56,8 +55,8 @@ class FailureDetector:
         self._changed, self._progressed, self._advanced = self._since
         self._patience = np.zeros(count)
         self._is_watched = np.zeros(count, bool)
-        self._looked = 0.0
-        self._found: tuple[Collection[Worker], Integers] = frozenset(), np.zeros(0, np.int64)
+        self._judged_at = 0.0
+        self._cached_places: tuple[Collection[Worker], Integers] = frozenset(), np.zeros(0, np.int64)
 
     def take(self, heartbeats: Mapping[str, Heartbeat]) -> None:
         """Take heartbeats by process name; heartbeats of unknown processes are ignored."""
@@ -66,14 +65,13 @@ class FailureDetector:
                 self.beats[place] = astuple(beat)
 
     def end(self, members: Iterable[str]) -> None:
-        """Note that these processes have ended."""
         self.take(dict.fromkeys(members, _NO_BEAT))
 
     def _places_of(self, workers: Collection[Worker]) -> Integers:
-        if self._found[0] != workers:
+        if self._cached_places[0] != workers:
             firsts = worker_indices(workers, self._ranks) * self._processes
-            self._found = frozenset(workers), (firsts[:, None] + np.arange(self._processes)).ravel()
-        return self._found[1]
+            self._cached_places = frozenset(workers), (firsts[:, None] + np.arange(self._processes)).ravel()
+        return self._cached_places[1]
 
     def lost(
         self, live: Collection[Worker], now: float, done: Collection[str] = (), *, is_starting: bool = False
@@ -91,8 +89,8 @@ class FailureDetector:
         if not self.are_due:
             return {}
         dead_after = max(self._limits.warm_up, self._limits.dead_after) if is_starting else self._limits.dead_after
-        late = max(0.0, now - self._looked - self._limits.heartbeat)
-        self._looked = now
+        late = max(0.0, now - self._judged_at - self._limits.heartbeat)
+        self._judged_at = now
         self._since += late
         watched = self._places_of(live)
         if done:
@@ -138,12 +136,12 @@ class FailureDetector:
         places = self._places_of(live)
         if not len(places) or not self._last["waiting"][places].all():
             return 0.0
-        return max(0.0, self._looked - float(self._advanced[places].max()))
+        return max(0.0, self._judged_at - float(self._advanced[places].max()))
 
     def stuck(self, live: Collection[Worker], seconds: float) -> set[Worker]:
         """Workers with a process that does not wait and has made no progress for `seconds`, when last judged."""
         places = self._places_of(live)
-        is_stuck = ~self._last["waiting"][places] & (self._looked - self._advanced[places] > seconds)
+        is_stuck = ~self._last["waiting"][places] & (self._judged_at - self._advanced[places] > seconds)
         numbers = (places[is_stuck] // self._processes).tolist()
         return {Worker(*divmod(number, self._ranks)) for number in numbers}
 
@@ -165,8 +163,8 @@ class FailureDetector:
     def patience_with(self, worker: Worker) -> float:
         """Seconds that the worker's current operation may take, by its last heartbeat."""
         places = self._places_of([worker])
-        found = self._patience[places[self._is_watched[places]]]
-        return float(found.max()) if len(found) else self._limits.warm_up
+        patience = self._patience[places[self._is_watched[places]]]
+        return float(patience.max()) if len(patience) else self._limits.warm_up
 
     def forget(self, workers: Collection[Worker]) -> None:
         """Reset the workers' heartbeats, because new processes follow or the old ones are judged from the start."""
@@ -190,7 +188,7 @@ def profiled_seconds(job: PricedJob) -> float:
     return scale * max(*profile.per_stage("forward", stages), *backward, *profile.per_stage("step", stages))
 
 
-def whom_to_fence(
+def select_fenced(
     pair: Sequence[Worker],
     live: Collection[Worker],
     silent: Collection[Worker] = (),

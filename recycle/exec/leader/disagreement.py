@@ -1,9 +1,8 @@
 """Finds disagreements between the reports of one iteration, and the worker at fault: pure functions.
 
-After reduction, the hosts of a stage hold the same gradient sums. The tensor ranks of a worker hold the same loss and
-the same gradients of replicated parameters. A worker reports squared norms and a checksum over every bit of the sums.
-Hardware faults cause differences: corrupted memory, or a wrong sum on one host. At a fixed interval the hosts of a
-stage also report checksums of the state at the start of the iteration.
+After reduction, the hosts of a stage hold the same gradient sums, and the tensor ranks of a worker the same loss and
+gradients of replicated parameters. Workers report squared norms and a checksum over every bit of the sums, and at a
+fixed interval checksums of the state at the start of the iteration. Hardware faults cause differences.
 
 A worker is odd if its own tensor ranks disagree, or if the worker differs from more than half of the stage's hosts.
 Between two hosts, or without a majority, the fault cannot be attributed.
@@ -72,20 +71,19 @@ class Disagreement(RunError):
         self.parts: list[dict[str, Any]] = []
 
     def __str__(self) -> str:
-        return f"step {self.step}: {self.what}"
+        return f"step {self.step}: {self.description}"
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         return "; ".join(self.differences)
 
     @property
     def is_of_replays(self) -> bool:
         return bool(self.disputed or self.parts)
 
-    def accuse(self, worker: str, did: str) -> None:
-        """Mark the worker as odd."""
-        self.odd.setdefault(worker, f"it {did}")
-        self.differences.append(f"worker {worker} {did}")
+    def accuse(self, worker: str, deviation: str) -> None:
+        self.odd.setdefault(worker, f"it {deviation}")
+        self.differences.append(f"worker {worker} {deviation}")
 
 
 def stage_name(number: int) -> str:
@@ -94,7 +92,6 @@ def stage_name(number: int) -> str:
 
 
 def names(workers: Sequence[str]) -> str:
-    """Return workers as text."""
     return ("workers " if len(workers) > 1 else "worker ") + " and ".join(workers)
 
 
@@ -107,18 +104,18 @@ def compare(step: int, reports: Mapping[str, Report], named: Callable[[int], str
     workers: dict[str, list[Report]] = defaultdict(list)
     for member in sorted(reports, key=split_member):
         workers[split_member(member)[0]].append(reports[member])
-    found, unlike = Disagreement(step), dict[str, str]()
+    disagreement, unlike = Disagreement(step), dict[str, str]()
     hosts_of: dict[int, list[str]] = defaultdict(list)
     for worker, ranks in workers.items():
-        if what := _unlike_ranks(ranks, named):
-            found.differences.append(f"tensor ranks of worker {worker} hold different {what}")
+        if difference := _unlike_ranks(ranks, named):
+            disagreement.differences.append(f"tensor ranks of worker {worker} hold different {difference}")
             losses = [f"loss {report.loss!r}" for report in ranks if report.loss is not None]
-            found.held[worker] = "; ".join([_text(ranks, ranks[0].norms, named), *losses])
-            unlike[worker] = f"its tensor ranks hold different {what}"
+            disagreement.held[worker] = "; ".join([_text(ranks, ranks[0].norms, named), *losses])
+            unlike[worker] = f"its tensor ranks hold different {difference}"
         for number in ranks[0].norms:
             hosts_of[number].append(worker)
     for number, hosts in sorted(hosts_of.items()):
-        if number >= PARAMETERS and found.is_of_state:
+        if number >= PARAMETERS and disagreement.is_of_state:
             break
         states: dict[str, object] = {
             worker: tuple(report.states[number] for report in workers[worker])
@@ -129,34 +126,36 @@ def compare(step: int, reports: Mapping[str, Report], named: Callable[[int], str
             worker: tuple(_gradient(report, number) for report in workers[worker]) for worker in hosts
         }
         name_of_state = "state" if number < PARAMETERS else "parameter"
-        for what, said in ((name_of_state, states), ("gradient", gradients)):
-            votes = Counter(said.values())
+        for difference, values in ((name_of_state, states), ("gradient", gradients)):
+            votes = Counter(values.values())
             if len(votes) <= 1:
                 continue
-            for worker in said:
-                found.held.setdefault(worker, _text(workers[worker], [number], named))
+            for worker in values:
+                disagreement.held.setdefault(worker, _text(workers[worker], [number], named))
             value, count = votes.most_common(1)[0]
-            most = [worker for worker in said if said[worker] == value]
-            if 2 * count > len(said):
-                for worker in (worker for worker in said if said[worker] != value):
-                    found.accuse(worker, f"holds another {what} of {named(number)} than {names(most)}")
+            most = [worker for worker in values if values[worker] == value]
+            if 2 * count > len(values):
+                for worker in (worker for worker in values if values[worker] != value):
+                    disagreement.accuse(worker, f"holds a different {difference} of {named(number)} than {names(most)}")
             else:
-                found.differences.append(f"{names(list(said))} hold different {what}s of {named(number)}")
-            if said is states:
-                found.is_of_state = True
+                disagreement.differences.append(
+                    f"{names(list(values))} hold different {difference}s of {named(number)}"
+                )
+            if values is states:
+                disagreement.is_of_state = True
                 peer = workers[most[0]]
-                found.bits += (bit for worker in said for bit in _bits(worker, workers[worker], peer, number))
-    if not found.differences:
+                disagreement.bits += (bit for worker in values for bit in _bits(worker, workers[worker], peer, number))
+    if not disagreement.differences:
         return
-    if not found.is_of_state:
-        found.ranks = sorted({number for worker in unlike for number in workers[worker][0].norms})
-    if not (found.is_of_state and found.odd):  # a wrong state spreads to tensor ranks of all hosts
-        found.odd = unlike | found.odd | unlike
-    raise found
+    if not disagreement.is_of_state:
+        disagreement.ranks = sorted({number for worker in unlike for number in workers[worker][0].norms})
+    if not (disagreement.is_of_state and disagreement.odd):  # a wrong state spreads to tensor ranks of all hosts
+        disagreement.odd = unlike | disagreement.odd | unlike
+    raise disagreement
 
 
-def _bits(worker: str, ranks: Sequence[Report], of_peer: Sequence[Report], stage: int) -> Iterator[Bit]:
-    for rank, (own, other) in enumerate(zip(ranks, of_peer, strict=True)):
+def _bits(worker: str, ranks: Sequence[Report], peer_ranks: Sequence[Report], stage: int) -> Iterator[Bit]:
+    for rank, (own, other) in enumerate(zip(ranks, peer_ranks, strict=True)):
         if own.states[stage] != other.states[stage]:
             place = differing_bit(Checksum(*own.states[stage]), Checksum(*other.states[stage]))
             if place is not None:
@@ -169,8 +168,8 @@ def _unlike_ranks(ranks: Sequence[Report], named: Callable[[int], str]) -> str:
     if len(losses) > 1 and all(loss is None or math.isfinite(loss) for loss in losses):
         return "losses"
     for stage in ranks[0].replicated:
-        found = {_parts(report.replicated[stage]) for report in ranks}
-        if len(found) > 1 and _NOT_FINITE not in found:
+        gradients = {_parts(report.replicated[stage]) for report in ranks}
+        if len(gradients) > 1 and _NOT_FINITE not in gradients:
             return f"gradients of {named(stage)}"
     return ""
 
@@ -206,69 +205,75 @@ Votes = Mapping[Voted, Mapping[str, MicroBatchChecksums]]
 """Subject -> worker -> its results; the worker that owns the work is first."""
 
 
-def replayed_as(checked: Checked, made: MicroBatchChecksums, is_home: bool) -> Replayed:
+def replayed_as(checked: Checked, checksums: MicroBatchChecksums, is_home: bool) -> Replayed:
     """Build a worker's report of a replayed micro-batch."""
-    sums = tuple(number for checksum in made for number in checksum)
+    sums = tuple(number for checksum in checksums for number in checksum)
     return Replayed(checked.stage, *checked.micro_batch, is_home, sums)
 
 
-def votes_of(said: Iterable[tuple[str, Replayed]]) -> Votes:
+def votes_of(replayed: Iterable[tuple[str, Replayed]]) -> Votes:
     """Group (process, report) by subject; subjects with only one worker are omitted."""
-    found: dict[Voted, dict[str, MicroBatchChecksums]] = {}
-    for process, one in sorted(said, key=lambda pair: not pair[1].is_home):
+    votes: dict[Voted, dict[str, MicroBatchChecksums]] = {}
+    for process, row in sorted(replayed, key=lambda pair: not pair[1].is_home):
         worker, rank = split_member(process)
-        made = MicroBatchChecksums(*(Checksum(*one.sums[place : place + 2]) for place in range(0, len(one.sums), 2)))
-        voted = Voted(Checked(one.stage, MicroBatch(one.pipeline, one.index)), rank)
-        found.setdefault(voted, {})[worker] = made
-    return {voted: votes for voted, votes in sorted(found.items()) if len(votes) > 1}
+        checksums = MicroBatchChecksums(
+            *(Checksum(*row.sums[place : place + 2]) for place in range(0, len(row.sums), 2))
+        )
+        voted = Voted(Checked(row.stage, MicroBatch(row.pipeline, row.index)), rank)
+        votes.setdefault(voted, {})[worker] = checksums
+    return {voted: votes for voted, votes in sorted(votes.items()) if len(votes) > 1}
 
 
 def count_votes(step: int, votes: Votes, before: Votes | None = None) -> Disagreement | None:
     """Return the odd workers and disputed micro-batches, or None; `before` holds votes of a disputed earlier run."""
-    found = Disagreement(step)
-    for voted, made_by in votes.items():
+    disagreement = Disagreement(step)
+    for voted, results in votes.items():
         (stage, micro_batch), rank = voted
         work = f"micro-batch {micro_batch} at stage {stage}" + (f" in tensor rank {rank}" if rank else "")
-        value, count = Counter(made_by.values()).most_common(1)[0]
-        if 2 * count <= len(made_by):
-            wrong = dict(made_by)
-            other = next(made for made in made_by.values() if made != value)
-            found.disputed.append(voted.checked)
+        value, count = Counter(results.values()).most_common(1)[0]
+        if 2 * count <= len(results):
+            wrong = dict(results)
+            other = next(result for result in results.values() if result != value)
+            disagreement.disputed.append(voted.checked)
             tensors = ", ".join(_differences(other, value))
-            found.differences.append(f"{names(list(made_by))} made different things of {work} ({tensors})")
+            disagreement.differences.append(f"{names(list(results))} computed different results for {work} ({tensors})")
         else:
-            wrong = {worker: made for worker, made in made_by.items() if made != value}
+            wrong = {worker: result for worker, result in results.items() if result != value}
             wrong |= _contradicted({} if before is None else before.get(voted, {}), value)
-            for worker, made in wrong.items():
-                others = [other for other, its in made_by.items() if its == value and other != worker]
-                differences = _differences(made, value)
-                found.accuse(worker, f"made something else of {work} than {names(others)} ({', '.join(differences)})")
+            for worker, result in wrong.items():
+                others = [other for other, result in results.items() if result == value and other != worker]
+                differences = _differences(result, value)
+                disagreement.accuse(
+                    worker, f"computed another result for {work} than {names(others)} ({', '.join(differences)})"
+                )
                 where = {"worker": member_name(worker, rank), "stage": stage, "micro_batch": str(micro_batch)}
-                found.parts += ({**where, "tensor": tensor, **bit} for tensor, bit in differences.items())
+                disagreement.parts += ({**where, "tensor": tensor, **bit} for tensor, bit in differences.items())
         if wrong:
-            found.held |= {worker: f"{work}: {_replay_text(made)}" for worker, made in {**made_by, **wrong}.items()}
-    return found if found.differences else None
+            disagreement.held |= {
+                worker: f"{work}: {_replay_text(result)}" for worker, result in {**results, **wrong}.items()
+            }
+    return disagreement if disagreement.differences else None
 
 
 def _contradicted(
     before: Mapping[str, MicroBatchChecksums], value: MicroBatchChecksums
 ) -> dict[str, MicroBatchChecksums]:
     """Only the first differing tensor counts: later tensors may derive from it, also on a correct worker."""
-    for place, now in enumerate(value):
-        if len({made[place] for made in before.values()}) > 1:
-            wrong = {worker: made for worker, made in before.items() if made[place] != now}
+    for place, agreed in enumerate(value):
+        if len({result[place] for result in before.values()}) > 1:
+            wrong = {worker: result for worker, result in before.items() if result[place] != agreed}
             return wrong if len(wrong) < len(before) else {}
     return {}
 
 
-def _differences(one: MicroBatchChecksums, other: MicroBatchChecksums) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
-    for tensor, mine, its in zip(PARTS, one, other, strict=True):
-        if mine != its:
-            place = differing_bit(mine, its)
-            found[tensor] = {} if place is None else {"index": place.word, "bit": place.bit}
-    return found
+def _differences(first: MicroBatchChecksums, second: MicroBatchChecksums) -> dict[str, dict[str, int]]:
+    differences: dict[str, dict[str, int]] = {}
+    for tensor, own, other in zip(PARTS, first, second, strict=True):
+        if own != other:
+            place = differing_bit(own, other)
+            differences[tensor] = {} if place is None else {"index": place.word, "bit": place.bit}
+    return differences
 
 
-def _replay_text(made: MicroBatchChecksums) -> str:
-    return ", ".join(f"{name} {one.words:016x}" for name, one in zip(PARTS, made, strict=True))
+def _replay_text(checksums: MicroBatchChecksums) -> str:
+    return ", ".join(f"{name} {checksum.words:016x}" for name, checksum in zip(PARTS, checksums, strict=True))

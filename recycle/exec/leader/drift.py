@@ -14,9 +14,9 @@ A link is slow if its messages take `FACTOR` times as long as in the profile and
 be at least `SHARE` of a typical instruction, and the receiver must have waited: an early sender sees a slow transfer on
 any link.
 
-Limits: an unused worker or link cannot be measured; it is tried again at full speed after `RETRY` windows, then after
-twice as many, and so on. Times are wall clock, which includes more than computing on asynchronous devices and shared
-cores. A link that delays fewer than three quarters of its messages is not found, nor are links inside reductions.
+Limits: an unused worker or link cannot be measured; it is tried again after `RETRY` windows, then after twice as many,
+and so on. Times are wall clock. A link that delays fewer than three quarters of its messages is not found, nor are
+links inside reductions.
 """
 
 from __future__ import annotations
@@ -87,18 +87,18 @@ class Windows:
         The estimate is the median of the measurements beyond the plan, if more than half of a window is on one side. An
         idle row that is due for a retry gets its usual value, and twice the wait before the next retry.
         """
-        found: dict[int, float] = {}
+        estimates: dict[int, float] = {}
         values = self._values
         for beyond in (self._is_beyond(values, planned[:, None]), self._is_beyond(planned[:, None], values)):
             for row in np.flatnonzero(2 * beyond.sum(axis=1) > values.shape[1]).tolist():
-                found[row] = median(values[row, beyond[row]].tolist())
-                if not self._is_beyond(found[row], usual[row]):
+                estimates[row] = median(values[row, beyond[row]].tolist())
+                if not self._is_beyond(estimates[row], usual[row]):
                     self._patience[row] = RETRY * values.shape[1]
         for row in np.flatnonzero((planned != usual) & (self._idle >= self._patience)).tolist():
-            found[row] = float(usual[row])
+            estimates[row] = float(usual[row])
             self._patience[row] *= 2
             self._values[row], self._idle[row] = math.nan, 0
-        return found
+        return estimates
 
     def is_usual(self, row: int, usual: float) -> bool:
         """Return whether a whole window is measured and no measurement is beyond the usual value."""
@@ -175,30 +175,30 @@ class _Links:
     def _forget(self, code: int) -> None:
         self._windows.forget(self._rows.pop(code))
 
-    def depart(self, found: Departure) -> None:
+    def depart(self, departure: Departure) -> None:
         codes, rows = np.array(list(self._rows), np.int64), list(self._rows.values())
         counted_on, usual = np.full((2, MOST_LINKS), math.nan)
-        counted_on[rows], usual[rows] = self._prices(found.profile, codes), self._prices(self._profile, codes)
+        counted_on[rows], usual[rows] = self._prices(departure.profile, codes), self._prices(self._profile, codes)
         departed = self._windows.departed(counted_on, usual)
         for code, row in sorted(self._rows.items()):
             if row not in departed:
                 continue
             price, base = departed[row], float(usual[row])
             sender, receiver = map(self._shape.worker_at, divmod(code, self._shape.worker_count))
-            pair, links = f"{sender}>{receiver}", dict(found.profile.links)
+            pair, links = f"{sender}>{receiver}", dict(departure.profile.links)
             messages = f"messages from {sender} to {receiver} take"
             links.pop(pair, None)
             if self._is_beyond(price, base):
                 factor, seconds = _rounded(price / base) if base else None, price * self._unit
                 links[pair] = Link(_rounded(price)) if factor is None else self._slowed(sender, receiver, factor)
                 ends = {"worker": str(sender), "peer": str(receiver)}
-                found.slow_links.append({**ends, "seconds": round(seconds, 6), "factor": factor})
+                departure.slow_links.append({**ends, "seconds": round(seconds, 6), "factor": factor})
                 how = f"{seconds:.3g} s" if factor is None else f"{factor:.3g} times as long as the profile says"
-                found.note(f"{messages} {how}", links=links)
+                departure.note(f"{messages} {how}", links=links)
             elif counted_on[row] != base:
                 if pair in self._profile.links:
                     links[pair] = self._profile.links[pair]
-                found.note(f"{messages} as long as the profile says again", links=links)
+                departure.note(f"{messages} as long as the profile says again", links=links)
 
     def _slowed(self, sender: Worker, receiver: Worker, factor: float) -> Link:
         usual = self._profile.link_between(self._shape, sender, receiver)
@@ -222,22 +222,21 @@ class DriftMonitor:
         return np.asarray(np.asarray(ratio) > np.asarray(reference) * (1 + self._threshold))
 
     def observe(self, times: ComputeTimes, planned: Profile, *, by_stage: bool = False) -> None:
-        """Take the live workers' reports of one iteration, and the profile that the plan in use was made for.
+        """Take the reports of one iteration, and the profile of the plan in use.
 
-        With `by_stage`, workers of a rank host different stages: compare each worker only with the other hosts of its
-        stages.
+        With `by_stage`, workers of a rank host different stages: compare each only with the other hosts of its stages.
         """
         count, size = times.count, len(times.workers)
         expected = _of_hosts(times) if by_stage else count * self._expected(times)
         counts = expected > 0
-        by_worker = [np.bincount(times.owner, of * counts, size) for of in (count, times.seconds, expected)]
+        by_worker = [np.bincount(times.owner, values * counts, size) for values in (count, times.seconds, expected)]
         cost, is_measured = _costs(*(sums.astype(np.float64) for sums in by_worker))
         places, cost = worker_indices(times.workers, self._shape.ranks)[is_measured], cost[is_measured]
         if by_stage:
             self._speeds.add(places, cost)
             return
         hosts = Groups.by(places % self._shape.ranks, cost)
-        self._speeds.add(places, cost / hosts.median[hosts.of])
+        self._speeds.add(places, cost / hosts.median[hosts.group])
         if len(cost):
             self._links.observe(times.reports, planned, _lower_median(cost))
         if self._compares_stages:
@@ -265,7 +264,7 @@ class DriftMonitor:
 
     def departed(self, planned: Profile) -> Departure | None:
         """Return the departures of the last iterations from `planned`; None if `planned` still holds."""
-        found, stages = Departure(planned), self._shape.stages
+        departure, stages = Departure(planned), self._shape.stages
         usual = np.ones(self._shape.worker_count)
         factors = usual.copy()
         for name, factor in planned.speed.items():
@@ -273,20 +272,20 @@ class DriftMonitor:
         for index, ratio in sorted(self._speeds.departed(factors, usual).items()):
             is_near = abs(math.log(ratio)) <= math.log1p(self._threshold / 2)
             worker, factor = str(self._shape.worker_at(index)), 1.0 if is_near else _rounded(ratio)
-            speed = {name: of for name, of in found.profile.speed.items() if name != worker}
+            speed = {name: known for name, known in departure.profile.speed.items() if name != worker}
             if factor != 1.0:
                 speed[worker] = factor
-            found.note(f"worker {worker} takes {factor:.3g} times as long as its peers", speed=speed)
+            departure.note(f"worker {worker} takes {factor:.3g} times as long as its peers", speed=speed)
         base = np.concatenate([self._per_stage[name] for name in TIMES])
         counted_on = np.concatenate([planned.per_stage(name, stages) for name in TIMES])
         ratios = np.divide(counted_on, base, out=np.full(len(base), math.nan), where=base > 0)
         for row, ratio in sorted(self._times.departed(ratios, ratios).items()):
             kind, stage = divmod(row, stages)
-            name, times = TIMES[kind], found.profile.per_stage(TIMES[kind], stages)
+            name, times = TIMES[kind], departure.profile.per_stage(TIMES[kind], stages)
             times[stage] = _rounded(ratio * float(base[row]))
-            found.note(f"{name} of stage {stage} takes {ratio:.3g} times what the profile says", **{name: times})
-        self._links.depart(found)
-        return found if found.causes else None
+            departure.note(f"{name} of stage {stage} takes {ratio:.3g} times what the profile says", **{name: times})
+        self._links.depart(departure)
+        return departure if departure.causes else None
 
 
 def _of_hosts(times: ComputeTimes) -> Floats:
@@ -295,7 +294,7 @@ def _of_hosts(times: ComputeTimes) -> Floats:
     count = times.count[rows]
     keys = (times.stage * len(times.tokens) + times.kind)[rows]
     hosts = Groups.by(keys, times.seconds[rows] / count)
-    expected[rows] = count * hosts.median[hosts.of] * (hosts.sizes[hosts.of] > 1)
+    expected[rows] = count * hosts.median[hosts.group] * (hosts.sizes[hosts.group] > 1)
     return expected
 
 

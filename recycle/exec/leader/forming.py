@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from recycle.errors import RunError
-from recycle.exec.leader.detector import whom_to_fence
+from recycle.exec.leader.detector import select_fenced
 from recycle.exec.leader.membership import Membership
 from recycle.exec.leader.metrics import MetricsLines
 from recycle.exec.leader.state import Phase, RunDescription
@@ -63,12 +63,12 @@ class Forming(Membership):
         self._disputed: list[tuple[int, int, int]] = []
         self._lost_since: float | None = None
         self._longest = self._iteration_since = 0.0
-        self._wanted = self.holdings.hosts
+        self._target = self.holdings.hosts
         self._spare: dict[int, int] = {}
 
     # The end of a generation.
 
-    def end(self) -> None:
+    def end_generation(self) -> None:
         """End the current generation: undecided work is void, and survivors wake up."""
         if self.record.generation and self._persisted_phase in ("proposed", "running"):
             self.persist("ended" if self._persisted_phase == "running" else "abandoned")
@@ -79,24 +79,23 @@ class Forming(Membership):
         """Fence workers, each with its reason, and end the generation. Raises StageLost."""
         for worker in sorted(lost):
             self.kill(worker)
-            self.take_out(worker)
-        self.forgive()
-        self.end()
-        for worker, how in sorted(lost.items()):  # after the barrier: a leader that was cut off does not accuse others
-            self.log_detected(worker, how)
+            self.remove_live(worker)
+        self.reset_failures()
+        self.end_generation()
+        for worker, cause in sorted(lost.items()):  # after the barrier: a leader that was cut off accuses no worker
+            self.log_detected(worker, cause)
         if self._lost_since is None:
             self._lost_since = self.now
         if unit := self.lost_unit(self.holders):
-            last, how = max(lost.items())
-            line = self.processes[last].lines.rpartition(LINE_SEPARATOR)[2] if how.startswith("ended") else ""
-            ended = f"{last}, which {how} ({line})" if line else f"{last}, {how}"
+            last, cause = max(lost.items())
+            line = self.processes[last].lines.rpartition(LINE_SEPARATOR)[2] if cause.startswith("ended") else ""
+            ended = f"{last}, which {cause} ({line})" if line else f"{last}, {cause}"
             raise StageLost(
                 f"{unit} no live host left after step {self.record.committed}: its parameters are lost with worker"
                 f" {ended}"
             )
 
-    def forgive(self) -> None:
-        """Reset the counts of failed attempts, because their cause may be gone."""
+    def reset_failures(self) -> None:
         self._attempts = 0
         self._failures.clear()
 
@@ -104,7 +103,7 @@ class Forming(Membership):
         self._attempts += 1
         if self._attempts >= ATTEMPTS:
             raise RunError(f"gave up after {ATTEMPTS} attempts with the same workers: {cause}")
-        self.end()
+        self.end_generation()
 
     # From one generation to the next.
 
@@ -113,19 +112,19 @@ class Forming(Membership):
         self.release_leavers()
         if not self.ends_early and not self.admit_rejoins():
             return
-        plan = self.plans.ready(self.failed)
+        plan = self.plans.plan_for(self.failed)
         if plan is None:
             if self.waited > PLAN_SECONDS:
                 dead = " ".join(worker_names(self.failed)) or "any"
                 raise RunError(f"no plan without workers {dead} was made within {PLAN_SECONDS:g} s; see [planner]")
             return
         if unit := self.lost_unit(self.holders):
-            raise RunError(f"{unit} no live host among the workers that are there")
+            raise RunError(f"{unit} no live host among the present workers")
         live, holdings, commit = self.live, self.holdings, self.record.commit
-        self._wanted = wanted = holdings.wanted(plan.hosts, live, self.holders)
+        self._target = target = holdings.target(plan.hosts, live, self.holders)
         if commit is not None and self.record.is_evaluation_due:
             commit = msgspec.structs.replace(commit, last=None)  # the next generation has not announced its end
-        roles = {str(worker): str(plan.roles[worker]) for worker in sorted(live)}
+        roles = {name: name for name in worker_names(live)}  # plans name processes
         self._failed_since = None
         self.announce(
             plan=plan.digest,
@@ -133,50 +132,49 @@ class Forming(Membership):
             roles=roles,
             commit=commit,
             periods=dict(plan.periods),
-            copies=holdings.copies(wanted, live, self.holders),
-            holds=holdings.name_of(plan.digest, wanted),
+            copies=holdings.copies(target, live, self.holders),
+            holds=holdings.name_of(plan.digest, target),
             rounds=plan.rounds,
             disputed=self._disputed,
-            behind=holdings.behind(wanted, live),
+            behind=holdings.background_copies(target, live),
         )
         record = self.record
         changed = {"generation": record.generation, "plan": plan.digest, "live": record.live, "roles": roles}
         self.log("generation", step=self.next_step, **changed)
         self.enter(Phase.PROPOSED)
 
-    def form(self) -> None:
-        """Permit forming once all workers have acknowledged the generation."""
-        if not self.heard.all_said(Acknowledged):
+    def permit_forming(self) -> None:
+        if not self.received.is_complete(Acknowledged):
             if self.waited > (limit := self.limits.form_timeout):
                 # The worker may be in an operation that cannot be interrupted.
-                missing = self.heard.silent(Acknowledged)
+                missing = self.received.missing(Acknowledged)
                 late = {worker for worker in missing if self.waited > limit + self.detector.patience_with(worker)}
                 self._fence_late(late, f"generation {self.record.generation} was not acknowledged")
             return
-        acknowledged = self.heard.of(Acknowledged)
-        undone = {split_member(member)[0] for member, said in acknowledged.items() if said.undone}
+        acknowledged = self.received.by_process(Acknowledged)
+        undone = {split_member(member)[0] for member, answer in acknowledged.items() if answer.undone}
         if undone or self._repeated:
             cause = self._repeated or "it was not committed when the generation ended"
             self.log("undone", step=self.next_step, count=len(undone), cause=cause)
             self._repeated = None
-        is_stale = any(said.stale for said in acknowledged.values())
+        is_stale = any(answer.stale for answer in acknowledged.values())
         self.tell(Permit(self.record.generation, "form", is_stale))
         self.enter(Phase.FORMING)
 
-    def begin_to_run(self) -> None:
+    def start_running(self) -> None:
         """Permit running once all groups are formed; retry a failed formation with the same workers."""
         if self._fence_cut():
             return
-        if self.heard.failed or not self.heard.all_said(Formed):
+        if self.received.failed or not self.received.is_complete(Formed):
             self._judge_formation()
             return
         self.persist("running")
         self.tell(Permit(self.record.generation, "run"))
-        self.holdings.take_up(self.record.holds, self._wanted)
+        self.holdings.set_current(self.record.holds, self._target)
         self.enter(Phase.RUNNING)
         self._iteration_since = now = self.now
-        self.lines.runs(now)
-        formed = self.heard.of(Formed)
+        self.lines.start_generation(now)
+        formed = self.received.by_process(Formed)
         self._log_copies({name: formed[name].copied for name in self.record.live})
         for worker in self.joined:
             self.processes[worker].ready.clear()
@@ -188,17 +186,17 @@ class Forming(Membership):
         self._log_spare()
 
     def _judge_formation(self) -> None:
-        heard, generation = self.heard, self.record.generation
-        answers = heard.of(Formed)
-        failed = [member for member in heard.members if member in heard.failed] if heard.failed else []
+        received, generation = self.received, self.record.generation
+        answers = received.by_process(Formed)
+        failed = [member for member in received.members if member in received.failed] if received.failed else []
         if own := {worker_of(name): answers[name].error for name in failed if not answers[name].expired}:
             self._blame(own)
-        elif heard.all_said(Formed):
+        elif received.is_complete(Formed):
             self._form_again(f"worker {failed[0]} could not form generation {generation}: {answers[failed[0]].error}")
         else:
             # A worker that waits for a late worker answers after `form_timeout`, or after the timeout of a copy.
             limit = 2 * self.limits.form_timeout + (self.limits.transport_timeout if self.record.copies else 0.0)
-            late = heard.silent(Formed) if self.waited > limit else set[Worker]()
+            late = received.missing(Formed) if self.waited > limit else set[Worker]()
             self._fence_late(late, f"groups of generation {generation} did not form")
 
     def _blame(self, failed: Mapping[Worker, str]) -> None:
@@ -209,7 +207,7 @@ class Forming(Membership):
             return
         self._failures.update(self._blamed)
         often = [worker for worker in self._blamed if self._failures[worker] >= FAILURES]
-        fenced = whom_to_fence(often, self.holders, hosts=self.holdings.fewest_hosts(often, self.holders))
+        fenced = select_fenced(often, self.holders, hosts=self.holdings.fewest_hosts(often, self.holders))
         reason = f"could not form generation {self.record.generation}: {failed[fenced or min(self._blamed)]}"
         if fenced:
             self.fence({fenced: reason})
@@ -220,29 +218,29 @@ class Forming(Membership):
         self._failed_since = self.now if self._failed_since is None else self._failed_since
         return self.now - self._failed_since <= GRACE_SECONDS
 
-    def _fence_late(self, late: set[Worker], what: str) -> None:
+    def _fence_late(self, late: set[Worker], event: str) -> None:
         if not late:
             return
-        cause = f"{what} within {self.waited:.0f} s"
+        cause = f"{event} within {self.waited:.0f} s"
         if self.lost_unit(self.holders - late):
             self._form_again(f"{cause} by workers {' '.join(map(str, sorted(late)))}")
         else:
             self.fence(dict.fromkeys(late, cause))
 
     def _fence_cut(self) -> bool:
-        if self.now < self._judges_cuts_from or not (cuts := self.heard.of(CutOff)):
+        if self.now < self._judges_cuts_from or not (cuts := self.received.by_process(CutOff)):
             return False
         member, message = next(iter(cuts.items()))
         pair = [worker_of(member), Worker.parse(message.peer)]
         silent = [worker for worker in pair if self.detector.is_silent(worker, self.now)]
-        fenced = whom_to_fence(pair, self.holders, silent, self.holdings.fewest_hosts(pair, self.holders))
+        fenced = select_fenced(pair, self.holders, silent, self.holdings.fewest_hosts(pair, self.holders))
         if fenced is None:
             self._form_again(
                 f"workers {pair[0]} and {pair[1]} cannot reach each other, and each is its stage's last host"
             )
         else:
-            (other,) = (worker for worker in pair if worker != fenced)
-            self.fence({fenced: f"cut off from worker {other}"})
+            (peer,) = (worker for worker in pair if worker != fenced)
+            self.fence({fenced: f"cut off from worker {peer}"})
         return True
 
     # While it runs.
@@ -251,7 +249,7 @@ class Forming(Membership):
         """Form again if connections broke without a death, or all workers wait without progress."""
         if self._fence_cut():
             return
-        if (troubles := self.heard.of(Trouble)) and not self._may_be_explained():
+        if (troubles := self.received.by_process(Trouble)) and not self._may_be_explained():
             self._form_again(next(iter(troubles.values())).message)
             return
         seconds, commit = self.detector.standstill(self.live), self.record.commit
@@ -261,17 +259,17 @@ class Forming(Membership):
         if seconds > (usual if self._longest else self.limits.transport_timeout):
             self._form_again(f"all workers have waited for {seconds:.0f} s, and none has made progress")
 
-    def take_in_copies(self) -> None:
+    def record_copies(self) -> None:
         """Record copies that finished while the generation runs: the workers hold these shards from now on."""
-        said, copied = self.heard.of(CopyProgress), dict[str, list[Copied]]()
+        progress, copied = self.received.by_process(CopyProgress), dict[str, list[Copied]]()
         for copy in self.record.behind:
             worker, units, members = Worker.parse(copy.worker), (copy.first, copy.last), self.members(copy.worker)
-            if any(first <= copy.first and copy.last <= last for first, last in self.holdings.of(worker)):
+            if any(first <= copy.first and copy.last <= last for first, last in self.holdings.units_of(worker)):
                 continue
-            by_members = [one for name in members if name in said for one in said[name].copied]
-            done = [one for one in by_members if (one.first, one.last) == units]
+            by_members = [done_copy for name in members if name in progress for done_copy in progress[name].copied]
+            done = [copied for copied in by_members if (copied.first, copied.last) == units]
             if len(done) == len(members):
-                self.holdings.copied(worker, units)
+                self.holdings.add_copied(worker, units)
                 copied.setdefault(copy.worker, []).append(done[0])
         if copied:
             self.record = msgspec.structs.replace(self.record, holds=self.holdings.plan)

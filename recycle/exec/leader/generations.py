@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 
 from recycle.errors import RunError
-from recycle.exec.checksums import StateTensor, described
+from recycle.exec.checksums import StateTensor, locate
 from recycle.exec.leader.actions import Begin, Line, Rewind, Waiting
-from recycle.exec.leader.commit import ReportColumns, decide, evaluate, is_right, soonest_end, verified_after
+from recycle.exec.leader.commit import ReportColumns, decide, evaluate, norm_within_limit, soonest_end, verified_after
 from recycle.exec.leader.disagreement import Bit, Disagreement, Votes, count_votes, votes_of
 from recycle.exec.leader.forming import Forming, StageLost
 from recycle.exec.leader.state import Phase, RunDescription
@@ -54,7 +54,7 @@ class Generations(Forming):
     def __init__(self, run: RunDescription, now: float) -> None:
         super().__init__(run, now)
         self._last = run.steps - 1
-        self._retried = self._disagreed = self._gone_back = self._voted = -1
+        self._retried_step = self._disagreed_step = self._restored_step = self._voted_step = -1
         self._votes: Votes = {}
         self._tensors: dict[tuple[int, int, str], Sequence[tuple[str, int, int, int]]] = {}
         self._line: dict[str, Any] = {}
@@ -83,11 +83,11 @@ class Generations(Forming):
         self.log("coordinator", node=begin.node, generation=generation, step=self.next_step)
         for fault, member in self.struck.items():  # for new agents and processes too
             tell(Strike(fault, member))
-        self.heard.begin(record)
+        self.received.start_generation(record)
         # Silence cannot be judged before heartbeats had time to arrive.
         self._judges_cuts_from = self.now + self.limits.dead_after / 2 + 2 * self.limits.heartbeat
         has_run = phase in ("running", "ended")
-        self._take_up(record.holds if has_run else record.held)
+        self._set_holdings(record.holds if has_run else record.held)
         if phase in ("proposed", "running"):  # no process takes part in an abandoned generation
             tell(Propose(record))
         if phase == "running":
@@ -111,15 +111,15 @@ class Generations(Forming):
         else:
             self.joined = set() if has_run else parse_workers(record.joins)
             self._lost_since = self.now
-            self.end()
+            self.end_generation()
             self.enter(Phase.BETWEEN if record.plan else Phase.STARTING)
         self.put(Rewind(record.committed))  # the last leader may have died during a rollback
 
-    def _take_up(self, plan: str) -> None:
-        hosts = self.holdings.named(plan, self.plans.hosts.get)
+    def _set_holdings(self, plan: str) -> None:
+        hosts = self.holdings.by_name(plan, self.plans.hosts.get)
         if hosts is None:
-            raise RunError(f"plan {plan}, which says what the workers hold, is not in the run directory any more")
-        self.holdings.take_up(plan, hosts)
+            raise RunError(f"plan {plan}, which defines what the workers hold, is missing in the run directory")
+        self.holdings.set_current(plan, hosts)
 
     def start_over(self, live: Collection[Worker], commit: Commit, generation: int) -> None:
         """Continue from a checkpoint's commit; the workers are still to be started. `generation` is the last one."""
@@ -129,9 +129,9 @@ class Generations(Forming):
         self.holdings.start_over()
         self.checkpoints.pending.clear()
         self._repeated, self._disputed = None, []
-        self._retried = self._disagreed = self._voted = -1
-        self.forgive()
-        self.start_all_anew()
+        self._retried_step = self._disagreed_step = self._voted_step = -1
+        self.reset_failures()
+        self.restart_all()
 
     # The end of the run.
 
@@ -156,10 +156,10 @@ class Generations(Forming):
             stuck = set()
         for worker in sorted(stuck | self.joined):
             self.kill(worker)
-            self.take_out(worker)
+            self.remove_live(worker)
             if worker in stuck:
-                self.log_detected(worker, f"no progress for {patience:g} s, and the run is to end", over=True)
-        self.end()
+                self.log_detected(worker, f"no progress for {patience:g} s while the run ends", over=True)
+        self.end_generation()
         if unit := self.lost_unit(self.holders):
             raise RunError(f"{unit} no live host that could keep its state")
         before = self.commit
@@ -176,8 +176,8 @@ class Generations(Forming):
 
     def release_after_last(self) -> None:
         """Give workers a final generation if connections broke during the last gather of parameters."""
-        if bool(self.heard.of(Trouble)) or self.heard.of(CutOff):
-            self.end()
+        if bool(self.received.by_process(Trouble)) or self.received.by_process(CutOff):
+            self.end_generation()
             self._announce_end(self.commit)
 
     # Decisions.
@@ -192,8 +192,8 @@ class Generations(Forming):
         while self.phase is Phase.RUNNING and (self._evaluate() if self.record.is_evaluation_due else self._commit()):
             pass
         if self.phase is Phase.RUNNING:
-            self.take_in_copies()
-        lost = {worker: how for worker, how in (self.overdue() | lost).items() if worker in self.live}
+            self.record_copies()
+        lost = {worker: how for worker, how in (self.overdue_leavers() | lost).items() if worker in self.live}
         if lost and self.phase is not Phase.FINISHED:
             self.fence(lost)
         self.start_rejoins()
@@ -201,14 +201,14 @@ class Generations(Forming):
             case Phase.BETWEEN:
                 self.propose()
             case Phase.PROPOSED:
-                self.form()
+                self.permit_forming()
             case Phase.FORMING:
-                self.begin_to_run()
+                self.start_running()
             case Phase.RUNNING:
                 self.judge_waits()
 
     def _evaluate(self) -> bool:
-        reports = self.heard.take_parts(EvaluationReport, self.record.committed)
+        reports = self.received.take_parts(EvaluationReport, self.record.committed)
         if reports is None:
             return False
         result = evaluate(self.record.committed, reports)
@@ -217,22 +217,22 @@ class Generations(Forming):
         # A step that was rolled back has no line.
         line = self._line if self._line.get("step") == result.step else self._metrics_line()
         self.put(Line(self.lines.with_evaluation(line, self.now, result.loss)))
-        self.lines.starts(self.now)
-        self._go_on()
+        self.lines.start_pipeline(self.now)
+        self._after_commit()
         return True
 
-    def _go_on(self) -> None:
+    def _after_commit(self) -> None:
         if self.commit.finished:
             self.enter(Phase.FINISHED)
         elif self.commit.last == self.commit.step:
-            self.end()
+            self.end_generation()
 
     def _commit(self) -> bool:
-        by_process = self.heard.take_parts(Report, self.next_step)
+        by_process = self.received.take_parts(Report, self.next_step)
         if by_process is None:
             return False
-        reports = ReportColumns.of(by_process)
-        commit = self._judged(reports)
+        reports = ReportColumns.from_reports(by_process)
+        commit = self._judge(reports)
         if commit is None:
             return False
         verified, candidate = verified_after(
@@ -244,10 +244,10 @@ class Generations(Forming):
         now = self.now
         self._longest, self._iteration_since = max(self._longest, now - self._iteration_since), now
         self._disputed = []
-        self.forgive()
+        self.reset_failures()
         self._note_commit()
         if not self.record.is_evaluation_due:
-            self._go_on()
+            self._after_commit()
         return True
 
     def _note_commit(self) -> None:
@@ -263,12 +263,11 @@ class Generations(Forming):
         return self.lines.line(self.now, self.commit, self.record, len(self.live), self.plans.compute)
 
     def write_line(self) -> None:
-        """Write the metrics line of the committed step, without an evaluation."""
         self.put(Line(self._metrics_line()))
 
     # Whether an iteration is right.
 
-    def _judged(self, reports: ReportColumns) -> Commit | None:
+    def _judge(self, reports: ReportColumns) -> Commit | None:
         record, step = self.record, self.next_step
         before, mode = record.commit, record.mode
         soonest = soonest_end(step, mode, before)
@@ -277,28 +276,30 @@ class Generations(Forming):
             self._last = min(self._last, soonest)
         is_last = step >= self._last
         votes = votes_of(reports.replayed)
-        replays = count_votes(step, votes, self._votes if self._voted == step else None)
+        replays = count_votes(step, votes, self._votes if self._voted_step == step else None)
         try:
             commit = decide(self.job, step, reports, before.recent if before is not None else ())
         except Disagreement as sums:
             # An error spread through the sums does not show its origin; replays may.
-            if replays is None or not sums.ranks or self._to_fence(sums.odd):
-                self._settle(sums)
+            if replays is None or not sums.ranks or self._fenceable(sums.odd):
+                self._resolve(sums)
                 return None
         if replays is not None:
-            if not replays.odd and self._voted != step:
-                self._voted, self._votes = step, votes
-                self._repeat(f"{replays.what}; it is seen who is wrong when they do it again", replays.disputed)
+            if not replays.odd and self._voted_step != step:
+                self._voted_step, self._votes = step, votes
+                self._repeat_iteration(
+                    f"{replays.description}; it is repeated to find the faulty worker", replays.disputed
+                )
             else:
-                self._settle(replays)
+                self._resolve(replays)
             return None
         finite = commit.clip_factor is not None
-        if not finite and self._retried != step:
-            self._retried = step
-            self._repeat("a gradient is not finite")
+        if not finite and self._retried_step != step:
+            self._retried_step = step
+            self._repeat_iteration("a gradient is not finite")
             return None
-        if mode == "staggered" and not is_right(commit):
-            self._repeat(f"its gradient, of norm {commit.grad_norm:.4g}, has to be clipped")
+        if mode == "staggered" and not norm_within_limit(commit):
+            self._repeat_iteration(f"its gradient has norm {commit.grad_norm:.4g} and must be clipped")
             return None
         if not finite and self.job.train.non_finite == "fatal":
             raise RunError(f"step {step}: a gradient is not finite, also when repeated ([train] non_finite = 'fatal')")
@@ -320,56 +321,55 @@ class Generations(Forming):
         changes = [step + 1] if has_better or self.is_prepared else []
         return [*changes, *(rejoin.step for rejoin in self.awaited())]
 
-    def _repeat(self, cause: str, disputed: Sequence[Checked] = ()) -> None:
-        self.end()
+    def _repeat_iteration(self, cause: str, disputed: Sequence[Checked] = ()) -> None:
+        self.end_generation()
         self._repeated = cause
         self._disputed = [(stage, *micro_batch) for stage, micro_batch in disputed]
 
-    def _to_fence(self, odd: Mapping[str, str]) -> dict[Worker, str]:
-        found = {worker: why for name, why in odd.items() if (worker := Worker.parse(name)) in self.holders}
-        return {} if self.holdings.lost(self.holders.difference(found)) else found
+    def _fenceable(self, odd: Mapping[str, str]) -> dict[Worker, str]:
+        culprits = {worker: reason for name, reason in odd.items() if (worker := Worker.parse(name)) in self.holders}
+        return {} if self.holdings.lost(self.holders.difference(culprits)) else culprits
 
-    def _settle(self, found: Disagreement) -> None:
+    def _resolve(self, disagreement: Disagreement) -> None:
         """Fence a known culprit if a peer lives; otherwise roll back or repeat once, then restore a checkpoint."""
-        step, odd, verified = found.step, self._to_fence(found.odd), self.record.verified
-        is_first, self._voted = self._disagreed != step, -1
-        parts = [*found.parts, *self._name_bits(found.bits)]
-        bits = {"bits": parts} if found.parts or found.bits else {}
-        accused = [] if found.ranks and not odd else list(found.odd)
-        self.log("corrupt", step=step, workers=accused, what=found.what, held=found.held, **bits)
-        if found.is_of_state or found.is_of_replays:
+        step, odd, verified = disagreement.step, self._fenceable(disagreement.odd), self.record.verified
+        is_first, self._voted_step = self._disagreed_step != step, -1
+        parts = [*disagreement.parts, *self._name_bits(disagreement.bits)]
+        bits = {"bits": parts} if disagreement.parts or disagreement.bits else {}
+        accused = [] if disagreement.ranks and not odd else list(disagreement.odd)
+        self.log("corrupt", step=step, workers=accused, what=disagreement.description, held=disagreement.held, **bits)
+        if disagreement.is_of_state or disagreement.is_of_replays:
             if verified is not None and verified.step < step - 1 and (odd or is_first):
-                self._disagreed, self._retried = step, -1  # each discarded step may be repeated once more
-                self._roll_back(found.what, odd)
+                self._disagreed_step, self._retried_step = step, -1  # each discarded step may be repeated once more
+                self._roll_back(disagreement.description, odd)
                 return
         elif not odd and is_first:
-            self._disagreed = step
-            self._repeat(found.what, self._disputed_in(found.ranks))
+            self._disagreed_step = step
+            self._repeat_iteration(disagreement.description, self._disputed_in(disagreement.ranks))
             return
         if odd:
             self.fence(odd)
             return
-        again = f"{found}, also when repeated"
-        if self._gone_back == step:
-            raise RunError(f"{again} and from a checkpoint; one of their devices or networks is broken")
-        self._gone_back = step
-        self.end()
+        cause = f"{disagreement}, also when repeated"
+        if self._restored_step == step:
+            raise RunError(f"{cause} and from a checkpoint; one of their devices or networks is broken")
+        self._restored_step = step
+        self.end_generation()
         self._lost_since = self.now
-        raise StageLost(again)
+        raise StageLost(cause)
 
     def _disputed_in(self, numbers: Sequence[int]) -> list[Checked]:
         stages = sorted({self.holdings.stage_of(number) for number in numbers})
         return [Checked(stage, MicroBatch(0, 0)) for stage in stages] if self.job.integrity.every else []
 
     def take_tensors(self, member: str, layout: StateTensors) -> None:
-        """Store the layout of a compared state's tensors, as a process reports it."""
         self._tensors[layout.number, layout.tensor_rank, layout.plan] = layout.tensors
 
     def _name_bits(self, bits: Sequence[Bit]) -> list[dict[str, Any]]:
         named, holdings = [], self.holdings
         for bit in bits:
             tensors = self._tensors.get((bit.stage, bit.tensor_rank, holdings.layout), ())
-            place = described(bit.place, [StateTensor(*tensor) for tensor in tensors])
+            place = locate(bit.place, [StateTensor(*tensor) for tensor in tensors])
             if place is not None:
                 tensor, index, number = place
                 worker, stage = self.members(bit.worker)[bit.tensor_rank], holdings.stage_of(bit.stage)
@@ -381,17 +381,17 @@ class Generations(Forming):
         if wrong:
             self.fence(wrong)
         else:
-            self.end()
+            self.end_generation()
         verified, evaluated = self.record.verified, self.record.evaluated
         assert verified is not None, "only an older state than the present one is gone back to"
         self.joined |= self.live & parse_workers(verified.without)
-        self._take_up(verified.holds)
+        self._set_holdings(verified.holds)
         self._disputed = []
         if evaluated is not None and evaluated.step > verified.step:
             evaluated = None
         self.announce("abandoned", committed=verified.step, commit=verified.commit, evaluated=evaluated)
         self.rewind(verified.step)
-        self._repeated = f"{cause}; all are back behind step {verified.step}, where they agreed"
+        self._repeated = f"{cause}; restored the state after step {verified.step}, the last that all hosts agreed on"
         if unit := self.lost_unit(self.holders):
             raise StageLost(f"{cause}, and {unit} no live host that kept a state")
 

@@ -36,11 +36,9 @@ class Holdings:
         self.start_over()
 
     def start_over(self) -> None:
-        """Reset to the initial holdings, for new processes."""
         self.plan, self.hosts = "", self._initial
 
-    def take_up(self, plan: str, hosts: Hosts) -> None:
-        """Set the holdings by the name of their plan (`name_of`)."""
+    def set_current(self, plan: str, hosts: Hosts) -> None:
         self.plan, self.hosts = plan, hosts if plan else self._initial
 
     @property
@@ -48,19 +46,18 @@ class Holdings:
         """Whether workers still copy units while they run (`behind`)."""
         return LACKS in self.plan
 
-    def wanted(self, hosts: Hosts | None, live: Collection[Worker], holders: Collection[Worker]) -> Hosts:
+    def target(self, hosts: Hosts | None, live: Collection[Worker], holders: Collection[Worker]) -> Hosts:
         """Return what workers hold once a plan runs; `hosts` is None for the initial ones."""
         return hosts or self._initial
 
-    def behind(self, wanted: Hosts, live: Collection[Worker]) -> list[Copy]:
+    def background_copies(self, wanted: Hosts, live: Collection[Worker]) -> list[Copy]:
         """Return the background copies of a plan whose workers hold `wanted` from its first iteration on."""
         return []
 
-    def copied(self, worker: Worker, units: UnitRange) -> None:
-        """Note that a worker finished a background copy (`behind`)."""
+    def add_copied(self, worker: Worker, units: UnitRange) -> None:
         raise NotImplementedError
 
-    def named(self, name: str, plan: Callable[[str], Hosts | None]) -> Hosts | None:
+    def by_name(self, name: str, plan: Callable[[str], Hosts | None]) -> Hosts | None:
         """Return the holdings with this name (`name_of`); None if unknown. `plan` returns hosts by hash."""
         return plan(name) if name else self._initial
 
@@ -82,23 +79,23 @@ class Holdings:
         return self.plan
 
     def stage_of(self, number: int) -> int:
-        """Return the stage of a number in reports."""
         return number
 
-    def of(self, worker: Worker) -> tuple[UnitRange, ...]:
-        """Return the units of a worker that has not joined since."""
+    def units_of(self, worker: Worker) -> tuple[UnitRange, ...]:
         return self.hosts.units.get(worker, ())
 
     def lost(self, holders: Iterable[Worker]) -> tuple[UnitRange, ...]:
-        """Return the units that none of these workers holds."""
-        held = joined(units for worker in holders for units in self.of(worker))
+        held = joined(units for worker in holders for units in self.units_of(worker))
         return without([(0, self.hosts.count)], held)
 
-    def described(self, units: UnitRange) -> str:
+    def describe(self, units: UnitRange) -> str:
         """Return units as text with a verb: "stage 1 has" for an initial stage, else "layer 2 has"."""
         if not self.plan:
             for stage, workers in self.hosts.hosts_of_stages().items():
-                if all(units in self.of(worker) for worker in workers) and len(self.hosts.stages[workers[0]]) == 1:
+                if (
+                    all(units in self.units_of(worker) for worker in workers)
+                    and len(self.hosts.stages[workers[0]]) == 1
+                ):
                     return f"stage {stage} has"
         begin, end = units
         first, last = (unit_name(unit, self.hosts.count) for unit in (begin, end - 1))
@@ -111,9 +108,11 @@ class Holdings:
 
     def fewest_hosts(self, workers: Iterable[Worker], holders: Collection[Worker]) -> dict[Worker, int]:
         """Return for each worker the number of holders of its rarest unit."""
-        counts = Counter(unit for holder in holders for units in self.of(holder) for unit in range(*units))
+        counts = Counter(unit for holder in holders for units in self.units_of(holder) for unit in range(*units))
         return {
-            worker: min((counts[unit] for units in self.of(worker) for unit in range(*units)), default=len(holders))
+            worker: min(
+                (counts[unit] for units in self.units_of(worker) for unit in range(*units)), default=len(holders)
+            )
             for worker in workers
         }
 
@@ -123,7 +122,7 @@ class Holdings:
         The holder with the fewest units to send is the source. The order is by rounds, with at most one copy per worker
         in each.
         """
-        return copies_between(wanted, live, set(holders), self.of)
+        return copies_between(wanted, live, set(holders), self.units_of)
 
 
 class ShardHoldings(Holdings):
@@ -144,24 +143,24 @@ class ShardHoldings(Holdings):
     def _shards(self) -> Shards:
         return _shards_of(self.hosts)
 
-    def wanted(self, hosts: Hosts | None, live: Collection[Worker], holders: Collection[Worker]) -> Hosts:
-        then = self._shards_by(hosts)
-        if set(live) != set(holders) or self._shards.moves(then, live):
-            return then.owned(live)
-        return then.acting(live, lambda worker: self.hosts.stages.get(worker, ()))
+    def target(self, hosts: Hosts | None, live: Collection[Worker], holders: Collection[Worker]) -> Hosts:
+        after = self._shards_by(hosts)
+        if set(live) != set(holders) or self._shards.moves(after, live):
+            return after.owned(live)
+        return after.acting(live, lambda worker: self.hosts.stages.get(worker, ()))
 
     def _shards_by(self, hosts: Hosts | None) -> Shards:
         if hosts is None or is_same(hosts, self._started) or not has_unit_shards(self._job):
             return self._given
         return Shards(self._job, hosts)
 
-    def behind(self, wanted: Hosts, live: Collection[Worker]) -> list[Copy]:
+    def background_copies(self, wanted: Hosts, live: Collection[Worker]) -> list[Copy]:
         return copies_between(_shards_of(wanted).owned(live), live, live, lambda worker: wanted.units[worker])
 
-    def copied(self, worker: Worker, units: UnitRange) -> None:
+    def add_copied(self, worker: Worker, units: UnitRange) -> None:
         stages = self.hosts.stages
         held = self._shards.as_hosts({**stages, worker: {*stages[worker], *range(*units)}})
-        self.take_up(self.name_of(plan_of(self.plan), held), held)
+        self.set_current(self.name_of(plan_of(self.plan), held), held)
 
     def name_of(self, digest: str, hosts: Hosts) -> str:
         shards = _shards_of(hosts)
@@ -182,14 +181,14 @@ class ShardHoldings(Holdings):
     def stage_of(self, number: int) -> int:
         return number - PARAMETERS if number >= PARAMETERS else self._shards.stage_of(number)
 
-    def named(self, name: str, plan: Callable[[str], Hosts | None]) -> Hosts | None:
+    def by_name(self, name: str, plan: Callable[[str], Hosts | None]) -> Hosts | None:
         if not name:
             return self._initial
         digest = plan_of(name)
         hosts = plan(digest) if digest else None
         return None if digest and hosts is None else held_by(self._shards_by(hosts), self._workers, name)
 
-    def described(self, units: UnitRange) -> str:
+    def describe(self, units: UnitRange) -> str:
         return f"{self._shards.named(units[0])}'s optimizer state has"
 
     def copy_events(self, copies: Sequence[Copied]) -> list[tuple[dict[str, Any], list[Copied]]]:
@@ -213,18 +212,21 @@ def _shards_of(hosts: Hosts) -> Shards:
 
 
 def copies_between(
-    hosts: Hosts, live: Collection[Worker], there: Collection[Worker], of: Callable[[Worker], Sequence[UnitRange]]
+    hosts: Hosts,
+    live: Collection[Worker],
+    holders: Collection[Worker],
+    units_of: Callable[[Worker], Sequence[UnitRange]],
 ) -> list[Copy]:
-    """Return the copies between workers, as `Holdings.copies`; workers in `there` hold the units that `of` returns."""
+    """Return the copies between workers, as `Holdings.copies`; `holders` hold the units that `units_of` returns."""
     copies: list[tuple[Worker, Worker, int, int]] = []
     sent: Counter[Worker] = Counter()
     for worker in sorted(live):
-        for begin, end in without(hosts.units.get(worker, ()), of(worker) if worker in there else ()):
+        for begin, end in without(hosts.units.get(worker, ()), units_of(worker) if worker in holders else ()):
             while begin < end:
                 candidates = [
                     (sent[holder], holder, last)
-                    for holder in sorted(there)
-                    for first, last in of(holder)
+                    for holder in sorted(holders)
+                    for first, last in units_of(holder)
                     if holder != worker and first <= begin < last
                 ]
                 if not candidates:

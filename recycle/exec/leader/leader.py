@@ -63,13 +63,13 @@ from recycle.job.shape import Worker
 
 
 @dataclass
-class _GoingBack:
+class _Restore:
     """A checkpoint restore: reason, workers alive before, deadline for nodes and processes, and the checkpoint."""
 
     lost: StageLost
-    left: Collection[Worker]
+    alive: Collection[Worker]
     deadline: float
-    found: CheckpointFound | Literal["asked for"] | None = None
+    answer: CheckpointFound | Literal["asked for"] | None = None
 
 
 class Leader(Generations):
@@ -78,72 +78,72 @@ class Leader(Generations):
     def __init__(self, run: RunDescription, now: float) -> None:
         super().__init__(run, now)
         self._has_warned = False
-        self._can_go_back = False
+        self._can_restore = False
         """If workers fail to start, other workers may be started from a checkpoint."""
-        self._going_back: _GoingBack | None = None
+        self._restore: _Restore | None = None
         self._waits_for = ""
         self._ends_since = 0.0
         self._is_cut_short = False
         self._final: dict[str, dict[int, str]] = {}
-        self._messages: dict[type, Callable[[Any], object]] = {
+        self._handlers: dict[type, Callable[[Any], object]] = {
             Tick: self._tick,
             Batch: self._take_batch,
-            FromWorker: self._hear,
+            FromWorker: self._take_process_message,
             Ended: self.take_end,
-            Hello: self._greet,
-            AgentAbsent: self.part,
+            Hello: self._take_hello,
+            AgentAbsent: self.lose_agent,
             DepartureAsked: self.ask_to_leave,
             Planned: self.plans.take,
             CheckpointCompleted: self.checkpoints.completed,
             CheckpointFound: self._take_checkpoint,
             EndEarly: lambda asked: self._end_early(),
-            Begin: self._begin,
+            Begin: self._take_begin,
         }
-        self._said: dict[type, Callable[[str, Any], object]] = {
+        self._process_handlers: dict[type, Callable[[str, Any], object]] = {
             Ready: self.take_ready,
             Leaving: self.take_leaving,
             SavedPart: self.checkpoints.take,
             StateTensors: self.take_tensors,
             FinalState: self._take_final_state,
             Warned: self._take_warning,
-            FaultReached: self._reach_fault,
+            FaultReached: self._take_fault,
         }
 
     def take(self, now: float, message: FromWorker | Batch | Ended | Hello | RuntimeMessage) -> list[Action]:
         """Take a message at `now` (monotonic seconds) and return the resulting actions; the last may be `Fail`."""
         self.now = now
         try:
-            self._messages[type(message)](message)
+            self._handlers[type(message)](message)
         except RecycleError as error:
             self.put(Fail(error))
             self.enter(Phase.OVER)
         return self.take_actions()
 
     def _take_batch(self, batch: Batch) -> None:
-        for said in batch.said:
-            self._hear(said)
+        for message in batch.said:
+            self._take_process_message(message)
         for ended in batch.ended:
             self.take_end(ended)
         self.detector.take(batch.beats)
 
-    def _hear(self, said: FromWorker) -> None:
-        take = self._said.get(type(said.message))
-        if take is None:
-            self.heard.take(said)
+    def _take_process_message(self, message: FromWorker) -> None:
+        handler = self._process_handlers.get(type(message.message))
+        if handler is None:
+            self.received.take(message)
         else:
-            take(said.member, said.message)
+            handler(message.member, message.message)
 
-    def _greet(self, hello: Hello) -> None:
-        self.greet(hello)
-        for said in hello.said:
-            self._hear(said)
+    def _take_hello(self, hello: Hello) -> None:
+        self.register_agent(hello)
+        for message in hello.said:
+            self._take_process_message(message)
 
-    def _begin(self, begin: Begin) -> None:
+    def _take_begin(self, begin: Begin) -> None:
         train = self.job.train
         self.checkpoints.kept = set(begin.kept)
         if begin.record is not None:
             self.adopt(begin, begin.record)
-            self._can_go_back = True
+            self._can_restore = True
         elif begin.checkpoint is not None:
             self._resume(begin.checkpoint, begin.generation)
         self.expect_rejoins()
@@ -153,8 +153,8 @@ class Leader(Generations):
     def _warn_of_single_copies(self) -> None:
         self.log(
             "warning",
-            message="[train] optimizer_copies = 1: every death goes back to a checkpoint; with 2 any one of a stage may"
-            " die",
+            message="[train] optimizer_copies = 1: every death restores a checkpoint; with 2, one worker of each stage"
+            " may die",
         )
         if self.job.integrity.compares_states:
             self.log(
@@ -168,7 +168,7 @@ class Leader(Generations):
             self._has_warned = True
             self.log("warning", message=warned.message)
 
-    def _reach_fault(self, member: str, reached: FaultReached) -> None:
+    def _take_fault(self, member: str, reached: FaultReached) -> None:
         number, fault = reached.fault, self.run.faults[reached.fault]
         if number in self.struck:
             return
@@ -182,12 +182,12 @@ class Leader(Generations):
         if self.phase is Phase.OVER:
             return
         self.detector.are_due = tick.judges_beats
-        self.pass_time()
+        self.count_time()
         if self._end_without_iteration():
             return
         match self.phase:
-            case Phase.GOING_BACK:
-                self._go_back()
+            case Phase.RESTORING:
+                self._continue_restore()
             case Phase.STARTING:
                 self._start()
             case Phase.BETWEEN | Phase.PROPOSED | Phase.FORMING | Phase.RUNNING:
@@ -202,7 +202,7 @@ class Leader(Generations):
         try:
             self.advance()
         except StageLost as lost:
-            self._begin_to_go_back(lost, self.live)
+            self._start_restore(lost, self.live)
         if self.all_leave:
             self._end_early()
 
@@ -213,8 +213,8 @@ class Leader(Generations):
         self.take_fresh_ends()
         if missing := self.missing_nodes(live):
             nodes = " ".join(map(str, missing))
-            if self._can_go_back and not self.is_awaited(live):
-                self._begin_to_go_back(StageLost(f"nodes {nodes} are gone again"), live)
+            if self._can_restore and not self.is_awaited(live):
+                self._start_restore(StageLost(f"nodes {nodes} have left again"), live)
                 return
             late = waits_for = f"agents of nodes {nodes}"
         else:
@@ -233,7 +233,7 @@ class Leader(Generations):
             if not slow:
                 self.detector.forget(live)
                 self.enter(Phase.BETWEEN)
-                self.lines.starts(self.now)
+                self.lines.start_pipeline(self.now)
                 return
             late, waits_for = f"workers {' '.join(map(str, slow))}", f"{len(live)} workers"
         if self.now > self.start_deadline:
@@ -242,76 +242,78 @@ class Leader(Generations):
             self._waits_for = waits_for
             self.put(Waiting(f"{waits_for} to start"))
 
-    def _fail_to_start(self, worker: Worker, how: str) -> None:
+    def _fail_to_start(self, worker: Worker, cause: str) -> None:
         """Ends the run at its start; during a restore other workers may start instead."""
-        message, lines = f"worker {worker} {how} during start-up", self.processes[worker].lines
-        if not self._can_go_back:
-            if how.endswith(REFUSED_THE_JOB):
+        message, lines = f"worker {worker} {cause} during start-up", self.processes[worker].lines
+        if not self._can_restore:
+            if cause.endswith(REFUSED_THE_JOB):
                 raise JobError(lines.rpartition(" ends: ")[2] or message)
             raise RunError(with_last_lines(message, lines))
-        self.log_detected(worker, f"{how} during start-up")
-        self._begin_to_go_back(StageLost(message), self.live - {worker})
+        self.log_detected(worker, f"{cause} during start-up")
+        self._start_restore(StageLost(message), self.live - {worker})
 
     # The way back to a checkpoint.
 
-    def _begin_to_go_back(self, lost: StageLost, left: Collection[Worker]) -> None:
-        self._can_go_back, self._waits_for = True, ""
-        self._going_back = _GoingBack(lost, set(left), self.now + self.limits.rejoin_deadline)
-        self.enter(Phase.GOING_BACK)
-        self._go_back()
+    def _start_restore(self, lost: StageLost, alive: Collection[Worker]) -> None:
+        self._can_restore, self._waits_for = True, ""
+        self._restore = _Restore(lost, set(alive), self.now + self.limits.rejoin_deadline)
+        self.enter(Phase.RESTORING)
+        self._continue_restore()
 
     def _take_checkpoint(self, checkpoint: CheckpointFound) -> None:
-        if self._going_back is not None:
-            self._going_back.found = checkpoint
+        if self._restore is not None:
+            self._restore.answer = checkpoint
 
-    def _go_back(self) -> None:
+    def _continue_restore(self) -> None:
         """Dead workers that may be restarted take part. With too few workers, wait for returning nodes."""
-        job, run, back = self.job, self.run, self._going_back
-        assert back is not None
-        is_late = self.now > back.deadline
+        job, run, restore = self.job, self.run, self._restore
+        assert restore is not None
+        is_late = self.now > restore.deadline
         self.take_fresh_ends()
-        if running := [worker for worker in sorted(self.everybody) if self.processes[worker].is_running]:
+        if running := [worker for worker in sorted(self.positions) if self.processes[worker].is_running]:
             if is_late:
-                raise RunError(f"{back.lost}, and workers {' '.join(map(str, running))} could not be ended to go back")
+                raise RunError(
+                    f"{restore.lost}, and workers {' '.join(map(str, running))} could not be ended for the restore"
+                )
             for worker in running:
                 self.kill(worker)
             return
         allowed = {
             worker
-            for worker in self.everybody - run.absent
-            if (worker in back.left or self.processes[worker].incarnation < run.restarts) and not self.is_gone(worker)
+            for worker in self.positions - run.absent
+            if (worker in restore.alive or self.processes[worker].incarnation < run.restarts)
+            and not self.has_left(worker)
         }
         startable = {worker for worker in allowed if not self.missing_nodes([worker])}
-        positions = reassign(job.shape, startable)
-        if positions is None and startable < allowed and not is_late:
+        assigned = reassign(job.shape, startable)
+        if assigned is None and startable < allowed and not is_late:
             return  # a node may come back
         self.checkpoints.tick((), self.record)
         if self.checkpoints.is_finishing:
             return
-        if back.found is None:
-            back.found = "asked for"
+        if restore.answer is None:
+            restore.answer = "asked for"
             self.put(FindCheckpoint(self.record.verified_step))
-        if not isinstance(back.found, CheckpointFound):
+        if not isinstance(restore.answer, CheckpointFound):
             return
-        checkpoint = back.found.checkpoint
+        checkpoint = restore.answer.checkpoint
         if checkpoint is None:
             every = job.train.checkpoint_every
             raise RunError(
-                f"{back.lost}, and there is no complete checkpoint to go back to;"
-                f" [train] checkpoint_every is {every}{'' if every else ', which is never'}: the state is kept every so"
-                " many steps"
+                f"{restore.lost}, and the run has no complete checkpoint;"
+                f" [train] checkpoint_every = {every} sets their interval{'' if every else ' (0: never)'}"
             )
-        if positions is None:
+        if assigned is None:
             raise RunError(
-                f"{back.lost}, and {len(startable)} live workers are too few for {job.shape.ranks} ranks; go on"
-                f" from {folder_name(checkpoint.step)} with: {run.resume_command}"
+                f"{restore.lost}, and {len(startable)} live workers are too few for {job.shape.ranks} ranks;"
+                f" resume from {folder_name(checkpoint.step)} with: {run.resume_command}"
             )
-        self.exchange_places(positions, startable)
+        self.exchange_places(assigned, startable)
         places = {str(worker): str(place) for worker, place in self.places.items()}
-        self.start_over(positions, self._commit_of(checkpoint), self.record.generation)
+        self.start_over(assigned, self._commit_of(checkpoint), self.record.generation)
         self.announce("abandoned", places=places)  # for another leader
         self.put(Rewind(checkpoint.step))
-        self._going_back = None
+        self._restore = None
         self._log_restored(checkpoint)
 
     def _resume(self, checkpoint: StoredCheckpoint, generation: int) -> None:
@@ -344,7 +346,7 @@ class Leader(Generations):
         record = self.record
         if not self.ends_early or self.phase is Phase.FINISHED:
             return False
-        is_training = self.phase not in (Phase.STARTING, Phase.GOING_BACK)
+        is_training = self.phase not in (Phase.STARTING, Phase.RESTORING)
         if is_training and self.now - self._ends_since <= self.end_patience:
             return False
         is_kept = record.committed in self.checkpoints.kept  # saving it again would begin with its removal
@@ -352,10 +354,10 @@ class Leader(Generations):
             self._is_cut_short = record.is_evaluation_due
             self.end_at_committed()
             return False
-        self._be_over(Finish({}, True, record.committed, merge=False))
+        self._end_run(Finish({}, True, record.committed, merge=False))
         return True
 
-    def _be_over(self, finish: Finish) -> None:
+    def _end_run(self, finish: Finish) -> None:
         if finish.ended_early:
             self.log("stopped", step=finish.step, checkpoint=self.checkpoints.folder(finish.step))
         self.ends_early = finish.ended_early
@@ -366,19 +368,19 @@ class Leader(Generations):
         self._final[member] = final.digests
 
     def _finish(self) -> None:
-        self.watch_leavers()
+        self.check_leavers()
         live = self.live_or_leaving
-        for worker in sorted(self.everybody - live):
+        for worker in sorted(self.positions - live):
             self.kill(worker)  # it returned too late and waits for a generation that never comes
-        left = [worker for worker in live if self.processes[worker].is_running]
-        self.checkpoints.tick(worker_names(left), self.record)
+        running = [worker for worker in live if self.processes[worker].is_running]
+        self.checkpoints.tick(worker_names(running), self.record)
         self.release_after_last()
         digests = self._final_digests()
         if digests is None or self.checkpoints.pending or self._leaving:
             return
         self._compare_final_states(digests)
         step = self.record.committed
-        self._be_over(Finish(digests, step + 1 < self.run.steps or self._is_cut_short, step))
+        self._end_run(Finish(digests, step + 1 < self.run.steps or self._is_cut_short, step))
 
     def _final_digests(self) -> dict[str, dict[int, str]] | None:
         """None while digests are missing. A worker that dies or hangs meanwhile does not affect the run."""
@@ -406,13 +408,13 @@ class Leader(Generations):
         if not unlike:
             return
         name, verified = names_of_numbers(self.job), self.record.verified
-        what = "; ".join(
+        difference = "; ".join(
             f"workers {' and '.join(held)} end with different states of {name(n)}" for n, held in unlike.items()
         )
-        self.log("corrupt", step=self.record.committed, workers=[], what=what, held=unlike)
+        self.log("corrupt", step=self.record.committed, workers=[], what=difference, held=unlike)
         if self.job.integrity.compares_states and verified is not None:
             self.rewind(verified.step)
             raise RunError(
-                f"{what}; what came after step {verified.step}, where they agreed, is taken back; go on from a"
-                f" checkpoint with: {self.run.resume_command}"
+                f"{difference}; the steps after step {verified.step}, where they agreed, are discarded; resume from"
+                f" a checkpoint with: {self.run.resume_command}"
             )

@@ -68,6 +68,14 @@ class Rejoin:
     deadline: float | None = None
 
 
+@dataclass
+class _Agent:
+    """A node's agent: its session, empty until it connects, and the seconds since its connection was lost."""
+
+    session: str = ""
+    absent: float | None = None
+
+
 class Membership(RunState):
     """The run's state, and how workers start, leave and rejoin.
 
@@ -80,9 +88,7 @@ class Membership(RunState):
         super().__init__(run, now)
         self.plans = Plans(self.job, self, run.own, run.can_search)
         self._fresh_ends: dict[Worker, str] = {}
-        self._sessions: dict[int, str] = {}
-        self._present: set[int] = set()
-        self._away: dict[int, float] = {}
+        self._agents: dict[int, _Agent] = {}
         self._ticked = now
         self._notices: dict[Worker, Notice] = {}
         self._prepared: list[Worker] = []
@@ -92,20 +98,20 @@ class Membership(RunState):
 
     # Agents.
 
-    def greet(self, hello: Hello) -> None:
-        """Take an agent's greeting: its list of processes replaces the known ones."""
-        node, is_new = hello.node, self._sessions.get(hello.node) != hello.session
-        told = {worker_of(process.worker): process for process in hello.processes}
-        kept = {worker for worker, process in told.items() if process.incarnation >= self.processes[worker].incarnation}
+    def register_agent(self, hello: Hello) -> None:
+        node, known_agent = hello.node, self._agents.get(hello.node)
+        is_new = known_agent is None or known_agent.session != hello.session
+        reported = {worker_of(process.worker): process for process in hello.processes}
+        kept = {
+            worker for worker, process in reported.items() if process.incarnation >= self.processes[worker].incarnation
+        }
         self._lose_processes(node, kept, f"the agent of node {node} is gone" if is_new else "was not started")
-        self._sessions[node] = hello.session
-        self._present.add(node)
-        self._away.pop(node, None)
-        for worker, process in told.items():
+        self._agents[node] = _Agent(hello.session)
+        for worker, process in reported.items():
             known = self.processes[worker]
             if process.incarnation > known.incarnation:
                 if known.is_running:
-                    self._fresh_ends[worker] = "ended while there was no leader"
+                    self._fresh_ends[worker] = "ended while no agent led the run"
                 self.processes[worker] = known = WorkerProcess(process.incarnation)
             is_over = process.incarnation < known.incarnation or known.how is not None
             if process.how is None and (is_over or known.is_killed):
@@ -115,35 +121,35 @@ class Membership(RunState):
                 if process.how is not None:
                     self._note_end(worker, process.how)
         if is_new:
-            for worker in self.everybody.difference(told):
+            for worker in self.positions.difference(reported):
                 if self.node_of(worker) == node:  # a departure request was for the previous agent
                     self._notices.pop(worker, None)
                     self.gone.pop(str(worker), None)
             for rejoin in self.awaited():  # another leader may have started it
                 rejoin.started = rejoin.started or self.processes[rejoin.worker].is_running
 
-    def part(self, absent: AgentAbsent) -> None:
-        """Note that the connection to a node's agent is lost."""
-        if absent.node in self._present:
-            self._present.discard(absent.node)
-            self._away[absent.node] = 0.0
+    def lose_agent(self, absent: AgentAbsent) -> None:
+        agent = self._agents.get(absent.node)
+        if agent is not None and agent.absent is None:
+            agent.absent = 0.0
 
-    def pass_time(self) -> None:
+    def count_time(self) -> None:
         """Count the time that the leader's process ran since the last call, and give up agents absent for too long."""
         passed, self._ticked = min(self.now - self._ticked, self.limits.heartbeat), self.now
         self.waited += passed
-        for node in list(self._away):
-            self._away[node] += passed
-            if self._away[node] > self.limits.lease / 2:
-                del self._away[node]
-                self._sessions.pop(node, None)  # if it comes back its processes are killed
+        for node, agent in list(self._agents.items()):
+            if agent.absent is None:
+                continue
+            agent.absent += passed
+            if agent.absent > self.limits.lease / 2:
+                del self._agents[node]  # if it comes back its processes are killed
                 self._lose_processes(node, (), f"the agent of node {node} is gone")
 
-    def _lose_processes(self, node: int, kept: Collection[Worker], how: str) -> None:
+    def _lose_processes(self, node: int, kept: Collection[Worker], cause: str) -> None:
         for worker, process in self.processes.items():
             if process.node == node and process.is_running and worker not in kept:
                 process.generation = None
-                self._note_end(worker, how)
+                self._note_end(worker, cause)
 
     def expect_processes(self, incarnations: Mapping[str, int], places: Mapping[str, str]) -> None:
         """Succeed another leader: its live workers run unless their agents report otherwise."""
@@ -153,24 +159,22 @@ class Membership(RunState):
                 how = None if worker in self.live else "it was dead already"
                 self.processes[worker] = WorkerProcess(incarnations.get(str(worker), 0), 0, self.node_of(worker), how)
         for worker in self.live:
-            self._away.setdefault(self.node_of(worker), 0.0)
+            self._agents.setdefault(self.node_of(worker), _Agent(absent=0.0))
 
     def node_of(self, worker: Worker) -> int:
-        """Return the node of the worker's place."""
         return self.run.homes[self.places.get(worker, worker)]
 
     def missing_nodes(self, workers: Iterable[Worker]) -> list[int]:
-        """Return the nodes of these workers on which no process can be started now."""
-        return sorted(set(map(self.node_of, workers)) - self._present)
+        present = {node for node, agent in self._agents.items() if agent.absent is None}
+        return sorted(set(map(self.node_of, workers)) - present)
 
     def is_awaited(self, workers: Iterable[Worker]) -> bool:
-        """Return whether the agent of one of these workers is absent but not given up."""
-        return any(self.node_of(worker) in self._away for worker in workers)
+        absent = {node for node, agent in self._agents.items() if agent.absent is not None}
+        return not absent.isdisjoint(map(self.node_of, workers))
 
     # Processes.
 
     def take_end(self, ended: Ended) -> None:
-        """Note that a process has ended."""
         worker = Worker.parse(ended.worker)
         latest = self.processes[worker]
         if ended.incarnation == latest.incarnation and latest.is_running:
@@ -178,8 +182,8 @@ class Membership(RunState):
             self._note_end(worker, ended.how)
         self.detector.end(self.members(worker))
 
-    def _note_end(self, worker: Worker, how: str) -> None:
-        self.processes[worker].how = self._fresh_ends[worker] = how
+    def _note_end(self, worker: Worker, cause: str) -> None:
+        self.processes[worker].how = self._fresh_ends[worker] = cause
 
     def take_fresh_ends(self) -> dict[Worker, str]:
         """Return the workers whose process has ended since the last call, with the cause."""
@@ -193,7 +197,6 @@ class Membership(RunState):
             process.ready.add(member)
 
     def is_ready(self, worker: Worker) -> bool:
-        """Return whether all members of the worker's process have started up and are not being killed."""
         process = self.processes[worker]
         return not process.is_killed and len(process.ready) == self.job.grid.tensor_parallel
 
@@ -205,7 +208,6 @@ class Membership(RunState):
         self.put(Send(node, Start(str(worker), incarnation, str(place), generation, restored)))
 
     def kill(self, worker: Worker) -> None:
-        """Kill the worker's process if it runs."""
         process = self.processes[worker]
         if process.is_running:
             process.is_killed = True
@@ -229,13 +231,11 @@ class Membership(RunState):
     # Departures.
 
     def take_leaving(self, member: str, leaving: Leaving) -> None:
-        """Note that a worker, or its node's agent, got a signal to leave."""
         worker = worker_of(member)
         if leaving.incarnation == self.processes[worker].incarnation:
             self._note_departure(worker, None, by_signal=True)
 
     def ask_to_leave(self, asked: DepartureAsked) -> None:
-        """Note a request to drain workers at the next boundary."""
         for worker in asked.workers:
             self._note_departure(worker, asked.seconds, by_signal=False)
 
@@ -244,12 +244,12 @@ class Membership(RunState):
         process, notice = self.processes[worker], self._notices.get(worker)
         if not process.is_running:
             self.put(Refused(str(worker), "it is dead already"))
-        elif not self.is_gone(worker) and (notice is None or notice.incarnation != process.incarnation):
+        elif not self.has_left(worker) and (notice is None or notice.incarnation != process.incarnation):
             self._notices[worker] = Notice(process.incarnation, self.now, seconds, by_signal)
 
     def prepare_departures(self) -> None:
         """Prepare the plan without leaving workers, release idle ones, and note completed departures."""
-        self.watch_leavers()
+        self.check_leavers()
         live = self.live
         self.all_leave, self.is_prepared, self._prepared = False, False, []
         for worker, notice in list(self._notices.items()):
@@ -276,40 +276,39 @@ class Membership(RunState):
                 )
         if self._prepared:
             try:
-                self.is_prepared = self.plans.ready(self.failed.union(self._prepared)) is not None
+                self.is_prepared = self.plans.plan_for(self.failed.union(self._prepared)) is not None
             except RunError as error:
                 for worker in self._prepared:
                     self._refuse(worker, str(error))
                 self._prepared = []
 
-    def _refuse(self, worker: Worker, why: str) -> None:
+    def _refuse(self, worker: Worker, reason: str) -> None:
         del self._notices[worker]
-        self.log("warning", message=f"worker {worker} was told to leave and stays: {why}")
-        self.put(Refused(str(worker), why))
+        self.log("warning", message=f"worker {worker} cannot leave: {reason}")
+        self.put(Refused(str(worker), reason))
 
     @property
     def live_or_leaving(self) -> set[Worker]:
         """The live workers, and released workers that have not ended yet."""
         return self.live | self._leaving.keys()
 
-    def overdue(self) -> dict[Worker, str]:
+    def overdue_leavers(self) -> dict[Worker, str]:
         """Return workers that missed the deadline to leave, each with the reason for the kill."""
         return {
-            worker: f"told to leave within {notice.seconds:g} s, in which no iteration came to its end"
+            worker: f"asked to leave within {notice.seconds:g} s, and no iteration ended in time"
             for worker, notice in self._notices.items()
             if notice.seconds is not None and self.now - notice.since >= notice.seconds
         }
 
-    def is_gone(self, worker: Worker) -> bool:
+    def has_left(self, worker: Worker) -> bool:
         """Return whether the worker's latest process left on request, so that the run starts no other."""
         return self.gone.get(str(worker)) == self.processes[worker].incarnation
 
     def release_leavers(self) -> None:
-        """Between generations, release the live workers that were asked to leave."""
         self.prepare_departures()  # a leaving worker may have become a last host
         for worker in sorted(self._prepared):
             self._release(worker)
-            self.take_out(worker)
+            self.remove_live(worker)
 
     def _release(self, worker: Worker) -> None:
         notice, name = self._notices.pop(worker), str(worker)
@@ -318,14 +317,12 @@ class Membership(RunState):
         self.released[name] += 1
         self.tell(Leave(name, notice.incarnation))
 
-    def take_out(self, worker: Worker) -> None:
-        """Remove the worker from the live workers."""
+    def remove_live(self, worker: Worker) -> None:
         self.processes[worker].ready.clear()  # its process may take a while to end, and does not wait to join
         self.live.discard(worker)
         self.joined.discard(worker)
 
-    def watch_leavers(self) -> None:
-        """Note completed departures, and kill workers that do not end."""
+    def check_leavers(self) -> None:
         for worker, leaver in list(self._leaving.items()):
             if not self.processes[worker].is_running:
                 del self._leaving[worker]
@@ -337,7 +334,6 @@ class Membership(RunState):
     # Rejoins.
 
     def expect_rejoins(self) -> None:
-        """Expect the workers that injected faults bring back from the next step on."""
         for fault in self.run.faults:
             if not fault.strikes and fault.step >= self.next_step:
                 self._rejoins.append(Rejoin(fault.worker, fault.step))
@@ -390,7 +386,7 @@ class Membership(RunState):
         awaited = {rejoin.worker for rejoin in self.awaited()}
         for worker in sorted(self.failed - awaited - self.run.absent):
             process = self.processes[worker]
-            if self.is_gone(worker):
+            if self.has_left(worker):
                 continue
             if process.is_running and self.is_ready(worker):
                 self._rejoins.append(Rejoin(worker, self.next_step, started=True))
@@ -406,13 +402,13 @@ class Membership(RunState):
             self.log_detected(worker, f"{cause} in start-up")
             self.detector.forget([worker])
 
-    def start_all_anew(self) -> None:
+    def restart_all(self) -> None:
         """Enter the start phase, after a restore or at the start of the run: all deadlines count from now."""
         self._notices.clear()
         self._leaving.clear()
         for rejoin in self._rejoins:
             rejoin.started, rejoin.deadline = False, None
-        self.detector.forget(self.everybody)
+        self.detector.forget(self.positions)
         self.start_deadline = self.now + self.limits.start_deadline
         self.enter(Phase.STARTING)
 
@@ -431,8 +427,8 @@ def reassign(shape: Shape, live: Collection[Worker]) -> list[Worker] | None:
     hosts = [sorted(worker for worker in live if worker.rank == rank) for rank in range(shape.ranks)]
     share, odd = divmod(len(live), shape.ranks)
     fullest = sorted(range(shape.ranks), key=lambda rank: (-len(hosts[rank]), rank))[:odd]
-    found: list[Worker] = []
+    assigned: list[Worker] = []
     for rank in range(shape.ranks):
         free = [position for k in range(shape.pipelines) if (position := Worker(k, rank)) not in live]
-        found += (hosts[rank] + free)[: share + (rank in fullest)]
-    return sorted(found)
+        assigned += (hosts[rank] + free)[: share + (rank in fullest)]
+    return sorted(assigned)

@@ -30,7 +30,7 @@ class Groups:
     Attributes:
         keys: keys of the groups, ascending.
         least, median, most, sizes: one value per group; the median of an even number is the lower middle value.
-        of: index of each value's group.
+        group: index of each value's group.
     """
 
     keys: Integers
@@ -38,7 +38,7 @@ class Groups:
     median: Floats
     most: Floats
     sizes: Integers
-    of: Integers
+    group: Integers
 
     @classmethod
     def by(cls, keys: Integers, values: Floats) -> Groups:
@@ -46,10 +46,10 @@ class Groups:
         order = np.lexsort((values, keys))
         begins = np.flatnonzero(np.diff(keys[order], prepend=-1))
         sizes, ordered = np.diff(begins, append=len(order)), values[order]
-        of = np.empty(len(order), np.int64)
-        of[order] = np.repeat(np.arange(len(begins)), sizes)
+        group = np.empty(len(order), np.int64)
+        group[order] = np.repeat(np.arange(len(begins)), sizes)
         least, median, most = (ordered[place] for place in (begins, begins + (sizes - 1) // 2, begins + sizes - 1))
-        return cls(keys[order][begins], least, median, most, sizes, of)
+        return cls(keys[order][begins], least, median, most, sizes, group)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +74,7 @@ class ComputeTimes:
     seconds: Floats
 
     @classmethod
-    def of(cls, reports: Mapping[Worker, Report]) -> ComputeTimes:
-        """Build the columns from the workers' reports."""
+    def from_reports(cls, reports: Mapping[Worker, Report]) -> ComputeTimes:
         rows = [row for report in reports.values() for row in report.compute]
         token = [row.token for row in rows]
         tokens = sorted(set(token))
@@ -104,8 +103,8 @@ class ComputeTimes:
             groups = Groups.by(self.stage * len(self.tokens) + self.kind, mean)
             keys = (divmod(key, len(self.tokens)) for key in groups.keys.tolist())
             figures = np.column_stack((groups.least, groups.median, groups.most)).round(6).tolist()
-            spread = {f"{stage}{self.tokens[kind]}": of for (stage, kind), of in zip(keys, figures, strict=True)}
-            usual = groups.median[groups.of]
+            spread = {f"{stage}{self.tokens[kind]}": row for (stage, kind), row in zip(keys, figures, strict=True)}
+            usual = groups.median[groups.group]
             ratio = np.divide(mean, usual, out=np.ones(len(mean)), where=(mean > 0) & (usual > 0))
             furthest = np.zeros(len(self.workers))
             np.maximum.at(furthest, self.owner, np.abs(np.log(ratio)))
@@ -139,7 +138,6 @@ Commits come in bursts, so the time between two of them says little.
 
 
 def finite_or_none(number: float) -> float | None:
-    """Return the number, or None for a number that JSON cannot hold."""
     return number if math.isfinite(number) else None
 
 
@@ -151,7 +149,6 @@ class Throughput:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no step counts yet."""
         return not self._steps
 
     def mean_after(self, seconds: float) -> float:
@@ -162,7 +159,6 @@ class Throughput:
         return max(sum(self._steps) / len(self._steps), 1e-9)
 
     def start_over(self) -> None:
-        """Forget all steps."""
         self._steps.clear()
 
 
@@ -175,11 +171,11 @@ class MetricsLines:
         self._running_since: float | None = None
         self.throughput = Throughput()
 
-    def starts(self, now: float) -> None:
+    def start_pipeline(self, now: float) -> None:
         """Note that the next iteration starts with an empty pipeline, after the start-up or an evaluation."""
         self._last_commit, self._last_generation = now, 0
 
-    def runs(self, now: float) -> None:
+    def start_generation(self, now: float) -> None:
         """Note that a generation begins to run."""
         self._running_since = now
 
@@ -216,6 +212,5 @@ class MetricsLines:
         return line
 
     def with_evaluation(self, line: dict[str, Any], now: float, loss: float) -> dict[str, Any]:
-        """Return the line with the result of its evaluation."""
         seconds = round(now - self._started - line["time"], 6)
         return line | {"eval_loss": finite_or_none(loss), "eval_seconds": seconds}

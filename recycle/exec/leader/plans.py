@@ -61,9 +61,9 @@ def is_worth(before: float, after: float, pause: float, until_change: float) -> 
     return before > after and (before - after) / before * until_change > pause
 
 
-def common_mode(one: Collection[StepMode], other: Collection[StepMode]) -> StepMode:
+def common_mode(first: Collection[StepMode], second: Collection[StepMode]) -> StepMode:
     """Return the step mode in which to compare two plans, given the modes that each supports."""
-    return "staggered" if "staggered" in one and "staggered" in other else "barrier"
+    return "staggered" if "staggered" in first and "staggered" in second else "barrier"
 
 
 class CopyCost(NamedTuple):
@@ -73,17 +73,17 @@ class CopyCost(NamedTuple):
     seconds: float
 
 
-def copy_cost(job: PricedJob, now: Hosts | None, then: Hosts | None) -> CopyCost:
-    """Return the cost of the copies that turn the holdings `now` into `then`."""
-    assert now is not None
-    assert then is not None
-    shape, workers, amounts, until = job.shape, sorted(then.units), list[float](), defaultdict[str, float](float)
+def copy_cost(job: PricedJob, before: Hosts | None, after: Hosts | None) -> CopyCost:
+    """Return the cost of the copies that turn the holdings `before` into `after`."""
+    assert before is not None
+    assert after is not None
+    shape, workers, amounts, until = job.shape, sorted(after.units), list[float](), defaultdict[str, float](float)
     # Embedding and head count as parts of the adjacent layers.
     by_layer = profile_of_layout(job, job.prices, replace(shape, cut=(1,) * sum(layers_of(job))))
     each = by_layer.per_stage("static", sum(layers_of(job)))
-    for copy in Holdings(now).copies(then, workers, workers):
-        begin, end = layers_in((copy.first, copy.last), then.count)
-        amounts.append(float(sum(each[begin:end])))
+    for copy in Holdings(before).copies(after, workers, workers):
+        start, end = layers_in((copy.first, copy.last), after.count)
+        amounts.append(float(sum(each[start:end])))
         source, worker = (shape.worker_index(Worker.parse(name)) for name in (copy.source, copy.worker))
         until[copy.source] += float(job.prices.copy_seconds(shape, [source], [worker], amounts[-1])[0])
     return CopyCost(sum(amounts), max(until.values(), default=0.0))
@@ -142,10 +142,10 @@ class Plans:
         self._planned_with: dict[_Failed, Profile] = {}
         self._failed: _Failed = frozenset()
         self._running: PreparedPlan | None = None
-        self._has_sought_layout = False
+        self._has_searched_layout = False
         """For the present workers."""
         self._refused: set[tuple[_Failed, str]] = set()
-        self._goes_back: dict[tuple[_Failed, str], bool] = {}
+        self._returns: dict[tuple[_Failed, str], bool] = {}
         self._step = -1
         self._changed: int | None = None
         self._pause = job.membership.drift_iterations
@@ -165,7 +165,6 @@ class Plans:
             self._answers[planned.question] = planned
 
     def adopt(self, failed: _Failed, plan: PreparedPlan | None, hosts: Mapping[str, Hosts]) -> None:
-        """Take over another leader's plan without the failed workers, and the hosts of earlier plans."""
         self.hosts.update(hosts)
         if plan is not None:
             self.take(Planned(Question(failed, is_urgent=True), plan))
@@ -175,7 +174,7 @@ class Plans:
             self._answers[question] = None
             self._outbox.put(Ask(question, profile))
 
-    def _needed(self, failed: _Failed, within: str = "") -> PreparedPlan | None:
+    def _urgent_plan(self, failed: _Failed, within: str = "") -> PreparedPlan | None:
         """With `within`, the hash of a plan in use, keep its layout. None while the plan is being made."""
         if self._own is not None and not within and self._own[0] == failed:
             return self._own[1]
@@ -189,13 +188,13 @@ class Plans:
 
     # What runs next.
 
-    def ready(self, failed: _Failed) -> PreparedPlan | None:
+    def plan_for(self, failed: _Failed) -> PreparedPlan | None:
         """Return the plan without the failed workers; None while the planner works. Raises RunError if none exists."""
         running = self._last.get(failed) if failed == self._failed else None
         plan = self._take_better(failed)
         if plan is not None and not self._is_moved(plan):
             self._given[failed] = plan
-        plan = plan or (running if self._is_moved(running) else self._at_once(failed))
+        plan = plan or (running if self._is_moved(running) else self._immediate_plan(failed))
         if plan is not None:
             self._last[failed] = plan
         return plan
@@ -229,25 +228,25 @@ class Plans:
     def _is_moved(self, plan: PreparedPlan | None) -> bool:
         return plan is not None and plan.hosts is not None and not is_same(plan.hosts, self._usual)
 
-    def _at_once(self, failed: _Failed) -> PreparedPlan | None:
+    def _immediate_plan(self, failed: _Failed) -> PreparedPlan | None:
         layout = self._layout_to_stay_in(failed)
         if layout is None:
-            return self._given.get(failed) or self._needed(failed)
+            return self._given.get(failed) or self._urgent_plan(failed)
         key = failed, layout.digest
         try:
-            within = self._needed(failed, layout.digest)
+            within = self._urgent_plan(failed, layout.digest)
         except RunError as refusal:
-            self._outbox.log("warning", message=f"{refusal}; training goes on in the given stages")
+            self._outbox.log("warning", message=f"{refusal}; training continues in the given stages")
             self._refused.add(key)
-            return self._at_once(failed)
+            return self._immediate_plan(failed)
         if self._failed < failed:
             return within
-        given = self._given.get(failed) or self._needed(failed)
+        given = self._given.get(failed) or self._urgent_plan(failed)
         if within is None or given is None:
             return None
-        if key not in self._goes_back:
-            self._goes_back[key] = self._is_worth_going_back(failed, layout, within, given)
-        return given if self._goes_back[key] else within
+        if key not in self._returns:
+            self._returns[key] = self._is_worth_returning(failed, layout, within, given)
+        return given if self._returns[key] else within
 
     def _layout_to_stay_in(self, failed: _Failed) -> PreparedPlan | None:
         layout, hosts = self._running, _repartitioned(self._running)
@@ -257,11 +256,11 @@ class Plans:
         is_lost = Holdings(hosts).lost(hosts.units.keys() - failed)
         return None if is_lost or (failed, layout.digest) in self._refused else layout
 
-    def _is_worth_going_back(
+    def _is_worth_returning(
         self, failed: _Failed, layout: PreparedPlan, within: PreparedPlan, given: PreparedPlan
     ) -> bool:
         """The rejoining worker copies its state anyway, so only the additional copies count as a pause."""
-        stays, goes = (copy_cost(self._job, layout.hosts, then.hosts) for then in (within, given))
+        stays, goes = (copy_cost(self._job, layout.hosts, plan.hosts) for plan in (within, given))
         pause = max(0.0, goes.seconds - stays.seconds)
         return self._is_worth(within, given, goes, pause, failed, returned=sorted(map(str, self._failed - failed)))
 
@@ -272,8 +271,8 @@ class Plans:
             if self._drift is not None:
                 for worker in failed - self._failed:
                     self._drift.forget(worker)
-            self._failed, self._has_sought_layout = failed, False
-        running = self._running = self._last.get(failed) or self.ready(failed)  # another leader may have begun it
+            self._failed, self._has_searched_layout = failed, False
+        running = self._running = self._last.get(failed) or self.plan_for(failed)  # another leader may have begun it
         is_moved, search = self._is_moved(running), self._search
         drift = self._drift if self._can_move or not is_moved else None
         if drift is not None:
@@ -281,25 +280,25 @@ class Plans:
         if search is not None and (search.question.failed != failed or search.running is not running):
             search = self._search = None
         if search is not None and search.better is None:
-            self._look_for_answer(search)
+            self._check_answer(search)
         is_own = self._own is not None and self._own[0] == failed
         if self._search is not None or running is None or is_own:
             return
-        if self._can_move and not self._has_sought_layout and (failed or is_moved):
-            self._has_sought_layout = True
+        if self._can_move and not self._has_searched_layout and (failed or is_moved):
+            self._has_searched_layout = True
             within = running.digest if _repartitioned(running) else ""
-            self._begin_search(_Search(Question(failed, moves=True, within=within), running))
+            self._start_search(_Search(Question(failed, moves=True, within=within), running))
         elif drift is not None and (self._changed is None or step >= self._changed + self._pause):
-            self._seek_plan_for_times(drift, running)
+            self._search_for_times(drift, running)
 
     def _profile_of(self, failed: _Failed) -> Profile:
         return self._planned_with.get(failed, self._job.prices)
 
-    def _begin_search(self, search: _Search) -> None:
+    def _start_search(self, search: _Search) -> None:
         self._search = search
         self._ask(search.question, search.profile)
 
-    def _seek_plan_for_times(self, drift: DriftMonitor, running: PreparedPlan) -> None:
+    def _search_for_times(self, drift: DriftMonitor, running: PreparedPlan) -> None:
         departure = drift.departed(self._profile_of(self._failed))
         if departure is None:
             return
@@ -307,9 +306,9 @@ class Plans:
             self._outbox.log("slow-link", step=self._step, **link)
         profile, is_moved = departure.profile, self._is_moved(running)
         question = Question(self._failed, moves=is_moved, profile=profile.digest(), compared=running.digest)
-        self._begin_search(_Search(question, running, profile, "; ".join(departure.causes)))
+        self._start_search(_Search(question, running, profile, "; ".join(departure.causes)))
 
-    def _look_for_answer(self, search: _Search) -> None:
+    def _check_answer(self, search: _Search) -> None:
         answer = self._answers.get(search.question)
         if answer is None:
             return
@@ -341,10 +340,14 @@ class Plans:
         return is_worth(before, after, pause, self._job.planner.iterations_between_changes * before)
 
     def _is_worth(
-        self, now: PreparedPlan, then: PreparedPlan, cost: CopyCost, pause: float, failed: _Failed, **more: Any
+        self, current: PreparedPlan, candidate: PreparedPlan, cost: CopyCost, pause: float, failed: _Failed, **more: Any
     ) -> bool:
-        mode, limit, section = common_mode(now.periods, then.periods), then.layout_limit, self._job.planner
-        before, after = now.periods[mode], then.periods[mode]
+        mode, limit, section = (
+            common_mode(current.periods, candidate.periods),
+            candidate.layout_limit,
+            self._job.planner,
+        )
+        before, after = current.periods[mode], candidate.periods[mode]
         until_change = section.iterations_between_changes * before
         if limit is not None and (limit.period is None or limit.period < before):
             more |= {"layout_limit": msgspec.to_builtins(limit), "cause": str(limit)}
@@ -354,7 +357,7 @@ class Plans:
         return self._log(
             failed,
             before > after and is_worth_it,
-            plan=then.digest,
+            plan=candidate.digest,
             period_before=before,
             period=after,
             pause=pause,

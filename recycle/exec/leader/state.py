@@ -44,7 +44,7 @@ _Message = TypeVar("_Message", bound=WorkerMessage)
 _Part = TypeVar("_Part", Report, EvaluationReport)
 
 
-class Heard:
+class ReceivedMessages:
     """The last message of each kind from each process of one generation; for `Trouble` and `CutOff` the first.
 
     `members` are all processes of the generation, in order; `failed` those that could not form their groups.
@@ -52,42 +52,39 @@ class Heard:
 
     def __init__(self, tensor_parallel: int) -> None:
         self._tensor_parallel = tensor_parallel
-        self.begin(GenerationRecord(0, [], {}, ""))
+        self.start_generation(GenerationRecord(0, [], {}, ""))
 
-    def begin(self, record: GenerationRecord) -> None:
-        """Start a new generation, without messages."""
+    def start_generation(self, record: GenerationRecord) -> None:
         self._generation = record.generation
         self.members = members_of(record.live, self._tensor_parallel)
-        self._known = frozenset(self.members)
-        self._said = defaultdict[type, dict[str, Any]](dict)
+        self._member_set = frozenset(self.members)
+        self._messages = defaultdict[type, dict[str, Any]](dict)
         self._parts = defaultdict[tuple[type, int], dict[str, Any]](dict)
         self.failed: set[str] = set()
 
-    def take(self, said: FromWorker) -> None:
+    def take(self, sent: FromWorker) -> None:
         """Take a message; messages of other generations or of non-members are dropped."""
-        member, message = said.member, said.message
-        if said.generation != self._generation or member not in self._known:
+        member, message = sent.member, sent.message
+        if sent.generation != self._generation or member not in self._member_set:
             return
         if isinstance(message, StepReport):
             self._parts[type(message.report), message.step][member] = message.report
             return
-        said_before = self._said[type(message)]
-        if not (isinstance(message, Trouble | CutOff) and member in said_before):
-            said_before[member] = message
+        earlier = self._messages[type(message)]
+        if not (isinstance(message, Trouble | CutOff) and member in earlier):
+            earlier[member] = message
         if isinstance(message, Formed):
             (self.failed.add if message.error else self.failed.discard)(member)
 
-    def of(self, kind: type[_Message]) -> dict[str, _Message]:
+    def by_process(self, kind: type[_Message]) -> dict[str, _Message]:
         """Return process -> message of this kind, in the order of the first messages."""
-        return self._said[kind]
+        return self._messages[kind]
 
-    def all_said(self, kind: type[WorkerMessage]) -> bool:
-        """Return whether all processes have sent a message of this kind."""
-        return len(self._said[kind]) == len(self.members)
+    def is_complete(self, kind: type[WorkerMessage]) -> bool:
+        return len(self._messages[kind]) == len(self.members)
 
-    def silent(self, kind: type[WorkerMessage]) -> set[Worker]:
-        """Return the workers with a process that has sent no message of this kind."""
-        return parse_workers(self._known - self._said[kind].keys())
+    def missing(self, kind: type[WorkerMessage]) -> set[Worker]:
+        return parse_workers(self._member_set - self._messages[kind].keys())
 
     def take_parts(self, kind: type[_Part], step: int) -> dict[str, _Part] | None:
         """Return and forget the reports of an iteration or evaluation, in process order; None until complete."""
@@ -102,13 +99,13 @@ class Phase(Enum):
     """The phase of a run."""
 
     STARTING = "its workers start"
-    GOING_BACK = "all processes end, to go back to a checkpoint"
+    RESTORING = "all processes end before a checkpoint is restored"
     BETWEEN = "between generations"
     PROPOSED = "a generation is proposed"
     FORMING = "its groups form"
     RUNNING = "it runs"
-    FINISHED = "nothing is left to train: the workers say what they end with"
-    OVER = "all have said so, or the run has failed"
+    FINISHED = "training is done, and the workers report their final states"
+    OVER = "the run has ended or failed"
 
 
 class PlannedFault(Value):
@@ -176,7 +173,6 @@ class WorkerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process has not ended."""
         return self.incarnation >= 0 and self.how is None
 
 
@@ -186,7 +182,7 @@ class RunState(Outbox):
     Attributes:
         places: position -> position whose place on the nodes it uses, if different.
         start_deadline: until when all workers must be ready.
-        everybody: all positions.
+        positions: all positions.
         live: workers of the generation, or of the next one.
         joined: live workers that hold no state yet.
         record: the register's record, as of the last commit.
@@ -201,14 +197,14 @@ class RunState(Outbox):
         self.checkpoints = Checkpoints(job, self)
         self.processes = {worker: WorkerProcess() for worker in run.homes}
         self.places: dict[Worker, Worker] = {}
-        self.heard = Heard(job.grid.tensor_parallel)
+        self.received = ReceivedMessages(job.grid.tensor_parallel)
         self.detector = FailureDetector(job)
         self.start_deadline = now + self.limits.start_deadline
-        self.everybody = frozenset(job.shape.workers())
+        self.positions = frozenset(job.shape.workers())
         self.holdings = (
-            ShardHoldings(job, run.initial, self.everybody) if job.train.sharded_optimizer else Holdings(run.initial)
+            ShardHoldings(job, run.initial, self.positions) if job.train.sharded_optimizer else Holdings(run.initial)
         )
-        self.live, self.joined = set(self.everybody - run.absent), set[Worker]()
+        self.live, self.joined = set(self.positions - run.absent), set[Worker]()
         self.record = GenerationRecord(0, [], {}, "")
         self.phase, self.waited = Phase.STARTING, 0.0
         self.struck: dict[int, str] = {}
@@ -218,19 +214,16 @@ class RunState(Outbox):
 
     @property
     def next_step(self) -> int:
-        """The iteration after the committed one."""
         return self.record.committed + 1
 
     @property
     def commit(self) -> Commit:
-        """The last commit, in a run that has one."""
         assert self.record.commit is not None
         return self.record.commit
 
     @property
     def failed(self) -> frozenset[Worker]:
-        """The positions without a live worker."""
-        return self.everybody - self.live
+        return self.positions - self.live
 
     @property
     def holders(self) -> set[Worker]:
@@ -240,24 +233,20 @@ class RunState(Outbox):
     def lost_unit(self, holders: Iterable[Worker]) -> str:
         """Return a unit that none of these workers holds, as text with a verb; empty if there is none."""
         lost = self.holdings.lost(holders)
-        return self.holdings.described(lost[0]) if lost else ""
+        return self.holdings.describe(lost[0]) if lost else ""
 
     def members(self, worker: Worker | str) -> list[str]:
-        """Return the names of a worker's processes."""
         return members_of([worker], self.job.grid.tensor_parallel)
 
     def enter(self, phase: Phase) -> None:
-        """Enter a phase."""
         self.phase, self.waited = phase, 0.0
 
     def log_detected(self, worker: Worker, cause: str, **more: Any) -> None:
-        """Write the event that a worker was found dead or hung."""
         self.log("detected", **{"worker": str(worker), "step": self.next_step, "cause": cause} | more)
 
     # The register.
 
     def cursor(self) -> Cursor:
-        """Return the part of the register that changes within a generation."""
         return Cursor(
             self.record.generation,
             self._persisted_phase,
@@ -276,12 +265,10 @@ class RunState(Outbox):
         return msgspec.structs.replace(cursor, commit=commit)
 
     def persist(self, phase: GenerationPhase | None = None, record: GenerationRecord | None = None) -> None:
-        """Write the cursor, in a new phase if given, and the record if given."""
         self._persisted_phase = phase or self._persisted_phase
         self.put(Persist(self.cursor(), record))
 
     def change(self, **progress: Any) -> None:
-        """Change fields of the cursor, and write it."""
         self.record = msgspec.structs.replace(self.record, **progress)
         self.persist()
 
@@ -310,7 +297,7 @@ class RunState(Outbox):
         }
         self.record = record = msgspec.structs.replace(self.record, **common | changes)
         self._earlier = None
-        self.heard.begin(record)
+        self.received.start_generation(record)
         self.persist(phase, record)
         if phase == "proposed":
             self.checkpoints.proposed(record, self.holdings.hosts)

@@ -89,7 +89,6 @@ class CausalAttention(MegatronModule):  # type: ignore[misc]
 
 
 def backend() -> BackendSpecProvider:
-    """Transformer Engine's classes for the places of a layer spec."""
     from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider  # imports Apex if installed
 
     provider: BackendSpecProvider = TESpecProvider()

@@ -189,7 +189,7 @@ def flip_first_layer_outputs(module: torch.nn.Module, flips: PendingBitFlips) ->
     """Apply the activation flips to the output of the first layer of a stage's module."""
     layers = (layer for layer in module.modules() if next(layer.parameters(recurse=False), None) is not None)
 
-    def strike(layer: torch.nn.Module, given: Any, output: Any) -> Any:
+    def strike(layer: torch.nn.Module, inputs: Any, output: Any) -> Any:
         bits = flips.take_activation_bits()
         if not bits:
             return output

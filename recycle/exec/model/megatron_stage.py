@@ -143,7 +143,6 @@ class MegatronStage(Stage):
 
     @property
     def tied_sum(self) -> Accumulator | None:
-        """Gradient sum of the weight that the first and last stage share; None without one."""
         return self._sums.tied
 
     def _units_of(self, job: Job, named: Mapping[str, torch.nn.Parameter]) -> dict[str, int]:

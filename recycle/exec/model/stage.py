@@ -122,7 +122,6 @@ class StateLayout(ABC):
         return [piece.state_tensors()[1] for piece in self.pieces.values()]
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """The live tensors of all pieces, concatenated."""
         return [tensor for piece in self.pieces.values() for tensor in piece.state_tensors()]
 
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -235,7 +234,6 @@ class Stage(ABC):
         return self._hold(RedundantForward, micro_batch, activation)
 
     def release(self, micro_batch: MicroBatch) -> None:
-        """Free the activations that R holds, if no backward will use them."""
         del self._held[micro_batch]
 
     def _hold(self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor:
@@ -251,12 +249,10 @@ class Stage(ABC):
         """Compute F or R. Returns what the backward needs, and the output (the loss on the last stage)."""
 
     @abstractmethod
-    def _evaluate(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
-        """Compute F in an evaluation."""
+    def _evaluate(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None: ...
 
     @abstractmethod
-    def _add_loss(self, loss: torch.Tensor) -> None:
-        """Add the loss of a micro-batch."""
+    def _add_loss(self, loss: torch.Tensor) -> None: ...
 
     def watch(self, micro_batches: Iterable[MicroBatch]) -> None:
         """Take checksums of this iteration's results for these micro-batches, as far as they run here."""
@@ -286,8 +282,7 @@ class Stage(ABC):
         activation: torch.Tensor | None,
         gradient: torch.Tensor | None,
         checksums: ChecksumBuilder,
-    ) -> None:
-        """Compute REPLAY."""
+    ) -> None: ...
 
     def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """Run I with the output gradient (None on the last stage), and return the input gradient (None on stage 0)."""
@@ -325,8 +320,7 @@ class Stage(ABC):
         """Compute I or B. Returns the input gradient, and what W needs."""
 
     @abstractmethod
-    def _run_weight(self, micro_batch: MicroBatch, saved: Any, bucket: int, buckets: int) -> None:
-        """Compute W, or a part of it."""
+    def _run_weight(self, micro_batch: MicroBatch, saved: Any, bucket: int, buckets: int) -> None: ...
 
     @abstractmethod
     def gradient_buffers(self) -> list[torch.Tensor]:
@@ -402,7 +396,6 @@ class Stage(ABC):
             piece.step(iteration, clip_factor)
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """The live tensors of all units, concatenated; or of the owned shards."""
         return self.layout.state_tensors()
 
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -433,11 +426,9 @@ class Stage(ABC):
         return {number: part for number, part in self.stored().items() if number not in self.layout.incomplete}
 
     def state_digest(self) -> str:
-        """sha256 over `state_tensors`, in hexadecimal."""
         return digest(self.state_tensors())
 
     def digests(self) -> dict[int, str]:
-        """Digests of the stage, or of each complete owned shard, by number."""
         return {number: digest(part.tensors) for number, part in self._complete().items()}
 
     def placement(self) -> Mapping[str, str]:
@@ -472,7 +463,6 @@ def buffers_for(
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """An empty host buffer like `tensor`, pinned for a GPU tensor so that the copy overlaps computation."""
     return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
 
 

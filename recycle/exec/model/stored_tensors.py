@@ -87,23 +87,23 @@ class StoredTensors:
     def __init__(self, paths: Iterable[Path], refusal: type[RecycleError]) -> None:
         self._refusal = refusal
         self.copies: dict[str, Path] = {}
-        found: dict[str, TensorPlace] = {}
+        places: dict[str, TensorPlace] = {}
         for path in paths:
             try:
                 require_content(path, refusal)
                 with _open(path) as file:
                     names: list[str] = file.keys()
                     for name in names:
-                        if name in found:
+                        if name in places:
                             self.copies[name] = path
                             continue
                         piece = file.get_slice(name)
-                        found[name] = TensorPlace(path, tuple(piece.get_shape()), str(piece.get_dtype()))
+                        places[name] = TensorPlace(path, tuple(piece.get_shape()), str(piece.get_dtype()))
             except (SafetensorError, OSError) as error:
                 raise self._unreadable(path, error) from None
-        self.places: Mapping[str, TensorPlace] = found
-        self._pieces = pieces_of(found)
-        matches = [match for name in (*found, *self._pieces) if (match := _FIRST_PART.fullmatch(name))]
+        self.places: Mapping[str, TensorPlace] = places
+        self._pieces = pieces_of(places)
+        matches = [match for name in (*places, *self._pieces) if (match := _FIRST_PART.fullmatch(name))]
         self._cut = {match[1]: int(match[2]) for match in matches}
 
     def read(self, name: str, index: tuple[slice, ...] = ()) -> torch.Tensor:
@@ -170,7 +170,6 @@ class StoredTensors:
         return self.read(name)
 
     def require(self, name: str) -> None:
-        """Raise `refusal` unless all parts of a tensor of the whole model are stored."""
         if name not in self._pieces:
             self._parts(name)
 
@@ -183,9 +182,9 @@ class StoredTensors:
     def _joined_pieces(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         import torch
 
-        told = shape_told(self._pieces[name][0])
-        if told not in (None, shape):
-            raise self._refusal(f"{self._where()}: {name} is {list(told)}, and the model's is {list(shape)}")
+        stated = shape_told(self._pieces[name][0])
+        if stated not in (None, shape):
+            raise self._refusal(f"{self._where()}: {name} is {list(stated)}, and the model's is {list(shape)}")
         flat = torch.cat([self.read(piece) for piece in self._pieces[name]])
         if len(flat) != math.prod(shape):
             raise self._refusal(f"{self._where()}: {name} has {len(flat)} elements, and the model's is {list(shape)}")

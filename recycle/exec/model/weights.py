@@ -175,7 +175,6 @@ def initialise(
 
 
 def named_weights(part: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Views of a part's parameters by their names in checkpoints; halves of gated layers have separate names."""
     return {name: piece for name, _, piece in _pieces(part, 0)}
 
 

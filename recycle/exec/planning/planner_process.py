@@ -92,7 +92,7 @@ def answer(planner: Planner, job: PricedJob, like: Schedule | None, question: Qu
         schedule = plan.schedule if question.failed is None else in_process_names(plan)
         schedule, facts = check_for_run(schedule, job, asked.prices)
     except RecycleError as refusal:
-        layout = "no plan for the layout at hand: " if question.within else ""
+        layout = "no plan for the present layout: " if question.within else ""
         return PlannerAnswer(question, error=f"{layout}{refusal}")
     except Exception as failure:  # a plug-in's exception
         return PlannerAnswer(question, error=f"{type(failure).__name__}: {failure}")
@@ -104,7 +104,7 @@ class PlannerProcess:
     """Answers questions in order, and `questions` when idle; calls `answered` and `warn` in a thread.
 
     `[membership]` limits the duration of quick answers, `[planner] seconds` of others. If the job limits steps instead
-    of seconds, only quick answers can be overdue. Plans keep the placement of `like`.
+    of seconds, only quick answers can be overdue_leavers. Plans keep the placement of `like`.
     """
 
     def __init__(
@@ -117,11 +117,11 @@ class PlannerProcess:
         questions: Iterable[Question] = (),
     ) -> None:
         self._job, self._planner, self._like = job, planner, like
-        self._give, self._warn = answered, warn
+        self._deliver, self._warn = answered, warn
         self._asked: queue.Queue[Question | None] = queue.Queue()
         self._later = iter(questions)
         self._failures, self._longest, self._is_closed = 0, 0.0, False
-        self._draw()
+        self._queue_next()
         self._start()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
@@ -131,20 +131,18 @@ class PlannerProcess:
         self._child = Child("recycle.exec.planning.planner_process", name, environment={"OMP_NUM_THREADS": "1"})
         self._is_fresh = True
 
-    def _draw(self) -> None:
+    def _queue_next(self) -> None:
         if self._asked.empty() and (question := next(self._later, None)) is not None:
             self._asked.put(question)
 
     @property
     def is_busy(self) -> bool:
-        """Whether questions are pending."""
         return self._asked.unfinished_tasks > 0
 
     def ask(self, question: Question) -> None:
-        """Add a question."""
         self._asked.put(question)
 
-    def look(self) -> None:
+    def restart_if_ended(self) -> None:
         """Replace a child that ended while idle; call regularly."""
         if not self.is_busy and self._failures < MOST_FAILURES and self._child.process.poll() is not None:
             self._asked.put(None)
@@ -156,13 +154,13 @@ class PlannerProcess:
             if question is None:
                 self._replace()
             else:
-                answered = self._answered(question)
-                self._draw()
+                answered = self._ask_child(question)
+                self._queue_next()
             self._asked.task_done()
             if answered is not None:
-                self._give(answered)
+                self._deliver(answered)
 
-    def _answered(self, question: Question) -> PlannerAnswer | None:
+    def _ask_child(self, question: Question) -> PlannerAnswer | None:
         while self._failures < MOST_FAILURES and not self._is_closed:
             line = self._exchange(question)
             if line.endswith(b"\n"):
@@ -176,18 +174,18 @@ class PlannerProcess:
         self._later = iter(())
         if not question.quick:
             return PlannerAnswer(question, error="no planner process answers")
-        self._warn("no planner process answers; a plan that is needed now is made by the coordinator")
+        self._warn("no planner process answers; the leader's process makes urgent plans itself")
         return answer(self._planner, self._job, self._like, question)
 
     def _exchange(self, question: Question) -> bytes:
-        overdue = threading.Timer(self._patience(question), self._child.process.kill)
-        overdue.daemon = True
-        overdue.start()
+        overdue_leavers = threading.Timer(self._patience(question), self._child.process.kill)
+        overdue_leavers.daemon = True
+        overdue_leavers.start()
         if self._is_fresh:
             self._child.send((self._job.to_toml(), None if self._like is None else self._like.dumps()))
         self._child.send(question)
         line = self._child.answers.readline()
-        overdue.cancel()
+        overdue_leavers.cancel()
         return line
 
     def _patience(self, question: Question) -> float:
@@ -204,7 +202,6 @@ class PlannerProcess:
             self._start()
 
     def close(self) -> None:
-        """End the child process."""
         self._is_closed = True
         self._asked.put(None)
         self._child.process.kill()

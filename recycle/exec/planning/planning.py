@@ -107,9 +107,9 @@ class PlanService:
         return schedule.failed, self._prepared_plan(schedule, facts)
 
     def ask(self, question: LeaderQuestion, profile: Profile | None = None) -> None:
-        """Start answering a question; `look` returns the answer."""
+        """Start answering a question; `poll` returns the answer."""
         if self._planner is None:
-            self._give(question, error="no planner was given")
+            self._deliver(question, error="no planner was given")
             return
         asked = self._translated(question, profile)
         with self._lock:
@@ -144,18 +144,18 @@ class PlanService:
             return msgspec.structs.replace(asked, quick=False, moves=True)
         return msgspec.structs.replace(asked, failed=None) if self._by_vector else asked
 
-    def look(self, warn: Callable[[str], object]) -> list[Planned]:
+    def poll(self, warn: Callable[[str], object]) -> list[Planned]:
         """Return the answers since the last call, and `warn` of problems that do not stop training; call regularly."""
         for child in self._children:
-            child.look()
+            child.restart_if_ended()
         for message in _drained(self._warnings):
             warn(message)
         return list(_drained(self._prepared))
 
     def _take(self, answered: PlannerAnswer) -> None:
-        self._thread.submit(self._learn, answered)
+        self._thread.submit(self._take_answer, answered)
 
-    def _learn(self, answered: PlannerAnswer) -> None:
+    def _take_answer(self, answered: PlannerAnswer) -> None:
         asked, error = answered.question, answered.error
         urgent = msgspec.structs.replace(asked, quick=True)
         if not error:
@@ -171,7 +171,7 @@ class PlanService:
                 self._ahead.setdefault(urgent, known)
         for question, profile in waiting:
             if error:
-                self._give(question, error=error)
+                self._deliver(question, error=error)
             else:
                 self._answer(asked, question, profile, known)
 
@@ -186,16 +186,16 @@ class PlanService:
         if asked.failed is None:
             plan = plan.for_processes(question.failed)
         if question.is_urgent:
-            self._give(question, self._prepared_plan(plan.schedule, facts, plan))
+            self._deliver(question, self._prepared_plan(plan.schedule, facts, plan))
             return
         prepared = self._prepared_plan(plan.schedule, facts, replace(plan, moves=()))
         compared = None
         if (running := self._schedules.get(question.compared)) is not None:
             periods = periods_of(running, self._job, profile or self._job.prices)
             compared = periods[common_mode(facts.periods, periods)]
-        self._give(question, replace(prepared, layout_limit=plan.layout_limit, compared_period=compared))
+        self._deliver(question, replace(prepared, layout_limit=plan.layout_limit, compared_period=compared))
 
-    def _give(self, question: LeaderQuestion, plan: PreparedPlan | None = None, error: str = "") -> None:
+    def _deliver(self, question: LeaderQuestion, plan: PreparedPlan | None = None, error: str = "") -> None:
         self._prepared.put(Planned(question, plan, error))
         self._waker.wake()
 
@@ -206,18 +206,17 @@ class PlanService:
             write_whole(plan_file(self._directory, digest), text)
         except RecycleError as error:
             kept = text
-            self._warnings.put(f"a plan in use is not kept, and workers get it in a message: {error}")
+            self._warnings.put(f"a plan file cannot be written, and workers get the plan in a message: {error}")
         if self._job.integrity.every and not facts.rounds:
             self._warnings.put(
                 f'[integrity] every = "gaps": plan {digest} has no gap that holds a replay: nothing is replayed while'
                 f" it runs, and states are compared every {self._job.compared_every(0)} iterations; write every = N to"
-                " replay all the same"
+                " replay anyway"
             )
         self._schedules[digest] = schedule
-        hosts, roles = Hosts.of_schedule(self._job, schedule), {worker: worker for worker in schedule.live}
-        return PreparedPlan(digest, roles, facts.periods, kept, hosts, facts.rounds)
+        return PreparedPlan(digest, facts.periods, kept, Hosts.of_schedule(self._job, schedule), facts.rounds)
 
-    def _kept(self, digest: str) -> Schedule | None:
+    def _load(self, digest: str) -> Schedule | None:
         with contextlib.suppress(RecycleError):
             schedule = Schedule.load(plan_file(self._directory, digest))
             if schedule_hash(schedule) == digest:
@@ -226,12 +225,12 @@ class PlanService:
 
     def hosts(self, digest: str) -> Hosts | None:
         """Return the hosts of the plan with this hash; None if the directory does not hold it."""
-        schedule = self._kept(digest)
+        schedule = self._load(digest)
         return None if schedule is None else Hosts.of_schedule(self._job, schedule)
 
     def adopted(self, failed: frozenset[Worker], digest: str) -> PreparedPlan | None:
         """Return the plan that another leader used without the failed workers, if the directory holds it."""
-        schedule = self._kept(digest)
+        schedule = self._load(digest)
         if schedule is None or schedule.failed != failed:
             return None
         with contextlib.suppress(RecycleError):
@@ -239,7 +238,6 @@ class PlanService:
         return None
 
     def close(self) -> None:
-        """End the children and the thread."""
         for child in self._children:
             child.close()
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -67,9 +67,7 @@ def require_valid(schedule: Schedule, job: PricedJob) -> None:
             f"the schedule cuts a model of {sum(shape.cut)} layers, the job's has {sum(layers)}; plan it for this job"
         )
     if schedule.forward_only:
-        raise ScheduleError(
-            "the schedule is forward-only and trains nothing; [eval] makes such ones of that of training"
-        )
+        raise ScheduleError("the schedule is forward-only and cannot train; [eval] derives such schedules by itself")
     profile, limits, room = profile_of_layout(job, job.prices, shape), job.limits, None
     if shape.cut and (room := byte_limit(job, job.prices)) is not None:
         limits = None  # the activation limit follows from the hosted stages

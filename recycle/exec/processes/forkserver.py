@@ -75,14 +75,14 @@ class WorkerProcess:
     Attributes:
         pid: process id, reserved until `ForkServer.reap`; 0 until the server has answered.
         descriptor: pidfd, readable after the process has ended; -1 until the server has answered.
-        code: exit code, once `look` has seen the process end or its memory being freed.
+        code: exit code, once `poll` has seen the process end or its memory being freed.
     """
 
     pid: int = 0
     descriptor: int = -1
     code: int | None = None
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Update `code`.
 
         With much memory this is long before the end: 0.1 ms after a kill instead of 134 ms with 2 GB. Reads the last
@@ -94,7 +94,6 @@ class WorkerProcess:
                 self.code = os.waitstatus_to_exitcode(int(status))
 
     def kill(self) -> None:
-        """Send SIGKILL if the process is known and has not ended."""
         if self.pid:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
@@ -135,11 +134,9 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Process id of the server."""
         return self._child.process.pid
 
     def log_to(self, log: Path) -> None:
-        """Redirect the server's output to this file."""
         self._logs.insert(0, log)
         self._send(str(log))
 
@@ -153,7 +150,7 @@ class ForkServer:
             while process.code is None:
                 wait([process.descriptor if process.pid else self.answers.fileno()], SEND_SECONDS)
                 self.read_answers()
-                process.look()
+                process.poll()
             self.reap(process)
             return process.code, _path_of(output).read_text(errors="replace")
         finally:
@@ -198,7 +195,6 @@ class ForkServer:
             raise RunError(f"the fork server {with_last_lines(describe_exit(code), tail)}")
 
     def close(self) -> None:
-        """End the server and its workers."""
         self._child.close()
         self._output.close()
 
@@ -221,7 +217,6 @@ def describe_exit(code: int) -> str:
 
 
 def last_lines(log: Path, count: int = 8) -> str:
-    """Return the last lines of a log file; "" without a file."""
     with contextlib.suppress(OSError):
         return LINE_SEPARATOR.join(log.read_text(errors="replace").splitlines()[-count:])
     return ""

@@ -39,13 +39,11 @@ class Waker:
             os.write(self._end, b"!")
 
     def clear(self) -> None:
-        """Forget all wakes so far."""
         with contextlib.suppress(BlockingIOError):
             while os.read(self.descriptor, 4096):
                 pass
 
     def close(self) -> None:
-        """Close the descriptors."""
         descriptors = self.descriptor, self._end
         self.descriptor = self._end = -1  # a later file may get the number of a closed descriptor
         for descriptor in descriptors:
@@ -80,7 +78,7 @@ def require_open_files(started_here: int, in_all: int) -> None:
 
 END_SECONDS = 5.0
 """Seconds that the end of a run waits for killed processes, and for requested processes of unknown state."""
-LOOK_SECONDS = 0.03
+POLL_SECONDS = 0.03
 """Seconds between checks whether a process's memory is being freed; a check takes 7 us per process."""
 
 
@@ -104,7 +102,7 @@ class LocalProcesses:
         self._tensor_ranks = range(tensor_parallel)
         self._processes: dict[tuple[Worker, int], WorkerProcess] = {}  # by worker and tensor rank
         self._ending: list[tuple[Worker, WorkerProcess]] = []
-        self._next_look = 0.0
+        self._next_poll = 0.0
         self._failed: set[Worker] = set()
         self._poll = select.poll()
         self._waker = waker
@@ -131,7 +129,6 @@ class LocalProcesses:
             self._processes[worker, rank] = self._server.fork(text, self._log(worker, rank), before)
 
     def watch(self, descriptor: int) -> None:
-        """Let `wait` return when this descriptor is readable."""
         self._poll.register(descriptor, select.POLLIN)
 
     def _log(self, worker: Worker, tensor_rank: int) -> Path:
@@ -140,21 +137,21 @@ class LocalProcesses:
     def wait(self, seconds: float) -> None:
         """Wait at most `seconds` for a process to start or end, or for the waker."""
         deadline = time.monotonic() + seconds
-        while not self._notice_ends() and (left := deadline - time.monotonic()) > 0:
-            if self._poll.poll(min(left, LOOK_SECONDS) * 1000):
+        while not self._notice_ends() and (remaining := deadline - time.monotonic()) > 0:
+            if self._poll.poll(min(remaining, POLL_SECONDS) * 1000):
                 break
         self._waker.clear()
 
     def _notice_ends(self) -> bool:
         now = time.monotonic()
-        if now < self._next_look:
+        if now < self._next_poll:
             return False
-        self._next_look = now + LOOK_SECONDS
+        self._next_poll = now + POLL_SECONDS
         for process in self._processes.values():
-            process.look()
+            process.poll()
         return any(process.code is not None for process in self._processes.values())
 
-    def gone(self) -> dict[Worker, tuple[str, str]]:
+    def take_ends(self) -> dict[Worker, tuple[str, str]]:
         """Return worker -> (how it ended, last log lines) for new ends. Raises RunError if the fork server ended."""
         self._server.read_answers()
         for process in self._processes.values():
@@ -164,7 +161,7 @@ class LocalProcesses:
         reported: dict[Worker, tuple[str, str]] = {}
         for (worker, rank), process in list(self._processes.items()):
             if process.descriptor in over:
-                process.look()
+                process.poll()
             if process.code is None:
                 continue
             del self._processes[worker, rank]
@@ -188,11 +185,9 @@ class LocalProcesses:
         return [self._processes[member] for member in members if member in self._processes]
 
     def running(self, worker: Worker) -> bool:
-        """Return whether the worker has a process that has not ended, as of the last `gone`."""
         return bool(self._processes_of(worker))
 
     def kill(self, worker: Worker) -> None:
-        """Send SIGKILL to the worker's remaining processes."""
         for process in self._processes_of(worker):
             process.kill()
 
@@ -201,7 +196,7 @@ class LocalProcesses:
         deadline = time.monotonic() + patience
         with contextlib.suppress(RunError):
             while (self._processes or self._ending) and time.monotonic() < deadline + END_SECONDS:
-                self.gone()
+                self.take_ends()
                 if time.monotonic() > deadline:
                     for worker in {worker for worker, _ in self._processes}:
                         self.kill(worker)

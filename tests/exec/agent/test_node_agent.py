@@ -1,4 +1,4 @@
-"""An agent between its processes and the leader: who is heard, in which order, and who is told what."""
+"""An agent passes messages between its processes and the leader, in order, and starts and kills processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from recycle.exec.links import Hub, Link, LinkClosed, connect_locally, listen_lo
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.exec.protocol import (
     AgentMessage,
-    AgentProcess,
     Batch,
     Drain,
     Ended,
@@ -27,7 +26,6 @@ from recycle.exec.protocol import (
     Keys,
     Kill,
     Leave,
-    Leaving,
     Permit,
     Propose,
     Ready,
@@ -67,7 +65,7 @@ class Processes:
         self.alive.discard(worker)
         self._gone[worker] = how, f"log of {worker}"
 
-    def gone(self) -> dict[Worker, tuple[str, str]]:
+    def take_ends(self) -> dict[Worker, tuple[str, str]]:
         gone, self._gone = self._gone, {}
         return gone
 
@@ -144,7 +142,7 @@ def beat(count: int) -> Heartbeat:
     return Heartbeat(count, count, False, "1F", 0.5)
 
 
-def test_what_a_process_has_said_comes_in_order_and_before_its_end(node: Node) -> None:
+def test_messages_of_a_process_arrive_in_order_before_its_end(node: Node) -> None:
     link = node.join("0.0")
     for number in range(40):
         link.send(Said(Trouble(str(number)), 1))
@@ -157,7 +155,7 @@ def test_what_a_process_has_said_comes_in_order_and_before_its_end(node: Node) -
     assert node.agent.batch() is None
 
 
-def test_process_of_an_old_incarnation_is_neither_heard_nor_told_anything(node: Node) -> None:
+def test_process_of_an_old_incarnation_is_ignored(node: Node) -> None:
     node.processes.ends(A, "killed by SIGKILL")
     node.batch()
     node.agent.obey(Start("0.0", 1, "0.0", 4))
@@ -184,42 +182,24 @@ def test_processes_of_a_worker_of_which_one_has_ended_are_not_heard_any_more() -
     node.hub.close()
 
 
-def test_beats_go_once_per_heartbeat_and_never_those_of_the_dead(node: Node) -> None:
-    links = {"0.0": node.join("0.0"), "0.1": node.join("0.1")}
-    batches, began = list[Batch](), time.monotonic()
-    while time.monotonic() - began < 5.5 * HEARTBEAT:
-        for link in links.values():
-            link.send(beat(len(batches)))
-        node.serve()
-        if (batch := node.agent.batch()) is not None:
-            batches.append(batch)
-    assert 4 <= len(batches) <= 6
-    assert all(batch.beats.keys() == {"0.0", "0.1"} for batch in batches)
-    time.sleep(HEARTBEAT)
-    links["0.0"].send(beat(9999))
-    links["0.1"].send(beat(9999))
-    node.processes.ends(A, "killed by SIGKILL")
-    assert node.batch().beats.keys() == {"0.1"}
-
-
-def test_reports_wait_for_those_of_the_other_processes_but_hold_nothing_else_up(node: Node) -> None:
+def test_reports_wait_for_other_processes_without_delaying_other_messages(node: Node) -> None:
     links = [node.join("0.0"), node.join("0.1")]
-    said = [FromWorker(member, StepReport(4, Report({0: [1.0]}, None)), 1) for member in ("0.0", "0.1")]
-    for link, report in zip(links, said, strict=True):
+    messages = [FromWorker(member, StepReport(4, Report({0: [1.0]}, None)), 1) for member in ("0.0", "0.1")]
+    for link, report in zip(links, messages, strict=True):
         link.send(Said(report.message, 1))
         while not node.hub.dispatch(SOON):
             pass
         batch = node.agent.batch(hold=True)
-        assert node.agent.is_holding == (report is said[0])
-    assert batch == Batch(said)
-    links[0].send(Said(said[0].message, 1))
+        assert node.agent.is_holding == (report is messages[0])
+    assert batch == Batch(messages)
+    links[0].send(Said(messages[0].message, 1))
     links[0].send(Said(Trouble("broke"), 1))
     node.serve()
-    assert node.agent.batch(hold=True) == Batch([said[0], FromWorker("0.0", Trouble("broke"), 1)])
-    links[0].send(Said(said[0].message, 1))
+    assert node.agent.batch(hold=True) == Batch([messages[0], FromWorker("0.0", Trouble("broke"), 1)])
+    links[0].send(Said(messages[0].message, 1))
     node.serve()
     time.sleep(HOLD_SECONDS)
-    assert node.agent.batch(hold=True) == Batch(said[:1])
+    assert node.agent.batch(hold=True) == Batch(messages[:1])
 
 
 def test_departures_reach_their_worker_only(node: Node) -> None:
@@ -244,24 +224,6 @@ def test_keys_are_shared_with_other_nodes_and_forgotten_once_a_later_generation_
     assert node.ask(link, GetKeys([new, old, "other"])) == [Values([b"there", None, b"kept"])]
 
 
-def test_new_leader_is_told_processes_last_words_and_keys_and_nothing_twice(node: Node) -> None:
-    link = node.join("0.0")
-    link.send(Said(Ready(0)))
-    node.ask(link, SetKey("name", b"value"))
-    node.processes.ends(B, "ended with exit code 1")
-    assert node.batch().keys == {"name": b"value"}
-    link.send(Said(Trouble("broke"), 4))
-    node.serve()
-    hello = node.agent.hello()
-    assert (hello.node, hello.session) == (3, "session")
-    assert hello.processes == [
-        AgentProcess("0.0", 0, 0),
-        AgentProcess("0.1", 0, 0, "ended with exit code 1", "log of 0.1"),
-    ]
-    assert hello.said == [FromWorker("0.0", Ready(0)), FromWorker("0.0", Trouble("broke"), 4)]
-    assert node.batch() == Batch(keys={"name": b"value"})
-
-
 def test_worker_that_still_runs_is_killed_before_its_next_process_starts(node: Node) -> None:
     order = Start("0.0", 1, "0.1", 4, restored=7)
     for _ in range(2):
@@ -279,21 +241,6 @@ def test_worker_that_still_runs_is_killed_before_its_next_process_starts(node: N
     assert (len(node.processes.killed), len(node.processes.started)) == (killed, 3)
     node.agent.obey(Kill("0.0", 1))
     assert len(node.processes.killed) > killed
-
-
-def test_node_that_leaves_says_so_once_for_each_process_and_has_left_when_all_have_ended(node: Node) -> None:
-    assert not node.agent.leave()
-    assert not node.agent.leave()
-    assert node.batch().said == [FromWorker("0.0", Leaving(0)), FromWorker("0.1", Leaving(0))]
-    node.processes.ends(A, "ended with exit code 0")
-    node.batch()
-    node.agent.obey(Start("0.0", 1, "0.0", 0))
-    assert not node.agent.leave()
-    assert node.batch().said == [FromWorker("0.0", Leaving(1))]
-    for worker in (A, B):
-        node.processes.ends(worker, "ended with exit code 0")
-    node.batch()
-    assert node.agent.leave()
 
 
 @needs_root

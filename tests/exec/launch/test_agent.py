@@ -1,4 +1,4 @@
-"""One agent per node, killed in the middle of training: the run goes on, coordinator or not, to the same bits."""
+"""Agents are killed while they train: the run continues to the same bits, also without its leader."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import pytest
 from recycle import Job, RunError
 from recycle.exec.election import Election
 from recycle.exec.launch.agent import own_address
-from recycle.exec.launch.contact import drain
+from recycle.exec.launch.run_address import drain
 from recycle.job.endpoints import parse_endpoints
 from tests.cli.command import Command
 from tests.exec.agents import Cluster, start_command
 from tests.exec.etcd_server import EtcdServer, keys
-from tests.exec.runs import Run, calm_run, heavy_libraries, job, processes_writing_below
+from tests.exec.runs import Run, calm_run, job, processes_writing_below
 from tests.warm import start_recycle
 
 pytestmark = pytest.mark.process
@@ -31,7 +31,6 @@ STEPS = 100
 Start = Callable[..., Cluster]
 MEMBERSHIP = {"dead_after": 8.0, "lease": 2, "transport": "tests.exec.paced:Paced"}
 CALM = {"dead_after": 60.0, "transport": "auto"}
-NODES_OF_ONE = {"membership": MEMBERSHIP, "cluster": {"workers_per_node": 1}, "train": {"checkpoint_every": 4}}
 
 
 def small(kind: str = "emulated", **sections: dict) -> Job:
@@ -45,9 +44,9 @@ def start(etcd: EtcdServer, tmp_path: Path) -> Iterator[Start]:
     """Start all agents of a job."""
     clusters: list[Cluster] = []
 
-    def begin(of: Job, steps: int = STEPS, nodes: int = 3, faults: Sequence[str] = ()) -> Cluster:
+    def begin(config: Job, steps: int = STEPS, nodes: int = 3, faults: Sequence[str] = ()) -> Cluster:
         strikes = [option for fault in faults for option in ("--fault", fault)]
-        cluster = Cluster(tmp_path, of, etcd, tmp_path.name, "--steps", str(steps), *strikes)
+        cluster = Cluster(tmp_path, config, etcd, tmp_path.name, "--steps", str(steps), *strikes)
         clusters.append(cluster)
         for node in range(nodes):
             cluster.start(node)
@@ -97,7 +96,7 @@ def test_nodes_die_and_come_back_and_the_losses_stay_the_same(
 
 
 @pytest.mark.soak
-def test_a_node_that_is_told_leaves_with_the_role_handed_over_and_nothing_done_again(
+def test_signalled_leader_node_hands_over_and_leaves_without_repeated_work(
     start: Start, launch: Run, etcd: EtcdServer, tmp_path: Path
 ) -> None:
     """The coordinator's, by SIGTERM to its agent, and it comes back; then a worker of another, which stays out."""
@@ -112,9 +111,9 @@ def test_a_node_that_is_told_leaves_with_the_role_handed_over_and_nothing_done_a
     assert [event["generation"] for event in cluster.events("coordinator")] == [1]
     cluster.start(first)
     cluster.reach(lambda: len(cluster.events("rejoined")) == 2, "the return of its workers")
-    told: list[str] = []
-    drain(tmp_path / "run", f"{(first + 1) % 3}.1", None, told.append)
-    assert told[-1].startswith(f"worker {(first + 1) % 3}.1 has left after ")
+    reported: list[str] = []
+    drain(tmp_path / "run", f"{(first + 1) % 3}.1", None, reported.append)
+    assert reported[-1].startswith(f"worker {(first + 1) % 3}.1 has left after ")
     step = len(cluster.lines("metrics"))
     cluster.reach_step(step + 4)
     cluster.finish()
@@ -125,7 +124,7 @@ def test_a_node_that_is_told_leaves_with_the_role_handed_over_and_nothing_done_a
 
 
 @pytest.mark.soak
-def test_all_agents_that_are_told_end_the_run_with_a_checkpoint_and_go_on_when_they_are_started_again(
+def test_signalled_agents_write_a_checkpoint_and_resume_after_a_restart(
     start: Start, launch: Run, etcd: EtcdServer
 ) -> None:
     before = keys(etcd)
@@ -148,32 +147,7 @@ def test_all_agents_that_are_told_end_the_run_with_a_checkpoint_and_go_on_when_t
 
 
 @pytest.mark.soak
-def test_a_worker_that_dies_comes_back_and_a_frozen_coordinator_is_replaced(
-    start: Start, launch: Run, etcd: EtcdServer, tmp_path: Path
-) -> None:
-    """The frozen agent's workers are given up; when it goes on they are started again."""
-    cluster = start(small())
-    cluster.reach_step(3)
-    (pid,) = processes_writing_below(str(tmp_path / "run" / "logs" / "1.1.log"))
-    os.kill(pid, signal.SIGKILL)
-    cluster.reach(lambda: bool(cluster.events("rejoined")), "its return")
-    assert [event["cause"] for event in cluster.events("detected")] == ["killed by SIGKILL"]
-    frozen = cluster.coordinator()
-    cluster.agents[frozen].send_signal(signal.SIGSTOP)
-    cluster.reach(lambda: len(cluster.events("detected")) == 3, "its two workers given up")
-    cluster.agents[frozen].send_signal(signal.SIGCONT)
-    cluster.reach(lambda: len(cluster.events("rejoined")) == 3, "their return")
-    said = cluster.output(frozen).read_text()
-    assert "Traceback" not in said + (tmp_path / "run" / "logs" / f"forkserver.{frozen}.log").read_text()
-    cluster.finish()
-    assert_same_training(cluster, launch)
-    assert {line["live_workers"] for line in cluster.lines("metrics")} == {4, 5, 6}
-
-
-@pytest.mark.soak
-def test_a_stage_that_loses_all_its_hosts_and_a_run_that_loses_all_its_nodes_go_on_from_the_checkpoint(
-    start: Start, launch: Run, tmp_path: Path
-) -> None:
+def test_loss_of_a_stage_or_of_all_nodes_restores_the_checkpoint(start: Start, launch: Run, tmp_path: Path) -> None:
     cluster = start(small(train={"checkpoint_every": 4}))
     cluster.reach_step(9)
     pids = [processes_writing_below(str(tmp_path / "run" / "logs" / f"{k}.1.log"))[0] for k in range(3)]
@@ -196,40 +170,17 @@ def test_a_stage_that_loses_all_its_hosts_and_a_run_that_loses_all_its_nodes_go_
 
 
 @pytest.mark.soak
-def test_nodes_that_are_left_take_the_places_of_a_lost_stage(start: Start, launch: Run) -> None:
-    """Of four nodes with a worker each both of a stage die, one of them the coordinator's; one comes back later."""
-    of = job(2, 2, 3, **NODES_OF_ONE)
-    cluster = start(of, nodes=4)
-    cluster.reach_step(9)
-    first = cluster.coordinator()
-    lost = [first, (first + 2) % 4]
-    left = [node for node in range(4) if node not in lost]
-    for node in lost:
-        cluster.kill(node)
-    cluster.reach(lambda: bool(cluster.events("recovered")), "recovery")
-    (restored,) = cluster.events("restored")
-    stays, moved = sorted(f"{node // 2}.{node % 2}" for node in left)[0], f"0.{first % 2}"
-    assert restored["live"] == sorted([stays, moved])
-    assert [event["node"] in left for event in cluster.events("coordinator")] == [True]
-    cluster.start(lost[0])
-    cluster.reach(lambda: bool(cluster.events("rejoined")), "the return of a worker")
-    cluster.finish()
-    assert_same_training(cluster, launch, of=of)
-    assert {line["live_workers"] for line in cluster.lines("metrics")} == {4, 2, 3}
-
-
-@pytest.mark.soak
 def test_faults_strike_under_agents_and_the_losses_stay_the_same(start: Start, launch: Run) -> None:
     """A kill in an evaluation, a connection cut between two nodes, and a worker's fault on itself.
 
     Of the connection each of the nodes silences its end.
     """
     faults = ["kill:1.1@3.evaluation", "cut=0.0:2.0@8", "exception:0.1@12"]
-    of = small(membership=MEMBERSHIP | {"dead_after": 3.0}, eval={"every": 4, "batches": 2})
-    cluster = start(of, faults=[*faults, "rejoin:1.1@6"])
+    config = small(membership=MEMBERSHIP | {"dead_after": 3.0}, eval={"every": 4, "batches": 2})
+    cluster = start(config, faults=[*faults, "rejoin:1.1@6"])
     cluster.reach(lambda: {"0.1", "1.1", "2.0"} <= rejoined(cluster).keys(), "the return of all three")
     cluster.finish()
-    assert_same_training(cluster, launch, of=of)
+    assert_same_training(cluster, launch, of=config)
     assert [event["fault"] for event in cluster.events("fault")] == faults
     detected = {event["worker"]: event["cause"].split(";")[0] for event in cluster.events("detected")}
     assert detected == {
@@ -249,21 +200,23 @@ def rejoined(cluster: Cluster) -> dict[str, int]:
 def test_the_way_to_any_member_tells_the_address_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     resolve = socket.getaddrinfo
 
-    def resolved(host: str, *rest: object, **more: object) -> object:
+    def resolved(host: str, *options: object, **more: object) -> object:
         if host == "gone":
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return resolve(host, *rest, **more)  # type: ignore[arg-type]
+        return resolve(host, *options, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
     assert own_address(parse_endpoints("etcd://gone:2379,127.0.0.1:2379")) == "127.0.0.1"
-    with pytest.raises(RunError, match=r"no way there from this machine \(Name or service not known\); give --address"):
+    with pytest.raises(
+        RunError, match=r"cannot be reached from this machine \(Name or service not known\); give --address"
+    ):
         own_address(parse_endpoints("etcd://gone:2379"))
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--node", "3"), "node 3: the job's 6 workers lie on nodes 0 to 2"),
+        (("--node", "3"), "node 3: the job's 6 workers are on nodes 0 to 2"),
         ((), "--node: give the number of this node"),
         (("--node", "0", "--nodes", "2"), "--nodes 2: the job's 6 workers are placed on 3 nodes"),
         (("--node", "0", "--store", "launcher"), "agents need an etcd"),
@@ -287,17 +240,17 @@ def test_a_request_that_cannot_work_is_refused_in_one_line(
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_agent_that_is_started_again_after_the_run_has_ended_has_nothing_to_do(
+def test_agent_started_after_the_end_of_the_run_exits_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It needs no store for that; a directory of another job or with fewer steps is for the store to judge."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     keys = {"cluster": {"workers_per_node": 2}, "membership": {"store": "etcd://127.0.0.1:1"}}
-    of = job(3, 2, 2, **keys)
-    (tmp_path / "job.toml").write_text(of.to_toml())
+    config = job(3, 2, 2, **keys)
+    (tmp_path / "job.toml").write_text(config.to_toml())
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "job.toml").write_text(of.to_toml())
+    (tmp_path / "run" / "job.toml").write_text(config.to_toml())
     (tmp_path / "run" / "metrics.jsonl").write_text("")
     (tmp_path / "run" / "events.jsonl").write_text('{"time": 1.0, "kind": "finished", "step": 4, "digests": {}}\n')
     options = ("agent", "job.toml", "--node", "0", "--run", "run")
@@ -310,43 +263,33 @@ def test_an_agent_that_is_started_again_after_the_run_has_ended_has_nothing_to_d
     assert "asked the store" in Command(capsys)(*options, "--steps", "5").err
 
 
-def test_agents_have_no_torch_the_one_that_leads_included(start: Start, tmp_path: Path) -> None:
-    cluster = start(small(), nodes=0)
-    for node in range(3):
-        cluster.start(node, as_user=True)
-    cluster.reach_step(2)
-    assert [heavy_libraries(agent.pid) for agent in cluster.agents.values()] == [set()] * 3
-    assert heavy_libraries(processes_writing_below(str(tmp_path / "run/logs/0.0.log"))[0]) == {"torch"}
-
-
-def test_an_agent_of_another_job_or_of_a_node_that_has_one_is_refused(
+def test_agent_of_another_job_or_a_second_agent_of_a_node_is_refused(
     start: Start, etcd: EtcdServer, tmp_path: Path
 ) -> None:
     cluster = start(small(), nodes=1)
     cluster.reach(lambda: "waiting for agents of nodes 1 2" in cluster.output(0).read_text(), "the first agent")
     (tmp_path / "other.toml").write_text(small(train={"warmup": 3}).to_toml())
-    of = ("--steps", str(STEPS), "--store", etcd.url, "--id", tmp_path.name, "--run", "run")
+    config = ("--steps", str(STEPS), "--store", etcd.url, "--id", tmp_path.name, "--run", "run")
     refused = (
         ("job.toml", "--node", "0"),
         ("other.toml", "--node", "1"),
         ("job.toml", "--node", "1", "--fault", "kill:1.1@5"),
     )
     outputs = [(tmp_path / f"refused{number}.out").open("w+b") for number in range(len(refused))]
-    first = start_command(tmp_path, *refused[0], *of, stdout=subprocess.DEVNULL, stderr=outputs[0])
+    first = start_command(tmp_path, *refused[0], *config, stdout=subprocess.DEVNULL, stderr=outputs[0])
     others = [
-        start_recycle(["agent", *options, *of], tmp_path, output)
+        start_recycle(["agent", *options, *config], tmp_path, output)
         for options, output in zip(refused[1:], outputs[1:], strict=True)
     ]
     codes = [agent.wait(100) for agent in (first, *others)]
-    said = []
+    messages = []
     for output in outputs:
         output.seek(0)
-        said.append(output.read().decode().strip())
+        messages.append(output.read().decode().strip())
         output.close()
-    run = f"of run '{tmp_path.name}'; give another --id"
-    assert said == [
-        f"recycle: node 0 has an agent already in run '{tmp_path.name}'",
-        f"recycle: node 1: its job file is not that {run}",
-        f"recycle: node 1: its faults are not those {run}",
+    assert messages == [
+        f"recycle: node 0 already has an agent in run '{tmp_path.name}'",
+        f"recycle: node 1: run '{tmp_path.name}' has another job file; give another --id",
+        f"recycle: node 1: run '{tmp_path.name}' has other faults; give another --id",
     ]
     assert codes == [2, 2, 2]

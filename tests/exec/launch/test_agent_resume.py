@@ -1,4 +1,4 @@
-"""All agents of a run are gone, and its etcd with them: `--resume` goes on from the run directory."""
+"""`--resume` continues from the run directory after all agents and their etcd have ended."""
 
 from __future__ import annotations
 

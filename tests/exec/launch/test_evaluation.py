@@ -37,8 +37,8 @@ def assert_same(struck: RunResult, calm: RunResult) -> None:
 
 @pytest.mark.parametrize("mode", ["staggered", pytest.param("barrier", marks=pytest.mark.soak)])
 def test_workers_that_die_in_evaluations_change_no_bit(launch: Run, mode: str) -> None:
-    of = small(train=MODES[mode])
-    calm, struck = launch(of, STEPS), launch(of, STEPS, *KILLED)
+    config = small(train=MODES[mode])
+    calm, struck = launch(config, STEPS), launch(config, STEPS, *KILLED)
     assert_same(struck, calm)
     assert sorted(struck.evaluations) == [1, 3, 5, 7]
     assert mode in struck.modes
@@ -49,9 +49,9 @@ def test_workers_that_die_in_evaluations_change_no_bit(launch: Run, mode: str) -
 
 
 @pytest.mark.parametrize("family", [pytest.param("1f1b", marks=pytest.mark.soak), "interleaved"])
-def test_a_gpt_is_evaluated_by_who_is_left_to_the_bits_of_one_process(launch: Run, family: str) -> None:
+def test_evaluation_after_deaths_has_the_bits_of_one_process(launch: Run, family: str) -> None:
     chunks = 2 if family == "interleaved" else 1
-    of = job(
+    config = job(
         3,
         2,
         2,
@@ -62,15 +62,15 @@ def test_a_gpt_is_evaluated_by_who_is_left_to_the_bits_of_one_process(launch: Ru
         train={"clip": 1e9},
         eval=EVERY_OTHER,
     )
-    struck = launch(of, STEPS, *KILLED)
-    calm = run(FAMILIES[family](of.shape), of, steps=STEPS)
+    struck = launch(config, STEPS, *KILLED)
+    calm = run(FAMILIES[family](config.shape), config, steps=STEPS)
     assert_same(struck, calm)
     assert kinds(struck).count("detected") == 2
     assert len(set(struck.evaluations.values())) == 4
     assert all(math.isfinite(loss) for loss in struck.evaluations.values())
 
 
-def test_an_evaluation_is_of_the_step_that_it_follows_and_the_last_one_of_the_run(launch: Run) -> None:
+def test_evaluation_uses_the_state_of_its_step(launch: Run) -> None:
     """The emulated stage has a part of its state in the losses: it saw that of the step, whatever died."""
     calm = launch(job(2, 1, 2, eval={"every": 3, "batches": 2}), STEPS)
     assert sorted(calm.evaluations) == [2, 5, 7]
@@ -81,30 +81,30 @@ def test_an_evaluation_is_of_the_step_that_it_follows_and_the_last_one_of_the_ru
 
 
 def test_training_has_the_bits_of_a_run_without_evaluations(launch: Run) -> None:
-    of = small(train={"clip": 1e9})
+    config = small(train={"clip": 1e9})
     without = launch(job(3, 2, 2, train={"clip": 1e9}), STEPS)
-    evaluated = launch(of, STEPS)
+    evaluated = launch(config, STEPS)
     assert evaluated.losses == without.losses
     assert evaluated.digests == without.digests
     assert without.evaluations == {}
     assert not any("eval_loss" in line for line in without.metrics)
 
 
-def test_a_stage_that_is_lost_in_an_evaluation_goes_on_from_the_checkpoint_and_evaluates_then(launch: Run) -> None:
-    of = small(train={"clip": 1e9, "checkpoint_every": 2}, planner={"ahead": 0})
+def test_stage_lost_in_an_evaluation_is_restored_and_evaluated(launch: Run) -> None:
+    config = small(train={"clip": 1e9, "checkpoint_every": 2}, planner={"ahead": 0})
     lost = [f"kill:{pipeline}.1@11.evaluation" for pipeline in range(3)]  # long after a checkpoint is complete
-    struck, calm = launch(of, 14, *lost), launch(of, 14)
+    struck, calm = launch(config, 14, *lost), launch(config, 14)
     assert struck.losses == calm.losses
     assert struck.evaluations == calm.evaluations
     assert kinds(struck).count("restored") == 1
     assert [line["step"] for line in struck.metrics] == list(range(14))
 
 
-def test_what_evaluations_ran_is_in_the_trace_beside_the_iterations(launch: Run) -> None:
-    of = small(train={"clip": 1e9})
-    struck = launch(of, 4, "kill:1.1@1.evaluation")
+def test_trace_holds_evaluations_and_iterations(launch: Run) -> None:
+    config = small(train={"clip": 1e9})
+    struck = launch(config, 4, "kill:1.1@1.evaluation")
     assert struck.directory is not None
-    trace = load_trace(struck.directory, of.shape)
+    trace = load_trace(struck.directory, config.shape)
     assert trace.steps == [0, 1, 2, 3]
     assert trace.evaluations is not None
     assert trace.evaluations.steps == [1, 3]

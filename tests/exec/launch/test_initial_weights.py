@@ -11,8 +11,8 @@ import torch
 
 from recycle import Job, JobError
 from recycle.exec import run
-from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import train
+from recycle.exec.launch.trackers import Observer
 from recycle.hugging_face.conversion import export_model, import_model
 from recycle.ir.families import one_f_one_b
 from tests.exec.runs import Run, kinds
@@ -26,7 +26,7 @@ WITHIN = 1e-5
 
 
 def imported(name: str, folder: Path, **changes: Any) -> Path:
-    """A checkpoint with a tokenizer of 300 tokens beside it."""
+    """A checkpoint with a tokenizer of 300 tokens."""
     hub_model(name, vocab_size=320, **changes).save_pretrained(folder / "model")
     saved_tokenizer(folder / "model")
     import_model(folder / "model", folder / "weights")
@@ -44,15 +44,15 @@ def job_of(weights: Path, pipelines: int = 1, ranks: int = 1, tensor_parallel: i
 
 
 def exported_logits_are_ours(checkpoint: Path, folder: Path) -> None:
-    found = export_model(checkpoint, folder / "exported")
-    assert "tokenizer.json" in found.carried
-    theirs = logits_of(folder / "exported", TOKENS)
-    ours = our_logits(job_of(checkpoint), TOKENS)
-    assert float((ours - theirs).abs().max()) <= WITHIN
+    result = export_model(checkpoint, folder / "exported")
+    assert "tokenizer.json" in result.carried
+    other = logits_of(folder / "exported", TOKENS)
+    own = our_logits(job_of(checkpoint), TOKENS)
+    assert float((own - other).abs().max()) <= WITHIN
 
 
 class Forgetful(Observer):
-    """Removes the weights as soon as a step is done: nobody may need them after the start."""
+    """Removes the weights after the first step: no process may need them after the start."""
 
     def __init__(self, weights: Path) -> None:
         self._weights = weights
@@ -62,9 +62,7 @@ class Forgetful(Observer):
 
 
 @pytest.mark.parametrize("name", [pytest.param("qwen 3", marks=pytest.mark.soak), "mixtral"])
-def test_ten_steps_through_a_kill_are_exported_with_the_logits_that_our_stages_have(
-    launch: Run, name: str, tmp_path: Path
-) -> None:
+def test_export_after_a_kill_has_the_logits_of_our_stages(launch: Run, name: str, tmp_path: Path) -> None:
     weights = imported(name, tmp_path)
     job = job_of(weights, 2, 2)
     calm = run(one_f_one_b(job.shape), job, steps=10)
@@ -76,7 +74,7 @@ def test_ten_steps_through_a_kill_are_exported_with_the_logits_that_our_stages_h
     exported_logits_are_ours(tmp_path / "run" / "checkpoints" / "step-00000009", tmp_path)
 
 
-def test_a_run_goes_on_without_the_weights_that_it_began_with(launch: Run, tmp_path: Path) -> None:
+def test_resumed_run_does_not_need_its_initial_weights(launch: Run, tmp_path: Path) -> None:
     weights = imported("qwen 2", tmp_path)
     job = job_of(weights, 1, 2)
     schedule = one_f_one_b(job.shape)
@@ -87,14 +85,14 @@ def test_a_run_goes_on_without_the_weights_that_it_began_with(launch: Run, tmp_p
     assert resumed.losses == whole
     assert Job.of_run(tmp_path / "run").model.weights == str(weights)
     with pytest.raises(JobError, match=r"weights: is not a checkpoint"):
-        train(job, tmp_path / "anew", steps=6, schedule=schedule)
+        train(job, tmp_path / "again", steps=6, schedule=schedule)
 
 
 def test_tensor_ranks_start_from_their_parts_and_an_export_joins_them(launch: Run, tmp_path: Path) -> None:
     weights = imported("qwen 3", tmp_path)
     alone = run(one_f_one_b(job_of(weights).shape), job_of(weights), steps=2)
-    found = launch(job_of(weights, 1, 2, tensor_parallel=2), 2, directory=tmp_path / "run")
-    assert found.losses == pytest.approx(alone.losses, rel=1e-6)
+    result = launch(job_of(weights, 1, 2, tensor_parallel=2), 2, directory=tmp_path / "run")
+    assert result.losses == pytest.approx(alone.losses, rel=1e-6)
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000001"
     assert any("t1-" in path.name for path in checkpoint.iterdir())
     exported_logits_are_ours(checkpoint, tmp_path)

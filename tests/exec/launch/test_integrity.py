@@ -1,4 +1,4 @@
-"""Hosts that compare sums, states and each other's work: who is wrong is found, and the bits are the calm run's."""
+"""Hosts compare sums, states and replayed work: faulty workers are found, and the bits are the calm run's."""
 
 from __future__ import annotations
 
@@ -67,20 +67,20 @@ class Scenario:
 def compared(pipelines: int, kind: str, integrity: dict[str, Any], copies: int = 0, **sections: Any) -> PricedJob:
     train = {"clip": 1e9, "checkpoint_every": 0} | sections.pop("train", {})
     sections = {"planner": {"seconds": 0.2}} | sections
-    of = job(pipelines, 2, 2, kind, integrity=integrity, train=train, **sections)
-    return sharded(of, copies) if copies else of
+    config = job(pipelines, 2, 2, kind, integrity=integrity, train=train, **sections)
+    return sharded(config, copies) if copies else config
 
 
-def calm_of(of: PricedJob, launch: Run) -> RunResult:
-    """The run in which all is compared in every iteration, nothing fails, and nobody is suspected."""
-    train = msgspec.structs.replace(of.train, checkpoint_every=0)
-    calm = calm_run(of.with_sections(integrity=IntegritySection(digests=1, every=1), train=train), launch, STEPS)
-    assert kinds(calm) == ["generation"] + ["shards"] * of.train.sharded_optimizer
+def calm_of(config: PricedJob, launch: Run) -> RunResult:
+    """The run without faults, with all comparisons in every iteration."""
+    train = msgspec.structs.replace(config.train, checkpoint_every=0)
+    calm = calm_run(config.with_sections(integrity=IntegritySection(digests=1, every=1), train=train), launch, STEPS)
+    assert kinds(calm) == ["generation"] + ["shards"] * config.train.sharded_optimizer
     return calm
 
 
 def final_states(run: RunResult) -> set[tuple[int, str]]:
-    """The states of all stages or shards that workers end with, whoever they are."""
+    """The final states of all stages or shards."""
     return {item for stages in run.digests.values() for item in stages.items()}
 
 
@@ -118,9 +118,7 @@ STATES = [
         )
         for kind, target, worker, tensor, bit, soak in (
             ("emulated", "weight,40", "1.1", "layers.3.parameters", 40, False),
-            ("emulated", "moment,0", "1.1", "layers.3.count", 0, True),
             ("gpt", "weight,20", "1.0", "decoder.layers.1", 20, True),
-            ("llama", "weight,22", "1.1", "", 22, True),
         )
     ),
     row("two", 2, "emulated", {"digests": 2}, "flip=weight:1.1@5", (at(6),), back=(4,)),
@@ -130,7 +128,6 @@ STATES = [
         sections={"eval": {"every": 4}},
         back=(6,),
     ),
-    row("infinite gradients", 3, "gpt", {"digests": 3}, "flip=weight,30:1.0@4", (at(4, "1.0"),), bit=30, soak=True),
     # It joins at step 6; only first iterations of generations compare: 0, 3 and 6. What is flipped at 6 shows when the
     # death at 8 begins another generation, and the worker that has joined since copies what the others go back to.
     row(
@@ -153,7 +150,6 @@ REPLAYS = [
             (3, "emulated", "activation", "1.0", False),
             (2, "emulated", "input", "1.1", False),
             (3, "gpt", "activation,22", "1.1", False),
-            (3, "gpt", "input,12", "2.1", True),
         )
     ),
     # Two of three hosts agree; training goes back to the state before the last round in which nothing differed.
@@ -163,9 +159,9 @@ REPLAYS = [
             *(((range(4, 4 + every), "1.1"),),),
             soak=soak,
         )
-        for kind, every, soak in (("emulated", 3, False), ("emulated", 2, False), ("gpt", 3, True))
+        for kind, every, soak in (("emulated", 3, False), ("gpt", 3, True))
     ),
-    # Of two it is nobody's until new processes go on from a checkpoint.
+    # Between two hosts the fault cannot be attributed until new processes start from a checkpoint.
     row(
         *("stuck unit of two", 2, "emulated", {"every": 2}, "flip=kernel:1.1@5"),
         ((range(STEPS), ""),) * 2,
@@ -198,10 +194,9 @@ REPLAYS = [
         back=(4,),
     ),
     row("coming and going with replays", 3, "emulated", {"every": 2}, COMING_AND_GOING),
-    row("weight of a gpt", 3, "gpt", {"every": 2}, "flip=weight,20:1.0@5", ((range(5, 8), "1.0"),)),
 ]
 SHARDS = [
-    # Of two holders of a shard nobody can say who is wrong; of three the odd one is fenced.
+    # Between two holders of a shard the fault cannot be attributed; of three the odd one is fenced.
     *(
         row(
             *(f"{target} of {copies} copies {integrity}", 3, "emulated", integrity, f"flip={target}:1.1@4"),
@@ -212,9 +207,7 @@ SHARDS = [
         for copies, integrity, target, fenced, soak in (
             (2, {"digests": 3}, "moment,40", False, False),
             (3, {"digests": 3}, "moment,40", True, False),
-            (2, {"digests": 2, "every": 5}, "moment,40", False, False),
             (2, {"every": 1}, "activation", True, False),
-            (3, {"every": 1}, "gradient", True, True),
         )
     ),
     *(
@@ -225,20 +218,12 @@ SHARDS = [
         )
         for kind, integrity, sections, fault, accused, soak in (
             ("gpt", {"digests": 3}, BF16, "moment,20:1.1@4", "", False),
-            ("gpt", {"digests": 2, "every": 3}, TWO_PROCESSES, "kernel,22:1.1@4", "1.1", True),
             ("gpt", {"digests": 2}, TWO_PROCESSES, "moment,20:1.1@5", "", True),
             ("emulated", {"digests": 1, "every": 4}, ELASTIC, "moment,40:1.1@5", "", True),
         )
     ),
-    row(
-        *("no room for shards", 3, "emulated", {"every": "gaps"}, "flip=moment,40:1.1@4", ((range(4, STEPS), ""),), 2),
-        sections=EVERY_OTHER,
-        back=range(2, STEPS),
-        warned="states are compared every 2 iterations",
-    ),
     # What is struck lies in a shard that others hold, whose gather has not come yet.
     row("live parameters", 4, "emulated", {"digests": 2}, "flip=weight:1.1@0", ((range(3), "1.1"),), 2),
-    row("coming and going of shards", 3, "emulated", {"digests": 1}, COMING_AND_GOING, (), 2),
     # Only first iterations of generations compare. All go back to where the joiner had its copies.
     row(
         *("where the joiner copied", 3, "emulated", {"digests": 100}),
@@ -252,7 +237,7 @@ SHARDS = [
         *("kill:0.1@2 rejoin:0.1@3 flip=moment,40:1.1@5", ((range(5, 8), ""),), 2),
         back=(0,),
     ),
-    # A holder of the kept state is dead: its copies are made anew from the other holder's.
+    # A holder of the kept state is dead: its copies are made again from the other holder.
     row(
         *("holder is dead", 3, "emulated", {"digests": 2, "every": 6}, "kill:0.1@3 flip=moment,40:1.1@5"),
         *(((range(5, 8), ""),), 2),
@@ -268,10 +253,10 @@ SHARDS = [
 
 
 @pytest.mark.parametrize("scenario", [*SUMS, *STATES, *REPLAYS, *SHARDS])
-def test_who_is_wrong_is_found_and_what_was_wrong_is_taken_back(scenario: Scenario, launch: Run) -> None:
-    of, faults = scenario.job, scenario.faults.split()
-    own = {"schedule": one_f_one_b(of.shape)} if scenario.has_own_schedule else {}
-    run, calm = launch(of, STEPS, *faults, **own), calm_of(of, launch)
+def test_faulty_worker_is_found_and_its_effects_are_rolled_back(scenario: Scenario, launch: Run) -> None:
+    config, faults = scenario.job, scenario.faults.split()
+    own = {"schedule": one_f_one_b(config.shape)} if scenario.has_own_schedule else {}
+    run, calm = launch(config, STEPS, *faults, **own), calm_of(config, launch)
     assert figures(run) == figures(calm)
     assert run.evaluations == calm.evaluations
     if not (scenario.copies and scenario.restored):
@@ -283,9 +268,9 @@ def test_who_is_wrong_is_found_and_what_was_wrong_is_taken_back(scenario: Scenar
     accused = {worker for _, workers in scenario.corrupt for worker in workers.split()}
     killed = {fault[5:8] for fault in faults if fault.startswith("kill:")}
     assert {event["worker"] for event in events.get("detected", [])} == accused | killed
-    there = {fault[7:10] for fault in faults if fault.startswith("rejoin:")}
+    holders = {fault[7:10] for fault in faults if fault.startswith("rejoin:")}
     if not scenario.restored:
-        assert not run.digests.keys() & (accused | killed) - there
+        assert not run.digests.keys() & (accused | killed) - holders
     assert [event["step"] in scenario.restored for event in events.get("restored", [])] == [True] * bool(
         scenario.restored
     )
@@ -296,29 +281,29 @@ def test_who_is_wrong_is_found_and_what_was_wrong_is_taken_back(scenario: Scenar
     bits = corrupt[0].get("bits", []) if corrupt else []
     assert bits or scenario.bit is None
     struck = re.findall(r"flip=.*?:(\d\.\d)", scenario.faults)
-    for found in bits[:1] if scenario.tensor else ():  # others follow from the first
-        assert found["stage"] == int(struck[0][-1])
-        assert scenario.tensor in found["tensor"]
-    for found in bits if scenario.bit is not None else ():
-        assert (found["worker"] in accused, found["bit"]) == (True, scenario.bit)
+    for result in bits[:1] if scenario.tensor else ():  # others follow from the first
+        assert result["stage"] == int(struck[0][-1])
+        assert scenario.tensor in result["tensor"]
+    for result in bits if scenario.bit is not None else ():
+        assert (result["worker"] in accused, result["bit"]) == (True, scenario.bit)
 
 
-def test_kept_checkpoints_that_may_be_wrong_are_removed_and_written_anew(launch: Run, tmp_path: Path) -> None:
+def test_checkpoints_of_discarded_steps_are_rewritten(launch: Run, tmp_path: Path) -> None:
     """That after step 5 is written with what the flip has made of the others' gradients; iteration 6 finds it."""
-    of = compared(3, "emulated", {"digests": 6}, train={"checkpoint_every": 6})
-    run = launch(of, STEPS, "flip=activation:0.0@1", "flip=weight:1.1@4", directory=tmp_path)
+    config = compared(3, "emulated", {"digests": 6}, train={"checkpoint_every": 6})
+    run = launch(config, STEPS, "flip=activation:0.0@1", "flip=weight:1.1@4", directory=tmp_path)
     assert (only(run, "corrupt")["step"], only(run, "undone")["step"]) == (6, 0)
-    assert figures(run) == figures(calm_of(of, launch))
+    assert figures(run) == figures(calm_of(config, launch))
     assert verify(folder_of(tmp_path / "checkpoints", 9)).manifest.commit.loss == run.losses[9]
 
 
-def test_states_that_differ_in_the_end_are_taken_back_and_the_run_says_so(launch: Run, tmp_path: Path) -> None:
-    of = compared(3, "emulated", {"digests": 3}, train={"checkpoint_every": 3})
-    says = "workers 0.1 and 1.1 and 2.1 end with different states of stage 1; what came after step 8"
+def test_differing_final_states_are_rolled_back_and_fail_the_run(launch: Run, tmp_path: Path) -> None:
+    config = compared(3, "emulated", {"digests": 3}, train={"checkpoint_every": 3})
+    says = "workers 0.1 and 1.1 and 2.1 end with different states of stage 1; the steps after step 8"
     with pytest.raises(RunError, match=says):
-        launch(of, STEPS + 1, "flip=weight:1.1@10", directory=tmp_path)
-    run = launch(of, STEPS + 1, resume=True, directory=tmp_path)
-    assert figures(run)[:STEPS] == figures(calm_of(of, launch))
+        launch(config, STEPS + 1, "flip=weight:1.1@10", directory=tmp_path)
+    run = launch(config, STEPS + 1, resume=True, directory=tmp_path)
+    assert figures(run)[:STEPS] == figures(calm_of(config, launch))
     assert len(final_states(run)) == 2
 
 
@@ -326,20 +311,20 @@ def test_states_that_differ_in_the_end_are_taken_back_and_the_run_says_so(launch
     ("every", "times", "says"),
     [
         (2, 4, "also when repeated and from a checkpoint"),
-        (0, 2, "also when repeated, and there is no complete checkpoint to go back to"),
+        (0, 2, "also when repeated, and the run has no complete checkpoint"),
     ],
 )
 def test_two_hosts_that_differ_again_and_again_end_the_run(every: int, times: int, says: str, launch: Run) -> None:
-    of = compared(2, "emulated", {}, train={"checkpoint_every": every})
+    config = compared(2, "emulated", {}, train={"checkpoint_every": every})
     with pytest.raises(RunError, match=rf"step 5: .* hold different gradients of stage 1, {says}"):
-        launch(of, STEPS, *["flip=gradient:1.1@5"] * times)
+        launch(config, STEPS, *["flip=gradient:1.1@5"] * times)
 
 
 def test_with_one_copy_only_parameters_have_something_to_be_compared_with(launch: Run) -> None:
     """A worker that is stuck is known, and cannot go, as its shards would be lost: new processes begin again."""
-    of = compared(3, "emulated", {"every": 2}, 1, **EVERY_OTHER)
-    run = launch(of, STEPS, "flip=kernel:1.1@5")
-    assert figures(run) == figures(calm_run(of, launch, STEPS))
+    config = compared(3, "emulated", {"every": 2}, 1, **EVERY_OTHER)
+    run = launch(config, STEPS, "flip=kernel:1.1@5")
+    assert figures(run) == figures(calm_run(config, launch, STEPS))
     warnings = [event["message"] for event in run.events if event["kind"] == "warning"]
     assert sum("only parameters are compared" in text for text in warnings) == 1
     assert {tuple(event["workers"]) for event in run.events if event["kind"] == "corrupt"} == {("1.1",)}

@@ -1,14 +1,10 @@
-"""Layers move in a running job: at a death first re-routed, then cut anew; losses and states are the calm run's."""
+"""Layers move in a running job: micro-batches are re-routed at once, layers move later; all bits stay the same."""
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +15,14 @@ from safetensors.torch import load_file
 from recycle import Worker
 from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import parse_fault
-from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import RunResult, train
+from recycle.exec.launch.trackers import Observer
 from recycle.job import PricedJob
 from recycle.job.sections import IntegritySection
 from recycle.solve.planner import plan
 from tests.exec.accelerator.struck import named
 from tests.exec.accelerator.transport import Simulated
-from tests.exec.runs import Run, calm_run, figures, job, kinds, processes_writing_below
+from tests.exec.runs import Run, calm_run, figures, job, kinds
 from tests.exec.sharded import require_equal, sharded, stored
 
 pytestmark = pytest.mark.process
@@ -61,7 +57,7 @@ def elastic(
 
 
 class AwaitsLayout(Observer):
-    """Behind the first death it holds the run until the planner has answered which layout is to follow.
+    """Holds the run after the first death until the planner has answered which layout follows.
 
     Attributes:
         stop: is set once a worker stands still.
@@ -85,19 +81,6 @@ class AwaitsLayout(Observer):
         self._pause = min(8.0, 2 * self._pause)
 
 
-class KillsWhenLayersMove(Observer):
-    """Kills a worker as soon as the decision to move is told: it stops, acknowledges, forms its groups, or copies."""
-
-    def __init__(self, directory: Path, victim: str) -> None:
-        self._log, self._is_done = f"{directory}/logs/{victim}.log", False
-
-    def event(self, event: dict[str, Any]) -> None:
-        if event["kind"] == "layout" and event["moves"] and not self._is_done:
-            self._is_done = True
-            for pid in processes_writing_below(self._log):
-                os.kill(pid, signal.SIGKILL)
-
-
 def last_folder(result: RunResult) -> Path:
     assert result.directory is not None
     folder = max((result.directory / "checkpoints").glob("step-*"))
@@ -117,24 +100,23 @@ def assert_same(struck: RunResult, calm: RunResult) -> None:
     assert final_state(struck) == final_state(calm)
 
 
-def calm_of(of: PricedJob, launch: Run, steps: int | None = None) -> RunResult:
-    """The run in which every host has all, layers stay where they are, and nobody fails; to the first checkpoint if
-    nothing else is said."""
-    train = msgspec.structs.replace(of.train, sharded_optimizer=False, optimizer_copies=2)
-    planner = msgspec.structs.replace(of.planner, layout="fixed", move=False)
-    membership = msgspec.structs.replace(of.membership, transport="auto")
-    still = of.with_sections(train=train, planner=planner, membership=membership)
-    return calm_run(still, launch, steps or of.train.checkpoint_every)
+def calm_of(config: PricedJob, launch: Run, steps: int | None = None) -> RunResult:
+    """The run without moves, shards and faults; by default up to the first checkpoint."""
+    train = msgspec.structs.replace(config.train, sharded_optimizer=False, optimizer_copies=2)
+    planner = msgspec.structs.replace(config.planner, layout="fixed", move=False)
+    membership = msgspec.structs.replace(config.membership, transport="auto")
+    still = config.with_sections(train=train, planner=planner, membership=membership)
+    return calm_run(still, launch, steps or config.train.checkpoint_every)
 
 
-def require_as_calm(found: RunResult, of: PricedJob, launch: Run, steps: int | None = None) -> None:
-    calm = calm_of(of, launch, steps)
-    if not of.train.sharded_optimizer:
-        assert_same(found, calm)
+def require_as_calm(result: RunResult, config: PricedJob, launch: Run, steps: int | None = None) -> None:
+    calm = calm_of(config, launch, steps)
+    if not config.train.sharded_optimizer:
+        assert_same(result, calm)
         return
-    assert figures(found) == figures(calm)
-    if of.grid.tensor_parallel == 1:
-        require_equal(stored(last_folder(found)), stored(last_folder(calm)))
+    assert figures(result) == figures(calm)
+    if config.grid.tensor_parallel == 1:
+        require_equal(stored(last_folder(result)), stored(last_folder(calm)))
 
 
 def moved(result: RunResult) -> list[int]:
@@ -161,7 +143,6 @@ class Scenario:
         faults: with spaces between them.
         away: between which steps layers move first.
         back: the step with which the given stages come back; 0 where they do not.
-        decided: the failed workers of each event `layout`, if they are told.
         sections: replaced keys, by section.
     """
 
@@ -169,104 +150,98 @@ class Scenario:
     faults: str
     away: tuple[int, int] = (0, STEPS)
     back: int = 0
-    decided: tuple[str, ...] | None = None
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def job(self, is_sharded: bool) -> PricedJob:
         changed = {name: msgspec.structs.replace(getattr(self.of, name), **to) for name, to in self.sections.items()}
-        of = self.of.with_sections(**changed)
-        return sharded(of) if is_sharded else of
+        config = self.of.with_sections(**changed)
+        return sharded(config) if is_sharded else config
 
 
-def rows() -> Iterator[Any]:
-    """(scenario, whether the optimizer is sharded)."""
-
-    def row(name: str, *given: Any, both: bool = True, only: bool = False, runs: bool = False, **more: Any) -> Any:
-        for is_sharded in (True,) if only else (False, True) if both else (False,):
-            soak = [] if runs else [pytest.mark.soak]
-            label = f"{name}, sharded" if is_sharded else name
-            yield pytest.param(Scenario(*given, **more), is_sharded, id=label, marks=[*soak, pytest.mark.slow])
-
-    there = f"kill:1.1@3.forward rejoin:1.1@{BACK}"
-    yield from row("two chunks", elastic(3, 2, chunks=2), there, (4, BACK), BACK, only=True)
-    wide = {"steps": 24, "hidden": 64}
-    tied = elastic(3, 2, "gpt", **wide, tied=True)
-    once = "kill:1.1@2.forward rejoin:1.1@20"
-    in_bf16 = {"train": {"precision": "bf16"}}
-    yield from row("tied bf16", tied, once, (3, 20), 20, only=True, runs=True, sections=in_bf16)
-    yield from row("tied in chunks", elastic(3, 2, "gpt", 24, chunks=2, tied=True), once, (3, 20), 20, both=False)
-    yield from row("gpt", elastic(3, 2, "gpt", **wide), once, (3, 20), 20)
-    for kind in ("emulated", "gpt"):
-        devices = {"membership": {"transport": named(Simulated)}}
-        yield from row(f"{kind} on devices", elastic(3, 2, kind), there, (4, BACK), BACK, sections=devices)
-    two = {"grid": {"tensor_parallel": 2}}
-    yield from row(
-        "two processes", elastic(3, 2, "gpt"), f"kill:1.1t1@3 rejoin:1.1@{BACK}", (4, BACK), BACK, sections=two
-    )
-    # 1.0 hosts the middle of a chain: it sends layers and gets others. 0.0 only sends, and 2.1 sends to who joins.
-    for victim, phase in (("0.0", "acknowledge"), ("2.1", "form"), ("1.0", "copy")):
-        yield from row(f"{victim} dies in {phase}", elastic(3, 2), f"{there} kill:{victim}@{BACK}.{phase}", both=False)
-        of, faults = elastic(3, 2, "gpt", **wide), f"kill:1.1@2.forward rejoin:1.1@18 kill:{victim}@18.{phase}"
-        yield from row(f"{victim} dies in {phase}", of, faults, only=True)
-    faults = f"{there} kill:2.0@{BACK}.copy"
-    yield from row("death in a copy of chunks", elastic(3, 2, chunks=2), faults, both=False)
-    for instant in ("reduce", "gather"):
-        faults = f"kill:1.1@2.forward kill:2.0@21.{instant}"
-        of = elastic(3, 2, "gpt", **wide)
-        yield from row(f"{instant} is taken back", of, faults, (3, 21), only=True, sections=in_bf16)
-    # The plan of the given stages has nobody for them then; that of the layout goes on without any copy.
-    both_of_a_rank = f"kill:1.1@2.forward kill:0.1@{STEPS - 6}.forward"
-    yield from row("both of a rank die", elastic(2, 4), both_of_a_rank, (3, STEPS - 6), both=False)
-    given = {"planner": {"layout": "fixed", "move": True}}
-    faults = f"kill:1.1@2.forward kill:2.1@3.forward rejoin:1.1@{BACK}"
-    yield from row("another stage", elastic(4, 2), faults, (4, BACK), both=False, sections=given)
-    faults = f"kill:1.1@2.forward kill:2.1@6.forward rejoin:1.1@{BACK}"
-    yield from row("another stage", elastic(4, 2), faults, (7, BACK), only=True, sections=given)
-    of, faults = elastic(4, 2), "kill:1.1@3.forward kill:2.0@20.forward"
-    yield from row("further death", of, faults, (4, 20), both=False, decided=("1.1", "1.1 2.0"))
-    for shape, victim, instant in (((3, 2), "0.0", "backward"), ((2, 4), "1.3", "commit"), ((2, 4), "0.2", "step")):
-        of, faults = elastic(*shape, "llama", 24), f"kill:{victim}@2.{instant} rejoin:{victim}@20"
-        yield from row(f"llama {shape} {instant}", of, faults, (2, 20), 20, both=False)
+def row(name: str, *given: Any, states: str = "whole sharded", runs: bool = False, **more: Any) -> list[Any]:
+    """A parameter (scenario, whether the optimizer is sharded) for each of these states."""
+    marks = [pytest.mark.slow] if runs else [pytest.mark.slow, pytest.mark.soak]
+    return [
+        pytest.param(Scenario(*given, **more), state == "sharded", id=f"{name}, {state}", marks=marks)
+        for state in states.split()
+    ]
 
 
-@pytest.mark.parametrize(("scenario", "is_sharded"), rows())
+ONCE, WIDE = "kill:1.1@2.forward rejoin:1.1@20", {"steps": 24, "hidden": 64}
+AWAY_AND_BACK = f"kill:1.1@3.forward rejoin:1.1@{BACK}"
+TIED, BF16 = elastic(3, 2, "gpt", **WIDE, tied=True), {"train": {"precision": "bf16"}}
+GPT = elastic(3, 2, "gpt", **WIDE)
+DEVICES, TENSOR = {"membership": {"transport": named(Simulated)}}, {"grid": {"tensor_parallel": 2}}
+ROWS = [
+    row("two chunks", elastic(3, 2, chunks=2), AWAY_AND_BACK, (4, BACK), BACK, states="sharded"),
+    row("tied bf16", TIED, ONCE, (3, 20), 20, states="sharded", runs=True, sections=BF16),
+    row("gpt", GPT, ONCE, (3, 20), 20),
+    row("gpt on devices", elastic(3, 2, "gpt"), AWAY_AND_BACK, (4, BACK), BACK, sections=DEVICES),
+    row(
+        "two processes",
+        elastic(3, 2, "gpt"),
+        f"kill:1.1t1@3 rejoin:1.1@{BACK}",
+        (4, BACK),
+        BACK,
+        sections=TENSOR,
+    ),
+    # 1.0 hosts the middle of a chain: it sends layers and gets others. 0.0 only sends, and 2.1 sends to the joiner.
+    *(
+        row(f"{victim} dies in {phase}", elastic(3, 2), f"{AWAY_AND_BACK} kill:{victim}@{BACK}.{phase}", states="whole")
+        for victim, phase in (("0.0", "acknowledge"), ("2.1", "form"), ("1.0", "copy"))
+    ),
+    row("dies in copy", GPT, "kill:1.1@2.forward rejoin:1.1@18 kill:1.0@18.copy", states="sharded"),
+    row("gather is repeated", GPT, "kill:1.1@2.forward kill:2.0@21.gather", states="sharded"),
+    # The plan of the given stages has no host for them; the plan of the layout needs no copies.
+    row("both of a rank die", elastic(2, 4), f"kill:1.1@2.forward kill:0.1@{STEPS - 6}.forward", states="whole"),
+    row(
+        "another stage",
+        elastic(4, 2),
+        f"kill:1.1@2.forward kill:2.1@6.forward rejoin:1.1@{BACK}",
+        (3, BACK),
+        sections={"planner": {"layout": "fixed", "move": True}},
+    ),
+    row("further death", elastic(4, 2), "kill:1.1@3.forward kill:2.0@20.forward", (4, 20), states="whole"),
+    row("llama", elastic(2, 4, "llama", 24), "kill:1.3@2.commit rejoin:1.3@20", (2, 20), 20, states="whole"),
+]
+
+
+@pytest.mark.parametrize(("scenario", "is_sharded"), [parameter for rows in ROWS for parameter in rows])
 def test_layers_move_and_no_bit_changes(scenario: Scenario, is_sharded: bool, launch: Run) -> None:
-    of = scenario.job(is_sharded)
-    faults, steps = scenario.faults.split(), of.train.checkpoint_every
-    found = launch(of, steps, *faults, observer=AwaitsLayout())
-    require_as_calm(found, of, launch)
-    assert "restored" not in kinds(found)
+    config = scenario.job(is_sharded)
+    faults, steps = scenario.faults.split(), config.train.checkpoint_every
+    result = launch(config, steps, *faults, observer=AwaitsLayout())
+    require_as_calm(result, config, launch)
+    assert "restored" not in kinds(result)
     dead = {fault.split(":")[1].split("@")[0].partition("t")[0] for fault in faults if fault.startswith("kill")}
-    assert {event["worker"] for event in found.events if event["kind"] == "detected"} <= dead
-    moves = [event["step"] for event in layouts(found) if event["moves"]]
+    assert {event["worker"] for event in result.events if event["kind"] == "detected"} <= dead
+    moves = [event["step"] for event in layouts(result) if event["moves"]]
     first, last = scenario.away
     assert first <= moves[0] <= last
-    assert set(moves) <= set(moved(found))
-    if scenario.decided is not None:
-        assert [" ".join(event["failed"]) for event in layouts(found)] == list(scenario.decided)
+    assert set(moves) <= set(moved(result))
     if scenario.back:
-        assert is_sharded or moved(found)[-1] == scenario.back
-        assert [event["step"] for event in found.events if event["kind"] == "rejoined"] == [scenario.back]
+        assert is_sharded or moved(result)[-1] == scenario.back
+        assert [event["step"] for event in result.events if event["kind"] == "rejoined"] == [scenario.back]
     if is_sharded:
-        assert is_of_units(found, moves[0])
-        told = [set(event["further_deaths"]) for event in found.events if event["kind"] == "shards"]
-        assert not scenario.back or (told[0], told[-1]) == ({1}, {1})
+        assert is_of_units(result, moves[0])
+        reported = [set(event["further_deaths"]) for event in result.events if event["kind"] == "shards"]
+        assert not scenario.back or (reported[0], reported[-1]) == ({1}, {1})
     elif len(dead) == 2 and not scenario.back and "rejoin" not in scenario.faults:  # re-routed without any copy
-        second = [event["step"] for event in found.events if event["kind"] == "detected"][1]
-        assert second not in moved(found)
+        second = [event["step"] for event in result.events if event["kind"] == "detected"][1]
+        assert second not in moved(result)
 
 
 @pytest.mark.parametrize("chunks", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_killed_re_routed_moved_re_joined_and_moved_back(launch: Run, chunks: int) -> None:
     """With two chunks a worker has the layers 0, 1, 4 and 5, or the others, and layers move between such workers."""
-    of = elastic(3, 2, chunks=chunks)
-    struck = launch(of, STEPS, "kill:1.1@3.forward", f"rejoin:1.1@{BACK}", observer=AwaitsLayout())
-    require_as_calm(struck, of, launch)
-    there, back = moved(struck)
-    assert 3 < there < back == BACK
-    found = [kind for kind in kinds(struck) if kind not in ("moved", "undone", "checkpoint")]
-    told = "generation fault detected generation recovered layout generation layout generation rejoined"
-    assert found == told.split()
+    config = elastic(3, 2, chunks=chunks)
+    struck = launch(config, STEPS, *AWAY_AND_BACK.split(), observer=AwaitsLayout())
+    require_as_calm(struck, config, launch)
+    holders, back = moved(struck)
+    assert 3 < holders < back == BACK
+    result = [kind for kind in kinds(struck) if kind not in ("moved", "undone", "checkpoint")]
+    reported = "generation fault detected generation recovered layout generation layout generation rejoined"
+    assert result == reported.split()
     layout, returns = layouts(struck)
     assert layout["moves"]
     assert (returns["moves"], returns["returned"], returns["step"]) == (True, ["1.1"], back)
@@ -277,61 +252,52 @@ def test_killed_re_routed_moved_re_joined_and_moved_back(launch: Run, chunks: in
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("victim", "is_sharded"), product(("0.1", "1.0"), (False, True)))
-def test_who_dies_while_layers_move_away_makes_the_layout_useless(
-    victim: str, is_sharded: bool, launch: Run, tmp_path: Path
-) -> None:
-    of, directory = sharded(elastic(3, 2)) if is_sharded else elastic(3, 2), tmp_path / "run"
-    observer = KillsWhenLayersMove(directory, victim)
-    struck = launch(of, STEPS, "kill:1.1@3.forward", directory=directory, observer=observer)
-    assert {event["worker"] for event in struck.events if event["kind"] == "detected"} == {"1.1", victim}
-    assert layouts(struck)[0]["failed"] == ["1.1"]
-    require_as_calm(struck, of, launch)
-
-
-@pytest.mark.soak
 @pytest.mark.parametrize("kind", ["emulated", "gpt"])
-def test_hosts_that_differ_go_back_to_a_state_from_before_layers_moved(launch: Run, kind: str) -> None:
-    """Not all was replayed when what is flipped at 13 shows, in the first iteration of a generation. So all are back
-    where the run began, and host the given layers there; what the layout at hand has them host is copied anew. Nobody
-    is fenced: layer 0 has two hosts in that layout."""
-    of = elastic(3, 2, kind, 24).with_sections(integrity=IntegritySection(every=12))
+def test_differing_hosts_restore_a_state_from_before_a_move(launch: Run, kind: str) -> None:
+    """The flip at 13 shows before everything was replayed, so the initial state and layout are restored.
+
+    No worker is fenced: layer 0 has two hosts in the present layout.
+    """
+    config = elastic(3, 2, kind, 24).with_sections(integrity=IntegritySection(every=12))
     faults = ("kill:1.1@3.forward", "flip=weight,20:0.0@13", "nan:2.0@16")
-    struck = launch(of, 24, *faults, observer=AwaitsLayout())
-    require_as_calm(struck, of, launch)
+    struck = launch(config, 24, *faults, observer=AwaitsLayout())
+    require_as_calm(struck, config, launch)
     assert {step for step in moved(struck) if step < 13} > {0}
     (corrupt,) = (event for event in struck.events if event["kind"] == "corrupt")
     assert (corrupt["workers"], corrupt["step"], corrupt["bits"][0]["bit"]) == ([], 16, 20)
-    assert "all are back behind step -1" in [event for event in struck.events if event["kind"] == "undone"][-1]["cause"]
+    assert (
+        "restored the state after step -1"
+        in [event for event in struck.events if event["kind"] == "undone"][-1]["cause"]
+    )
 
 
 @pytest.mark.soak
 @CHUNKS
 def test_a_checkpoint_of_one_layout_is_read_into_another(launch: Run, tmp_path: Path, chunks: int) -> None:
-    of = elastic(3, 2, chunks=chunks)
-    own = plan(of, [Worker(1, 1)], seconds=3.0).schedule
-    twice = launch(of, 2 * STEPS)
-    launch(of, STEPS, schedule=own, directory=tmp_path / "away")
-    on = train(of, tmp_path / "away", steps=2 * STEPS, planner=plan_for_training, resume=True)
+    config = elastic(3, 2, chunks=chunks)
+    own = plan(config, [Worker(1, 1)], seconds=3.0).schedule
+    twice = launch(config, 2 * STEPS)
+    launch(config, STEPS, schedule=own, directory=tmp_path / "away")
+    on = train(config, tmp_path / "away", steps=2 * STEPS, planner=plan_for_training, resume=True)
     assert_same(on, twice)
-    launch(of, STEPS, directory=tmp_path / "back")
-    assert_same(train(of, tmp_path / "back", steps=2 * STEPS, schedule=own, resume=True), twice)
+    launch(config, STEPS, directory=tmp_path / "back")
+    assert_same(train(config, tmp_path / "back", steps=2 * STEPS, schedule=own, resume=True), twice)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("is_sharded", [False, True])
-def test_a_run_that_is_to_end_while_layers_move_keeps_the_state_where_it_was_before(
-    is_sharded: bool, launch: Run, tmp_path: Path
-) -> None:
-    """They move back at step 20, and a worker that is to send some of it stands still there."""
-    of = sharded(elastic(3, 2, every=20)) if is_sharded else elastic(3, 2, every=20)
-    calm = launch(of, 20)
-    patient = msgspec.structs.replace(of.membership, hung_after=100.0, warm_up=100.0, form_timeout=100.0, grace=24.0)
-    seldom = msgspec.structs.replace(of.train, checkpoint_every=100)
+def test_early_end_during_a_move_keeps_the_state_before_the_move(is_sharded: bool, launch: Run, tmp_path: Path) -> None:
+    """Layers move back at step 20, where a worker that sends some of them stalls."""
+    config = sharded(elastic(3, 2, every=20)) if is_sharded else elastic(3, 2, every=20)
+    calm = launch(config, 20)
+    patient = msgspec.structs.replace(
+        config.membership, hung_after=100.0, warm_up=100.0, form_timeout=100.0, grace=24.0
+    )
+    seldom = msgspec.structs.replace(config.train, checkpoint_every=100)
     faults = ("kill:1.1@2.forward", "rejoin:1.1@20", "stall:2.0@20.copy")
     observer = AwaitsLayout()
-    found = train(
-        of.with_sections(membership=patient, train=seldom),
+    result = train(
+        config.with_sections(membership=patient, train=seldom),
         tmp_path / "run",
         steps=24,
         faults=[parse_fault(fault) for fault in faults],
@@ -339,6 +305,6 @@ def test_a_run_that_is_to_end_while_layers_move_keeps_the_state_where_it_was_bef
         observer=observer,
         stop=observer.stop,
     )
-    assert "corrupt" not in kinds(found)
-    assert (found.events[-1]["kind"], found.events[-1]["checkpoint"]) == ("stopped", "step-00000019")
-    assert final_state(found) == final_state(calm)
+    assert "corrupt" not in kinds(result)
+    assert (result.events[-1]["kind"], result.events[-1]["checkpoint"]) == ("stopped", "step-00000019")
+    assert final_state(result) == final_state(calm)

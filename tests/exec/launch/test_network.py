@@ -1,4 +1,4 @@
-"""Three nodes with networks of their own, a member of etcd on each: they lose power, their cable, and packets."""
+"""Three nodes in separate networks, with a member of etcd on each, lose power, their cable, and packets."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Nodes:
         cluster: the agents.
     """
 
-    def __init__(self, directory: Path, network: Network, of: Callable[..., Job], steps: int) -> None:
-        self.network, self.steps, self._of = network, steps, of
-        placed = place_workers(of().shape, of().cluster.workers_per_node)
+    def __init__(self, directory: Path, network: Network, make_job: Callable[..., Job], steps: int) -> None:
+        self.network, self.steps, self._make_job = network, steps, make_job
+        placed = place_workers(make_job().shape, make_job().cluster.workers_per_node)
         self._placed = [{str(worker) for worker in workers} for workers in placed]
         self.etcd = EtcdServer(directory, network.nodes)
-        self.cluster = Cluster(directory, of(), self.etcd, "run", "--steps", str(steps), nodes=network.nodes)
+        self.cluster = Cluster(directory, make_job(), self.etcd, "run", "--steps", str(steps), nodes=network.nodes)
         for node in range(3):
             self.cluster.start(node)
         self.cluster.reach_step(2)
@@ -77,7 +77,7 @@ class Nodes:
         self._await_all(node, lambda: self.workers_of(node) <= self.workers("rejoined"))
 
     def settle(self, node: int) -> None:
-        """Wait until all train, whether a node was given up or not, and whoever was silent has been found."""
+        """Wait until all train, whether a node was given up or not, and silent workers were detected."""
         settled = time.monotonic() + 2 * DEAD_AFTER
         self._await_all(node, lambda: time.monotonic() > settled)
 
@@ -100,7 +100,7 @@ class Nodes:
         return {event["worker"] for event in self.cluster.events(kind)}
 
     def assert_same_training(self, launch: Run) -> None:
-        self.cluster.assert_trained_as(calm_run(self._of(dead_after=60.0), launch, self.steps))
+        self.cluster.assert_trained_as(calm_run(self._make_job(dead_after=60.0), launch, self.steps))
         live = self.cluster.lines("metrics")[-1]["live_workers"]
         assert len(self.cluster.events("finished")[-1]["digests"]) == live
 
@@ -117,8 +117,8 @@ Start = Callable[[Callable[..., Job], int], Nodes]
 def start(network: Network, tmp_path: Path) -> Iterator[Start]:
     runs: list[Nodes] = []
 
-    def begin(of: Callable[..., Job], steps: int) -> Nodes:
-        runs.append(Nodes(tmp_path, network, of, steps))
+    def begin(make_job: Callable[..., Job], steps: int) -> Nodes:
+        runs.append(Nodes(tmp_path, network, make_job, steps))
         if steps == STEPS:
             runs[-1].cluster.slow_down(UNHURRIED)
         return runs[-1]

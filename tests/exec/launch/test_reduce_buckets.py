@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import pytest
 
 from recycle import Schedule
 from recycle.exec import run
-from recycle.ir.families import one_f_one_b, zb_h1, zb_v
 from recycle.job import PricedJob, price
 from recycle.runs.logs import load_trace
 from tests.exec.accelerator.transport import SIMULATED
@@ -17,37 +14,9 @@ from tests.exec.runs import Run, calm_run, figures, job, kinds
 
 pytestmark = pytest.mark.slow
 
-STEPS = 3
 
-
-def in_buckets(of: PricedJob, buckets: int) -> PricedJob:
-    return of.with_sections(train=msgspec.structs.replace(of.train, reduce_buckets=buckets))
-
-
-@pytest.mark.parametrize(
-    ("accumulation", "tied"),
-    [
-        ("exact", True),
-        *(pytest.param(*each, marks=pytest.mark.soak) for each in (("exact", False), ("fast", False), ("fast", True))),
-    ],
-)
-def test_any_number_of_buckets_trains_to_the_same_bits_in_one_process(accumulation: str, tied: bool) -> None:
-    gpt = job(3, 2, 2, kind="gpt", model={"tied": tied}, train={"accumulation": accumulation})
-    for family in (one_f_one_b, zb_h1):
-        whole = run(family(gpt.shape), gpt, steps=STEPS)
-        cut = run(family(gpt.shape), in_buckets(gpt, 3), steps=STEPS)
-        assert figures(cut) == figures(whole)
-        assert cut.digests == whole.digests
-
-
-def test_chunks_of_one_worker_share_a_weight_and_reduce_in_buckets() -> None:
-    gpt = job(
-        2, 2, 4, kind="gpt", shape={"chunks": 2}, memory={"limit": 8}, model={"layers": 4, "tied": True, "sequence": 8}
-    )
-    schedule = zb_v(gpt.shape)
-    whole, cut = (run(replace(schedule, buckets=buckets), gpt, steps=2) for buckets in (1, 4))
-    assert figures(cut) == figures(whole)
-    assert cut.digests == whole.digests
+def in_buckets(config: PricedJob, buckets: int) -> PricedJob:
+    return config.with_sections(train=msgspec.structs.replace(config.train, reduce_buckets=buckets))
 
 
 # Between processes
@@ -84,15 +53,7 @@ def test_a_kill_between_the_sums_of_two_buckets_and_a_rejoin_change_no_bit(
     assert sum(text.startswith("1REDUCE_BUCKET/") for text in texts) >= 3 * 3 * whole
 
 
-@pytest.mark.process
-def test_fast_sums_of_two_hosts_are_those_of_one_bucket_and_of_three_hosts_the_same_each_time(launch: Run) -> None:
-    """Two addends have one order. With three it is gloo's, which follows from the place in the bucket."""
-    two, three = (job(hosts, 1, 2, kind="gpt", train={"accumulation": "fast"}) for hosts in (2, 3))
-    assert figures(launch(in_buckets(two, 3), STEPS)) == figures(launch(two, STEPS))
-    assert figures(launch(in_buckets(three, 3), STEPS)) == figures(launch(in_buckets(three, 3), STEPS))
-
-
-def test_a_schedule_that_says_how_it_reduces_is_not_cut_as_the_job_says() -> None:
+def test_explicit_reduces_of_a_schedule_override_the_jobs_buckets() -> None:
     emulated = price(job(2, 1, 2))
     written = Schedule.from_text(
         emulated.shape,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from recycle import Job, Profile, Schedule, Worker, simulate
-from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import RunResult
+from recycle.exec.launch.trackers import Observer
 from recycle.ir.instruction import Forward, Send
 from recycle.ir.lower import lower
 from recycle.job import PricedJob

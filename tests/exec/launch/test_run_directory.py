@@ -14,7 +14,7 @@ import pytest
 
 from recycle import Job, JobError
 from recycle.exec.launch import run_directory
-from recycle.exec.launch.contact import leave_contact, run_key
+from recycle.exec.launch.run_address import run_key, write_address
 from recycle.exec.launch.run_directory import LineLog, RunDirectory
 from recycle.job.shape import Worker
 from recycle.runs.logs import append_iteration, log_path
@@ -48,12 +48,12 @@ def test_only_a_folder_of_runs_gets_the_link_and_a_file_of_its_name_stays(tmp_pa
     assert (runs / "latest").read_text() == "kept"
 
 
-def test_a_run_has_the_modes_that_the_umask_gives_and_nobody_else_can_lock_it(tmp_path: Path) -> None:
+def test_files_follow_the_umask_and_the_lock_is_private(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         directory = RunDirectory(tmp_path / "run", JOB)
         directory.event("fault")
-        leave_contact(directory.path, "local://name", "")
+        write_address(directory.path, "local://name", "")
         append_iteration(log_path(directory.path, Worker(0, 0)), 0, 1, "0.0", [("0F0.0", 0.0, 1.0)])
     finally:
         os.umask(before)

@@ -1,4 +1,4 @@
-"""The leader's runtime: what is not written is not told, and an agent that connects learns what stands."""
+"""The leader's runtime sends no decision before it is written, and a connecting agent receives the current orders."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from recycle.exec.election import Election, RoleLost
-from recycle.exec.etcd import EtcdClient, made_at
-from recycle.exec.launch.dials import Observer
+from recycle.exec.etcd import EtcdClient, created_at
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.launch.runtime import LeaderRuntime
+from recycle.exec.launch.trackers import Observer
 from recycle.exec.leader.actions import Persist
 from recycle.exec.processes.processes import Waker
 from recycle.exec.protocol import (
@@ -64,7 +64,7 @@ class Peer:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """A runtime of two workers, each on a node of its own."""
+    """A runtime of two workers on two nodes."""
     with ExitStack() as closing:
 
         def runtime(register: Callable[[Persist], None] = lambda action: None) -> LeaderRuntime:
@@ -72,7 +72,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
             closing.callback(directory.close)
             waker = Waker()
             closing.callback(waker.close)
-            made = LeaderRuntime(
+            results = LeaderRuntime(
                 request=RunRequest(
                     job=OF_TWO,
                     steps=9,
@@ -86,8 +86,8 @@ def make(tmp_path: Path) -> Iterator[Make]:
                 directory=directory,
                 waker=waker,
             )
-            closing.callback(made.close)
-            return made
+            closing.callback(results.close)
+            return results
 
         yield runtime
 
@@ -96,17 +96,17 @@ def hello(node: int) -> Hello:
     return Hello(node, "session", [AgentProcess(f"{node}.0", 0, 0)])
 
 
-def test_what_could_not_be_written_is_not_told(make: Make) -> None:
+def test_unpersisted_decision_is_not_sent(make: Make) -> None:
     """Another agent has the role by now."""
 
     def refuse(action: Persist) -> None:
         assert action.cursor.phase == "abandoned"
-        raise RoleLost("another agent leads this run by now")
+        raise RoleLost("another agent leads this run now")
 
     runtime, peer = make(refuse), Peer()
     with pytest.raises(RoleLost):
         runtime.take_over(1, RECORD, msgspec.structs.replace(RUNNING, phase="proposed"))
-    runtime.greet(peer, hello(0))
+    runtime.connect_agent(peer, hello(0))
     assert peer.orders == [Propose(RECORD), Committed(3, COMMIT)]  # which was decided before
 
 
@@ -122,17 +122,17 @@ def test_register_is_written_on_the_condition_that_the_role_is_the_same() -> Non
     for write in (lambda: election.persist(Persist(RUNNING, RECORD)), lambda: election.end(""), election.erase):
         with pytest.raises(RoleLost):
             write()
-        assert Client.bodies[-1]["compare"] == [made_at("/recycle/run/role", 0)]
+        assert Client.bodies[-1]["compare"] == [created_at("/recycle/run/role", 0)]
 
 
-def test_agent_that_connects_is_told_what_stands_and_the_keys(make: Make) -> None:
+def test_connecting_agent_receives_standing_orders_and_keys(make: Make) -> None:
     runtime, first, second = make(), Peer(), Peer()
     runtime.take_over(1, RECORD, RUNNING)
-    runtime.greet(first, hello(0))
+    runtime.connect_agent(first, hello(0))
     standing = [Propose(RECORD), Permit(3, "form"), Permit(3, "run"), Committed(3, COMMIT)]
     assert first.orders == standing
     runtime.take(0, Batch(keys={"generation00000003/a": b"1"}))
-    runtime.greet(second, hello(1))
+    runtime.connect_agent(second, hello(1))
     assert second.orders == [*standing, Keys({"generation00000003/a": b"1"})]
     runtime.take(1, Batch(keys={"b": b"2"}))
     assert (first.orders[4:], second.orders[5:]) == ([Keys({"b": b"2"})], [])
@@ -141,13 +141,13 @@ def test_agent_that_connects_is_told_what_stands_and_the_keys(make: Make) -> Non
 def test_node_has_one_agent_until_its_connection_is_gone(make: Make) -> None:
     runtime, first, second = make(), Peer(), Peer()
     runtime.take_over(1, RECORD, RUNNING)
-    assert runtime.greet(first, hello(0))
-    assert not runtime.greet(second, hello(0))
+    assert runtime.connect_agent(first, hello(0))
+    assert not runtime.connect_agent(second, hello(0))
     assert second.orders == [Rejected()]
-    runtime.part(0, second)
+    runtime.disconnect_agent(0, second)
     assert runtime.agents == {0: first}
-    runtime.part(0, first)
-    assert runtime.greet(second, hello(0))
+    runtime.disconnect_agent(0, first)
+    assert runtime.connect_agent(second, hello(0))
     assert runtime.agents == {0: second}
 
 
@@ -155,8 +155,8 @@ def test_order_goes_to_the_node_of_the_process(make: Make) -> None:
     """The last leader had fenced worker 1.0."""
     runtime, first, second = make(), Peer(), Peer()
     runtime.take_over(1, msgspec.structs.replace(RECORD, live=["0.0"]), RUNNING)
-    runtime.greet(first, hello(0))
-    runtime.greet(second, hello(1))
+    runtime.connect_agent(first, hello(0))
+    runtime.connect_agent(second, hello(1))
     assert [order for order in second.orders if order not in first.orders] == [Kill("1.0", 0)]
 
 
@@ -164,12 +164,12 @@ def test_drain_names_the_workers_and_says_why_one_stays(make: Make) -> None:
     runtime, answers = make(), list[Drained | Refused]()
     runtime.take_over(1, RECORD, RUNNING)
     for node in (0, 1):
-        runtime.greet(Peer(), hello(node))
+        runtime.connect_agent(Peer(), hello(node))
     for target in ("0.0", "1", "7", "0.3"):
         runtime.drain(Drain(target), answers.append)
     runtime.tick()
     assert answers[:2] == [Drained(["0.0"]), Drained(["1.0"])]
     refused = [answer for answer in answers[2:] if isinstance(answer, Refused)]
     assert [answer.worker for answer in refused] == ["", "", "1.0"]
-    assert refused[0].why.startswith("node 7: the job's workers lie on nodes 0 to 1")
+    assert refused[0].why.startswith("node 7: the job's workers are on nodes 0 to 1")
     assert refused[2].why.startswith("it is the last live host of its stage")

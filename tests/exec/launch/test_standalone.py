@@ -1,4 +1,4 @@
-"""Schedules of one's own on real stages: any order that passes `check` gives the same losses."""
+"""Users' schedules on real stages: any order that passes `check` gives the same losses."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ def test_a_schedule_written_by_hand_trains_to_the_same_bits_in_one_process(
 def test_a_schedule_written_by_hand_trains_to_the_same_bits_between_processes(
     gpt: Job, losses: list[float], by_hand: Schedule, launch: Run
 ) -> None:
-    there = launch(gpt, STEPS, schedule=by_hand, planner=None)
-    assert there.losses == losses
-    assert there.digests == run(by_hand, gpt, steps=STEPS).digests
+    holders = launch(gpt, STEPS, schedule=by_hand, planner=None)
+    assert holders.losses == losses
+    assert holders.digests == run(by_hand, gpt, steps=STEPS).digests
 
 
 def test_a_schedule_that_cannot_be_trained_with_is_refused_before_anything_runs(gpt: Job, by_hand: Schedule) -> None:
     defect = Schedule.from_text(gpt.shape, by_hand.text() | {"1.0": "0F1.0 0F1.1 0B1.0"}, failed=["1.1"])
     tight = job(3, 2, 2, kind="gpt", memory={"limit": 1})
-    for of, schedule, says in (
+    for config, schedule, says in (
         (gpt, defect, r"does not pass check: .*1\.1"),
-        (gpt, forward_only(one_f_one_b(gpt.shape)), "the schedule is forward-only and trains nothing"),
+        (gpt, forward_only(one_f_one_b(gpt.shape)), "the schedule is forward-only and cannot train"),
         (gpt, one_f_one_b(job(2, 2, 2).shape), "the schedule is for D=2 P=2 m=2, the job for D=3 P=2 m=2"),
         (tight, gpipe(tight.shape), "does not pass check"),
     ):
         with pytest.raises(ScheduleError, match=says):
-            run(schedule, of, steps=STEPS)
+            run(schedule, config, steps=STEPS)

@@ -1,4 +1,4 @@
-"""Who has no part in the present generation changes nothing: a worker back from the dead, a stranger at a port."""
+"""Processes outside the present generation change nothing: a worker declared dead, a stranger at a port."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import recycle
-from recycle.exec.launch.dials import Observer
+from recycle.exec.launch.trackers import Observer
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.job import PricedJob
 from recycle.job.shape import Worker
@@ -56,10 +56,10 @@ class _Frozen(Observer):
             os.kill(self._pid, signal.SIGCONT)
 
 
-def test_a_worker_that_comes_back_from_the_dead_has_no_part_any_more(
+def test_worker_declared_dead_changes_nothing_on_its_return(
     slow: PricedJob, launch: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever should have killed it could not reach it."""
+    """The kill could not reach the process."""
     observer = _Frozen(tmp_path)
     kill = LocalProcesses.kill
 
@@ -85,13 +85,13 @@ def listening(pid: int | str) -> list[tuple[str, int]]:
             inodes.add(os.readlink(f"/proc/{pid}/fd/{name}").removeprefix("socket:[").rstrip("]"))
         except OSError:
             continue
-    found = []
+    result = []
     for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
         if fields[3] == "0A" and fields[9] in inodes:
             address, _, port = fields[1].partition(":")
-            found.append((socket.inet_ntoa(bytes.fromhex(address)[::-1]), int(port, 16)))
-    return found
+            result.append((socket.inet_ntoa(bytes.fromhex(address)[::-1]), int(port, 16)))
+    return result
 
 
 class _Stranger(Observer):
@@ -99,7 +99,7 @@ class _Stranger(Observer):
 
     def __init__(self, directory: Path) -> None:
         self._logs, self._noise = directory / "logs", random.Random(0)
-        self._before = set(listening("self"))  # of earlier tests; nobody need accept there any more
+        self._before = set(listening("self"))  # of earlier tests
         self.ports: list[tuple[str, int]] = []
         self._open: list[socket.socket] = []
 

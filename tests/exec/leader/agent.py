@@ -58,7 +58,7 @@ class Connection:
         """The connection breaks; both ends notice it some time later, each by itself."""
         world = self._world
         self.is_cut = True
-        world.after(world.draw(0.0, 2.0), lambda: world.part(self))
+        world.after(world.draw(0.0, 2.0), lambda: world.lose_agent(self))
         world.after(world.draw(0.0, 2.0), lambda: self.agent.disconnect(self))
 
 
@@ -90,8 +90,8 @@ class _Machine:
 
     def send(self, link: _Link, message: bytes | LeaderMessage) -> None:
         if link.is_first:  # its process has all members
-            told = _DECODER.decode(message) if isinstance(message, bytes) else message
-            self._world.in_order(link.process, lambda: link.process.hear(told), self._world.draw(0.0, 0.01))
+            reported = _DECODER.decode(message) if isinstance(message, bytes) else message
+            self._world.in_order(link.process, lambda: link.process.hear(reported), self._world.draw(0.0, 0.01))
 
     def start(self, order: Start) -> None:
         self.processes[Worker.parse(order.worker)] = process = Process(self._world, order, self._agent)
@@ -103,7 +103,7 @@ class _Machine:
     def kill(self, worker: Worker) -> None:
         self._world.after(self._world.draw(0.0, 0.1), lambda process=self.processes[worker]: process.end(KILLED))
 
-    def gone(self) -> dict[Worker, tuple[str, str]]:
+    def take_ends(self) -> dict[Worker, tuple[str, str]]:
         gone, self.ended = self.ended, {}
         return gone
 
@@ -160,7 +160,7 @@ class Agent:
             self._look()
 
     def lose_connection(self, seconds: float) -> None:
-        """The connection to the leader breaks, and there is no other way to it for some seconds."""
+        """The connection to the leader breaks for some seconds."""
         self._away_until = self.world.now + seconds
         for process in self.processes.values():
             process.is_blameless, process.is_to_end = False, True
@@ -194,10 +194,10 @@ class Agent:
             self._links[member] = link = _Link(process, member == process.name)
             self._agent.take(cast(Any, link), [Join(member, process.incarnation)])
 
-    def hear(self, said: FromWorker) -> None:
+    def hear(self, messages: FromWorker) -> None:
         """A process says something."""
         if self.is_alive:
-            self._agent.take(cast(Any, self._links[said.member]), [Said(said.message, said.generation)])
+            self._agent.take(cast(Any, self._links[messages.member]), [Said(messages.message, messages.generation)])
             self._flush_soon()
 
     def _flush_soon(self) -> None:

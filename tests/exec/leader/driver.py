@@ -59,10 +59,10 @@ KILLED = "killed by SIGKILL"
 A = TypeVar("A")
 
 
-def run_of(of: PricedJob, steps: int = 9, homes: Mapping[Worker, int] | None = None, **more: Any) -> RunDescription:
+def run_of(config: PricedJob, steps: int = 9, homes: Mapping[Worker, int] | None = None, **more: Any) -> RunDescription:
     """A run of which node 0 has all processes, unless `homes` says otherwise."""
-    homes = homes or dict.fromkeys(of.shape.workers(), 0)
-    return RunDescription(job=of, steps=steps, initial=Hosts.at_start(of, None), homes=homes, **more)
+    homes = homes or dict.fromkeys(config.shape.workers(), 0)
+    return RunDescription(job=config, steps=steps, initial=Hosts.at_start(config, None), homes=homes, **more)
 
 
 class LeaderDriver:
@@ -79,7 +79,7 @@ class LeaderDriver:
         now: the leader's time, seconds.
         actions: all actions so far.
         processes: node -> worker -> its latest process, as the agent of the node has it.
-        plan: answers a question; None is no answer. By default every live worker plays its own position.
+        plan: answers a question; None for no answer.
         checkpoint: that there is to go back to.
         is_still: heartbeats tell of no progress. waits: they say that the process waits for another one.
         starts_up: a process is ready as soon as it is started.
@@ -88,7 +88,7 @@ class LeaderDriver:
 
     def __init__(
         self,
-        of: PricedJob,
+        config: PricedJob,
         steps: int = 9,
         *,
         begin: Begin | None = None,
@@ -96,14 +96,14 @@ class LeaderDriver:
         is_connected: bool = True,
         **run: Any,
     ) -> None:
-        self.job, self.now = of, 1000.0
+        self.job, self.now = config, 1000.0
         self.actions: list[Action] = []
-        self.plan: Callable[[Question], PreparedPlan | None] = self._own_positions
+        self.plan: Callable[[Question], PreparedPlan | None] = lambda question: PreparedPlan("plan", {"barrier": 9.0})
         self.is_still, self.waits, self.starts_up, self.kills = False, True, True, True
         self.checkpoint: StoredCheckpoint | None = None
         self._beats = 0
         self._is_answered = False
-        description = run_of(of, steps, **run)
+        description = run_of(config, steps, **run)
         self._homes = description.homes
         self.processes: dict[int, dict[Worker, AgentProcess]] = {node: {} for node in set(self._homes.values())}
         self._sessions: dict[int, int] = dict.fromkeys(self.processes, 0)
@@ -115,13 +115,9 @@ class LeaderDriver:
         for node in self.processes if is_connected else ():
             self.connect(node)
 
-    def _own_positions(self, question: Question) -> PreparedPlan:
-        workers = [worker for worker in self.job.shape.workers() if worker not in question.failed]
-        return PreparedPlan("plan", {worker: worker for worker in workers}, {"barrier": 9.0})
-
     # Agents.
 
-    def connect(self, node: int, is_new: bool = False, said: Sequence[FromWorker] = ()) -> None:
+    def connect(self, node: int, is_new: bool = False, messages: Sequence[FromWorker] = ()) -> None:
         """The agent of a node connects, or another one does, which has started no process yet.
 
         Args:
@@ -131,7 +127,7 @@ class LeaderDriver:
             self._sessions[node] += 1
             self.processes[node].clear()
         self._connected.add(node)
-        self.take(Hello(node, f"session {self._sessions[node]}", list(self.processes[node].values()), list(said)))
+        self.take(Hello(node, f"session {self._sessions[node]}", list(self.processes[node].values()), list(messages)))
 
     def lose_orders(self, node: int) -> None:
         """Nothing arrives at the agent of a node any more, which the leader has not noticed yet."""
@@ -252,7 +248,7 @@ class LeaderDriver:
         ]
         return dict.fromkeys(members_of(running, self.job.grid.tensor_parallel), beat)
 
-    def pass_time(self, seconds: float) -> None:
+    def count_time(self, seconds: float) -> None:
         """Let time pass in ticks."""
         for _ in range(round(seconds / TICK)):
             self.tick()
@@ -292,14 +288,14 @@ class LeaderDriver:
         Args:
             states: checksum of each state that the iteration began with; None where these are not compared.
         """
-        step, said = self.record.committed + 1, list[FromWorker]()
+        step, messages = self.record.committed + 1, list[FromWorker]()
         for name in self.record.live:
             rank = Worker.parse(name).rank
             loss = 1.0 if rank == self.job.shape.ranks - 1 else None
             compared = {} if states is None else {rank: (states, 0)}
             report = Report({rank: [norm]}, loss, checksums={rank: 1}, states=compared)
-            said.append(FromWorker(name, StepReport(step, report), self.record.generation))
-        self.take(Batch(said))
+            messages.append(FromWorker(name, StepReport(step, report), self.record.generation))
+        self.take(Batch(messages))
         self.tick()
 
 
@@ -316,8 +312,8 @@ def record(commit: Commit = FACTS, joins: Sequence[str] = (), **more: Any) -> Ge
     )
 
 
-def cursor_of(of: GenerationRecord, phase: PersistedPhase, **more: Any) -> Cursor:
-    return Cursor(of.generation, phase, **of.progress(), **more)
+def cursor_of(config: GenerationRecord, phase: PersistedPhase, **more: Any) -> Cursor:
+    return Cursor(config.generation, phase, **config.progress(), **more)
 
 
 def follow(

@@ -93,7 +93,7 @@ def _ask_to_leave(world: World, process: Process) -> None:
 
 
 def _tell_to_leave(world: World, process: Process) -> None:
-    world.may_end_early = True  # all that are left may be told
+    world.may_end_early = True  # all live workers may be asked
     if process.has_joined:
         process.agent.hear(FromWorker(process.name, Leaving(process.incarnation)))
 

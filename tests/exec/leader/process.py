@@ -1,4 +1,4 @@
-"""A worker's processes in the simulated world, as those of recycle/exec/worker are; what they know is `MemberState`."""
+"""A worker's processes in the simulated world; their knowledge is `MemberState`."""
 
 from __future__ import annotations
 
@@ -166,9 +166,9 @@ class Process:
             self._say_as(member, message, generation)
 
     def _say_as(self, member: str, message: WorkerMessage, generation: int = 0) -> None:
-        said = FromWorker(member, message, generation)
-        self.world.rules.said(said)
-        self.agent.hear(said)
+        messages = FromWorker(member, message, generation)
+        self.world.rules.said(messages)
+        self.agent.hear(messages)
 
     # What the process does.
 
@@ -192,7 +192,7 @@ class Process:
                 yield max(0.0, self.writes_until - world.now)
                 self.saved_step = -1
                 self.announced = {part for part in self.announced if part[0] <= record.committed}
-            self._settle(record)
+            self._resolve(record)
             commit, is_over = record.commit, False
             if self.is_confirmed:
                 self._keep(record, commit)
@@ -219,7 +219,7 @@ class Process:
         self.begun = self.knows.begin()
         return self.begun is not None or self.knows.may_leave
 
-    def _settle(self, record: GenerationRecord) -> None:
+    def _resolve(self, record: GenerationRecord) -> None:
         if self.formed is not None:  # it may have missed that the generation could run
             before, placed = self.formed
             if record.held == before.holds and self.name not in record.joins:
@@ -307,7 +307,7 @@ class Process:
             self.state = replace(self.state, step=record.committed, origin=world.rules.origins[record.committed])
         wanted = world.units_of(world.hosts_of(record), self.worker)
         if not wanted <= units:
-            raise Violation("state", f"nobody gives {self} units {sorted(wanted - units)}")
+            raise Violation("state", f"no worker gives {self} units {sorted(wanted - units)}")
         self._say(Formed("", False, copied), g)
         return wanted
 
@@ -316,13 +316,13 @@ class Process:
     ) -> Iterator[Wait]:
         """Wait for all processes of the generation to come here; whether they have."""
         g = record.generation
-        there = self.world.there.setdefault((g, where), set())
-        there.add(self.name)
+        holders = self.world.there.setdefault((g, where), set())
+        holders.add(self.name)
         count = len(record.live)
-        if len(there) == count:
+        if len(holders) == count:
             self.world.poke_all(g)
-        yield lambda: len(there) == count or self._is_interrupted(g) or late()
-        return len(there) == count
+        yield lambda: len(holders) == count or self._is_interrupted(g) or late()
+        return len(holders) == count
 
     def _is_interrupted(self, g: int) -> bool:
         return self.knows.is_over or g in self.broken or g in self.unreachable

@@ -63,7 +63,8 @@ class Rules:
         commits: how many there were.
         first: the step that the run begins with.
         lines: step -> number of the leader that wrote its line of metrics.
-        stopped: generations that processes were told are over.
+        evaluations: the evaluated steps.
+        stopped: generations with a `Stop` message.
     """
 
     def __init__(self, world: World) -> None:
@@ -74,6 +75,7 @@ class Rules:
         self.origins, self.origin_of = {-1: 0}, dict[int, int]()
         self.first = 0
         self.lines: dict[int, int] = {}
+        self.evaluations: set[int] = set()
         self.stopped: set[int] = set()
         self._started: dict[tuple[int, Worker], int] = {}
         self._struck: set[int] = set()
@@ -87,19 +89,19 @@ class Rules:
         self._reported: dict[tuple[int, object], set[str]] = defaultdict(set)
 
     def resumed(self, step: int) -> None:
-        """The run goes on from a checkpoint."""
+        """The run resumes from a checkpoint."""
         self.committed, self.first = step, step + 1
         self.origins[step] = 0
 
     # What processes say and do.
 
-    def said(self, said: FromWorker) -> None:
+    def said(self, message: FromWorker) -> None:
         """A process says something."""
-        match said.message:
+        match message.message:
             case Acknowledged():
-                self._acknowledged[said.generation].add(said.member)
+                self._acknowledged[message.generation].add(message.member)
             case Formed(error=error):
-                self._formed[said.generation][said.member] = error
+                self._formed[message.generation][message.member] = error
 
     def reported(self, generation: int, what: object, worker: str) -> None:
         """A worker has sent its part of a commit or of an evaluation."""
@@ -117,7 +119,7 @@ class Rules:
         if (state.step, state.origin) != (record.committed, origin):
             self._fail(
                 "state",
-                f"{process} has {state}, generation {record.generation} goes on from {record.committed} of {origin}",
+                f"{process} has {state}, generation {record.generation} continues from {record.committed} of {origin}",
             )
 
     def _fail(self, rule: str, what: str) -> None:
@@ -150,6 +152,8 @@ class Rules:
         is_new = before is None or record.generation != before.generation
         if is_new and was_finished and not self.is_finished:  # it may have workers end that have left too early
             self._fail("finish", f"generation {record.generation} follows on the last iteration")
+        if is_new and record.mode != "barrier":
+            self._fail("mode", f"generation {record.generation} begins with a {record.mode} step")
         if is_new:
             self.origin_of[record.generation] = self.origins.get(committed, -1)
         if committed == self.committed + 1 and not is_new:
@@ -218,10 +222,11 @@ class Rules:
                 if (g, commit) not in [*known, (g, None if cursor is None else cursor.earlier)]:
                     self._fail("persist", f"{message} is not what is persisted")
                 if self._told.setdefault((g, commit.step), commit) != commit:
-                    self._fail("commit", f"step {commit.step} of generation {g} is told with another content")
+                    self._fail("commit", f"step {commit.step} of generation {g} is sent with other content")
             case EvaluationResult(generation=g, evaluated=evaluated):
                 if cursor is None or cursor.evaluated != evaluated:
                     self._fail("persist", f"{message} is not what is persisted")
+                self.evaluations.add(evaluated.step)
             case Strike(fault=fault):
                 if cursor is None or fault not in cursor.struck:
                     self._fail("persist", f"{message}, which was not persisted")
@@ -273,7 +278,7 @@ class Rules:
         """The leader writes an event."""
         may_be_wrong = self._world.scenario.slow_messages or self._world.has_stalled
         # Of workers that fail to form together any may be to blame; what ended without a leader is an earlier process.
-        is_of_process = not re.search("could not form|ended while there was no leader", fields.get("cause", ""))
+        is_of_process = not re.search("could not form|ended while no agent led the run", fields.get("cause", ""))
         if kind == "detected" and is_of_process and not may_be_wrong:
             process = self._world.process(fields["worker"])
             if process is not None and process.is_blameless:
@@ -309,6 +314,7 @@ class Rules:
             self._fail("rewind", f"to step {step}, the committed one is {self.committed}")
         self._rewinds_to = None
         self.lines = {at: leader for at, leader in self.lines.items() if at <= step}
+        self.evaluations = {at for at in self.evaluations if at <= step}
 
     # The end.
 
@@ -326,6 +332,10 @@ class Rules:
         missing = set(range(self.first, self.committed + 1)) - self.lines.keys()
         if missing - ({self.committed} if action.ended_early else set()):
             self._fail("line", f"none of steps {sorted(missing)}")
+        every = world.job.evaluation.every
+        due = {step for step in range(self.first, self.committed) if every and (step + 1) % every == 0}
+        if due - self.evaluations:
+            self._fail("evaluation", f"none of steps {sorted(due - self.evaluations)}")
         states = defaultdict[int, set[str]](set)
         for of_worker in action.digests.values():
             for stage, digest in of_worker.items():
@@ -339,9 +349,9 @@ class Rules:
         """The run cannot go on."""
         text, scenario = str(error), self._world.scenario
         reasons = {
-            r"no live host|nodes .* are gone again": True,
+            r"no live host|nodes .* have left again": True,
             r"gave up after \d+ attempts": True,
-            r"no plan for|there is no plan": scenario.plans_fail,
+            r"no plan for": scenario.plans_fail,
             r"were not ready within": True,
             r"during start-up": scenario.fails_to_start or scenario.is_struck,
             r"also when repeated": scenario.is_wrong,
@@ -350,7 +360,7 @@ class Rules:
         if not any(may and re.search(reason, text) for reason, may in reasons.items()):
             self._fail("fail", text)
         if "no complete checkpoint" in text and self._world.checkpoints_upto_verified():
-            self._fail("fail", f"{text}; there are those of {sorted(self._world.checkpoints)}")
+            self._fail("fail", f"{text}; complete are {sorted(self._world.checkpoints)}")
 
 
 def _identity(record: GenerationRecord) -> dict[str, Any]:

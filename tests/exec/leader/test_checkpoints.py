@@ -75,7 +75,7 @@ def test_each_stage_has_one_writer_not_always_of_the_same_pipeline() -> None:
     assert writer_of(1, ["1.1"], joined) is None
 
 
-def test_state_is_kept_every_so_often_and_at_the_end_of_a_run_that_is_long_enough(kept: Kept) -> None:
+def test_checkpoints_are_due_at_the_interval_and_at_the_end(kept: Kept) -> None:
     assert [step for step in range(6) if kept.checkpoints.due(step, False)] == [1, 3, 5]
     assert kept.checkpoints.due(4, True)
     assert not kept.checkpoints.due(0, True)
@@ -113,7 +113,7 @@ def test_checkpoint_is_completed_once_when_all_tensor_ranks_of_all_stages_have_w
     assert kept.checkpoints.folder(1) == "step-00000001"
 
 
-def test_checkpoint_that_cannot_be_completed_is_an_event_and_the_next_one_is_asked_for(kept: Kept) -> None:
+def test_failed_checkpoint_is_an_event_and_the_next_is_due(kept: Kept) -> None:
     kept.commit(1)
     kept.save(1, 0, 1, error="worker 0.0: No space left on device")
     *_, asked = kept.tick(1, *LIVE)

@@ -32,8 +32,8 @@ from recycle.job.shape import Shape, Worker
 from tests.exec.runs import job
 
 
-def decided(of: PricedJob, step: int, reports: Mapping[str, Report], recent: Sequence[float] = ()) -> Commit:
-    return decide(of, step, ReportColumns.of(reports), recent)
+def decided(config: PricedJob, step: int, reports: Mapping[str, Report], recent: Sequence[float] = ()) -> Commit:
+    return decide(config, step, ReportColumns.from_reports(reports), recent)
 
 
 def test_a_commit_is_the_mean_loss_the_norm_over_stages_and_the_clip_factor() -> None:
@@ -48,20 +48,20 @@ def test_a_commit_is_the_mean_loss_the_norm_over_stages_and_the_clip_factor() ->
     assert commit.clip_factor == pytest.approx(0.2, rel=1e-6)
 
 
-def test_tensor_ranks_add_what_is_theirs_and_count_once_what_is_common() -> None:
-    of = job(2, 1, 2, shape={"tensor_parallel": 2})
+def test_tensor_ranks_add_own_norms_and_count_replicated_norms_once() -> None:
+    config = job(2, 1, 2, shape={"tensor_parallel": 2})
     reports = {
         name: Report({0: [own]}, 3.0, replicated={0: [4.0]})
         for name, own in (("0.0", 9.0), ("0.0t1", 12.0), ("1.0", 9.0), ("1.0t1", 12.0))
     }
-    commit = decided(of, 0, reports)
+    commit = decided(config, 0, reports)
     assert (commit.loss, commit.grad_norm) == (6.0 / 4, 5.0)
     spoilt = reports | {name: Report({0: [math.nan]}, 3.0, replicated={0: [4.0]}) for name in ("0.0t1", "1.0t1")}
-    assert decided(of, 0, spoilt).clip_factor is None
+    assert decided(config, 0, spoilt).clip_factor is None
     common = reports | {name: Report({0: [12.0]}, 3.0, replicated={0: [math.nan]}) for name in ("0.0t1", "1.0t1")}
-    assert decided(of, 0, common).clip_factor is None
+    assert decided(config, 0, common).clip_factor is None
     with pytest.raises(Disagreement):
-        decided(of, 0, reports | {"1.0t1": Report({0: [12.5]}, 3.0, replicated={0: [4.0]})})
+        decided(config, 0, reports | {"1.0t1": Report({0: [12.5]}, 3.0, replicated={0: [4.0]})})
 
 
 @pytest.mark.parametrize(
@@ -82,16 +82,7 @@ def test_steps_are_staggered_while_all_recent_norms_are_below_half_the_limit(
     assert step_mode(recent, clip) == mode
 
 
-def test_the_next_mode_follows_from_the_last_norms_that_the_facts_carry_on() -> None:
-    reports = {"0.0": Report({0: [9.0]}, None), "0.1": Report({1: [16.0]}, 1.0)}
-    commit = decided(job(1, 2, 1, train={"clip": 10.5}), 7, reports, [9.0, 1.0, 2.0, 3.0])
-    assert commit.recent == [1.0, 2.0, 3.0, 5.0]
-    assert commit.next_mode == "staggered"
-    assert decided(job(1, 2, 1, train={"clip": 10.0}), 7, reports, [1.0]).next_mode == "barrier"
-    assert decided(job(1, 2, 1, train={"clip": 10.5}), 7, reports, [6.0]).next_mode == "barrier"
-
-
-def test_a_generation_ends_at_a_boundary_that_nobody_has_passed_yet() -> None:
+def test_generation_ends_at_a_boundary_that_no_worker_has_passed() -> None:
     before = Commit(4, 1.0, 1.0, 1.0, last=9)
     assert soonest_end(5, "barrier", before) == 5
     assert soonest_end(5, "staggered", before) == 6
@@ -107,7 +98,7 @@ def test_the_norm_does_not_depend_on_how_parameters_are_split_into_stages_or_in_
         for parts in (split, split[::-1]):
             reports = {f"0.{stage}": Report({stage: part}, 1.0) for stage, part in enumerate(parts)}
             assert decided(job(1, stages, 1), 0, reports).grad_norm == math.sqrt(math.fsum(squares))
-    small = [2.0**-53] * 4  # each of which is lost beside 1
+    small = [2.0**-53] * 4  # each is lost in a sum with 1
     reports = {f"0.{rank}": Report({rank: [part]}, 1.0) for rank, part in enumerate([1.0, *small])}
     assert decided(job(1, 5, 2), 0, reports).grad_norm == math.sqrt(1.0 + 2.0**-51) > 1.0
     assert math.isnan(exact_parts([1.0, math.inf])[0])
@@ -137,7 +128,7 @@ def disagreement(action: Callable[[], object]) -> tuple[object, ...] | None:
     try:
         action()
     except Disagreement as found:
-        return found.step, found.odd, found.held, found.what
+        return found.step, found.odd, found.held, found.description
     return None
 
 
@@ -151,10 +142,10 @@ def reported(draw: st.DrawFn) -> dict[str, Report]:
         for rank in range(2)
     }
     common = {stage: draw(st.lists(NUMBERS, max_size=2)) for stage in range(2)}
-    odd = draw(st.sampled_from(["nobody", "0.0", "1.1", "2.0t1"]))
+    odd = draw(st.sampled_from(["none", "0.0", "1.1", "2.0t1"]))
     what = draw(st.sampled_from(["norm", "replicated", "checksum", "loss", "state", "no state", "no checksum"]))
     compares = draw(st.booleans())
-    found: dict[str, Report] = {}
+    result: dict[str, Report] = {}
     for name in members_of(SHAPE.workers(), tensor_parallel):
         worker, rank = split_member(name)
         stages = [0, 1] if both else [Worker.parse(worker).rank]
@@ -180,18 +171,18 @@ def reported(draw: st.DrawFn) -> dict[str, Report]:
             else:
                 checksums.pop(last)
         compute = [Computed(stage, token, 3, 0.1 * stage) for stage in stages for token in ("F", "B")]
-        found[name] = Report(norms, loss, compute if worker != "2.1" else [], replicated, checksums, states)
-    return found
+        result[name] = Report(norms, loss, compute if worker != "2.1" else [], replicated, checksums, states)
+    return result
 
 
 @pytest.mark.slow
 @given(reported())
 @settings(max_examples=300, deadline=None)
 def test_columns_agree_only_where_no_report_disagrees_and_amount_to_the_same_bits(reports: dict[str, Report]) -> None:
-    columns = ReportColumns.of(reports)
-    found = disagreement(lambda: compare(4, reports))
-    assert disagreement(lambda: decide(job(3, 2, 2), 4, columns)) == found
-    if found is not None:
+    columns = ReportColumns.from_reports(reports)
+    result = disagreement(lambda: compare(4, reports))
+    assert disagreement(lambda: decide(job(3, 2, 2), 4, columns)) == result
+    if result is not None:
         assert not columns.agree
         return
     loss, squared = one_by_one(reports)
@@ -200,19 +191,19 @@ def test_columns_agree_only_where_no_report_disagrees_and_amount_to_the_same_bit
     assert found_squared == squared or not (math.isfinite(found_squared) or math.isfinite(squared))
 
 
-def test_states_are_compared_where_all_say_theirs_also_of_gradients_that_are_not_finite() -> None:
+def test_states_are_compared_if_all_hosts_report_them() -> None:
     usual = {f"{k}.0": Report({0: [math.nan]}, None, checksums={0: k}, states={0: (5, 6)}) for k in range(3)}
-    columns = ReportColumns.of(usual)
+    columns = ReportColumns.from_reports(usual)
     assert (columns.agree, columns.has_states) == (True, True)
-    odd = ReportColumns.of(usual | {"1.0": replace(usual["1.0"], states={0: (5, 7)})})
+    odd = ReportColumns.from_reports(usual | {"1.0": replace(usual["1.0"], states={0: (5, 7)})})
     assert (odd.agree, odd.has_states) == (False, True)
-    silent = ReportColumns.of(usual | {"1.0": replace(usual["1.0"], states={})})
+    silent = ReportColumns.from_reports(usual | {"1.0": replace(usual["1.0"], states={})})
     assert (silent.agree, silent.has_states) == (False, False)
-    assert not ReportColumns.of({name: replace(one, states={}) for name, one in usual.items()}).has_states
+    assert not ReportColumns.from_reports({name: replace(item, states={}) for name, item in usual.items()}).has_states
 
 
 def steps_of(record: GenerationRecord) -> tuple[int | None, int | None]:
-    return tuple(None if one is None else one.step for one in (record.verified, record.candidate))  # type: ignore[return-value]
+    return tuple(None if item is None else item.step for item in (record.verified, record.candidate))  # type: ignore[return-value]
 
 
 def committed(record: GenerationRecord, has_states: bool) -> GenerationRecord:
@@ -231,9 +222,7 @@ def committed(record: GenerationRecord, has_states: bool) -> GenerationRecord:
         (2, 4, [(-1, -1)] * 4 + [(-1, 3)] + [(3, 3)] * 3),
     ],
 )
-def test_a_state_counts_once_all_was_replayed_since_it_was_compared(
-    rounds: int, every: int, found: list[tuple[int, int]]
-) -> None:
+def test_candidate_state_is_verified_after_a_full_round(rounds: int, every: int, found: list[tuple[int, int]]) -> None:
     record, steps = GenerationRecord(1, [], {}, "", rounds=rounds), []
     for step in range(len(found)):
         record = committed(record, step % every == 0)
@@ -243,15 +232,15 @@ def test_a_state_counts_once_all_was_replayed_since_it_was_compared(
     assert kept is None or (kept.last, kept.checkpoint) == (None, False)
 
 
-def test_a_state_that_was_gone_back_to_is_the_one_that_hosts_keep_in_the_layout_at_hand() -> None:
+def test_restored_state_is_kept_in_the_present_layout() -> None:
     before = Verified(4, None, ["1.0"], holds="layout before")
-    record = GenerationRecord(3, [], {}, "", committed=4, verified=before, rounds=5, holds="layout at hand")
+    record = GenerationRecord(3, [], {}, "", committed=4, verified=before, rounds=5, holds="present layout")
     assert record.has_gone_back
     assert committed(record, False).verified == before
     after = committed(record, True)
     assert not after.has_gone_back
     assert after.verified is not None
-    assert (after.verified.step, after.verified.without, after.verified.holds) == (4, [], "layout at hand")
+    assert (after.verified.step, after.verified.without, after.verified.holds) == (4, [], "present layout")
 
 
 @pytest.mark.parametrize("first", [0, 1, 5, 6])
@@ -268,7 +257,7 @@ def test_workers_keep_the_state_that_the_coordinator_goes_back_to(first: int, ro
         assert (compared is not None) == (step == first or step % every == 0)
         if compared is not None and compared.is_kept:
             if len(kept) == 2 and step - 1 not in kept:
-                kept.remove(next(one for one in sorted(kept) if one != compared.besides))
+                kept.remove(next(item for item in sorted(kept) if item != compared.besides))
             kept |= {step - 1}
             assert record.verified is None or record.verified.step in kept
         record = committed(record, compared is not None)
@@ -293,7 +282,7 @@ def test_tokens_per_second_are_a_mean_over_bursts_of_commits_and_follow_a_change
 def times(shape: Shape, slow: dict[Worker, float]) -> ComputeTimes:
     """Four F of 0.01 s and four W of 0.02 s on each worker, times a factor."""
     each = {worker: slow.get(worker, 1.0) for worker in shape.workers()}
-    return ComputeTimes.of(
+    return ComputeTimes.from_reports(
         {
             worker: Report(
                 {},
@@ -305,7 +294,7 @@ def times(shape: Shape, slow: dict[Worker, float]) -> ComputeTimes:
     )
 
 
-def test_of_a_large_job_those_stand_in_the_line_that_are_furthest_from_their_peers() -> None:
+def test_metrics_line_of_a_large_job_lists_only_outliers() -> None:
     """16,384 workers took 1 MiB."""
     slow = {Worker(3, 7): 3.0, Worker(200, 63): 0.25, Worker(255, 0): 1.5}
     line = times(Shape(256, 64, 64), slow).line()

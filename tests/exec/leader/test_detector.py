@@ -1,4 +1,4 @@
-"""Which silence means what: deadlines from what an operation took, and who goes when two are cut off."""
+"""Deadlines of silent and stuck workers, and the choice between two workers that are cut off."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from recycle import Worker
 from recycle.exec.device import Progress
-from recycle.exec.leader.detector import FailureDetector, profiled_seconds, whom_to_fence
+from recycle.exec.leader.detector import FailureDetector, profiled_seconds, select_fenced
 from recycle.exec.protocol import Heartbeat
 from recycle.job import PricedJob
 from tests.exec.runs import job
@@ -20,15 +20,15 @@ LIMITS = {"heartbeat": 0.25, "dead_after": 4.0, "hung_after": 4.0, "hung_factor"
 
 
 @pytest.fixture
-def of() -> PricedJob:
+def config() -> PricedJob:
     return job(2, 2, 2, membership=LIMITS)
 
 
-class Heard:
+class Detector:
     """A detector over one worker whose heartbeats a test writes, at every quarter of a second."""
 
-    def __init__(self, of: PricedJob, is_starting: bool = False) -> None:
-        self.detector, self._is_starting = FailureDetector(of), is_starting
+    def __init__(self, config: PricedJob, is_starting: bool = False) -> None:
+        self.detector, self._is_starting = FailureDetector(config), is_starting
         self.now, self.beats = 100.0, 0
 
     def until_lost(self, text: str | None, most: float) -> tuple[float, str]:
@@ -47,40 +47,42 @@ class Heard:
         return self.now - began, ""
 
 
-def test_an_operation_hangs_after_ten_times_the_longest_of_its_kind_but_not_before_four_seconds(of: PricedJob) -> None:
+def test_operation_hangs_after_ten_times_its_longest_duration_or_four_seconds(
+    config: PricedJob,
+) -> None:
     for longest, seconds in (("0.1", 4.0), ("0.4", 4.0), ("2.0", 20.0), ("new", 60.0)):
-        heard = Heard(of)
-        heard.until_lost("6 waiting 0F 0.1", 1.0)
-        took, why = heard.until_lost(f"7 working 1F {longest}", 100.0)
+        judge = Detector(config)
+        judge.until_lost("6 waiting 0F 0.1", 1.0)
+        took, why = judge.until_lost(f"7 working 1F {longest}", 100.0)
         assert took == pytest.approx(seconds + 0.25, abs=0.26)
         assert why == f"no progress for {seconds:g} s in 1F"
 
 
-def test_a_worker_that_waits_never_hangs_and_one_that_is_silent_is_dead_even_while_it_waits(of: PricedJob) -> None:
-    heard = Heard(of)
-    assert heard.until_lost("7 waiting 1F 0.1", 500.0) == (500.0, "")
-    took, why = heard.until_lost(None, 100.0)
+def test_waiting_worker_never_hangs_and_silent_worker_is_dead(config: PricedJob) -> None:
+    judge = Detector(config)
+    assert judge.until_lost("7 waiting 1F 0.1", 500.0) == (500.0, "")
+    took, why = judge.until_lost(None, 100.0)
     assert took == pytest.approx(4.25, abs=0.26)
     assert why == "no heartbeat for 4 s"
 
 
-def test_the_last_beat_of_a_process_says_nothing_of_the_one_that_is_started_after_it(of: PricedJob) -> None:
-    heard = Heard(of, is_starting=True)
-    heard.until_lost("6 working 1F 0.1", 1.0)
-    heard.detector.forget([A])
-    took, why = heard.until_lost(None, 50.0)
+def test_heartbeat_of_a_process_does_not_count_for_its_successor(config: PricedJob) -> None:
+    judge = Detector(config, is_starting=True)
+    judge.until_lost("6 working 1F 0.1", 1.0)
+    judge.detector.forget([A])
+    took, why = judge.until_lost(None, 50.0)
     assert (took, why) == (50.0, "")
-    heard.until_lost("1 working 0F 0.1", 1.0)
-    took, why = heard.until_lost("1 working 0F 0.1", 100.0)
+    judge.until_lost("1 working 0F 0.1", 1.0)
+    took, why = judge.until_lost("1 working 0F 0.1", 100.0)
     assert took == pytest.approx(3.25, abs=0.26)
     assert why == "no progress for 4 s in 0F"
 
 
-def test_the_time_in_which_the_coordinator_itself_slept_is_no_silence(of: PricedJob) -> None:
-    heard = Heard(of)
-    heard.until_lost("7 working 1F 0.1", 3.0)
-    heard.now += 1000.0
-    assert heard.until_lost(None, 0.75)[1] == ""
+def test_suspension_of_the_leader_is_not_silence(config: PricedJob) -> None:
+    judge = Detector(config)
+    judge.until_lost("7 working 1F 0.1", 3.0)
+    judge.now += 1000.0
+    assert judge.until_lost(None, 0.75)[1] == ""
 
 
 def test_one_silent_or_hung_process_of_a_worker_is_enough() -> None:
@@ -109,7 +111,7 @@ def test_the_profile_counts_where_its_unit_is_known() -> None:
     emulated = job(2, 2, 2, model={"seconds_per_unit": 3.0}, membership=LIMITS)
     assert profiled_seconds(emulated) == 6.0
     slow = job(2, 2, 2, model={"seconds_per_unit": 30.0}, membership=LIMITS)
-    assert [float(FailureDetector(of).patience(math.nan)) for of in (emulated, slow)] == [60.0, 600.0]
+    assert [float(FailureDetector(config).patience(math.nan)) for config in (emulated, slow)] == [60.0, 600.0]
     assert profiled_seconds(job(2, 2, 2, kind="gpt")) == 0.0
 
 
@@ -132,21 +134,21 @@ def test_the_heartbeat_says_the_longest_time_of_its_kind_lately_without_waits(mo
     assert progress.heartbeat(5) == Heartbeat(5, progress.count, False, "1W", None)
 
 
-def test_of_two_that_are_cut_off_one_goes_by_a_rule() -> None:
-    assert whom_to_fence((A, B), [A, B, C, D]) == B
-    assert whom_to_fence((B, A), [A, B, C, D]) == B
-    assert whom_to_fence((A, B), [A, B, C]) == A
-    assert whom_to_fence((A, B), [A, B, D]) == B
-    assert whom_to_fence((A, B), [A, B, C, D], silent=[A]) == A
-    assert whom_to_fence((A, C), [A, B, D]) == C
-    assert whom_to_fence((A, B), [A, B]) is None
+def test_cut_pair_is_fenced_by_rule() -> None:
+    assert select_fenced((A, B), [A, B, C, D]) == B
+    assert select_fenced((B, A), [A, B, C, D]) == B
+    assert select_fenced((A, B), [A, B, C]) == A
+    assert select_fenced((A, B), [A, B, D]) == B
+    assert select_fenced((A, B), [A, B, C, D], silent=[A]) == A
+    assert select_fenced((A, C), [A, B, D]) == C
+    assert select_fenced((A, B), [A, B]) is None
 
 
 @pytest.mark.parametrize(("silent", "seconds"), [((A,), 4.0), ((A, B), 4.0), ((A, B, C), 8.0), ((A, B, C, D), 8.0)])
 def test_the_silence_of_most_workers_is_first_taken_for_a_busy_machine(
-    of: PricedJob, silent: tuple[Worker, ...], seconds: float
+    config: PricedJob, silent: tuple[Worker, ...], seconds: float
 ) -> None:
-    detector, lost = FailureDetector(of), dict[Worker, str]()
+    detector, lost = FailureDetector(config), dict[Worker, str]()
     for quarter in range(400, 500):
         now = quarter / 4
         counts = {str(w): min(quarter, 408) if w in silent else quarter for w in (A, B, C, D)}
@@ -158,15 +160,14 @@ def test_the_silence_of_most_workers_is_first_taken_for_a_busy_machine(
     assert now - 102 == pytest.approx(seconds + 0.25, abs=0.26)
 
 
-def test_nobody_is_judged_by_heartbeats_that_were_not_read_anew(of: PricedJob) -> None:
-    """That time counts for nobody."""
-    heard = Heard(of)
-    heard.until_lost("7 waiting 1F 0.1", 1.0)
-    heard.detector.are_due = False
+def test_workers_are_not_judged_without_new_heartbeats(config: PricedJob) -> None:
+    judge = Detector(config)
+    judge.until_lost("7 waiting 1F 0.1", 1.0)
+    judge.detector.are_due = False
     for _ in range(100):
-        heard.now += 0.25
-        assert heard.detector.lost([A], heard.now) == {}
-    heard.detector.are_due = True
-    took, why = heard.until_lost(None, 100.0)
+        judge.now += 0.25
+        assert judge.detector.lost([A], judge.now) == {}
+    judge.detector.are_due = True
+    took, why = judge.until_lost(None, 100.0)
     assert took == pytest.approx(4.25, abs=0.26)
     assert why == "no heartbeat for 4 s"

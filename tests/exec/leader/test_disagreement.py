@@ -1,10 +1,9 @@
-"""Hosts that hold or make different numbers: who is odd, now and before, and what follows."""
+"""Hosts with different numbers: the odd workers, and the leader's decisions."""
 
 from __future__ import annotations
 
 import math
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -51,9 +50,9 @@ SPOILT = report(math.nan, loss=math.nan, common=math.nan)
     [
         ({"0.0": report(1.0, loss=2.0), "1.0": report(1.0, loss=3.0), "1.1": Report({1: [2.0]}, None)}, None, ""),
         ({"0.0": report(math.nan, checksum=1), "1.0": report(math.inf, 1.0, checksum=2)}, None, ""),
-        ({"0.0": ONE, "1.0": NEXT, "2.0": ONE}, ["1.0"], "worker 1.0 holds another gradient of stage 0"),
-        ({"0.0": ONE, "1.0": report(1.0, checksum=2), "2.0": ONE}, ["1.0"], "another gradient"),
-        ({"0.0": ONE, "1.0": ONE, "2.0": report(math.nan)}, ["2.0"], "another gradient"),
+        ({"0.0": ONE, "1.0": NEXT, "2.0": ONE}, ["1.0"], "worker 1.0 holds a different gradient of stage 0"),
+        ({"0.0": ONE, "1.0": report(1.0, checksum=2), "2.0": ONE}, ["1.0"], "a different gradient"),
+        ({"0.0": ONE, "1.0": ONE, "2.0": report(math.nan)}, ["2.0"], "a different gradient"),
         ({"0.0": ONE, "1.0": NEXT}, [], "workers 0.0 and 1.0 hold different gradients of stage 0"),
         ({"0.0": ONE, "1.0": NEXT, "2.0": report(3.0)}, [], "different gradients"),
         ({"0.0": ONE, "1.0": NEXT, "2.0": ONE, "3.0": NEXT}, [], "different gradients"),
@@ -63,15 +62,15 @@ SPOILT = report(math.nan, loss=math.nan, common=math.nan)
         (RANKS | {"0.0t1": SPOILT, "1.0t1": SPOILT}, None, ""),
         # What has spread to the tensor ranks of all hosts accuses them all.
         ({name: replace(r, replicated={0: [4.0 + (r is PART)]}) for name, r in RANKS.items()}, ["0.0", "1.0"], ""),
-        # Of what is not finite, a state that differs still says who is wrong.
+        # With gradients that are not finite, states still show the odd worker.
         (
             {name: replace(report(math.nan), states={0: (7 + (name == "1.0"), 9)}) for name in ("0.0", "1.0", "2.0")},
             ["1.0"],
-            "another state",
+            "a different state",
         ),
     ],
 )
-def test_whoever_differs_from_most_hosts_of_its_stage_is_odd(
+def test_host_that_differs_from_the_majority_is_odd(
     reports: dict[str, Report], odd: list[str] | None, what: str
 ) -> None:
     if odd is None:
@@ -80,7 +79,7 @@ def test_whoever_differs_from_most_hosts_of_its_stage_is_odd(
     with pytest.raises(Disagreement) as raised:
         compare(4, reports)
     assert (list(raised.value.odd), raised.value.step) == (odd, 4)
-    assert what in raised.value.what
+    assert what in raised.value.description
 
 
 def disagreement(**reports: Report) -> Disagreement:
@@ -91,14 +90,14 @@ def disagreement(**reports: Report) -> Disagreement:
     return raised.value
 
 
-def test_who_holds_another_state_than_most_is_odd_and_the_bit_is_found() -> None:
+def test_minority_state_is_odd_and_its_bit_is_found() -> None:
     """The 20th bit of word 1000 is set in one of them."""
-    found = disagreement(**with_states(w0_0=(7, 9), w1_0=(7 + (1 << 20), 9 + 1000 * (1 << 20)), w2_0=(7, 9)))
-    assert found.odd == {"1.0": "it holds another state of stage 0 than workers 0.0 and 2.0"}
-    assert (found.is_of_state, found.bits) == (True, [Bit("1.0", 0, 0, BitPlace(1000, 20))])
-    assert found.held["1.0"].endswith("state 000000000010000700000000" + f"{9 + 1000 * (1 << 20):08x}")
+    result = disagreement(**with_states(w0_0=(7, 9), w1_0=(7 + (1 << 20), 9 + 1000 * (1 << 20)), w2_0=(7, 9)))
+    assert result.odd == {"1.0": "it holds a different state of stage 0 than workers 0.0 and 2.0"}
+    assert (result.is_of_state, result.bits) == (True, [Bit("1.0", 0, 0, BitPlace(1000, 20))])
+    assert result.held["1.0"].endswith("state 000000000010000700000000" + f"{9 + 1000 * (1 << 20):08x}")
     both = disagreement(**with_states(w0_0=(7, 9), w1_0=(8, 9)))
-    assert (both.odd, both.what) == ({}, "workers 0.0 and 1.0 hold different states of stage 0")
+    assert (both.odd, both.description) == ({}, "workers 0.0 and 1.0 hold different states of stage 0")
     assert both.bits == [Bit("1.0", 0, 0, BitPlace(0, 0))]
     unexplained = disagreement(**with_states(w0_0=(7, 9), w1_0=(7, 10), w2_0=(7, 9)))
     assert (list(unexplained.odd), unexplained.bits) == (["1.0"], [])
@@ -110,25 +109,25 @@ def of_shards(*, holds: bool, state: int = 1, parameters: int = 1) -> Report:
     return Report(norms | ({0: [1.0]} if holds else {}), None, states=states | ({0: (state, 0)} if holds else {}))
 
 
-def test_live_parameters_accuse_whoever_differs_from_most_hosts() -> None:
+def test_minority_parameters_accuse_their_worker() -> None:
     holders = {"w0_0": of_shards(holds=True), "w1_0": of_shards(holds=True)}
-    found = disagreement(**holders, w2_0=of_shards(holds=False, parameters=2))
-    assert found.is_of_state
-    assert found.odd == {"2.0": "it holds another parameter of stage 0 than workers 0.0 and 1.0"}
+    result = disagreement(**holders, w2_0=of_shards(holds=False, parameters=2))
+    assert result.is_of_state
+    assert result.odd == {"2.0": "it holds a different parameter of stage 0 than workers 0.0 and 1.0"}
 
 
-def test_live_parameters_that_a_wrong_state_has_spread_to_accuse_nobody() -> None:
-    """The first holder's parameters are everywhere but on the second holder, who is right."""
+def test_parameters_derived_from_a_wrong_state_accuse_no_worker() -> None:
+    """All workers but the second holder have the first holder's wrong parameters."""
     wrong = {"w0_0": of_shards(holds=True, state=2, parameters=2), "w2_0": of_shards(holds=False, parameters=2)}
-    found = disagreement(**wrong, w1_0=of_shards(holds=True))
-    assert found.is_of_state
-    assert found.odd == {}
+    result = disagreement(**wrong, w1_0=of_shards(holds=True))
+    assert result.is_of_state
+    assert result.odd == {}
 
 
 def test_a_shard_that_is_still_copied_is_not_compared() -> None:
     copying = replace(of_shards(holds=True), states={PARAMETERS: (1, 0)})
     compare(4, {"0.0": of_shards(holds=True), "1.0": of_shards(holds=True), "2.0": copying})
-    columns = ReportColumns.of({"0.0": of_shards(holds=True), "2.0": copying})
+    columns = ReportColumns.from_reports({"0.0": of_shards(holds=True), "2.0": copying})
     assert columns.has_states
     assert columns.states() == {Worker(0, 0): {0, PARAMETERS}, Worker(2, 0): {PARAMETERS}}
 
@@ -153,7 +152,7 @@ def votes(**of_pipelines: MicroBatchChecksums) -> Votes:
 @pytest.mark.parametrize(
     ("now", "before", "odd", "disputed"),
     [
-        ({"k2": WRONG, "k0": RIGHT}, {}, [], True),  # of two nobody can say
+        ({"k2": WRONG, "k0": RIGHT}, {}, [], True),  # two hosts
         ({"k2": WRONG, "k0": RIGHT, "k1": RIGHT}, {"k2": WRONG, "k0": RIGHT}, ["2.1"], False),
         ({"k2": RIGHT, "k0": WRONG, "k1": RIGHT}, {}, ["0.1"], False),
         ({"k2": WRONG, "k0": RIGHT, "k1": made(12)}, {"k2": WRONG, "k0": RIGHT}, [], True),
@@ -165,41 +164,30 @@ def votes(**of_pipelines: MicroBatchChecksums) -> Votes:
         ({"k2": RIGHT, "k0": RIGHT}, {}, None, False),
     ],
 )
-def test_whoever_made_something_else_of_a_micro_batch_than_most_or_than_all_say_now_is_odd(
+def test_host_with_a_result_contradicted_by_the_majority_is_odd(
     now: dict[str, MicroBatchChecksums], before: dict[str, MicroBatchChecksums], odd: list[str] | None, disputed: bool
 ) -> None:
-    found = count_votes(4, votes(**now), votes(**before))
-    assert (None if found is None else list(found.odd)) == odd
-    assert found is None or found.disputed == [CHECKED] * disputed
-
-
-def test_reports_carry_them_to_the_bit_and_columns_bring_them_together() -> None:
-    large = MicroBatchChecksums(Checksum((1 << 64) - 1, 1 << 63), Checksum(3, 4), Checksum(0, 0))
-    other = CHECKED._replace(stage=0)
-    home = Report({1: [1.0]}, None, replayed=[replayed_as(CHECKED, large, True)])
-    peer = Report({1: [1.0]}, None, replayed=[replayed_as(CHECKED, RIGHT, False), replayed_as(other, large, True)])
-    packed = [msgspec.msgpack.encode(report) for report in (home, peer)]
-    assert [msgspec.msgpack.decode(body, type=Report) for body in packed] == [home, peer]
-    columns = ReportColumns.of({"0.1": peer, "1.1": Report({1: [1.0]}, None), "2.1": home})
-    assert columns.agree
-    found = votes_of(columns.replayed)
-    assert found == {WORK: {"2.1": large, "0.1": RIGHT}}
-    assert list(found[WORK]) == ["2.1", "0.1"]
+    result = count_votes(4, votes(**now), votes(**before))
+    assert (None if result is None else list(result.odd)) == odd
+    assert result is None or result.disputed == [CHECKED] * disputed
 
 
 def test_tensor_ranks_vote_with_the_same_rank_of_other_workers() -> None:
-    said = [("2.1", RIGHT), ("2.1t1", WRONG), ("0.1", RIGHT), ("0.1t1", WRONG), ("1.1", RIGHT), ("1.1t1", RIGHT)]
-    found = count_votes(4, votes_of([(name, replayed_as(CHECKED, its, name.startswith("2"))) for name, its in said]))
-    assert found is not None
-    assert list(found.odd) == ["1.1"]
-    assert {part["worker"] for part in found.parts} == {"1.1t1"}
-    assert "of micro-batch 2.3 at stage 1 in tensor rank 1 than workers 2.1 and 0.1" in found.what
+    messages = [("2.1", RIGHT), ("2.1t1", WRONG), ("0.1", RIGHT), ("0.1t1", WRONG), ("1.1", RIGHT), ("1.1t1", RIGHT)]
+    result = count_votes(
+        4, votes_of([(name, replayed_as(CHECKED, values, name.startswith("2"))) for name, values in messages])
+    )
+    assert result is not None
+    assert list(result.odd) == ["1.1"]
+    assert {part["worker"] for part in result.parts} == {"1.1t1"}
+    assert "for micro-batch 2.3 at stage 1 in tensor rank 1 than workers 2.1 and 0.1" in result.description
     assert (
-        count_votes(4, votes_of([(name, replayed_as(CHECKED, its, name == "2.1")) for name, its in said[:4]])) is None
+        count_votes(4, votes_of([(name, replayed_as(CHECKED, values, name == "2.1")) for name, values in messages[:4]]))
+        is None
     )
 
 
-def judged(of: PricedJob, verified: Verified | None, reports: dict[str, Report]) -> LeaderDriver:
+def judged(config: PricedJob, verified: Verified | None, reports: dict[str, Report]) -> LeaderDriver:
     """A leader whose workers have reported the iteration after the seventh."""
     live = list(reports)
     roles = {name: name for name in live}
@@ -207,9 +195,9 @@ def judged(of: PricedJob, verified: Verified | None, reports: dict[str, Report])
     record = GenerationRecord(3, live, roles, "plan", periods={"barrier": 9.0}, committed=7, commit=commit)
     record = replace(record, verified=verified)
     cursor = Cursor(3, "running", **record.progress())
-    driver = LeaderDriver(of, 100, begin=Begin(record=record, cursor=cursor), running=live)
-    for member, its in reports.items():
-        driver.say(member, StepReport(8, its))
+    driver = LeaderDriver(config, 100, begin=Begin(record=record, cursor=cursor), running=live)
+    for member, values in reports.items():
+        driver.say(member, StepReport(8, values))
     driver.tick()
     return driver
 
@@ -231,12 +219,12 @@ AGREED = Verified(4, Commit(4, 2.0, 0.5, 1.0))
     ("verified", "states", "fenced", "committed"),
     [
         (AGREED, (5, 6, 5), ["1.0"], 4),
-        (replace(AGREED, step=7), (5, 6, 5), ["1.0"], 7),  # nobody else goes back: that is the state at hand
+        (replace(AGREED, step=7), (5, 6, 5), ["1.0"], 7),  # the present state: no rollback
         (None, (5, 6, 5), ["1.0"], 7),
         (AGREED, (5, 6, 7), [], 4),
     ],
 )
-def test_the_odd_one_of_three_is_fenced_and_all_go_back_to_where_they_agreed(
+def test_odd_host_is_fenced_and_the_agreed_state_restored(
     verified: Verified | None, states: tuple[int, ...], fenced: list[str], committed: int
 ) -> None:
     driver = judged(OF_THREE, verified, states_of(*states))
@@ -244,8 +232,8 @@ def test_the_odd_one_of_three_is_fenced_and_all_go_back_to_where_they_agreed(
     assert (driver.record.committed, corrupt(driver)) == (committed, [(8, fenced)])
 
 
-def test_two_that_differ_go_back_together_and_need_a_checkpoint_where_they_had_agreed() -> None:
+def test_two_differing_hosts_roll_back_or_need_a_checkpoint() -> None:
     driver = judged(OF_TWO, AGREED, states_of(5, 6))
     assert (driver.record.committed, driver.detected) == (4, [])
-    with pytest.raises(RunError, match="also when repeated, and there is no complete checkpoint to go back to"):
-        judged(OF_TWO, replace(AGREED, step=7), states_of(5, 6)).pass_time(1)
+    with pytest.raises(RunError, match="also when repeated, and the run has no complete checkpoint"):
+        judged(OF_TWO, replace(AGREED, step=7), states_of(5, 6)).count_time(1)

@@ -27,14 +27,14 @@ N = 8
 
 
 def drift(stages_too: bool = True) -> DriftMonitor:
-    of = job(
+    config = job(
         SHAPE.pipelines,
         SHAPE.ranks,
         SHAPE.micro_batches,
         membership={"drift": 0.15, "drift_iterations": N},
         model={"seconds_per_unit": float(stages_too)},
     )
-    return DriftMonitor(msgspec.structs.replace(of, prices=BASE))
+    return DriftMonitor(msgspec.structs.replace(config, prices=BASE))
 
 
 def iteration(
@@ -52,15 +52,15 @@ def iteration(
         report[worker] = [Computed(s, kind, n, n * each * factor) for kind, (n, each) in counts.items()]
         if worker in without:
             report[worker] = []
-    return ComputeTimes.of({worker: Report({}, None, rows) for worker, rows in report.items()})
+    return ComputeTimes.from_reports({worker: Report({}, None, rows) for worker, rows in report.items()})
 
 
 def seen(watch: DriftMonitor, planned: Profile = BASE) -> Profile | None:
-    found = watch.departed(planned)
-    return None if found is None else found.profile
+    result = watch.departed(planned)
+    return None if result is None else result.profile
 
 
-def test_what_is_as_planned_does_not_depart_whatever_the_unit() -> None:
+def test_planned_times_do_not_depart_in_any_unit() -> None:
     watch = drift()
     for unit in (1.0, 1.3, 2.0, 0.7) * 4:
         watch.observe(iteration(unit=unit), BASE)
@@ -74,18 +74,18 @@ def test_a_slow_worker_is_seen_once_most_of_the_window_shows_it_and_by_its_facto
     for count in range(1, N + 1):
         watch.observe(iteration({SLOW: 3.0}), BASE)
         assert seen(watch) == (None if count <= N // 2 else Profile(**{**vars(BASE), "speed": {"1.1": 3.0}}))
-    found = watch.departed(BASE)
-    assert found is not None
-    assert found.causes == ["worker 1.1 takes 3 times as long as its peers"]
+    result = watch.departed(BASE)
+    assert result is not None
+    assert result.causes == ["worker 1.1 takes 3 times as long as its peers"]
 
 
-def test_what_was_planned_for_is_the_new_reference_so_that_noise_at_the_threshold_does_not_flutter() -> None:
+def test_noise_at_the_threshold_changes_the_plan_once() -> None:
     watch, planned, plans = drift(), BASE, 0
     for place in range(200):
         watch.observe(iteration({SLOW: 1.10 + 0.12 * (place // N % 2)}), planned)  # 1.10 and 1.22 in turns
-        found = seen(watch, planned)
-        if found is not None:
-            planned, plans = found, plans + 1
+        result = seen(watch, planned)
+        if result is not None:
+            planned, plans = result, plans + 1
     assert plans == 1
     assert planned.speed == {"1.1": 1.22}
 
@@ -113,19 +113,19 @@ def test_a_slow_worker_without_work_is_tried_again_ever_more_rarely() -> None:
         assert seen(watch, planned) == BASE
 
 
-def test_a_stage_that_takes_longer_than_its_profile_says_is_planned_with_its_times() -> None:
+def test_slow_stage_is_planned_with_its_measured_times() -> None:
     watch = drift()
     for _ in range(N):
         watch.observe(iteration(stages={1: 1.5}), BASE)
-    found = seen(watch)
-    assert found is not None
-    assert found.speed == {}
-    ratio = [found.per_stage(name, 2)[1] / found.per_stage(name, 2)[0] for name in ("forward", "backward_input")]
+    result = seen(watch)
+    assert result is not None
+    assert result.speed == {}
+    ratio = [result.per_stage(name, 2)[1] / result.per_stage(name, 2)[0] for name in ("forward", "backward_input")]
     assert ratio == pytest.approx([1.5, 1.5], rel=0.01)
-    assert found.per_stage("backward_weight", 2)[1] / found.per_stage("backward_weight", 2)[0] == pytest.approx(
+    assert result.per_stage("backward_weight", 2)[1] / result.per_stage("backward_weight", 2)[0] == pytest.approx(
         1.5, 0.01
     )
-    assert seen(watch, found) is None
+    assert seen(watch, result) is None
 
 
 def test_times_below_the_floor_are_noise() -> None:
@@ -135,8 +135,8 @@ def test_times_below_the_floor_are_noise() -> None:
     assert seen(watch) is None
 
 
-def test_workers_that_host_unlike_stages_are_held_against_the_other_hosts_of_each() -> None:
-    """0.0 and 1.0 share stage 0, 1.0 and 2.0 stage 1; nobody else has stage 2, and its times say nothing."""
+def test_workers_with_unlike_stages_are_compared_per_stage() -> None:
+    """0.0 and 1.0 share stage 0, 1.0 and 2.0 stage 1; stage 2 has one host, so its times do not count."""
     hosts = {Worker(0, 0): (0,), Worker(1, 0): (0, 1), Worker(2, 0): (1, 2)}
 
     def reports(slow: Worker | None, last: float) -> ComputeTimes:
@@ -145,7 +145,7 @@ def test_workers_that_host_unlike_stages_are_held_against_the_other_hosts_of_eac
             factor = 2.0 if worker == slow else 1.0
             each = {stage: factor * (last if stage == 2 else 0.01 * (stage + 1)) for stage in stages}
             report[worker] = [Computed(stage, kind, 3, 3 * each[stage]) for stage in stages for kind in "FIW"]
-        return ComputeTimes.of({worker: Report({}, None, rows) for worker, rows in report.items()})
+        return ComputeTimes.from_reports({worker: Report({}, None, rows) for worker, rows in report.items()})
 
     for slow in hosts:
         watch = drift()
@@ -154,9 +154,9 @@ def test_workers_that_host_unlike_stages_are_held_against_the_other_hosts_of_eac
         assert watch.departed(BASE) is None
         for _ in range(N):
             watch.observe(reports(slow, last=0.1), BASE, by_stage=True)
-        found = watch.departed(BASE)
-        assert found is not None
-        assert found.profile.speed == {str(slow): 2.0}
+        result = watch.departed(BASE)
+        assert result is not None
+        assert result.profile.speed == {str(slow): 2.0}
 
 
 # Links.
@@ -185,49 +185,51 @@ def sent_messages(
     without: tuple[tuple[Worker, Worker], ...] = (),
 ) -> ComputeTimes:
     """What all workers report: a forward, and messages to and from both neighbours of their pipeline."""
-    found: dict[Worker, list[LinkTime]] = {}
+    result: dict[Worker, list[LinkTime]] = {}
     for worker in LINKED.workers():
-        found[worker] = []
+        result[worker] = []
         for rank in (worker.rank - 1, worker.rank + 1):
             peer = Worker(worker.pipeline, rank)
             if rank in range(LINKED.ranks):
                 seconds = every * LINK_UNIT * PRICE * (factors or {}).get((worker, peer), 1.0)
                 sent = 0 if (worker, peer) in without else 4
-                found[worker].append(LinkTime(peer.pipeline, rank, sent, seconds if sent else 0.0, waited))
-    return ComputeTimes.of(
+                result[worker].append(LinkTime(peer.pipeline, rank, sent, seconds if sent else 0.0, waited))
+    return ComputeTimes.from_reports(
         {
             worker: Report({}, None, [Computed(worker.rank, "F", 1, 2.0 * LINK_UNIT)], links=links)
-            for worker, links in found.items()
+            for worker, links in result.items()
         }
     )
 
 
 def link_monitor(profile: Profile = LINK_BASE) -> DriftMonitor:
-    of = job(LINKED.pipelines, LINKED.ranks, LINKED.micro_batches, membership={"drift": 0.15, "drift_iterations": N})
-    return DriftMonitor(msgspec.structs.replace(of, prices=profile))
+    config = job(
+        LINKED.pipelines, LINKED.ranks, LINKED.micro_batches, membership={"drift": 0.15, "drift_iterations": N}
+    )
+    return DriftMonitor(msgspec.structs.replace(config, prices=profile))
 
 
 def links_seen(monitor: DriftMonitor, planned: Profile = LINK_BASE) -> dict[str, Link] | None:
-    found = monitor.departed(planned)
-    return None if found is None else found.profile.links
+    result = monitor.departed(planned)
+    return None if result is None else result.profile.links
 
 
-def test_a_slow_link_is_seen_once_most_of_the_window_shows_it_and_priced_by_what_its_messages_take() -> None:
+def test_slow_link_is_found_after_half_a_window_and_gets_its_measured_price() -> None:
     monitor = link_monitor()
     for _ in range(20):
         monitor.observe(sent_messages(), LINK_BASE)
     for count in range(1, N + 1):
         monitor.observe(sent_messages({SLOW_LINK: 4.0}), LINK_BASE)
-        found = links_seen(monitor)
-        assert found == (None if count <= N // 2 else {"1.0>1.1": Link(2.0, 2.0)})
+        result = links_seen(monitor)
+        assert result == (None if count <= N // 2 else {"1.0>1.1": Link(2.0, 2.0)})
     departure = monitor.departed(LINK_BASE)
     assert departure is not None
     assert departure.causes == ["messages from 1.0 to 1.1 take 4 times as long as the profile says"]
     assert departure.slow_links == [{"worker": "1.0", "peer": "1.1", "seconds": 4 * PRICE * LINK_UNIT, "factor": 4.0}]
-    assert replace(LINK_BASE, links=found or {}).transfer_seconds(LINKED, 3, 4, 0) == 4 * PRICE
+    assert replace(LINK_BASE, links=result or {}).transfer_seconds(LINKED, 3, 4, 0) == 4 * PRICE
 
 
-def test_no_link_counts_that_is_a_little_slow_or_rarely_or_that_nobody_waits_for_or_that_is_as_slow_as_all() -> None:
+def test_slightly_or_rarely_or_commonly_slow_links_are_ignored() -> None:
     for reports in (
         [sent_messages({SLOW_LINK: 0.95 * FACTOR})],
         [sent_messages({SLOW_LINK: 9.0}), sent_messages()],
@@ -240,7 +242,7 @@ def test_no_link_counts_that_is_a_little_slow_or_rarely_or_that_nobody_waits_for
             assert links_seen(monitor) is None
 
 
-def test_what_was_planned_for_is_the_new_reference_and_a_link_that_recovers_is_priced_by_the_profile_again() -> None:
+def test_recovered_link_gets_its_profiled_price_again() -> None:
     monitor, planned = link_monitor(), replace(LINK_BASE, links={"1.0>1.1": Link(2.0, 2.0)})
     for factor in (4.0, 5.0):
         for _ in range(N):

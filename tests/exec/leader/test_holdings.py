@@ -1,4 +1,4 @@
-"""What the workers hold, what is lost, and what is copied from whom before a plan can run; units and shards."""
+"""Holdings of workers, lost units, and the copies that a plan needs; for units and shards."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ EVERYBODY = set(JOB.shape.workers())
 FIRST = Hosts.at_start(JOB, None)
 
 
-def cut(stages: dict[str, tuple[int, ...]], of: tuple[int, ...]) -> Hosts:
-    return Hosts.of(JOB, {Worker.parse(name): hosted for name, hosted in stages.items()}, of)
+def cut(stages: dict[str, tuple[int, ...]], config: tuple[int, ...]) -> Hosts:
+    return Hosts.of(JOB, {Worker.parse(name): hosted for name, hosted in stages.items()}, config)
 
 
 CHAINS = cut({"0.0": (0,), "1.0": (1, 2), "0.1": (3,), "2.0": (0, 1), "2.1": (2, 3)}, (2, 2, 1, 3))
 """One chain of three and one of two, without 1.1."""
 
 
-def test_only_what_a_worker_does_not_hold_is_copied_and_sources_take_turns() -> None:
+def test_only_missing_units_are_copied_from_alternating_sources() -> None:
     holdings = Holdings(FIRST)
     live = EVERYBODY - {Worker(1, 1)}
     # 1.0 had layers 0 to 3 (units 0 to 4), and gets 2 to 4; 0.0 keeps two of its four.
     assert holdings.copies(CHAINS, live, live) == [Copy("1.0", "0.1", 5, 6)]
-    holdings.take_up("chains", CHAINS)
+    holdings.set_current("chains", CHAINS)
     back = holdings.copies(FIRST, EVERYBODY, live)
     assert sorted((copy.worker, copy.source, copy.first, copy.last) for copy in back) == [
         ("0.0", "1.0", 3, 5),
@@ -48,27 +48,27 @@ def test_only_what_a_worker_does_not_hold_is_copied_and_sources_take_turns() -> 
     ]
 
 
-def test_a_plan_by_which_each_hosts_what_it_started_with_has_no_name() -> None:
+def test_initial_holdings_have_an_empty_name() -> None:
     holdings = Holdings(FIRST)
-    assert holdings.wanted(None, EVERYBODY, EVERYBODY) == FIRST
+    assert holdings.target(None, EVERYBODY, EVERYBODY) == FIRST
     assert holdings.name_of("digest", FIRST) == ""
     assert holdings.name_of("digest", CHAINS) == "digest"
-    holdings.take_up("digest", CHAINS)
-    assert holdings.of(Worker(1, 0)) == ((3, 6),)
+    holdings.set_current("digest", CHAINS)
+    assert holdings.units_of(Worker(1, 0)) == ((3, 6),)
     holdings.start_over()
-    assert (holdings.plan, holdings.of(Worker(1, 0))) == ("", ((0, 5),))
+    assert (holdings.plan, holdings.units_of(Worker(1, 0))) == ("", ((0, 5),))
 
 
-def test_units_without_a_holder_are_lost_whoever_else_of_the_rank_is_alive() -> None:
+def test_units_without_a_live_holder_are_lost() -> None:
     holdings = Holdings(FIRST)
     assert holdings.lost(EVERYBODY) == ()
     assert holdings.lost({Worker(0, 0), Worker(1, 0)}) == ((5, 10),)
-    assert holdings.described((5, 10)) == "stage 1 has"
-    holdings.take_up("chains", CHAINS)
+    assert holdings.describe((5, 10)) == "stage 1 has"
+    holdings.set_current("chains", CHAINS)
     assert holdings.lost({Worker(2, 0), Worker(2, 1)}) == ()
     assert holdings.lost({Worker(0, 0), Worker(0, 1), Worker(2, 0)}) == ((5, 6),)
-    assert holdings.described((5, 6)) == "layer 4 has"
-    assert holdings.described((0, 3)) == "the embedding to layer 1 have"
+    assert holdings.describe((5, 6)) == "layer 4 has"
+    assert holdings.describe((0, 3)) == "the embedding to layer 1 have"
     assert holdings.fewest_hosts([Worker(1, 0), Worker(2, 0)], EVERYBODY) == {Worker(1, 0): 2, Worker(2, 0): 2}
     assert holdings.fewest_hosts([Worker(2, 0)], {Worker(2, 0), Worker(0, 0)}) == {Worker(2, 0): 1}
 
@@ -89,9 +89,9 @@ def layouts(draw: st.DrawFn) -> Hosts:
 
 @settings(max_examples=200)
 @given(layouts(), layouts())
-def test_after_the_copies_each_holds_what_the_plan_says_and_a_round_has_nobody_twice(was: Hosts, to: Hosts) -> None:
+def test_copies_complete_the_planned_holdings(was: Hosts, to: Hosts) -> None:
     holdings = Holdings(FIRST)
-    holdings.take_up("was", was)
+    holdings.set_current("was", was)
     holders, live = set(was.stages), set(was.stages) | set(to.stages)
     copies = holdings.copies(to, live, holders)
     held = {worker: _units(was.units.get(worker, ())) for worker in live}
@@ -121,14 +121,14 @@ def holdings() -> ShardHoldings:
     return ShardHoldings(SHARDED, Hosts.at_start(SHARDED, None), ALL)
 
 
-def run(of: ShardHoldings, live: Collection[Worker], holders: Collection[Worker]) -> list[Copy]:
+def run(owned: ShardHoldings, live: Collection[Worker], holders: Collection[Worker]) -> list[Copy]:
     """A generation of these workers runs; what is copied for it, and then all that is copied while it runs."""
-    wanted = of.wanted(None, live, holders)
-    copies = of.copies(wanted, live, holders)
-    of.take_up(of.name_of("", wanted), wanted)
-    for copy in of.behind(wanted, live):
-        of.copied(Worker.parse(copy.worker), (copy.first, copy.last))
-    assert not of.is_restoring
+    wanted = owned.target(None, live, holders)
+    copies = owned.copies(wanted, live, holders)
+    owned.set_current(owned.name_of("", wanted), wanted)
+    for copy in owned.background_copies(wanted, live):
+        owned.add_copied(Worker.parse(copy.worker), (copy.first, copy.last))
+    assert not owned.is_restoring
     return copies
 
 
@@ -136,89 +136,89 @@ def workers(*names: str) -> list[Worker]:
     return [Worker.parse(name) for name in names]
 
 
-def test_a_death_has_its_shards_copied_from_who_is_left_and_a_rejoin_back() -> None:
-    of = holdings()
-    run(of, ALL, ALL)
+def test_shards_are_copied_after_a_death_and_again_after_the_rejoin() -> None:
+    owned = holdings()
+    run(owned, ALL, ALL)
     # Shards 0 to 2 of stage 0 lie on 0.0 and 1.0, 1.0 and 2.0, 2.0 and 0.0.
     left = [worker for worker in ALL if worker != Worker(1, 0)]
-    wanted = of.wanted(None, left, left)
-    assert of.copies(wanted, left, left) == [], "who is left goes on at once"
-    of.take_up(of.name_of("", wanted), wanted)
-    assert of.is_restoring
-    assert of.plan == "shards -1.0 ~0.0:1 ~2.0:0"
-    assert of.spare(left) == {0: 0, 1: 1}
-    behind = sorted(of.behind(wanted, left), key=lambda copy: copy.worker)
+    wanted = owned.target(None, left, left)
+    assert owned.copies(wanted, left, left) == [], "survivors continue at once"
+    owned.set_current(owned.name_of("", wanted), wanted)
+    assert owned.is_restoring
+    assert owned.plan == "shards -1.0 ~0.0:1 ~2.0:0"
+    assert owned.spare(left) == {0: 0, 1: 1}
+    behind = sorted(owned.background_copies(wanted, left), key=lambda copy: copy.worker)
     assert behind == [Copy("0.0", "2.0", 1, 2), Copy("2.0", "0.0", 0, 1)]
     copies = [Copied("2.0", 1, 2, 8, 0.5), Copied("1.0", 3, 4, 8, 0.5), Copied("2.0", 4, 6, 8, 0.5)]
-    assert of.copy_events(copies) == [
+    assert owned.copy_events(copies) == [
         ({"shards": [f"shard {i} of stage {s}" for i, s in ((1, 0), (1, 1), (2, 1))]}, [copies[0], copies[2]]),
         ({"shards": ["shard 0 of stage 1"]}, [copies[1]]),
     ]
-    of.copied(Worker(0, 0), (1, 2))
-    assert of.plan == "shards -1.0 ~2.0:0"
-    assert of.lost(workers("0.0", "0.1", "2.1")) == (), "it has all shards of stage 0 by now"
-    assert of.lost(workers("2.0", "0.1", "2.1")) == ((0, 1),)
-    of.copied(Worker(2, 0), (0, 1))
-    assert of.spare(left) == {0: 1, 1: 1}
-    assert run(of, left, left) == []
-    back = run(of, ALL, left)
+    owned.add_copied(Worker(0, 0), (1, 2))
+    assert owned.plan == "shards -1.0 ~2.0:0"
+    assert owned.lost(workers("0.0", "0.1", "2.1")) == (), "it has all shards of stage 0 by now"
+    assert owned.lost(workers("2.0", "0.1", "2.1")) == ((0, 1),)
+    owned.add_copied(Worker(2, 0), (0, 1))
+    assert owned.spare(left) == {0: 1, 1: 1}
+    assert run(owned, left, left) == []
+    back = run(owned, ALL, left)
     assert {copy.worker for copy in back} == {"1.0"}
     assert {number for copy in back for number in range(copy.first, copy.last)} == {0, 1}
-    assert run(of, ALL, ALL) == []
+    assert run(owned, ALL, ALL) == []
 
 
-def test_what_no_owner_has_is_lost_and_named() -> None:
-    of = holdings()
-    run(of, ALL, ALL)
-    assert of.lost(workers("0.0", "2.0", "0.1", "1.1")) == ()
-    lost = of.lost(workers("2.0", "0.1", "1.1"))
+def test_shard_without_an_owner_is_lost_and_named() -> None:
+    owned = holdings()
+    run(owned, ALL, ALL)
+    assert owned.lost(workers("0.0", "2.0", "0.1", "1.1")) == ()
+    lost = owned.lost(workers("2.0", "0.1", "1.1"))
     assert lost == ((0, 1),), "both owners of shard 0 of stage 0"
-    assert of.described(lost[0]) == "shard 0 of stage 0's optimizer state has"
-    assert of.spare(ALL) == {0: 1, 1: 1}
+    assert owned.describe(lost[0]) == "shard 0 of stage 0's optimizer state has"
+    assert owned.spare(ALL) == {0: 1, 1: 1}
 
 
 def elastic() -> PricedJob:
     """Two stages of two layers: units 0 to 5."""
-    of = sharded(job(3, 2, 2, model={"layers": 4}))
-    return of.with_sections(planner=msgspec.structs.replace(of.planner, layout="elastic"))
+    config = sharded(job(3, 2, 2, model={"layers": 4}))
+    return config.with_sections(planner=msgspec.structs.replace(config.planner, layout="elastic"))
 
 
 def test_a_move_copies_the_shards_of_units_before_it_runs_and_a_death_on_the_way_takes_nothing_along() -> None:
-    job_, everybody = elastic(), list(elastic().shape.workers())
+    job_, positions = elastic(), list(elastic().shape.workers())
     given = Hosts.at_start(job_, None)
-    of = ShardHoldings(job_, given, everybody)
-    assert run(of, everybody, everybody) == []
-    assert of.plan == "shards"
-    left = [worker for worker in everybody if worker != Worker(1, 1)]
-    assert run(of, left, left) == []
-    before = of.hosts
+    owned = ShardHoldings(job_, given, positions)
+    assert run(owned, positions, positions) == []
+    assert owned.plan == "shards"
+    left = [worker for worker in positions if worker != Worker(1, 1)]
+    assert run(owned, left, left) == []
+    before = owned.hosts
     # Units 0 to 2 | 3 | 4 and 5, as stages: 2.0 takes layer 2 on, and 0.1 gives it away.
     stages = {"0.0": (0,), "1.0": (0,), "2.0": (0, 1), "0.1": (2,), "2.1": (1, 2)}
-    moved = Hosts.of(job_, {Worker.parse(name): its for name, its in stages.items()}, (2, 1, 1))
-    wanted = of.wanted(moved, left, left)
-    copies = of.copies(wanted, left, left)
+    moved = Hosts.of(job_, {Worker.parse(name): values for name, values in stages.items()}, (2, 1, 1))
+    wanted = owned.target(moved, left, left)
+    copies = owned.copies(wanted, left, left)
     assert {(copy.worker, copy.source) for copy in copies} == {("2.0", "0.1")}, "it alone hosts a unit that it did not"
     owners = {number: [w for w in left if number in wanted.stages[w]] for number in range(9, 12)}
-    assert all(mine == workers("2.0", "2.1") for mine in owners.values()), "its only hosts"
-    assert of.behind(wanted, left) == []
-    name = of.name_of("0123", wanted)
+    assert all(own == workers("2.0", "2.1") for own in owners.values()), "its only hosts"
+    assert owned.background_copies(wanted, left) == []
+    name = owned.name_of("0123", wanted)
     assert name == "shards @0123 -1.1"
-    assert of.hosts is before, "until it runs everybody holds what it held"
+    assert owned.hosts is before, "until it runs positions holds what it held"
     fewer = [worker for worker in left if worker != Worker(2, 0)]
-    again = of.wanted(None, fewer, fewer)
-    assert of.copies(again, fewer, fewer) == []
-    of.take_up(name, wanted)
-    assert of.named(name, {"0123": moved}.get) == wanted
-    assert of.named(name, lambda plan: None) is None, "the plan is not there any more"
-    assert of.lost(workers("0.0", "1.0", "2.0", "0.1")) == ()
-    assert of.lost(workers("0.0", "1.0", "0.1"))[0] == (9, 12), "layer 2 is on 2.0 and 2.1 alone"
-    assert of.spare(left) == {0: 1, 1: 1}
-    # 2.1 dies: in the same layout nobody copies before it runs.
+    again = owned.target(None, fewer, fewer)
+    assert owned.copies(again, fewer, fewer) == []
+    owned.set_current(name, wanted)
+    assert owned.by_name(name, {"0123": moved}.get) == wanted
+    assert owned.by_name(name, lambda plan: None) is None, "the plan is not there any more"
+    assert owned.lost(workers("0.0", "1.0", "2.0", "0.1")) == ()
+    assert owned.lost(workers("0.0", "1.0", "0.1"))[0] == (9, 12), "layer 2 is on 2.0 and 2.1 alone"
+    assert owned.spare(left) == {0: 1, 1: 1}
+    # 2.1 dies: in the same layout no copy precedes the generation.
     after = [worker for worker in left if worker != Worker(2, 1)]
-    acting = of.wanted(Hosts.of(job_, {w: moved.stages[w] for w in after}, (2, 1, 1)), after, after)
-    assert of.copies(acting, after, after) == []
-    # With everybody back in the given stages 0.1 copies what it gave away.
-    back = run(of, everybody, left)
+    acting = owned.target(Hosts.of(job_, {w: moved.stages[w] for w in after}, (2, 1, 1)), after, after)
+    assert owned.copies(acting, after, after) == []
+    # With all workers back in the given stages 0.1 copies what it gave away.
+    back = run(owned, positions, left)
     assert {copy.worker for copy in back} == {"1.1", "0.1"}
-    assert of.plan == "shards"
+    assert owned.plan == "shards"
     assert {number for copy in back if copy.worker == "0.1" for number in range(copy.first, copy.last)} <= {9, 10, 11}

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from recycle.exec.agent.node_agent import LastWords, StandingOrders
+from recycle.exec.agent.node_agent import StandingOrders, UnansweredMessages
 from recycle.exec.leader.actions import Action, Begin, Persist, Tell
-from recycle.exec.leader.state import Heard, Phase, PlannedFault
+from recycle.exec.leader.state import Phase, PlannedFault, ReceivedMessages
 from recycle.exec.protocol import (
     Acknowledged,
     Commit,
@@ -31,7 +31,6 @@ from recycle.exec.protocol import (
     Report,
     Saved,
     SavedPart,
-    StateTensors,
     StepReport,
     Stop,
     Trouble,
@@ -94,15 +93,15 @@ def known(state: MemberState) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", ["0.0", "1.1"])
-def test_process_that_connects_at_any_time_knows_what_the_others_know(name: str) -> None:
+def test_late_process_learns_what_the_others_know(name: str) -> None:
     standing, member, count = StandingOrders(), MemberState(name, 0), 0
     for message in (action.message for action in history().actions if isinstance(action, Tell)):
         standing.take(message)
         member.take(message)
         member.begin()
         newcomer = MemberState(name, 0)
-        for told in standing.messages():
-            newcomer.take(told)
+        for reported in standing.messages():
+            newcomer.take(reported)
             newcomer.begin()
         if newcomer.generation == member.generation:  # it does not begin a generation that is over
             count += 1
@@ -136,15 +135,15 @@ class Agent:
     """Keeps what the leader and the processes of its node have said, as a node's agent does."""
 
     def __init__(self, driver: LeaderDriver) -> None:
-        self.words = LastWords()
+        self.words = UnansweredMessages()
         self.record, self.cursor = GenerationRecord(0, [], {}, ""), Cursor(0, "abandoned")
         self._taken, self._take = 0, driver.take
         driver.take = self.take  # type: ignore[method-assign]
         self._driver = driver
 
     def take(self, message: Any) -> None:
-        for said in [message] if isinstance(message, FromWorker) else getattr(message, "said", []):
-            self.words.take(said)
+        for messages in [message] if isinstance(message, FromWorker) else getattr(message, "said", []):
+            self.words.take(messages)
         self._take(message)
         for action in self._driver.actions[self._taken :]:
             self._see(action)
@@ -155,14 +154,14 @@ class Agent:
             case Persist():
                 self.record, self.cursor = action.record or self.record, action.cursor
             case Tell(message=message):
-                self.words.told(message)
+                self.words.drop_answered(message)
 
     def next_leader(self) -> LeaderDriver:
         """Another leader, which this agent connects to."""
         begin = Begin(record=self.record, cursor=self.cursor)
         driver = LeaderDriver(SMALL, 4, begin=begin, faults=FAULTS, is_connected=False)
         driver.processes = {0: dict(self._driver.processes[0])}
-        driver.connect(0, said=self.words.all())
+        driver.connect(0, messages=self.words.messages())
         return driver
 
 
@@ -186,10 +185,6 @@ def test_next_leader_commits_what_was_reported_to_the_last(step: int) -> None:
     assert (follower.record.committed, follower.record.generation, follower.phase) == (step, 1, Phase.RUNNING)
 
 
-def propose(generation: int) -> Propose:
-    return Propose(GenerationRecord(generation, ["0.0"], {"0.0": "0.0"}, "plan"), "text")
-
-
 def committed(step: int, generation: int = 4) -> Committed:
     return Committed(generation, Commit(step, 1.5, 0.25, 1.0))
 
@@ -198,14 +193,14 @@ class Node:
     """The last words of a node's processes."""
 
     def __init__(self) -> None:
-        self.words = LastWords()
+        self.words = UnansweredMessages()
 
     def says(self, *messages: WorkerMessage, member: str = "0.0", generation: int = 0) -> None:
         for message in messages:
             self.words.take(FromWorker(member, message, generation))
 
     def remembered(self, member: str = "0.0") -> list[WorkerMessage]:
-        return [said.message for said in self.words.all() if said.member == member]
+        return [messages.message for messages in self.words.messages() if messages.member == member]
 
 
 @pytest.fixture
@@ -213,49 +208,23 @@ def node() -> Node:
     return Node()
 
 
-def test_each_message_is_remembered_in_its_last_version(node: Node) -> None:
-    node.says(Formed("why"), Formed(), generation=3)
-    node.says(Formed("other"), member="0.1", generation=3)
-    node.says(FaultReached(0), FaultReached(1))
-    assert node.remembered() == [Formed(), FaultReached(0), FaultReached(1)]
-    assert node.remembered("0.1") == [Formed("other")]
-
-
 def test_report_is_remembered_until_its_step_is_passed_and_an_evaluation_stands_beside_it(node: Node) -> None:
     reports = [StepReport(step, Report({0: [1.0]}, None)) for step in (3, 4, 5)]
     evaluation = StepReport(4, EvaluationReport([1.0], [2.0]))
     node.says(*reports, evaluation, generation=4)
-    node.words.told(committed(4))
+    node.words.drop_answered(committed(4))
     assert node.remembered() == [reports[1], reports[2], evaluation]
-    node.words.told(committed(5))
+    node.words.drop_answered(committed(5))
     assert node.remembered() == [reports[2]]
 
 
-def test_what_was_said_of_a_generation_is_forgotten_with_the_next_proposal(node: Node) -> None:
-    node.says(Ready(0), FinalState({0: "aa"}))
-    node.says(Acknowledged(False), Formed(), generation=4)
-    node.says(Acknowledged(True), member="0.1", generation=5)
-    node.words.told(propose(5))
-    assert node.remembered() == [Ready(0), FinalState({0: "aa"})]
-    assert node.remembered("0.1") == [Acknowledged(True)]
-
-
-def test_process_that_has_ended_is_not_ready_and_does_not_leave_but_its_work_counts(node: Node) -> None:
+def test_reports_of_an_ended_process_count_but_not_its_ready_or_leaving(node: Node) -> None:
     part = SavedPart(3, 0, 0, Saved())
     for member in ("0.0", "0.1"):
         node.says(Ready(0), Leaving(0), part, FinalState({0: "aa"}), member=member)
-    node.words.ended(["0.0"])
+    node.words.drop_processes(["0.0"])
     assert node.remembered() == [part, FinalState({0: "aa"})]
     assert node.remembered("0.1") == [Ready(0), Leaving(0), part, FinalState({0: "aa"})]
-
-
-def test_parts_of_earlier_checkpoints_are_forgotten(node: Node) -> None:
-    parts = [SavedPart(step, stage, 0, Saved()) for step in (1, 3, 5) for stage in (0, 1)]
-    node.says(*parts)
-    assert node.remembered() == parts[4:]
-    layouts = [StateTensors(number, 0, plan, []) for number in (0, 1) for plan in ("", "other")]
-    node.says(*layouts, *layouts)
-    assert node.remembered() == [*parts[4:], *layouts]
 
 
 # The leader.
@@ -271,22 +240,22 @@ SAID: list[WorkerMessage] = [
 
 
 @pytest.fixture
-def heard() -> Heard:
-    heard = Heard(tensor_parallel=2)
-    heard.begin(GenerationRecord(3, ["0.0"], {"0.0": "0.0"}, "plan"))
-    return heard
+def received() -> ReceivedMessages:
+    received = ReceivedMessages(tensor_parallel=2)
+    received.start_generation(GenerationRecord(3, ["0.0"], {"0.0": "0.0"}, "plan"))
+    return received
 
 
-def everything(heard: Heard) -> list[object]:
-    parts = [heard.take_parts(Report, 4), heard.take_parts(EvaluationReport, 4)]
-    return [*(heard.of(type(message)) for message in SAID if not isinstance(message, StepReport)), *parts]
+def everything(received: ReceivedMessages) -> list[object]:
+    parts = [received.take_parts(Report, 4), received.take_parts(EvaluationReport, 4)]
+    return [*(received.by_process(type(message)) for message in SAID if not isinstance(message, StepReport)), *parts]
 
 
 @pytest.mark.parametrize(("member", "generation"), [("0.0", 2), ("0.0", 4), ("0.0", 0), ("1.0", 3), ("0.0t2", 3)])
 def test_messages_of_other_generations_and_processes_count_for_nothing(
-    heard: Heard, member: str, generation: int
+    received: ReceivedMessages, member: str, generation: int
 ) -> None:
     for message in SAID:
-        heard.take(FromWorker(member, message, generation))
-        heard.take(FromWorker("0.0t1" if isinstance(message, StepReport) else member, message, generation))
-    assert everything(heard) == [{}, {}, {}, {}, {}, None, None]
+        received.take(FromWorker(member, message, generation))
+        received.take(FromWorker("0.0t1" if isinstance(message, StepReport) else member, message, generation))
+    assert everything(received) == [{}, {}, {}, {}, {}, None, None]

@@ -2,148 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from recycle import Job, RunError, Worker
-from recycle.cli.planner import plan_for_training
 from recycle.exec.leader.actions import Action, Ask, Event, Outbox, Planned, PreparedPlan, Question
 from recycle.exec.leader.metrics import ComputeTimes
 from recycle.exec.leader.plans import Plans, copy_cost, is_worth
-from recycle.exec.planning.planning import PlanService
-from recycle.exec.processes.processes import Waker
 from recycle.exec.protocol import Computed, Report
 from recycle.job import PricedJob
 from recycle.plans.hosting import Hosts
 from tests.exec.runs import job
 
-
-class PlannedRun:
-    """The plans of a run, whose planner is the real one."""
-
-    def __init__(self, job: PricedJob, service: PlanService) -> None:
-        self._service, self._outbox = service, Outbox()
-        self.plans = Plans(job, self._outbox, can_search=service.can_search)
-        self.events: list[dict[str, Any]] = []
-        self._open: set[Question] = set()
-        self._workers, self._step = frozenset(job.shape.workers()), 0
-
-    def answer_all(self) -> None:
-        """Wait until every question is answered."""
-        deadline = time.monotonic() + 120
-        while True:
-            for action in self._outbox.take_actions():
-                match action:
-                    case Ask(question=question, profile=profile):
-                        self._open.add(question)
-                        self._service.ask(question, profile)
-                    case Event(kind=kind, fields=fields):
-                        self.events.append({"kind": kind, **fields})
-            for planned in self._service.look(print):
-                self._open.discard(planned.question)
-                self.plans.take(planned)
-            if not self._open:
-                return
-            assert time.monotonic() < deadline, self._open
-            time.sleep(0.01)
-
-    def ready(self, *dead: Worker) -> PreparedPlan:
-        """The plan without the dead workers."""
-        for _ in range(3):
-            plan = self.plans.ready(frozenset(dead))
-            self.answer_all()
-            if plan is not None:
-                return plan
-        raise AssertionError("all questions are answered, and there is no plan")
-
-    def commit(self, *dead: Worker) -> bool:
-        """Two iterations without the dead workers, with all questions answered; whether a better plan follows."""
-        times = ComputeTimes.of({worker: Report({}, None) for worker in sorted(self._workers.difference(dead))})
-        for _ in range(2):
-            self.observe(times, *dead)
-        return self.plans.has_better(frozenset(dead))
-
-    def observe(self, times: ComputeTimes, *dead: Worker) -> None:
-        self.plans.observe(frozenset(dead), self._step, times)
-        self.answer_all()
-        self._step += 1
-
-
-@contextmanager
-def planned(job: PricedJob, directory: Path) -> Iterator[PlannedRun]:
-    (directory / "plans").mkdir()
-    waker = Waker()
-    service = PlanService(job, plan_for_training, directory / "plans", directory / "profiles", waker)
-    try:
-        yield PlannedRun(job, service)
-    finally:
-        service.close()
-        waker.close()
-
-
-@pytest.fixture
-def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlannedRun]:
-    monkeypatch.setenv("RECYCLE_CACHE", str(tmp_path / "cache"))
-    with planned(request.param, tmp_path) as run:
-        yield run
-
-
 ELASTIC = {"layout": "elastic", "move_when": "always", "ahead": 0, "steps": 60}
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(
-    "run",
-    [job(3, 4, 6, model={"layers": 4}, memory={"limit": 4, "state_limit": 1.0}, planner=ELASTIC)],
-    indirect=True,
-)
-def test_better_order_in_the_given_stages_is_adopted_once(run: PlannedRun) -> None:
-    dead = Worker(1, 1)
-    first = run.ready(dead)
-    assert run.commit(dead)
-    (event,) = run.events
-    assert (event["kind"], event["moves"], event["bytes"]) == ("layout", True, 0)
-    second = run.ready(dead)
-    assert second.periods["staggered"] == event["period"] < event["period_before"] == first.periods["staggered"]
-    assert second.hosts is not None
-    assert not second.hosts.cut
-    assert not run.commit(dead)
-    assert run.ready(dead) == second
-    assert len(run.events) == 1
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(
-    ("run", "limit"),
-    [
-        (
-            job(2, 2, 4, memory={"limit": 8}, planner=ELASTIC),
-            {"key": "memory.state_limit", "value": 1.25, "needed": 1.5},
-        ),
-        (
-            job(2, 2, 4, memory={"limit": 1, "state_limit": 1.5}, planner=ELASTIC),
-            {"key": "memory.limit", "value": 1, "needed": 2},
-        ),
-    ],
-    ids=["state", "activations"],
-    indirect=["run"],
-)
-def test_event_names_the_limit_that_keeps_layers_in_place(run: PlannedRun, limit: dict[str, Any]) -> None:
-    dead = Worker(1, 1)
-    run.ready(dead)
-    run.commit(dead)
-    (event,) = run.events
-    assert event["bytes"] == 0
-    assert (event["layout_limit"]["cause"], *event["layout_limit"]["limits"]) == ("limits", limit)
-    assert event["layout_limit"]["period"] < min(21, event["period"], event["period_before"])
 
 
 LAYERS = {"model": {"layers": 8}, "memory": {"limit": 16, "state_limit": 1.5}}
@@ -152,81 +26,25 @@ LAYERS = {"model": {"layers": 8}, "memory": {"limit": 16, "state_limit": 1.5}}
 ALWAYS = job(3, 2, 4, **LAYERS, planner=ELASTIC)
 
 
-FOUR = job(4, 2, 4, **LAYERS, planner=ELASTIC)
-SLOW_COPIES = msgspec.structs.replace(FOUR, prices=replace(FOUR.prices, static=40.0, bandwidth=1e-3))
-"""To move back takes more copies, one after the other, than the returning worker needs in any case."""
-
-
-def move_layers_without(run: PlannedRun, dead: Worker) -> Hosts:
-    """The hosts after layers have moved because of a death."""
-    run.ready(dead)
-    assert run.commit(dead)
-    layout = run.ready(dead).hosts
-    assert layout is not None
-    assert layout.cut
-    assert not run.commit(dead)
-    return layout
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("run", [ALWAYS], indirect=True)
-def test_death_after_a_move_is_rerouted_in_that_layout_and_the_last_return_restores_the_given_stages(
-    run: PlannedRun,
-) -> None:
-    dead, other = Worker(1, 1), Worker(0, 0)
-    layout = move_layers_without(run, dead)
-    at_once = run.ready(dead, other)
-    assert at_once.hosts is not None
-    assert at_once.hosts.cut == layout.cut
-    assert at_once.hosts.units == {worker: units for worker, units in layout.units.items() if worker != other}
-    assert run.ready(dead).hosts == layout  # the other did not die after all
-    assert [event["failed"] for event in run.events] == [["1.1"]]
-    given = run.ready()
-    assert given.hosts is not None
-    assert not given.hosts.cut
-    event = run.events[-1]
-    assert (event["failed"], event["returned"], event["moves"]) == ([], ["1.1"], True)
-    assert event["period"] == given.periods["staggered"] < event["period_before"]
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("run", [SLOW_COPIES], indirect=True)
-def test_returning_worker_hosts_its_stage_in_the_moved_layout_where_moving_back_does_not_pay(
-    run: PlannedRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dead = Worker(1, 0)
-    layout = move_layers_without(run, dead)
-    reserved = msgspec.structs.replace(FOUR.planner, move_when="worth", iterations_between_changes=5)
-    monkeypatch.setattr(run.plans, "_job", msgspec.structs.replace(SLOW_COPIES, planner=reserved))
-    stays = run.ready()
-    assert stays.hosts is not None
-    assert stays.hosts.units == {**layout.units, dead: Hosts.at_start(FOUR, None).units[dead]}
-    event = run.events[-1]
-    assert (event["failed"], event["returned"], event["moves"]) == ([], ["1.0"], False)
-    assert event["pause"] > event["until_change"]
-    assert not run.commit()
-    assert run.ready() == stays
-    assert [event["moves"] for event in run.events] == [True, False, False]  # another layout was asked for
-
-
 DEAD = frozenset({Worker(1, 1)})
 
 
 NEEDED = Question(DEAD, is_urgent=True)
 
 
-def prepared(job: PricedJob, *dead: Worker) -> PreparedPlan:
+def prepared(job: PricedJob) -> PreparedPlan:
     """A plan in the given stages."""
-    live = [worker for worker in job.shape.workers() if worker not in dead]
-    hosts = Hosts.at_start(job, None)
-    return PreparedPlan(
-        "0" * 16, {worker: worker for worker in live}, {"barrier": 30.0, "staggered": 24.0}, hosts=hosts
+    return PreparedPlan("0" * 16, {"barrier": 30.0, "staggered": 24.0}, hosts=Hosts.at_start(job, None))
+
+
+def test_unplannable_layout_is_an_event_and_is_asked_for_once() -> None:
+    outbox, plan = Outbox(), prepared(ALWAYS)
+    plans, times = (
+        Plans(ALWAYS, outbox),
+        ComputeTimes.from_reports(
+            {worker: Report({}, None) for worker in ALWAYS.shape.workers() if worker not in DEAD}
+        ),
     )
-
-
-def test_layout_that_cannot_be_planned_is_an_event_and_is_not_asked_for_again() -> None:
-    outbox, plan = Outbox(), prepared(ALWAYS, *DEAD)
-    plans, times = Plans(ALWAYS, outbox), ComputeTimes.of({worker: Report({}, None) for worker in plan.roles})
     plans.adopt(DEAD, plan, {})
     plans.observe(DEAD, 4, times)
     (asked,) = outbox.take_actions()
@@ -238,20 +56,38 @@ def test_layout_that_cannot_be_planned_is_an_event_and_is_not_asked_for_again() 
     cause = {"cause": "no planner process answers"}
     assert event == Event("layout", {"step": 6, "failed": ["1.1"], "moves": False, **cause})
     assert not plans.has_better(DEAD)
-    assert plans.ready(DEAD) is plan
+    assert plans.plan_for(DEAD) is plan
+
+
+@pytest.mark.parametrize("period", [23.0, 25.0])
+def test_faster_order_in_the_given_stages_is_adopted(period: float) -> None:
+    outbox, plan = Outbox(), prepared(ALWAYS)
+    live = [worker for worker in ALWAYS.shape.workers() if worker not in DEAD]
+    plans, times = Plans(ALWAYS, outbox), ComputeTimes.from_reports({worker: Report({}, None) for worker in live})
+    plans.adopt(DEAD, plan, {})
+    plans.observe(DEAD, 4, times)
+    better = replace(plan, digest="1" * 16, periods={"staggered": period, "barrier": 31.0})
+    plans.take(Planned(Question(DEAD, moves=True), better))
+    plans.observe(DEAD, 5, times)
+    _, event = outbox.take_actions()
+    assert isinstance(event, Event)
+    assert (event.fields["moves"], event.fields["bytes"], event.fields["period"]) == (period < 24.0, 0.0, period)
+    assert plans.plan_for(DEAD) == (better if period < 24.0 else plan)
+    plans.observe(DEAD, 6, times)
+    assert outbox.take_actions() == []
 
 
 def test_needed_plan_is_asked_for_once_and_a_later_plan_replaces_an_error() -> None:
     outbox = Outbox()
     plans = Plans(ALWAYS, outbox)
-    assert [plans.ready(DEAD), plans.ready(DEAD)] == [None, None]
+    assert [plans.plan_for(DEAD), plans.plan_for(DEAD)] == [None, None]
     assert outbox.take_actions() == [Ask(NEEDED)]
     plans.take(Planned(NEEDED, None, "no room"))
     with pytest.raises(RunError, match=r"no plan for \(0, 1\) dead workers per stage: no room"):
-        plans.ready(DEAD)
-    plan = prepared(ALWAYS, *DEAD)
+        plans.plan_for(DEAD)
+    plan = prepared(ALWAYS)
     plans.take(Planned(NEEDED, plan))
-    assert plans.ready(DEAD) is plan
+    assert plans.plan_for(DEAD) is plan
     assert outbox.take_actions() == []
 
 
@@ -277,28 +113,12 @@ def times_of(job: Job, factor: float, *dead: Worker) -> ComputeTimes:
         if worker not in dead:
             each = UNIT * (factor if worker == SLOW else 1.0)
             reports[worker] = [Computed(worker.rank, kind, 4, 4 * each) for kind in "FIW"]
-    return ComputeTimes.of({worker: Report({}, None, rows) for worker, rows in reports.items()})
+    return ComputeTimes.from_reports({worker: Report({}, None, rows) for worker, rows in reports.items()})
 
 
-@pytest.mark.process
-def test_times_that_jump_to_and_fro_cost_ever_fewer_changes(tmp_path: Path) -> None:
-    """Ten iterations slow and ten not, again and again."""
-    with planned(DRIFTING, tmp_path) as run:
-        run.ready()
-        for step in range(320):
-            run.observe(times_of(DRIFTING, 3.0 if step // 10 % 2 else 1.0))
-            if run.plans.has_better(NOBODY):
-                run.ready()
-    changes = [event["step"] for event in run.events]
-    pauses = [later - earlier for earlier, later in pairwise(changes)]
-    assert all(pause >= 8 * 2**place for place, pause in enumerate(pauses[:4]))
-    assert 1 <= len(changes) <= 6
-
-
-def plan(job: PricedJob, digest: str, *dead: Worker, compared: float | None = None) -> PreparedPlan:
+def plan(job: PricedJob, digest: str, compared: float | None = None) -> PreparedPlan:
     """A plan of 1 s per iteration, which is compared with one of `compared` seconds."""
-    roles = {worker: worker for worker in job.shape.workers() if worker not in dead}
-    return PreparedPlan(digest, roles, {"barrier": 1.0}, hosts=Hosts.at_start(job, None), compared_period=compared)
+    return PreparedPlan(digest, {"barrier": 1.0}, hosts=Hosts.at_start(job, None), compared_period=compared)
 
 
 class SlowRun:
@@ -309,10 +129,10 @@ class SlowRun:
         self.plans = Plans(job, self.outbox, (NOBODY, plan(job, "first")) if is_own else None)
         self.plans.adopt(NOBODY, plan(job, "first"), {})
 
-    def iterate(self, *dead: Worker, steps: int = 1) -> list[Action]:
+    def iterate(self, *dead: Worker, steps: int = 1, factor: float = 3.0) -> list[Action]:
         """Iterations without the dead workers; the actions."""
         for _ in range(steps):
-            self.plans.observe(frozenset(dead), self._step, times_of(self.job, 3.0, *dead))
+            self.plans.observe(frozenset(dead), self._step, times_of(self.job, factor, *dead))
             self._step += 1
         return self.outbox.take_actions()
 
@@ -331,17 +151,17 @@ def test_answer_for_other_live_workers_is_dropped_and_another_plan_is_asked_for(
     assert before.profile is not None
     assert before.profile.speed_of(SLOW) == pytest.approx(3)
     assert (before.question.failed, before.question.compared) == (NOBODY, "first")
-    run.plans.adopt(frozenset({dead}), plan(run.job, "second", dead), {})
+    run.plans.adopt(frozenset({dead}), plan(run.job, "second"), {})
     (after,) = run.iterate(dead)
     assert isinstance(after, Ask)
     assert (after.question.failed, after.question.compared) == ({dead}, "second")
     run.plans.take(Planned(before.question, plan(run.job, "late", compared=3.0)))
     assert run.iterate(dead) == []
     assert not run.plans.has_better(frozenset({dead}))
-    run.plans.take(Planned(after.question, plan(run.job, "third", dead, compared=3.0)))
+    run.plans.take(Planned(after.question, plan(run.job, "third", compared=3.0)))
     run.iterate(dead)
     assert run.plans.has_better(frozenset({dead}))
-    better = run.plans.ready(frozenset({dead}))
+    better = run.plans.plan_for(frozenset({dead}))
     assert better is not None
     assert better.digest == "third"
     (event,) = run.outbox.take_actions()
@@ -367,13 +187,28 @@ def test_moving_pays_when_its_saving_until_the_next_change_is_more_than_its_paus
     assert not is_worth(10.0, 11.0, pause=-1e9, until_change=1000.0)
 
 
-def test_each_source_sends_what_others_lack_one_after_the_other_and_all_at_the_same_time() -> None:
+def test_copy_cost_serialises_each_source() -> None:
     """Three pipelines, eight layers, a byte of state for each tenth of a layer, and five bytes in a unit of time."""
-    of = job(3, 2, 4, model={"layers": 8})
-    of = msgspec.structs.replace(of, prices=replace(of.prices, static=40.0, bandwidth=5.0))
-    now = Hosts.of(of, {Worker(0, 0): (0,), Worker(0, 1): (1,), Worker(1, 0): (0,)})
-    then = Hosts.of(of, {Worker(0, 0): (0,), Worker(0, 1): (1, 2), Worker(1, 0): (0, 1)}, (3, 2, 3))
-    assert copy_cost(of, now, then) == (20.0, 2.0)  # layer 3 from 0.0 to 0.1, layer 4 from 0.1 to 1.0
-    assert copy_cost(of, then, then) == (0.0, 0.0)
-    more = Hosts.of(of, then.stages | {Worker(1, 0): (1, 2)}, (3, 2, 3))
-    assert copy_cost(of, now, more) == (50.0, 8.0)  # layers 4 to 7 from 0.1
+    config = job(3, 2, 4, model={"layers": 8})
+    config = msgspec.structs.replace(config, prices=replace(config.prices, static=40.0, bandwidth=5.0))
+    now = Hosts.of(config, {Worker(0, 0): (0,), Worker(0, 1): (1,), Worker(1, 0): (0,)})
+    then = Hosts.of(config, {Worker(0, 0): (0,), Worker(0, 1): (1, 2), Worker(1, 0): (0, 1)}, (3, 2, 3))
+    assert copy_cost(config, now, then) == (20.0, 2.0)  # layer 3 from 0.0 to 0.1, layer 4 from 0.1 to 1.0
+    assert copy_cost(config, then, then) == (0.0, 0.0)
+    more = Hosts.of(config, then.stages | {Worker(1, 0): (1, 2)}, (3, 2, 3))
+    assert copy_cost(config, now, more) == (50.0, 8.0)  # layers 4 to 7 from 0.1
+
+
+def test_alternating_times_change_plans_ever_more_rarely() -> None:
+    """Ten iterations slow and ten not, again and again; each new plan saves much."""
+    run, changes = SlowRun(DRIFTING), list[int]()
+    for step in range(320):
+        for action in run.iterate(factor=3.0 if step // 10 % 2 else 1.0):
+            if isinstance(action, Ask):
+                run.plans.take(Planned(action.question, plan(run.job, f"after {step}", compared=3.0)))
+        if run.plans.has_better(NOBODY):
+            run.plans.plan_for(NOBODY)
+            changes.append(step)
+    pauses = [later - earlier for earlier, later in pairwise(changes)]
+    assert all(pause >= 8 * 2**place for place, pause in enumerate(pauses[:4]))
+    assert 2 <= len(changes) <= 6

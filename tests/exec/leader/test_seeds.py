@@ -31,7 +31,7 @@ def test_no_seed_violates_a_rule(first: int) -> None:
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_another_leader_goes_on_whatever_the_last_action_of_the_one_before(nodes: int) -> None:
+def test_another_leader_continues_after_any_action(nodes: int) -> None:
     """A fault strikes a worker, which comes back, and a connection breaks."""
     for action in count(1):
         scenario = Scenario(
@@ -58,7 +58,7 @@ def test_a_run_that_ends_early_is_over_for_another_leader() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.1, 0.3, 0.6])
-def test_a_worker_that_was_told_to_leave_stays_when_it_is_the_last_host_by_then(seconds: float) -> None:
+def test_leaving_worker_stays_if_it_became_the_last_host(seconds: float) -> None:
     scenario = Scenario(
         job=job_of(SECTIONS),
         steps=8,
@@ -69,7 +69,7 @@ def test_a_worker_that_was_told_to_leave_stays_when_it_is_the_last_host_by_then(
 
 
 @pytest.mark.parametrize("kind", ["away", "node", "node leaves"])
-def test_run_goes_on_while_a_node_is_away(kind: str) -> None:
+def test_run_continues_while_a_node_is_absent(kind: str) -> None:
     for draw in range(5):
         scenario = Scenario(
             job=job_of(SECTIONS), steps=8, nodes=2, strikes=((8.0, kind, HOSTS[0]),), restarts=1, is_struck=True
@@ -77,7 +77,7 @@ def test_run_goes_on_while_a_node_is_away(kind: str) -> None:
         assert World(scenario, random.Random(draw)).run().outcome == "finished", draw
 
 
-def test_peers_of_a_worker_that_dies_after_the_last_commit_end_although_they_miss_its_parameters() -> None:
+def test_death_after_the_last_commit_lets_peers_end() -> None:
     sections = {**SECTIONS, "train": {"sharded_optimizer": True}}
     scenario = Scenario(job=job_of(sections), steps=3, faults=(PlannedFault("gather", HOSTS[0], 2),))
     figures = _lived(scenario)

@@ -333,7 +333,7 @@ class World:
         self._depose()
 
     def _depose(self) -> None:
-        """There is no leader any more; another one begins later. Agents notice it some time later."""
+        """The leader ends; another starts later. Agents notice with a delay."""
         leader, self.leader, self._extra_tick = self.leader, None, False
         self.agents.clear()
         self._completing.clear()
@@ -433,7 +433,7 @@ class World:
             case Hello():
                 known = self.agents.get(node)
                 if known is not None and known.agent is connection.agent:
-                    self.part(known)  # the agent noticed first that this connection broke
+                    self.lose_agent(known)  # the agent noticed first that this connection broke
                 elif known is not None:
                     connection.down(Rejected())
                     return
@@ -442,12 +442,12 @@ class World:
                     connection.down(order)
                 self.give(message)
             case Batch() if self.agents.get(node) is connection:
-                for said in message.said if self._trace is not None else ():
-                    self.log(f"  {_short(said)}")
+                for messages in message.said if self._trace is not None else ():
+                    self.log(f"  {_short(messages)}")
                 self.give(message)
         self._tick_soon()
 
-    def part(self, connection: Connection) -> None:
+    def lose_agent(self, connection: Connection) -> None:
         """The leader notices that a connection is gone."""
         node = connection.agent.node
         if self.leader is connection.leader and self.agents.get(node) is connection:
@@ -531,7 +531,7 @@ class World:
         return self.units_of(self.initial if self.shards is None else self.shards.anything(), worker)
 
     def hosts_of(self, record: GenerationRecord) -> Hosts:
-        """Who hosts what in a generation; shards stand in the place of units and of stages where there are any."""
+        """The hosts of a generation; shards replace units and stages if the optimizer is sharded."""
         if self.shards is not None:
             return held_by(self.shards, self._workers, record.holds)
         hosts = self._plans[record.plan].hosts
@@ -638,7 +638,7 @@ class World:
         self._follow(node)
 
     def leave_node(self, node: int) -> None:
-        """A node is told to leave. Another agent is started there later."""
+        """A node is asked to leave; another agent starts there later."""
         agent = self.nodes[node]
         if agent.is_alive and not agent.is_leaving:
             if node == self._leader_node and self.leader is not None:
@@ -661,7 +661,7 @@ def _short(thing: Any) -> str:
 def draw_plan(
     job: PricedJob, question: Question, plans: MutableMapping[str, PreparedPlan], draws: random.Random
 ) -> PreparedPlan | None:
-    """A plan in the given stages, in the layout at hand, or in one that is drawn; None where there is none.
+    """A plan in the given stages, in the present layout, or in a drawn one; None without a plan.
 
     Args:
         plans: by their hash; the new one is added.
@@ -690,8 +690,8 @@ def draw_plan(
         return None
     digest = f"{' '.join(f'{worker}:{stages[worker]}' for worker in live)} {cut}"
     factor = 0.5 if question.moves else 1.0
-    plan = PreparedPlan(digest, {worker: worker for worker in live}, {"barrier": 2.0 * factor}, hosts=hosts)
+    plan = PreparedPlan(digest, {"barrier": 2.0 * factor}, hosts=hosts)
     if job.planner.staggered:
-        plan = PreparedPlan(digest, plan.roles, {**plan.periods, "staggered": 1.5 * factor}, hosts=hosts)
+        plan = PreparedPlan(digest, {**plan.periods, "staggered": 1.5 * factor}, hosts=hosts)
     plans[digest] = plan
     return plan

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from recycle.exec.checksums import NOTHING, BitPlace, Checksum, MicroBatchChecksums, described, differing_bit
+from recycle.exec.checksums import NOTHING, BitPlace, Checksum, MicroBatchChecksums, differing_bit, locate
 from recycle.exec.faults.kinds import FLIPPED
 from recycle.exec.model import integrity
 from recycle.exec.model.build import build_stages
@@ -252,7 +252,7 @@ def test_differing_bit_of_a_state_is_named_by_tensor(precision: str) -> None:
         words.bitwise_xor_(torch.ones_like(words) << bit)
         bit_place = differing_bit(checksum_of(state), right)
         assert bit_place is not None
-        description = described(bit_place, layout)
+        description = locate(bit_place, layout)
         assert description is not None
         first = next(place.first for place in layout if place.name == name)
         shared = [place.name for place in layout if place.first == first]

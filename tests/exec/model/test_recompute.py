@@ -109,9 +109,9 @@ def test_dropout_depends_on_iteration_and_micro_batch_only() -> None:
 )
 def test_run_with_dropout_and_a_kill_has_the_bits_of_one_process(model: dict, launch: Run) -> None:
     tested_job = job(2, 2, 3, kind="gpt", memory={"limit": 8}, model={"layers": 4} | model)
-    one = job(1, 1, 6, kind="gpt", memory={"limit": 8}, model={"layers": 4} | model)
+    single = job(1, 1, 6, kind="gpt", memory={"limit": 8}, model={"layers": 4} | model)
     result = launch(tested_job, STEPS, "kill:1.1@1", "rejoin:1.1@3")
-    assert result.losses == run(one_f_one_b(one.shape), one, steps=STEPS).losses
+    assert result.losses == run(one_f_one_b(single.shape), single, steps=STEPS).losses
     vee = job(1, 2, 6, kind="gpt", shape={"chunks": 2}, memory={"limit": 12}, model={"layers": 4} | model)
     assert result.losses == run(zb_v(vee.shape), vee, steps=STEPS).losses
 

@@ -205,12 +205,12 @@ def test_worker_keeps_units_until_new_stages_are_confirmed() -> None:
     assert not hosted.place((1, 3), [1])
     assert hosted.missing() == {3, 4, 5}
     assert not hosted.is_confirmed
-    assert all(torch.equal(one, other) for one, other in zip(hosted.tensors_to_send(0, 3), kept, strict=True))
+    assert all(torch.equal(tensor, other) for tensor, other in zip(hosted.tensors_to_send(0, 3), kept, strict=True))
     for tensor in hosted.tensors_to_receive(3, 6):
         tensor.fill_(7.0)
     assert hosted.restore_confirmed()  # the generation came to nothing
     assert (hosted.layout, hosted.missing(), hosted.is_confirmed) == (given, set(), True)
-    assert all(torch.equal(one, other) for one, other in zip(hosted.tensors_to_receive(0, 3), kept, strict=True))
+    assert all(torch.equal(tensor, other) for tensor, other in zip(hosted.tensors_to_receive(0, 3), kept, strict=True))
     assert hosted.place((1, 3), [1])
     hosted.confirm()
     assert [tensor[0].item() for tensor in hosted.tensors_to_send(3, 5)[::2]] != [7.0, 7.0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
@@ -135,40 +134,6 @@ def test_indivisible_model_is_refused(ranks: int, shape: dict[str, Any], model: 
         gpt(tensor_parallel=ranks, shape=shape, model=model)
 
 
-class Board:
-    """What the ranks of a test, threads of one process, give each other."""
-
-    def __init__(self, size: int) -> None:
-        self._given: list[torch.Tensor] = [torch.empty(0)] * size
-        self._met = threading.Barrier(size)
-
-    def exchange(self, rank: int, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
-        def pending() -> list[torch.Tensor]:
-            self._given[rank] = tensor.clone()
-            self._met.wait(60)
-            tensors = list(self._given)
-            self._met.wait(60)
-            return tensors
-
-        return pending
-
-
-def on_all(size: int, action: Callable[[TensorGroup], torch.Tensor]) -> list[torch.Tensor]:
-    board, results = Board(size), [torch.empty(0)] * size
-
-    def run(rank: int) -> None:
-        group = TensorGroup(rank, size)
-        group.exchange = lambda tensor: board.exchange(rank, tensor)
-        results[rank] = action(group)
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
 def addend(rank: int) -> torch.Tensor:
     return torch.randn(1000, generator=torch.Generator().manual_seed(rank))
 
@@ -181,17 +146,21 @@ def addend(rank: int) -> torch.Tensor:
 def test_all_reduce_combines_in_the_order_of_ranks(
     size: int, operation: Any, combine: Callable[..., torch.Tensor], is_async: bool
 ) -> None:
-    def action(group: TensorGroup) -> torch.Tensor:
-        tensor = addend(group.rank()).reshape(10, 100).t()  # not contiguous
+    addends = [addend(rank).reshape(10, 100).t() for rank in range(size)]  # not contiguous
+    for rank in range(size):
+        group, tensor = TensorGroup(rank, size), addends[rank].clone()
+
+        def exchange(sent: torch.Tensor, own: torch.Tensor = addends[rank]) -> Callable[[], list[torch.Tensor]]:
+            assert sent.is_contiguous()
+            assert torch.equal(sent, own)
+            return lambda: addends
+
+        group.exchange = exchange
         pending = dist.all_reduce(tensor, operation, group, is_async)
         assert (pending is not None) == is_async
         for _ in range(2) if pending is not None else ():
             pending.wait()
-        return tensor
-
-    expected = reduce(combine, map(addend, range(size))).reshape(10, 100).t()
-    for tensor in on_all(size, action):
-        assert torch.equal(tensor, expected)
+        assert torch.equal(tensor, reduce(combine, addends))
 
 
 def test_torch_raises_the_error_of_an_exchange() -> None:

@@ -11,19 +11,14 @@ from typing import Any
 
 import pytest
 
-from recycle import MicroBatch, Worker
-from recycle.exec.launch.dials import Observer
+from recycle import Worker
+from recycle.exec.launch.trackers import Observer
 from recycle.exec.leader.actions import Planned, PreparedPlan, Question
 from recycle.exec.planning import planner_process
-from recycle.exec.planning.planner_process import MOST_FAILURES, Planner, answer
-from recycle.exec.planning.planner_process import Question as PlannerQuestion
+from recycle.exec.planning.planner_process import MOST_FAILURES, Planner
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.processes.processes import Waker
-from recycle.ir import replays
-from recycle.ir.replays import Checked, with_replays
 from recycle.job import PricedJob
-from recycle.plans import Plan
-from recycle.plans.plan import rotation_of
 from recycle.solve.planner import plan_for_training
 from tests.exec.runs import Run, job, kinds
 
@@ -68,16 +63,16 @@ class Answers:
         self._service.ask(question)
         return question
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take what is answered."""
-        self.planned.update((planned.question, planned) for planned in self._service.look(self.warnings.append))
+        self.planned.update((planned.question, planned) for planned in self._service.poll(self.warnings.append))
 
     def wait_for(self, question: Question) -> Planned:
         """The answer, once it is there."""
         deadline = time.monotonic() + 60
         while question not in self.planned:
             assert time.monotonic() < deadline
-            self.look()
+            self.poll()
             time.sleep(0.01)
         return self.planned[question]
 
@@ -138,7 +133,7 @@ def test_plan_whose_planner_kills_every_process_is_made_in_this_one(
     plans = serve(deadly_planner)
     assert plans.plan(*SOME).digest == calm.digest
     assert len(plans.warnings) == 1
-    assert len(plans.plan().roles) == 6
+    assert len(plans.plan().hosts.stages) == 6
     assert 2 + MOST_FAILURES <= len(started) <= 2 + 2 * MOST_FAILURES
 
 
@@ -153,18 +148,18 @@ def test_search_that_no_process_answers_is_given_up_with_an_error(
     assert plans.warnings == []
 
 
-def test_process_that_ends_while_a_question_is_open_answers_all_later_ones(serve: Serve, started: list[int]) -> None:
+def test_open_question_survives_the_end_of_the_planner_process(serve: Serve, started: list[int]) -> None:
     plans = serve()
     plans.plan()
     os.kill(started[1], signal.SIGSTOP)
     first = plans.ask(*SOME)
-    plans.look()
+    plans.poll()
     assert first not in plans.planned
     os.kill(started[1], signal.SIGKILL)
-    assert plans.plan(Worker(2, 1)).roles.keys() == {*JOB.shape.workers()} - {Worker(2, 1)}
+    assert plans.plan(Worker(2, 1)).hosts.stages.keys() == {*JOB.shape.workers()} - {Worker(2, 1)}
     plan = plans.wait_for(first).plan
     assert plan is not None
-    assert len(plan.roles) == 4
+    assert len(plan.hosts.stages) == 4
 
 
 def test_plans_made_ahead_answer_urgent_questions_and_end_with_the_possible_failures(
@@ -175,17 +170,9 @@ def test_plans_made_ahead_answer_urgent_questions_and_end_with_the_possible_fail
     os.kill(started[1], signal.SIGSTOP)  # the process for urgent questions
     first, other, peer = Worker(0, 0), Worker(1, 1), Worker(0, 1)
     for failed in ((), (first,), (other,), (first, other), (first, peer)):
-        assert len(plans.plan(*failed).roles) == 4 - len(failed)
+        assert len(plans.plan(*failed).hosts.stages) == 4 - len(failed)
     plans.wait_for(plans.ask(Worker(1, 1), moves=True))
     assert len(started) == 2  # the process that plans ahead has nothing else to do
-
-
-def test_question_without_a_planner_is_answered_with_an_error(serve: Serve) -> None:
-    plans = serve(None)
-    assert not plans.can_search
-    question = plans.ask()
-    plans.look()
-    assert plans.planned[question] == Planned(question, None, "no planner was given")
 
 
 class _Strike(Observer):
@@ -211,29 +198,3 @@ def test_losses_stay_the_same_when_three_workers_die_after_all_planner_processes
     assert [event["worker"] for event in run.events if event["kind"] == "detected"] != []
     assert run.metrics[-1]["live_workers"] == 3
     assert "warning" not in kinds(run)
-
-
-def test_who_makes_a_plan_notes_which_stages_have_room_for_replays_and_nobody_times_rounds_afterwards(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Also for another dead worker of the same stage; what replays then is what working it out anew would give."""
-    of = job(3, 4, 6, planner={"steps": 20}, train={"checkpoint_every": 0}, integrity={"every": "gaps"})
-    answered = answer(plan_for_training, of, None, PlannerQuestion((0, 1, 0, 0)))
-    assert answered.error == ""
-    for pipeline in (0, 2):
-        schedule = Plan.from_text(answered.text, "plan").for_processes([Worker(pipeline, 1)]).schedule
-        anew = with_replays(schedule, "gaps", of.prices)
-        assert len(anew.slots.round)
-        with monkeypatch.context() as patched:
-            patched.setattr(replays, "_fitting_slots", lambda *_: pytest.fail("rounds are timed"))
-            rotation = rotation_of(schedule, of)
-            disputed = rotation_of(schedule, of, [Checked(0, MicroBatch(0, 0))])
-        assert rotation is not None
-        assert [column.tolist() for column in rotation.slots] == [column.tolist() for column in anew.slots]
-        assert rotation.whole == anew.whole
-        assert disputed is not None
-        assert len(disputed.slots.round) > len(anew.slots.round)
-    none = answer(plan_for_training, of, None, PlannerQuestion((2, 2, 2, 2)))
-    alone = rotation_of(Plan.from_text(none.text, "plan").schedule, of)
-    assert alone is not None
-    assert (alone.rounds, alone.slots.round.tolist()) == (0, [])

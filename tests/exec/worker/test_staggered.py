@@ -11,8 +11,8 @@ import pytest
 
 from recycle import Schedule, Worker
 from recycle.exec import run as run_locally
-from recycle.exec.launch.dials import Observer
 from recycle.exec.launch.launcher import RunResult
+from recycle.exec.launch.trackers import Observer
 from recycle.ir.families import one_f_one_b
 from recycle.ir.formats.run_trace import read_trace
 from recycle.ir.lower import with_barrier
@@ -178,4 +178,4 @@ def test_unexpectedly_large_norm_undoes_the_step_and_clips_its_repetition(
     assert modes(run) == ["barrier" if step in (0, *clipped) else "staggered" for step in range(STEPS)]
     assert run.undone == [step for step in clipped if step]
     assert {count for _, count in undone(run)} == {4}
-    assert all("has to be clipped" in event["cause"] for event in run.events if event["kind"] == "undone")
+    assert all("must be clipped" in event["cause"] for event in run.events if event["kind"] == "undone")

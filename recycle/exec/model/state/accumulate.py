@@ -102,7 +102,6 @@ class Accumulator(ABC):
         self.add(position, left.matmul(right))
 
     def clear(self) -> None:
-        """Reset to zero."""
         self.buffer.zero_()
 
     def mean(self, divisor: int, out: torch.Tensor, start: int = 0) -> None:
@@ -121,7 +120,6 @@ class Accumulator(ABC):
         return [square / divisor**2 for square in torch.stack(squares).tolist()] if squares else []
 
     def blocks_of(self) -> list[int]:
-        """Number of blocks of each parameter, in order."""
         return [-(-shape.numel() // self.grain) for shape in self.layout.shapes]
 
 

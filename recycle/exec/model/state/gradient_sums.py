@@ -76,7 +76,6 @@ class JoinedSums:
         self.grain = every[0].sums.grain
 
     def parts(self) -> list[SumBuffer]:
-        """The buffers of the sums, in order."""
         return [
             SumBuffer(begin, summed.sums.layout.size, summed.sums.buffer, summed.is_apart, summed.is_own)
             for begin, summed in self._placed
@@ -136,8 +135,11 @@ class GradientSums(JoinedSums):
     ) -> None:
         divisor, self._has_ties = job.shape.global_micro_batches, bool(job.ties)
         accumulator = partial(ACCUMULATORS[job.train.accumulation], device=device)
-        own, bound = {name: one for name, one in parameters.items() if name != shared}, job.train.gradient_exponent
-        self.own: Accumulator = accumulator(FlatLayout([one.shape for one in own.values()]), divisor, bound)
+        own, bound = (
+            {name: parameter for name, parameter in parameters.items() if name != shared},
+            job.train.gradient_exponent,
+        )
+        self.own: Accumulator = accumulator(FlatLayout([parameter.shape for parameter in own.values()]), divisor, bound)
         common: Collection[int] = ()
         if job.grid.tensor_parallel > 1:
             blocks = zip(own, self.own.blocks_of(), strict=True)
@@ -153,16 +155,15 @@ class GradientSums(JoinedSums):
             self.tied = tied or accumulator(FlatLayout([parameters[shared].shape]), 2 * divisor, bound)
             self._place[parameters[shared]] = self.tied, 0
             # The norm of a shared weight counts once, at the embedding.
-            one = PartialSum(self.tied, is_own=False, is_counted=index == 0, is_apart=self._has_ties)
-            sums.insert(0 if index == 0 else 1, one)
+            tied_part = PartialSum(self.tied, is_own=False, is_counted=index == 0, is_apart=self._has_ties)
+            sums.insert(0 if index == 0 else 1, tied_part)
         super().__init__(sums, divisor)
         # In each unit biases and norms follow the weights. Their gradients come in the layers' I, so a later bucket may
         # hold them, but not an earlier one.
-        self._begins = [*(place for place, one in enumerate(own.values()) if decays(one)), len(own)]
+        self._begins = [*(place for place, parameter in enumerate(own.values()) if decays(parameter)), len(own)]
         self._bounds: dict[int, Sequence[int]] = {}
 
     def clear(self) -> None:
-        """Reset to zero for the next iteration."""
         for _, summed in self._placed:
             summed.sums.clear()
         for parameter in self._place:
@@ -170,25 +171,20 @@ class GradientSums(JoinedSums):
             parameter.grad = None
 
     def place_of(self, parameter: torch.Tensor) -> tuple[Accumulator, int]:
-        """The sum of a parameter's gradients, and the parameter's position in its layout."""
         return self._place[parameter]
 
     def buffers(self) -> list[torch.Tensor]:
-        """The buffers that are reduced over the stage's hosts."""
         return [self.own.buffer] + ([] if self._has_ties or self.tied is None else [self.tied.buffer])
 
     def tied_buffers(self) -> list[torch.Tensor]:
-        """The buffers that are reduced over the hosts of all tied stages."""
         return [self.tied.buffer] if self._has_ties and self.tied is not None else []
 
     def bucket_bounds(self, buckets: int) -> Sequence[int]:
-        """Bounds of the buckets in the stage's own sum: [buckets + 1]."""
         if buckets not in self._bounds:
             self._bounds[buckets] = self.own.layout.cut(buckets, self._begins, self.own.buffer.numel())
         return self._bounds[buckets]
 
     def is_in_bucket(self, weight: torch.Tensor, bucket: int, buckets: int) -> bool:
-        """Whether a bucket holds a weight's gradients."""
         begin, end = self.bucket_bounds(buckets)[bucket : bucket + 2]
         accumulator, position = self._place[weight]
         return accumulator is self.own and begin <= accumulator.layout.offsets[position] < end
@@ -239,7 +235,6 @@ class IncomingGradients:
         self.checksums, self._is_scratch = None, False
 
     def add(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Add a parameter's gradient."""
         accumulator, position = self._sums.place_of(parameter)
         if parameter in self._summed:
             from megatron.core.parallel_state import get_tensor_model_parallel_group

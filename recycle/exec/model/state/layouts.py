@@ -73,7 +73,6 @@ class Shards(StateLayout):
 
     @property
     def all_numbers(self) -> range:
-        """Numbers of all shards of the stage, for any owner."""
         return range(self._first, self._first + len(self._bounds) - 1)
 
     def own(self, numbers: Collection[int]) -> None:
@@ -82,7 +81,6 @@ class Shards(StateLayout):
         self.pieces = dict(sorted((self.pieces | new).items()))
 
     def keep_only(self, numbers: Collection[int]) -> None:
-        """Free all other shards."""
         self.pieces = {number: shard for number, shard in self.pieces.items() if number in numbers}
 
     def units(self) -> Mapping[int, StatePiece]:
@@ -128,7 +126,6 @@ class Shards(StateLayout):
         transport.reduce_scatter(stage.index, self.bucket(stage, bucket, buckets), bucket_key(bucket, buckets))
 
     def weights(self) -> list[torch.Tensor]:
-        """The live parameters of all shards of the stage, in order."""
         return [self._weights[begin:end] for begin, end in pairwise(self._bounds)]
 
     def reduced(self, stage: Stage) -> Iterator[tuple[int, list[float], Collection[int], int]]:
@@ -138,7 +135,6 @@ class Shards(StateLayout):
             yield number, self._norms(*bounds), self._common(*bounds), words % (1 << 64)
 
     def publish(self) -> None:
-        """Write the live parameters of complete owned shards."""
         for number, shard in self.pieces.items():
             if number not in self.incomplete:
                 shard.publish()
@@ -241,12 +237,11 @@ class UnitOptimizers(ReplicatedState):
 
 
 def scratch_of(size: int, device: torch.device) -> torch.Tensor:
-    """Scratch memory for the step of a stage of this size, as `recycle.job.analytic` counts it."""
     return torch.empty(min(piece_of_step(device), size), dtype=torch.float32, device=device)
 
 
 def ends_of_units(units: range, unit_of_parameter: Sequence[int], layout: FlatLayout) -> dict[int, tuple[int, int]]:
-    """Unit of a stage -> the elements at which it begins and ends; `of` has the unit of each parameter."""
+    """Unit of a stage -> the elements at which it begins and ends."""
     offsets = [*layout.offsets, layout.size]
     return {
         unit: (offsets[bisect_left(unit_of_parameter, unit)], offsets[bisect_right(unit_of_parameter, unit)])

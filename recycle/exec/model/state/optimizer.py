@@ -82,7 +82,6 @@ def flattened(parameters: Sequence[torch.nn.Parameter], layout: FlatLayout) -> t
 
 
 def runs_of(rules: Iterable[Rule], layout: FlatLayout, begin: int = 0, end: int | None = None) -> list[Run]:
-    """The runs of parameters with equal rules in a range of a layout."""
     runs: list[Run] = []
     ranges = zip(rules, pairwise([*layout.offsets, layout.size]), strict=True)
     for rule, (low, high) in ranges:
@@ -95,7 +94,6 @@ def runs_of(rules: Iterable[Rule], layout: FlatLayout, begin: int = 0, end: int 
 
 
 def piece_of_step(device: torch.device) -> int:
-    """Number of elements that a step processes at a time."""
     return (ON_CPU if device.type == "cpu" else ON_GPU).stepped
 
 
@@ -130,7 +128,6 @@ class FlatOptimizer:
 
     @property
     def live(self) -> torch.Tensor:
-        """The parameters that the model computes with, [n]."""
         return self.parameters if self._working is None else self._working
 
     @torch.no_grad()
@@ -262,7 +259,6 @@ class StoredNames:
         end: int,
         tells_shapes: bool = False,
     ) -> StateNames:
-        """The names in a range of the state, from the parameters' first elements in the flat layout."""
         shaped: dict[str, tuple[int, int, torch.Size]] = {}
         for name, shape in shapes.items():
             part = torch.Size([shape[0] // 2, *shape[1:]]) if name in self.halved else shape
@@ -276,6 +272,5 @@ class StoredNames:
 
 
 def without_shared(named: Mapping[str, torch.Tensor], shared: str) -> dict[str, torch.Tensor]:
-    """The tensors without the shared weight and its pieces."""
     dropped = {f"{prefix}{shared}" for prefix in (*SHAPED, COUNTED)}
     return {name: view for name, view in named.items() if (piece_of(name) or (name,))[0] not in dropped}

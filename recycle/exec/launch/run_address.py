@@ -26,7 +26,7 @@ from recycle.files import read_whole, write_whole
 from recycle.job import Job
 from recycle.runs.logs import EVENTS
 
-CONTACT = "store"
+ADDRESS_FILE = "store"
 LOCK = ".lock"
 KEY = "key"
 """Files of a run directory."""
@@ -37,22 +37,20 @@ KEY_SECONDS = 5.0
 """Seconds to wait for a key that another agent is writing."""
 
 
-class Contact(msgspec.Struct, frozen=True):
+class RunAddress(msgspec.Struct, frozen=True):
     """URL of the leader's socket on this machine, or of the agents' etcd with the run's name."""
 
     url: str
     run: str
 
 
-def leave_contact(directory: Path, url: str, run: str) -> None:
-    """Write the contact file to the run directory."""
-    write_whole(directory / CONTACT, msgspec.json.encode(Contact(url, run)).decode() + "\n")
+def write_address(directory: Path, url: str, run: str) -> None:
+    write_whole(directory / ADDRESS_FILE, msgspec.json.encode(RunAddress(url, run)).decode() + "\n")
 
 
-def remove_contact(directory: Path) -> None:
-    """Remove the contact file, after the run has ended."""
+def remove_address(directory: Path) -> None:
     with contextlib.suppress(OSError):
-        (directory / CONTACT).unlink()
+        (directory / ADDRESS_FILE).unlink()
 
 
 def run_key(directory: Path) -> bytes:
@@ -85,7 +83,7 @@ def resume_command(directory: Path) -> str:
     return f"recycle {'agent' if (directory / 'run').is_file() else 'train'} JOB --resume --run {directory}"
 
 
-def reach(directory: Path) -> Link:
+def connect_to_run(directory: Path) -> Link:
     """Connect to the leader of the run in a directory.
 
     Raises:
@@ -93,36 +91,36 @@ def reach(directory: Path) -> Link:
         RunError: the leader does not answer.
     """
     if not (directory / "job.toml").is_file():
-        raise JobError(f"{directory}: there is no run here; give the directory that was given to --run")
-    if not (directory / CONTACT).is_file() or not is_going_on(directory):
-        raise JobError(f"{directory}: this run has ended; {resume_command(directory)} goes on with it")
+        raise JobError(f"{directory}: is not a run directory; give the directory that was given to --run")
+    if not (directory / ADDRESS_FILE).is_file() or not is_running_in(directory):
+        raise JobError(f"{directory}: this run has ended; continue it with: {resume_command(directory)}")
     try:
-        contact = msgspec.json.decode(read_whole(directory / CONTACT, JobError), type=Contact)
+        address = msgspec.json.decode(read_whole(directory / ADDRESS_FILE, JobError), type=RunAddress)
     except msgspec.MsgspecError as error:
-        raise JobError(f"{directory / CONTACT}: {error}") from None
+        raise JobError(f"{directory / ADDRESS_FILE}: {error}") from None
     answers: Any = Drained | Refused
-    scheme, _, name = contact.url.partition("://")
+    scheme, _, name = address.url.partition("://")
     if scheme == LOCAL:
         return connect_locally(name, answers, "the run's leader")
     job = Job.of_run(directory)
-    membership = msgspec.structs.replace(job.membership, store=contact.url)
-    election = Election.connect(contact.run, membership)
+    membership = msgspec.structs.replace(job.membership, store=address.url)
+    election = Election.connect(address.run, membership)
     info = election.run()
     if info is None or info.identity != read_whole(directory / "run", JobError).decode().strip():
         raise JobError(f"{directory}: this run has ended; its etcd no longer has it")
     leader = election.leader()
     if leader is None:
-        raise RunError(f"{directory}: no agent coordinates this run now; start its agents, or try again in a moment")
+        raise RunError(f"{directory}: no agent leads this run now; start its agents, or try again in a moment")
     try:
         return connect_to(leader.host, leader.port, run_key(directory), answers)
     except (OSError, LinkClosed) as error:
-        raise RunError(f"{directory}: the agent that coordinates this run does not answer ({error})") from None
+        raise RunError(f"{directory}: the agent that leads this run does not answer ({error})") from None
 
 
-def is_going_on(directory: Path) -> bool:
-    """Return whether a launcher has locked the directory; agents do not lock it, so their contact file counts."""
+def is_running_in(directory: Path) -> bool:
+    """Return whether a launcher has locked the directory; agents do not lock it; their address file counts."""
     if (directory / "run").is_file():
-        return (directory / CONTACT).is_file()
+        return (directory / ADDRESS_FILE).is_file()
     try:
         descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except PermissionError:  # another user's; its launcher refuses with a message
@@ -140,16 +138,16 @@ def is_going_on(directory: Path) -> bool:
 
 def require_unused(directory: Path) -> None:
     """Raise JobError if another launcher has locked the directory."""
-    if not (directory / "run").is_file() and is_going_on(directory):
-        raise in_use(directory)
+    if not (directory / "run").is_file() and is_running_in(directory):
+        raise in_use_error(directory)
 
 
-def in_use(directory: Path) -> JobError:
+def in_use_error(directory: Path) -> JobError:
     """Return the error for a directory that another launcher or an agent has locked."""
     return JobError(f"{directory}: is in use by another `recycle train` or by agents; choose another --run directory")
 
 
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 
 
 def drain(directory: Path, target: str, seconds: float | None, report: Callable[[str], None]) -> None:
@@ -165,21 +163,21 @@ def drain(directory: Path, target: str, seconds: float | None, report: Callable[
         JobError: the run or worker does not exist, the worker is dead already, or the worker must stay.
         RunError: a worker died before it could leave.
     """
-    link: Link | None = reach(directory)
+    link: Link | None = connect_to_run(directory)
     assert link is not None
     events = _Tail(directory / EVENTS)
     link.send(Drain(target, seconds))
     waits, refused, died = set[str](), list[str](), list[str]()
     is_told = False
     while waits or not is_told:
-        goes_on = is_going_on(directory)
+        is_running = is_running_in(directory)
         try:
             answers = _answers(link)
         except LinkClosed:
             link, answers = None, []
-        if link is None and goes_on:
+        if link is None and is_running:
             with contextlib.suppress(RunError, JobError, OSError):  # until another agent leads
-                link = reach(directory)
+                link = connect_to_run(directory)
                 for wanted in waits if is_told else [target]:
                     link.send(Drain(wanted, seconds))
         for answer in answers:
@@ -187,7 +185,7 @@ def drain(directory: Path, target: str, seconds: float | None, report: Callable[
                 continue  # repeated after a change of leader
             if isinstance(answer, Drained):
                 waits, is_told = set(answer.workers), True
-                report(f"told {' '.join(answer.workers)} to leave; waiting for the end of an iteration")
+                report(f"asked {' '.join(answer.workers)} to leave; waiting for the end of an iteration")
             elif not answer.worker and not is_told:
                 raise JobError(answer.why)
             elif answer.worker in waits:
@@ -203,7 +201,7 @@ def drain(directory: Path, target: str, seconds: float | None, report: Callable[
             elif event["kind"] == "detected":
                 died.append(f"worker {name} has not left but died: {event['cause']}")
                 waits.discard(name)
-        if not goes_on:
+        if not is_running:
             report(f"the run has ended, and {' '.join(sorted(waits))} with it") if waits else None
             break
     if refused:
@@ -214,9 +212,9 @@ def drain(directory: Path, target: str, seconds: float | None, report: Callable[
 
 def _answers(link: Link | None) -> list[Drained | Refused]:
     if link is None:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
         return []
-    readable, _, _ = select.select([link.socket], [], [], LOOK_SECONDS)
+    readable, _, _ = select.select([link.socket], [], [], POLL_SECONDS)
     return link.read() if readable else []
 
 

@@ -50,7 +50,7 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "recovered": lambda e: f"recovered in {e['seconds'] * 1000:.0f} ms: generation {e['generation']} runs",
     "drained": lambda e: (
-        f"worker {e['worker']} has left, {e['seconds']:.2f} s after it was told to; step {e['step']} starts without it"
+        f"worker {e['worker']} has left {e['seconds']:.2f} s after the request; step {e['step']} starts without it"
     ),
     "rejoined": lambda e: f"worker {e['worker']} re-joined at step {e['step']}, state copied from {e['copied_from']}",
     "replanned": lambda e: (
@@ -76,23 +76,23 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
         )
         + f" from step {e['step']} on,"
         f" {e['bytes']:,} bytes copied from {e['source']} in {e['seconds'] * 1000:.0f} ms"
-        + (" while training went on" if e.get("while_running") else "")
+        + (" while training continued" if e.get("while_running") else "")
     ),
     "shards": lambda e: (
-        f"further deaths of a stage's hosts that lose none of its optimizer's shards: "
+        f"deaths that each stage can still tolerate without losing optimizer state: "
         f"{' '.join(map(str, e['further_deaths']))} (by stage)"
     ),
     "checkpoint": lambda e: (
         f"no checkpoint of step {e['step']}: {e['error']}" if "error" in e else f"checkpoint {e['folder']} is complete"
     ),
     "restored": lambda e: (
-        f"goes on at step {e['step']} from checkpoint {e['checkpoint']} with {len(e['live'])} workers"
+        f"continues at step {e['step']} from checkpoint {e['checkpoint']} with {len(e['live'])} workers"
     ),
     "corrupt": lambda e: f"step {e['step']}: {e['what']}",
     "stopped": lambda e: (
         (f"ended early after step {e['step']}" if e["step"] >= 0 else "ended before the first step")
-        + ", as it was told to; "
-        + (f"it can go on from {e['checkpoint']}" if e["checkpoint"] else "without a checkpoint")
+        + " on request; "
+        + (f"resume from {e['checkpoint']}" if e["checkpoint"] else "without a checkpoint")
     ),
     "warning": lambda e: f"warning: {e['message']}",
     "undone": lambda e: f"step {e['step']} is repeated, undone on {e['count']} workers: {e['cause']}",
@@ -119,7 +119,7 @@ class TensorBoard:
         self._folder = str(directory / "tensorboard")
         self._writer: Any = None
 
-    def begin(self, step: int) -> None:
+    def start(self, step: int) -> None:
         """Start at this step; values shown earlier for this and later steps no longer count."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -135,12 +135,10 @@ class TensorBoard:
         self._writer.add_event(Event(wall_time=time.time(), step=step, **content))
 
     def step(self, step: int, values: dict[str, float]) -> None:
-        """Show the values of a committed step."""
         self._write(step, summary={"value": [{"tag": name, "simple_value": value} for name, value in values.items()]})
         self._writer.flush()
 
     def note(self, step: int, text: str) -> None:
-        """Show a note about an event after this step."""
         from tensorboard.plugins.text.metadata import create_summary_metadata
 
         tensor = {"dtype": "DT_STRING", "string_val": [text.encode()], "tensor_shape": {"dim": [{"size": 1}]}}
@@ -161,19 +159,19 @@ class WeightsAndBiases:
         self._notes: list[tuple[int, str]] = []
         self._run: Any = None
 
-    def begin(self, step: int) -> None:
+    def start(self, step: int) -> None:
         import wandb
 
         if self._run is not None:
             return
         self._table: Any = wandb.Table
         self._run = wandb.init(
-            project=self._job.dials.wandb,
+            project=self._job.logging.wandb,
             name=self._directory.name,
             id=self._directory.name,
             resume="allow",
             dir=str(self._directory),
-            mode=self._job.dials.wandb_mode,
+            mode=self._job.logging.wandb_mode,
             config={"job": self._job.to_toml()},
             settings=wandb.Settings(console="off", silent=True),
         )
@@ -190,10 +188,10 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-Dial = TensorBoard | WeightsAndBiases
+Tracker = TensorBoard | WeightsAndBiases
 
 
-class Dials(Observer):
+class Trackers(Observer):
     """All experiment trackers of a run, in a separate thread, so that training does not wait for network or disk.
 
     The first step is `first`. `warn` is called in the caller's thread.
@@ -203,10 +201,10 @@ class Dials(Observer):
         self._job, self._warn, self._last = job, warn, first - 1
         self._failures: deque[str] = deque()
         self._peak = peak_flops(job, gpu)
-        kinds = [TensorBoard] * job.dials.tensorboard + [WeightsAndBiases] * (job.dials.wandb is not None)
-        self._dials: list[Dial] = [kind(job, directory) for kind in kinds]
+        kinds = [TensorBoard] * job.logging.tensorboard + [WeightsAndBiases] * (job.logging.wandb is not None)
+        self._trackers: list[Tracker] = [kind(job, directory) for kind in kinds]
         self._thread = ThreadPoolExecutor(1)  # starts with the first tracker
-        self._each(lambda dial: dial.begin(first))
+        self._each(lambda tracker: tracker.start(first))
 
     def committed(self, line: dict[str, Any]) -> None:
         job, step = self._job, line["step"]
@@ -218,54 +216,58 @@ class Dials(Observer):
             processes = line["live_workers"] * job.grid.tensor_parallel
             values["mfu"] = model_flops(job) / values["seconds"] / (processes * self._peak)
         if step <= self._last:  # training restored a checkpoint
-            self._each(lambda dial: dial.begin(step))
+            self._each(lambda tracker: tracker.start(step))
         self._last = step
-        self._each(lambda dial: dial.step(step, values))
+        self._each(lambda tracker: tracker.step(step, values))
         while self._failures:
             self._warn(self._failures.popleft())
 
     def event(self, event: dict[str, Any]) -> None:
         text, step = sentence(event), max(self._last, 0)
         if text is not None:
-            self._each(lambda dial: dial.note(step, text))
+            self._each(lambda tracker: tracker.note(step, text))
 
     def close(self) -> None:
         """Close the trackers; pending updates have `CLOSING_SECONDS`."""
-        if self._dials:
-            self._each(lambda dial: dial.close())
+        if self._trackers:
+            self._each(lambda tracker: tracker.close())
             wait([self._thread.submit(lambda: None)], CLOSING_SECONDS)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _each(self, act: Callable[[Dial], None]) -> None:
-        if self._dials:
+    def _each(self, act: Callable[[Tracker], None]) -> None:
+        if self._trackers:
             self._thread.submit(self._act, act)
 
-    def _act(self, act: Callable[[Dial], None]) -> None:
-        for dial in list(self._dials):
+    def _act(self, act: Callable[[Tracker], None]) -> None:
+        for tracker in list(self._trackers):
             try:
-                act(dial)
+                act(tracker)
             except Exception as error:  # any exception of the tracker's library
-                name = type(dial).__name__
-                self._failures.append(f"{name} shows no more of this run: {type(error).__name__}: {first_line(error)}")
-                self._dials.remove(dial)
+                name = type(tracker).__name__
+                self._failures.append(
+                    f"{name} is disabled for the rest of this run: {type(error).__name__}: {first_line(error)}"
+                )
+                self._trackers.remove(tracker)
 
 
 def require_packages(job: Job) -> None:
     """Raise JobError for a tracker whose package is not installed."""
     from importlib.util import find_spec
 
-    for name, is_wanted in (("tensorboard", job.dials.tensorboard), ("wandb", job.dials.wandb is not None)):
+    for name, is_wanted in (("tensorboard", job.logging.tensorboard), ("wandb", job.logging.wandb is not None)):
         if is_wanted and find_spec(name) is None:
-            raise JobError(f"[dials] {name}: needs a package; install it with: pip install 'recycle-pipeline[dials]'")
+            raise JobError(
+                f"[logging] {name}: needs a package; install it with: pip install 'recycle-pipeline[logging]'"
+            )
 
 
 def asks_for_gpu(job: Job) -> bool:
     """Return whether the trackers need the GPU's name."""
-    return (job.dials.tensorboard or job.dials.wandb is not None) and job.dials.peak_flops is None
+    return (job.logging.tensorboard or job.logging.wandb is not None) and job.logging.peak_flops is None
 
 
 def peak_flops(job: Job, gpu: str) -> float | None:
     """Return the peak operations per second of a process's device with this name; None if unknown."""
-    if job.dials.peak_flops is not None:
-        return job.dials.peak_flops
+    if job.logging.peak_flops is not None:
+        return job.logging.peak_flops
     return next((peaks[job.train.precision] for known, peaks in PEAK_FLOPS.items() if known in gpu), None)
