@@ -10,6 +10,7 @@ template        a fault-free pipeline whose order is copied or unfolded
 bounds/         lower bounds: closed forms and linear programs
 search/         list scheduling, insertion, waves, policies and annealing
 layout/         layouts in which live workers host other layers than before
+time_indexed    exact integer program for small problems, in a child process
 adapt           a given schedule on any placement, without the dead workers
 fuse_backward   fuses I and W where splitting the backward pass does not pay
 effort          incumbents, deadlines and limits of a search

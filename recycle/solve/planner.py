@@ -2,8 +2,8 @@
 
 A set of dead workers is mapped to its failure vector, whose plan serves every set with that vector. The template or the
 list scheduler gives a first plan. Searches over policies, priorities and single operations improve the plan until the
-bound is met or the time is over. A thread computes the bound during the search. Every plan is checked, and its figures
-come from the simulator.
+bound is met or the time is over; small instances use the exact model. A thread computes the bound during the search.
+Every plan is checked, and its figures come from the simulator.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from recycle.plans import (
     failure_vector,
     with_updates_of,
 )
+from recycle.solve import time_indexed
 from recycle.solve.adapt import adapt
 from recycle.solve.assignment import assign_by_slots
 from recycle.solve.bounds import RisingBound
-from recycle.solve.effort import Deadline, Effort, Progress, Stop
+from recycle.solve.effort import Deadline, Effort, Incumbent, Progress, Stop, is_met
 from recycle.solve.fuse_backward import fuse_backward
 from recycle.solve.layout.elastic import elastic_plan, quick_elastic_plan, reroute_in_layout
 from recycle.solve.layout.limits import LIMIT_SECONDS, layout_limit
@@ -50,6 +51,8 @@ from recycle.solve.template import copy_to_pipelines, template_problem
 
 QUICK_SECONDS, QUICK_POLICIES = 0.5, 4
 """Seconds for the orders of a first plan (`BOUND_SHARE` of them for its bound); number of policies."""
+EXACT_UP_TO, EXACT_FROM, SEARCH_SHARE = 250, 1.0, 0.5
+"""Maximum operations and minimum remaining seconds for the exact model; share of the time for the search before."""
 ORDERS = 10_000
 """Expected number of orders of a timed search, to decide about loading compiled kernels."""
 BOUND_SHARE = 0.4
@@ -178,6 +181,8 @@ def _plan(
     limit = Deadline(None if seconds is None else seconds - (time.perf_counter() - begun), stop)
     deadline = limit.earlier(FINISHING_SECONDS * whole.size)
     is_timed = steps is None and not quick
+    is_long = deadline.seconds_left * (1 - SEARCH_SHARE) > EXACT_FROM
+    exactly = is_timed and is_long and problem.size <= EXACT_UP_TO
 
     def copied(order: Order) -> Order:
         return order if problem is whole else copy_to_pipelines(whole, assign_by_slots(whole), problem, order)
@@ -210,7 +215,15 @@ def _plan(
         report("searching", best.period)
         effort = Effort(bound.value, bound.until(deadline), steps, section.seed, processes, report)
         if not quick:
-            best = search_from(start, effort)
+            best = search_from(start, effort.part(SEARCH_SHARE if exactly else 1.0))
+    proven = bound.value
+    if exactly and deadline.seconds_left > EXACT_FROM and not is_met(problem, best.period, proven):
+        if progress:
+            progress("proving", best.period)
+        solved = time_indexed.solve(problem, best.order, proven, deadline.seconds_left)
+        best = Incumbent(solved.order, solved.period)
+        if problem.shape == whole.shape:  # the bound of a template holds only if pipelines exchange no micro-batches
+            proven = max(proven, solved.bound)
     if best.order != start.best.order:
         searched = schedule_of(copied(best.order))
         searched_graph = lowered_graph(searched)
@@ -230,7 +243,7 @@ def _plan(
         schedule=schedule,
         makespan=timeline.makespan,
         period=timeline.period,
-        lower_bound=bound.value,
+        lower_bound=proven,
         seconds=round(time.perf_counter() - begun, 3),
         profile=profile.digest(),
         limits=None if limits is None else tuple(limits),

@@ -12,6 +12,7 @@ import pytest
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
 from recycle.solve.layout.chains import best_cut, candidates, share_micro_batches
+from recycle.solve.layout.exact import least_load
 from recycle.solve.layout.hostings import hosting_from_layout, hostings
 from recycle.solve.layout.hosts import assign, plan_copies
 from recycle.solve.layout.ranges import balanced, cheapest_ranges
@@ -179,3 +180,31 @@ def test_hosting_from_a_layout_is_even_and_uses_all_units() -> None:
     assert (hosting.quotas.sum(axis=0) == 12).all()
     assert hosting.seconds == pytest.approx(3 * 12 * 8 / 4)
     assert hosting_from_layout(model, shape, {Worker(0, 0): ((0, 5),), Worker(2, 1): ((6, 8),)}, Profile()) is None
+
+
+def test_least_load_shares_what_the_workers_do_not_all_hold() -> None:
+    model = units([3.0, 1.0, 1.0, 1.0], 3.0)
+    assert least_load(model, [1.0, 1.0], 4, 20.0) == pytest.approx(12.0)
+    assert least_load(model, [1.0, 2.0], 4, 20.0) == pytest.approx(16.0), "the fast worker also runs another unit"
+    assert least_load(model, [1.0], 4, 20.0) is None, "no worker can hold the model"
+
+
+@pytest.mark.search
+def test_no_hosting_has_a_smaller_load_than_the_exact_model_allows() -> None:
+    """Of the small jobs with a hosting, most reach it; none falls below."""
+    count = equal = 0
+    for seed in range(12):
+        chance = random.Random(seed)
+        pipelines, ranks, per_rank = chance.choice([(2, 2, 2), (2, 3, 2), (3, 2, 2), (2, 3, 1)])
+        seconds = [chance.choice([1.0, 1.0, 1.0, 2.0]) for _ in range(ranks * per_rank)]
+        most = per_rank + chance.choice([0, 1])
+        model, shape = units(seconds, most, (per_rank,) * ranks), Shape(pipelines, ranks, chance.choice([4, 6]))
+        live = list(shape.workers())[chance.choice([0, 1]) :]
+        exact = least_load(model, [1.0] * len(live), shape.global_micro_batches, 20.0)
+        assert exact is not None
+        loads = [hosting.seconds for hosting in hostings(model, shape, live, Profile(), {}, float("inf"))]
+        assert all(load >= exact - 1e-6 for load in loads)
+        count += bool(loads)
+        equal += bool(loads) and min(loads) <= exact + 1e-6
+    assert count >= 6
+    assert 2 * equal >= count
