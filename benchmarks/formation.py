@@ -30,7 +30,7 @@ import torch
 from recycle import Job, Schedule, Worker
 from recycle.exec.transport.base import Lane, sum_groups
 from recycle.exec.transport.communicators import SPARES
-from recycle.exec.transport.formation import formation, lanes_of
+from recycle.exec.transport.formation import formation_order, lanes_of
 from recycle.ir.lower import lower
 from recycle.job import price
 from recycle.plans import Plan
@@ -55,7 +55,7 @@ def needed(schedule: Schedule, roles: Mapping[Worker, Worker], joins: Collection
     process = {role: played_by for played_by, role in roles.items()}
     lanes = {*lanes_of(schedule), *((roles[source], roles[joiner]) for source, joiner in joins)}
     keys = []
-    for wanted in formation(lanes, sum_groups(schedule)):
+    for wanted in formation_order(lanes, sum_groups(schedule)):
         members = tuple(process[role] for role in wanted.members)
         keys.append((wanted.stage, members if wanted.stage is None else tuple(sorted(members))))
     return keys

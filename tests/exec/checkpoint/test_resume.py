@@ -139,7 +139,7 @@ def begun(launch: Run, tmp_path: Path) -> Path:
 @pytest.mark.process
 def test_stage_lost_without_a_checkpoint_ends_the_run(launch: Run, tmp_path: Path) -> None:
     seldom = job(2, 2, 2, train={"checkpoint_every": 6}, planner=PLANNER)
-    with pytest.raises(RunError, match=r"stage 1 has no live host left after step 3: .*checkpoint_every is 6"):
+    with pytest.raises(RunError, match=r"stage 1 has no live host left after step 3: .*checkpoint_every = 6"):
         launch(seldom, 7, "kill:0.1@2", "kill:1.1@4", directory=tmp_path)
     assert [line["step"] for line in lines_of(tmp_path, "metrics")] == [0, 1, 2, 3]
     assert not processes_writing_below(str(tmp_path))

@@ -196,8 +196,8 @@ def too_wide(job: Job, first: int, last: int, pre_process: bool, post_process: b
             r"\[model\] provider: the module of stage 0 returned \[1, 8, 16\] torch.float32, but stages pass"
             r" \[8, 1, 16\]",
         ),
-        ({"data": lambda job: lambda i, m: [1]}, r"\[data\] provider: .* gave list as a batch"),
-        ({"data": lambda job: lambda i, m: {"tokens": 1}}, r"\[data\] provider: .* gave a mapping of int as a batch"),
+        ({"data": lambda job: lambda i, m: [1]}, r"\[data\] provider: .* returned list as a batch"),
+        ({"data": lambda job: lambda i, m: {"tokens": 1}}, r"\[data\] provider: .* returned a mapping of int as a batch"),
     ],
 )
 def test_unusable_results_of_providers_are_refused(given: dict[str, Any], complaint: str) -> None:
