@@ -77,7 +77,7 @@ def compare(job: Job, rounds: int) -> None:
             took["blocking"] = seconds(partial(write, stage, folder_of(folder, 2 * step)))
             took["iteration"] = seconds(lambda at=step: iteration(stage, job, at))
             commit = Commit(2 * step + 1, 1.0, 1.0, 1.0, checkpoint=True)
-            took["stall"] = seconds(lambda now=commit: saver.keep(RECORD, now))
+            took["stall"] = seconds(lambda now=commit: saver.save(RECORD, now))
             took["writing"] = seconds(lambda at=step: iteration(stage, job, at))
             saver.close()
             for old in folder.iterdir():

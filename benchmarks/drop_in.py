@@ -43,7 +43,7 @@ def main() -> None:
     given = parser.parse_args()
     case = Case(None, given.ranks, micro_batches=given.micro_batches, sequence=SEQUENCE, model=MODEL)
     with Jobs(given.ranks) as jobs:
-        found = jobs.call(partial(_train, given.rounds, given.steps), case, seconds=1800)
+        found = jobs.call(partial(_train, given.rounds, given.steps), case)
     seconds = {loop: [max(rank[0][loop][round_] for rank in found) for round_ in range(given.rounds)] for loop in LOOPS}
     print(f"P = {given.ranks}, m = {given.micro_batches}, 4 layers, hidden 512, {ROWS} x {SEQUENCE} tokens, {given}")
     for loop in LOOPS:

@@ -121,15 +121,16 @@ def replica(folder: Path, steps: int) -> None:
     import torch
     from torch.distributed import TCPStore
 
-    from recycle.exec.leader.commit import decide
+    from recycle.exec.leader.commit import ReportColumns, decide
     from recycle.exec.model.build import build_stages
     from recycle.exec.transport.gloo import form_group
+    from recycle.exec.transport.plugin import TransportSettings
     from recycle.exec.worker.iterations import report_of
 
     torch.set_num_threads(1)
     job, rank, attempt = Job.from_toml(JOB), int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
     store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
-    group = form_group(store, f"attempt{attempt}", rank, 3, 60.0, "127.0.0.1", threading.Event())
+    group = form_group(TransportSettings(store), f"attempt{attempt}", rank, 3, threading.Event())
     stages = build_stages(job, [0])
     (stage,) = stages.values()
     checkpoint, first = folder / "checkpoint", 0
@@ -154,7 +155,7 @@ def replica(folder: Path, steps: int) -> None:
         losses[rank] = mine.loss
         group.allreduce([losses]).wait()
         reports = {f"{k}.0": msgspec.structs.replace(mine, loss=loss) for k, loss in enumerate(losses.tolist())}
-        commit = decide(job, step, reports)
+        commit = decide(job, step, ReportColumns.from_reports(reports))
         assert commit.clip_factor is not None
         stage.step(step, commit.clip_factor)
         if rank == 0:
