@@ -197,7 +197,10 @@ def too_wide(job: Job, first: int, last: int, pre_process: bool, post_process: b
             r" \[8, 1, 16\]",
         ),
         ({"data": lambda job: lambda i, m: [1]}, r"\[data\] provider: .* returned list as a batch"),
-        ({"data": lambda job: lambda i, m: {"tokens": 1}}, r"\[data\] provider: .* returned a mapping of int as a batch"),
+        (
+            {"data": lambda job: lambda i, m: {"tokens": 1}},
+            r"\[data\] provider: .* returned a mapping of int as a batch",
+        ),
     ],
 )
 def test_unusable_results_of_providers_are_refused(given: dict[str, Any], complaint: str) -> None:
