@@ -199,7 +199,7 @@ def too_wide(job: Job, first: int, last: int, pre_process: bool, post_process: b
         ({"data": lambda job: lambda i, m: [1]}, r"\[data\] provider: .* returned list as a batch"),
         (
             {"data": lambda job: lambda i, m: {"tokens": 1}},
-            r"\[data\] provider: .* returned a mapping of int as a batch",
+            r"\[data\] provider: .* a mapping of int as a batch",
         ),
     ],
 )
