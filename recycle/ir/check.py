@@ -47,10 +47,9 @@ def check(
     about_to_run: bool = False,
     graph: EventGraph | None = None,
 ) -> Findings:
-    """Check a schedule. Findings are sorted: errors first, then by worker and position. An empty list means valid.
+    """Check a schedule, lowered or not. Findings are sorted by severity, worker and position; an empty list is valid.
 
     Args:
-        schedule: lowered, partly lowered or compute-only.
         profile: supplies `weight_stash` for `limits`, and bytes for `byte_limit`; unit times and weights if None.
         limits: activations (in chunks) that the worker of each rank may hold, one number per rank.
         byte_limit: bytes that any worker may hold, including the static bytes of its stages.

@@ -1,8 +1,7 @@
 """Reading and writing of Chrome's Trace Event JSON, the format of Perfetto and chrome://tracing.
 
-There is a process per worker, a thread per track (compute, send, recv) and a slice per instruction. Events: M names and
-sorts processes and threads, X is a slice, C a counter, s and f the ends of a flow (an arrow), i an instant. Source: the
-Trace Event Format document of the Chromium project. Times are whole nanoseconds, so rounding creates no overlaps.
+Events: M names and sorts processes and threads, X is a slice, C a counter, s and f the ends of a flow (an arrow), i an
+instant (Trace Event Format document of the Chromium project). Times are whole nanoseconds.
 """
 
 from __future__ import annotations
@@ -77,10 +76,7 @@ def slice_event(
 
 
 def flow_event(phase: str, flow: int, name: str, category: str, pid: int, tid: int, start: int) -> Event:
-    """Return one end of an arrow, "s" or "f", attached to the slice of the thread at `start` (nanoseconds).
-
-    Viewers attach it to the innermost slice, so the event must directly follow its slice in the file.
-    """
+    """Return one end of an arrow, "s" or "f", to be written directly after the slice at `start` (nanoseconds)."""
     ends: Event = {"bp": "e"} if phase == "f" else {}
     where = {"pid": pid, "tid": tid, "ts": microseconds(start)}
     return {"ph": phase, "id": flow, "name": name, "cat": category, **where, **ends}
@@ -116,8 +112,7 @@ def process_head(
 ) -> tuple[list[int], list[Event]]:
     """Return (thread of each slice of one process, events that name and sort the process and its threads).
 
-    Overlapping slices get separate threads, since viewers drop slices that overlap without nesting. Viewers reserve pid
-    0.
+    Overlapping slices get separate threads, since viewers drop slices that overlap without nesting.
     """
     places = np.zeros(len(track), dtype=np.int64)
     for lane in range(len(TRACKS)):

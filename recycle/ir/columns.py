@@ -1,7 +1,4 @@
-"""Columns: the programs of a schedule as numpy arrays with one row per instruction, used by every hot path.
-
-Also the orders between rows without a data dependency: program order, lane order and serial transfers.
-"""
+"""The programs of a schedule as numpy arrays, and the orders between rows without a data dependency."""
 
 from __future__ import annotations
 
@@ -47,8 +44,6 @@ class Columns:
         stage2, pipeline2, index2: the backward of an overlapped pair (the first three hold the forward), else -1.
         bucket: gradient bucket, else -1.
         offsets: rows of worker w are `offsets[w]` to `offsets[w + 1]`, int64.
-
-    A column that is -1 in every row takes no memory: it is a read-only broadcast of one number.
     """
 
     kind: npt.NDArray[np.uint8]
@@ -229,7 +224,7 @@ def lane_chains(columns: Columns) -> tuple[Rows, Rows]:
 def serial_chains(columns: Columns, sends: Rows) -> tuple[Rows, Rows]:
     """Return (worker, send) of each transfer end, for workers with one unbuffered transfer at a time in program order.
 
-    A transfer is identified by its send; receives without a send are skipped.
+    Receives without a send are skipped.
     """
     rows = np.flatnonzero(is_kind(columns.kind, Transfer))
     transfer = np.where(is_kind(columns.kind[rows], Receive), sends[rows], rows)

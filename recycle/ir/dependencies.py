@@ -1,7 +1,4 @@
-"""The dependency rule of instructions, used by checker, simulator, lowering, planner, interpreter and viewer.
-
-The table of kinds states what each kind needs and produces. `needs`, `inputs` and `produced` answer for one
-instruction; `dependencies` builds the graph of a whole schedule and lists unmet needs.
+"""The dependency rule: `needs`, `inputs` and `produced` of an instruction, and `dependencies` of a schedule.
 
 - A value from another worker passes through SEND and RECV; in a compute-only schedule directly.
 - REDUCE_GRAD needs every weight gradient of its stage and of tied stages, on all hosts, and the buckets begun before.
@@ -102,7 +99,7 @@ class Why(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Unmet:
-    """All unmet needs, as columns, because a broken file may have millions.
+    """All unmet needs, as columns.
 
     Attributes:
         row, why: row with the need, and its `Why`.

@@ -6,8 +6,6 @@ W. The sums of one worker follow each other and overlap its compute, except REDU
 
 The period is the time between two iterations in steady state: the largest mean of a cycle through the edges into the
 next iteration, which is the eigenvalue of the max-plus matrix of the repeated schedule (see `period_of`).
-
-`ranked` numbers nodes in topological order, which makes a pass over a large graph about ten times faster.
 """
 
 from __future__ import annotations
@@ -178,8 +176,7 @@ class Repeats(NamedTuple):
 
     Attributes:
         source, target: the edges, sorted by target.
-        targets: each target once.
-        first: index of the first edge to each entry of `targets`.
+        targets, first: each target once, and the index of its first edge.
         chains: (chain, node) of workers and lanes, sorted by chain, then order.
     """
 

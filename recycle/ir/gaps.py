@@ -1,9 +1,8 @@
 """Gaps: idle times of workers and their causes.
 
 A gap ends at an instruction and is split where its cause changes. If several causes hold, the first of ORDER, MEMORY,
-REDUCE, TRANSFER and INPUT counts (see `GapCause`). ORDER and MEMORY leave the rest of the order unchanged. Gaps and
-instructions of a worker cover the makespan without overlap. Limits: ORDER means that an instruction could run, not that
-the iteration would end sooner.
+REDUCE, TRANSFER and INPUT counts (see `GapCause`). Limits: ORDER means that an instruction could run, not that the
+iteration would end sooner.
 """
 
 from __future__ import annotations

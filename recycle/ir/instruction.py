@@ -256,8 +256,7 @@ class RedundantForward(Compute):
     """`2R1.5`: rerun stage 2's forward of micro-batch 1.5 on the worker of stage 1, which holds a copy of stage 2.
 
     The result is kept for the backward that the copy would run if the worker of stage 2 died (Bamboo). Stage 1's
-    backward of the same micro-batch proves that the worker of stage 2 is alive, and frees the result. No transfer
-    supplies the input, and no other instruction uses the result.
+    backward of the same micro-batch frees it.
     """
 
     __slots__ = ()
@@ -277,9 +276,8 @@ class RedundantForward(Compute):
 class Replay(Compute):
     """`2REPLAY1.5`: rerun stage 2's forward and backward of micro-batch 1.5 on a peer of the host.
 
-    The inputs (the stage's input and output gradient) come from their producers, as for the host. The results (output,
-    input gradient, contribution to the weight gradients) are compared with the host's by checksums and dropped; the
-    state does not change. Limits: a replay does not detect wrong inputs; the replay of their producer does.
+    The results (output, input gradient, contribution to the weight gradients) are compared with the host's by checksums
+    and dropped. Limits: a replay does not detect wrong inputs; the replay of their producer does.
     """
 
     __slots__ = ()
@@ -321,14 +319,9 @@ DIGITS = 9
 
 
 def parse_instruction(text: str, one_pipeline: bool = False) -> Instruction:
-    """Parse one instruction.
+    """Parse one instruction, such as `2F1.5`, `3RECV_F1.5@1.2`, `2STEP` or `(2F1.5;2B1.3)`.
 
-    Args:
-        text: for example `2F1.5`, `3RECV_F1.5@1.2`, `2STEP`, `(2F1.5;2B1.3)`.
-        one_pipeline: whether there is one pipeline only, so that `2F5` means `2F0.5`.
-
-    Raises:
-        ScheduleError: the text is not an instruction; the message names the defect.
+    With `one_pipeline`, `2F5` means `2F0.5`. Raises ScheduleError if the text is not an instruction.
     """
     match = _plain().fullmatch(text)
     if match is None:

@@ -1,11 +1,7 @@
-"""The table of instruction kinds: one class and one row per kind, read by every layer.
+"""The table of instruction kinds: one class and one row per kind (see docs/guides/add-an-instruction.md).
 
-`@register(InstructionKind(...))` adds a class of instructions. Its base class determines the operands: `Compute` a
-stage and a micro-batch, `Transfer` also the peer worker, `StageWide` the stage only, `ComputePart` and `StagePart` also
-a bucket. The row states syntax, needs, products, cost and memory. Any imported file may register kinds (see
-docs/guides/add-an-instruction.md); other layers keep their own maps by kind.
-
-Columns store the number of a kind, its index in the table.
+The base class determines the operands: `Compute` a stage and a micro-batch, `Transfer` also the peer worker,
+`StageWide` the stage only, `ComputePart` and `StagePart` also a bucket. Columns store the index of a kind in the table.
 """
 
 from __future__ import annotations

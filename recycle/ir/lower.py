@@ -1,13 +1,11 @@
 """Lowering: add transfers, reduces and steps to a compute-only order.
 
-Lowering is a sequence of pure passes; a pass is skipped if its instructions are present. SEND follows its producer and
-RECV precedes its consumer such that all transfers follow one global order. A worker with unbuffered, serial transfers
-then never deadlocks, and both ends of a lane have the same order.
+A pass is skipped if its instructions are present. SEND follows its producer and RECV precedes its consumer such that
+all transfers follow one global order, so a worker with unbuffered, serial transfers never deadlocks.
 
-With gradient buckets, the last W's of a stage on a worker are split into parts per bucket, run bucket by bucket.
-Earlier buckets are summed while later parts run. Only those last W's are split that the worker runs without a break,
-after all other work of the stage. A final B is split into I and W first. Each weight is still accumulated in
-micro-batch order, so the gradients are bitwise equal. Limits: a final overlapped pair is not split.
+With gradient buckets, the last W's of a stage on a worker are split into parts per bucket, run bucket by bucket. Only
+those last W's are split that the worker runs without a break, after all other work of the stage. A final B is split
+into I and W first. Gradients stay bitwise equal. Limits: a final overlapped pair is not split.
 
 `forward_only` keeps the forwards, each on its worker, to evaluate the model with the lanes of training. The n-th
 micro-batch that enters at a worker of stage 0 reaches stage s in slot n + s. A worker runs its forwards by slot,
@@ -128,10 +126,7 @@ def _global_rank(columns: Columns, graph: Dependencies) -> Rows:
 
 
 def _before_following_ends(place: Rows, is_send: Flags) -> Rows:
-    """Move each receive before the ends that follow it, given ends sorted by worker and global order.
-
-    One reverse running minimum serves all workers, since rows of later workers have larger numbers.
-    """
+    """Move each receive before the ends that follow it, given ends sorted by worker and global order."""
     bound = np.minimum.accumulate((place - is_send)[::-1])[::-1]
     return np.where(is_send, place, bound)
 

@@ -1,7 +1,4 @@
-"""Memory of workers: activations from the start of F to the end of W, and the static bytes of stages.
-
-Both follow from order and placement alone, without times.
-"""
+"""Memory of workers: activations from the start of F to the end of W, and the static bytes of stages."""
 
 from __future__ import annotations
 

@@ -188,11 +188,7 @@ class NativeFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def encode(file: NativeFile, programs: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield the text of the file in parts, with these (worker, text) programs instead of the file's own.
-
-    Raises:
-        ScheduleError: the metadata is not JSON.
-    """
+    """Yield the file's text in parts, with these (worker, text) programs; ScheduleError if metadata is not JSON."""
     head = {key: value for key, value in msgspec.structs.asdict(file).items() if key != "programs"}
     if file.buckets == 1:
         del head["buckets"]  # keeps the file readable for versions without buckets

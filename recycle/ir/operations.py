@@ -87,10 +87,7 @@ def outside_buckets(ops: Operations, buckets: int) -> npt.NDArray[np.bool_]:
 
 
 def parts_of_weight(ops: Operations, shape: Shape, buckets: int) -> tuple[Rows, Rows]:
-    """Return (fewest, most) parts of W over the buckets, per cell (stage * D * m + micro-batch).
-
-    Without any parts, both are broadcasts of a single 0, which take no memory.
-    """
+    """Return (fewest, most) parts of W over the buckets, per cell (stage * D * m + micro-batch)."""
     at = ops.select(WeightPart)
     if not len(at):
         none = np.broadcast_to(np.int64(0), shape.stages * shape.global_micro_batches)

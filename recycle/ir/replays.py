@@ -1,13 +1,9 @@
 """Placement of replays: into the gaps of a schedule, spread over several iterations.
 
 In `rounds` iterations every micro-batch of every stage is replayed once, by another live host of the stage than the
-host that ran it; the peers of a host alternate. All workers replay in the same iterations, because an iteration takes
-as long as its slowest worker.
-
-A replay goes into the first gap that starts after its inputs are ready and has room for an activation, else after the
-worker's compute. One topological order then places all inputs of a replay before the replay, and only its own worker
-waits for it. So one lowered schedule holds the replays of all iterations, and an iteration runs it without the others.
-Both ends of a transfer are removed together, so lanes keep their order.
+host that ran it; the peers of a host alternate. A replay goes into the first gap that starts after its inputs are ready
+and has room for an activation, else after the worker's compute. One lowered schedule holds the replays of all
+iterations, and an iteration runs it without the others.
 """
 
 from __future__ import annotations

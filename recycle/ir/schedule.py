@@ -1,8 +1,4 @@
-"""Schedules: an order of instructions per worker. Times are always derived, never stored.
-
-A schedule is immutable. Hot paths use `Columns`, numpy arrays with one row per instruction, grouped by worker.
-Instruction objects are created on demand, for people and for the interpreter.
-"""
+"""Schedules: an order of instructions per worker, immutable. Times are always derived, never stored."""
 
 from __future__ import annotations
 

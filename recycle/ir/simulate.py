@@ -193,7 +193,7 @@ def simulate(schedule: Schedule, profile: Profile | None = None, *, serialised: 
 
 
 def timeline_of(schedule: Schedule, profile: Profile | None = None, *, serialised: bool = False) -> Timeline:
-    """Simulate a schedule without warnings, for callers that report missing work themselves.
+    """Simulate a schedule without warnings.
 
     Raises:
         JobError: the times overflow, or do not fit the schedule (see `durations`).
@@ -257,10 +257,7 @@ def text_grid(schedule: Schedule, start: Floats, end: Floats, width: int = 120) 
 
 
 def slack(timeline: Timeline) -> Floats:
-    """Compute the seconds by which each row of `timeline.schedule` may start later; at least 0, O(n log n).
-
-    Requires a simulated timeline without serialised transports.
-    """
+    """Compute the seconds by which each row of a timeline without serialised transports may start later; at least 0."""
     graph = timeline.dependencies
     rows, nodes = graph.rows, graph.nodes
     if not rows:

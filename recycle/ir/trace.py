@@ -1,11 +1,8 @@
 """Traces: the instructions that a run executed, with times, over all steps.
 
 Lanes are processes, named by the position they started in. `role` is the position in the plan that a process played;
-workers inside instructions (`@1.0`) are roles too. Times are seconds since the start of the run on one clock (see
-`first_impossible`).
-
-What an instruction waited for is derived: the dependency that ended last. A posted receive counts as arrived at the end
-of its send, or at the start of its consumer if that worker was idle.
+workers inside instructions (`@1.0`) are roles too. Times are seconds since the start of the run on one clock. A posted
+receive counts as arrived at the end of its send, or at the start of its consumer if that worker was idle.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Plans: schedules for failure vectors as files, the roles in them, and the library that finds them.
 
-Begin with `plan` (one file), then `roles` (assignment of processes to a plan) and `library` (the plans of a job, and
-the cache of all jobs). Written by `solve`, read by `exec` and the viewer.
+Begin with `plan`, then `roles` and `library`.
 """
 
 from recycle.plans.library import (

@@ -1,10 +1,8 @@
 """PlanLibrary: the plans of a job in a directory, with fast look-ups for any set of dead workers; and the plan cache.
 
 A plan is one file named by the hash of its content; `manifest.json` lists the file and the figures of each failure
-vector. A plan must pass `check` before it is stored, and a file counts as absent unless its content has the hash in the
-manifest. Limits: a look-up trusts the manifest; callers check a schedule before they run it, or call `proven`.
-
-The cache of the user has one file per plan, named by everything that the plan depends on.
+vector. A file counts as absent unless its content has that hash. Limits: a look-up trusts the manifest. The cache of
+the user has one file per plan, named by everything that the plan depends on.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 A plan names *roles*: the dead roles of a failure vector are fixed. Workers of one stage are interchangeable, so one
 plan serves every set of dead processes with its vector; `Plan.roles` assigns the roles.
-
-`rotation_of` adds the replays of `[integrity] every`; `with_room` stores which stages have room for them.
 """
 
 from __future__ import annotations
@@ -197,10 +195,7 @@ class Plan:
         return assign_roles(self.shape, self.schedule.failed, failed)
 
     def for_processes(self, failed: Iterable[Worker]) -> Plan:
-        """Rewrite the plan in process names: its failed workers are `failed`.
-
-        Homes of micro-batches are renamed too, so that the re-routed micro-batches are those with a dead home.
-        """
+        """Rewrite the plan in process names, also homes of micro-batches: its failed workers are `failed`."""
         failed = frozenset(failed)
         homes = align(self.shape, self.schedule.failed, failed)
         dead = {Worker(homes[worker.pipeline], worker.rank) for worker in self.schedule.failed}

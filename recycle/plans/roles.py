@@ -1,8 +1,7 @@
 """Failure vectors, roles and moves: mapping a set of dead workers to a plan.
 
-A plan depends only on the number of dead workers of each rank. Plans name roles; live processes take roles within their
-own stage, or move to another stage after copying its parameters and optimizer state (`Profile.static` bytes) from a
-live peer there. This module computes how to reach a vector; `solve/normalize.py` chooses the vector.
+Plans name roles; live processes take roles within their own stage, or move to another stage after copying its state
+from a live peer there. This module computes how to reach a vector; `solve/normalize.py` chooses the vector.
 """
 
 from __future__ import annotations
@@ -47,10 +46,7 @@ def require_hosts(shape: Shape, vector: Sequence[int]) -> None:
 
 
 def likely_vectors(shape: Shape, failures: int) -> Iterator[Vector]:
-    """Yield all failure vectors with up to `failures` dead that leave each stage a live host, likeliest first.
-
-    Fewer failures are likelier; equal numbers are ordered by their worker sets, the product of C(D, k_s).
-    """
+    """Yield all failure vectors with up to `failures` dead that leave each stage a live host, likeliest first."""
     for total in range(failures + 1):
         vectors: set[Vector] = set()
         for ranks in combinations_with_replacement(range(shape.ranks), total):

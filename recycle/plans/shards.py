@@ -6,8 +6,8 @@ i - 1, ..., and the live host with the fewest shards replaces a dead owner. Owne
 other node has a live host. Shard i of unit u has the same elements on every host.
 
 The record of a generation states the held shards as one line (`text_of`, `held_by`): `shards -1.1 ~2.1:5 +0.1:7` says
-that 1.1 is dead, 2.1 lacks its shard 5, and 0.1 holds shard 7 without owning it. After layers moved, the text names the
-plan that determines the hosts: `shards @0123456789abcdef -1.1`.
+that 1.1 is dead, 2.1 lacks its shard 5, and 0.1 holds shard 7 without owning it. After layers moved,
+`@0123456789abcdef` names the plan that determines the hosts.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """Adapt a given schedule: keep its placement and order, and run dead workers' micro-batches on their peers.
 
-The planner's searches and bounds know one placement: chunk c of rank r on stage c * P + r. A run on another placement,
-such as the V, keeps its initial schedule. The list scheduler rebuilds the order without the dead workers, with the
-schedule's start times as priorities.
-
-Limits: tries a few patience values of the list scheduler and does not search. The bound is the work of the busiest
-rank.
+For placements that the planner's searches do not know, such as the V. The list scheduler rebuilds the order, with the
+schedule's start times as priorities. Limits: does not search. The bound is the work of the busiest rank.
 """
 
 from __future__ import annotations

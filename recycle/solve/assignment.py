@@ -4,8 +4,7 @@
 with the most remaining micro-batches go first, which minimizes the number of slots and spreads re-routed work evenly.
 
 *By load* gives each micro-batch without a home to the host with the earliest end; a slow worker keeps as many of its
-own as it completes by then. If peers are alike, the numbers of two hosts of a stage differ by at most one. A stage with
-few dead workers then does less than by slots.
+own as it completes by then. If peers are alike, the numbers of two hosts of a stage differ by at most one.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 `python benchmarks/gaps.py "1 s" "20 s"` checks the search: a change must not raise a mean gap of gaps.json.
 `python benchmarks/planner.py` checks the bounds, and `python benchmarks/elastic.py` the layouts. A share is a part of
-the remaining time or steps. The thresholds of the annealing moves are in `search/order_kernels.py`, because numba
-compiles a cached kernel again only if the kernel's own file changes.
+the remaining time or steps. The thresholds of the annealing moves are in `search/order_kernels.py`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ All vectors with up to N dead workers are planned if they are few. Otherwise the
     of each number of dead    the normalized vectors (`solve/normalize.py`), which live workers can move to
 
 The list scheduler plans all vectors first; searches then improve plans that do not meet their bound. Plans are stored
-immediately, so a later call continues. The result does not depend on the number of processes.
+immediately, so a later call continues.
 """
 
 from __future__ import annotations

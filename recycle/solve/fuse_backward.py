@@ -1,8 +1,7 @@
 """Selective decoupling: fuse I and W into one B where splitting the backward pass does not pay.
 
 A W directly after its I is useful only if another stage uses the gradient meanwhile. One B saves the cost of the split
-(kept inputs, a second pass over the layers) and holds the same memory. Each stage is fused if the period does not
-increase. The first stage always can be, because no stage waits for its I.
+(kept inputs, a second pass over the layers). Each stage is fused if the period does not increase.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The planner: turn a job and its dead workers into a checked plan with a proven lower bound.
 
 A set of dead workers is mapped to its failure vector, whose plan serves every set with that vector. The template or the
-list scheduler gives a first plan. Searches over policies, priorities and single operations improve the plan until the
-bound is met or the time is over; small instances use the exact model. A thread computes the bound during the search.
-Every plan is checked, and its figures come from the simulator.
+list scheduler gives a first plan. Searches improve it until the bound is met or the time is over; small instances use
+the exact model. Every plan is checked, and its figures come from the simulator.
 """
 
 from __future__ import annotations
@@ -285,8 +284,7 @@ def plan_for_training(
     """Return the plan file's text for a vector that a run needs, within about a second unless cached.
 
     A job with `steps` runs all of them; `quick` never searches. Workers move only with `moves`; such a plan may take
-    the job's own time, because training continues meanwhile. The function is at module level and takes plain arguments,
-    so that a launcher can call it in a child process.
+    the job's own time, because training continues meanwhile.
 
     Args:
         failed: the dead workers, for a plan in the names of processes if peers are not alike. Never cached.

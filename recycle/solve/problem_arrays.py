@@ -1,8 +1,4 @@
-"""Planning problem and random numbers for the compiled loops.
-
-For the same seed, the random numbers are equal in plain Python and compiled. Plans depend on them, so they must not
-change.
-"""
+"""Planning problem and random numbers for the compiled loops. Plans depend on the numbers, so they must not change."""
 
 from __future__ import annotations
 

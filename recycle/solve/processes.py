@@ -1,7 +1,6 @@
 """Run a function over many tasks in several processes, which can end at any moment without leftovers.
 
-The standard pools wait for running tasks when stopped, or hang when a child is killed. Here each child has one pipe,
-whose end signals the death of the child, and a child ends with its parent.
+Each child has one pipe, whose end signals the death of the child. A child ends with its parent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Profile drift: evaluate a library's plans under a new profile, and replace stale plans.
 
-A stored *order* stays valid as long as it fits the new memory limits, but may no longer be good. Each order is timed
-under the new profile and compared with the new lower bound. A plan is stale if its gap has grown by more than a
-threshold: planning again would not close a gap that the plan had from the beginning.
+Each order is timed under the new profile and compared with the new lower bound. A plan is stale if its gap has grown by
+more than a threshold.
 """
 
 from __future__ import annotations

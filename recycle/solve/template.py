@@ -5,10 +5,8 @@ two micro-batches of one stage in one slot, the template's dependencies and memo
 most that of a fault-free pipeline with ceil(D m / fewest live workers) micro-batches.
 
 Unfolding list-schedules the whole problem with the template's times as due times of the slots. A micro-batch begins no
-earlier than a share of its due time, because it would take memory that a deeper chunk waits for. If memory limits the
-iteration, fewer slots with more running pipelines may be faster; the poorest ranks of that template are slower.
-
-Limits: all transfers take the time of the fastest link, and none goes between peers of a single rank.
+earlier than a share of its due time, because it would take memory that a deeper chunk waits for. Limits: all transfers
+take the time of the fastest link, and none goes between peers of a single rank.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ slot t. They are monotone in t, so each row needs few of them:
 
 Symmetric solutions are removed: micro-batches that share every host so far run by index, and equal hosts are ordered by
 their first micro-batch. Starts may be whole, because rounding down preserves a schedule of a whole period. A staggered
-period may lie between whole numbers, as a mean over at most all stages. So a proof that T is infeasible raises the
-bound to T + 1 / stages, and "optimal" refers to whole periods.
+period is a mean over at most all stages, so a proof that T is infeasible raises the bound to T + 1 / stages.
 
 Written with python-mip and solved by HiGHS. Limits: one link time without queues; no ordering of several chunks'
 updates, so a schedule may take longer than T; times with a common unit; no link inside a rank; several pipelines only

@@ -1,7 +1,4 @@
-"""DualPipeV: a V-shaped schedule whose steady state overlaps the forward of one chunk with the backward of the other.
-
-The transfers of one chunk are hidden by the compute of the other (DeepSeek's DualPipe cut in half along its symmetry;
-phases as in the repository deepseek-ai/DualPipe).
+"""DualPipeV: DeepSeek's DualPipe cut in half along its symmetry (phases as in the repository deepseek-ai/DualPipe).
 
 Rank r hosts stages r and 2 P - 1 - r. The steady state are overlapped pairs: F of chunk 0 with B of chunk 1, then the
 reverse. The first pair of the last rank is not overlapped, which shortens its bubble.

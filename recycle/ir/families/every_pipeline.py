@@ -1,7 +1,4 @@
-"""Copying the programs of one pipeline to all pipelines, as columns.
-
-The cost is the programs of one pipeline and D copies of arrays, without instruction objects.
-"""
+"""Copying the programs of one pipeline to all pipelines, as columns."""
 
 from __future__ import annotations
 

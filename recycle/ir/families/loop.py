@@ -17,13 +17,12 @@ a rank form one list of units: N micro-batches through chunk 0, the same through
 next N; the last group takes the rest. Backward units are the same list with the chunks mirrored. After
 min(m V, (V - 1) N + 2 (P - 1 - r)) forwards, a forward and a backward alternate. N = P unless given. Bubble per worker
 (P - 1)(F + B) in chunk times, a V-th of 1F1B's; inner bubble (P - 1 - r)(F + B); peak
-min(m V, (V - 1) N + 2 (P - 1 - r) + 1) activations on rank r. Groups smaller than P would make ranks wait for each
-other, in some cases forever (P = 3, V = 2, m = 3, N = 1), so they are refused, as in Megatron-LM. The exception is a
-single group, N = m, which never deadlocks; below P micro-batches its bubbles grow by (V - 1)(P - m)(F + B).
+min(m V, (V - 1) N + 2 (P - 1 - r) + 1) activations on rank r. Groups smaller than P can deadlock and are refused, as in
+Megatron-LM, except a single group, N = m; below P micro-batches its bubbles grow by (V - 1)(P - m)(F + B).
 
-Zero-bubble schedules by hand (Qi et al., 2023, arXiv 2401.10241, section 2): 1F1B with the backward split. A rank has a
-number of warm-up forwards and a lag. For each micro-batch k it runs I k, W k - lag and the next forward, as far as each
-exists, and the remaining W at the end. Limits: one chunk per rank.
+Zero-bubble schedules by hand (Qi et al., 2023, arXiv 2401.10241, section 2): 1F1B with the backward split. After the
+warm-up forwards a rank runs I k, W k - lag and the next forward for each k, and the remaining W at the end. Limits: one
+chunk per rank.
 
 ZB-H1: rank r runs min(P - r, m) forwards first and delays each W by r micro-batches. Peak min(P, m) activations. The
 bubble per worker is (P - 1)(F + I) - (min(m, P) - 1) min(F, I, W); the largest inner bubble is the same with min(F, W)

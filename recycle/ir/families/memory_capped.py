@@ -9,10 +9,9 @@ these numbers.
 A building block (arXiv 2405.15362) gives each rank four slots, for F and I of both chunks of one micro-batch; the next
 micro-batch follows six slots later, and W takes free slots. The block determines the peak memory of the repeated order.
 Repetition leaves bubbles at both ends, which squeezing closes: list scheduling over the order, where a free rank takes
-the first ready work, and runs a forward ahead of other work only if the skipped work still fits under the cap. So a
-squeezed order neither deadlocks nor exceeds the cap. A rank may keep W for times when nothing else is ready. A second
-pass squeezes from the end to the start, where W allocates and F frees. The search is deterministic and costs about
-seven passes. Squeezing under a cap of C chunks, for every P and m, is our own. Limits: two chunks per rank; no proof of
+the first ready work, and runs a forward ahead of other work only if the skipped work still fits under the cap. A rank
+may keep W for times when nothing else is ready. A second pass squeezes from the end to the start, where W allocates and
+F frees. Squeezing under a cap of C chunks, for every P and m, is our own. Limits: two chunks per rank; no proof of
 optimality. No V takes less than 2 m (F + B) + (P - 1) F.
 
 ZB-V has no inner bubble at the memory of 1F1B, C = 2 P. For m >= 2 P - 1 it starts from the paper's hand-made order,
@@ -24,8 +23,7 @@ where E = max(0, P - 2) max(0, W - I). No closed form is known for F > I or m < 
 V-half holds half of 1F1B's activations, C = 2 floor(P / 2) + 2. Its block takes two slots per rank on the ways down,
 one on the ways up. V-min holds a third, C = 2 (floor((P + 1) / 3) + 1), with one slot per rank on every way. For both,
 at F = I = W = 1 and m >= P, the makespan is 6 m + max(P - 1, 3 (2 P - C) - 1): measured for P up to 64, not proven, and
-the least of any V only for P <= 2. The authors' greedy reordering is never shorter. If F, I and W differ much, `times`
-gives shorter orders.
+the least of any V only for P <= 2. If F, I and W differ much, `times` gives shorter orders.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""File formats of schedules, registered by command-line name; each module has `loads` and `dumps`.
-
-The suffix determines the format; the content decides between formats with the same suffix or without one.
-"""
+"""File formats of schedules; the suffix determines the format, then the content."""
 
 from __future__ import annotations
 

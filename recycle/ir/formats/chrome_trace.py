@@ -1,12 +1,8 @@
 """Chrome Trace Event JSON: schedules as timelines for Perfetto and chrome://tracing (docs/reference/file-format.md).
 
 Written files (format "recycle-timeline" in `otherData`) contain the schedule, lowered and simulated; one unit of the
-profile is one second. A send lasts as long as its transfer, a receive no time. Arrows lead from each send to its
-receive, and along activations that change pipelines at a re-routed F. Counters show the held activations, in bytes if
-the profile weighs activations (its `activation` is not 1 everywhere), else in chunks.
-
-Readable are these files, by name, worker and position of the slices; traces of `recycle train` (see `run_trace`); and
-traces of torch's profiler (see `profiler_trace`).
+profile is one second. Counters show the held activations, in bytes if the profile's `activation` is not 1 everywhere,
+else in chunks. Readable are these files, traces of `recycle train` (`run_trace`) and of torch (`profiler_trace`).
 """
 
 from __future__ import annotations

@@ -7,10 +7,8 @@
 `table` is the result of megatron-core's `get_schedule_table(micro_batches, chunks, group_size)`, `orders` of
 `convert_schedule_table_to_order` per rank: a forward of chunk c is c + 1, a backward -(c + 1); the n-th of either is
 micro-batch n (megatron-core 0.16.1, pipeline_parallel/schedules.py and transformer/cuda_graphs.py). Reading needs
-`ranks` and one of the two; other fields are checked for consistency.
-
-Only orders that Megatron runs are accepted: the families `interleaved` (groups of at least P micro-batches, several
-ranks) and `1f1b` (one chunk) with D = 1. Omissions are logged.
+`ranks` and one of the two. Only the families that Megatron runs are accepted: `interleaved` (groups of at least P
+micro-batches, several ranks) and `1f1b` (one chunk) with D = 1.
 """
 
 from __future__ import annotations
@@ -65,7 +63,7 @@ def _is_table_alone(content: bytes) -> bool:
 def loads(content: bytes, name: str = "table", most: int | None = None) -> Schedule:
     """Parse the table or orders as a compute-only schedule; `name` begins every error message.
 
-    Raises ScheduleError for an incomplete table or an order that Megatron would not run, with the entry.
+    Raises ScheduleError for an incomplete table or an order that Megatron would not run.
     """
     if _is_table_alone(content):
         raise ScheduleError(
@@ -118,10 +116,7 @@ def _require_same(name: str, actual: Sequence[object], expected: Sequence[object
 
 
 def dumps(schedule: Schedule) -> str:
-    """Return the text of the file, with table and orders. Logs omissions.
-
-    Raises ScheduleError for an order that Megatron would not run, with the first deviating instruction.
-    """
+    """Return the file's text and log omissions; ScheduleError for an order that Megatron would not run."""
     shape = schedule.shape
     _FORMAT.require_one_pipeline(schedule)
     if schedule.placement != loop_placement(shape):

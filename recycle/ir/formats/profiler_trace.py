@@ -1,7 +1,6 @@
 """The schedule that torch executed, from traces of torch's profiler.
 
-torch's pipeline runtime labels each action "PP:<action>" (torch 2.13: `_PipelineScheduleRuntime` and the schedules
-built on it; ScheduleGPipe and Schedule1F1B have no such labels). Each rank writes a file, with its number under
+torch 2.13's `_PipelineScheduleRuntime` labels each action "PP:<action>". Each rank writes a file, with its number under
 `distributedInfo`. In a merged file ranks are processes: ordered by `pid` if these count from 0, else by first stage.
 
 Actions of a rank are ordered by start. A repeated instruction starts a new iteration; the schedule is the last

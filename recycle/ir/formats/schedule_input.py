@@ -1,7 +1,6 @@
 """The content of schedule files: size limits before parsing, and the order, times and warnings after parsing.
 
-Files up to `SMALL` bytes, zipped or not, are read and checked in less than 1 GB; the limits of larger files grow with
-their size. A value of two or three bytes may need three hundred bytes in memory, and gzip compresses a thousandfold.
+Files up to `SMALL` bytes, zipped or not, are read and checked in less than 1 GB; larger files have larger limits.
 """
 
 from __future__ import annotations
@@ -101,10 +100,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OrderOnly:
-    """A format that contains only the order of one pipeline.
-
-    `alive` is the reason that no rank can have failed.
-    """
+    """A format with the order of one pipeline only; `alive` is the reason that no rank can have failed."""
 
     name: str
     alive: str

@@ -1,7 +1,7 @@
 """The schedule CSV of torch.distributed.pipelining, and the text of its actions, which the profiler's labels share.
 
-Row r is the program of rank r, one action per cell. The actions of all ranks together determine the shape, the
-placement, the peers and the steps, by the rules in docs/reference/file-format.md (`inferred`, `schedule_of`).
+Row r is the program of rank r, one action per cell. Shape, placement, peers and steps follow from the actions by the
+rules in docs/reference/file-format.md.
 
     file   = row { newline row }          blank lines at the end are ignored; CRLF on output
     row    = cell { "," cell }            rows may differ in length
@@ -11,8 +11,7 @@ placement, the peers and the steps, by the rules in docs/reference/file-format.m
            | stage ( WAIT_SEND_F | WAIT_SEND_B ) micro_batch
            | stage ( REDUCE_GRAD | UNSHARD | RESHARD )        stage and micro_batch are digits
 
-A transfer without a peer on another rank gets its own worker as peer, which `check` rejects. Writing refuses programs
-that reading would not restore.
+A transfer without a peer on another rank gets its own worker as peer, which `check` rejects.
 """
 
 from __future__ import annotations
@@ -142,10 +141,7 @@ def from_old_notation(actions: Actions) -> Actions:
 
 
 def schedule_of(ranks: Sequence[Actions]) -> tuple[Schedule, list[str]]:
-    """Return (schedule, warnings) of the actions of all ranks, with shape, placement, peers and steps inferred.
-
-    Raises ScheduleError if the actions imply no shape.
-    """
+    """Return (schedule, warnings) of the actions of all ranks; ScheduleError if they imply no shape."""
     programs = [[action for action in actions if not isinstance(action, str)] for actions in ranks]
     dropped = Counter(sorted(action for actions in ranks for action in actions if isinstance(action, str)))
     shape, placement = inferred(programs)
@@ -244,10 +240,7 @@ def loads(text: str | bytes, name: str = "schedule", most: int | None = None) ->
 
 
 def dumps(schedule: Schedule) -> str:
-    """Return the text of the file, compute-only or with communication, as the schedule is. Logs omissions.
-
-    Raises ScheduleError if the format cannot represent the schedule.
-    """
+    """Return the file's text and log omissions; ScheduleError if the format cannot represent the schedule."""
     _refuse_other_pipelines(schedule)
     shape, placement = schedule.shape, tuple(tuple(sorted(set(stages))) for stages in schedule.placement)
     programs = [schedule.program(worker) for worker in shape.workers()]

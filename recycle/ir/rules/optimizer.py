@@ -1,8 +1,4 @@
-"""Rules for the optimizer: on each live host of a stage one reduce (and bucket sums) after the last gradient, then one
-step and gather, in one order among peers.
-
-The rules apply to schedules with any REDUCE_GRAD or STEP; otherwise `lower` adds both.
-"""
+"""Rules for the optimizer, for schedules with any REDUCE_GRAD or STEP; otherwise `lower` adds both."""
 
 from __future__ import annotations
 

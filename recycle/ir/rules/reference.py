@@ -1,8 +1,6 @@
 """Writes docs/reference/codes.md: exit codes, error classes and the codes of findings.
 
-    python -m recycle.ir.rules.reference docs/reference/codes.md
-
-Rules come from `all_rules()`, which `recycle check --explain` also prints.
+python -m recycle.ir.rules.reference docs/reference/codes.md
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The framework of rules: a rule has a code, a severity, a documentation and a function that yields defects.
 
-The function receives an `Inspection` (a schedule and lazily computed facts) and yields a `Defect` for each kind of
-violation: columns of rows of the given program with a message and a hint. `Rule.findings` and `check` group, limit and
-sort them.
+The function receives an `Inspection` and yields a `Defect` for each kind of violation. `Rule.findings` and `check`
+group, limit and sort them.
 """
 
 from __future__ import annotations

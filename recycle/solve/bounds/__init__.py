@@ -5,8 +5,7 @@ The loop placement gives the hosts of a stage: chunk c of rank r on stage c * P 
 closed_forms  load, memory and paths through the ranks
 fluid         a linear program over a few stages, which raises the closed forms
 
-`RisingBound` computes the bound in a thread during a search and ends the search once the bound is met. Linear programs
-take as long as much of a search; the solver and the compiled searches release the interpreter's lock.
+`RisingBound` computes the bound in a thread during a search and ends the search once the bound is met.
 
 Whole times make whole bounds. Each bound is about E_s - S_s of one stage, or about the makespan. Starts counted from
 S_s and rounded down are still a schedule. So the smallest value is whole, and a proven bound may be rounded up.
@@ -43,8 +42,7 @@ def rising_bounds(problem: Problem, deadline: Deadline | None = None) -> Iterato
 def closed_form(problem: Problem) -> float:
     """Return the bound without linear programs: weaker, in a hundredth of the time.
 
-    Every term looks at the hosts of one rank. If workers are alike, the bound for dead workers on several ranks is
-    therefore the maximum of the bounds of each rank alone.
+    If workers are alike, the bound for dead workers on several ranks is the maximum of the bounds of each rank alone.
     """
     return closed_forms.period(problem) if problem.staggered else closed_forms.makespan(problem)
 

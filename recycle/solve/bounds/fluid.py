@@ -15,9 +15,8 @@ Between the chosen stages a micro-batch travels on the fastest hosts. Time 0 is 
 (with the barrier: at stage 0). If no such fluid completes all units by T - update_seconds, the period exceeds T.
 
 On a grid, a function is replaced by its value at the next grid point, and lags are rounded down; both only weaken the
-rows. A grid that is fine in warm-up and drain comes first. Chains of few stages then get a grid aligned to the lags,
-because with tight memory rounded holding times lose too much. A solver proposes multipliers. The proof is weak duality,
-computed here from the rows, so the solver's tolerances and limits cannot make a bound wrong.
+rows. A grid that is fine in warm-up and drain comes first, then for few stages a grid aligned to the lags. A solver
+proposes multipliers; the proof is weak duality, so the solver's tolerances and limits cannot make a bound wrong.
 
 Limits: omits the windows of the other ranks with the staggered optimizer, and transfers that wait for each other.
 """

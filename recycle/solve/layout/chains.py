@@ -1,8 +1,7 @@
 """Chains: rows of live workers that each host a whole model, cut to minimize the slowest worker's work.
 
-A chain whose slowest worker takes b seconds per micro-batch runs one micro-batch every b seconds. For each number of
-chains, a knapsack over their lengths maximizes the total rate. Micro-batches go to chains in proportion to their rate,
-in whole numbers.
+A chain whose slowest worker takes b seconds per micro-batch runs one every b seconds. For each number of chains, a
+knapsack over their lengths maximizes the total rate. Micro-batches go to chains in proportion to their rate.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Plan an elastic layout: the best of re-routing and of the candidate hostings.
-
-Every hosting is list-scheduled, which includes warm-up, tail and hand-overs; the best are simulated. The simulator
-gives all figures, on the schedule of all workers.
-"""
+"""Plan an elastic layout: list-schedule re-routing and the candidate hostings, and simulate the best."""
 
 from __future__ import annotations
 
@@ -77,8 +73,7 @@ def quick_elastic_plan(
 ) -> Plan | None:
     """Return the best hosting's plan by list scheduling alone; None without any. Arguments as in `elastic_plan`.
 
-    Raises:
-        PlanError, JobError: as in `solve.planner.plan`.
+    Raises as `solve.planner.plan`.
     """
     begun = time.perf_counter()
     planner = LayoutPlanner(job, frozenset(failed), within)

@@ -1,9 +1,8 @@
 """Exact model of small layouts: units of each worker, and micro-batches of each unit.
 
 Every live worker takes a run of neighboring units within its memory, or none, and whole micro-batches of each unit. The
-program minimizes the busiest worker's work. It ignores the order, warm-up, tail, hand-overs, activations and updates.
-So the optimum is a lower bound on the load of every hosting and on the period of every layout without updates. Written
-with python-mip and solved by HiGHS, for about ten workers and units.
+program minimizes the busiest worker's work. It ignores the order, warm-up, tail, hand-overs, activations and updates,
+so the optimum bounds the load of every hosting from below. Limits: about ten workers and units.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Assign workers to positions of chains or to ranges of units, with few copies.
 
-A worker that holds exactly a wanted range takes it, in its own pipeline if possible. A linear program over the kinds of
-ranges and workers matches the rest with the fewest copies.
+A worker that holds exactly a wanted range takes it; a linear program matches the rest with the fewest copies.
 """
 
 from __future__ import annotations

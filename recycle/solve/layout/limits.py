@@ -1,10 +1,8 @@
 """Explain why no layer moves, and find the smallest memory limits of the job with which layers would move.
 
 Each value tried is planned by list scheduling: steps double until a value allows a faster layout, then a bisection
-follows. One limit is reported if one suffices, the limit on activations before that on state; otherwise both.
-
-Limits: assumes that a larger value allows all that a smaller one does. After a timeout during the bisection the
-smallest value so far is reported. A step is never interrupted.
+follows. One limit is reported if one suffices, the limit on activations before that on state; otherwise both. Limits:
+assumes that a larger value allows all that a smaller one does.
 """
 
 from __future__ import annotations

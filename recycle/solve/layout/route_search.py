@@ -28,11 +28,7 @@ WORTH_LOADING, COMPILING_SECONDS = 1_000_000, 60.0
 
 @dataclass(frozen=True, eq=False)
 class RouteOrder:
-    """An order of the operations of legs, and an upper estimate of its period.
-
-    Attributes:
-        programs: operations of each worker, in order: `kind * legs + leg`, with F, I (or B) and W as kinds 0, 1 and 2.
-    """
+    """Operations of each worker, `kind * legs + leg` with F, I (or B), W as 0 to 2; upper estimate of the period."""
 
     programs: list[Operations]
     period: float

@@ -2,12 +2,8 @@
 
 A leg is a run of neighboring units that one worker runs of one micro-batch. The number of micro-batches per unit and
 worker is given. At every boundary between units the fewest possible micro-batches change workers. Micro-batches that
-leave a worker are spread evenly over the next hosts and stay in their pipeline if possible. So a worker with shared
-units gets an even stream of micro-batches.
-
-All legs form one schedule, whose stages are delimited by the ends of all legs. A worker hosts several such stages and
-runs a leg's forwards, or backwards, in sequence. So only the ends of legs are sent. Every unit is in one stage, whose
-gradients are summed over all its hosts.
+leave a worker are spread evenly over the next hosts and stay in their pipeline if possible. All legs form one schedule,
+whose stages are delimited by the ends of all legs; only the ends of legs are sent.
 """
 
 from __future__ import annotations
@@ -144,18 +140,13 @@ def joint_schedule(
     split: bool,
     tied: bool = False,
 ) -> Schedule:
-    """Return one schedule of all legs, without transfers.
-
-    Each worker reduces its first stage first, so no worker waits for one further down the model, which ends later. In
-    the reverse order, workers that share stages with different neighbors would form a chain of waits through the model.
-    With the barrier, steps follow all reduces.
+    """Return one schedule of all legs, without transfers. Each worker reduces its first stage first.
 
     Args:
         programs: operations of each worker of `routes`, `kind * legs + leg`, with F, I (or B) and W as 0 to 2.
         names: micro-batch of each route.
         split: the backward pass is split into I and W.
-        tied: the first and last stage share a weight and reduce together. All workers do this last; otherwise hosts of
-            one of the two and of stages between would deadlock.
+        tied: the first and last stage share a weight and reduce together, on all workers last to avoid deadlocks.
     """
     cut = routes.common_cut()
     shape = Shape(shape.pipelines, shape.ranks, shape.micro_batches, shape.chunks, cut)

@@ -11,8 +11,7 @@ Moves:
     shift      a due time; with the barrier every due time equals the target and none shifts
 
 A micro-batch is mobile at a stage if its home is dead, slower than another host, or has a slower link; in a wide round
-all are at such a stage. Many moves start on the critical path of a late worker, because only these can make it end
-earlier. `order_kernels` defines the cost of a state.
+all are at such a stage. `order_kernels` defines the cost of a state.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
     python -m recycle.solve.search.compile_kernels MARK
 
-Takes tens of seconds of one core, at low priority. Calls each kernel once on a minimal problem; argument types are the
-same for all problems.
+Calls each kernel once on a minimal problem. Takes tens of seconds of one core, at low priority.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@
 
 A lane is a directed pair of workers. A lane carries one transfer at a time, in the order of the sender's program. A
 transfer takes the lane's time in `hops`, or `link` seconds. A worker runs its W in the order of their I. The memory
-test of a forward reserves one slot for each deeper chunk of the worker; otherwise forwards can deadlock. Activations of
-micro-batches that have passed the last stage count as free there, because they are certain to end.
+test of a forward reserves one slot for each deeper chunk of the worker; otherwise forwards can deadlock.
 """
 
 from __future__ import annotations

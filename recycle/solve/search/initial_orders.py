@@ -1,13 +1,9 @@
 """Initial orders of a search: policies, templates, insertion and schedule families.
 
-Templates differ in the number of pipelines that run a micro-batch in each slot. More than the live workers of the
-poorest stage pay if memory limits the iteration. A slow worker may hold up its peers more than it helps. So the search
-also starts without all workers slower than the median of their peers, and without each of these, and continues with the
-best.
-
-A schedule family fits a problem if all workers are alive, chunk c of rank r is on stage c * P + r, and memory suffices.
-The family may split the backward pass only if the problem does. In a split problem a whole B is an I directly followed
-by its W.
+Templates differ in the number of pipelines that run a micro-batch in each slot. A slow worker may hold up its peers
+more than it helps, so the search also starts without all workers slower than the median of their peers, and without
+each of these. A schedule family fits a problem if all workers are alive, chunk c of rank r is on stage c * P + r, and
+memory suffices. In a split problem a whole B is an I directly followed by its W.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Insertion: schedule one complete micro-batch after another, each operation in the first gap of its worker.
 
-A list scheduler can give a newer micro-batch a gap or memory slot that an older one needs a moment later. Insertion
-never delays an older micro-batch, so each is held for a shorter time. That time determines the period with tight
-memory, slow links and several chunks per worker. This is serial schedule generation (Kolisch, 1996) with micro-batches
-as activities.
+Insertion never delays an older micro-batch, so each is held for a shorter time, which determines the period with tight
+memory, slow links and several chunks per worker. Source: serial schedule generation (Kolisch, 1996).
 
 A forward needs a gap, and a free slot from then on. A W waits until more than `waiting` of them wait on its worker, or
 until a forward finds no slot. The assignment gives the number of micro-batches per host and stage, or with `is_free`

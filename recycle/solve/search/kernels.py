@@ -1,7 +1,6 @@
 """Load the compiled kernels, or start the process that compiles them.
 
-Compiling takes longer than most searches. A search with a deadline continues in plain Python while a separate process
-compiles, and loads the result at its next part.
+A search with a deadline continues in plain Python while a separate process compiles.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ def are_loaded() -> bool:
 
 
 def start_compile_process() -> None:
-    """Start the compile process, once for all processes that share the cache; do nothing if the cache is read-only.
-
-    The process starts in the folder of this package, so that it imports this copy.
-    """
+    """Start the compile process, once for all processes that share the cache; do nothing if the cache is read-only."""
     mark = cache_folder(insert) / "compiling"
     try:
         mark.parent.mkdir(parents=True, exist_ok=True)

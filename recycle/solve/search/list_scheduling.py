@@ -10,11 +10,9 @@ An idle worker takes the first choice that applies:
     W
     F   memory allows and fewer than `hold` micro-batches are between F and I
 
-Forwards first with a hold of P - s is ZB-H1's rotation of I, W and F; backwards first suits ample memory. Ready
-operations are taken by micro-batch index, then pipeline; with chunks the deepest forward first, or both by groups. The
-scheduler cannot deadlock: a ready backward frees memory, and the last stage can run one after its forward. Each chunk
-leaves a free slot for every deeper chunk of its worker. `schedule_by_priority` improves an existing order, like
-forward-backward improvement in project scheduling.
+Ready operations are taken by micro-batch index, then pipeline; with chunks the deepest forward first, or both by
+groups. The scheduler cannot deadlock: a ready backward frees memory, and the last stage can run one after its forward.
+`schedule_by_priority` improves an existing order, like forward-backward improvement in project scheduling.
 """
 
 from __future__ import annotations

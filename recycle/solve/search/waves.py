@@ -1,11 +1,8 @@
 """Waves: micro-batches enter a pipeline in groups, with due times as if each group ran unhindered.
 
 With little memory, evenly spaced forwards meet a backward pass at every rank; one of the two waits and holds memory. A
-wave of close micro-batches meets a returning wave as a whole, so less waits, and the first waves fill the memory at
-once. The distance of waves follows from the work and memory of their micro-batches.
-
-List scheduling turns due times into an order. The parameters (`Wave`) are tried on a grid, then changed at random; a
-change is kept if the period is not longer.
+wave of close micro-batches meets a returning wave as a whole, so less waits. List scheduling turns due times into an
+order. The parameters (`Wave`) are tried on a grid, then changed at random.
 """
 
 from __future__ import annotations
