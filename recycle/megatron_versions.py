@@ -270,7 +270,7 @@ class StoredObject(NamedTuple):
 
 
 def common_state_path(folder: Path) -> Path:
-    """The file with the common state (all but tensors) of a `torch_dist` checkpoint; versions after 0.18 only read it."""
+    """File with the common state (all but tensors) of a `torch_dist` checkpoint; versions after 0.18 only read it."""
     from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
 
     return folder / str(COMMON_STATE_FNAME)
