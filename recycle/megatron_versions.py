@@ -1,11 +1,8 @@
 """Names of megatron-core and torch that are private or differ between versions; no other module of recycle uses them.
 
-megatron-core 0.16.1 to 0.19 and torch 2.13 to 2.15 are supported; other versions run with a warning. Functions here ask
-signatures where these tell what a version expects. `recycle.exec.model.backward.require_exact_split` compares the split
-backward with megatron-core's own before training.
-
-Importing this module loads neither torch nor megatron-core. Functions that replace something of megatron-core act on
-the whole process.
+megatron-core 0.16.1 to 0.19 and torch 2.13 to 2.15 are supported; other versions run with a warning. Importing this
+module loads neither torch nor megatron-core. Functions that replace something of megatron-core act on the whole
+process.
 """
 
 from __future__ import annotations
@@ -172,8 +169,7 @@ def join_world_of_one() -> None:
 def describe_group(group: Any, name: str, rank: int) -> None:
     """Add a process group that torch did not create to torch's tables.
 
-    torch describes the group when a collective fails and when its profiler starts; without an entry, that raises
-    another error.
+    torch looks up the group when a collective fails and when its profiler starts; without an entry, that fails too.
     """
     import torch
 
@@ -218,10 +214,7 @@ def share_random_generator() -> None:
 
 @contextmanager
 def without_model_notice() -> Iterator[None]:
-    """Suppress the notice of megatron-core 0.19 that GPTModel is deprecated.
-
-    Its successor HybridModel has other parameter names, which checkpoints do not have.
-    """
+    """Suppress megatron-core 0.19's notice that GPTModel is deprecated: its successor names parameters differently."""
     logger = logging.getLogger("megatron.core.models.gpt.gpt_model")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -277,20 +270,14 @@ class StoredObject(NamedTuple):
 
 
 def common_state_path(folder: Path) -> Path:
-    """The file with the common state, the state that is not tensors, of a `torch_dist` checkpoint.
-
-    Later versions than 0.18 read it and no longer write it.
-    """
+    """File with the common state (all but tensors) of a `torch_dist` checkpoint; versions after 0.18 only read it."""
     from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
 
     return folder / str(COMMON_STATE_FNAME)
 
 
 def stored_common_state(folder: Path) -> StoredObject | None:
-    """Location of the common state, which versions after 0.18 store as an object, in a list of one element.
-
-    None if the checkpoint has none.
-    """
+    """Location of the common state, which versions after 0.18 store as an object in a list of one; None without one."""
     from megatron.core.dist_checkpointing.mapping import ShardedObject
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 

@@ -1,10 +1,8 @@
 """The Dash application: pages as tabs, served on loopback only.
 
 The browser loads everything from this process: plotly.js from the installed plotly, styles from `assets/`. The viewer
-has no password and can plan and read schedules, so it keeps other web pages out. A foreign page could point its name at
-127.0.0.1 (DNS rebinding), post to this server, or embed it in a frame. Only requests that name this machine or an
-allowed host are answered, and only posts from the viewer's page. A content security policy restricts browsers to this
-server.
+has no password and can plan and read schedules, so `protect` keeps other web pages out: they could point their name at
+127.0.0.1 (DNS rebinding), post to this server, or embed it in a frame.
 """
 
 from __future__ import annotations

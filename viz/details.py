@@ -1,7 +1,6 @@
 """Details of a selection (an operation, a gap or a worker), and the headline figures of a timeline.
 
-`viz.analysis` computes slack and causes; this file maps them to operations of a table, for the canvas to draw arrows. A
-table without a timeline has details of operations only.
+`viz.analysis` computes slack and causes. A table without a timeline has details of operations only.
 """
 
 from __future__ import annotations
@@ -195,10 +194,7 @@ def figures(context: TimelineContext | None, unit: TimeUnit) -> list[Figure]:
 
 
 def one_f_one_b_period(timeline: Timeline) -> float | None:
-    """Return the period of fault-free 1F1B in the times of `timeline`; None for unequal workers, links or layers.
-
-    The pipelines are equal and independent, so one of them has the period of all.
-    """
+    """Return the period of fault-free 1F1B in the times of `timeline`; None for unequal workers, links or layers."""
     shape, profile = timeline.schedule.shape, timeline.profile
     hosted = _stages_per_rank(timeline.schedule)
     if shape.cut or profile.speed or profile.links or hosted is None:

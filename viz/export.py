@@ -1,7 +1,6 @@
 """Exports without a server: one self-contained HTML file, an SVG or a PNG.
 
-The HTML refers to no address and includes plotly.js if it has figures. SVG and PNG need neither browser nor plotly; SVG
-does not need Pillow either.
+The HTML refers to no address and includes plotly.js if it has figures. SVG and PNG need neither browser nor plotly.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ def export(
 ) -> None:
     """Write `sources` to `path` in the format of its suffix: `.html`, `.svg` or `.png`.
 
-    An HTML page takes 11 bytes per operation, plus 5 MB of plotly.js for figures. Its timelines are the viewer's;
-    answers that need the server, such as causes of waits, are left out. A PNG takes any number of operations.
+    Answers that need the server, such as causes of waits, are left out of an HTML page.
 
     Args:
         what_if, comparisons: plans of a job and comparisons of systems, as in `viz.app.build_app`, for an HTML page.

@@ -1,8 +1,7 @@
 """Appearance of instruction kinds in the viewer: drawing, search, labels and descriptions.
 
-The file that registers a new kind adds its `Look` here (docs/guides/add-an-instruction.md); without a look it is drawn
-like reduces and steps. All text templates are here: the browser receives them with the lanes (`viz.lane_cache`) and
-fills them in the same way.
+The file that registers a new kind adds its `Look` here (docs/guides/add-an-instruction.md). All text templates are
+here: the browser receives them with the lanes (`viz.lane_cache`) and fills them in the same way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """LaneTable: a planned or executed timeline as columns, for all renderers.
 
-One lane per worker, the operations of a lane sorted by start. Canvas, SVG and PNG draw the same table. A planned table
-has its timeline's times; an executed one counts from its first start, and keeps that origin.
+A planned table has its timeline's times; an executed one counts from its first start, and keeps that origin.
 """
 
 from __future__ import annotations

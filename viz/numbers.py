@@ -1,7 +1,4 @@
-"""Format of numbers and times on pages, axes and in texts: three significant digits, percent, times with unit.
-
-Positions on a time axis keep as many digits as distinguish neighbors.
-"""
+"""Format of numbers and times on pages, axes and in texts: three significant digits, percent, times with unit."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Run: a run directory for the viewer, with metrics, events, plans, trace, and segments between membership changes.
 
-Missing or broken files become lines in `problems`, and the rest is shown; only a folder that is not a run directory is
-an error. For a live run, which has no `trace.json`, the logs are merged.
+Missing or broken files become lines in `problems`. The logs of a live run, without `trace.json`, are merged.
 """
 
 from __future__ import annotations
@@ -150,10 +149,7 @@ class Run:
 
     @cached_property
     def further_deaths(self) -> list[int]:
-        """Further failures that each stage can tolerate without losing optimizer state.
-
-        From the last generation's event; [] without a sharded optimizer.
-        """
+        """Further failures that each stage tolerates without losing optimizer state; [] without a sharded optimizer."""
         logged = (event.get("further_deaths") for event in reversed(self.events) if event.get("kind") == "shards")
         stages = next(logged, None)
         return stages if isinstance(stages, list) and all(type(count) is int for count in stages) else []

@@ -1,7 +1,4 @@
-"""Reads run directories: their files, the runs of a folder, and live runs again and again.
-
-Missing or broken files become lines in the readers' argument `problems`.
-"""
+"""Reads run directories, also of live runs; missing or broken files become lines in the argument `problems`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What-if: plans for chosen dead workers, from the library or from a planner passed in.
 
-The viewer imports no solver; `recycle view` passes a callable. Outcomes are cached, so undo and deep links are fast.
-Workers have the names of processes: the failed workers of an outcome's schedule are the requested ones.
+The viewer imports no solver. Workers have the names of processes: an outcome's failed workers are the requested ones.
 """
 
 from __future__ import annotations

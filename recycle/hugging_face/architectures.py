@@ -1,7 +1,6 @@
 """Translation between `config.json` of Hugging Face and `[model]` of a job.
 
-Each architecture is a row of `ARCHITECTURES`. Configurations that recycle's models do not support are refused with
-their key; keys that do not affect the computation are ignored.
+Each architecture is a row of `ARCHITECTURES`. Keys that do not affect the computation are ignored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Folders of Hugging Face models: configuration, weight files and accompanying files.
-
-A checkpoint keeps the model's tokenizer and generation settings; an export returns them with the weights.
-"""
+"""Folders of Hugging Face models: configuration, weight files and accompanying files."""
 
 from __future__ import annotations
 

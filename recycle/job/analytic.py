@@ -10,12 +10,10 @@ Bytes of activations, with w bytes per entry: w b s (8 h + 2 f). With f = 4 h th
 Korthikanti et al. 2022 (arXiv 2205.05198, table 2) count without the two dropout masks. They are divided by the T GPUs
 of a worker (sequence parallelism). Attention's products are recomputed ("selective"); keeping them takes another
 2.5 w a b s^2 / T. A layer recomputed from its input ("full") keeps w b s h. The output layer keeps the softmax in fp32.
-Bytes per parameter come from `footprint`, divided by T. The optimizer moves 30 bytes per parameter. Adding a gradient
-to an "exact" sum moves more bytes than adding it to a "fast" sum, and counts as part of W.
+Bytes per parameter come from `footprint`, divided by T. The optimizer moves 30 bytes per parameter.
 
-Every expert counts as receiving equally many tokens. Tensor ranks that do not share the experts hold and compute all.
-
-Limits: small kernels are not slower, and transfers do not share links; both favor large models. The executor's tensor
+Limits: every expert receives equally many tokens, and tensor ranks that do not share the experts hold and compute all.
+Small kernels are not slower, and transfers do not share links; both favor large models. The executor's tensor
 parallelism works without sequence parallelism, so with T > 1 it holds more than computed here.
 """
 
@@ -129,8 +127,7 @@ def layers(job: Sections, pieces: Pieces = ON_GPU) -> tuple[Layer, ...]:
 def model_flops(job: Sections) -> float:
     """Return the floating-point operations of an iteration that the model needs: three times its forward pass.
 
-    Recomputation does not count, and attention counts as if no token were masked, as in Narayanan et al. 2021
-    (arXiv 2104.04473, section 5.1).
+    Recomputation does not count; attention counts as if no token were masked, as in Narayanan et al. 2021.
     """
     model = job.model
     b, s, h = job.data.micro_batch_size, model.sequence, model.hidden

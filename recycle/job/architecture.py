@@ -1,7 +1,6 @@
 """Architectures of the models that recycle builds: the families of `[model] kind`, and the sizes of their layers.
 
-A family is a set of fields of megatron-core's TransformerConfig, which `[model.config]` extends or overrides. Sizes
-count parameters; the analytic model prices layers by these sizes.
+A family is a set of fields of megatron-core's TransformerConfig, which `[model.config]` extends or overrides.
 """
 
 from __future__ import annotations

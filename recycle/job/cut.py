@@ -1,8 +1,7 @@
-"""Prices of the stages of an elastic layout, derived from the prices of fault-free stages.
+"""Prices of the stages of an elastic layout (`Shape.cut`), derived from the prices of fault-free stages.
 
-A layout cuts the model at other places than the P * V stages that a job is priced by (`Shape.cut`). Seconds and bytes
-of a fault-free stage are distributed over its units by weight, or evenly without weights. A message is priced by the
-unit whose output crosses. Workspace and reduction latency of a stage are the maximum over its parts.
+Seconds and bytes of a fault-free stage are distributed over its units by weight, or evenly without weights. A message
+is priced by the unit whose output crosses. Workspace and reduction latency are the maximum over a stage's parts.
 """
 
 from __future__ import annotations

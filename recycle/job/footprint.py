@@ -1,7 +1,6 @@
 """Memory of training besides activations: bytes per parameter, messages under way, and pieces of work.
 
-The analytic model computes with these figures and the executor keeps to them. `benchmarks/memory.py` and
-`tests/exec/profile/test_footprint.py` compare both with torch's allocations.
+The analytic model computes with these figures and the executor keeps to them; `benchmarks/memory.py` compares both.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Job: the complete description of a run, read from one TOML file.
 
-Each section is a typed struct with defaults; errors of `Job.load` name file and key. A plan needs only `[shape]`,
-`[times]` and `[memory]`. `recycle.job.reference` describes every key.
+Each section is a typed struct with defaults. A plan needs only `[shape]`, `[times]` and `[memory]`.
 """
 
 from __future__ import annotations
@@ -77,10 +76,7 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
 
     @property
     def seconds_per_unit(self) -> float | None:
-        """Seconds per unit of the profile's times; None if unknown.
-
-        A profile file holds measured seconds; the numbers of `[times]` are in any unit.
-        """
+        """Seconds per unit of the profile's times; None if unknown."""
         if self.model.kind == "emulated":
             return self.model.seconds_per_unit or None
         return 1.0 if self.times.profile is not None else None

@@ -1,11 +1,8 @@
 """Manifests of checkpoints as JSON, read without torch, and the `[model]` section that a job takes from them.
 
-This file checks a manifest's hash and finds the files that came with a Hugging Face model. `recycle.exec.checkpoint`
-reads the content into a type.
-
-With `[model] weights` a job takes the shape of its model from that checkpoint, imported or of any run. Keys of
-`[model]` that the job does not state come from the checkpoint if they affect what the model computes. Keys of training
-stay the job's: dropout, recomputation, the sequence length of rotary models, and the weight of an auxiliary loss.
+`recycle.exec.checkpoint` reads the content into a type. Keys of `[model]` that the job does not state come from the
+checkpoint in `[model] weights` if they affect what the model computes. Keys of training stay the job's: dropout,
+recomputation, the sequence length of rotary models, and the weight of an auxiliary loss.
 """
 
 from __future__ import annotations

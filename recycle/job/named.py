@@ -1,7 +1,4 @@
-"""Functions that a job names as "package.module:function": of the model, the data and the loss.
-
-Every process that needs a function imports it, from the folders that the job states, then from Python's path.
-"""
+"""Functions that a job names as "package.module:function": of the model, the data and the loss."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Prices of a job's instructions: from the job's sections to seconds, bytes and memory limits.
-
-`price` in `recycle.job.job` runs once, where a command, a launcher, an agent or a worker starts.
-"""
+"""Prices of a job's instructions: from the job's sections to seconds, bytes and memory limits."""
 
 from __future__ import annotations
 
@@ -63,8 +60,7 @@ def _bytes_per_stage(written: str | list[str], key: str) -> PerStage:
 def layer_seconds(job: Sections) -> list[float]:
     """Return F + I + W of each layer for `[model] split = "auto"`.
 
-    The seconds come from the analytic model if the job has a profile, because a profile file describes an earlier
-    split. Without a profile, or with an emulated model, each layer counts 1.
+    They come from the analytic model; each layer counts 1 without a profile, or with an emulated model.
     """
     if job.times.profile is None or job.model.kind == "emulated":
         return [1.0] * job.model.layers

@@ -1,7 +1,6 @@
 """Profile: prices of each kind of instruction per stage, in seconds and bytes.
 
-Planner, simulator and checker price a schedule by its profile alone. A unit profile (every time 1, an activation weighs
-1), as in papers' figures, is handled like measured numbers.
+Planner, simulator and checker price a schedule by its profile alone, also by a unit profile (every time 1).
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Reference of all keys of a job file, for `recycle train JOB --explain` and docs/reference/job.md.
+"""Reference of all keys of a job file, from the types and docstrings in `recycle.job.sections`.
 
-    python -m recycle.job.reference docs/reference/job.md
-
-writes the page from the types and docstrings in `recycle.job.sections`.
+`python -m recycle.job.reference docs/reference/job.md` writes the page; `recycle train JOB --explain` uses it too.
 """
 
 from __future__ import annotations

@@ -166,9 +166,8 @@ def place_workers(shape: Shape, workers_per_node: int) -> tuple[tuple[Worker, ..
     """Return the workers of each node: as few nodes as hold them, but at least two.
 
     Workers are placed pipeline by pipeline in blocks of nearly equal size, so that neighbors in a pipeline tend to
-    share a node. An even block of n >= 2 holds at most ceil(D P / 2) consecutive workers. The D peers of a stage span
-    (D - 1) P + 1, which is more for every D >= 2. So no node holds all peers of a stage, and every stage survives the
-    death of one node.
+    share a node. Each of n >= 2 blocks holds at most ceil(D P / 2) workers, and the D peers of a stage span
+    (D - 1) P + 1, which is more for every D >= 2. So every stage survives the death of one node.
 
     Raises:
         JobError: a stage has no second host.

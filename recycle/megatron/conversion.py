@@ -1,7 +1,6 @@
 """Converts checkpoints between recycle and Megatron; the whole model passes through the memory of one process.
 
-Weights are converted in fp32; Megatron casts them to its parameter type. A run's checkpoint also has Adam's moments and
-step count, so that training can continue in either system.
+Weights are converted in fp32; a run's checkpoint also has Adam's moments and step count.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The program of one rank of a Megatron job for an iteration: computes and transfers of a schedule.
 
-Reduces and steps are omitted, because Megatron's DDP, `finalize_model_grads` and the script's optimizer do them. A
-schedule that does not fit the job is refused before anything runs.
-
-Assumes: Megatron's data iterators yield micro-batches in order, so every stage must run its forwards in order.
+Reduces and steps are omitted: Megatron's DDP, `finalize_model_grads` and the script's optimizer do them. Megatron's
+data iterators yield micro-batches in order, so every stage must run its forwards in order.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ and `megatron.core.dist_checkpointing.load` gives each rank of any T, P and V it
 unsplit model maps parameters to parts of whole tensors. The moments of a parameter have its name after
 `optimizer.state.exp_avg.` and `.exp_avg_sq.`, as megatron-core's plain optimizer saves them, and its distributed one in
 reshardable formats.
-
-Megatron-LM looks for a folder `iter_0000012` below its `--load` folder, and for a file that names the newest iteration.
 """
 
 from __future__ import annotations

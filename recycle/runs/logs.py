@@ -1,8 +1,6 @@
 """Trace logs of a run directory: executed instructions, appended during the run and readable at any time.
 
-Every worker process appends one line per iteration to its `logs/k.r.trace.jsonl` (`append_iteration`). A killed process
-may leave a partial line, so readers skip partial lines. `merge_logs` writes the run's `trace.json`, a few iterations of
-one worker at a time; `load_trace` reads that file, or the logs if it does not exist.
+Every worker appends a line per iteration to `logs/k.r.trace.jsonl`; readers skip the partial line of a killed process.
 """
 
 from __future__ import annotations
@@ -175,8 +173,7 @@ def read_lines(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
 def merge_logs(run_dir: str | Path, shape: Shape, most_bytes: int = MOST_MERGED_BYTES) -> int:
     """Write `trace.json` from the logs of a run that has ended, in little memory.
 
-    Logs that are larger than `most_bytes` together are sampled every n-th step; return n. Raises RecycleError as
-    `read_logs`.
+    Logs larger than `most_bytes` together are sampled every n-th step; return n. Raises RecycleError as `read_logs`.
     """
     logs = _logs(run_dir)
     every = max(1, -(-sum(path.stat().st_size for path in logs) // most_bytes))

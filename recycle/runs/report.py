@@ -100,8 +100,7 @@ class GenerationChange:
 class RunReport:
     """Breakdown of a run's time.
 
-    `expected` are the seconds of its iterations by their plans, `fault_free` those by the plan for all workers; None if
-    the plans' unit is unknown.
+    `expected`: seconds of its iterations by their plans; `fault_free`: by the plan for all workers; None if unknown.
     """
 
     spans: list[Span]

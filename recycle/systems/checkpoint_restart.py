@@ -7,8 +7,7 @@ the next failure exceeds the pause.
 
 Hot spares: some nodes are idle with running processes, and the grid is the best on the rest. A spare replaces a dead
 node by copying the state of a live peer, and the iteration is repeated. Without a spare, or without an owner of a
-shard, all workers restart from a checkpoint. Returning nodes become spares. 8 of the 72 GPUs of a rack are spares in
-NVIDIA's NVL72 systems (claimed).
+shard, all workers restart from a checkpoint. Returning nodes become spares.
 """
 
 from __future__ import annotations
@@ -105,10 +104,7 @@ class HotSpare(CheckpointRestart):
 
 
 class LiveMigration(HotSpare):
-    """Standby nodes that take over within an iteration, without repetition.
-
-    This is the claim of commercial systems (TorchPass; TrainMover, arXiv 2412.12636), taken as given.
-    """
+    """Standby nodes that take over within an iteration, as TorchPass and TrainMover (arXiv 2412.12636) claim."""
 
     name = "live_migration"
     loss = Loss.NOTHING

@@ -3,9 +3,6 @@
 Training is a sequence of iterations of `period` seconds; only committed samples count. A failure takes effect
 immediately. A failure in a pause restarts the pause, with the longer duration per cause, because pending copies and
 starts are still needed. Returning nodes are usable after `[pauses] start` and join at the next iteration boundary.
-
-Every second is booked once: as progress (at the fault-free rate) or under a cause of loss. No loop runs over
-iterations; a year of 400 nodes is a few thousand changes.
 """
 
 from __future__ import annotations

@@ -76,8 +76,7 @@ class FailureTrace:
     def fitted(self, nodes: int, seed: int = 0) -> FailureTrace:
         """Return the trace for a job of `nodes` nodes.
 
-        A random sample of a larger population represents the job's nodes. A smaller population represents a random
-        subset; the other nodes never fail.
+        A larger population is sampled; a smaller one is placed on random nodes, and the other nodes never fail.
         """
         choice = random.Random(seed)
         if self.nodes >= nodes:

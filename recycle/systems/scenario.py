@@ -311,8 +311,7 @@ class Scenario:
         """Return the checkpoint policy if a share of the failures of `nodes` nodes needs one; None for no checkpoints.
 
         Training stops while workers copy their state to the host. Storage is written in the background, so the next
-        checkpoint can begin only after that. The interval is Young's (CACM 17(9), 1974): the optimum while the failures
-        per interval are few.
+        checkpoint can begin only after that. The interval is Young's (CACM 17(9), 1974).
         """
         rate = self.failure_rate * nodes * fatal_share
         if not rate:

@@ -153,10 +153,7 @@ class Change:
 
 
 class System(Protocol):
-    """A resilience system bound to a scenario; `name` as in `--systems`.
-
-    The docstring of its file gives its source, its assumptions, and its limits.
-    """
+    """A resilience system bound to a scenario; `name` as in `--systems`."""
 
     @property
     def name(self) -> str: ...

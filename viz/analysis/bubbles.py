@@ -53,10 +53,7 @@ class DependencyIndex:
 
     @cached_property
     def _edges(self) -> tuple[Ints, Ints, npt.NDArray[np.uint8]]:
-        """Edges as (source, target, cause) in narrow types.
-
-        Every query scans them: a few milliseconds for a million instructions, without a second copy in another order.
-        """
+        """Edges as (source, target, cause) in narrow types."""
         source, target, cause = event_edges(self.timeline.schedule.columns, self.timeline.dependencies)
         return source.astype(np.int32), target.astype(np.int32), cause.astype(np.uint8)
 

@@ -1,7 +1,6 @@
 """Memory of workers over time: content, peak and the instruction that sets the peak.
 
-`activation_changes` gives what each instruction allocates at its start and frees at its end: activations (chunks), or
-bytes.
+`activation_changes` gives what each instruction allocates at its start and frees at its end, in chunks or bytes.
 """
 
 from __future__ import annotations

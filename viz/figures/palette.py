@@ -1,7 +1,6 @@
 """Colors of the viewer: Okabe and Ito's color-blind safe set, and inks that are readable on it.
 
-Every ink has at least 4.5 : 1 contrast on its fill (tested). No meaning rests on color alone: labels carry the kind's
-letter, re-routed work is hatched and bordered, a failed lane is hatched and labeled.
+Every ink has at least 4.5 : 1 contrast on its fill (tested). No meaning rests on color alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Timelines below each other as one self-contained picture, and its SVG.
 
 The layout is a list of shapes: titles, lane names, time axes, periods and a legend. This file draws them as SVG,
-`figures.raster` in pixels. Equal tables give equal bytes of SVG (rectangles, text and lines), for pages without scripts
-(a README), for `--export`, and for golden files.
+`figures.raster` in pixels. Equal tables give equal bytes of SVG.
 """
 
 from __future__ import annotations

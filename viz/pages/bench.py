@@ -1,8 +1,7 @@
 """The workbench: lanes that fill the window, and a dock with panels about the current timeline.
 
-Pages with lanes are its modes (`viz.pages.page`), one visible at a time. The dock is at the right or below; the browser
-remembers its width and its open panel (`assets/dock.js`). All modes have the panels of `viz.pages.panels`: selection,
-explanation, range in view, workers, search results. A mode can add panels.
+Pages with lanes are its modes (`viz.pages.page`), one visible at a time. All modes have the panels of
+`viz.pages.panels` and may add their own. The browser remembers the dock's width and open panel (`assets/dock.js`).
 """
 
 from __future__ import annotations

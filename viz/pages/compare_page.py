@@ -1,7 +1,6 @@
 """Comparison of schedules or executed steps on one time axis: differences, parts of the time, points of divergence.
 
-The first choice is the reference. The lanes arrive first, as an answer of a few kilobytes at any size; figures and
-differences follow. Answers are methods, so that tests need no browser.
+The first choice is the reference. The lanes arrive first; figures and differences follow.
 """
 
 from __future__ import annotations

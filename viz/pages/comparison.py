@@ -1,7 +1,6 @@
 """Choices and results of comparisons, in tables and sentences.
 
-If an executed step is compared, all timelines use its clock: plans are scaled to seconds, by the job's profile if it is
-in seconds, else by the executed work. All times are in the unit of that axis.
+If an executed step is compared, plans are scaled to seconds: by a profile in seconds, else by the executed work.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The base class of pages, and the state that the pages of an application share.
 
-A page is a subclass of `Page` in a file of its name and a line in `viz.pages`; the application and the HTML export know
-pages by this class only.
+A page is a subclass of `Page` in a file of its name and a line in `viz.pages`.
 """
 
 from __future__ import annotations

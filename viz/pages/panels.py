@@ -1,7 +1,6 @@
 """Content of the common panels about the current timeline: explanation, range in view, workers, search results.
 
-The lane cache keeps a timeline's table and context by address. Answers are functions of that entry and the browser's
-request, so that tests need no browser.
+Answers are functions of the browser's request and the lane cache's entry: a timeline's table and context.
 """
 
 from __future__ import annotations

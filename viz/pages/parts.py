@@ -1,8 +1,4 @@
-"""Building blocks of pages and exports: cards, tables, buttons, figures, legend, and empty states.
-
-Figures have a transparent background and the same left margin as lanes, so that axes align and the page's light or dark
-colors show (`assets/style.css`).
-"""
+"""Building blocks of pages and exports: cards, tables, buttons, figures, legend, and empty states."""
 
 from __future__ import annotations
 

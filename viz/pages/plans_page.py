@@ -1,7 +1,6 @@
 """The page of plans: plan browser and what-if for the dead and slow workers of the scenario.
 
-One text field holds the workers (`viz.pages.scenario`); the browser keeps earlier texts, and `undo` restores the last
-one. Answers are methods, so that tests need no browser.
+One text field holds the workers; the browser keeps earlier texts, and `undo` restores the last one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The page of a run: losses, live workers, promised and measured figures of plans, planned and executed steps.
-
-Callbacks call plain methods, so that tests need no browser.
-"""
+"""The page of a run: losses, live workers, promised and measured figures of plans, planned and executed steps."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Start pages: the page of `recycle view` without arguments, and the list of runs in folders.
 
-A folder has a line per run, newest first, from the files that a run writes continuously. The newest runs open as pages;
-the line of other runs has the command to open them.
+A folder has a line per run, newest first. The newest runs open as pages, the others by a command in their line.
 """
 
 from __future__ import annotations

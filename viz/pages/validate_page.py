@@ -2,9 +2,6 @@
 
 Files are untrusted: they are neither executed nor stored, and shown as text only. A file larger than any schedule that
 the page could show, or claiming to be, is refused unread.
-
-A press on a finding zooms to its place and frames it with the conflicting instruction. A file stays in its browser's
-page; the server keeps only its lanes, as for every page.
 """
 
 from __future__ import annotations
