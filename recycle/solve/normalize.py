@@ -4,7 +4,8 @@ If peers are alike, only the vector (k_0 ... k_{P-1}) of a set of dead workers m
 stage (`plans/roles.py`), so every vector with the same number of dead workers is reachable. A threshold on the bounds
 of `StageBounds` gives the maximum number of dead workers per stage; a dynamic program over the stages (state: dead
 workers used) finds the cheapest vector within. The list scheduler plans several candidates. The best has the least
-period plus copy seconds per iteration until the next change, then the fewest moves and affected stages.
+period plus copy seconds per iteration until the next change, then the fewest moves and affected stages. Limits: the
+list scheduler's periods are a few per cent above a search's, so close decisions may be wrong.
 """
 
 from __future__ import annotations

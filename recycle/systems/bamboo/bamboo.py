@@ -13,7 +13,8 @@ every worker holds parameters and optimizer state of its stage and the next, and
 Every worker has room for two stages' state and activations, M buffers per stage (GPipe's memory). Redundant forwards
 store their results on the host. Optimizer state is never sharded: a take-over needs all of a stage's state at once.
 
-Limits: no rearrangement within an iteration; a fatal death restarts all pipelines.
+Limits: no rearrangement within an iteration; a fatal death restarts all pipelines. The last stage's copy of the first
+stage has no redundant forwards. Redundant forwards cost up to F / c of the iteration even without failures.
 """
 
 from __future__ import annotations
