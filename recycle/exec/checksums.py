@@ -1,9 +1,7 @@
 """Checksums that hosts compare, and what their differences show. Pure values; `recycle.exec.model` computes them.
 
 A checksum has two sums over the 32-bit words w_0, w_1, ... of tensors, modulo 2^64: of w_i, and of i times w_i. One
-wrong bit in word i changes the first sum by a power of two and the second by i times that power. Their ratio gives i.
-
-Limits: three or more changes may cancel in both sums, but hardly do so by chance.
+wrong bit in word i changes them by a power of two and i times that power: the ratio is i. Three changes may cancel.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Measures what a process and its device have done: marks, clocks, streams, and progress for the heartbeat.
 
 A mark is a point after all work given to a device so far. Its time is when the device reached it, in the host's
-monotonic seconds, so that times of all processes of a machine compare. On a CPU a mark is reached at once. A GPU runs
-behind its host, which may wait while a kernel never ends. So completed operations of the device are counted, and each
-kind is compared with its longest recent duration (`DeviceProgress`), as `Progress` does on the host.
+monotonic seconds. On a CPU a mark is reached at once. A GPU runs behind its host, so its completed operations are
+counted, and each kind is compared with its longest recent duration (`DeviceProgress`).
 
 DualPipe's pair hides the communication of one half with the computation of the other (DeepSeek-V3, arXiv 2412.19437,
 section 3.2). autograd runs a backward on the stream of its forward, so the pair's forward uses the other stream. Work
-on the other stream starts after all earlier work, and work after the pair waits for both halves. So memory freed by one
-stream is not overwritten while the other reads it; only tensors passed to the other stream must be recorded on it.
+on it starts after all earlier work, and work after the pair waits for both halves. Only tensors passed to it are
+recorded on it.
 """
 
 from __future__ import annotations
@@ -229,8 +228,7 @@ def streams_of(device: torch.device) -> Streams | None:
 class Progress:
     """The progress of a process: its current operation, and whether it waits for another process.
 
-    While a device behind its host computes, the process does not wait, even if its main thread does. While the device
-    waits for another process, the main thread may block too, if the launch queue is full.
+    While a device behind its host computes, the process does not wait, even if its main thread does.
     """
 
     def __init__(self, device: Callable[[], DeviceState] = DeviceState) -> None:

@@ -1,15 +1,12 @@
 """A stage that takes the profile's time and bytes without computing anything.
 
-The interpreter, the transports and recovery run on it unchanged, with dozens of processes on a small machine. A
-micro-batch's gradient and loss are drawn from (layer, micro-batch, step) on a fixed grid, so their sum shows bit for
+A micro-batch's gradient and loss are drawn from (layer, micro-batch, step) on a fixed grid, so their sum shows bit for
 bit that each was used exactly once. Every message carries a mark of its stage, micro-batch and step, which the receiver
 checks. Evaluation losses include a part of the last stage's state.
 
-Every message also carries an error, 0 unless a bit flip was injected. Results of a value with an error get another
-error drawn from it, so wrong values spread as in a model. A flipped weight changes only the state.
+Every message also carries an error, 0 unless a bit flip was injected, which spreads to results as in a model.
 
-Limits: activations are not allocated. Messages have the largest size of all stage boundaries. Every tensor rank
-emulates the whole stage.
+Limits: no activations are allocated. Messages have the largest boundary's size. A tensor rank emulates a whole stage.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A client of etcd over its JSON gateway, by the HTTP client of the standard library.
 
-A request without an answer is repeated at the next member until `store_timeout` is over. The first attempts have a
-short timeout, so that a hanging member does not delay a heartbeat. Every request may be repeated: puts, deletes, reads,
-and transactions whose outcome is read back. A refusal by etcd (wrong password, missing permission) is an error at once.
-Needs etcd 3.4 or newer, for `/v3/`. gRPC clients start threads, which do not survive a fork.
+A request without an answer is repeated at the next member until `store_timeout` is over. Every request may be repeated:
+puts, deletes, reads, and transactions whose outcome is read back. A refusal by etcd is an error at once. Needs etcd 3.4
+or newer, for `/v3/`. gRPC clients start threads, which do not survive a fork.
 """
 
 from __future__ import annotations
@@ -68,8 +67,7 @@ class KeyValue(NamedTuple):
 class EtcdClient:
     """A client for one thread, with one persistent connection; the clients of a process start at different members.
 
-    The first attempts time out after a quarter of `dead_after`, later ones after up to half of `lease`, both within
-    `REQUEST_SECONDS`. Proxies of the environment are not used.
+    The first attempts time out after a quarter of `dead_after`, later ones after up to half of `lease`.
     """
 
     def __init__(self, endpoints: Endpoints, settings: MembershipSection, password: str | None) -> None:
@@ -159,8 +157,7 @@ class EtcdClient:
 class Lease:
     """A lease that a thread renews three times per term; etcd deletes its keys when the lease ends.
 
-    The lease counts as ended when etcd says so, or after `store_timeout` without an answer. Then the thread calls
-    `lost` once. No other thread may use `client`.
+    When it ends, or after `store_timeout` without an answer, the thread calls `lost` once. Only it may use `client`.
     """
 
     def __init__(self, client: EtcdClient, settings: MembershipSection, lost: Callable[[], None]) -> None:

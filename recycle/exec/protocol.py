@@ -1,8 +1,7 @@
 """The messages between workers, agents and the leader, and their parts.
 
-A worker talks to the agent of its node, agents to the leader. The agent adds the process's name (`FromWorker`), so that
-no process can speak for another. Messages about a generation carry its number; the leader ignores other generations.
-Messages to the leader come from thousands of processes and are encoded without field names.
+A worker talks to the agent of its node, agents to the leader. The agent adds the process's name (`FromWorker`).
+Messages about a generation carry its number; the leader ignores other generations.
 """
 
 from __future__ import annotations

@@ -9,10 +9,9 @@ A checkpoint is valid only if its manifest is complete and every file matches it
 Files are written by torch.distributed.checkpoint with its safetensors storage, which cannot execute code when loaded.
 Names do not depend on the split into stages, so the model can be loaded in any other shape.
 
-A sharded optimizer has files of shards instead of stages, with parts of parameters as `NAME.elements-FIRST-END`. Any
-other sharding can read them. With tensor parallelism T each rank writes its parts, as `NAME.tensor-t-of-T` into
-`stage-0000tT-…`; rank 0 also writes replicated tensors. The parts are the T equal parts of NAME along one dimension, so
-any other T can read them.
+A sharded optimizer has files of shards instead of stages, with parts of parameters as `NAME.elements-FIRST-END`. With
+tensor parallelism T each rank writes its T-th along one dimension, as `NAME.tensor-t-of-T` into `stage-0000tT-…`; rank
+0 also writes replicated tensors. Any other sharding and T can read them.
 """
 
 from __future__ import annotations

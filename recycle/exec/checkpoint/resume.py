@@ -1,9 +1,8 @@
-"""Finds the checkpoint and records from which a job can resume a run; read only.
+"""Finds the checkpoint and records from which a job can resume a run.
 
 Metrics count up to the first missing step: one line per step from step 0, or from the step after an imported checkpoint
 (event `imported`). The run resumes from the newest complete checkpoint within them, so each step has exactly one line.
-The checkpoint of the next step also counts if its evaluation was pending. Without one, as after a full disk, the newest
-of all is used, with a warning.
+The checkpoint of the next step also counts if its evaluation was pending. Without one, the newest of all is used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Micro-batches by iteration and global id, and the text that they are taken from.
 
-The tokens of a micro-batch are a pure function of seed, iteration and global micro-batch id, so every worker can
-produce every micro-batch. Token files: indexed.py. Text is a sequence of bytes, from a file or all files of a folder,
-and is read on demand. So a text may have any size, and a worker without the first or last stage reads none of it.
+The tokens of a micro-batch are a pure function of seed, iteration and global micro-batch id. Token files: indexed.py.
+Text is a sequence of bytes, from a file or all files of a folder, and is read on demand, so it may have any size.
 """
 
 from __future__ import annotations

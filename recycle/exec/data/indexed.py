@@ -1,9 +1,8 @@
 """Token files of Megatron-LM: a `.bin` of tokens and an `.idx` of its sequences, by megatron-core's IndexedDataset.
 
 The concatenated sequences are cut into rows of `sequence` tokens and the following label, as in GPTDataset. Each epoch
-takes every row once, in an order drawn from (seed, epoch). The row of a sample is thus a pure function of seed and
-global sample index, and a worker reads only its rows. Limits: documents are not shuffled before they are cut, every
-token counts in the loss, one file, no blend.
+takes every row once, in an order drawn from (seed, epoch). A worker reads only its rows. Limits: documents are not
+shuffled before they are cut, every token counts in the loss, one file, no blend.
 """
 
 from __future__ import annotations
@@ -164,8 +163,7 @@ def _why_not_whole(path: Path, head: bytes, size: int) -> str | None:
 def _permuted(place: int, count: int, key: str) -> int:
     """Position of `place` in a permutation of 0 .. count - 1 drawn by `key`, without storing it.
 
-    A Feistel network on the next even power of two, iterated until the result is in range. Source: Black and Rogaway,
-    Ciphers with arbitrary finite domains, 2002.
+    An iterated Feistel network. Source: Black and Rogaway, Ciphers with arbitrary finite domains, 2002.
     """
     half = max(1, -(-(count - 1).bit_length() // 2))
     mask = (1 << half) - 1

@@ -5,8 +5,7 @@ of (iteration, global id of a micro-batch), or an object with a method `batch` o
 tensors, including "tokens" and "labels", and must depend only on both numbers, because any worker may run any
 micro-batch. A text attribute `digest` identifies the data for resumed runs.
 
-A thread makes the batches of the worker's program ahead, so that forwards do not wait for them. For a GPU batches are
-in pinned memory, so copies overlap with computation.
+A thread makes the batches of the worker's program ahead, for a GPU in pinned memory.
 """
 
 from __future__ import annotations

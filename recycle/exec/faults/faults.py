@@ -3,11 +3,9 @@
 A fault strikes in the middle of its iteration, or at the given phase. It strikes once per run, even if the iteration is
 repeated. A fault in the `undo` of a step strikes only if a step is undone, and one in its `evaluation` only if there is
 one. With tensor parallelism it strikes the worker's process of tensor rank 0, unless `kill:1.1t1@10` names another.
-kinds.py has a row for every kind.
 
-`punish` draws random faults: workers die and rejoin throughout a run, reproducibly for a seed. The iterations between
-two faults follow a geometric distribution of the given mean. Each fault ends a worker or, if some worker is dead, is a
-rejoin with equal probability. A stage's last live host is never struck, because its death would end the run.
+`punish` draws random faults, reproducibly for a seed. The iterations between two follow a geometric distribution. Each
+ends a worker or, if some worker is dead, is a rejoin with equal probability. A stage's last live host is never struck.
 """
 
 from __future__ import annotations
@@ -137,8 +135,7 @@ def _argument(text: str, name: str, written: str | None) -> float | None:
 def check_faults(faults: Sequence[Fault], job: Job, steps: int, absent: frozenset[Worker] = frozenset()) -> None:
     """Raise JobError for a fault that can never strike: bad worker, step past the end, or wrong state of its worker.
 
-    If hosts compare their states, a worker with a memory fault is fenced some time later. With replays a worker with a
-    computation fault is fenced too.
+    A worker with a memory fault is fenced later if hosts compare states, and with a computation fault if they replay.
     """
     shape, copies = job.shape, job.train.optimizer_copies if job.train.sharded_optimizer else None
     alive: dict[Worker, bool | None] = {worker: worker not in absent for worker in shape.workers()}

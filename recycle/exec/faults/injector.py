@@ -1,7 +1,6 @@
 """Faults on a worker: detects that a fault's point is reached, claims the fault and strikes its own process.
 
-The leader writes the event and answers (`Strike`). For a fault on a pair of workers, the answer makes their other
-processes strike too, each in a thread that waits for it.
+For a fault on a pair of workers, the leader's answer (`Strike`) makes their other processes strike too.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Background copies of shards from an owner to another worker, after a death has removed a copy.
 
 Each iteration copies one piece: both ends start the transfer when the iteration begins, and wait for it before they
-step. The new owner steps the whole shard; missing elements are overwritten later. Step counts and moments of an element
-are copied before its parameter (`Shards.apart`).
+step. Missing elements of the new owner are overwritten later. Step counts and moments of an element are copied before
+its parameter (`Shards.apart`).
 
-The source chooses the size of each piece so that its transfer takes a share of the time before the step. Each
-generation restarts unfinished copies. Communicators that only queue on a device do not report deliveries: their pieces
-have a fixed size, and are sent one at a time on each lane from the second iteration on.
+The source chooses the size of each piece. Each generation restarts unfinished copies. Communicators that only queue on
+a device report no deliveries: their pieces have a fixed size, sent one at a time from the second iteration on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Evaluations on a worker: forwards of its stages on other data, between two iterations.
 
-An evaluation begins after its step is committed, so all workers evaluate the same state, and it changes nothing. Each
-worker reports its sums of losses and waits for the combined result before the next iteration. If the generation ends
-before, the next one repeats the whole evaluation.
+An evaluation begins after its step is committed. Each worker reports its sums of losses and waits for the combined
+result. If the generation ends before, the next one repeats the whole evaluation.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The agent of a node: starts and watches the node's processes, and competes for the leader's role.
 
-The agent is one loop that passes messages between its processes and the leader, and runs the leader while it has the
-role. An agent without a leader connects to one or takes the role; its processes continue meanwhile. If an agent dies,
-its processes die with it. An agent that is asked to leave drains its processes first.
+An agent without a leader connects to one or takes the role; its processes continue meanwhile. If an agent dies, its
+processes die with it. An agent that is asked to leave drains its processes first.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The launcher: one run on this machine, from starting its processes to the merged trace.
 
-The launcher is this machine's agent and hosts the leader, without etcd or a port. No process of the run outlives it.
+It is this machine's agent and hosts the leader, without etcd or a port. No process of the run outlives it.
 """
 
 from __future__ import annotations
@@ -101,8 +101,6 @@ def train(
 ) -> RunResult:
     """Train a job on this machine, through injected and real faults.
 
-    Each live worker is one process, or as many as the job's tensor parallelism.
-
     Args:
         job: what to train.
         directory: the run directory, fresh unless resumed; None for a temporary one.
@@ -114,9 +112,8 @@ def train(
         observer: is called with commits and events.
         server: forks the workers; None for a new fork server. Several runs may share a server, to import once.
         resume: resume from the newest complete checkpoint of the run directory, in this job's shape.
-        model, data, loss: your own functions, at the top of a module, as `[model] provider`, `[data] provider` and
-            `[train] loss` name them (see docs/guides/models.md).
-        evaluation: your own data function for the evaluation, as `[eval] data.provider` names it.
+        model, data, loss, evaluation: your own functions, at the top of a module, as `[model] provider`, `[data]
+            provider`, `[train] loss` and `[eval] data.provider` name them (see docs/guides/models.md).
         stop: when set, the run ends with the present or next iteration, and a checkpoint of its state.
 
     Raises:

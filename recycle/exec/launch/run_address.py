@@ -1,7 +1,6 @@
 """Connects to a running run: `store` in the run directory names the leader's socket, or the etcd of the run's agents.
 
-The launcher locks the directory while it runs, so a leftover `store` of a killed launcher is recognized. For agents,
-etcd knows the identity that the directory holds. `drain` asks a run to let workers leave, and waits until they have.
+The launcher locks the directory while it runs, so a leftover `store` of a killed launcher is recognized.
 """
 
 from __future__ import annotations

@@ -51,12 +51,10 @@ def run(
         schedule: lowered or compute-only; it must pass `check` for the job.
         job: the model, the data and the optimizer.
         steps: iterations to run; None for the job's own number, which the learning rate follows in any case.
-        transport: "local" runs all workers in this process, one instruction at a time; "gloo" starts a process per
-            worker and leaves a run directory.
+        transport: "local" runs all workers in this process; "gloo" starts a process per worker.
         directory: run directory for "gloo"; None for a temporary one.
-        model, data, loss: your own functions, as `[model] provider`, `[data] provider` and `[train] loss` name them
-            (see docs/guides/models.md); for "gloo" at the top of a module, so that other processes can import them.
-        evaluation: your own data function for the evaluation, as `[eval] data.provider` names it.
+        model, data, loss, evaluation: your own functions, as `[model] provider`, `[data] provider`, `[train] loss` and
+            `[eval] data.provider` name them (see docs/guides/models.md); for "gloo" at the top of a module.
 
     Returns:
         Metrics, digests of the final state, and for "gloo" the run directory.

@@ -1,8 +1,7 @@
 """`torchrun --nproc-per-node N -m recycle.exec.worker JOB`: runs a schedule the way Megatron jobs are launched.
 
-Stages, interpreter and transport are the same as in `recycle train`, without membership: every process derives the same
-commit from all reports, through torchrun's store, and stages step with the barrier. torchrun ends all workers when one
-dies, so this is for schedules without faults.
+There is no membership: every process derives the same commit from all reports, through torchrun's store, and stages
+step with the barrier. torchrun ends all workers when one dies.
 """
 
 from __future__ import annotations

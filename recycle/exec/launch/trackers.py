@@ -1,7 +1,6 @@
 """Observers of a run, sentences for events, and experiment trackers (TensorBoard, Weights & Biases).
 
-A tracker shows the metrics of each committed step, the learning rate, the share of the devices' peak, and notes for
-events. A tracker that raises is disabled after one warning.
+A tracker that raises is disabled after one warning.
 """
 
 from __future__ import annotations

@@ -238,10 +238,7 @@ class Waiting(Value):
 
 
 class Finish(Value):
-    """End the run after committed step `step`; `merge` if there are traces to merge.
-
-    `digests` is worker -> stage -> sha256 of the stage's final state.
-    """
+    """End the run after step `step`, and `merge` traces; `digests`: worker -> stage -> sha256 of the final state."""
 
     digests: Mapping[str, Mapping[int, str]]
     ended_early: bool

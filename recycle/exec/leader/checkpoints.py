@@ -1,8 +1,7 @@
 """Tracks checkpoints: selects the commits to save and detects when a checkpoint is complete.
 
-A commit says whether its state is saved. The hosts of all stages report the files that they have written. Then the
-runtime writes the manifest and removes old checkpoints. The leader requests no checkpoint while another checkpoint is
-pending, so a slow disk makes checkpoints rarer and never stops training.
+When all stages have reported their files, the runtime writes the manifest and removes old checkpoints. The leader
+requests no checkpoint while another is pending, so a slow disk makes them rarer and never stops training.
 """
 
 from __future__ import annotations

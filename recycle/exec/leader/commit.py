@@ -1,17 +1,13 @@
 """Turns the reports of an iteration into a commit, the next step mode and the verified state: pure functions.
 
-Thousands of reports arrive at once. `ReportColumns` compares each report with the first of its stage;
-`disagreement.compare` runs only if two reports differ.
+`ReportColumns` compares each report with the first of its stage; `disagreement.compare` runs only if two differ.
 
-A staggered step runs before the global norm is known, with clip factor 1. If the norm is above the limit or not finite,
-the iteration is repeated, which costs more than the barrier. So steps are staggered only while norms stay well below
-the limit.
+A staggered step has clip factor 1. If the norm turns out above the limit or not finite, the iteration is repeated.
 
-**Verified states.** Hosts compare the state at the start of a generation and at a fixed interval. Some compared states
-are kept. A kept state is a candidate until all work has been replayed since, within one generation and without
-differences. Agreement alone does not suffice: the sums may contain one host's wrong addend, and all hosts then hold the
-same wrong state. A host with a persistent fault is found by the replays. Then the candidate becomes the verified state,
-which training restores after a disagreement. While there is a candidate, later states are compared and not kept, so two
+**Verified states.** Hosts compare the state at the start of a generation and at a fixed interval. A kept state is a
+candidate until all work has been replayed since, within one generation and without differences. Then it becomes the
+verified state, which training restores after a disagreement. Agreement alone does not suffice: with one host's wrong
+addend all hosts hold the same wrong state. While there is a candidate, later states are compared and not kept, so two
 copies suffice. Without replays, a state is verified when its iteration is committed.
 """
 
@@ -140,8 +136,7 @@ WINDOW = 4
 def step_mode(recent: Sequence[float], clip: float) -> StepMode:
     """Choose the next step mode: staggered if the last `WINDOW` norms are finite and below half of the limit.
 
-    A wrong staggered step costs an iteration and a new generation, the barrier part of an iteration. So a step should
-    be wrong far less than once in five times.
+    A wrong staggered step costs an iteration and a new generation, the barrier only part of an iteration.
     """
     window = recent[-WINDOW:]
     return "staggered" if window and all(norm < NEAR * clip for norm in window) else "barrier"
@@ -160,8 +155,7 @@ def norm_within_limit(commit: Commit) -> bool:
 def soonest_end(step: int, mode: StepMode, before: Commit | None) -> int:
     """Return the first iteration after which all workers can stop together when `step` commits.
 
-    After a staggered step the next iteration has begun already, unless the previous commit announced `step` as the
-    last.
+    After a staggered step it is the next, which has begun, unless the previous commit announced `step` as the last.
     """
     return step if mode == "barrier" or (before is not None and before.last == step) else step + 1
 

@@ -1,12 +1,11 @@
 """Failure detector: finds dead and hung workers by heartbeats and selects the worker to fence after a network cut.
 
-A separate thread sends heartbeats: the main thread's progress, the current operation, and the longest recent duration
-of that operation in this process. An operation counts as hung after a multiple of that duration; its first run, which
-may compile, load or warm up, has a longer limit. A worker that waits for others never counts as hung. If all workers
-wait, none can be blamed; `standstill` returns how long they have waited.
+A heartbeat tells the main thread's progress, the current operation, and the longest recent duration of that operation
+in this process. An operation counts as hung after a multiple of that duration; its first run, which may compile, load
+or warm up, has a longer limit. A worker that waits for others never counts as hung; see `standstill`.
 
-Silence counts only while the leader itself runs, because an overloaded machine also starves the workers. The silence of
-the median process is subtracted, up to a second deadline, because many workers on few cores starve together.
+Silence counts only while the leader itself runs. The silence of the median process is subtracted, up to a second
+deadline, because workers of an overloaded machine starve together.
 """
 
 from __future__ import annotations
@@ -83,8 +82,7 @@ class FailureDetector:
         Args:
             now: monotonic seconds.
             done: finished processes, which may be silent.
-            is_starting: the workers start up; imports may hold the interpreter lock, so silence is allowed up to
-                `warm_up`.
+            is_starting: the workers start up; silence is allowed up to `warm_up`.
         """
         if not self.are_due:
             return {}

@@ -2,17 +2,16 @@
 
 After reduction, the hosts of a stage hold the same gradient sums, and the tensor ranks of a worker the same loss and
 gradients of replicated parameters. Workers report squared norms and a checksum over every bit of the sums, and at a
-fixed interval checksums of the state at the start of the iteration. Hardware faults cause differences.
+fixed interval checksums of the state at the start of the iteration.
 
-A worker is odd if its own tensor ranks disagree, or if the worker differs from more than half of the stage's hosts.
-Between two hosts, or without a majority, the fault cannot be attributed.
-Limits: an error that all hosts share (one host's wrong addend in all sums) does not show in sums and states.
+A worker is odd if its own tensor ranks disagree, or if it differs from more than half of the stage's hosts; else none
+is.
+Limits: one host's wrong addend in all sums does not show.
 
 **Replays.** A host that runs a micro-batch and the hosts that replay it each report checksums of the results. A worker
-that differs from more than half of them is odd. Between two, the fault cannot be attributed, so the iteration is
-repeated and all other hosts of the stage replay the disputed micro-batch. Then a third host votes. If the fault was
-transient, the two hosts agree, and the host whose earlier result differs is odd. A worker with several tensor ranks
-votes once per rank, against the same rank of the others.
+that differs from more than half of them is odd. Between two, the iteration is repeated, and all other hosts of the
+stage replay the disputed micro-batch. If the fault was transient, the two hosts agree, and the host whose earlier
+result differs is odd. A worker with several tensor ranks votes once per rank, against the same rank of the others.
 Limits: if no earlier result equals the result that all hosts now agree on, the inputs differed, and no worker is odd.
 """
 

@@ -1,22 +1,19 @@
 """Drift: compares the workers' measured times with the profile that the plan in use was made for.
 
-Each commit brings the seconds of every worker's F, I, W and B, without waits, and of its messages. Three quantities are
-estimated (docs/guides/profile.md has the numbers):
+Three quantities are estimated from times without waits (docs/guides/profile.md has the numbers):
 
     speed of a worker   time per micro-batch relative to the hosts of its stage (their lower median)
     time of a stage     for F, I and W each: relative to the profile, as a share of the median stage and kind
     price of a link     the lower quartile of its messages' durations
 
 An estimate is accepted when more than half of the last N iterations depart from the plan on one side by more than a
-threshold; it is their median, and the reference of the next plan. So a single outlier never counts.
+threshold; it is their median, and the reference of the next plan.
 
 A link is slow if its messages take `FACTOR` times as long as in the profile and as on the median link. The excess must
-be at least `SHARE` of a typical instruction, and the receiver must have waited: an early sender sees a slow transfer on
-any link.
+be at least `SHARE` of a typical instruction, and the receiver must have waited.
 
-Limits: an unused worker or link cannot be measured; it is tried again after `RETRY` windows, then after twice as many,
-and so on. Times are wall clock. A link that delays fewer than three quarters of its messages is not found, nor are
-links inside reductions.
+Limits: an unused worker or link cannot be measured; it is tried again after `RETRY` windows, then after twice as many.
+A link that delays fewer than three quarters of its messages is not found, nor are links inside reductions.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Forms a generation, from its proposal to its first iteration, and decides when a generation must form again.
 
-First all workers acknowledge the generation, then all form their groups. A worker that sends heartbeats but misses a
-deadline is fenced, unless it is the last host of a unit. A worker that fails twice to form its groups, while the others
-could, is fenced too. If two live workers cannot reach each other, one is fenced. After any other failure the same
-workers form again, also if all wait without progress for much longer than an iteration.
+First all workers acknowledge the generation, then all form their groups. A live worker that misses a deadline is
+fenced, unless it is the last host of a unit. So is one that alone fails twice to form its groups, and one of two that
+cannot reach each other. After any other failure, or if all wait too long, the same workers form again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The generations of a run: commits, faulty workers and rollbacks.
 
-Every change takes the same path: end the generation, get a plan for the remaining workers, propose the next generation,
-let all acknowledge, let all form their groups, let them run. A death on the way restarts the path with the next
-generation number. Only the leader interprets silence.
+Every change takes the same path: end the generation, get a plan, propose the next generation, let all acknowledge, form
+their groups, and run. A death on the way restarts the path with the next generation number.
 
 An iteration is repeated if its gradient is not finite, or if a staggered step turns out to need clipping. If hosts
 disagree, the minority host is fenced when a peer survives. Otherwise the iteration is repeated once, then training
@@ -64,8 +63,7 @@ class Generations(Forming):
     def adopt(self, begin: Begin, before: GenerationRecord) -> None:
         """Continue from another leader's register, with the workers that the register names.
 
-        The last decisions are sent again. A running generation continues; the undecided work of any other is void.
-        `before` is the record as the other leader proposed it.
+        A running generation continues; the undecided work of any other is void. `before` is the record as proposed.
         """
         cursor, tell = begin.cursor, self.tell
         self.live = parse_workers(before.live)

@@ -1,8 +1,7 @@
 """Holdings: the units of the model that each live worker holds, and the copies that a plan needs before it runs.
 
 Holdings change at one moment only: when a generation may run, its workers hold what the plan assigns. Until then
-workers keep their old units and copy the new ones. So an abandoned generation loses nothing, and any plan can follow
-any other. A joining worker holds nothing.
+workers keep their old units and copy the new ones, so an abandoned generation loses nothing.
 """
 
 from __future__ import annotations
@@ -119,8 +118,7 @@ class Holdings:
     def copies(self, wanted: Hosts, live: Collection[Worker], holders: Collection[Worker]) -> list[Copy]:
         """Return the copies needed before workers hold `wanted`, in the order that all workers follow.
 
-        The holder with the fewest units to send is the source. The order is by rounds, with at most one copy per worker
-        in each.
+        The source has the fewest units to send. The order is by rounds, with at most one copy per worker in each.
         """
         return copies_between(wanted, live, set(holders), self.units_of)
 
@@ -128,10 +126,9 @@ class Holdings:
 class ShardHoldings(Holdings):
     """Holdings with a sharded optimizer: shards instead of units.
 
-    Live parameters are on every host of a stage and come from the owners of the shards at the start of a generation, so
-    they are neither held nor copied. Ownership depends on the live workers, and on the plan if layers move. After a
-    death the remaining owners continue at once and copy in the background (`behind`). If a worker joins or layers move,
-    all copies precede the generation, because all workers wait anyway. `initial` and `workers` include dead workers.
+    Live parameters come from the owners of the shards at the start of a generation, so they are neither held nor
+    copied. After a death the remaining owners continue at once and copy in the background (`behind`). If a worker joins
+    or layers move, all copies precede the generation. `initial` and `workers` include dead workers.
     """
 
     def __init__(self, job: Sections, initial: Hosts, workers: Collection[Worker]) -> None:

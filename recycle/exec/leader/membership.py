@@ -3,14 +3,11 @@
 **Agents.** A lost connection is not a death: an agent that reconnects with its session within half a lease has kept its
 workers. A new session of a node means that the previous agent died with its workers.
 
-**Departures.** SIGTERM, the node's agent or `recycle drain` ask a worker to leave. The leader gets a plan without the
-worker while training continues. Then all workers stop after the same iteration, and the next generation starts without
-the worker. No work is undone or repeated. A worker that misses its deadline is killed, which is an ordinary death. The
-last host of a unit stays, because its state would be lost. If signals ask all workers to leave, the run ends with a
-checkpoint.
+**Departures.** SIGTERM, the node's agent or `recycle drain` ask a worker to leave. Training continues until there is a
+plan without the worker; then all stop after the same iteration. A worker that misses its deadline is killed. The last
+host of a unit stays. If signals ask all workers to leave, the run ends with a checkpoint.
 
-**Rejoins.** Processes of workers that are expected back start early, and the run waits for them up to a deadline. A
-worker that the run restarts by itself joins when ready.
+**Rejoins.** Processes of workers that are expected back start early, and the run waits for them up to a deadline.
 """
 
 from __future__ import annotations
@@ -216,8 +213,7 @@ class Membership(RunState):
     def exchange_places(self, positions: Collection[Worker], startable: Collection[Worker]) -> None:
         """Swap places so that every position in `positions` lies on a node that can start it. No process may run.
 
-        A position gets the place of a startable worker outside `positions`, preferably on a node without a peer of its
-        stage. Startable positions keep their places.
+        A position gets the place of a startable worker outside `positions`, preferably on a node without a peer.
         """
         free, places = sorted(set(startable) - set(positions)), self.places
         for worker in sorted(set(positions) - set(startable)):
@@ -416,11 +412,8 @@ class Membership(RunState):
 def reassign(shape: Shape, live: Collection[Worker]) -> list[Worker] | None:
     """Assign grid positions to the live processes when a whole stage is lost; None if a rank would stay empty.
 
-    The grid keeps its shape, and with it the micro-batches, the batch and every plan; empty positions count as failed
-    workers. A smaller grid would idle workers that do not fill a pipeline. Workers are spread evenly over the ranks,
-    and ranks with more live hosts keep the odd ones. A live position is kept where its rank has room.
-
-    Limits: all stages count alike, regardless of their durations.
+    The grid keeps its shape; empty positions count as failed workers. Workers are spread evenly over the ranks, and
+    ranks with more live hosts keep the odd ones. A live position is kept where its rank has room.
     """
     if len(live) < shape.ranks:
         return None

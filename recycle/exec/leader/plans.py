@@ -4,16 +4,13 @@ After a death training continues at once with a plan that re-routes the dead wor
 plan uses the given stages, or, after layers have moved, the present layout while every unit has a host. A rejoining
 worker copies its state anyway; the others then move back to the given stages if that pays.
 
-Meanwhile a search for a better plan runs in the background, one at a time (`_Search`):
+Meanwhile a search for a better plan runs in the background (`_Search`):
 
     layout   after a death: repartitions the model across the live workers, or changes a worker's stage
     times    when the workers' times drift (drift.py): for the measured profile
 
 When the answer is worth the pause of a new generation, all workers stop after the same iteration, copy, and continue. A
-search is dropped when the live workers or their plan change.
-
-Limits: each change of the live workers asks for one layout, and each drift for another. Copy durations follow the
-profile's bytes and links.
+search is dropped when the live workers or their plan change. Copy durations follow the profile's bytes and links.
 """
 
 from __future__ import annotations
@@ -55,8 +52,7 @@ _Failed = frozenset[Worker]
 def is_worth(before: float, after: float, pause: float, until_change: float) -> bool:
     """Return whether a move saves more than it costs: (before - after) / before * until_change > pause.
 
-    The arguments are the periods, the expected time to the next change of live workers, and the pause, in one unit of
-    time.
+    Periods `before` and `after`, the expected time to the next change of live workers, and the pause have one unit.
     """
     return before > after and (before - after) / before * until_change > pause
 

@@ -1,7 +1,6 @@
 """The state of a run: live workers, messages of the present generation, the register, and the time.
 
-The register is the record of the last generation, and the cursor. The record in memory also includes the cursor's
-fields, as of the last commit.
+The register is the last generation's record and the cursor. In memory the record includes the cursor's fields.
 """
 
 from __future__ import annotations

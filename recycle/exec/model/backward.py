@@ -1,14 +1,13 @@
 """Split backward of megatron-core's linear layers: input gradient (I) at once, weight gradient (W) later.
 
-Every tensor-parallel linear layer gets its own computation, whose backward returns the input gradient and puts
-(input, output gradient) into a `WeightGradientStore`. W computes the weight gradients from the store. Without
-recording, the store computes them at once, which is B. In both cases the gradient goes to the store's sink and never to
-`.grad`, so I + W and B yield the same bits. other_layers.py splits the backward of other layers.
+Every tensor-parallel linear layer gets its own computation, whose backward returns the input gradient and puts (input,
+output gradient) into a `WeightGradientStore`. W computes the weight gradients from it. Without recording, it computes
+them at once, which is B. Gradients go to the store's sink, never to `.grad`, so I + W and B yield the same bits.
 
 Refuses fused gradient accumulation, a gradient output buffer, and sequence parallelism over a foreign process group.
 Limits: norms, embeddings, routers and biases that a layer does not add itself get their gradients in I, by autograd.
 
-Decoupled backward: Zero Bubble Pipeline Parallelism, https://arxiv.org/abs/2401.10241, section 2.
+Source: Zero Bubble Pipeline Parallelism, https://arxiv.org/abs/2401.10241, section 2.
 """
 
 from __future__ import annotations

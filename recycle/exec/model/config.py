@@ -1,8 +1,6 @@
 """megatron-core's configuration of a job's model, from `[model]` and `[model.config]`.
 
-Accepts listed fields only, since new versions of megatron-core add fields. Refuses others: fields that the job states
-elsewhere, unsupported features, and fields that make a micro-batch's result depend on the worker. megatron-core checks
-the values.
+Accepts listed fields only: supported ones that keep results independent of the worker. megatron-core checks values.
 """
 
 from __future__ import annotations

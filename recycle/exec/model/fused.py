@@ -1,14 +1,12 @@
 """Replaces classes of megatron-core's modules, to keep them on their device and to fuse their operations.
 
-megatron-core's rotary positions and router move themselves to the current GPU when they first compute, and fail without
-one. `stay_on_device` gives them classes that stay, with the same results.
+megatron-core's rotary positions and router move themselves to the current GPU; `stay_on_device` makes them stay.
 
-`fuse` makes norms, rotary positions and gates each a single node of the autograd graph: the same products and sums in
-the same order as megatron-core's, without copies of intermediate results, and with the same bits. Autograd adds the
-gradients of a tensor in the order of the graph, so a norm returns the two parts of its input gradient separately.
+`fuse` makes norms, rotary positions and gates each a single node of the autograd graph, without copies of intermediate
+results, and with the same bits as megatron-core's. Autograd adds the gradients of a tensor in the order of the graph,
+so a norm returns the two parts of its input gradient separately.
 
-Limits: RMSNorm on the CPU only (torch has a GPU kernel); SwiGLU without clamp and offset; rotary positions of all
-channels, not interleaved.
+Limits: RMSNorm on the CPU only; SwiGLU without clamp and offset; rotary positions of all channels, not interleaved.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ class Router(TopKRouter):  # type: ignore[misc]
 
     The expert bias of balancing without an auxiliary loss (https://arxiv.org/abs/2408.15664) is a parameter, so that it
     is part of its unit's state. Its gradient is the experts' excess load, and the optimizer moves it by
-    `moe_router_bias_update_rate` against the sign, which is megatron-core's update.
+    `moe_router_bias_update_rate` against the sign.
     """
 
     def gating(self, input: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,8 @@
 """Checksums of computed tensors, and deliberate bit flips.
 
-Integer sums do not depend on order, so a state may be summed piece by piece, on any device (`recycle.exec.checksums`).
-After a replay of a micro-batch, hosts compare the output (on the last stage the loss), the input gradient, and the
-weight gradients. Weight gradients come in an order that depends on how the backward is split. Each is therefore
-weighted by its place among all, so the order does not matter.
+Integer sums do not depend on order, so a state may be summed piece by piece (`recycle.exec.checksums`). After a replay
+of a micro-batch, hosts compare the output (on the last stage the loss), the input gradient, and the weight gradients.
+Weight gradients are weighted by their place among all, because their order depends on the split.
 
 A flip of a weight, a moment or a gradient sum changes memory at once. A flip of an input or an activation waits for the
 next forward. A kernel flip models a stuck unit and affects every later forward.

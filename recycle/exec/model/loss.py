@@ -2,8 +2,7 @@
 
 A loss function takes (output of the last stage's module, batch) and returns (sum, count): the sum of the losses of the
 unmasked tokens and their number, as Megatron-LM's loss functions do. The micro-batch's loss is sum / count, or 0 if
-count is 0. An iteration's loss is the unweighted mean over its micro-batches. `TokenMean` gives every token the same
-weight instead.
+count is 0. An iteration's loss is their unweighted mean; `TokenMean` gives every token the same weight.
 """
 
 from __future__ import annotations
@@ -44,9 +43,7 @@ def token_count(batch: Batch) -> int:
 class TokenMean:
     """The mean number of tokens that count in an iteration's micro-batches.
 
-    With `[train] per_token_loss`, this number divides every micro-batch's sum of losses. The iteration's loss is then
-    the sum over all its tokens divided by their number. Every host of the last stage counts all micro-batches itself,
-    so the number does not depend on the worker.
+    With `[train] per_token_loss`, this number divides every micro-batch's sum of losses.
 
     Args:
         micro_batches: micro-batches of an iteration, over all pipelines.

@@ -9,8 +9,7 @@ Transformer Engine's layers delay their weight gradients (`delay_wgrad_compute`)
 micro-batches. After each backward its entries are therefore moved to the store, and W puts them back one at a time.
 Their weights must be the layer's own parameters. Not run with Transformer Engine, which needs a GPU.
 
-Sources: the idea is from Zero Bubble Pipeline Parallelism, https://arxiv.org/abs/2401.10241, section 2.
-`torch.distributed.pipelining` also splits along the graph, and keeps the graph until W. Interface of delayed layers:
+Sources: Zero Bubble Pipeline Parallelism, https://arxiv.org/abs/2401.10241, section 2. Interface of delayed layers:
 `transformer_engine/pytorch/module/base.py` (`need_backward_dw`, `backward_dw`) and `module/_common.py`
 (`WeightGradStore.context`) of Transformer Engine 2.x.
 """
@@ -124,10 +123,7 @@ def _nodes(root: Any) -> Iterator[Any]:
 
 
 class DelayedLayers:
-    """The layers of a stage's module that delay their weight gradients.
-
-    Raises RunError if a layer accumulates gradients in its own buffer.
-    """
+    """A stage's layers that delay weight gradients. Raises RunError if a layer accumulates them in its own buffer."""
 
     def __init__(self, module: torch.nn.Module, store: WeightGradientStore, sink: Sink) -> None:
         self._store, self._sink = store, sink

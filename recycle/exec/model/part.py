@@ -4,15 +4,13 @@ A module with `set_input_tensor` is called as Megatron-LM calls its models. Any 
 tokens on the first stage, or the output of the previous stage; the last stage returns what the loss function takes.
 
 Dropout: the embedding and every layer start each micro-batch from their own state of the device's random generator. A
-micro-batch thus draws the same numbers on every worker, in any order, for any number of stages, and on recomputation.
-Each tensor rank draws separately for its attention heads, and with sequence parallelism for its part of the sequences.
-Losses then depend on T.
+micro-batch thus draws the same numbers on every worker, for any number of stages, and on recomputation. Each tensor
+rank draws separately for its attention heads and its part of the sequences, so losses depend on T.
 
-Recomputation uses torch's checkpointing: of whole layers ("layers", Megatron's full recomputation), or of the modules
-in `[model.config] recompute_modules` ("selective"). Megatron's "layernorm" and "moe_act" are not supported.
+Recomputation: of whole layers ("layers", Megatron's full recomputation), or of the modules in `[model.config]
+recompute_modules` ("selective"). Megatron's "layernorm" and "moe_act" are not supported.
 
-A user's module must draw random numbers from torch's generator only and must not change buffers, because workers copy
-parameters and not buffers. The first forward checks the buffers.
+A user's module must draw from torch's generator only and must not change buffers, which the first forward checks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """User functions that build the stages' modules, provide the data and compute the loss.
 
-A job names them, so that every process imports them itself. Python code may pass functions instead; their names are
-then written into the job of the worker processes.
+Every process imports them by the names in its job; Python code may pass the functions instead.
 """
 
 from __future__ import annotations

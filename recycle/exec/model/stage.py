@@ -164,12 +164,10 @@ class Stage(ABC):
 
     Within an iteration each micro-batch goes through `forward`, then `backward`, or `backward_input` and later
     `backward_weight` (or all its parts), in any order between micro-batches. Afterwards a reduction sums
-    `gradient_buffers` in place over the stage's hosts, possibly bucket by bucket, followed by `gradient_norms_squared`
-    and `step`. This class tracks the activations held and checks the order of calls; a subclass computes.
+    `gradient_buffers` in place over the stage's hosts, followed by `gradient_norms_squared` and `step`.
 
     Attributes:
-        layout: this host's part of the optimizer's state. If that is sharded, the reduction leaves each shard's sum at
-            its owners only, and methods on the state cover the owned shards.
+        layout: this host's part of the optimizer's state. If sharded, the reduction leaves sums at the owners only.
     """
 
     layout: StateLayout
@@ -379,8 +377,7 @@ class Stage(ABC):
     def gradient_norms_squared(self) -> list[float]:
         """Squared norm of each parameter's mean gradient, on this tensor rank; bit-identical on all hosts.
 
-        Call after the reduction. At least one is not finite if a gradient was not finite or exceeded the bound of
-        `exact`.
+        Call after the reduction. One is not finite if a gradient was not finite or exceeded the bound of `exact`.
         """
 
     def replicated(self) -> Collection[int]:

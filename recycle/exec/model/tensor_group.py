@@ -2,9 +2,8 @@
 
 megatron-core's layers keep the group that they were built with. `TensorGroup` therefore lives as long as the process
 and passes each all-reduce to the transport of the current generation. Every process sends its tensor to all others, and
-each adds the tensors in the order of tensor ranks. The result is thus the same on all ranks, in every generation and
-for every T, which `exact` needs; gloo's ring all-reduce adds in varying order. A process sends T - 1 times its tensor:
-as much as a ring for T = 2, and T / 2 times as much for larger T.
+each adds the tensors in the order of tensor ranks. The result is thus the same on all ranks and in every generation,
+which `exact` needs; gloo's ring all-reduce adds in varying order. A process sends T - 1 times its tensor.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """Resources that the tensor ranks of a worker share: sequences, experts, and megatron-core's process groups.
 
 Sequence parallelism (Korthikanti et al., arXiv 2205.05198): outside of attention and feed-forward parts a tensor rank
-holds a T-th of each sequence. The gather and the reduce-scatter use the worker's exchange and add in the order of
-tensor ranks, like `TensorGroup`. The bits are thus the same in every generation. For a `TensorGroup` they replace
-megatron-core's collectives, which allocate on the current GPU. Only dense models built by recycle are supported.
+holds a T-th of each sequence. The gather and the reduce-scatter add in the order of tensor ranks, like `TensorGroup`.
+For it they replace megatron-core's collectives, which allocate on the current GPU. Only for recycle's dense models.
 
 Expert parallelism: each tensor rank has a T-th of the experts of every layer, whole. All tensor ranks have all tokens
-of a micro-batch and route them alike, so no token is sent. Each rank runs its own experts on the tokens routed to them.
-Outputs and gradients are summed over the ranks, as for a row-parallel matrix. No token is dropped.
+of a micro-batch and route them alike, so no token is sent. Outputs and gradients are summed over the ranks.
 """
 
 from __future__ import annotations
@@ -127,9 +125,8 @@ def _exchange(group: TensorGroup) -> TensorExchange:
 def ensure_parallel_state(tensor_group: TensorGroup | None = None) -> None:
     """Give megatron-core its process groups: existing groups, or else private groups of one rank.
 
-    The private groups use torch's fake backend, whose collectives do nothing, as is correct for one rank. A tensor
-    group replaces the tensor-parallel group. Raises RunError if torch.distributed has several ranks but megatron-core's
-    groups are not initialized.
+    The private groups use torch's fake backend. A tensor group replaces the tensor-parallel group. Raises RunError if
+    torch.distributed has several ranks but megatron-core's groups are not initialized.
     """
     if parallel_state.is_initialized():
         return

@@ -1,8 +1,7 @@
 """The weights of a model part: names in the whole model, splits between tensor ranks, and initial values.
 
-Each parameter that recycle draws comes from a generator seeded by (seed, name in the whole model). So P = 1, 2, 4 and
-every re-spawned worker start from equal bits. The whole tensor is drawn and then split, so every T starts from them
-too. Other parameters are read from a checkpoint with any split into stages and tensor ranks.
+Each parameter that recycle draws comes from a generator seeded by (seed, name in the whole model). The whole tensor is
+drawn and then split, so any P and T start from equal bits. Other parameters are read from a checkpoint with any split.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A planner in a child process, restarted when the child ends, and replaced when its answer is overdue.
 
-The system may kill or stall a child. Then another child starts, and the question is asked again. After `MOST_FAILURES`
-failures in a row, the calling thread makes urgent plans itself and gives up the rest. One question runs at a time.
+After `MOST_FAILURES` failures in a row, the calling thread makes urgent plans itself and gives up the rest.
 """
 
 from __future__ import annotations
@@ -103,8 +102,8 @@ def answer(planner: Planner, job: PricedJob, like: Schedule | None, question: Qu
 class PlannerProcess:
     """Answers questions in order, and `questions` when idle; calls `answered` and `warn` in a thread.
 
-    `[membership]` limits the duration of quick answers, `[planner] seconds` of others. If the job limits steps instead
-    of seconds, only quick answers can be overdue_leavers. Plans keep the placement of `like`.
+    `[membership]` limits the duration of quick answers, `[planner] seconds`, if given, of others. Plans keep the
+    placement of `like`.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Plans for the live workers: made ahead in a child process, or urgently when needed, and checked.
 
-`exec` does not import a planner. It gets a planner function by name and calls it in child processes, so that the leader
-never waits for a solver: one child plans for likely failure vectors, another answers urgent questions. The children
-also check and simulate. A thread writes the plan in the names of the live processes.
+A planner function, known by name, runs in child processes, so that the leader never waits for a solver: one child plans
+for likely failure vectors, another answers urgent questions. The children also check and simulate.
 
 Plans are keyed by failure vector, so that survivors keep their positions and only the dead workers' micro-batches are
 re-routed. If peers differ, plans are made for the dead workers themselves.

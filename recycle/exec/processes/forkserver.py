@@ -1,7 +1,6 @@
 """A process that imports the heavy packages once and forks the workers, and the launcher's handle on it.
 
-Importing megatron-core takes seconds of CPU per process; a forked worker starts in a fraction of a second. Requests are
-JSON lines on standard input:
+Importing megatron-core takes seconds of CPU per process. Requests are JSON lines on standard input:
 
     ["FUNCTION", "ARGUMENT", "LOG", [5]]   fork a process that waits for the end of process 5 and calls the function;
                                            the answer is its process id, a line on standard output
@@ -11,10 +10,8 @@ JSON lines on standard input:
     "LOG"                                  print to this file from now on
 
 The server must have a single thread when it forks, which is checked. The server dies with the launcher, and the forked
-processes die with the server.
-
-The fork server of `multiprocessing` does not suffice: it is one per process, runs the user's script again in each fork,
-ignores failed imports, and blocks while stopped. Its `kill` may hit a later process with the same id.
+processes die with the server. The fork server of `multiprocessing` does not suffice: it runs the user's script again in
+each fork, ignores failed imports, and blocks while stopped.
 """
 
 from __future__ import annotations
@@ -83,11 +80,7 @@ class WorkerProcess:
     code: int | None = None
 
     def poll(self) -> None:
-        """Update `code`.
-
-        With much memory this is long before the end: 0.1 ms after a kill instead of 134 ms with 2 GB. Reads the last
-        field of /proc/PID/stat, which needs a process of the same user.
-        """
+        """Update `code`, from the last field of /proc/PID/stat, which needs a process of the same user."""
         with contextlib.suppress(OSError), open(f"/proc/{self.pid}/statm", "rb", buffering=0) as memory:
             if memory.read(2) == b"0 ":
                 status = Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b" ")[2]

@@ -1,8 +1,7 @@
 """The worker processes of this machine: starts them, detects their ends at once, and kills them by descriptor.
 
-After a kill the kernel first frees the process's memory, 2 GB in 0.13 s. Only then its descriptor becomes readable.
-/proc shows the exit code at once, so the end is reported then. A successor waits for the real end, because it needs the
-memory.
+After a kill /proc shows the exit code at once, so the end is reported then. A successor waits until the kernel has
+freed the memory (2 GB in 0.13 s), when the descriptor becomes readable.
 """
 
 from __future__ import annotations
@@ -61,8 +60,7 @@ PER_PEER = 4
 def require_open_files(started_here: int, in_all: int) -> None:
     """Raise this process's limit of open files, which its children inherit, to the run's needs.
 
-    `started_here` processes start from this one, of `in_all` in the run. Raises JobError if the machine's limit is too
-    low.
+    `started_here` of the run's `in_all` processes start from this one. Raises JobError if that is impossible.
     """
     needed = BASE + max(PER_CHILD * started_here, PER_PEER * in_all)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -85,8 +83,7 @@ POLL_SECONDS = 0.03
 class LocalProcesses:
     """The processes of one run on this machine, `tensor_parallel` per worker, each with its log file.
 
-    If a process of a worker fails, the worker's other processes are killed. `places` are this machine's positions, in
-    the order of its GPUs.
+    If a process of a worker fails, the worker's others are killed. `places` are positions, in the order of the GPUs.
     """
 
     def __init__(

@@ -1,11 +1,10 @@
 """Executed times of a run against its plans: times per stage and kind, speeds of workers, periods.
 
 Reads a run directory: `job.toml`, `metrics.jsonl` and the trace. F, I, W and B in the trace exclude waits for peers. A
-reduce includes them, so the shortest reduce of each step and stage counts, from the host that arrived last. With
-buckets, the parts of a W are added, and a reduce counts as the last bucket's times the number of buckets.
+reduce includes them, so the shortest of each step and stage counts. With buckets, the parts of a W are added, and a
+reduce counts as the last bucket's times the number of buckets.
 
-Limits: a stage with whole backwards only gets I and W in the profile's ratio. A trace has no bytes and links; they are
-taken from the job's profile.
+Limits: a stage with whole backwards only gets I and W in the profile's ratio. Bytes and links are the job's profile's.
 """
 
 from __future__ import annotations

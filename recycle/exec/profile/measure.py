@@ -1,9 +1,8 @@
 """Measures times and bytes of a job's stages on this machine, and transfers and sums between processes.
 
 Runs as a module in child processes of the profiler (profiler.py): one process for all stages in turn, or one per peer.
-The request is a JSON line on standard input; results are JSON lines on standard output. On a GPU the device is
-synchronized before and after each instruction. Limits: one micro-batch at a time on an otherwise idle machine; workers
-that share cores or a memory bus take longer. Incoming messages are random.
+The request is a JSON line on standard input; results are JSON lines on standard output. Limits: one micro-batch at a
+time on an otherwise idle machine; workers that share cores or a memory bus take longer. Incoming messages are random.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Memory of a worker's device, and allocations of an action.
 
 A device has its GPU's memory, or a share of the machine's. A tenth is reserved for memory that no profile counts:
-fragmentation, communicators, kernels and the process itself. On a GPU torch's allocator counts allocations; on a CPU
-torch's profiler reports every allocation and release.
+fragmentation, communicators, kernels and the process itself.
 
 Limits: counts torch's allocations only, and on a CPU only in the calling thread.
 """

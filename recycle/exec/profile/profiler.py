@@ -1,7 +1,7 @@
 """The profiler: a Profile from measurements of a job's real stages on this machine.
 
 Stages are measured one after the other in a child process; sums over a stage's hosts and links are measured between
-several processes (measure.py). Figures are medians over repeats; `Profile.measured` has their spread and the machine.
+several processes (measure.py). Figures are medians over repeats.
 Limits: links are local to this machine, and stages are measured alone.
 """
 
@@ -157,8 +157,7 @@ def _processor() -> str:
 def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
     """Fit latency and bandwidth to message times by least squares of relative errors.
 
-    If a fitted value is out of range, the latency is the smallest message's time, and the bandwidth follows from the
-    largest message.
+    If a value is out of range, the latency is the smallest message's time, and the largest gives the bandwidth.
     """
     x, t = np.array(sizes, dtype=np.float64), np.array(seconds, dtype=np.float64)
     slope, latency = np.polyfit(x, t, 1, w=1 / t)

@@ -59,8 +59,7 @@ class Transport(Protocol):
     def begin(self, program: Sequence[Instruction], iteration: int) -> None:
         """Start `iteration` of `program`; receives may be posted from now on.
 
-        Peers are at most one iteration apart, because a step needs the previous iteration's commit. So tensors sent two
-        iterations ago have been delivered.
+        Peers are at most one iteration apart, so tensors sent two iterations ago have been delivered.
         """
 
     def send(self, instruction: Transfer, tensor: torch.Tensor) -> None:
@@ -72,8 +71,7 @@ class Transport(Protocol):
     def reduce(self, stage: int, buffers: Sequence[torch.Tensor], bucket: int | None = None) -> None:
         """Sum `buffers` in place over all hosts of `stage`, or of a group of `tie_groups`, in one order of sums.
 
-        With a bucket, only starts the sum. Its buffers must not be used until the sum of bucket None, the last,
-        returns.
+        With a bucket, only starts the sum; do not use its buffers until the sum of bucket None, the last, returns.
         """
 
     def reduce_scatter(self, stage: int, buffers: Sequence[Sequence[torch.Tensor]], bucket: int | None = None) -> None:

@@ -4,9 +4,8 @@ A communicator is reused only if all members have completed all operations, and 
 because a send may complete before its receive is posted. Each process publishes these counts before it acknowledges the
 next generation (`offer`), and reads the counts of its peers when it forms (`reuse`). So all members decide alike.
 
-Operations are counted before they begin, which may block, and none begins after the end of a generation, so an idle
-communicator stays idle. A process whose transport failed without a known death reuses none. Unfit communicators are
-aborted while no process forms any; fit ones that a generation does not need are kept as spares.
+No operation begins after the end of a generation. A process whose transport failed without a known death reuses none.
+Unfit communicators are aborted while no process forms any; fit ones that a generation does not need are kept as spares.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ The kernel of a live machine answers for its processes, even if they compute, wa
 a keepalive every second (RFC 9293 section 3.8.4). The kernel then breaks a connection without an answer within the user
 timeout (RFC 5482). Linux only.
 
-Sockets of other libraries are accessed through a duplicate of the descriptor. A lock ensures that a thread that lists
-descriptors does not see another thread's temporary duplicate.
+Sockets of other libraries are accessed through a duplicate of the descriptor, under a lock.
 """
 
 from __future__ import annotations
@@ -102,8 +101,7 @@ def give_up_after(connection: Connection, seconds: float) -> None:
 def cut(other_ends: Collection[str]) -> int:
     """Drop all packets that arrive on this process's connections to the given ends; returns their number.
 
-    A socket filter hides even a close from this process. For silence in both directions, the other process must do the
-    same. New connections are not cut. Raises RunError if the system does not allow it.
+    Its own packets and new connections are not cut. Raises RunError if the system does not allow it.
     """
     ends = [end for end in own_connections(open_sockets().values()) if end.mirrored in other_ends]
     program = ctypes.create_string_buffer(struct.pack("HBBI", _RETURN, 0, 0, 0))

@@ -2,8 +2,7 @@
 
 An edge coloring, of workers by communicators, gives rounds in which each worker forms at most one. A sum gets the first
 round that is free at all its members. Every process forms its communicators by round, then by name, which is the same
-order everywhere. All members of the first one that has not formed wait for it, so forming cannot deadlock, even if some
-are reused. Communicators connect processes, not roles of a plan, so that several generations can use them.
+order everywhere, so forming cannot deadlock. Communicators connect processes, not roles of a plan.
 """
 
 from __future__ import annotations
@@ -138,10 +137,8 @@ PAUSE_SECONDS = (0.001, 0.05)
 class FormingStore(Store):
     """Store that a process's groups form on, with waits that end with the generation.
 
-    torch's own clients block in `get` with the client's lock held, so a process whose peer has died could not leave its
-    generation. Opening one resolves its address with the interpreter lock held, which took 5 s without a name server.
-    Backends accept this store below a PrefixStore but do not keep it alive. Waits raise RuntimeError after `over` is
-    set, or after `seconds`.
+    torch's own clients block in `get` with the client's lock held. Backends accept this store below a PrefixStore but
+    do not keep it alive. Waits raise RuntimeError after `over` is set, or after `seconds`.
     """
 
     def __init__(self, client: Any, over: threading.Event, seconds: float = 300.0) -> None:

@@ -1,7 +1,6 @@
 """Base of transports over process groups: receives posted ahead, and sent tensors kept until delivery.
 
-Receives are posted in program order, which is the order of every lane. gloo.py and lanes.py choose the groups of lanes,
-and end waits on peers that are gone.
+Receives are posted in program order. gloo.py and lanes.py choose the groups, and end waits on peers that are gone.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ class GroupsOfGeneration:
         hosts: stage (or number of a group of tied stages) -> roles of its live hosts, of the whole plan.
         lanes: of the whole plan, and of copies of states to workers that join.
         processes: role -> position that its process started in, if different.
-        givers: owners that have the shard's parameters when the generation begins, and send them in gathers; by default
-            all.
+        givers: owners that have the shard's parameters when the generation begins, and send them; by default all.
         over: set when the generation is over.
         warn: called with problems that stop no worker.
         waiting: called with True before a wait on a peer and with False after it.

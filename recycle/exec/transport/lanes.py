@@ -4,10 +4,9 @@ On a lane's communicator one worker sends and one receives, both in the order of
 cannot deadlock, and a dead peer blocks no other lane. Communicators form in rounds (formation.py), unless they are
 reused (communicators.py), and are warmed up at once.
 
-A wait on such a communicator only orders later work on the device; `settle` waits for the device. A receive occupies
-the device until its peer arrives, and the first use of a kernel may wait until the device is idle. So receives are not
-posted ahead in the first iteration of a generation. Later at most one per lane is: streams share a few hardware queues,
-and a second receive might block the computation that the first one's sender waits for.
+A wait on such a communicator only orders later work on the device; `settle` waits for the device. The first use of a
+kernel may wait until the device is idle, so no receives are posted ahead in the first iteration of a generation. Later
+at most one per lane is, because streams share a few hardware queues (docs/explanations/nccl.md).
 """
 
 from __future__ import annotations

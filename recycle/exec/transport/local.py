@@ -1,7 +1,6 @@
 """Local transport: all workers in one process, for tests, notebooks and a single GPU.
 
-Instructions run one after the other in a global order that respects every dependency, so a receive finds its
-tensor, and a reduction finds every host's sum complete.
+Instructions run one after the other in a global order that respects every dependency.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ A dead peer leaves spinning kernels and no error, so heartbeats and process ends
 aborts all communicators of this process, which ends the spinning kernels. They are aborted in one group: a single abort
 waits for the device, where receives of the others spin (pytorch issue 119797). Communicators are never split from
 others, because an abort does not reach split ones. After an abort everything on its stream is invalid, and the
-iteration restarts from the committed step. A new generation forms after all processes have left the old one, so that
-none aborts while another initializes. The environment disables torch's watchdog, which would end the process.
+iteration restarts from the committed step. The environment disables torch's watchdog, which would end the process.
 `tests/exec/accelerator` runs this code on a simulated NCCL.
 """
 

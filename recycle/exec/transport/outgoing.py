@@ -1,8 +1,7 @@
 """Messages that a process sends: delayed by emulated links and faults, and timed until delivery.
 
-A message of an emulated stage is delayed by the latency and bytes / bandwidth of its link, then sent over the network.
-A `slow-link` fault multiplies the time of messages to one process, a `flaky-link` fault delays each with some
-probability. A lane carries one message at a time, and its thread waits for the delivery.
+A message of an emulated stage is delayed by the latency and bytes / bandwidth of its link. A `slow-link` fault
+multiplies that time, a `flaky-link` fault delays with some probability. A lane carries one message at a time.
 
 Limits: sums of gradients and copies of states are not delayed. gloo sends a message only once its receive is posted, so
 a late receiver makes the transfer look long. Statistics therefore give the lower quartile of an iteration, and the time

@@ -1,9 +1,8 @@
 """Sums and gathers of shards, over sends and receives (gloo) or over rooted sums and broadcasts (NCCL).
 
-Reduce: each shard is summed on its first owner, which sends the sum to the other owners, so all owners have the same
-bits. With N elements of g bytes over D hosts, each host sends g N (D - 1) / D to the first owners and g N (k - 1) / D
-to the others. Gather: the first owner of a shard sends it to the hosts that do not own it, w N (D - k) / D bytes, or by
-broadcasts to all, w N (D - 1) / D.
+Reduce: each shard is summed on its first owner, which sends the sum to the other owners. With N elements of g bytes
+over D hosts, each host sends g N (D - 1) / D to the first owners and g N (k - 1) / D to the others. Gather: the first
+owner of a shard sends it to the hosts without it, w N (D - k) / D bytes, or by broadcasts to all, w N (D - 1) / D.
 
 `ShardedSums` sends parts in pieces, so a host needs only two more pieces per peer. In `RootedSums` the owners of a
 shard have a separate communicator; an owner receives parameters that it already has into scratch memory. All hosts
@@ -121,10 +120,7 @@ _OWNERS = 1 << 20
 
 
 def with_owners(groups: GroupsOfGeneration) -> tuple[GroupsOfGeneration, dict[int, list[int | None]]]:
-    """Add groups of owners to a generation's groups; also returns stage -> group number of each shard.
-
-    The number is None for a shard with one owner.
-    """
+    """Add groups of owners to a generation's groups; returns also stage -> group of each shard, None with one owner."""
     hosts, numbers = dict(groups.hosts), dict[int, list[int | None]]()
     most = max(map(len, groups.owners.values()), default=0)
     for stage, owners in sorted(groups.owners.items()):

@@ -223,8 +223,7 @@ class Interpreter:
     def reduce(self, stage: int) -> None:
         """Sum the weights that the stage shares, then its own gradients (the last bucket), each over their hosts.
 
-        All hosts of a group of tied stages sum the group's shared weights in one order at their first reduce in it, so
-        no two hosts wait for each other in different sums.
+        All hosts of a group of tied stages sum its shared weights in one order at their first reduce in it.
         """
         group = int(self._groups[stage])
         if group not in self._summed_groups:

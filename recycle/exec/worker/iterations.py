@@ -1,10 +1,8 @@
 """A worker's iterations in one generation: instructions, report, commit, optimizer step.
 
 With the barrier all steps wait for the iteration's commit. After a staggered step the worker starts the next iteration
-at once, and waits for the commit before the next step. So a worker is at most one iteration ahead of the last commit.
-
-An evaluation waits for its iteration's commit, and all workers wait for its result. A generation begins with the
-evaluation that the previous one did not finish.
+at once, and waits for the commit before the next step. So a worker is at most one iteration ahead of the last commit. A
+generation begins with the evaluation that the previous one did not finish.
 """
 
 from __future__ import annotations

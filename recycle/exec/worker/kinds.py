@@ -1,7 +1,6 @@
 """Functions that run each class of instruction.
 
-User-defined classes are registered here from their own file (see docs/guides/add-an-instruction.md). Imports no torch,
-so every command can read such a file.
+User-defined classes: docs/guides/add-an-instruction.md. Imports no torch, so that every command can read their files.
 """
 
 from __future__ import annotations

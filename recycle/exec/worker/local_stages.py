@@ -1,9 +1,8 @@
 """Stages that a worker hosts, and the state of their units or shards.
 
 State belongs to units: when a plan changes the worker's stages, modules are rebuilt around the tensors of the units
-that it keeps. Old state is kept until the generation runs (`confirm`), because others may copy it, and a generation may
-fail to form. The owners of shards follow from the live workers (`recycle.plans.shards`). A process that starts from the
-initial state or a checkpoint can create any shard until its first generation has run.
+that it keeps. Old state is kept until the generation runs (`confirm`), because others may copy it. A process that
+starts from the initial state or a checkpoint can create any shard until its first generation has run.
 """
 
 from __future__ import annotations

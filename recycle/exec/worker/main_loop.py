@@ -1,10 +1,8 @@
 """A worker's loop over generations; every change of membership or plan goes through it.
 
 When a generation ends, a worker drops its groups and brings its stages to the committed iteration: it rolls forward
-with the reduced gradient, or undoes a step taken ahead. The next generation starts from there.
-
-The plan of a generation is a file of the run directory, named by the hash in the record, because plans of large jobs
-have megabytes. If the disk is full, the proposal carries the plan's text.
+with the reduced gradient, or undoes a step taken ahead. The plan of a generation is a file of the run directory, named
+by the hash in the record. If the disk is full, the proposal carries the plan's text.
 """
 
 from __future__ import annotations

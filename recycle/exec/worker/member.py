@@ -175,8 +175,7 @@ class Member:
     def _watch(self) -> None:
         """Interrupt the main thread repeatedly until it has left its stopped generation.
 
-        One interrupt is not enough, as the thread may be about to open a connection or to wait on one. The lock keeps
-        interrupts out of the next generation.
+        One interrupt may come just before the thread waits. The lock keeps interrupts out of the next generation.
         """
         while True:
             with self._changed:

@@ -2,8 +2,8 @@
 
 A step before its iteration's commit first saves the state in a second set of buffers, for an exact undo. The next step
 needs the commit, so one set is enough: a stage is at most one iteration behind the committed one (with its reduced
-gradient) or ahead of it. Saving takes as long as the step itself, so a thread copies the committed state piece by piece
-in the bubbles of the schedule, and the step copies the remainder. Snapshots (snapshots.py) are saved in the same way.
+gradient) or ahead of it. A thread copies the committed state in the bubbles of the schedule, and the step copies the
+remainder. Snapshots (snapshots.py) are saved in the same way.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ class StepState:
 
     Args:
         at: the iteration of their states; -1 for the initial state.
-        known_commit: returns the commit of an iteration, or None; called from the thread. Without it no copies are made
-            early.
+        known_commit: returns the commit of an iteration, or None; called from the thread. None: no early copies.
         is_on_host: whether previous states are saved in host memory, not on the stages' device.
         hosted: the owner of the stages, which may change; None if they never change.
     """

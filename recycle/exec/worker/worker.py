@@ -1,9 +1,7 @@
 """A worker process, forked by the fork server: one per live worker and tensor rank.
 
-It connects to its node's agent, builds its stages, reports that it is ready and takes part in generations
-(main_loop.py). After the first SIGTERM it leaves at the next boundary; a second ends the process. The signal is blocked
-in all threads except one that waits for it, so it interrupts no transfer. The process ends with its agent. `warm_up`
-does lazy imports in the fork server, which saves a third of a second per worker.
+After the first SIGTERM it leaves at the next boundary; a second ends the process. The signal is blocked in all threads
+except one that waits for it, so it interrupts no transfer. The process ends with its agent.
 """
 
 from __future__ import annotations

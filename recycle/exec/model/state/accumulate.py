@@ -1,13 +1,11 @@
 """Gradient accumulation over the micro-batches of one stage, in one flat buffer.
 
 With `exact` the sum does not depend on the order, the assignment of micro-batches, or the reduction over hosts. Every
-addend is rounded to a multiple of 2^-q and summed in fp64. Each partial sum is a multiple of 2^-q below 2^(53-q) and
-therefore representable, so no addition rounds. With N addends of at most 2^e each, q = 53 - ceil(log2 N) - e. `fast`
-sums in fp32 in execution order.
+addend is rounded to a multiple of 2^-q and summed in fp64. Each partial sum is a multiple of 2^-q below 2^(53-q), so no
+addition rounds. With N addends of at most 2^e each, q = 53 - ceil(log2 N) - e. `fast` sums in fp32 in execution order.
 
 The bound 2^e is tested on every addend; a larger or non-finite addend makes the norm of the whole buffer NaN. Entries
-below 2^-(q+1) vanish: with e = 6 and N = 32 that is 2^-43, far below the fp32 noise of any relevant gradient. Rounding
-is done in fp32, where scaling by a power of two and rounding to an integer are both exact.
+below 2^-(q+1) vanish: with e = 6 and N = 32 that is 2^-43. Scaling by a power of two and rounding are exact in fp32.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Gradient sums of a stage: one for its own parameters, and one for a weight shared with another stage.
 
-Gradients come from the store of delayed weight gradients, from layers that delay their own, and from autograd's hooks.
-`IncomingGradients` adds them to the sums and to the checksums of watched micro-batches.
+`IncomingGradients` adds the gradients of all sources to the sums and to the checksums of watched micro-batches.
 
 The first and last stage may share a weight. Each has a sum for its gradients, or both use one sum if one worker hosts
 them. Hosts reduce the sums buffer by buffer, and the stage's own sum optionally bucket by bucket. Units and shards of
-the optimizer's state are ranges of the concatenated sums (`JoinedSums`); each sum keeps its own buffer, grid, and
-out-of-bounds mark.
+the optimizer's state are ranges of the concatenated sums (`JoinedSums`).
 """
 
 from __future__ import annotations

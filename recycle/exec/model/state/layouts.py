@@ -3,11 +3,9 @@
 With sharded state each host has all live parameters. The gradient sum and the live parameters are flat tensors of one
 layout. A shard is a range of both, with bounds at norm blocks. Only owners hold a shard's moments. After a step, and at
 the beginning of each generation, they send its parameters (`GATHER_PARAMS`), so undoing a step needs the owned shards
-only. If layers may move, each unit is divided into shards separately. Steps have the same bits as on a host of the
-whole stage.
+only. If layers may move, each unit is divided into shards separately.
 
-Replicated state is stored in separate tensors per unit (`UnitOptimizers`), which outlive the stage: after
-repartitioning, the next stage with the unit takes them over.
+Replicated state has separate tensors per unit (`UnitOptimizers`), which the next stage with the unit takes over.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The update is computed in fp32. Parameters of a narrower type are copies of the fp32 ones, updated after each step.
 Parameters are views of a flat tensor, decayed ones first, so the optimizer works on two long runs and a new host copies
-four tensors. Learning rate and clip factor are pure functions, so every worker derives the same step from the same
-record. Tensor ranks split each half of a gated layer separately, so each half has its own name in checkpoints.
+four tensors. Tensor ranks split each half of a gated layer separately, so each half has its own name in checkpoints.
 
 Decoupled weight decay: Loshchilov and Hutter, https://arxiv.org/abs/1711.05101; the update itself is torch's.
 """
@@ -174,8 +173,7 @@ class FlatOptimizer:
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Each parameter by its name, and by prefixes its moments, step count and rounded copy.
 
-        The prefixes are `exp_avg.`, `exp_avg_sq.`, `step.` and `rounded.`. Rounded parameters that are not part of the
-        state are computed from the fp32 ones.
+        The prefixes are `exp_avg.`, `exp_avg_sq.`, `step.` and `rounded.`.
         """
         if self.live.dtype != torch.float32 and len(tensors) == UNROUNDED:
             tensors = [*tensors, tensors[0].to(self.live.dtype)]
