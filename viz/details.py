@@ -15,7 +15,7 @@ import numpy as np
 from recycle.ir.dependencies import Cause
 from recycle.ir.event_graph import EventGraph, event_graph
 from recycle.ir.families import one_f_one_b
-from recycle.ir.instruction import Beside, is_kind
+from recycle.ir.instruction import AsyncInstruction, is_kind
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline, time_graph
@@ -101,7 +101,7 @@ def gap_details(entry: CachedLanes, lane: int, start: float, end: float) -> Deta
 def worker_details(entry: CachedLanes, lane: int) -> Details:
     table = entry.table
     operations = slice(int(table.offsets[lane]), int(table.offsets[lane + 1]))
-    work = ~is_kind(table.kind[operations], Beside)
+    work = ~is_kind(table.kind[operations], AsyncInstruction)
     busy = float((table.end[operations] - table.start[operations])[work].sum())
     counted = is_schedule_work(table.kind[operations])
     instructions = f"{int(counted.sum()):,} instructions"

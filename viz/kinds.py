@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from recycle.ir.instruction import (
     KIND_CLASSES,
+    AsyncInstruction,
     Backward,
     BackwardInput,
     BackwardWeight,
-    Beside,
     Forward,
     GatherParameters,
     Instruction,
@@ -98,7 +98,7 @@ def kinds() -> tuple[dict[str, Any], ...]:
             "letter": cls.token if cls.row.letter is None else cls.row.letter,
             "numbered": not issubclass(cls, Transfer | StageWide),
             "homed": not issubclass(cls, StageWide),
-            "transfer": issubclass(cls, Beside),
+            "transfer": issubclass(cls, AsyncInstruction),
             "pair": issubclass(cls, OverlappedPair),
             "paints": list(look_of(cls).paints),
             "words": list(look_of(cls).words),
@@ -177,7 +177,7 @@ def describe(table: LaneTable, operation: int, lane: int, unit: TimeUnit | None 
 
 def is_schedule_work(kind: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     """Return whether kinds count as instructions: the work in a schedule file, without transfers, reduces and steps."""
-    return ~is_kind(kind, (Beside, StageWide))
+    return ~is_kind(kind, (AsyncInstruction, StageWide))
 
 
 def mark_text(table: LaneTable, operation: int) -> str:

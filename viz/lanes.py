@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from recycle.ir.columns import Columns, Floats
 from recycle.ir.event_graph import durations, earliest, event_graph
-from recycle.ir.instruction import Beside, Instruction, OverlappedPair, is_kind
+from recycle.ir.instruction import AsyncInstruction, Instruction, OverlappedPair, is_kind
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline
@@ -279,4 +279,4 @@ def _is_sorted(end: Floats, start: Floats, worker: npt.NDArray[Any]) -> bool:
 
 
 def _transfers(columns: Columns) -> npt.NDArray[np.bool_]:
-    return is_kind(columns.kind, Beside)
+    return is_kind(columns.kind, AsyncInstruction)

@@ -204,7 +204,7 @@ def model_of(config: Mapping[str, Any], where: str) -> ModelSection:
             "moe_router_topk": read.num_experts_per_tok,
             "moe_aux_loss_coeff": read.router_aux_loss_coef,
         }
-        if not read.norm_topk_prob:
+        if architecture.kind == "qwen_moe" and not read.norm_topk_prob:
             fields["moe_router_pre_softmax"] = True
     return ModelSection(
         kind=architecture.kind,  # type: ignore[arg-type]
@@ -214,7 +214,7 @@ def model_of(config: Mapping[str, Any], where: str) -> ModelSection:
         heads=read.num_attention_heads,
         sequence=read.max_position_embeddings,
         vocabulary=read.vocab_size,
-        ffn=read.moe_intermediate_size or read.intermediate_size,
+        ffn=(read.moe_intermediate_size if architecture.has_experts else None) or read.intermediate_size,
         tied=read.tie_word_embeddings,
         rotary_base=base,
         rotary_scaling=scaling,

@@ -18,7 +18,7 @@ from recycle.ir.columns import Ints, Rows
 from recycle.ir.dependencies import Cause
 from recycle.ir.event_graph import event_edges
 from recycle.ir.gaps import Gap, GapCause, Gaps
-from recycle.ir.instruction import Beside, is_kind
+from recycle.ir.instruction import AsyncInstruction, is_kind
 from recycle.ir.kinds import KIND_CLASSES
 from recycle.ir.simulate import TOLERANCE, Timeline
 from recycle.ir.trace import away_from
@@ -218,7 +218,7 @@ def range_statistics(timeline: Timeline, gaps: Gaps, begin: float, end: float) -
     is_live = np.array([worker not in schedule.failed for worker in schedule.shape.workers()])
     inside = np.clip(timeline.end, begin, end) - np.clip(timeline.start, begin, end)
     inside = np.where(is_live[c.worker], inside, 0.0)
-    is_transfer = is_kind(c.kind, Beside)
+    is_transfer = is_kind(c.kind, AsyncInstruction)
     seconds = np.bincount(c.kind[~is_transfer], weights=inside[~is_transfer], minlength=len(KIND_CLASSES))
     lost = np.clip(gaps.end, begin, end) - np.clip(gaps.start, begin, end)
     lost = np.where(is_live[gaps.worker], lost, 0.0)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from recycle.ir.instruction import Backward, Forward, OverlappedPair
-from recycle.ir.kinds import KIND_CLASSES, Beside, Instruction
+from recycle.ir.kinds import KIND_CLASSES, AsyncInstruction, Instruction
 from viz.figures.palette import (
     CHUNK_PAINTS,
     FAILURE,
@@ -62,7 +62,7 @@ def box_parts(kind: int, weight_share: float) -> tuple[BoxPart, ...]:
     if issubclass(cls, OverlappedPair):
         forward = _side_by_side(Forward, weight_share, WORK_TOP, _MIDDLE)
         return forward + _side_by_side(Backward, weight_share, _MIDDLE, WORK_BOTTOM)
-    heights = (STRIP_TOP, STRIP_BOTTOM) if issubclass(cls, Beside) else (WORK_TOP, WORK_BOTTOM)
+    heights = (STRIP_TOP, STRIP_BOTTOM) if issubclass(cls, AsyncInstruction) else (WORK_TOP, WORK_BOTTOM)
     return _side_by_side(cls, weight_share, *heights)
 
 
@@ -83,7 +83,7 @@ def boxes(table: LaneTable, *, is_labelled: bool = True) -> Iterator[Box]:
     shades = [dict(zip(PAINTS, CHUNK_PAINTS[shade_of(i, table.chunks)], strict=True)) for i in range(table.chunks)]
     for operation, (lane, kind) in enumerate(zip(table.lane.tolist(), kinds, strict=True)):
         begin, length = start[operation], end[operation] - start[operation]
-        is_rerouted = rerouted[operation] and not issubclass(KIND_CLASSES[kind], Beside)
+        is_rerouted = rerouted[operation] and not issubclass(KIND_CLASSES[kind], AsyncInstruction)
         text = label(table, operation) if is_labelled else ""
         second_text = backward_label(table, operation) if is_labelled else ""
         for paint, first, last, top, bottom in parts[kind]:
