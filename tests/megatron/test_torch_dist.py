@@ -42,6 +42,14 @@ sequence = 32
 learning_rate = 1e-2
 checkpoint_every = 2
 """
+EXPERTS = {
+    "num_moe_experts": 4,
+    "moe_aux_loss_coeff": 0.0,
+    "moe_router_score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    "moe_router_bias_update_rate": 0.01,
+}
+BIAS = "decoder.layers.{}.mlp.router.expert_bias"
 COUNTS = {"gpt": 53, "llama": 27}
 """Parameters of the whole model."""
 
@@ -204,6 +212,34 @@ def test_run_continues_from_megatrons_checkpoint_with_the_same_bits(
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [2, 3, 4]
     assert lines[:2] == resumed.metrics
+
+
+def _saved_layer_by_layer(exported: Path, back: Path, case: Case) -> list[list[float]]:
+    """Expert biases that megatron-core's loader reads; its saver then writes each layer under names of its own."""
+    chunk, optimizer, metadata = _with_optimizer(exported, case)
+    metadata["non_homogeneous_layers"] = True
+    model = chunk.module.sharded_state_dict(metadata=metadata)
+    assert any(getattr(piece, "key", None) == BIAS.format(3) for piece in model.values())
+    _save({"model": model, "optimizer": optimizer.sharded_state_dict(model, metadata=metadata), "iteration": 2}, back)
+    return [layer.mlp.router.expert_bias.tolist() for layer in chunk.module.decoder.layers]
+
+
+def test_expert_bias_goes_to_megatron_and_back(jobs: Jobs, command: Command, servers: Servers) -> None:
+    """Here it is a parameter that Adam does not update, there a buffer without moments."""
+    fields = "".join(f"{name} = {json.dumps(value)}\n" for name, value in EXPERTS.items())
+    text = JOB.format(kind="mixtral").replace("tensor_parallel = 2", "tensor_parallel = 1")
+    Path("job.toml").write_text(text.replace("[train]", f"[model.config]\n{fields}[train]"))
+    job, run, back = Job.load(Path("job.toml")), Path("run").resolve(), Path("iter_0000002").resolve()
+    train(job, run, steps=2, schedule=one_f_one_b(job.shape), server=servers["mixtral"])
+    checkpoint = run / "checkpoints" / "step-00000001"
+    assert command(f"export-megatron {checkpoint} -o there --json").json["moments"]
+    case = Case(None, ranks=1, model={"kind": "mixtral", "layers": 4, "config": EXPERTS})
+    (biases,) = jobs.call(partial(_saved_layer_by_layer, Path("there/iter_0000002").resolve(), back), case)
+    stored = StoredTensors(sorted(checkpoint.glob("*.safetensors")), RecycleError)
+    assert biases == [stored.read(BIAS.format(layer)).tolist() for layer in range(4)]
+    assert any(biases[3])
+    assert command(f"import-megatron {back} --job job.toml --run -o back").status == 0
+    assert_same_tensors(checkpoint, Path("back/checkpoints") / checkpoint.name, 100)
 
 
 def test_bad_input_is_refused(trained: Path, exported: Path, command: Command) -> None:
