@@ -217,7 +217,7 @@ def without_model_notice() -> Iterator[None]:
     """Suppress megatron-core 0.19's notice that GPTModel is deprecated for HybridModel.
 
     HybridModel needs Transformer Engine for its last norm, has no scaled rotary positions, and numbers attention and
-    feed-forward parts as layers of their own, which would change the names in checkpoints.
+    feed-forward parts as separate layers, which would change the names in checkpoints.
     """
     logger = logging.getLogger("megatron.core.models.gpt.gpt_model")
     before = logger.level

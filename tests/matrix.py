@@ -70,17 +70,13 @@ class Environment:
     python: Path
     megatron: Path | None
 
-    def run(self, arguments: Sequence[str], log: Path, *, shown: bool = False) -> subprocess.CompletedProcess[str]:
-        """Run the interpreter; what it prints goes to the file, and its standard output is returned, or `shown`."""
+    def run(self, arguments: Sequence[str], log: Path) -> bool:
+        """Run the interpreter; what it prints goes to the file, errors beside it. Whether its exit status is 0."""
         paths = [str(ROOT), *([str(self.megatron)] if self.megatron else [])]
         variables = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-        command = [str(self.python), *arguments]
-        with log.open("w") as errors:
-            done = subprocess.run(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=errors, text=True)
-            errors.write(done.stdout)
-        if shown:
-            print(f"{self.name}: {shlex.join(arguments)}\n{done.stdout}", flush=True)
-        return done
+        with log.open("w") as output, log.with_suffix(".err").open("w") as errors:
+            done = subprocess.run([str(self.python), *arguments], cwd=ROOT, env=variables, stdout=output, stderr=errors)
+        return done.returncode == 0
 
 
 @dataclass(frozen=True)
@@ -113,10 +109,9 @@ def environments(folder: Path, *, with_own: bool) -> list[Environment]:
 def examine(environment: Environment, parts: Mapping[str, Sequence[str]], jobs: int, logs: Path) -> Row:
     """Run the probe and the tests in an environment; what they print goes to files in `logs`."""
     log = logs / f"{environment.name}.log"
-    done = environment.run(["-c", PROBE], log)
-    if done.returncode:
-        return Row(("?", "?", environment.name), (), {"import": "failed"}, [f"import: see {log}"])
-    python, torch, megatron, losses, told = json.loads(done.stdout.splitlines()[-1])
+    if not environment.run(["-c", PROBE], log):
+        return Row(("?", "?", environment.name), (), {"import": "failed"}, [f"import: see {log.with_suffix('.err')}"])
+    python, torch, megatron, losses, told = json.loads(log.read_text().splitlines()[-1])
     report = log.with_suffix(".xml")
     report.unlink(missing_ok=True)
     tests = [test for part in parts.values() for test in part]
@@ -198,8 +193,12 @@ def main() -> int:
     parts, logs, rows = ALL_PARTS if given.all else PARTS, given.folder / "logs", list[Row]()
     logs.mkdir(parents=True, exist_ok=True)
     if given.run is not None:
-        statuses = [each.run(shlex.split(given.run), logs / f"{each.name}.log", shown=True) for each in found]
-        return any(done.returncode for done in statuses)
+        failures = 0
+        for environment in found:
+            log = logs / f"{environment.name}.log"
+            failures += not environment.run(shlex.split(given.run), log)
+            print(f"{environment.name}: {given.run}\n{log.read_text()}", flush=True)
+        return failures > 0
     for environment in found:
         print(f"{environment.name} …", file=sys.stderr, flush=True)
         rows.append(examine(environment, parts, given.jobs, logs))
