@@ -13,7 +13,7 @@ from recycle.job.architecture import config_of, is_rotary
 from recycle.job.endpoints import parse_endpoints
 from recycle.job.named import require_name
 from recycle.job.pricing import parse_bytes
-from recycle.job.sections import ANALYTIC, AUTO, OF_GPT_DATASET, DataSection, Sections
+from recycle.job.sections import ANALYTIC, AUTO, OF_GPT_DATASET, OPTIMIZERS, DataSection, Sections
 
 _MOST_ACTIVATIONS = 2**31
 
@@ -90,7 +90,10 @@ def _model(job: Sections) -> Iterator[str]:
         ("[data] provider", job.data.provider),
         ("[eval] data.provider", None if job.evaluation.data is None else job.evaluation.data.provider),
         ("[train] loss", job.train.loss),
+        *((key, None if text in OPTIMIZERS else text) for key, text in job.train.optimizers().items()),
     ):
+        if name is not None and ":" not in name and "optimizer" in key:
+            yield f'{key}: "{name}" is none of {", ".join(OPTIMIZERS)}; or write a class, as "package.module:Class"'
         if name is not None:
             require_name(name, key)
             if is_emulated:

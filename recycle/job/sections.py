@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
@@ -248,8 +249,29 @@ class EvalSection(Struct, frozen=True, forbid_unknown_fields=True):
     data: DataSection | None = None
 
 
+class GroupSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[[train.groups]]`: settings of some parameters; `weight_decay` and `optimizer` are those of `[train]` if None.
+
+    Attributes:
+        parameters: patterns of names in checkpoints, with `*`, `?` and `[...]`.
+        learning_rate_scale: factor of the learning rate.
+    """
+
+    parameters: Annotated[list[str], Meta(min_length=1)]
+    learning_rate_scale: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
+    weight_decay: Annotated[float, Meta(ge=0)] | None = None
+    optimizer: str | None = None
+
+    def has(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self.parameters)
+
+
+OPTIMIZERS = ("adamw", "muon", "sgd")
+"""Optimizers that a job may name, besides classes."""
+
+
 class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[train]`: the loss, the optimizer (AdamW), the sum of gradients, and checkpoints.
+    """`[train]`: the loss, the optimizer, the sum of gradients, and checkpoints.
 
     Attributes:
         steps (iterations): length of the run.
@@ -261,7 +283,13 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
         minimum_learning_rate: learning rate at the end of `schedule`.
         decay (iterations): length of the last part of "warmup-stable-decay"; a tenth of `steps` when left out.
         decay_shape: shape of that part.
-        weight_decay: AdamW's weight decay.
+        optimizer: "adamw", "muon" (AdamW for all but the matrices of layers), "sgd", or a class as
+            "package.module:Class" (docs/guides/optimizers.md).
+        groups: tables `[[train.groups]]` of parameters with their own `learning_rate_scale`, `weight_decay` and
+            `optimizer`; the first table counts of which a pattern in `parameters` matches the name
+            (docs/guides/optimizers.md).
+        weight_decay: weight decay of matrices; norms and biases have none unless a group gives it to them.
+        momentum: decay of the momentum of "muon" and "sgd".
         beta1: AdamW's decay of the first moment.
         beta2: AdamW's decay of the second moment.
         epsilon: AdamW's term in the denominator.
@@ -297,7 +325,10 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     minimum_learning_rate: Annotated[float, Meta(ge=0)] = 0.0
     decay: Positive | None = None
     decay_shape: Literal["linear", "cosine", "exponential", "minus-sqrt"] = "linear"
+    optimizer: str = "adamw"
+    groups: list[GroupSection] = field(default_factory=list)
     weight_decay: Annotated[float, Meta(ge=0)] = 0.01
+    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.95
     beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
     epsilon: Annotated[float, Meta(gt=0)] = 1e-8
@@ -318,6 +349,11 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     trace: Positive | Literal["all", "off"] = "all"
     loss: str | None = None
     per_token_loss: bool = False
+
+    def optimizers(self) -> dict[str, str]:
+        """Return the optimizers that the section states, by key."""
+        stated = {f"[train] groups[{place}].optimizer": group.optimizer for place, group in enumerate(self.groups)}
+        return {"[train] optimizer": self.optimizer} | {key: text for key, text in stated.items() if text is not None}
 
 
 class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,6 +20,7 @@ from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.request import FAILED, Findings, check_without_torch
 from recycle.exec.launch.trackers import asks_for_gpu
 from recycle.exec.model.providers import Providers
+from recycle.exec.model.state.rules import require_optimizers
 from recycle.exec.transport.plugin import transport_named, transport_of
 from recycle.exec.worker.specification import REFUSED
 from recycle.job import Job
@@ -50,6 +51,7 @@ def check_request(
         if job.model.weights is not None:
             verify_files(Path(job.model.weights))
         providers = providers or Providers.from_job(job)
+        require_optimizers(job)
         if providers.data is None:
             require_samples(job, steps)
         batches = load_batches(job, providers.data)

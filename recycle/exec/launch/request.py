@@ -22,6 +22,7 @@ from recycle.ir.schedule import Schedule
 from recycle.job import Job, PricedJob, price
 from recycle.job.architecture import Architecture
 from recycle.job.manifest import require_model_of_weights
+from recycle.job.sections import OPTIMIZERS
 from recycle.job.shape import Worker
 from recycle.plans import with_updates_of
 from recycle.plans.hosting import Hosts
@@ -75,6 +76,7 @@ class RunRequest:
         named = (
             *(job.model.provider, job.data.provider, job.train.loss),
             None if others is None else others.provider,
+            *(text for text in job.train.optimizers().values() if text not in OPTIMIZERS),
         )
         return ForkServer(
             job.model.kind,

@@ -118,8 +118,9 @@ class StateLayout(ABC):
         """Begin to sum a bucket of the stage's gradients over its hosts; with the last bucket, wait for all."""
 
     def moments(self) -> list[torch.Tensor]:
-        """The live tensors of the optimizer's first moments (the second tensor of each piece)."""
-        return [piece.state_tensors()[1] for piece in self.pieces.values()]
+        """The live tensors of the optimizer's first moments (the second tensor of each piece with parameters)."""
+        states = (piece.state_tensors() for piece in self.pieces.values())
+        return [tensors[1] for tensors in states if tensors[0].numel()]
 
     def state_tensors(self) -> list[torch.Tensor]:
         return [tensor for piece in self.pieces.values() for tensor in piece.state_tensors()]

@@ -19,7 +19,7 @@ import torch
 
 from recycle.exec.model.integrity import ChecksumBuilder, word_count
 from recycle.exec.model.state.accumulate import ACCUMULATORS, Accumulator, ExactSum, FlatLayout
-from recycle.exec.model.state.optimizer import decays
+from recycle.exec.model.state.rules import decays
 from recycle.job import Job
 
 
