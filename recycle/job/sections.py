@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from recycle.errors import JobError
 from recycle.job.profile import PerStage
+from recycle.job.ramp import sequences_before
 from recycle.job.shape import MOST_BUCKETS, Shape
 
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -46,7 +47,7 @@ class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         pipelines: data-parallel replicas of the model, D.
         ranks: workers of a pipeline, P.
-        micro_batches: micro-batches of each pipeline in an iteration, m.
+        micro_batches: micro-batches of each pipeline in an iteration, m; the most with `[train] rampup_batch_size`.
         chunks: stages of a worker, V; the model has P·V stages.
         tensor_parallel: processes of a worker, T. Each has a T-th of the attention heads, feed-forward units and
             vocabulary, which T must divide.
@@ -275,6 +276,8 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         steps (iterations): length of the run.
+        rampup_batch_size (sequences): Megatron's ramp of the batch, as [first batch, increment, length of the ramp];
+            the whole batch from the start when left out (docs/guides/data.md).
         learning_rate: highest learning rate.
         warmup (iterations): length of the linear warm-up.
         schedule: Megatron-LM's learning rate: from 0 to `learning_rate` in the warm-up, then to
@@ -319,6 +322,7 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     steps: Positive = 30
+    rampup_batch_size: Annotated[list[Positive], Meta(min_length=3, max_length=3)] | None = None
     learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
     warmup: Count = 10
     schedule: Literal["constant", "linear", "cosine", "warmup-stable-decay"] | None = None
@@ -537,6 +541,32 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
     def shape(self) -> Shape:
         grid = self.grid
         return Shape(grid.pipelines, grid.ranks, grid.micro_batches, grid.chunks)
+
+    def named_functions(self) -> dict[str, str]:
+        """Return the user's functions and classes that the job names, by key."""
+        others = self.evaluation.data
+        stated = {
+            "[model] provider": self.model.provider,
+            "[data] provider": self.data.provider,
+            "[eval] data.provider": None if others is None else others.provider,
+            "[train] loss": self.train.loss,
+            **self.train.optimizers(),
+        }
+        return {key: name for key, name in stated.items() if name is not None and name not in OPTIMIZERS}
+
+    def sequences_before(self, iteration: int) -> int:
+        """Return the sequences that training has used before an iteration."""
+        whole = self.shape.global_micro_batches * self.data.micro_batch_size
+        ramp = self.train.rampup_batch_size
+        before = [0] if ramp is None else sequences_before(*ramp, whole)
+        return before[min(iteration, len(before) - 1)] + max(0, iteration + 1 - len(before)) * whole
+
+    def sequences_in(self, iteration: int) -> int:
+        return self.sequences_before(iteration + 1) - self.sequences_before(iteration)
+
+    def micro_batches_in(self, iteration: int) -> int:
+        """Return the micro-batches of each pipeline in an iteration."""
+        return self.sequences_in(iteration) // (self.data.micro_batch_size * self.shape.pipelines)
 
     @property
     def evaluation_data(self) -> DataSection:

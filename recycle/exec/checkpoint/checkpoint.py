@@ -108,7 +108,7 @@ def course(job: Job, text_digest: str | None) -> dict[str, Any]:
     held = ("sharded_optimizer", "optimizer_copies", "copy_bytes")
     changes_nothing = ("checkpoint_every", "checkpoint_keep", "checkpoint_deadline", "trace", *held)
     defaults = msgspec.to_builtins(TrainSection())
-    for key in ("per_token_loss", "optimizer", "groups", "momentum"):
+    for key in ("per_token_loss", "optimizer", "groups", "momentum", "rampup_batch_size"):
         if train[key] == defaults[key]:
             del train[key]  # checkpoints of versions without this key stay comparable
     keys = {f"[train] {key}": value for key, value in train.items() if key not in changes_nothing}

@@ -80,7 +80,7 @@ class MegatronStage(Stage):
         self._data = self._trained_on
         self._token_mean: TokenMean | None = None
         if job.train.per_token_loss and self._is_last and batches is not None:
-            self._token_mean = TokenMean(batches, job.shape.global_micro_batches)
+            self._token_mean = TokenMean(batches, job)
         self._micro_batches = job.shape.micro_batches
         self._recomputes = job.recompute_of(index) == "full"
 
@@ -152,6 +152,7 @@ class MegatronStage(Stage):
 
     def begin_iteration(self, step: int) -> None:
         super().begin_iteration(step)
+        self._sums.divisor = self._divisor
         self._sums.clear()
         self._losses.clear()
 

@@ -179,6 +179,7 @@ class Stage(ABC):
         self.index = index
         self._is_first, self._is_last = index == 0, index == job.shape.stages - 1
         self._divisor = job.shape.global_micro_batches
+        self._pipelines, self._micro_batches_in = job.shape.pipelines, job.micro_batches_in
         self._message_spec = message_shape, message_type
         self._iteration = 0
         self._evaluates, self._evaluated = False, list[tuple[Any, Any]]()
@@ -194,6 +195,7 @@ class Stage(ABC):
 
     def begin_iteration(self, step: int) -> None:
         """Start iteration `step` from a clean state, even if the previous iteration was interrupted."""
+        self._divisor = self._pipelines * self._micro_batches_in(step)
         self._start(step, evaluates=False)
 
     def begin_evaluation(self, batch: int) -> None:

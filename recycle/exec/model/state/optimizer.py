@@ -148,23 +148,19 @@ class FlatOptimizer:
 
         The prefixes are the names in `Optimizer.state`, such as `exp_avg.`, then `step.` and `rounded.`.
         """
-        parameters, *moments = tensors[: 1 + len(self._moments)]
-        counts, *rounded = tensors[1 + len(self._moments) :]
+        end = 1 + len(self._moments)
+        (parameters, *moments), (counts, *rounded) = tensors[:end], tensors[end:]
         if self.live.dtype != torch.float32 and not rounded:
             rounded = [parameters.to(self.live.dtype)]
+        kept = [("", 0, parameters)]
+        kept += [(f"{name}.", at[0], flat) for (name, at), flat in zip(self._moments.items(), moments, strict=True)]
+        kept += [(ROUNDED, 0, flat) for flat in rounded]
         named: dict[str, torch.Tensor] = {}
-
-        def add(prefix: str, flat: torch.Tensor, first: int = 0, moment: str | None = None) -> None:
+        for prefix, first, flat in kept:
             for name, (begin, end, shape) in self._names.shaped.items():
-                if moment is None or moment in self._rule_at(begin).optimizer.state:
+                if prefix in ("", ROUNDED) or prefix[:-1] in self._rule_at(begin).optimizer.state:
                     view = flat[begin - first : end - first]
-                    named[prefix + name] = view.view(shape) if end - begin == shape.numel() else view
-
-        add("", parameters)
-        for (name, (first, _)), flat in zip(self._moments.items(), moments, strict=True):
-            add(f"{name}.", flat, first, name)
-        for flat in rounded:
-            add(ROUNDED, flat)
+                    named[prefix + name] = view.view(shape) if len(view) == shape.numel() else view
         for name, place in self._names.counted.items():
             group = int(not self._rule_at(place).decays)
             named[COUNTED + name] = counts[group : group + 1]

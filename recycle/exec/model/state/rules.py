@@ -33,14 +33,14 @@ class Update(NamedTuple):
         parameter: fp32, flat, or in its shape with `Optimizer.takes_whole`.
         gradient: the mean gradient after clipping, in the shape of `parameter`; may be overwritten.
         state: the tensors that `Optimizer.state` names, in the shape of `parameter`.
-        count: earlier steps, fp32 []; may be overwritten.
+        steps: earlier steps, fp32 []; may be overwritten.
         rate: learning rate.
     """
 
     parameter: torch.Tensor
     gradient: torch.Tensor
     state: Sequence[torch.Tensor]
-    count: torch.Tensor
+    steps: torch.Tensor
     rate: float
     weight_decay: float
 
@@ -82,7 +82,7 @@ class AdamW(Optimizer):
             [average],
             [square],
             [],
-            [update.count],
+            [update.steps],
             fused=True,
             amsgrad=False,
             beta1=self.train.beta1,
