@@ -99,7 +99,9 @@ def identity(job: Job) -> dict[str, Any]:
 def model_identity(model: ModelSection) -> dict[str, Any]:
     """The keys of `[model]` that determine the weights."""
     changes_nothing = ("split", "seconds_per_unit", "recompute", "import_from", "weights")
-    return {key: value for key, value in msgspec.to_builtins(model).items() if key not in changes_nothing}
+    kept = {key: value for key, value in msgspec.to_builtins(model).items() if key not in changes_nothing}
+    kept["config"].pop("transformer_impl", None)
+    return kept
 
 
 def course(job: Job, text_digest: str | None) -> dict[str, Any]:

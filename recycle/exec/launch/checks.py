@@ -5,6 +5,7 @@ Launchers and agents do not import torch: their fork server calls `main` before 
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -67,7 +68,12 @@ def check_request(
                 f'fault {fault}: this transport does not hold messages back; set [membership] transport = "gloo"'
             )
     gpu = torch.cuda.get_device_name() if asks_for_gpu(job) and torch.cuda.is_available() else ""
-    return Findings(text_digest, transport.environment, gpu)
+    layers = ("", "")
+    if (device := transport.device(int(os.environ.get("LOCAL_RANK", "0")))).type == "cuda":
+        from recycle.exec.model.engine import choose_layers
+
+        layers = choose_layers(job, device)
+    return Findings(text_digest, transport.environment, gpu, *layers)
 
 
 def check_libraries(job: Job) -> None:

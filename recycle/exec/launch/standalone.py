@@ -81,9 +81,10 @@ def run(
         )
     providers = Providers(model, data, loss, evaluation).merged_with(job)
     request = request_run(job, steps=steps, schedule=schedule)
-    check_request(request.job, request.steps, (), request.absent, providers)
+    findings = check_request(request.job, request.steps, (), request.absent, providers)
     assert request.schedule is not None
-    return LocalRun(with_barrier(request.schedule), request.job, providers).run(request.steps)
+    job = findings.applied_to(request.job)
+    return LocalRun(with_barrier(request.schedule), job, providers).run(request.steps)
 
 
 class LocalRun:
