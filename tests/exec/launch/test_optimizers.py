@@ -13,6 +13,7 @@ from recycle.exec import Optimizer
 from recycle.exec.checkpoint.checkpoint import folder_of
 from recycle.exec.launch.checks import check_request
 from recycle.exec.launch.standalone import LocalRun
+from recycle.exec.model.providers import Providers
 from recycle.exec.model.state.rules import Update
 from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.ir.lower import with_barrier
@@ -116,3 +117,14 @@ def test_optimizers_that_cannot_work_are_refused_before_the_run(keys: dict[str, 
     tested = small_job(2, tensor_parallel=1 if len(keys) > 1 else 2, train=keys)
     with pytest.raises(JobError, match=rf"^\[train\] optimizer: {message}"):
         check_request(tested, 1, (), frozenset())
+
+
+def test_patterns_must_match_a_parameter_of_any_layer() -> None:
+    """A model of four layers, with its head; the message names what the pattern resembles."""
+    right = GroupSection(["decoder.layers.3.*", "output_layer.weight"], weight_decay=0.0)
+    check_request(small_job(train={"groups": [right]}), 1, (), frozenset())
+    wrong = GroupSection(["*.mlp.*", "decoder.layers.?.mpl.linear_fc1.weight"])
+    message = r'^\[train\] groups\[1\].parameters: "decoder.* matches no .* decoder.layers.\d.mlp.linear_fc1.weight'
+    with pytest.raises(JobError, match=message):
+        check_request(small_job(train={"groups": [right, wrong]}), 1, (), frozenset())
+    check_request(small_job(train={"groups": [wrong]}), 1, (), frozenset(), Providers(model=lambda *_, **__: None))
