@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from recycle.errors import JobError, RecycleError, first_line
-from recycle.exec.model.state.optimizer import BALANCE_RATE
+from recycle.exec.model.state.rules import BALANCE_RATE
 from recycle.job.manifest import MANIFEST
 from recycle.megatron.arguments import common_state, padding_multiple, stated_arguments
 from recycle.megatron_versions import common_state_path

@@ -19,7 +19,7 @@ from megatron.core.transformer import attention
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.moe.router import TopKRouter
 
-from recycle.exec.model.state.optimizer import BALANCE_RATE
+from recycle.exec.model.state.rules import BALANCE_RATE
 from recycle.megatron_versions import stop_loss_logs, without_token_counts
 
 _ROUTER_TYPES = {"fp32": torch.float32, "fp64": torch.float64}
