@@ -284,9 +284,10 @@ def _rotary(
 ) -> tuple[float, float | RotaryScaling | None, float | None]:
     key = "rope_parameters" if config.rope_parameters is not None else "rope_scaling"
     stated, local_base = config.rope_parameters or config.rope_scaling or {}, config.rope_local_base_freq
-    if architecture.kind == "gemma" and _FULL in stated:
-        local = stated.get(_SLIDING) or {}
-        local_base, stated, key = local.get("rope_theta", local_base), stated[_FULL] or {}, f"{key}.{_FULL}"
+    both = [part for part in (stated.get(_FULL), stated.get(_SLIDING)) if isinstance(part, dict)]
+    if architecture.kind == "gemma" and len(both) == 2:
+        (stated, local), key = both, f"{key}.{_FULL}"
+        local_base = local.get("rope_theta", local_base)
         if local.get("rope_type", "default") != "default":
             raise JobError(f"{where}: rope_parameters.{_SLIDING}.rope_type: {local['rope_type']!r} is not supported")
     kind = stated.get("rope_type", stated.get("type", "default"))
@@ -306,8 +307,8 @@ def _rotary(
 
 
 class _Scaling(RotaryScaling, frozen=True, forbid_unknown_fields=False):
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
+    mscale: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    mscale_all_dim: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
 def _scaling(kind: str, stated: Mapping[str, Any], config: _Config, where: str) -> float | RotaryScaling:

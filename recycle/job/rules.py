@@ -13,7 +13,16 @@ from recycle.job.architecture import config_of, is_rotary
 from recycle.job.endpoints import parse_endpoints
 from recycle.job.named import require_name
 from recycle.job.pricing import parse_bytes
-from recycle.job.sections import ANALYTIC, AUTO, OF_DOCUMENTS, OF_GPT_DATASET, DataSection, ModelSection, Sections
+from recycle.job.sections import (
+    ANALYTIC,
+    AUTO,
+    OF_DOCUMENTS,
+    OF_GPT_DATASET,
+    DataSection,
+    ModelSection,
+    RotaryScaling,
+    Sections,
+)
 
 _MOST_ACTIVATIONS = 2**31
 
@@ -120,6 +129,9 @@ def _family(job: Sections) -> Iterator[str]:
     for key in ("rotary_scaling", "rotary_percent", "local_rotary_base"):
         if getattr(model, key) != getattr(defaults, key) and not is_rotary(model):
             yield f'[model] {key}: kind = "{model.kind}" has learned positions; leave it out'
+    scaling = model.rotary_scaling
+    if isinstance(scaling, RotaryScaling) and scaling.low_freq_factor >= scaling.high_freq_factor:
+        yield "[model] rotary_scaling: low_freq_factor must be below high_freq_factor"
     fields = config_of(model)
     for key in ("kv_channels", "num_query_groups", "num_moe_experts", "moe_ffn_hidden_size", "moe_router_topk"):
         if not isinstance(fields.get(key, 1), int) or fields.get(key, 1) < 1:

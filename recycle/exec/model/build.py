@@ -93,7 +93,7 @@ def _part(job: Job, index: int, tensor_rank: int, providers: Providers, is_fille
 
         try:
             return build_part(job, index, tensor_rank, is_filled=is_filled)
-        except (AssertionError, IndexError, NotImplementedError, TypeError, ValueError) as error:
+        except (AssertionError, IndexError, NotImplementedError, TypeError, ValueError, ZeroDivisionError) as error:
             raise JobError(f"[model]: megatron-core cannot build stage {index} of it: {first_line(error)}") from error
     from recycle.exec.model.part import require_trainable
 

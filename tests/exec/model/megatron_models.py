@@ -60,9 +60,12 @@ FIELDS: dict[str, dict[str, Any]] = {
     "multi-token prediction": {"mtp_num_layers": 1},
     "multi-latent attention": LATENT,
     "multi-latent attention, plain positions": LATENT | {"rope_type": "rope", "q_lora_rank": None},
+    "documents": {},
     "dropout": {"hidden_dropout": 0.1, "attention_dropout": 0.1},
 }
 """Fields of TransformerConfig, by what they switch on."""
+PACKED = {"provider": f"{__name__}:packed", "reset_attention": True}
+"""Keys of `[data]` for rows of several documents."""
 
 
 def build(

@@ -13,12 +13,11 @@ from recycle import JobError
 from recycle.exec.model.config import transformer_config
 from recycle.job.sections import RotaryScaling
 from tests.exec.drive import build_pipeline, gradients_by_name, run_pipelines, small_job
-from tests.exec.model.megatron_models import own_gradients
+from tests.exec.model.megatron_models import PACKED, own_gradients
 from tests.exec.model.test_families import sharpened
 
 pytestmark = pytest.mark.slow
 
-PACKED = {"provider": "tests.exec.model.megatron_models:packed", "reset_attention": True}
 YARN = {"rotary_scaling_factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": 4.0, "beta_slow": 1.0}
 ROWS: dict[str, dict[str, Any]] = {
     "window": {"config": {"window_size": [3, 0]}},

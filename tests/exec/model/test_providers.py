@@ -21,7 +21,7 @@ from recycle.exec.model.providers import Providers
 from recycle.exec.model.weights import SHARED_WEIGHT
 from recycle.ir.families import one_f_one_b, zb_h1
 from tests.exec.drive import CPU, differing, gradients_by_name, run_pipelines, small_job
-from tests.exec.model.megatron_models import FIELDS, builder, masked, own_gradients
+from tests.exec.model.megatron_models import FIELDS, PACKED, builder, masked, own_gradients
 from tests.exec.model.test_other_layers import Stack
 from tests.exec.runs import Run, assert_same_training, kinds
 from tests.exec.runs import job as process_job
@@ -68,12 +68,16 @@ def test_provided_megatron_model_has_the_bits_of_the_built_in_model() -> None:
     assert losses(job, model=megatrons) == losses(job)
 
 
+def provided_job(name: str, **sections: Any) -> Job:
+    model = OWN | {"layers": 4, "tied": name == "multi-token prediction"}
+    return small_job(model=model, data=PACKED if name == "documents" else {}, **sections)
+
+
 @pytest.mark.parametrize("name", FIELDS)
 def test_megatron_layers_have_the_same_bits_under_every_schedule(name: str) -> None:
     results = []
     for family in (one_f_one_b, zb_h1):
-        job = small_job(ranks=2, model=OWN | {"layers": 4, "tied": name == "multi-token prediction"})
-        results.append(losses(job, family, model=builder(name)))
+        results.append(losses(provided_job(name), family, model=builder(name)))
     assert results[0] == results[1]
     assert len(set(results[0])) == 3
 
@@ -82,7 +86,7 @@ def test_megatron_layers_survive_a_kill_with_the_bits_of_the_calm_run(launch: Ru
     module = "tests.exec.model.megatron_models"
     sections = {
         "model": {"provider": f"{module}:latent_with_experts", "tied": True},
-        "data": {"provider": f"{module}:packed", "reset_attention": True},
+        "data": PACKED,
         "train": {"per_token_loss": True},
     }
     job = process_job(2, 2, 2, kind="gpt", **sections)
@@ -94,8 +98,7 @@ def test_megatron_layers_survive_a_kill_with_the_bits_of_the_calm_run(launch: Ru
 @pytest.mark.parametrize("name", [name for name in FIELDS if name != "dropout"])
 def test_gradients_equal_those_of_megatron_cores_backward(name: str) -> None:
     """Of the whole model in one graph, without stages, split backward, sums, or replaced classes."""
-    model = OWN | {"layers": 4, "tied": name == "multi-token prediction"}
-    job = small_job(ranks=2, micro_batches=1, model=model, train={"accumulation": "fast"})
+    job = provided_job(name, micro_batches=1, train={"accumulation": "fast"})
     stages = [build_stages(job, [index], CPU, providers=Providers(builder(name)))[index] for index in range(2)]
     loss = run_pipelines([stages], 0, 1)
     gradients = {name: gradient for name, gradient in gradients_by_name(stages).items() if "expert_bias" not in name}
