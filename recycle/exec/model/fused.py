@@ -84,8 +84,10 @@ def stay_on_device(part: torch.nn.Module) -> None:
             if type(module) is kind:
                 module.__class__ = staying  # type: ignore[assignment]
         if isinstance(module, Router):
-            # With a layer number the router adds to a process-wide log, sized for the first model.
-            module.layer_number = None
+            # With a layer number the router adds to a process-wide log, sized for the first model. From 0.17 on routers
+            # of multi-token prediction always do, at this number plus the layers of the model.
+            predicts = getattr(module, "is_mtp_layer", False)
+            module.layer_number = 1 - module.config.num_layers if predicts else None
             if module.config.moe_router_enable_expert_bias and "expert_bias" not in module._parameters:
                 module.balance()
 

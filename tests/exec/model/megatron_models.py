@@ -59,7 +59,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "attention sinks": {"softmax_type": "learnable"},
     "multi-token prediction": {"mtp_num_layers": 1},
     "multi-latent attention": LATENT,
-    "multi-latent attention, plain positions": LATENT | {"rope_type": "rope", "q_lora_rank": None},
+    "multi-latent attention, plain positions": LATENT
+    | {"rope_type": "rope", "q_lora_rank": None, "qk_layernorm": False},
     "documents": {},
     "dropout": {"hidden_dropout": 0.1, "attention_dropout": 0.1},
 }
