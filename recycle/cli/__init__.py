@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> None:
     from recycle.cli.app import app
 
     # Packages warn about missing optional packages; the warnings would hide recycle's own lines.
-    warnings.filterwarnings("ignore", module=r"(megatron|torch)\.")
+    warnings.filterwarnings("ignore", module=r"(.*/)?(megatron|torch)[./]")  # a path where Python compiles the module
     warnings.formatwarning = lambda text, kind, *_, **__: f"recycle: {text} [{getattr(kind, 'code', 'deprecated')}]\n"
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -18,6 +18,7 @@ from recycle.job.sections import (
     AUTO,
     OF_DOCUMENTS,
     OF_GPT_DATASET,
+    OPTIMIZERS,
     DataSection,
     ModelSection,
     RotaryScaling,
@@ -94,16 +95,12 @@ def _model(job: Sections) -> Iterator[str]:
         job.layers_per_stage()
     if model.provider is None and model.hidden % model.heads:
         yield f"[model] heads: {model.heads} heads do not divide hidden = {model.hidden}"
-    for key, name in (
-        ("[model] provider", model.provider),
-        ("[data] provider", job.data.provider),
-        ("[eval] data.provider", None if job.evaluation.data is None else job.evaluation.data.provider),
-        ("[train] loss", job.train.loss),
-    ):
-        if name is not None:
-            require_name(name, key)
-            if is_emulated:
-                yield f'{key}: kind = "emulated" computes nothing; remove one of them'
+    for key, name in job.named_functions().items():
+        if ":" not in name and "optimizer" in key:
+            yield f'{key}: "{name}" is none of {", ".join(OPTIMIZERS)}; or write a class, as "package.module:Class"'
+        require_name(name, key)
+        if is_emulated:
+            yield f'{key}: kind = "emulated" computes nothing; remove one of them'
     if model.weights is not None and is_emulated:
         yield '[model] weights: kind = "emulated" has none; remove one of them'
     if model.weights is not None and model.provider is not None:
@@ -243,6 +240,14 @@ def _train(job: Sections) -> Iterator[str]:
             f"[train] reduce_buckets: {train.reduce_buckets} buckets are summed while W's run, which"
             " [planner] decoupled = false does without; set it to true, or reduce_buckets to 1"
         )
+    if train.rampup_batch_size is not None:
+        key, whole = "[train] rampup_batch_size", job.shape.global_micro_batches * job.data.micro_batch_size
+        start, increment, _ = train.rampup_batch_size
+        unit = pipelines * job.data.micro_batch_size
+        if start % unit or increment % unit:
+            yield f"{key}: {start} and {increment} must be multiples of {unit}, one micro-batch of each pipeline"
+        if start > whole or (whole - start) % increment:
+            yield f"{key}: no number of increments of {increment} leads from {start} to the batch of {whole}"
     if train.minimum_learning_rate and train.schedule in (None, "constant"):
         yield '[train] minimum_learning_rate: needs a schedule other than "constant"'
     if train.decay is not None and train.schedule != "warmup-stable-decay":

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 
 from recycle.errors import JobError
 from recycle.job.profile import PerStage
+from recycle.job.ramp import sequences_before
 from recycle.job.shape import MOST_BUCKETS, Shape
 
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -45,7 +47,7 @@ class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         pipelines: data-parallel replicas of the model, D.
         ranks: workers of a pipeline, P.
-        micro_batches: micro-batches of each pipeline in an iteration, m.
+        micro_batches: micro-batches of each pipeline in an iteration, m; the most with `[train] rampup_batch_size`.
         chunks: stages of a worker, V; the model has P·V stages.
         tensor_parallel: processes of a worker, T. Each has a T-th of the attention heads, feed-forward units and
             vocabulary, which T must divide.
@@ -283,11 +285,34 @@ class EvalSection(Struct, frozen=True, forbid_unknown_fields=True):
     data: DataSection | None = None
 
 
+class GroupSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[[train.groups]]`: settings of some parameters; `weight_decay` and `optimizer` are those of `[train]` if None.
+
+    Attributes:
+        parameters: patterns of names in checkpoints, with `*`, `?` and `[...]`.
+        learning_rate_scale: factor of the learning rate.
+    """
+
+    parameters: Annotated[list[str], Meta(min_length=1)]
+    learning_rate_scale: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
+    weight_decay: Annotated[float, Meta(ge=0)] | None = None
+    optimizer: str | None = None
+
+    def has(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self.parameters)
+
+
+OPTIMIZERS = ("adamw", "muon", "sgd")
+"""Optimizers that a job may name, besides classes."""
+
+
 class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[train]`: the loss, the optimizer (AdamW), the sum of gradients, and checkpoints.
+    """`[train]`: the loss, the optimizer, the sum of gradients, and checkpoints.
 
     Attributes:
         steps (iterations): length of the run.
+        rampup_batch_size (sequences): Megatron's ramp of the batch, as [first batch, increment, length of the ramp];
+            the whole batch from the start when left out (docs/guides/data.md).
         learning_rate: highest learning rate.
         warmup (iterations): length of the linear warm-up.
         schedule: Megatron-LM's learning rate: from 0 to `learning_rate` in the warm-up, then to
@@ -296,7 +321,13 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
         minimum_learning_rate: learning rate at the end of `schedule`.
         decay (iterations): length of the last part of "warmup-stable-decay"; a tenth of `steps` when left out.
         decay_shape: shape of that part.
-        weight_decay: AdamW's weight decay.
+        optimizer: "adamw", "muon" (AdamW for all but the matrices of layers), "sgd", or a class as
+            "package.module:Class" (docs/guides/optimizers.md).
+        groups: tables `[[train.groups]]` of parameters with their own `learning_rate_scale`, `weight_decay` and
+            `optimizer`; the first table counts of which a pattern in `parameters` matches the name
+            (docs/guides/optimizers.md).
+        weight_decay: weight decay of matrices; norms and biases have none unless a group gives it to them.
+        momentum: decay of the momentum of "muon" and "sgd".
         beta1: AdamW's decay of the first moment.
         beta2: AdamW's decay of the second moment.
         epsilon: AdamW's term in the denominator.
@@ -326,13 +357,17 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     steps: Positive = 30
+    rampup_batch_size: Annotated[list[Positive], Meta(min_length=3, max_length=3)] | None = None
     learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
     warmup: Count = 10
     schedule: Literal["constant", "linear", "cosine", "warmup-stable-decay"] | None = None
     minimum_learning_rate: Annotated[float, Meta(ge=0)] = 0.0
     decay: Positive | None = None
     decay_shape: Literal["linear", "cosine", "exponential", "minus-sqrt"] = "linear"
+    optimizer: str = "adamw"
+    groups: list[GroupSection] = field(default_factory=list)
     weight_decay: Annotated[float, Meta(ge=0)] = 0.01
+    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.95
     beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
     epsilon: Annotated[float, Meta(gt=0)] = 1e-8
@@ -353,6 +388,11 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     trace: Positive | Literal["all", "off"] = "all"
     loss: str | None = None
     per_token_loss: bool = False
+
+    def optimizers(self) -> dict[str, str]:
+        """Return the optimizers that the section states, by key."""
+        stated = {f"[train] groups[{place}].optimizer": group.optimizer for place, group in enumerate(self.groups)}
+        return {"[train] optimizer": self.optimizer} | {key: text for key, text in stated.items() if text is not None}
 
 
 class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
@@ -536,6 +576,32 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
     def shape(self) -> Shape:
         grid = self.grid
         return Shape(grid.pipelines, grid.ranks, grid.micro_batches, grid.chunks)
+
+    def named_functions(self) -> dict[str, str]:
+        """Return the user's functions and classes that the job names, by key."""
+        others = self.evaluation.data
+        stated = {
+            "[model] provider": self.model.provider,
+            "[data] provider": self.data.provider,
+            "[eval] data.provider": None if others is None else others.provider,
+            "[train] loss": self.train.loss,
+            **self.train.optimizers(),
+        }
+        return {key: name for key, name in stated.items() if name is not None and name not in OPTIMIZERS}
+
+    def sequences_before(self, iteration: int) -> int:
+        """Return the sequences that training has used before an iteration."""
+        whole = self.shape.global_micro_batches * self.data.micro_batch_size
+        ramp = self.train.rampup_batch_size
+        before = [0] if ramp is None else sequences_before(*ramp, whole)
+        return before[min(iteration, len(before) - 1)] + max(0, iteration + 1 - len(before)) * whole
+
+    def sequences_in(self, iteration: int) -> int:
+        return self.sequences_before(iteration + 1) - self.sequences_before(iteration)
+
+    def micro_batches_in(self, iteration: int) -> int:
+        """Return the micro-batches of each pipeline in an iteration."""
+        return self.sequences_in(iteration) // (self.data.micro_batch_size * self.shape.pipelines)
 
     @property
     def evaluation_data(self) -> DataSection:

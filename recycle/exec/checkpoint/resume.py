@@ -63,7 +63,9 @@ def find_resume_point(path: Path, job: Job, steps: int, text_digest: str | None)
     before = Job.of_run(path)
     differences = checkpoint.differences(checkpoint.identity(job), checkpoint.identity(before))
     if differences:
-        raise JobError(f"{path}: has another model or batch, and cannot be resumed with this job: {differences[0]}")
+        raise JobError(
+            f"{path}: has another model, batch or optimizer, and cannot be resumed with this job: {differences[0]}"
+        )
     events = [event for _, event in read_lines(path / "events.jsonl")]
     begin = max((int(_number(event, "step")) + 1 for event in events if event.get("kind") == IMPORTED), default=0)
     metrics = whole_metrics(path / "metrics.jsonl", begin)
@@ -83,9 +85,8 @@ def find_resume_point(path: Path, job: Job, steps: int, text_digest: str | None)
     manifest = newest.manifest
     differences = checkpoint.differences(checkpoint.identity(job), manifest.identity)
     if differences:
-        raise JobError(
-            f"{newest.folder}: has another model or batch, and cannot be loaded by this job: {differences[0]}"
-        )
+        differs = f"another model, batch or optimizer, and cannot be loaded by this job: {differences[0]}"
+        raise JobError(f"{newest.folder}: has {differs}")
     if job.data.kind == before.data.kind == "gpt-dataset" and manifest.course.get("[data] text") != text_digest:
         _require_order(path, job, before)
     for difference in checkpoint.differences(checkpoint.course(job, text_digest), manifest.course):

@@ -1,8 +1,8 @@
 """Megatron-LM's samples: megatron-core's GPTDataset and its blends, in the order of Megatron-LM's training loop.
 
-The order depends on the seed and the number of samples of the run, so the digest includes both. Iteration t runs the
-samples from t * B, with B samples per iteration. In it micro-batch j of pipeline k has `micro_batch_size` samples, from
-offset (j * D + k) * micro_batch_size. This is the order of Megatron-LM's sampler for D data-parallel ranks.
+The order depends on the seed and the number of samples of the run, so the digest includes both. An iteration runs the
+samples after those of earlier iterations. In it micro-batch j of pipeline k has `micro_batch_size` samples, from offset
+(j * D + k) * micro_batch_size. This is the order of Megatron-LM's sampler for D data-parallel ranks.
 
 GPTDataset keeps its index in a cache shared by all processes, which the first process builds under a lock. Only the
 part of the split that is read is indexed, because megatron-core counts epochs of an empty part forever.
@@ -28,7 +28,7 @@ import torch
 from recycle.errors import JobError, RunError, first_line
 from recycle.exec.data.batches import Batch, Batches
 from recycle.exec.data.indexed import open_indexed, require_tokens
-from recycle.exec.data.samples import samples_of, samples_per_iteration
+from recycle.exec.data.samples import samples_of
 from recycle.job import Job
 
 TRAIN, VALIDATION = 0, 1
@@ -49,7 +49,6 @@ class GptDatasetBatches(Batches):
         self._job, data = job, job.data
         self._prefixes = [data.path] if data.path is not None else list(data.paths or ())
         self._opened = [open_indexed(prefix) for prefix in self._prefixes]
-        self._per_iteration = samples_per_iteration(job)
         self.samples = samples_of(job, iterations)
         self._dataset = self._build()
 
@@ -74,7 +73,7 @@ class GptDatasetBatches(Batches):
         """
         job, size = self._job, self._job.data.micro_batch_size
         pipeline, number = divmod(micro_batch, job.shape.micro_batches)
-        first = iteration * self._per_iteration + (number * job.shape.pipelines + pipeline) * size
+        first = job.sequences_before(iteration) + (number * job.shape.pipelines + pipeline) * size
         if first + size > len(self._dataset):
             raise RunError(
                 f"[data] samples: iteration {iteration} needs sample {first + size - 1} of {len(self._dataset)}; give"

@@ -117,7 +117,8 @@ def load_batches(job: Job, provider: DataProvider | None = None) -> Batches:
 
 def load_evaluation(job: Job, provider: DataProvider | None = None) -> Batches:
     """Open the data of `[eval]`, or the provider's, as `load_batches`; iteration b is its b-th batch."""
-    reads = msgspec.structs.replace(job, data=job.evaluation_data)
+    whole = msgspec.structs.replace(job.train, rampup_batch_size=None)
+    reads = msgspec.structs.replace(job, data=job.evaluation_data, train=whole)
     with errors_as(JobError, "[eval]"):
         if provider is None and reads.data.kind == "gpt-dataset":
             return GptDatasetBatches(reads, VALIDATION, job.evaluation.batches)

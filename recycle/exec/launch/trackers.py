@@ -207,13 +207,13 @@ class Trackers(Observer):
 
     def committed(self, line: dict[str, Any]) -> None:
         job, step = self._job, line["step"]
-        tokens = job.shape.global_micro_batches * job.data.micro_batch_size * job.model.sequence
+        tokens = job.sequences_in(step) * job.model.sequence
         values = {name: float(line[name]) for name in CURVES if line.get(name) is not None}
         values["seconds"] = tokens / line["tokens_per_second"]
         values["learning_rate"] = learning_rate(job.train, step)
         if self._peak is not None and job.model.provider is None:  # the operations of a user's model are unknown
             processes = line["live_workers"] * job.grid.tensor_parallel
-            values["mfu"] = model_flops(job) / values["seconds"] / (processes * self._peak)
+            values["mfu"] = model_flops(job, step) / values["seconds"] / (processes * self._peak)
         if step <= self._last:  # training restored a checkpoint
             self._each(lambda tracker: tracker.start(step))
         self._last = step

@@ -80,14 +80,15 @@ def build_stages(
         for index in indices:
             is_new = not held.keys() >= set(range(*stage_units(job.layers_per_stage())[index]))
             with megatron_versions.layers_numbered_from(sum(job.layers_per_stage()[:index])):
-                part = _part(job, index, rank, providers, is_filled and is_new)
+                part = build_module(job, index, rank, providers, is_filled and is_new)
             stage = MegatronStage(job, index, device, batches, part, tied, rank, providers, evaluation, held)
             stages[index], tied = stage, tied or stage.tied_sum
     megatron_versions.warn_unsupported_versions()
     return stages
 
 
-def _part(job: Job, index: int, tensor_rank: int, providers: Providers, is_filled: bool) -> Any:
+def build_module(job: Job, index: int, tensor_rank: int, providers: Providers, is_filled: bool) -> Any:
+    """Build the module of a stage on the current default device. Raises JobError as `build_stages`."""
     if providers.model is None:
         from recycle.exec.model.gpt import build_part
 

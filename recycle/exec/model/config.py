@@ -22,6 +22,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from recycle.errors import JobError, first_line
 from recycle.job import Job
 from recycle.job.architecture import config_of
+from recycle.job.sections import AUTO
 from recycle.megatron_versions import installed
 
 ACTIVATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
@@ -36,7 +37,10 @@ ACTIVATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
 """Functions by name of `activation_func` in a job file."""
 
 TRANSFORMER_ENGINE = "transformer_engine"
-"""Value of `transformer_impl` that selects Transformer Engine's modules; "local" selects megatron-core's."""
+"""Value of `transformer_impl` that selects Transformer Engine's modules; "local" selects megatron-core's.
+
+Launchers replace "auto" (`recycle.exec.model.engine`).
+"""
 _REASONS: Mapping[str, Sequence[str]] = {
     "[model] layers sets it": ("num_layers",),
     "[model] hidden sets it": ("hidden_size",),
@@ -83,10 +87,6 @@ _REASONS: Mapping[str, Sequence[str]] = {
         "use_kitchen",
         "use_kitchen_attention",
         "kitchen_attention_backend",
-        "fp8",
-        "fp4",
-        "fp8_param",
-        "fp4_param",
         "masked_softmax_fusion",
         "bias_activation_fusion",
         "bias_dropout_fusion",
@@ -106,6 +106,12 @@ _REASONS: Mapping[str, Sequence[str]] = {
         "use_fused_weighted_squared_relu",
         "batch_invariant_mode",
         "delay_wgrad_compute",
+    ),
+    "its scales (amax) depend on the micro-batches that a worker ran, and are not part of its units' state": (
+        "fp8",
+        "fp4",
+        "fp8_param",
+        "fp4_param",
     ),
     "the executor does not have such a process group": (
         "context_parallel_size",
@@ -222,7 +228,7 @@ _WITHOUT_EFFECT = _names(
 )
 """Fields of features that recycle's stages do not have; accepted and ignored."""
 _VALUES: Mapping[str, Sequence[str]] = {
-    "transformer_impl": ("local", TRANSFORMER_ENGINE),
+    "transformer_impl": (AUTO, "local", TRANSFORMER_ENGINE),
     "activation_func": tuple(ACTIVATIONS),
     "moe_router_load_balancing_type": ("aux_loss", "seq_aux_loss", "sinkhorn", "none"),
 }
@@ -288,6 +294,8 @@ def converted_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         if name == "activation_func":
             converted[name] = ACTIVATIONS[str(value)]
             continue
+        if (name, value) == ("transformer_impl", AUTO):
+            value = "local"
         try:
             converted[name] = msgspec.convert(value, known[name])
         except (msgspec.ValidationError, TypeError) as error:

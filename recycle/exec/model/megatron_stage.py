@@ -26,7 +26,8 @@ from recycle.exec.model.stage import PRECISIONS, Naming, Stage, StatePiece, Stor
 from recycle.exec.model.state.accumulate import Accumulator, ExactSum, FlatLayout
 from recycle.exec.model.state.gradient_sums import GradientSums, Half, IncomingGradients
 from recycle.exec.model.state.layouts import ShardedOptimizer, UnitOptimizers, ends_of_units
-from recycle.exec.model.state.optimizer import StoredNames, rule_of, without_shared
+from recycle.exec.model.state.optimizer import StoredNames, without_shared
+from recycle.exec.model.state.rules import Rules
 from recycle.exec.model.tensor_ranks import own_expert_parameters, sequence_split_parameters
 from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated_parameters, per_head_parameters, units_of
 from recycle.ir.instruction import (
@@ -81,7 +82,7 @@ class MegatronStage(Stage):
         self._reads_data = self._is_first or self._is_last or has_masks
         self._token_mean: TokenMean | None = None
         if job.train.per_token_loss and self._is_last and batches is not None:
-            self._token_mean = TokenMean(batches, job.shape.global_micro_batches)
+            self._token_mean = TokenMean(batches, job)
         self._micro_batches = job.shape.micro_batches
         self._recomputes = job.recompute_of(index) == "full"
 
@@ -90,11 +91,9 @@ class MegatronStage(Stage):
         units = self._units_of(job, named)
         # A shared weight comes first or last, so that the sums of the other weights are contiguous.
         end = -1 if self._is_first else 1
-        rules = {name: rule_of(parameter) for name, parameter in named.items()}
-        names = sorted(
-            named,
-            key=lambda name: (units[name], end * (name == shared), not rules[name].decays, rules[name].balance_rate),
-        )
+        rules = Rules(job.train, job.model.import_from or ())
+        of_names = {name: rules.of(name, parameter) for name, parameter in named.items()}
+        names = sorted(named, key=lambda name: (units[name], end * (name == shared), of_names[name].order))
         self.parameters = {name: named[name] for name in names}
         parameters = list(self.parameters.values())
         cut = cut_dimensions(part)
@@ -109,6 +108,7 @@ class MegatronStage(Stage):
         self._names = StoredNames(
             {name: places[parameter] for name, parameter in self.parameters.items() if parameter in places},
             [name for name, parameter in self.parameters.items() if parameter in halves],
+            {state for rule in of_names.values() for state in rule.optimizer.state},
         )
         self._sums = GradientSums(job, index, self.parameters, shared, self._names.cut, tied_sum, device)
         self._size = self._sums.layout.size
@@ -121,7 +121,7 @@ class MegatronStage(Stage):
                 self.parameters,
                 self._names,
                 self._sums,
-                job.train,
+                rules,
                 self._type,
                 (hosted.start if is_by_unit else index) * count,
                 count,
@@ -129,7 +129,7 @@ class MegatronStage(Stage):
                 tells_shapes=job.grid.tensor_parallel > 1,
             )
         else:
-            self.layout = UnitOptimizers(ends, self.parameters, self._names, self._sums, job.train, self._type, held)
+            self.layout = UnitOptimizers(ends, self.parameters, self._names, self._sums, rules, self._type, held)
         self._losses = ExactSum(FlatLayout([torch.Size([1])]), self._divisor, LOSS_EXPONENT, device)
 
         self._incoming = IncomingGradients(self._sums, parameters, summed)
@@ -154,6 +154,7 @@ class MegatronStage(Stage):
 
     def begin_iteration(self, step: int) -> None:
         super().begin_iteration(step)
+        self._sums.divisor = self._divisor
         self._sums.clear()
         self._losses.clear()
 
