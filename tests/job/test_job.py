@@ -74,8 +74,10 @@ def test_a_limit_in_bytes_works_with_times_and_bytes_written_by_hand() -> None:
         (SHAPE + "[model]\nhidden = 10\nheads = 4\n", r"\[model\] heads"),
         (
             SHAPE + '[model]\nkind = "llm"\n',
-            r"""\[model\] kind: .*'llm'; write "emulated" or "gpt" or .*"qwen_moe"$""",
+            r"""\[model\] kind: .*'llm'; write "emulated" or "gemma" or "gpt" or .*"qwen_moe"$""",
         ),
+        (SHAPE + "[data]\nreset_attention = true\n", r'\[data\] reset_attention: needs kind = "gpt-dataset" or a prov'),
+        (SHAPE + "[model]\nrotary_percent = 0.5\n", r'\[model\] rotary_percent: kind = "gpt" has learned positions'),
         (SHAPE + '[train]\ntrace = "few"\n', r"""\[train\] trace: .*'few'; write "all" or "off", or a number$"""),
         (SHAPE + "[integrity]\nevery = 30\n", r"every: 30 does not divide \[train\] checkpoint_every = 100"),
         (SHAPE + "[integrity]\nevery = 10\ndigests = 30\n", r"digests: 30 does not divide \[train\] checkpoint_every"),
