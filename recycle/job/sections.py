@@ -422,11 +422,16 @@ class LoggingSection(Struct, frozen=True, forbid_unknown_fields=True):
         wandb_mode: "offline" keeps what is logged in the run directory until `wandb sync`.
         peak_flops (operations per second): the most that the device of a process computes, for the model's share of it
             (MFU); that of the first GPU when left out and known.
+        prometheus: where the run's metrics are served to Prometheus (docs/guides/monitoring.md): a port of the loopback
+            interface, or "ADDRESS:PORT".
+        otlp: URL of an OpenTelemetry collector that gets the run's metrics over HTTP, "http://host:4318".
     """
 
     tensorboard: bool = False
     wandb: str | None = None
     wandb_mode: Literal["online", "offline"] = "online"
+    prometheus: int | str | None = None
+    otlp: str | None = None
     peak_flops: Annotated[float, Meta(gt=0)] | None = None
 
 
