@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -68,35 +67,30 @@ def _of_kind(run: RunRecord, *kinds: str) -> list[Mapping[str, Any]]:
     return [event for event in run.events if event["kind"] in kinds]
 
 
-def _parts(run: RunRecord) -> Iterator[Value]:
-    return (((part.value,), seconds) for part, seconds in run.report.parts.items())
+def _sums(addends: Iterable[Value], first: Iterable[str] = ()) -> Iterable[Value]:
+    """Add up the values of the same labels; `first` are values of a single label that count from 0 on."""
+    sums: dict[tuple[str, ...], float] = {(name,): 0.0 for name in first}
+    for labels, value in addends:
+        sums[labels] = sums.get(labels, 0.0) + value
+    return sums.items()
 
 
-def _changes(run: RunRecord) -> Iterator[Value]:
-    counts = Counter(change.kind for change in run.report.changes)
-    return (((kind,), float(counts[kind])) for kind in CHANGES)
+def _changes(run: RunRecord) -> Iterable[Value]:
+    return _sums((((change.kind,), 1.0) for change in run.report.changes), CHANGES)
 
 
-def _change_seconds(run: RunRecord) -> Iterator[Value]:
-    seconds: dict[tuple[str, ...], float] = {}
-    for change in run.report.changes:
-        for part, cost in change.costs.items():
-            labels = change.kind, part.value
-            seconds[labels] = seconds.get(labels, 0.0) + cost
-    yield from seconds.items()
+def _change_seconds(run: RunRecord) -> Iterable[Value]:
+    changes = run.report.changes
+    return _sums(((change.kind, part.value), cost) for change in changes for part, cost in change.costs.items())
 
 
-def _slower_seconds(run: RunRecord) -> Iterator[Value]:
-    seconds: dict[str, float] = {}
-    for change in run.report.changes:
-        if change.slower is not None:
-            seconds[change.kind] = seconds.get(change.kind, 0.0) + change.slower
-    return (((kind,), slower) for kind, slower in seconds.items())
+def _slower_seconds(run: RunRecord) -> Iterable[Value]:
+    changes = run.report.changes
+    return _sums(((change.kind,), change.slower) for change in changes if change.slower is not None)
 
 
-def _event_counts(run: RunRecord) -> Iterator[Value]:
-    counts = Counter(str(event["kind"]) for event in run.events)
-    return (((kind,), float(counts[kind])) for kind in dict.fromkeys((*EVENT_KINDS, *counts)))
+def _event_counts(run: RunRecord) -> Iterable[Value]:
+    return _sums((((str(event["kind"]),), 1.0) for event in run.events), EVENT_KINDS)
 
 
 def _live(run: RunRecord) -> set[Worker] | None:
@@ -106,22 +100,17 @@ def _live(run: RunRecord) -> set[Worker] | None:
     return {Worker.parse(str(name)) for name in generations[-1]["live"]}
 
 
-def _live_per_rank(run: RunRecord) -> Iterator[Value]:
+def _live_per_rank(run: RunRecord) -> Iterable[Value]:
     live = _live(run)
-    if live is not None:
-        counts = Counter(worker.rank for worker in live)
-        yield from (((str(rank),), float(counts[rank])) for rank in range(run.job.shape.ranks))
+    ranks = map(str, range(run.job.shape.ranks if live is not None else 0))
+    return _sums((((str(worker.rank),), 1.0) for worker in live or ()), ranks)
 
 
-def _dead(run: RunRecord) -> Iterator[Value]:
+def _dead(run: RunRecord) -> Iterable[Value]:
     live = _live(run)
-    if live is not None:
-        causes = {
-            event.get("worker"): str(event.get("cause", "left")) for event in _of_kind(run, "detected", "drained")
-        }
-        for worker in run.job.shape.workers():
-            if worker not in live:
-                yield (str(worker), causes.get(str(worker), "absent")), 1.0
+    causes = {event.get("worker"): str(event.get("cause", "left")) for event in _of_kind(run, "detected", "drained")}
+    dead = [str(worker) for worker in run.job.shape.workers() if live is not None and worker not in live]
+    return [((worker, causes.get(worker, "absent")), 1.0) for worker in dead]
 
 
 def _time_ratios(run: RunRecord) -> Iterator[Value]:
@@ -165,24 +154,19 @@ def _links_of(file: str) -> Mapping[str, object]:
     return Profile.load(file).links
 
 
-def _plan(run: RunRecord) -> Iterator[Value]:
-    if plan := run.last.get("plan"):
-        causes = {event.get("plan"): str(event.get("cause", "")) for event in _of_kind(run, "replanned")}
-        yield (str(plan), causes.get(plan, "")), 1.0
+def _plan(run: RunRecord) -> Iterable[Value]:
+    causes = {event.get("plan"): str(event.get("cause", "")) for event in _of_kind(run, "replanned")}
+    return [((str(plan), causes.get(plan, "")), 1.0) for plan in [run.last.get("plan")] if plan]
 
 
-def _further_deaths(run: RunRecord) -> Iterator[Value]:
-    if shards := _of_kind(run, "shards"):
-        yield from (((str(stage),), float(count)) for stage, count in enumerate(shards[-1]["further_deaths"]))
+def _further_deaths(run: RunRecord) -> Iterable[Value]:
+    shards = _of_kind(run, "shards")
+    return [((str(stage),), float(count)) for stage, count in enumerate(shards[-1]["further_deaths"] if shards else ())]
 
 
-def _checkpoints(run: RunRecord, *, failed: bool) -> list[Mapping[str, Any]]:
-    return [event for event in _of_kind(run, "checkpoint") if ("error" in event) is failed]
-
-
-def _checkpoint_step(run: RunRecord) -> Iterator[Value]:
-    if complete := _checkpoints(run, failed=False):
-        yield (), float(complete[-1]["step"])
+def _checkpoints(run: RunRecord, *, failed: bool) -> list[float]:
+    """The steps of the checkpoints that are complete, or were given up."""
+    return [float(event["step"]) for event in _of_kind(run, "checkpoint") if ("error" in event) is failed]
 
 
 RUN_METRICS = (
@@ -215,7 +199,10 @@ RUN_METRICS = (
     ),
     Metric("recycle_wall_seconds", "Time since the start of the run.", _single(lambda run: run.report.wall)),
     Metric(
-        "recycle_part_seconds", "Time by the parts of the report, which add up to the wall time.", _parts, ("part",)
+        "recycle_part_seconds",
+        "Time by the parts of the report, which add up to the wall time.",
+        lambda run: _sums(((part.value,), seconds) for part, seconds in run.report.parts.items()),
+        ("part",),
     ),
     Metric(
         "recycle_committed_seconds",
@@ -251,7 +238,11 @@ RUN_METRICS = (
         "Bytes of state that workers copied.",
         _single(lambda run: sum(int(event.get("bytes", 0)) for event in _of_kind(run, "rejoined", "moved"))),
     ),
-    Metric("recycle_checkpoint_step", "Step of the last complete checkpoint.", _checkpoint_step),
+    Metric(
+        "recycle_checkpoint_step",
+        "Step of the last complete checkpoint.",
+        _single(lambda run: next(reversed(_checkpoints(run, failed=False)), None)),
+    ),
     Metric(
         "recycle_failed_checkpoints_total",
         "Checkpoints that were given up.",
