@@ -78,6 +78,8 @@ def _store(job: Sections) -> Iterator[str]:
             yield f'[membership] store: {error}; or leave it at "launcher"'
     if (membership.etcd_certificate is None) != (membership.etcd_key is None):
         yield "[membership] etcd_certificate and etcd_key: give both or neither"
+    if membership.ports is not None and membership.ports[0] > membership.ports[1]:
+        yield f"[membership] ports: the first, {membership.ports[0]}, is above the last, {membership.ports[1]}"
 
 
 def _metrics(job: Sections) -> Iterator[str]:

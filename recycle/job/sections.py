@@ -16,6 +16,7 @@ from recycle.job.profile import PerStage
 from recycle.job.shape import MOST_BUCKETS, Shape
 
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seconds = Annotated[float, Meta(ge=0)]
 DeadlineSeconds = Annotated[float, Meta(gt=0, le=1e6)]
@@ -339,6 +340,8 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
         etcd_certificate: file with the certificate for etcd.
         etcd_key: file with the key of that certificate.
         insecure: whether an etcd on the network may be used without user and certificate.
+        ports: first and last of the ports on which agents and workers listen (docs/guides/cluster.md); any free port
+            when left out.
         heartbeat (seconds): interval of a process's heartbeats.
         dead_after (seconds): time without a heartbeat, or without an answer on a connection, after which a worker is
             dead.
@@ -366,6 +369,7 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
     etcd_certificate: str | None = None
     etcd_key: str | None = None
     insecure: bool = False
+    ports: tuple[Port, Port] | None = None
     heartbeat: DeadlineSeconds = 0.25
     dead_after: DeadlineSeconds = 4.0
     hung_after: DeadlineSeconds = 4.0

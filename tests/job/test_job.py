@@ -87,6 +87,8 @@ def test_a_limit_in_bytes_works_with_times_and_bytes_written_by_hand() -> None:
             "[shape]\npipelines = 1\nranks = 4\nmicro_batches = 6\n[integrity]\ndigests = 5\n",
             r"\[integrity\] digests: with 1 pipeline no worker has a peer to compare its state with; write 0",
         ),
+        (SHAPE + "[membership]\nports = [5, 4]\n", r"\[membership\] ports: the first, 5, is above the last, 4"),
+        (SHAPE + "[membership]\nports = [0, 4]\n", r"\[membership\] ports.*>= 1"),
         (SHAPE + "[logging]\nprometheus = 0\n", r"\[logging\] prometheus: 0 is not a port from 1 to 65535"),
         (SHAPE + '[logging]\nprometheus = "a/b:1"\n', r"\[logging\] prometheus: 'a/b:1' is not a port"),
         (SHAPE + '[logging]\notlp = "host:4318"\n', r"\[logging\] otlp: 'host:4318' is not the URL of a collector"),
