@@ -391,13 +391,20 @@ def saved_product(node: Any, *, has_addend: bool) -> SavedProduct:
     return SavedProduct(node._saved_mat1, not node._saved_alpha == node._saved_beta == 1)
 
 
-def gloo_group(store: Any, rank: int, size: int, address: str, timeout: float) -> Any:
-    """Form a gloo group at this address of the host; `timeout` in seconds."""
+def gloo_device(address: str) -> Any:
+    """Open a gloo device, which listens at this address of the host on a port that the kernel chooses."""
+    import torch
+
+    return torch.distributed.ProcessGroupGloo.create_device(hostname=address)
+
+
+def gloo_group(store: Any, rank: int, size: int, device: Any, timeout: float) -> Any:
+    """Form a gloo group on a device; `timeout` in seconds."""
     import torch
 
     gloo: Any = torch.distributed.ProcessGroupGloo
     options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=address)]
+    options._devices = [device]
     options._timeout = timedelta(seconds=timeout)
     return gloo(store, rank, size, options)
 

@@ -5,12 +5,13 @@ Types and ranges of single keys belong to the fields in `sections`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import chain
 
 from recycle.errors import JobError
 from recycle.job.architecture import config_of, is_rotary
-from recycle.job.endpoints import parse_endpoints
+from recycle.job.endpoints import parse_endpoints, parse_listening
 from recycle.job.named import require_name
 from recycle.job.pricing import parse_bytes
 from recycle.job.sections import (
@@ -87,6 +88,19 @@ def _store(job: Sections) -> Iterator[str]:
             yield f'[membership] store: {error}; or leave it at "launcher"'
     if (membership.etcd_certificate is None) != (membership.etcd_key is None):
         yield "[membership] etcd_certificate and etcd_key: give both or neither"
+    if membership.ports is not None and membership.ports[0] > membership.ports[1]:
+        yield f"[membership] ports: the first, {membership.ports[0]}, is above the last, {membership.ports[1]}"
+
+
+def _metrics(job: Sections) -> Iterator[str]:
+    if job.logging.prometheus is not None:
+        try:
+            parse_listening(job.logging.prometheus)
+        except JobError as error:
+            yield f"[logging] prometheus: {error}"
+    otlp = job.logging.otlp
+    if otlp is not None and not re.fullmatch(r"https?://[^\s/]+(/\S*)?", otlp):
+        yield f'[logging] otlp: {otlp!r} is not the URL of a collector, such as "http://localhost:4318"'
 
 
 def _model(job: Sections) -> Iterator[str]:
@@ -278,4 +292,4 @@ def _integrity(job: Sections) -> Iterator[str]:
         )
 
 
-_RULES = (_times, _memory, _store, _model, _family, _parallel, _data, _train, _integrity)
+_RULES = (_times, _memory, _store, _metrics, _model, _family, _parallel, _data, _train, _integrity)

@@ -18,6 +18,7 @@ from recycle.job.ramp import sequences_before
 from recycle.job.shape import MOST_BUCKETS, Shape
 
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seconds = Annotated[float, Meta(ge=0)]
 DeadlineSeconds = Annotated[float, Meta(gt=0, le=1e6)]
@@ -414,6 +415,8 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
         etcd_certificate: file with the certificate for etcd.
         etcd_key: file with the key of that certificate.
         insecure: whether an etcd on the network may be used without user and certificate.
+        ports: first and last of the ports on which agents and workers listen (docs/guides/cluster.md); any free port
+            when left out.
         heartbeat (seconds): interval of a process's heartbeats.
         dead_after (seconds): time without a heartbeat, or without an answer on a connection, after which a worker is
             dead.
@@ -441,6 +444,7 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
     etcd_certificate: str | None = None
     etcd_key: str | None = None
     insecure: bool = False
+    ports: tuple[Port, Port] | None = None
     heartbeat: DeadlineSeconds = 0.25
     dead_after: DeadlineSeconds = 4.0
     hung_after: DeadlineSeconds = 4.0
@@ -497,11 +501,16 @@ class LoggingSection(Struct, frozen=True, forbid_unknown_fields=True):
         wandb_mode: "offline" keeps what is logged in the run directory until `wandb sync`.
         peak_flops (operations per second): the most that the device of a process computes, for the model's share of it
             (MFU); that of the first GPU when left out and known.
+        prometheus: where the run's metrics are served to Prometheus (docs/guides/monitoring.md): a port of the loopback
+            interface, or "ADDRESS:PORT".
+        otlp: URL of an OpenTelemetry collector that gets the run's metrics over HTTP, "http://host:4318".
     """
 
     tensorboard: bool = False
     wandb: str | None = None
     wandb_mode: Literal["online", "offline"] = "online"
+    prometheus: int | str | None = None
+    otlp: str | None = None
     peak_flops: Annotated[float, Meta(gt=0)] | None = None
 
 
