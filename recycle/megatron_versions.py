@@ -186,6 +186,23 @@ def reset_gradients(models: Any) -> None:
         model.zero_grad_buffer()
 
 
+def gradient_buffers(model: Any) -> list[torch.Tensor]:
+    """The flat tensors that the `main_grad` of all parameters in megatron-core's DDP are views of."""
+    return [buffer.grad_data for buffer in (*model.buffers, *model.expert_parallel_buffers)]
+
+
+@contextmanager
+def without_gradient_sums(models: Any) -> Iterator[None]:
+    """Inside the block megatron-core's DDP does not sum gradients over the data-parallel group."""
+    for model in models:
+        model.finish_grad_sync = lambda *arguments, **named: None  # hides the method
+    try:
+        yield
+    finally:
+        for model in models:
+            del model.finish_grad_sync
+
+
 def describe_group(group: Any, name: str, rank: int) -> None:
     """Add a process group that torch did not create to torch's tables.
 

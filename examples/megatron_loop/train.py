@@ -70,7 +70,8 @@ def main() -> None:
     for step in range(given.steps):
         for chunk in model:
             chunk.zero_grad_buffer()
-        data = [micro_batches(step, given.micro_batches) for _ in model]
+        replica = parallel_state.get_data_parallel_rank()
+        data = [micro_batches(step, given.micro_batches, replica) for _ in model]
         losses = forward_backward_func(
             forward_step_func=forward_step,
             data_iterator=data if len(model) > 1 else data[0],
@@ -97,8 +98,8 @@ def build_model(given: argparse.Namespace) -> list[Any]:
         hidden_size=64,
         num_attention_heads=4,
         transformer_impl="local",
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
+        hidden_dropout=getattr(given, "dropout", 0.0),
+        attention_dropout=getattr(given, "dropout", 0.0),
         pipeline_dtype=torch.float32,
         use_cpu_initialization=not ON_GPU,
         pipeline_model_parallel_size=given.pipeline,
@@ -110,7 +111,8 @@ def build_model(given: argparse.Namespace) -> list[Any]:
     for number in range(given.chunks):
         vp_stage = number if given.chunks > 1 else None
         # Only a schedule on a V needs this block: it says which stage the chunk is.
-        with recycle.megatron.as_stage(given.schedule or "1f1b", vp_stage) if vp_stage else contextlib.nullcontext():
+        schedule = getattr(given, "schedule", None)
+        with recycle.megatron.as_stage(schedule, vp_stage) if schedule and vp_stage else contextlib.nullcontext():
             module = GPTModel(
                 config=config,
                 transformer_layer_spec=layer_spec(
@@ -143,9 +145,8 @@ def draw(module: GPTModel) -> None:
             parameter.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
 
 
-def micro_batches(step: int, count: int) -> Iterator[torch.Tensor]:
-    """Rows of text whose next token follows from the last one, of this replica."""
-    replica = parallel_state.get_data_parallel_rank()
+def micro_batches(step: int, count: int, replica: int) -> Iterator[torch.Tensor]:
+    """Rows of text of a replica whose next token follows from the last one."""
     for index in range(count):
         generator = torch.Generator().manual_seed((step * 64 + replica) * 1024 + index)
         first = torch.randint(0, VOCABULARY, (ROWS, 1), generator=generator)

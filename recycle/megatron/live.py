@@ -16,19 +16,19 @@ generation a process answers alone: sums are its own values, gathers are copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup, ReduceOp, Work
+from torch.distributed import HashStore, ProcessGroup, ReduceOp, Work  # type: ignore[attr-defined]
 
 from recycle.errors import RunError
 from recycle.exec.transport.base import TransportError
 from recycle.exec.transport.groups import GroupTransport
 from recycle.job.shape import Worker
+from recycle.megatron.transfer import receive_value, send_value
 from recycle.megatron_versions import use_one_backend
 
 BACKEND = "live"
@@ -102,7 +102,7 @@ class LiveWorld:
         is_alone: no generation has run yet.
         peers: of the present generation; None between generations.
         recover: called when a collective fails, or finds no generation, between iterations; returns in the next
-            generation, where the collective runs again. None inside an iteration, which is repeated as a whole.
+            generation. None inside an iteration, which is repeated as a whole.
     """
 
     def __init__(self, worker: Worker, pipelines: int, ranks: int) -> None:
@@ -110,10 +110,50 @@ class LiveWorld:
         self.is_alone = True
         self.peers: Peers | None = None
         self.recover: Callable[[TransportError], None] | None = None
+        self._counts: dict[int | None, int] = {None: 0, worker.rank: 0}
+        self._last: dict[int | None, list[torch.Tensor]] = {}
 
     def enter(self, peers: Peers) -> None:
-        """Collectives run over these processes from now on."""
+        """Run collectives over these processes from now on; called in all of them at the start of a generation.
+
+        Between iterations some processes may have completed a collective in which others were interrupted. They send
+        them its result: a collective that all complete in one generation comes next.
+
+        Raises TransportError.
+        """
+        numbers = list(self._counts)
+        counts = peers.gather(None, torch.tensor([-1 if self.is_alone else self._counts[key] for key in numbers]))
+        for place, number in enumerate(numbers):
+            by_worker = {
+                worker: int(counts[worker][place]) for worker in peers.live if number is None or worker.rank == number
+            }
+            largest = max(by_worker.values())
+            source = next(worker for worker, count in by_worker.items() if count == largest)
+            behind = [worker for worker, count in by_worker.items() if 0 <= count < largest]
+            if self.worker == source:
+                for worker in behind:
+                    send_value(peers.transport, worker, self._last[number])
+            elif self.worker in behind:
+                self._last[number], _ = receive_value(peers.transport, source)
+            self._counts[number] = max(largest, 0)
         self.is_alone, self.peers = False, peers
+
+    def complete(
+        self, number: int | None, exchange: Callable[[Peers | None], list[torch.Tensor]]
+    ) -> list[torch.Tensor]:
+        """Run a collective between iterations, through failures; return its result."""
+        assert self.recover is not None
+        count = self._counts[number]
+        while True:
+            try:
+                if self.peers is None:
+                    raise TransportError("the generation is over")
+                self._last[number] = exchange(self.peers)
+                self._counts[number] += 1
+            except TransportError as error:
+                self.recover(error)
+            if self._counts[number] > count:
+                return self._last[number]
 
     @property
     def rank(self) -> int:
@@ -150,11 +190,14 @@ class LiveWorld:
             return LiveGroup(self, options.group_rank, self.workers(own))
 
         dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
-        dist.init_process_group(BACKEND, rank=self.rank, world_size=self.size, store=dist.HashStore())
+        dist.init_process_group(BACKEND, rank=self.rank, world_size=self.size, store=HashStore())
         use_one_backend()
 
 
-class LiveGroup(ProcessGroup):
+_Group: Any = ProcessGroup  # its methods have overloads that torch.distributed does not use
+
+
+class LiveGroup(_Group):  # type: ignore[misc]
     def __init__(self, world: LiveWorld, rank: int, members: Sequence[Worker]) -> None:
         super().__init__(rank, len(members))
         self._world, self._members, self._scope = world, list(members), world.scope(members)
@@ -179,39 +222,36 @@ class LiveGroup(ProcessGroup):
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         op = ReduceOp.SUM if opts is None else opts.reduceOp
-        return self._run("all_reduce", partial(self._sum, tensors, op))
+        self._require_rule("all_reduce")
+        if self._world.recover is None and not self._answers_alone:
+            return LiveWork(self._sum(tensors, op, self._peers()))
+        return self._run(
+            "all_reduce", lambda peers: self._summed(tensors, op, peers), lambda sums: _copy(tensors, sums)
+        )
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Work:
-        def run(peers: Peers) -> Callable[[], None] | None:
-            results = [tensor.clone() for tensor in tensors]
-            finish = self._sum(results, opts.reduceOp, peers)
+        def take(sums: list[torch.Tensor]) -> None:
+            if self.rank() == opts.rootRank:
+                _copy(tensors, sums)
 
-            def copy() -> None:
-                if finish is not None:
-                    finish()
-                if self.rank() == opts.rootRank:
-                    _copy(tensors, results)
-
-            return copy
-
-        return self._run("reduce", run)
+        return self._run("reduce", lambda peers: self._summed(tensors, opts.reduceOp, peers), take)
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Work:
-        def run(peers: Peers) -> None:
-            for tensor in tensors:
-                tensor.copy_(self._entries("broadcast", tensor, peers)[opts.rootRank])
-
-        return self._run("broadcast", run)
+        root = opts.rootRank
+        return self._run(
+            "broadcast",
+            lambda peers: [self._entries("broadcast", tensor, peers)[root] for tensor in tensors],
+            lambda sent: _copy(tensors, sent),
+        )
 
     def allgather(self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any = None) -> Work:
-        def run(peers: Peers | None) -> None:
-            for entries, tensor in zip(outputs, tensors, strict=True):
-                _copy(entries, self._entries("all_gather", tensor, peers))
-
-        return self._run("all_gather", run, lambda: run(None))
+        (entries,), (tensor,) = outputs, tensors
+        return self._run(
+            "all_gather", lambda peers: self._entries("all_gather", tensor, peers), lambda found: _copy(entries, found)
+        )
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
         parts = list(output.view(self.size(), -1).unbind())
@@ -220,42 +260,58 @@ class LiveGroup(ProcessGroup):
     _allgather_base = all_gather_single
 
     def gather(self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any) -> Work:
-        def run(peers: Peers | None) -> None:
-            entries = self._entries("gather", tensors[0], peers)
+        def take(entries: list[torch.Tensor]) -> None:
             if self.rank() == opts.rootRank:
                 _copy(outputs[0], entries)
 
-        return self._run("gather", run, lambda: run(None))
+        return self._run("gather", lambda peers: self._entries("gather", tensors[0], peers), take)
 
     def barrier(self, opts: Any = None) -> Work:
-        return self._run("barrier", lambda peers: self._sum([torch.zeros(1)], ReduceOp.MAX, peers))
+        tensors = [torch.zeros(1)]
+        return self._run("barrier", lambda peers: self._summed(tensors, ReduceOp.SUM, peers), lambda sums: None)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         self.barrier().wait()
 
     # The rules.
 
-    def _run(
-        self, call: str, run: Callable[[Peers], Callable[[], None] | None], alone: Callable[[], object] = lambda: None
-    ) -> Work:
-        world = self._world
+    def _require_rule(self, call: str) -> None:
         if self._scope is Scope.OTHER:
             raise self._refusal(call)
-        while True:
-            if world.is_alone or self._scope is Scope.OWN:
-                alone()
-                return LiveWork()
-            try:
-                if world.peers is None:
-                    raise TransportError("the generation is over")
-                work = LiveWork(run(world.peers))
-                if world.recover is not None:
-                    work.wait()
-                return work
-            except TransportError as error:
-                if world.recover is None:
-                    raise
-                world.recover(error)
+
+    @property
+    def _answers_alone(self) -> bool:
+        return self._world.is_alone or self._scope is Scope.OWN
+
+    def _peers(self) -> Peers:
+        if self._world.peers is None:
+            raise TransportError("the generation is over")
+        return self._world.peers
+
+    def _run(
+        self,
+        call: str,
+        exchange: Callable[[Peers | None], list[torch.Tensor]],
+        take: Callable[[list[torch.Tensor]], None],
+    ) -> Work:
+        """Get the result of a collective, and give it to `take`; `exchange` must not change its input."""
+        self._require_rule(call)
+        if self._answers_alone:
+            take(exchange(None))
+        elif self._world.recover is None:
+            take(exchange(self._peers()))
+        elif self._scope is Scope.ENDS:
+            raise self._refusal(f"{call} between iterations")
+        else:
+            number = self._members[0].rank if self._scope is Scope.HOSTS else None
+            take(self._world.complete(number, exchange))
+        return LiveWork()
+
+    def _summed(self, tensors: Sequence[torch.Tensor], op: Any, peers: Peers | None) -> list[torch.Tensor]:
+        sums = [tensor.clone() for tensor in tensors]
+        if peers is not None and (finish := self._sum(sums, op, peers)) is not None:
+            finish()
+        return sums
 
     def _sum(self, tensors: list[torch.Tensor], op: Any, peers: Peers) -> Callable[[], None] | None:
         scope, is_average = self._scope, op == ReduceOp.AVG
@@ -271,7 +327,7 @@ class LiveGroup(ProcessGroup):
         if once and not peers.is_first_host(self._world.worker):
             for tensor in tensors:
                 tensor.zero_()
-        options = dist.AllreduceOptions()
+        options: Any = dist.AllreduceOptions()
         options.reduceOp = ReduceOp.SUM if is_average else op
         works = [] if group is None else [group.allreduce([tensor], options) for tensor in tensors]
 
@@ -333,7 +389,11 @@ def _copy(into: Sequence[torch.Tensor], entries: Sequence[torch.Tensor]) -> None
         tensor.copy_(entry.view_as(tensor))
 
 
-_COMBINE = {ReduceOp.SUM: torch.add, ReduceOp.MAX: torch.maximum, ReduceOp.MIN: torch.minimum}
+_COMBINE: Mapping[Any, Callable[..., torch.Tensor]] = {
+    ReduceOp.SUM: torch.add,
+    ReduceOp.MAX: torch.maximum,
+    ReduceOp.MIN: torch.minimum,
+}
 
 
 def _combined(entries: Sequence[torch.Tensor], op: Any) -> torch.Tensor:

@@ -42,6 +42,13 @@ class LiveWorkers(WarmPool):
     def results(self, live: Sequence[Worker]) -> dict[Worker, dict[str, Any]]:
         return self._ask(live, "collect")
 
+    def sum_between_iterations(self, live: Sequence[Worker], interrupted: Worker) -> dict[Worker, Any]:
+        """Have all sum their ranks, and form the next generation: one of them before it has the result."""
+        self.generation += 1
+        for worker in live:
+            self.send(global_rank(worker), "interrupted", self.generation, list(map(str, live)), worker == interrupted)
+        return {worker: self.receive(global_rank(worker)) for worker in live}
+
     def kill_inside(self, call: str, live: Sequence[Worker]) -> dict[Worker, str]:
         """Kill `VICTIM` while the others are in a collective; return their errors."""
         survivors = [worker for worker in live if worker != VICTIM]
@@ -98,10 +105,31 @@ def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
             return f"TransportError: {error}"
         return "done"
 
+    def interrupted(generation: int, names: Sequence[str], fails: bool) -> list[float]:
+        """Sum over all between two iterations; if it `fails`, as in a process that is interrupted before it returns."""
+        calls = 0
+
+        def exchange(peers: Any) -> list[torch.Tensor]:
+            nonlocal calls
+            calls += 1
+            found = [sum(peers.gather(None, torch.tensor([float(rank)])).values(), torch.zeros(1))]
+            if fails:
+                raise TransportError("interrupted")
+            return found
+
+        world.recover = lambda error: form(generation, names)
+        (total,) = world.complete(None, exchange)
+        world.recover = None
+        if not fails:
+            form(generation, names)
+        return [float(total), calls]
+
     def answer(request: str, *arguments: Any) -> Any:
         if request == "die":
             os.kill(os.getpid(), 9)
-        return {"form": form, "block": block, "collect": lambda: _collect(groups, own)}[request](*arguments)
+        return {"form": form, "block": block, "interrupted": interrupted, "collect": lambda: _collect(groups, own)}[
+            request
+        ](*arguments)
 
     return answer
 

@@ -89,3 +89,11 @@ def test_collectives_run_over_live_processes_before_and_after_a_death_and_a_retu
         )
         require_rules(workers, SURVIVORS)
     require_rules(workers, ALL)
+
+
+def test_an_interrupted_process_gets_the_result_that_the_others_have(workers: LiveWorkers) -> None:
+    workers.form(ALL)
+    for interrupted in (ALL[0], ALL[-1]):
+        found = workers.sum_between_iterations(ALL, interrupted)
+        assert found == {worker: [15.0, 1] for worker in ALL}
+    require_rules(workers, ALL)
