@@ -36,6 +36,8 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=1, help="model chunks of a rank")
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--bf16", action="store_true", help="weights and activations in bf16")
+    parser.add_argument("--evaluate", type=int, default=0, help="steps between evaluations")
     parser.add_argument("--checkpoints", type=Path, help="folder for a checkpoint of each step")
     given = parser.parse_args()
     torch.manual_seed(1234)
@@ -46,7 +48,8 @@ def main() -> None:
         )
         model = build_model(given)
         optimizer = get_megatron_optimizer(
-            OptimizerConfig(optimizer="adam", lr=1e-3, min_lr=1e-4, weight_decay=0.01, clip_grad=1.0), model
+            OptimizerConfig(optimizer="adam", lr=1e-3, min_lr=1e-4, weight_decay=0.01, clip_grad=1.0, bf16=given.bf16),
+            model,
         )
         scheduler = OptimizerParamScheduler(
             optimizer,
@@ -81,14 +84,31 @@ def main() -> None:
             losses = session.forward_backward(forward_step, seq_length=SEQUENCE, micro_batch_size=ROWS)  # +
             session.optimizer_step()  # + instead of optimizer.step()
             scheduler.step(increment=1)
-            total = torch.stack([torch.tensor(float(len(losses))), torch.stack([torch.zeros(()), *losses]).sum()])
-            torch.distributed.all_reduce(total, group=parallel_state.get_data_parallel_group())
-            if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
-                print(f"step {step}  loss {float(total[1] / total[0])!r}", flush=True)
+            report(f"step {step}", losses)
+            if given.evaluate and step % given.evaluate == 0:
+                for chunk in model:
+                    chunk.eval()
+                losses = session.evaluate(
+                    forward_step,
+                    data=lambda pipeline: micro_batches(1 << 20, given.micro_batches, pipeline),
+                    seq_length=SEQUENCE,
+                    micro_batch_size=ROWS,
+                )
+                for chunk in model:
+                    chunk.train()
+                report(f"evaluation after step {step}", losses)
             if given.checkpoints is not None and session.is_saver:
                 path = given.checkpoints / f"step-{step}-rank{rank}.pt"
                 torch.save([part.state_dict() for part in parts], path.with_suffix(".tmp"))
                 path.with_suffix(".tmp").rename(path)
+
+
+def report(what: str, losses: list[torch.Tensor]) -> None:
+    """Print the mean over all hosts of the last stage."""
+    total = torch.stack([torch.tensor(float(len(losses))), torch.stack([torch.zeros(()), *losses]).sum()])
+    torch.distributed.all_reduce(total, group=parallel_state.get_data_parallel_group())
+    if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
+        print(f"{what}  loss {float(total[1] / total[0])!r}", flush=True)
 
 
 def newest_step(folder: Path, ranks: int) -> int:

@@ -32,6 +32,7 @@ from megatron.core.distributed import (  # noqa: E402
 from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed  # noqa: E402
+from megatron.core.transformer.module import Float16Module  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 
 import recycle.megatron  # noqa: E402
@@ -93,6 +94,7 @@ def main() -> None:
 
 def build_model(given: argparse.Namespace) -> list[Any]:
     """The model chunks of this rank, in DDP."""
+    bf16 = getattr(given, "bf16", False)
     config = TransformerConfig(
         num_layers=4,
         hidden_size=64,
@@ -100,7 +102,9 @@ def build_model(given: argparse.Namespace) -> list[Any]:
         transformer_impl="local",
         hidden_dropout=getattr(given, "dropout", 0.0),
         attention_dropout=getattr(given, "dropout", 0.0),
-        pipeline_dtype=torch.float32,
+        bf16=bf16,
+        params_dtype=torch.bfloat16 if bf16 else torch.float32,
+        pipeline_dtype=torch.bfloat16 if bf16 else torch.float32,
         use_cpu_initialization=not ON_GPU,
         pipeline_model_parallel_size=given.pipeline,
         virtual_pipeline_model_parallel_size=given.chunks if given.chunks > 1 else None,
@@ -128,6 +132,8 @@ def build_model(given: argparse.Namespace) -> list[Any]:
         draw(module)
         if ON_GPU:
             module.cuda()
+        if bf16:
+            module = Float16Module(config, module)
         chunks.append(DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), module))
     return chunks
 

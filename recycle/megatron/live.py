@@ -26,12 +26,14 @@ from torch.distributed import HashStore, ProcessGroup, ReduceOp, Work  # type: i
 
 from recycle.errors import RunError
 from recycle.exec.transport.base import TransportError
-from recycle.exec.transport.groups import GroupTransport
 from recycle.job.shape import Worker
+from recycle.megatron.peers import EarlierPeers, Peers
 from recycle.megatron.transfer import receive_value, send_value
 from recycle.megatron_versions import use_one_backend
 
 BACKEND = "live"
+_CALLS = 1 << 20
+"""More collectives than a script makes in a step."""
 MOST_BYTES = 1 << 20
 """Largest tensor that is gathered from every live process."""
 
@@ -45,34 +47,6 @@ class Scope(Enum):
     ENDS = "the ends of a pipeline"
     WORLD = "all processes"
     OTHER = "other processes"
-
-
-class Peers:
-    """The live processes of a generation.
-
-    Args:
-        transport: of the generation; its roles are the processes' positions.
-        live: sorted.
-        tied: number of the sum over the hosts of first and last stage; None if they share no weight.
-    """
-
-    def __init__(self, transport: GroupTransport, live: Sequence[Worker], tied: int | None = None) -> None:
-        self.transport, self.live, self.tied = transport, list(live), tied
-
-    def holder(self, worker: Worker) -> Worker:
-        """The worker itself, or, if it is dead, the first live host of its stages."""
-        return worker if worker in self.live else next(host for host in self.live if host.rank == worker.rank)
-
-    def is_first_host(self, worker: Worker) -> bool:
-        return worker == next(host for host in self.live if host.rank == worker.rank)
-
-    def gather(self, number: int | None, tensor: torch.Tensor) -> dict[Worker, torch.Tensor]:
-        """The tensors of the live hosts of a stage, or of all live processes (None)."""
-        members, group = self.transport.members_of(number), self.transport.group_of(number)
-        parts = [torch.empty_like(tensor) for _ in members] if group is not None else [tensor.clone()]
-        if group is not None:
-            self.transport.await_collective([group.allgather([parts], [tensor.contiguous()])], group)
-        return dict(zip(members, parts, strict=True))
 
 
 class LiveWork(Work):
@@ -110,50 +84,65 @@ class LiveWorld:
         self.is_alone = True
         self.peers: Peers | None = None
         self.recover: Callable[[TransportError], None] | None = None
+        self._firsts: dict[Worker, int] = {}
+        self._step = 0
         self._counts: dict[int | None, int] = {None: 0, worker.rank: 0}
         self._last: dict[int | None, list[torch.Tensor]] = {}
 
-    def enter(self, peers: Peers) -> None:
+    def begin_step(self, step: int) -> None:
+        """The script comes to a step, and counts its collectives from there."""
+        self._step = step
+        for number, count in self._counts.items():
+            self._counts[number] = max(count, step * _CALLS)
+
+    def enter(self, peers: Peers, step: int) -> None:
         """Run collectives over these processes from now on; called in all of them at the start of a generation.
 
-        Between iterations some processes may have completed a collective in which others were interrupted. They send
-        them its result: a collective that all complete in one generation comes next.
+        Between iterations some processes may have completed a collective in which others were interrupted, and send
+        them its result. Processes that joined later have no part in it. `step` is the generation's first.
 
         Raises TransportError.
         """
+        own = self._firsts.get(self.worker, step)
         numbers = list(self._counts)
-        counts = peers.gather(None, torch.tensor([-1 if self.is_alone else self._counts[key] for key in numbers]))
-        for place, number in enumerate(numbers):
-            by_worker = {
-                worker: int(counts[worker][place]) for worker in peers.live if number is None or worker.rank == number
+        rows = peers.gather(None, torch.tensor([own, *(self._counts[number] for number in numbers)]))
+        self._firsts = {worker: int(row[0]) for worker, row in rows.items()}
+        for place, number in enumerate(numbers, 1):
+            counts = {
+                worker: int(row[place]) for worker, row in rows.items() if number is None or worker.rank == number
             }
-            largest = max(by_worker.values())
-            source = next(worker for worker, count in by_worker.items() if count == largest)
-            behind = [worker for worker, count in by_worker.items() if 0 <= count < largest]
-            if self.worker == source:
-                for worker in behind:
-                    send_value(peers.transport, worker, self._last[number])
-            elif self.worker in behind:
-                self._last[number], _ = receive_value(peers.transport, source)
-            self._counts[number] = max(largest, 0)
+            for worker, count in counts.items():
+                earlier = [other for other in counts if self._firsts[other] <= count // _CALLS]
+                source = max(earlier, key=lambda other: counts[other], default=worker)
+                if counts[source] <= count:
+                    continue
+                if self.worker == source:
+                    send_value(peers.transport, worker, self._last.get(number, []))
+                elif self.worker == worker:
+                    self._last[number], _ = receive_value(peers.transport, source)
+                    self._counts[number] = counts[source]
         self.is_alone, self.peers = False, peers
 
     def complete(
         self, number: int | None, exchange: Callable[[Peers | None], list[torch.Tensor]]
     ) -> list[torch.Tensor]:
         """Run a collective between iterations, through failures; return its result."""
-        assert self.recover is not None
-        count = self._counts[number]
-        while True:
+        recover, count = self.recover, self._counts[number]
+        assert recover is not None
+        while self._counts[number] == count:
+            self.recover = None
             try:
                 if self.peers is None:
                     raise TransportError("the generation is over")
-                self._last[number] = exchange(self.peers)
+                joined = [worker for worker, first in self._firsts.items() if first > self._step]
+                peers = EarlierPeers(self.peers, self.worker, joined) if joined else self.peers
+                self._last[number] = exchange(peers)
                 self._counts[number] += 1
             except TransportError as error:
-                self.recover(error)
-            if self._counts[number] > count:
-                return self._last[number]
+                recover(error)
+            finally:
+                self.recover = recover
+        return self._last[number]
 
     @property
     def rank(self) -> int:
@@ -309,7 +298,10 @@ class LiveGroup(_Group):  # type: ignore[misc]
 
     def _summed(self, tensors: Sequence[torch.Tensor], op: Any, peers: Peers | None) -> list[torch.Tensor]:
         sums = [tensor.clone() for tensor in tensors]
-        if peers is not None and (finish := self._sum(sums, op, peers)) is not None:
+        if isinstance(peers, EarlierPeers):
+            for tensor in sums:
+                tensor.copy_(self._combined_from(peers, tensor, op))
+        elif peers is not None and (finish := self._sum(sums, op, peers)) is not None:
             finish()
         return sums
 
@@ -338,6 +330,17 @@ class LiveGroup(_Group):  # type: ignore[misc]
                 tensor /= self.size()
 
         return finish
+
+    def _combined_from(self, peers: Peers, tensor: torch.Tensor, op: Any) -> torch.Tensor:
+        """What `_sum` computes, without a group of exactly these processes."""
+        entries = peers.gather(self._number(peers), tensor)
+        if self._scope is Scope.PIPELINE:
+            is_large = tensor.nbytes > MOST_BYTES
+            members = [Worker(0, member.rank) if is_large else member for member in self._members]
+            return _combined([entries[peers.holder(member)] for member in members], op)
+        if op == ReduceOp.AVG and self._scope is Scope.HOSTS:
+            return _combined(list(entries.values()), ReduceOp.SUM) / int(self.size())
+        return _combined(list(entries.values()), op)
 
     def _number(self, peers: Peers) -> int | None:
         if self._scope is Scope.HOSTS:
@@ -399,7 +402,7 @@ _COMBINE: Mapping[Any, Callable[..., torch.Tensor]] = {
 def _combined(entries: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
     combine = next((function for known, function in _COMBINE.items() if op == known), None)
     if combine is None:
-        raise RunError(f"torch.distributed: all_reduce with {_name(op)} along a pipeline has no rule in a session")
+        raise RunError(f"torch.distributed: all_reduce with {_name(op)} has no rule here in a session")
     total = entries[0]
     for entry in entries[1:]:
         total = combine(total, entry)

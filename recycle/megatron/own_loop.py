@@ -39,9 +39,11 @@ from recycle.exec.worker.specification import SESSION
 from recycle.exec.worker.worker import Participant
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import Worker
-from recycle.megatron.live import LiveWorld, Peers
+from recycle.megatron.live import LiveWorld
+from recycle.megatron.micro_batches import IteratorOf
+from recycle.megatron.peers import Peers
 from recycle.megatron.placement import current_grid
-from recycle.megatron.script import Arguments, IteratorOf, Script, ScriptStages
+from recycle.megatron.script import Arguments, Script, ScriptStages
 from recycle.megatron_versions import share_random_generator
 
 _PHASES = ("next", "reduced", "stepped")
@@ -155,6 +157,7 @@ class Session:
             if self._is_over:
                 return
             self.step = self._at[0]
+            self._world.begin_step(self.step)
             yield self.step
             if self._at < (self.step, _PHASES.index("stepped")):
                 raise RunError(f"step {self.step}: the script did not call optimizer_step")
@@ -200,6 +203,34 @@ class Session:
         self._advance((self.step, _PHASES.index("stepped")))
         success, norm, zeros = script.stepped
         return success, norm, zeros
+
+    def evaluate(
+        self,
+        forward_step_func: Callable[..., Any],
+        *,
+        data: IteratorOf,
+        seq_length: int,
+        micro_batch_size: int,
+        decoder_seq_length: int | None = None,
+    ) -> list[Any]:
+        """Run the forwards of as many micro-batches as a step has, between two steps.
+
+        A failure repeats the evaluation on all live processes. Arguments and result are as for `forward_backward`;
+        `data` is as for `attach`, and is called again in each evaluation.
+        """
+        script, hook, results = self._require_script(), self._hook, list[Any]()
+        if self._world.is_alone or hook is None:
+            raise RunError("session.evaluate comes before the first step; call it inside the loop over session.steps()")
+        arguments = Arguments(forward_step_func, seq_length, micro_batch_size, decoder_seq_length)
+
+        def run(peers: Peers | None) -> list[torch.Tensor]:
+            assert peers is not None
+            results[:] = script.evaluate(arguments, data, peers, self.step)
+            peers.gather(None, torch.zeros(1))  # all have finished, or all run it again
+            return []
+
+        self._world.complete(None, run)
+        return results
 
     # The main loop.
 
@@ -273,7 +304,7 @@ class _SessionHook(IterationHook):
         transport: Any = generation.transport
         self._script.transport = transport
         peers = Peers(transport, sorted(map(Worker.parse, generation.record.live)), tied)
-        self._world.enter(peers)
+        self._world.enter(peers, generation.record.committed + 1)
         self._require_equal_weights(peers, generation.record.committed)
 
     def _require_equal_weights(self, peers: Peers, committed: int) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import torch
@@ -24,23 +24,25 @@ from recycle.exec.model.state.accumulate import ExactSum, FlatLayout
 from recycle.exec.protocol import Copy
 from recycle.exec.transport.base import Transport
 from recycle.exec.transport.groups import GroupTransport
+from recycle.exec.worker.interpreter import Interpreter
 from recycle.exec.worker.local_stages import LocalStages
-from recycle.ir.instruction import Compute
+from recycle.ir.instruction import Compute, Forward, Instruction
+from recycle.ir.lower import forward_only, lower
+from recycle.ir.schedule import Schedule
 from recycle.job import Job
 from recycle.job.shape import MicroBatch, Worker
 from recycle.megatron.chunk import Call, ModelChunk
 from recycle.megatron.gradient_sync import GradientSync
 from recycle.megatron.loop import require_fit
+from recycle.megatron.micro_batches import IteratorOf, MicroBatches
 from recycle.megatron.order import completing_computes
+from recycle.megatron.peers import Peers
 from recycle.megatron.transfer import receive_value, send_value
 from recycle.megatron_versions import gradient_buffers, loop_groups, reset_gradients, without_gradient_sums
 from recycle.plans.hosting import Hosts
 
 _LOSS_GRID = 2.0**36
 """Losses are rounded to multiples of its inverse, 1.5e-11."""
-IteratorOf = Callable[[int], Any]
-"""Pipeline -> iterator over its micro-batches, from the first of iteration `session.step` on, of one step or more; None
-where the forward step reads no data."""
 
 
 @dataclass(frozen=True)
@@ -51,48 +53,6 @@ class Arguments:
     sequence: int
     rows: int
     decoder_sequence: int | None = None
-
-
-class MicroBatches:
-    """The data of a chunk: what is read stays until its iteration is over, so any order and repetition is possible."""
-
-    def __init__(self, iterator_of: IteratorOf, count: int) -> None:
-        self._iterator_of, self._count, self._step = iterator_of, count, 0
-        self._iterators: dict[int, tuple[Any, int]] = {}
-        self._items: dict[tuple[int, int], Any] = {}
-
-    def begin(self, step: int) -> None:
-        self._step, first = step, step * self._count
-        self._items = {key: item for key, item in self._items.items() if key[1] >= first}
-        self._iterators = {k: entry for k, entry in self._iterators.items() if entry[1] >= first}
-
-    def of(self, micro_batch: MicroBatch) -> Any:
-        pipeline, position = micro_batch.pipeline, self._step * self._count + micro_batch.index
-        while (pipeline, position) not in self._items:
-            iterator, following = self._iterators.get(pipeline) or self._opened(pipeline)
-            if iterator is None:
-                return None
-            try:
-                item = next(iterator)
-            except StopIteration:
-                if following != self._step * self._count:
-                    raise self._shortage(pipeline, following) from None
-                iterator, following = self._opened(pipeline)  # it was for the earlier steps
-                item = next(iterator, self)
-                if item is self:
-                    raise self._shortage(pipeline, following) from None
-            self._items[pipeline, following] = item
-            self._iterators[pipeline] = iterator, following + 1
-        return iter((self._items[pipeline, position],))
-
-    def _opened(self, pipeline: int) -> tuple[Any, int]:
-        return self._iterator_of(pipeline), self._step * self._count
-
-    def _shortage(self, pipeline: int, position: int) -> RunError:
-        return RunError(
-            f"data: the iterator of pipeline {pipeline} ends before micro-batch {position % self._count} of step"
-            f" {self._step}; each step takes [shape] micro_batches = {self._count}"
-        )
 
 
 class Script:
@@ -136,9 +96,10 @@ class Script:
         self.completing: set[Compute] = set()
         self._reduced: set[int] = set()
         self._norms: dict[int, float] = {}
-        self._rank = worker.rank
+        self._worker = worker
         self._sums = {index: self._exact_sums(model) for index, model in zip(indices, models, strict=True)}
         self._stack = ExitStack()
+        self._evaluation: tuple[Arguments, Mapping[int, MicroBatches]]
         self._at = -1
 
     def _exact_sums(self, model: Any) -> list[tuple[ExactSum, torch.Tensor]]:
@@ -180,12 +141,22 @@ class Script:
 
     def begin(self, step: int) -> None:
         """Start an iteration from zero gradients."""
-        arguments, config, shape = self.arguments, self.config, self.job.shape
-        assert arguments is not None
-        self.interrupt()
+        assert self.arguments is not None
         self._reduced, self._at = set(), step - 1
         self.completing.clear()
-        groups = loop_groups()
+        reset_gradients(self.models)
+        self.optimizer.zero_grad()
+        for sums, _ in chain(*self._sums.values()):
+            sums.clear()
+        self._enter(self.arguments, self._data, step)
+        self.call.seeded = lambda stage, micro_batch: self._seeded(step, stage, micro_batch)
+        self._stack.enter_context(self.call.sync.off())
+
+    def _enter(
+        self, arguments: Arguments, data: Mapping[int, MicroBatches], step: int, evaluates: bool = False
+    ) -> None:
+        self.interrupt()
+        config, groups = self.config, loop_groups()
         message = get_tensor_shapes(
             seq_length=arguments.sequence,
             micro_batch_size=arguments.rows,
@@ -195,27 +166,46 @@ class Script:
             cp_group=groups.cp,
         )[0]
         self.transport.message = tuple(message), config.pipeline_dtype or config.params_dtype
-        reset_gradients(self.models)
-        for sums, _ in chain(*self._sums.values()):
-            sums.clear()
-        self.optimizer.zero_grad()
         self.call = Call(
             config,
             arguments.forward_step,
-            shape.micro_batches,
+            self.job.shape.micro_batches,
             groups.cp.size(),
-            False,
+            evaluates,
             False,
             None,
             GradientSync(config, self.models, self.completing),
             torch.zeros([], dtype=torch.int, device=next(self.models[0].parameters()).device),
-            seeded=lambda stage, micro_batch: self._seeded(step, stage, micro_batch),
         )
         for index, stage in self.stages.items():
-            data = self._data[index]
-            data.begin(step)
-            stage.enter(self._stack, self.call, data.of)
-        self._stack.enter_context(self.call.sync.off())
+            data[index].begin(step)
+            stage.enter(self._stack, self.call, data[index].of)
+
+    def evaluate(self, arguments: Arguments, iterator_of: IteratorOf, peers: Peers, step: int) -> list[Any]:
+        """Run the forwards of an iteration over these processes. Returns what the loss function kept."""
+        shape = self.job.shape
+        data = {index: MicroBatches(iterator_of, shape.micro_batches) for index in self.stages}
+        self._evaluation = arguments, data
+        stages: Any = self.stages
+        interpreter = Interpreter(stages, shape.stages, self.transport, lambda stage: None)
+        forwards: dict[Worker, list[Instruction]] = {worker: [] for worker in peers.live}
+        for stage in range(shape.stages):
+            for k, j in product(range(shape.pipelines), range(shape.micro_batches)):
+                host = peers.holder(Worker(k, stage % shape.ranks))
+                forwards[host].append(Forward(stage, MicroBatch(k, j)))
+        dead = frozenset(shape.workers()) - set(peers.live)
+        program = lower(forward_only(Schedule.build(shape, forwards, failed=dead))).program(self._worker)
+        try:
+            with torch.no_grad():
+                interpreter.begin(program, step, batch=0)
+                for instruction in program:
+                    interpreter.execute(instruction)
+            return self.call.results
+        finally:
+            self.interrupt()
+
+    def begin_evaluation(self) -> None:
+        self._enter(*self._evaluation, step=0, evaluates=True)
 
     def interrupt(self) -> None:
         """Leave the iteration under way, if any."""
@@ -235,6 +225,11 @@ class Script:
             sums.add(0, buffer)
             buffer.zero_()
 
+    def spoil(self, stage: int) -> None:
+        """Make the gradient so far NaN, for a fault."""
+        for tensor in (*gradient_buffers(self.stages[stage].model), *(sums.buffer for sums, _ in self._sums[stage])):
+            tensor.fill_(math.nan)
+
     def reduce(self, stage: int) -> None:
         """Sum the gradients of all stages, when the last of them is complete."""
         self._reduced.add(stage)
@@ -243,7 +238,7 @@ class Script:
         self.interrupt()
         exact = list(chain(*self._sums.values()))
         if exact:
-            self.transport.reduce(self._rank, [sums.buffer for sums, _ in exact])
+            self.transport.reduce(self._worker.rank, [sums.buffer for sums, _ in exact])
             for sums, buffer in exact:
                 sums.mean(self.job.shape.pipelines, buffer)
                 if not sums.is_within_bounds():
@@ -367,6 +362,10 @@ class ScriptStage(ModelChunk):
     def expect(self, iteration: int, program: Any) -> None:
         self.script.completing.update(completing_computes(program))
 
+    def begin_evaluation(self, batch: int) -> None:
+        if self.index == min(self.script.stages):
+            self.script.begin_evaluation()
+
     def message_spec(self) -> tuple[tuple[int, ...], torch.dtype]:
         """Only known when an iteration begins (`Script.begin`)."""
         return (0,), torch.float32
@@ -393,8 +392,7 @@ class ScriptStage(ModelChunk):
         raise RunError("a session does not step ahead of a commit")
 
     def spoil_gradients(self) -> None:
-        for parameter in self.model.parameters():
-            parameter.main_grad.fill_(float("nan"))
+        self.script.spoil(self.index)
 
     def flip(self, target: str, bit: int) -> None:
         raise RunError("fault flip: a session does not flip bits")

@@ -18,7 +18,8 @@ from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.job.sections import MembershipSection
 from recycle.job.shape import Shape, Worker
-from recycle.megatron.live import LiveWorld, Peers
+from recycle.megatron.live import LiveWorld
+from recycle.megatron.peers import Peers
 from tests.warm import ANSWER_SECONDS, WarmPool
 
 SHAPE = Shape(2, 3, 2)
@@ -47,6 +48,14 @@ class LiveWorkers(WarmPool):
         self.generation += 1
         for worker in live:
             self.send(global_rank(worker), "interrupted", self.generation, list(map(str, live)), worker == interrupted)
+        return {worker: self.receive(global_rank(worker)) for worker in live}
+
+    def results_of_last_step(self, live: Sequence[Worker], joins: Worker) -> dict[Worker, dict[str, Any]]:
+        """Form the next generation in the first collective after a step; a process joins for the step after."""
+        self.generation += 1
+        for worker in live:
+            request = ("form",) if worker == joins else ("continued",)
+            self.send(global_rank(worker), *request, self.generation, list(map(str, live)))
         return {worker: self.receive(global_rank(worker)) for worker in live}
 
     def kill_inside(self, call: str, live: Sequence[Worker]) -> dict[Worker, str]:
@@ -95,7 +104,7 @@ def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
         hosts[TIED] = sorted(hosts[0] + hosts[SHAPE.ranks - 1])
         message = ((1,), torch.float32)
         transport = plugin.open(GroupsOfGeneration(f"g{generation}", own, live, hosts, message, over=over))
-        world.enter(Peers(transport, live, TIED))
+        world.enter(Peers(transport, live, TIED), generation)
         threading.Thread(target=_end_when_told, args=(store.clone(), generation, over, plugin), daemon=True).start()
 
     def block(call: str) -> str:
@@ -118,18 +127,31 @@ def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
             return found
 
         world.recover = lambda error: form(generation, names)
+        world.begin_step(generation - 1)
         (total,) = world.complete(None, exchange)
         world.recover = None
         if not fails:
             form(generation, names)
         return [float(total), calls]
 
+    def continued(generation: int, names: Sequence[str]) -> dict[str, Any]:
+        """Make the collectives of a step whose generation is over, in the next one."""
+        world.begin_step(generation - 1)
+        world.peers, world.recover = None, lambda error: form(generation, names)
+        found = _collect(groups, own, between=True)
+        world.recover = None
+        return found
+
     def answer(request: str, *arguments: Any) -> Any:
         if request == "die":
             os.kill(os.getpid(), 9)
-        return {"form": form, "block": block, "interrupted": interrupted, "collect": lambda: _collect(groups, own)}[
-            request
-        ](*arguments)
+        return {
+            "form": form,
+            "block": block,
+            "interrupted": interrupted,
+            "continued": continued,
+            "collect": lambda: _collect(groups, own),
+        }[request](*arguments)
 
     return answer
 
@@ -154,8 +176,8 @@ CALLS: dict[str, Callable[[dict[str, Any], float], Any]] = {
 }
 
 
-def _collect(groups: dict[str, Any], own: Worker) -> dict[str, Any]:
-    """Collectives over each group; worker k.r has the value 10 k + r."""
+def _collect(groups: dict[str, Any], own: Worker, between: bool = False) -> dict[str, Any]:
+    """Collectives over each group, in an iteration or between two; worker k.r has the value 10 k + r."""
     value = 10.0 * own.pipeline + own.rank
     found: dict[str, Any] = {}
 
@@ -174,7 +196,7 @@ def _collect(groups: dict[str, Any], own: Worker) -> dict[str, Any]:
         dist.barrier(groups[name])
     found["mean hosts"] = reduced("hosts", dist.ReduceOp.AVG)
     found["large sum pipeline"] = reduced("pipeline", count=300_000)
-    if "ends" in groups:
+    if "ends" in groups and not between:
         found["sum ends"] = reduced("ends")
     sent = torch.tensor([value])
     dist.broadcast(sent, dist.get_process_group_ranks(groups["pipeline"])[-1], groups["pipeline"])

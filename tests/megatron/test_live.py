@@ -97,3 +97,13 @@ def test_an_interrupted_process_gets_the_result_that_the_others_have(workers: Li
         found = workers.sum_between_iterations(ALL, interrupted)
         assert found == {worker: [15.0, 1] for worker in ALL}
     require_rules(workers, ALL)
+
+
+def test_a_process_that_joins_has_no_part_in_collectives_of_earlier_steps(workers: LiveWorkers) -> None:
+    workers.form(ALL)
+    workers.kill_inside("all_reduce of all", ALL)
+    found = workers.results_of_last_step(ALL, VICTIM)
+    for worker in SURVIVORS:
+        del found[worker]["refused"]
+        assert {"sum ends": None, **found[worker]} == {**expected(SURVIVORS, worker), "sum ends": None}
+    require_rules(workers, ALL)
