@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--bf16", action="store_true", help="weights and activations in bf16")
+    parser.add_argument("--tied", action="store_true", help="embedding and output layer share a weight")
     parser.add_argument("--evaluate", type=int, default=0, help="steps between evaluations")
     parser.add_argument("--checkpoints", type=Path, help="folder for a checkpoint of each step")
     given = parser.parse_args()

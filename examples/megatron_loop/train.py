@@ -126,7 +126,7 @@ def build_model(given: argparse.Namespace) -> list[Any]:
                 max_sequence_length=SEQUENCE,
                 pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
                 post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
-                share_embeddings_and_output_weights=False,
+                share_embeddings_and_output_weights=getattr(given, "tied", False),
                 vp_stage=vp_stage,
             )
         draw(module)

@@ -239,20 +239,21 @@ def require_fit(
         raise RunError("model: encoder and decoder pass two tensors between stages; a schedule's stages pass one")
     for model, stage in zip(models, stages, strict=True):
         for name, wanted in (("pre_process", stage == 0), ("post_process", stage == all_stages - 1)):
-            value = _attribute(model, name)
+            value = model_attribute(model, name)
             if value is not None and bool(value) != wanted:
                 raise RunError(
                     f"model: the chunk of stage {stage} has {name} = {value}, expected {wanted}; build each chunk"
                     " inside recycle.megatron.as_stage(schedule, vp_stage)"
                 )
-        if ends_share_rank and _attribute(model, "share_embeddings_and_output_weights"):
+        if ends_share_rank and model_attribute(model, "share_embeddings_and_output_weights"):
             raise RunError(
                 "model: embedding and output layer share a weight and lie in two chunks of one rank, whose gradients"
                 " megatron-core does not sum; untie them, or use a schedule on a loop"
             )
 
 
-def _attribute(model: Any, name: str) -> Any:
+def model_attribute(model: Any, name: str) -> Any:
+    """The attribute of a module inside DDP and other wrappers; None if it has none."""
     try:
         return get_attr_wrapped_model(model, name)
     except RuntimeError:

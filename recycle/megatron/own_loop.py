@@ -305,6 +305,8 @@ class _SessionHook(IterationHook):
         self._script.transport = transport
         peers = Peers(transport, sorted(map(Worker.parse, generation.record.live)), tied)
         self._world.enter(peers, generation.record.committed + 1)
+        if generation.record.committed < 0:
+            self._script.share_embedding()
         self._require_equal_weights(peers, generation.record.committed)
 
     def _require_equal_weights(self, peers: Peers, committed: int) -> None:

@@ -33,7 +33,7 @@ from recycle.job import Job
 from recycle.job.shape import MicroBatch, Worker
 from recycle.megatron.chunk import Call, ModelChunk
 from recycle.megatron.gradient_sync import GradientSync
-from recycle.megatron.loop import require_fit
+from recycle.megatron.loop import model_attribute, require_fit
 from recycle.megatron.micro_batches import IteratorOf, MicroBatches
 from recycle.megatron.order import completing_computes
 from recycle.megatron.peers import Peers
@@ -119,6 +119,9 @@ class Script:
             raise RunError(
                 "config.finalize_model_grads_func is not set; set it to megatron-core's finalize_model_grads"
             )
+        if model_attribute(self.models[0], "share_embeddings_and_output_weights") not in (None, self.job.model.tied):
+            stated = str(not self.job.model.tied).lower()
+            raise RunError(f"model: share_embeddings_and_output_weights = {stated}; state [model] tied = {stated}")
         for name in ("fp16", "calculate_per_token_loss"):
             if getattr(config, name, False):
                 raise RunError(f"config.{name} is set: a session does not support it; switch it off")
@@ -282,6 +285,19 @@ class Script:
     def _parameters(self) -> Iterator[Any]:
         for model in self.models:
             yield from (parameter for parameter in model.parameters() if parameter.requires_grad)
+
+    def share_embedding(self) -> None:
+        """Give the last stage the embedding that it shares: a process by itself leaves the initial weight 0 there."""
+        last = self.job.shape.stages - 1
+        if not self.job.model.tied or not {0, last} & self.stages.keys() or self.job.shape.ranks == 1:
+            return
+        place = 0 if 0 in self.stages else last
+        weight = model_attribute(self.stages[place].model, "shared_embedding_or_output_weight")().data
+        if place:
+            weight.zero_()
+        torch.distributed.all_reduce(weight, group=loop_groups().embd)
+        if hasattr(self.optimizer, "reload_model_params"):
+            self.optimizer.reload_model_params()
 
     # The state.
 

@@ -28,9 +28,10 @@ STEPS = 6
 Survive = Callable[..., RunResult]
 
 
-def job(pipelines: int = 2, chunks: int = 1, accumulation: str = "exact") -> Job:
+def job(pipelines: int = 2, chunks: int = 1, accumulation: str = "exact", ranks: int = 2, tied: bool = False) -> Job:
     return Job.from_toml(
-        f"[shape]\npipelines = {pipelines}\nranks = 2\nmicro_batches = 4\nchunks = {chunks}\n"
+        f"[model]\ntied = {str(tied).lower()}\n"
+        f"[shape]\npipelines = {pipelines}\nranks = {ranks}\nmicro_batches = 4\nchunks = {chunks}\n"
         f'[planner]\nsteps = 1\n[train]\naccumulation = "{accumulation}"\n'
     )
 
@@ -49,7 +50,13 @@ def survive(servers: dict[str, object], tmp_path_factory: pytest.TempPathFactory
             faults=faults,
             planner=plan_for_training,
             server=servers["gpt"],  # type: ignore[arg-type]
-            command=[sys.executable, str(SCRIPT), f"--chunks={described.shape.chunks}", *options],
+            command=[
+                sys.executable,
+                str(SCRIPT),
+                f"--chunks={described.shape.chunks}",
+                f"--pipeline={described.shape.ranks}",
+                *options,
+            ],
         )
         print(arguments, *result.events, sep="\n  ")  # shown if the test fails
         return result
@@ -119,6 +126,17 @@ def test_an_iteration_whose_gradient_is_not_finite_is_repeated(survive: Survive,
     result = survive(job(), "nan:1.1@2", "--dropout=0.1")
     assert [event["step"] for event in result.events if event["kind"] == "undone"] == [2]
     assert result.losses == calm.losses
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_shared_weight_stays_one(survive: Survive, ranks: int) -> None:
+    described = job(ranks=ranks, tied=True)
+    calm = survive(described, "--tied")
+    result = survive(described, f"kill:1.{ranks - 1}@1", "kill:0.0@2", f"rejoin:1.{ranks - 1}@3", "--tied")
+    assert result.losses == calm.losses
+    assert calm.losses[-1] < calm.losses[0]
+    assert result.digests == {worker: calm.digests[worker] for worker in result.digests}
 
 
 @pytest.mark.soak
