@@ -251,7 +251,11 @@ def share_random_generator() -> None:
 
 @contextmanager
 def without_model_notice() -> Iterator[None]:
-    """Suppress megatron-core 0.19's notice that GPTModel is deprecated: its successor names parameters differently."""
+    """Suppress megatron-core 0.19's notice that GPTModel is deprecated for HybridModel.
+
+    HybridModel needs Transformer Engine for its last norm, has no scaled rotary positions, and numbers attention and
+    feed-forward parts as separate layers, which would change the names in checkpoints.
+    """
     logger = logging.getLogger("megatron.core.models.gpt.gpt_model")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -266,6 +270,16 @@ def without_token_counts(router: type) -> type:
     for name in ("_apply_expert_bias", "_maintain_float32_expert_bias"):
         setattr(router, name, lambda self, *arguments, **named: None)
     return router
+
+
+class _NoLayer:
+    def __add__(self, layers: int) -> None:
+        """None: from 0.17 on, routers of multi-token prediction add the model's layers to their number."""
+
+
+def stop_loss_logs(router: Any) -> None:
+    """Keep a router's auxiliary losses out of megatron-core's process-wide log, which is sized for the first model."""
+    router.layer_number = _NoLayer() if getattr(router, "is_mtp_layer", False) else None
 
 
 def gradient_hook(model: Any, parameter: torch.nn.Parameter) -> Callable[[], None] | None:
@@ -291,6 +305,53 @@ def is_encoder_decoder(model: Any) -> bool:
 
     kind = "encoder_and_decoder"
     return hasattr(ModelType, kind) and get_model_type(model) == getattr(ModelType, kind)
+
+
+@contextmanager
+def layers_numbered_from(first: int) -> Iterator[None]:
+    """Number the layers of models that are built inside the block from `first` + 1, as in a later pipeline stage."""
+    from megatron.core.transformer import multi_token_prediction, transformer_block, transformer_layer
+
+    name = "get_transformer_layer_offset"
+    modules = (multi_token_prediction, transformer_block, transformer_layer)
+    before = {module: getattr(module, name) for module in modules if hasattr(module, name)}
+    for module in before:
+        setattr(module, name, lambda *_, **__: first)
+    try:
+        yield
+    finally:
+        for module, function in before.items():
+            setattr(module, name, function)
+
+
+def complete_local_layers() -> None:
+    """Make megatron-core's local layers run without Transformer Engine, and on the host where there is no GPU.
+
+    Some modules compare with classes of Transformer Engine that they have not imported.
+    """
+    import torch
+    from megatron.core.fusions import fused_softmax
+    from megatron.core.transformer import multi_latent_attention
+    from megatron.core.transformer.moe import moe_utils
+
+    for module, names in (
+        (multi_latent_attention, ("Linear", "TELinear", "TEColumnParallelLinear")),
+        (moe_utils, ("te_general_gemm",)),
+    ):
+        for name in names:
+            vars(module).setdefault(name, None)
+    multi_latent_attention.HAVE_TE &= isinstance(multi_latent_attention.TELinear, type)
+    if torch.cuda.is_available():
+        return
+
+    def mask(queries: int, keys: int, window: tuple[int, int]) -> torch.Tensor:
+        shift = keys - queries
+        return ~torch.ones(queries, keys, dtype=torch.bool).triu(shift - window[0]).tril(shift + window[1])
+
+    cuda: Any = torch.cuda
+    cuda.current_device = lambda: torch.device("cpu")
+    fused_softmax.get_sliding_window_causal_mask = mask
+    fused_softmax.get_default_causal_mask = lambda length: mask(length, length, (length, 0))
 
 
 class StoredObject(NamedTuple):
@@ -367,13 +428,20 @@ def saved_product(node: Any, *, has_addend: bool) -> SavedProduct:
     return SavedProduct(node._saved_mat1, not node._saved_alpha == node._saved_beta == 1)
 
 
-def gloo_group(store: Any, rank: int, size: int, address: str, timeout: float) -> Any:
-    """Form a gloo group at this address of the host; `timeout` in seconds."""
+def gloo_device(address: str) -> Any:
+    """Open a gloo device, which listens at this address of the host on a port that the kernel chooses."""
+    import torch
+
+    return torch.distributed.ProcessGroupGloo.create_device(hostname=address)
+
+
+def gloo_group(store: Any, rank: int, size: int, device: Any, timeout: float) -> Any:
+    """Form a gloo group on a device; `timeout` in seconds."""
     import torch
 
     gloo: Any = torch.distributed.ProcessGroupGloo
     options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=address)]
+    options._devices = [device]
     options._timeout = timedelta(seconds=timeout)
     return gloo(store, rank, size, options)
 

@@ -247,6 +247,25 @@ def with_barrier(schedule: Schedule) -> Schedule:
     return replace(schedule, columns=c.take(rows, c.offsets), optimizer="barrier")
 
 
+def with_first_micro_batches(schedule: Schedule, count: int) -> Schedule:
+    """Return a lowered schedule with the first `count` micro-batches of each pipeline only, in the same order.
+
+    An overlapped pair without one of its halves becomes the other.
+    """
+    c = schedule.columns
+    by_name = {name: getattr(c, name) for name in c.FIELDS}
+    lacks_first, lacks_second = c.index >= count, c.index2 >= count
+    is_forward = (c.stage2 >= 0) & lacks_second
+    is_backward = (c.stage2 >= 0) & lacks_first
+    by_name["kind"] = np.where(is_forward, Forward.kind, np.where(is_backward, Backward.kind, c.kind))
+    for name in ("stage", "pipeline", "index"):
+        second = by_name[f"{name}2"]
+        by_name[name] = np.where(is_backward, second, by_name[name])
+        by_name[f"{name}2"] = np.where(is_forward | is_backward, -1, second)
+    kept = np.flatnonzero(by_name["index"] < count)
+    return replace(schedule, columns=Columns.from_arrays(c.offsets, **by_name).take(kept))
+
+
 def forward_only(schedule: Schedule) -> Schedule:
     """Return the compute-only schedule of the forwards of a valid schedule, including those in overlapped pairs."""
     c = schedule.columns

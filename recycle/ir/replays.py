@@ -8,7 +8,7 @@ iterations, and an iteration runs it without the others.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Literal, NamedTuple
@@ -21,7 +21,7 @@ from recycle.ir.dependencies import dependencies, find
 from recycle.ir.event_graph import event_graph, load_compiled
 from recycle.ir.instruction import Forward, Instruction, ReduceGradients, Replay, Transfer
 from recycle.ir.kinds import AsyncInstruction, is_kind, makers_of
-from recycle.ir.lower import insert, lower, lowered_graph
+from recycle.ir.lower import insert, lower, lowered_graph, with_first_micro_batches
 from recycle.ir.memory import TOLERANCE, held_before
 from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
@@ -63,6 +63,7 @@ class ReplaySlots(NamedTuple):
         return ReplaySlots(*(column[places] for column in self))
 
 
+IterationKey = tuple[int, int]
 NO_SLOTS = ReplaySlots(*np.empty((4, 0), dtype=np.int64))
 
 
@@ -71,14 +72,20 @@ class Rotation:
     """A schedule with replays that rotate over iterations.
 
     `whole` is lowered and has the replays of all rounds, `slots`. A full rotation takes `rounds` iterations; 0 for
-    none.
+    none. `micro_batches` returns how many micro-batches of each pipeline an iteration has, if not all.
     """
 
     whole: Schedule
     rounds: int
     slots: ReplaySlots = NO_SLOTS
-    _programs: dict[tuple[Worker, int], tuple[Instruction, ...]] = field(default_factory=dict, repr=False)
-    _targets: dict[int, frozenset[ReplayTarget]] = field(default_factory=dict, repr=False)
+    micro_batches: Callable[[int], int] | None = None
+    _programs: dict[tuple[Worker, IterationKey], tuple[Instruction, ...]] = field(default_factory=dict, repr=False)
+    _targets: dict[IterationKey, frozenset[ReplayTarget]] = field(default_factory=dict, repr=False)
+
+    def key_of(self, iteration: int) -> IterationKey:
+        """Return round and micro-batches of an iteration, on which its programs depend."""
+        count = self.whole.shape.micro_batches if self.micro_batches is None else self.micro_batches(iteration)
+        return self.round_of(iteration), count
 
     def round_of(self, iteration: int) -> int:
         """Return the round of an iteration; `EVERY_ITERATION` if the iteration has no rotating replays."""
@@ -130,27 +137,29 @@ class Rotation:
 
     def schedule(self, iteration: int) -> Schedule:
         """Return the lowered schedule of an iteration."""
-        return replace(self.whole, columns=self.whole.columns.take(np.flatnonzero(self._runs(iteration))))
+        whole = replace(self.whole, columns=self.whole.columns.take(np.flatnonzero(self._runs(iteration))))
+        count = self.key_of(iteration)[1]
+        return whole if count == whole.shape.micro_batches else with_first_micro_batches(whole, count)
 
     def program(self, worker: Worker, iteration: int) -> tuple[Instruction, ...]:
-        """Return the program of `worker` in an iteration; the same object for all iterations of a round."""
-        key = worker, self.round_of(iteration)
+        """Return the program of `worker` in an iteration; the same object for all iterations of a key."""
+        key = worker, self.key_of(iteration)
         if key not in self._programs:
             self._programs[key] = self.schedule(iteration).program(worker)
         return self._programs[key]
 
     def checked(self, iteration: int) -> frozenset[ReplayTarget]:
         """Return the replay targets of an iteration."""
-        number = self.round_of(iteration)
-        if number not in self._targets:
+        key = self.key_of(iteration)
+        if key not in self._targets:
             c = self.whole.columns
-            rows = np.flatnonzero((c.kind == Replay.kind) & self._runs(iteration))
+            rows = np.flatnonzero((c.kind == Replay.kind) & self._runs(iteration) & (c.index < key[1]))
             numbers = (column[rows].tolist() for column in (c.stage, c.pipeline, c.index))
-            self._targets[number] = frozenset(
+            self._targets[key] = frozenset(
                 ReplayTarget(stage, MicroBatch(pipeline, index))
                 for stage, pipeline, index in zip(*numbers, strict=True)
             )
-        return self._targets[number]
+        return self._targets[key]
 
 
 def with_replays(

@@ -12,9 +12,10 @@ of a worker (sequence parallelism). Attention's products are recomputed ("select
 2.5 w a b s^2 / T. A layer recomputed from its input ("full") keeps w b s h. The output layer keeps the softmax in fp32.
 Bytes per parameter come from `footprint`, divided by T. The optimizer moves 30 bytes per parameter.
 
-Limits: every expert receives equally many tokens, and tensor ranks that do not share the experts hold and compute all.
-Small kernels are not slower, and transfers do not share links; both favor large models. The executor's tensor
-parallelism works without sequence parallelism, so with T > 1 it holds more than computed here.
+Limits: windows count as full attention; every expert receives equally many tokens, and tensor ranks that do not share
+the experts hold and compute all. Small kernels are not slower, and transfers do not share links; both favor large
+models. The executor's tensor parallelism works without sequence parallelism, so with T > 1 it holds more than computed
+here.
 """
 
 from __future__ import annotations
@@ -124,16 +125,16 @@ def layers(job: Sections, pieces: Pieces = ON_GPU) -> tuple[Layer, ...]:
     return tuple(result)
 
 
-def model_flops(job: Sections) -> float:
+def model_flops(job: Sections, iteration: int) -> float:
     """Return the floating-point operations of an iteration that the model needs: three times its forward pass.
 
     Recomputation does not count; attention counts as if no token were masked, as in Narayanan et al. 2021.
     """
     model = job.model
-    b, s, h = job.data.micro_batch_size, model.sequence, model.hidden
+    b, s, h = job.sequences_in(iteration), model.sequence, model.hidden
     built = Architecture.of(model)
     layer = 2 * b * s * built.products + 4 * b * s * s * built.query
-    return 3 * job.shape.global_micro_batches * (model.layers * layer + 2 * b * s * h * model.vocabulary)
+    return 3 * (model.layers * layer + 2 * b * s * h * model.vocabulary)
 
 
 def _kept(job: Sections) -> float:

@@ -24,7 +24,7 @@ from recycle.job.manifest import require_model_of_weights, with_model_of_weights
 from recycle.job.pricing import activation_limits, layer_seconds, profile_of
 from recycle.job.profile import Profile
 from recycle.job.rules import require_possible
-from recycle.job.sections import ANALYTIC, AUTO, DataSection, Recompute, Sections
+from recycle.job.sections import ANALYTIC, AUTO, Recompute, Sections
 from recycle.job.shape import Shape
 
 _MOST_BYTES = 2**20
@@ -94,8 +94,8 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
             job = cls._read(with_model_of_weights(keys, folder))
             require_model_of_weights(job.model)
             job.validate()
-        model, others = job.model, job.evaluation.data or DataSection()
-        if any((model.provider, job.data.provider, others.provider, job.train.loss)):
+        model = job.model
+        if job.named_functions():
             stated = ["."] if model.import_from is None else model.import_from
             model = _resolve_paths(msgspec.structs.replace(model, import_from=stated), folder, "import_from")
         times, evaluation = job.times, job.evaluation
@@ -238,6 +238,8 @@ def _resolve_paths(section: S, folder: Path, *keys: str) -> S:
 
 
 def toml_value(value: Any) -> str:
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.to_builtins(value)
     if isinstance(value, dict):
         stated = {key: entry for key, entry in value.items() if entry is not None}
         return f"{{{', '.join(f'{toml_value(key)} = {toml_value(entry)}' for key, entry in stated.items())}}}"

@@ -74,7 +74,7 @@ def explain_job(job: Job) -> str:
         values = getattr(job, section.name)
         lines.append(f"[{section.encode_name}]  # {section_about(section.type)}")
         for field, key in zip(msgspec.structs.fields(section.type), section_keys(section.type), strict=True):
-            value = getattr(values, field.name)
+            value = msgspec.to_builtins(getattr(values, field.name))
             text = f"# {key.name}" if value is None else f"{key.name} = {toml_value(value)}"
             unit = f"; {key.unit}" if key.unit else ""
             about = f"{key.meaning} Takes: {key.values}{unit}."
@@ -121,6 +121,8 @@ def _values(kind: Any) -> str:
             return "text"
         case types.ListType():
             return f"list (each: {_values(kind.item_type)})"
+        case types.TupleType():
+            return f"list of {len(kind.item_types)} (each: {_values(kind.item_types[0])})"
         case types.DictType():
             return "table"
         case types.StructType():

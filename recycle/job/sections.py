@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
@@ -13,9 +14,11 @@ from msgspec.structs import replace
 
 from recycle.errors import JobError
 from recycle.job.profile import PerStage
+from recycle.job.ramp import sequences_before
 from recycle.job.shape import MOST_BUCKETS, Shape
 
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seconds = Annotated[float, Meta(ge=0)]
 DeadlineSeconds = Annotated[float, Meta(gt=0, le=1e6)]
@@ -45,7 +48,7 @@ class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         pipelines: data-parallel replicas of the model, D.
         ranks: workers of a pipeline, P.
-        micro_batches: micro-batches of each pipeline in an iteration, m.
+        micro_batches: micro-batches of each pipeline in an iteration, m; the most with `[train] rampup_batch_size`.
         chunks: stages of a worker, V; the model has P·V stages.
         tensor_parallel: processes of a worker, T. Each has a T-th of the attention heads, feed-forward units and
             vocabulary, which T must divide.
@@ -141,6 +144,31 @@ class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
     iterations_between_changes: Annotated[float, Meta(gt=0)] = 1000.0
 
 
+class RotaryScaling(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[model] rotary_scaling` as a table, with the keys of a `config.json` of Hugging Face.
+
+    Attributes:
+        factor: ratio of the longest sequence to `original_max_position_embeddings`.
+        rope_type: "linear" slows all angles down, "llama3" the slow ones, "yarn" the slow ones (arXiv 2309.00071).
+        original_max_position_embeddings (tokens): length of the sequences before the extension.
+        low_freq_factor, high_freq_factor: of "llama3", periods in the original length below which an angle is slowed
+            down by the whole factor, and above which it is not.
+        beta_slow, beta_fast: the same of "yarn".
+        truncate: whether "yarn" rounds these limits to whole channels.
+        attention_factor: factor of cosines and sines with "yarn"; 0.1 ln `factor` + 1 when left out.
+    """
+
+    factor: Annotated[float, Meta(ge=1)]
+    rope_type: Literal["linear", "llama3", "yarn"] = "llama3"
+    original_max_position_embeddings: Positive = 8192
+    low_freq_factor: Annotated[float, Meta(gt=0)] = 1.0
+    high_freq_factor: Annotated[float, Meta(gt=0)] = 4.0
+    beta_slow: Annotated[float, Meta(gt=0)] = 1.0
+    beta_fast: Annotated[float, Meta(gt=0)] = 32.0
+    truncate: bool = True
+    attention_factor: Annotated[float, Meta(gt=0)] | None = None
+
+
 class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[model]`: a built-in model, or a model that a function builds (docs/guides/models.md).
 
@@ -164,13 +192,16 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
         dropout: dropout of the embedding and the residual stream.
         attention_dropout: dropout of the attention's weights; `dropout` when left out.
         rotary_base: base of rotary positions; not for kind "gpt".
-        rotary_scaling: factor by which Llama 3.1 slows the slow rotary angles down; not for kind "gpt".
+        rotary_scaling: factor by which Llama 3.1 slows the slow rotary angles down, or a table with the parameters of
+            another scaling (docs/guides/models.md); not for kind "gpt".
+        rotary_percent: share of a head's channels that rotary positions turn.
+        local_rotary_base: base of rotary positions in layers with a window; as in other layers when left out.
         recompute: what a stage runs again in its backward: nothing, everything ("full"), each layer by itself
             ("layers"), or parts of each layer ("selective"); one value, or one per stage.
         seed: seed of the initial weights.
     """
 
-    kind: Literal["gpt", "llama", "mistral", "qwen", "qwen_moe", "mixtral", "emulated"] = "gpt"
+    kind: Literal["gpt", "llama", "mistral", "qwen", "qwen_moe", "mixtral", "gemma", "emulated"] = "gpt"
     provider: str | None = None
     weights: str | None = None
     import_from: list[str] | None = None
@@ -187,12 +218,16 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
     dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     attention_dropout: Annotated[float, Meta(ge=0, lt=1)] | None = None
     rotary_base: Annotated[float, Meta(gt=0)] = 10000.0
-    rotary_scaling: Annotated[float, Meta(ge=1)] | None = None
+    rotary_scaling: Annotated[float, Meta(ge=1)] | RotaryScaling | None = None
+    rotary_percent: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    local_rotary_base: Annotated[float, Meta(gt=0)] | None = None
     recompute: Recompute | list[Recompute] = "none"
     seed: int = 1234
 
 
 OF_GPT_DATASET = ("paths", "weights", "split", "samples", "cache", "end_of_document", "mask_loss", "reset_positions")
+OF_DOCUMENTS = ("mask_loss", "reset_positions", "reset_attention")
+"""Keys of `[data]` about the ends of documents."""
 """Keys of `[data]` that only its kind "gpt-dataset" has."""
 
 
@@ -216,6 +251,8 @@ class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
         end_of_document: number of the token that ends a document.
         mask_loss: whether tokens that end a document are left out of the loss.
         reset_positions: whether positions start again after each document.
+        reset_attention: whether a token attends only tokens of its document. A `provider` then gives batches with an
+            `attention_mask` (docs/guides/models.md).
     """
 
     kind: Literal["text", "megatron", "gpt-dataset"] = "text"
@@ -231,6 +268,7 @@ class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
     end_of_document: Count | None = None
     mask_loss: bool = False
     reset_positions: bool = False
+    reset_attention: bool = False
 
 
 class EvalSection(Struct, frozen=True, forbid_unknown_fields=True):
@@ -248,11 +286,34 @@ class EvalSection(Struct, frozen=True, forbid_unknown_fields=True):
     data: DataSection | None = None
 
 
+class GroupSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[[train.groups]]`: settings of some parameters; `weight_decay` and `optimizer` are those of `[train]` if None.
+
+    Attributes:
+        parameters: patterns of names in checkpoints, with `*`, `?` and `[...]`.
+        learning_rate_scale: factor of the learning rate.
+    """
+
+    parameters: Annotated[list[str], Meta(min_length=1)]
+    learning_rate_scale: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
+    weight_decay: Annotated[float, Meta(ge=0)] | None = None
+    optimizer: str | None = None
+
+    def has(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self.parameters)
+
+
+OPTIMIZERS = ("adamw", "muon", "sgd")
+"""Optimizers that a job may name, besides classes."""
+
+
 class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[train]`: the loss, the optimizer (AdamW), the sum of gradients, and checkpoints.
+    """`[train]`: the loss, the optimizer, the sum of gradients, and checkpoints.
 
     Attributes:
         steps (iterations): length of the run.
+        rampup_batch_size (sequences): Megatron's ramp of the batch, as [first batch, increment, length of the ramp];
+            the whole batch from the start when left out (docs/guides/data.md).
         learning_rate: highest learning rate.
         warmup (iterations): length of the linear warm-up.
         schedule: Megatron-LM's learning rate: from 0 to `learning_rate` in the warm-up, then to
@@ -261,7 +322,13 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
         minimum_learning_rate: learning rate at the end of `schedule`.
         decay (iterations): length of the last part of "warmup-stable-decay"; a tenth of `steps` when left out.
         decay_shape: shape of that part.
-        weight_decay: AdamW's weight decay.
+        optimizer: "adamw", "muon" (AdamW for all but the matrices of layers), "sgd", or a class as
+            "package.module:Class" (docs/guides/optimizers.md).
+        groups: tables `[[train.groups]]` of parameters with their own `learning_rate_scale`, `weight_decay` and
+            `optimizer`; the first table counts of which a pattern in `parameters` matches the name
+            (docs/guides/optimizers.md).
+        weight_decay: weight decay of matrices; norms and biases have none unless a group gives it to them.
+        momentum: decay of the momentum of "muon" and "sgd".
         beta1: AdamW's decay of the first moment.
         beta2: AdamW's decay of the second moment.
         epsilon: AdamW's term in the denominator.
@@ -291,13 +358,17 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     steps: Positive = 30
+    rampup_batch_size: Annotated[list[Positive], Meta(min_length=3, max_length=3)] | None = None
     learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
     warmup: Count = 10
     schedule: Literal["constant", "linear", "cosine", "warmup-stable-decay"] | None = None
     minimum_learning_rate: Annotated[float, Meta(ge=0)] = 0.0
     decay: Positive | None = None
     decay_shape: Literal["linear", "cosine", "exponential", "minus-sqrt"] = "linear"
+    optimizer: str = "adamw"
+    groups: list[GroupSection] = field(default_factory=list)
     weight_decay: Annotated[float, Meta(ge=0)] = 0.01
+    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.95
     beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
     epsilon: Annotated[float, Meta(gt=0)] = 1e-8
@@ -319,6 +390,11 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
     loss: str | None = None
     per_token_loss: bool = False
 
+    def optimizers(self) -> dict[str, str]:
+        """Return the optimizers that the section states, by key."""
+        stated = {f"[train] groups[{place}].optimizer": group.optimizer for place, group in enumerate(self.groups)}
+        return {"[train] optimizer": self.optimizer} | {key: text for key, text in stated.items() if text is not None}
+
 
 class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[membership]`: when a worker counts as dead, hung or slow, and where agents find the leader.
@@ -339,6 +415,8 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
         etcd_certificate: file with the certificate for etcd.
         etcd_key: file with the key of that certificate.
         insecure: whether an etcd on the network may be used without user and certificate.
+        ports: first and last of the ports on which agents and workers listen (docs/guides/cluster.md); any free port
+            when left out.
         heartbeat (seconds): interval of a process's heartbeats.
         dead_after (seconds): time without a heartbeat, or without an answer on a connection, after which a worker is
             dead.
@@ -366,6 +444,7 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
     etcd_certificate: str | None = None
     etcd_key: str | None = None
     insecure: bool = False
+    ports: tuple[Port, Port] | None = None
     heartbeat: DeadlineSeconds = 0.25
     dead_after: DeadlineSeconds = 4.0
     hung_after: DeadlineSeconds = 4.0
@@ -422,11 +501,16 @@ class LoggingSection(Struct, frozen=True, forbid_unknown_fields=True):
         wandb_mode: "offline" keeps what is logged in the run directory until `wandb sync`.
         peak_flops (operations per second): the most that the device of a process computes, for the model's share of it
             (MFU); that of the first GPU when left out and known.
+        prometheus: where the run's metrics are served to Prometheus (docs/guides/monitoring.md): a port of the loopback
+            interface, or "ADDRESS:PORT".
+        otlp: URL of an OpenTelemetry collector that gets the run's metrics over HTTP, "http://host:4318".
     """
 
     tensorboard: bool = False
     wandb: str | None = None
     wandb_mode: Literal["online", "offline"] = "online"
+    prometheus: int | str | None = None
+    otlp: str | None = None
     peak_flops: Annotated[float, Meta(gt=0)] | None = None
 
 
@@ -501,6 +585,32 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
     def shape(self) -> Shape:
         grid = self.grid
         return Shape(grid.pipelines, grid.ranks, grid.micro_batches, grid.chunks)
+
+    def named_functions(self) -> dict[str, str]:
+        """Return the user's functions and classes that the job names, by key."""
+        others = self.evaluation.data
+        stated = {
+            "[model] provider": self.model.provider,
+            "[data] provider": self.data.provider,
+            "[eval] data.provider": None if others is None else others.provider,
+            "[train] loss": self.train.loss,
+            **self.train.optimizers(),
+        }
+        return {key: name for key, name in stated.items() if name is not None and name not in OPTIMIZERS}
+
+    def sequences_before(self, iteration: int) -> int:
+        """Return the sequences that training has used before an iteration."""
+        whole = self.shape.global_micro_batches * self.data.micro_batch_size
+        ramp = self.train.rampup_batch_size
+        before = [0] if ramp is None else sequences_before(*ramp, whole)
+        return before[min(iteration, len(before) - 1)] + max(0, iteration + 1 - len(before)) * whole
+
+    def sequences_in(self, iteration: int) -> int:
+        return self.sequences_before(iteration + 1) - self.sequences_before(iteration)
+
+    def micro_batches_in(self, iteration: int) -> int:
+        """Return the micro-batches of each pipeline in an iteration."""
+        return self.sequences_in(iteration) // (self.data.micro_batch_size * self.shape.pipelines)
 
     @property
     def evaluation_data(self) -> DataSection:

@@ -72,10 +72,11 @@ def export_model(checkpoint: Path, target: Path) -> ConvertedCheckpoint:
     """
     model = model_of_checkpoint(checkpoint)
     require_absent(target)
-    iteration = verify_files(checkpoint).manifest.step + 1
+    manifest = verify_files(checkpoint).manifest
+    iteration, is_adams = manifest.step + 1, not any("optimizer" in key for key in manifest.identity)
     part = _unsplit_part(model)
     stored = StoredTensors(sorted(checkpoint.glob("*.safetensors")), JobError)
-    counted = next((name for name in stored.places if name.startswith(COUNTED)), None)
+    counted = next((name for name in stored.places if is_adams and name.startswith(COUNTED)), None)
     moments = MOMENTS if counted is not None else ()
 
     def states() -> Iterator[tuple[str, torch.nn.Module]]:
@@ -86,7 +87,7 @@ def export_model(checkpoint: Path, target: Path) -> ConvertedCheckpoint:
     padding = {"make_vocab_size_divisible_by": 1, "tensor_model_parallel_size": 1}
     further: dict[str, Any] = {EXPORTED: model_arguments(model, part.config) | padding}
     if counted is not None:
-        further["optimizer"] = _optimizer(verify_files(checkpoint).manifest, stored.read(counted)[0])
+        further["optimizer"] = _optimizer(manifest, stored.read(counted)[0])
     with whole_folder(target) as folder:
         write(folder, states(), iteration, further)
     return ConvertedCheckpoint(_size(part), iteration, counted is not None)
@@ -155,6 +156,9 @@ def import_run(source: Path, job: Job, target: Path) -> ConvertedCheckpoint:
     weights = f"{OPTIMIZER_PREFIX}fp32_param." if checkpoint.has(f"{OPTIMIZER_PREFIX}fp32_param.") else ""
     unstated = _read(checkpoint, part, model)
     for prefix, stored_prefix in (("", weights), *((moment, f"{OPTIMIZER_PREFIX}{moment}") for moment in MOMENTS)):
+        if prefix:
+            for parameter in part.parameters():
+                parameter.detach().zero_()  # moments of the expert bias, which Megatron does not have
         if stored_prefix:
             checkpoint.read(part, stored_prefix)
         named |= {f"{prefix}{name}": piece.detach().clone() for name, piece in named_weights(part).items()}

@@ -285,8 +285,9 @@ def rotation_of(schedule: Schedule, job: Job, disputed: Collection[ReplayTarget]
 
 
 def programs_of(schedule: Schedule, job: Job, disputed: Collection[ReplayTarget] = ()) -> Rotation:
-    """Return `rotation_of`, or the schedule in every iteration if nothing is replayed."""
-    return rotation_of(schedule, job, disputed) or Rotation(lower(schedule), 0)
+    """Return `rotation_of`, or the schedule in every iteration if nothing is replayed; with the ramp of the batch."""
+    rotation = rotation_of(schedule, job, disputed) or Rotation(lower(schedule), 0)
+    return rotation if job.train.rampup_batch_size is None else replace(rotation, micro_batches=job.micro_batches_in)
 
 
 def with_room(schedule: Schedule, job: Job) -> Schedule:

@@ -209,7 +209,9 @@ def test_run_is_resumed_or_refused(command: Command, job: Path) -> None:
     (run,) = (path for path in Path("runs").iterdir() if path.name != "latest")
     assert command("train job.toml --resume").refused(run.name, "is finished, it has all 6 steps")
     job.write_text(EMULATED.replace("micro_batches = 2", "micro_batches = 3"))
-    assert command("train job.toml --resume").refused(run.name, "another model or batch", "(D*m) is 6, there 4")
+    assert command("train job.toml --resume").refused(
+        run.name, "another model, batch or optimizer", "(D*m) is 6, there 4"
+    )
     job.write_text(EMULATED.replace("pipelines = 2", "pipelines = 1").replace("micro_batches = 2", "micro_batches = 4"))
     outcome = command("train job.toml --resume --steps 8")
     assert outcome.status == 0

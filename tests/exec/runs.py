@@ -10,6 +10,7 @@ from typing import Any
 
 from recycle.exec.launch.launcher import RunResult
 from recycle.job import Job, PricedJob, price
+from recycle.job.job import toml_value
 
 Run = Callable[..., RunResult]
 
@@ -33,7 +34,7 @@ def job(
     lines = []
     for section, values in keys.items():
         lines.append(f"[{section}]")
-        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+        lines += [f"{key} = {toml_value(value)}" for key, value in values.items()]
     return price(Job.from_toml("\n".join(lines)))
 
 

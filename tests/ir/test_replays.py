@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from recycle import MicroBatch, Profile, Schedule, Shape, Worker, check, simulate
 from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.ir.instruction import Compute, Forward, OverlappedPair, Replay
-from recycle.ir.lower import lower, with_barrier
+from recycle.ir.lower import lower, with_barrier, with_first_micro_batches
 from recycle.ir.replays import EVERY_ITERATION, ReplayTarget, Rotation, with_replays
 from tests.ir.random_schedules import random_profile, random_schedule
 
@@ -138,3 +139,23 @@ def test_a_schedule_may_contain_replays() -> None:
     rotation = with_replays(schedule, 0, Profile.uniform())
     assert isinstance(rotation, Rotation)
     assert rotation.checked(3) == {ReplayTarget(0, MicroBatch(1, 1))}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_schedule_without_its_last_micro_batches_is_valid_for_fewer(seed: int) -> None:
+    rng = random.Random(seed)
+    schedule = replace(random_schedule(rng), buckets=rng.choice([1, 1, 2]))
+    count = rng.randint(1, schedule.shape.micro_batches)
+    fewer = with_first_micro_batches(with_barrier(schedule) if rng.random() < 0.5 else lower(schedule), count)
+    alone = replace(fewer, shape=replace(schedule.shape, micro_batches=count))
+    assert [f for f in check(alone, about_to_run=True) if f.severity == "error"] == []
+
+
+def test_rotation_drops_replays_with_their_micro_batches() -> None:
+    rotation = with_replays(one_f_one_b(Shape(2, 2, 4)), 2)
+    ramped = replace(rotation, micro_batches=lambda iteration: min(iteration // 2 + 1, 4))
+    for iteration in range(9):
+        count, whole = min(iteration // 2 + 1, 4), rotation.checked(iteration)
+        assert ramped.checked(iteration) == {each for each in whole if each.micro_batch.index < count}
+        assert {target for _, target in replays(ramped.schedule(iteration))} == ramped.checked(iteration)
+    assert ramped.program(Worker(0, 1), 8) == rotation.program(Worker(0, 1), 8)

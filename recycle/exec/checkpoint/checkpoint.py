@@ -38,7 +38,7 @@ from recycle.exec.protocol import Commit, StoredFile
 from recycle.files import create_beside, sync
 from recycle.job import Job
 from recycle.job.manifest import FORMAT, MANIFEST, MODEL, VERSION, Damaged, manifest_content, manifest_text
-from recycle.job.sections import ModelSection
+from recycle.job.sections import ModelSection, TrainSection
 from recycle.plans.hosting import layers_of
 
 if TYPE_CHECKING:  # the agent finds and completes checkpoints without torch
@@ -83,11 +83,12 @@ def folder_of(root: Path, step: int) -> Path:
 
 
 def identity(job: Job) -> dict[str, Any]:
-    """Settings that a run and a checkpoint must share: the model, in any split, and the batch of an iteration."""
+    """Settings that a run and a checkpoint must share: the model, in any split, the batch, and other optimizers."""
     kept = model_identity(job.model)
     if job.model.kind == "emulated":
         kept = {"kind": "emulated", "layers": sum(layers_of(job)), "seed": job.model.seed}
-    return {
+    optimizers = job.train.optimizers()
+    return ({} if set(optimizers.values()) == {"adamw"} else optimizers) | {
         MODEL: kept,
         "micro-batches per iteration (D*m)": job.shape.global_micro_batches,
         "[data] micro_batch_size": job.data.micro_batch_size,
@@ -98,7 +99,9 @@ def identity(job: Job) -> dict[str, Any]:
 def model_identity(model: ModelSection) -> dict[str, Any]:
     """The keys of `[model]` that determine the weights."""
     changes_nothing = ("split", "seconds_per_unit", "recompute", "import_from", "weights")
-    return {key: value for key, value in msgspec.to_builtins(model).items() if key not in changes_nothing}
+    kept = {key: value for key, value in msgspec.to_builtins(model).items() if key not in changes_nothing}
+    kept["config"].pop("transformer_impl", None)
+    return kept
 
 
 def course(job: Job, text_digest: str | None) -> dict[str, Any]:
@@ -106,8 +109,10 @@ def course(job: Job, text_digest: str | None) -> dict[str, Any]:
     train = msgspec.to_builtins(job.train)
     held = ("sharded_optimizer", "optimizer_copies", "copy_bytes")
     changes_nothing = ("checkpoint_every", "checkpoint_keep", "checkpoint_deadline", "trace", *held)
-    if not job.train.per_token_loss:
-        del train["per_token_loss"]  # checkpoints of versions without this key stay comparable
+    defaults = msgspec.to_builtins(TrainSection())
+    for key in ("per_token_loss", "optimizer", "groups", "momentum", "rampup_batch_size"):
+        if train[key] == defaults[key]:
+            del train[key]  # checkpoints of versions without this key stay comparable
     keys = {f"[train] {key}": value for key, value in train.items() if key not in changes_nothing}
     return keys | {"[data] seed": job.data.seed, "[data] text": text_digest}
 

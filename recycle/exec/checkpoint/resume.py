@@ -24,6 +24,7 @@ from recycle.files import read_whole
 from recycle.ir.formats.run_trace import MOST_BYTES
 from recycle.job import Job
 from recycle.job.manifest import Damaged
+from recycle.job.sections import OF_DOCUMENTS
 from recycle.job.shape import Shape
 from recycle.runs.logs import IMPORTED, read_lines
 
@@ -62,7 +63,9 @@ def find_resume_point(path: Path, job: Job, steps: int, text_digest: str | None)
     before = Job.of_run(path)
     differences = checkpoint.differences(checkpoint.identity(job), checkpoint.identity(before))
     if differences:
-        raise JobError(f"{path}: has another model or batch, and cannot be resumed with this job: {differences[0]}")
+        raise JobError(
+            f"{path}: has another model, batch or optimizer, and cannot be resumed with this job: {differences[0]}"
+        )
     events = [event for _, event in read_lines(path / "events.jsonl")]
     begin = max((int(_number(event, "step")) + 1 for event in events if event.get("kind") == IMPORTED), default=0)
     metrics = whole_metrics(path / "metrics.jsonl", begin)
@@ -82,9 +85,8 @@ def find_resume_point(path: Path, job: Job, steps: int, text_digest: str | None)
     manifest = newest.manifest
     differences = checkpoint.differences(checkpoint.identity(job), manifest.identity)
     if differences:
-        raise JobError(
-            f"{newest.folder}: has another model or batch, and cannot be loaded by this job: {differences[0]}"
-        )
+        differs = f"another model, batch or optimizer, and cannot be loaded by this job: {differences[0]}"
+        raise JobError(f"{newest.folder}: has {differs}")
     if job.data.kind == before.data.kind == "gpt-dataset" and manifest.course.get("[data] text") != text_digest:
         _require_order(path, job, before)
     for difference in checkpoint.differences(checkpoint.course(job, text_digest), manifest.course):
@@ -124,7 +126,7 @@ def _require_order(path: Path, job: Job, before: Job) -> None:
             raise JobError(
                 f"{path}: [data] {key}: is {value}, but {other} in the run, which changes the order of the data"
             )
-    contents = ("end_of_document", "mask_loss", "reset_positions")
+    contents = ("end_of_document", *OF_DOCUMENTS)
     if all(getattr(job.data, key) == getattr(before.data, key) for key in contents):
         raise JobError(f"{path}: [data] path: the files differ from those that this run has used so far")
 

@@ -1,8 +1,8 @@
 """Megatron-LM's samples: megatron-core's GPTDataset and its blends, in the order of Megatron-LM's training loop.
 
-The order depends on the seed and the number of samples of the run, so the digest includes both. Iteration t runs the
-samples from t * B, with B samples per iteration. In it micro-batch j of pipeline k has `micro_batch_size` samples, from
-offset (j * D + k) * micro_batch_size. This is the order of Megatron-LM's sampler for D data-parallel ranks.
+The order depends on the seed and the number of samples of the run, so the digest includes both. An iteration runs the
+samples after those of earlier iterations. In it micro-batch j of pipeline k has `micro_batch_size` samples, from offset
+(j * D + k) * micro_batch_size. This is the order of Megatron-LM's sampler for D data-parallel ranks.
 
 GPTDataset keeps its index in a cache shared by all processes, which the first process builds under a lock. Only the
 part of the split that is read is indexed, because megatron-core counts epochs of an empty part forever.
@@ -28,7 +28,7 @@ import torch
 from recycle.errors import JobError, RunError, first_line
 from recycle.exec.data.batches import Batch, Batches
 from recycle.exec.data.indexed import open_indexed, require_tokens
-from recycle.exec.data.samples import samples_of, samples_per_iteration
+from recycle.exec.data.samples import samples_of
 from recycle.job import Job
 
 TRAIN, VALIDATION = 0, 1
@@ -49,7 +49,6 @@ class GptDatasetBatches(Batches):
         self._job, data = job, job.data
         self._prefixes = [data.path] if data.path is not None else list(data.paths or ())
         self._opened = [open_indexed(prefix) for prefix in self._prefixes]
-        self._per_iteration = samples_per_iteration(job)
         self.samples = samples_of(job, iterations)
         self._dataset = self._build()
 
@@ -58,7 +57,8 @@ class GptDatasetBatches(Batches):
         """sha256 of everything that determines the order: keys of `[data]`, number of samples, files' indices."""
         data, result = self._job.data, hashlib.sha256()
         stated = (data.weights, data.split, data.seed, self.samples, self._job.model.sequence, data.end_of_document)
-        result.update(repr((stated, data.mask_loss, data.reset_positions)).encode())
+        documents = (data.mask_loss, data.reset_positions, *(("reset_attention",) if data.reset_attention else ()))
+        result.update(repr((stated, *documents)).encode())
         for prefix, dataset in zip(self._prefixes, self._opened, strict=True):
             result.update(hashlib.sha256(dataset.index.bin_buffer).digest())
             result.update(f"{Path(f'{prefix}.bin').stat().st_size} ".encode())
@@ -67,11 +67,13 @@ class GptDatasetBatches(Batches):
     def batch(self, iteration: int, micro_batch: int) -> Batch:
         """Tokens, labels, and optional `loss_mask` and `position_ids`, of [micro_batch_size, sequence].
 
+        With `reset_attention` also `attention_mask`, see `CausalAttention`.
+
         Raises RunError if the samples are used up, or a token is outside the vocabulary.
         """
         job, size = self._job, self._job.data.micro_batch_size
         pipeline, number = divmod(micro_batch, job.shape.micro_batches)
-        first = iteration * self._per_iteration + (number * job.shape.pipelines + pipeline) * size
+        first = job.sequences_before(iteration) + (number * job.shape.pipelines + pipeline) * size
         if first + size > len(self._dataset):
             raise RunError(
                 f"[data] samples: iteration {iteration} needs sample {first + size - 1} of {len(self._dataset)}; give"
@@ -80,6 +82,7 @@ class GptDatasetBatches(Batches):
         samples = [self._dataset[first + row] for row in range(size)]
         names = ["tokens", "labels"]
         names += ["loss_mask"] * job.data.mask_loss + ["position_ids"] * job.data.reset_positions
+        names += ["attention_mask"] * job.data.reset_attention
         batch = {name: torch.stack([sample[name] for sample in samples]) for name in names}
         most = max(int(batch[name].max()) for name in ("tokens", "labels"))
         if most >= job.model.vocabulary:
@@ -113,9 +116,9 @@ class GptDatasetBatches(Batches):
                 eod=end, vocab_size=job.model.vocabulary, unique_identifiers={"end_of_document": end}
             ),
             reset_position_ids=data.reset_positions,
-            reset_attention_mask=False,
+            reset_attention_mask=data.reset_attention,
             eod_mask_loss=data.mask_loss,
-            create_attention_mask=False,
+            create_attention_mask=data.reset_attention,
         )
         part = self._part
         config.split_matrix = [split if number == part else None for number, split in enumerate(config.split_matrix)]

@@ -38,7 +38,7 @@ class IndexedRows(TokenRows):
         assert job.data.path is not None, "Job.validate requires it"
         prefix, sequence = job.data.path, job.model.sequence
         self._prefix, self._sequence, self._size = prefix, sequence, job.data.micro_batch_size
-        self._micro_batches, self._vocabulary = job.shape.global_micro_batches, job.model.vocabulary
+        self._job, self._vocabulary = job, job.model.vocabulary
         self._seed = job.data.seed
         self._dataset = open_indexed(prefix)
         index = self._dataset.index
@@ -56,7 +56,10 @@ class IndexedRows(TokenRows):
         return hashlib.sha256(self._dataset.index.bin_buffer).hexdigest() + f"-{self._tokens}"
 
     def _rows(self, iteration: int, micro_batch: int) -> torch.Tensor:
-        first = (iteration * self._micro_batches + micro_batch) * self._size
+        job = self._job
+        pipeline, index = divmod(micro_batch, job.shape.micro_batches)
+        place = pipeline * job.micro_batches_in(iteration) + index
+        first = job.sequences_before(iteration) + place * self._size
         rows = np.stack([self._row(first + place) for place in range(self._size)])
         if rows.max() >= self._vocabulary or rows.min() < 0:
             raise RunError(

@@ -33,6 +33,7 @@ class ProvidedBatches(Batches):
 
     def __init__(self, job: Job, provider: DataProvider) -> None:
         self._name = f"[data] provider: {job.data.provider or repr(provider)}"
+        self._has_masks = job.data.reset_attention
         source = provider(job)
         self._source: Any = source
         self._make: Any = getattr(source, "batch", source)
@@ -57,6 +58,9 @@ class ProvidedBatches(Batches):
                 else type(batch).__name__
             )
             raise RunError(f"{self._name} returned {description} as a batch; it must map names to tensors")
+        if ("attention_mask" in batch) != self._has_masks:
+            stated, has = ("true", "no") if self._has_masks else ("false", "an")
+            raise RunError(f"{self._name} returned {has} attention_mask, but [data] reset_attention is {stated}")
         return dict(batch)
 
 
@@ -113,7 +117,8 @@ def load_batches(job: Job, provider: DataProvider | None = None) -> Batches:
 
 def load_evaluation(job: Job, provider: DataProvider | None = None) -> Batches:
     """Open the data of `[eval]`, or the provider's, as `load_batches`; iteration b is its b-th batch."""
-    reads = msgspec.structs.replace(job, data=job.evaluation_data)
+    whole = msgspec.structs.replace(job.train, rampup_batch_size=None)
+    reads = msgspec.structs.replace(job, data=job.evaluation_data, train=whole)
     with errors_as(JobError, "[eval]"):
         if provider is None and reads.data.kind == "gpt-dataset":
             return GptDatasetBatches(reads, VALIDATION, job.evaluation.batches)

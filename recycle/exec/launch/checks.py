@@ -5,6 +5,9 @@ Launchers and agents do not import torch: their fork server calls `main` before 
 
 from __future__ import annotations
 
+import difflib
+import fnmatch
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -19,10 +22,13 @@ from recycle.exec.faults.faults import Fault, parse_fault
 from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.request import FAILED, Findings, check_without_torch
 from recycle.exec.launch.trackers import asks_for_gpu
+from recycle.exec.model.build import build_module
 from recycle.exec.model.providers import Providers
+from recycle.exec.model.state.rules import require_optimizers
 from recycle.exec.transport.plugin import transport_named, transport_of
 from recycle.exec.worker.specification import REFUSED
 from recycle.job import Job
+from recycle.job.sections import ShapeSection
 from recycle.job.shape import Worker
 
 
@@ -50,6 +56,9 @@ def check_request(
         if job.model.weights is not None:
             verify_files(Path(job.model.weights))
         providers = providers or Providers.from_job(job)
+        require_optimizers(job)
+        if job.train.groups and providers.model is None:
+            _require_matches(job, providers)
         if providers.data is None:
             require_samples(job, steps)
         batches = load_batches(job, providers.data)
@@ -65,7 +74,36 @@ def check_request(
                 f'fault {fault}: this transport does not hold messages back; set [membership] transport = "gloo"'
             )
     gpu = torch.cuda.get_device_name() if asks_for_gpu(job) and torch.cuda.is_available() else ""
-    return Findings(text_digest, transport.environment, gpu)
+    layers = ("", "")
+    if (device := transport.device(int(os.environ.get("LOCAL_RANK", "0")))).type == "cuda":
+        from recycle.exec.model.engine import choose_layers
+
+        layers = choose_layers(job, device)
+    return Findings(text_digest, transport.environment, gpu, *layers)
+
+
+def _require_matches(job: Job, providers: Providers) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # megatron-core warns of missing packages
+        from recycle.exec.model.tensor_ranks import ensure_parallel_state
+        from recycle.exec.model.weights import LAYERS, global_names
+    ensure_parallel_state(None)
+    one_layer = msgspec.structs.replace(job.without_weights().model, layers=1, split=None, recompute="none")
+    with torch.device("meta"):
+        part = build_module(Job(grid=ShapeSection(1, 1, 1), model=one_layer), 0, 0, providers, is_filled=False)
+    first = f".{LAYERS}.0."
+    names = [
+        name.replace(first, f".{LAYERS}.{layer}.")
+        for name in global_names(part, 0)
+        for layer in range(job.model.layers if first in name else 1)
+    ]
+    for place, group in enumerate(job.train.groups):
+        for pattern in group.parameters:
+            if not fnmatch.filter(names, pattern):
+                raise JobError(
+                    f'[train] groups[{place}].parameters: "{pattern}" matches no parameter; names are such as'
+                    f" {', '.join(difflib.get_close_matches(pattern, names, 2, 0.0))}"
+                )
 
 
 def check_libraries(job: Job) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -37,11 +38,22 @@ class Findings(msgspec.Struct, frozen=True):
         text_digest: sha256 of the training text; None without a text.
         environment: variables that workers need for their transport.
         gpu: name of the first GPU, if the job asks for the model's share of its peak.
+        layers: implementation of the model's layers, if the job leaves the choice to this machine.
+        notice: why these are not Transformer Engine's.
     """
 
     text_digest: str | None = None
     environment: Mapping[str, str] = {}
     gpu: str = ""
+    layers: str = ""
+    notice: str = ""
+
+    def applied_to(self, job: Job) -> Any:
+        """Return the job, of the same class, with its layers."""
+        if not self.layers:
+            return job
+        config = {**job.model.config, "transformer_impl": self.layers}
+        return msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, config=config))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,16 +88,12 @@ class RunRequest:
 
     def fork_server(self) -> ForkServer:
         """Start a server that forks this run's workers; it imports what checkpoints need if the run has any."""
-        job, others = self.job, self.job.evaluation.data
-        named = (
-            *(job.model.provider, job.data.provider, job.train.loss),
-            None if others is None else others.provider,
-        )
+        job = self.job
         return ForkServer(
             "script" if self.command else job.model.kind,
             job.train.threads,
             checkpoints=0 < job.train.checkpoint_every <= self.steps,
-            modules=list(dict.fromkeys(name.partition(":")[0] for name in named if name is not None)),
+            modules=list(dict.fromkeys(name.partition(":")[0] for name in job.named_functions().values())),
             folders=job.model.import_from or (),
         )
 
@@ -99,7 +107,8 @@ class RunRequest:
         if code:
             ending = with_last_lines(describe_exit(code), LINE_SEPARATOR.join([*before, last][-8:]))
             raise RunError(f"the process that checks the job {ending}")
-        return replace(self, findings=msgspec.json.decode(last, type=Findings))
+        findings = msgspec.json.decode(last, type=Findings)
+        return replace(self, findings=findings, job=findings.applied_to(self.job))
 
     def specification(self, directory: RunDirectory, *, agent: str, address: str) -> RunSpecification:
         """Return the specification for one machine's worker processes; `agent` is the agent's socket name."""

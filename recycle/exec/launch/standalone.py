@@ -27,6 +27,7 @@ from recycle.exec.worker.local_stages import own_initial_shards
 from recycle.exec.worker.step_state import StepState
 from recycle.ir.event_graph import event_graph
 from recycle.ir.lower import with_barrier
+from recycle.ir.replays import IterationKey
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
 from recycle.job.shape import Worker
@@ -80,9 +81,10 @@ def run(
         )
     providers = Providers(model, data, loss, evaluation).merged_with(job)
     request = request_run(job, steps=steps, schedule=schedule)
-    check_request(request.job, request.steps, (), request.absent, providers)
+    findings = check_request(request.job, request.steps, (), request.absent, providers)
     assert request.schedule is not None
-    return LocalRun(with_barrier(request.schedule), request.job, providers).run(request.steps)
+    job = findings.applied_to(request.job)
+    return LocalRun(with_barrier(request.schedule), job, providers).run(request.steps)
 
 
 class LocalRun:
@@ -98,7 +100,7 @@ class LocalRun:
         if job.train.sharded_optimizer:
             self._own_shards()
         self.rotation = programs_of(schedule, job)
-        self._orders: dict[int, list[tuple[Worker, int]]] = {}
+        self._orders: dict[IterationKey, list[tuple[Worker, int]]] = {}
         self.evaluated_by = evaluation_schedule(schedule, job)
 
     def _own_shards(self) -> None:
@@ -161,11 +163,10 @@ class LocalRun:
         )
 
     def _order(self, iteration: int) -> list[tuple[Worker, int]]:
-        """The order is the same for all iterations of a replay round."""
-        number = self.rotation.round_of(iteration)
-        if number not in self._orders:
-            self._orders[number] = _global_order(self.rotation.schedule(iteration))
-        return self._orders[number]
+        key = self.rotation.key_of(iteration)
+        if key not in self._orders:
+            self._orders[key] = _global_order(self.rotation.schedule(iteration))
+        return self._orders[key]
 
     def evaluate(self, step: int) -> Evaluated:
         assert self.evaluated_by is not None, "the job has [eval]"

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _train(given, first)
     except RecycleError as error:
         if first:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            print(f"error: {error} [{error.code}]", file=sys.stderr, flush=True)
         sys.exit(1 if isinstance(error, RunError) else 2)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -79,9 +79,9 @@ def _train(given: argparse.Namespace, first: bool) -> None:
     described = Job.load(given.job)
     own = named_schedule(given.schedule, described.shape)
     request = request_run(described, steps=given.steps, schedule=own)
-    check_request(request.job, request.steps, (), request.absent)
+    findings = check_request(request.job, request.steps, (), request.absent)
     assert request.schedule is not None
-    job, steps, schedule = request.job, request.steps, with_barrier(request.schedule)
+    job, steps, schedule = findings.applied_to(request.job), request.steps, with_barrier(request.schedule)
     if job.grid.tensor_parallel != 1:
         raise JobError(
             f"[shape] tensor_parallel: {job.grid.tensor_parallel}, but under torchrun a worker is one process; train"

@@ -179,7 +179,7 @@ def decide(job: Job, step: int, reports: ReportColumns, recent: Sequence[float] 
     if not reports.agree:
         compare(step, reports.reports, names_of_numbers(job))
     squared = math.fsum(reports.squared_norms)
-    loss = reports.loss_sum / job.shape.global_micro_batches
+    loss = reports.loss_sum / (job.shape.pipelines * job.micro_batches_in(step))
     finite = math.isfinite(squared)
     norm = math.sqrt(squared) if finite else math.nan
     kept = [*recent, norm][-WINDOW:]

@@ -186,9 +186,9 @@ class MetricsLines:
         seconds, is_first = now - self._last_commit, record.generation != self._last_generation
         self._last_commit, self._last_generation = now, record.generation
         job, unit, period = self._job, self._job.seconds_per_unit, record.periods.get(commit.mode, 0.0)
-        tokens = job.shape.global_micro_batches * job.data.micro_batch_size * job.model.sequence
+        tokens, count = job.sequences_in(commit.step) * job.model.sequence, job.micro_batches_in(commit.step)
         # The first iteration of a generation starts with an empty pipeline, so its time says nothing about the plan.
-        is_comparable = not is_first and period > 0
+        is_comparable = not is_first and period > 0 and count == job.shape.micro_batches
         running, self._running_since = self._running_since, None
         counted = now - running if running is not None and self.throughput.is_empty else seconds
         line: dict[str, Any] = {

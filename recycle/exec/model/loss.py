@@ -14,6 +14,7 @@ import torch
 
 from recycle.errors import RunError
 from recycle.exec.data.batches import Batch, Batches
+from recycle.job import Job
 
 LossFunction = Callable[[torch.Tensor, Batch], tuple[torch.Tensor, Any]]
 """(output, batch) -> (sum, count)."""
@@ -45,19 +46,19 @@ class TokenMean:
 
     With `[train] per_token_loss`, this number divides every micro-batch's sum of losses.
 
-    Args:
-        micro_batches: micro-batches of an iteration, over all pipelines.
     """
 
-    def __init__(self, batches: Batches, micro_batches: int) -> None:
-        self._batches, self._micro_batches = batches, micro_batches
+    def __init__(self, batches: Batches, job: Job) -> None:
+        self._batches, self._job = batches, job
         self._last = -1, 1.0
 
     def of(self, iteration: int) -> float:
         """Return the mean of an iteration; 1 / micro-batches if no token counts."""
         if self._last[0] != iteration:
-            total = sum(token_count(self._batches.batch(iteration, each)) for each in range(self._micro_batches))
-            self._last = iteration, max(total, 1) / self._micro_batches
+            shape, count = self._job.shape, self._job.micro_batches_in(iteration)
+            numbers = [k * shape.micro_batches + j for k in range(shape.pipelines) for j in range(count)]
+            total = sum(token_count(self._batches.batch(iteration, number)) for number in numbers)
+            self._last = iteration, max(total, 1) / len(numbers)
         return self._last[1]
 
 

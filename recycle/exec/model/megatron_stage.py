@@ -26,7 +26,8 @@ from recycle.exec.model.stage import PRECISIONS, Naming, Stage, StatePiece, Stor
 from recycle.exec.model.state.accumulate import Accumulator, ExactSum, FlatLayout
 from recycle.exec.model.state.gradient_sums import GradientSums, Half, IncomingGradients
 from recycle.exec.model.state.layouts import ShardedOptimizer, UnitOptimizers, ends_of_units
-from recycle.exec.model.state.optimizer import StoredNames, rule_of, without_shared
+from recycle.exec.model.state.optimizer import StoredNames, without_shared
+from recycle.exec.model.state.rules import Rules
 from recycle.exec.model.tensor_ranks import own_expert_parameters, sequence_split_parameters
 from recycle.exec.model.weights import SHARED_WEIGHT, cut_dimensions, gated_parameters, per_head_parameters, units_of
 from recycle.ir.instruction import (
@@ -49,7 +50,7 @@ class MegatronStage(Stage):
     """A part of a model with split backward, gradient sums and optimizer.
 
     Args:
-        batches: source of micro-batches; None for a stage that is neither the first nor the last.
+        batches: source of micro-batches; None for a stage between the first and the last, unless these have masks.
         part: the initialized model part; moved to `device`. Its parameters become views of one flat tensor per unit.
         tied_sum: gradient sum of the shared weight, from another stage of this worker.
         evaluation: as `batches`, for evaluations; None for a job without.
@@ -77,9 +78,11 @@ class MegatronStage(Stage):
         self._trained_on = None if batches is None else BatchesAhead(batches, is_pinned)
         self._evaluated_on = None if evaluation is None else BatchesAhead(evaluation, is_pinned)
         self._data = self._trained_on
+        has_masks = job.data.reset_attention or job.evaluation_data.reset_attention
+        self._reads_data = self._is_first or self._is_last or has_masks
         self._token_mean: TokenMean | None = None
         if job.train.per_token_loss and self._is_last and batches is not None:
-            self._token_mean = TokenMean(batches, job.shape.global_micro_batches)
+            self._token_mean = TokenMean(batches, job)
         self._micro_batches = job.shape.micro_batches
         self._recomputes = job.recompute_of(index) == "full"
 
@@ -88,11 +91,9 @@ class MegatronStage(Stage):
         units = self._units_of(job, named)
         # A shared weight comes first or last, so that the sums of the other weights are contiguous.
         end = -1 if self._is_first else 1
-        rules = {name: rule_of(parameter) for name, parameter in named.items()}
-        names = sorted(
-            named,
-            key=lambda name: (units[name], end * (name == shared), not rules[name].decays, rules[name].balance_rate),
-        )
+        rules = Rules(job.train, job.model.import_from or ())
+        of_names = {name: rules.of(name, parameter) for name, parameter in named.items()}
+        names = sorted(named, key=lambda name: (units[name], end * (name == shared), of_names[name].order))
         self.parameters = {name: named[name] for name in names}
         parameters = list(self.parameters.values())
         cut = cut_dimensions(part)
@@ -107,6 +108,7 @@ class MegatronStage(Stage):
         self._names = StoredNames(
             {name: places[parameter] for name, parameter in self.parameters.items() if parameter in places},
             [name for name, parameter in self.parameters.items() if parameter in halves],
+            {state for rule in of_names.values() for state in rule.optimizer.state},
         )
         self._sums = GradientSums(job, index, self.parameters, shared, self._names.cut, tied_sum, device)
         self._size = self._sums.layout.size
@@ -119,7 +121,7 @@ class MegatronStage(Stage):
                 self.parameters,
                 self._names,
                 self._sums,
-                job.train,
+                rules,
                 self._type,
                 (hosted.start if is_by_unit else index) * count,
                 count,
@@ -127,7 +129,7 @@ class MegatronStage(Stage):
                 tells_shapes=job.grid.tensor_parallel > 1,
             )
         else:
-            self.layout = UnitOptimizers(ends, self.parameters, self._names, self._sums, job.train, self._type, held)
+            self.layout = UnitOptimizers(ends, self.parameters, self._names, self._sums, rules, self._type, held)
         self._losses = ExactSum(FlatLayout([torch.Size([1])]), self._divisor, LOSS_EXPONENT, device)
 
         self._incoming = IncomingGradients(self._sums, parameters, summed)
@@ -152,6 +154,7 @@ class MegatronStage(Stage):
 
     def begin_iteration(self, step: int) -> None:
         super().begin_iteration(step)
+        self._sums.divisor = self._divisor
         self._sums.clear()
         self._losses.clear()
 
@@ -165,7 +168,7 @@ class MegatronStage(Stage):
         self._delayed.clear()
 
     def expect(self, iteration: int, program: Sequence[Compute]) -> None:
-        if self._data is None or not (self._is_first or self._is_last):
+        if self._data is None or not self._reads_data:
             return
         runs = [compute for compute in program if compute.row.holds or (compute.row.remakes and self._recomputes)]
         numbers = [self._number(compute.micro_batch) for compute in runs]
@@ -281,7 +284,7 @@ class MegatronStage(Stage):
 
     def _compute(self, micro_batch: MicroBatch, entry: torch.Tensor | None) -> torch.Tensor:
         number = self._number(micro_batch)
-        batch = self._batch(number) if self._is_first or self._is_last else None
+        batch = self._batch(number) if self._reads_data else None
         if entry is not None:
             entry.requires_grad_(torch.is_grad_enabled())
         tokens = None if self._token_mean is None else self._token_mean.of(self._iteration)
@@ -291,7 +294,7 @@ class MegatronStage(Stage):
         return output
 
     def _batch(self, number: int) -> Batch:
-        assert self._data is not None, "the stages at the ends read data"
+        assert self._data is not None, "a stage that reads data has its source"
         batch = self._data.batch(self._iteration, number)
         if self._is_first and "tokens" in batch and (bit := self._flips.take_input_bit()) is not None:
             batch = batch | {"tokens": flipped_tokens(batch["tokens"], self._vocabulary, bit)}

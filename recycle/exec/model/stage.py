@@ -118,8 +118,9 @@ class StateLayout(ABC):
         """Begin to sum a bucket of the stage's gradients over its hosts; with the last bucket, wait for all."""
 
     def moments(self) -> list[torch.Tensor]:
-        """The live tensors of the optimizer's first moments (the second tensor of each piece)."""
-        return [piece.state_tensors()[1] for piece in self.pieces.values()]
+        """The live tensors of the optimizer's first moments (the second tensor of each piece with parameters)."""
+        states = (piece.state_tensors() for piece in self.pieces.values())
+        return [tensors[1] for tensors in states if tensors[0].numel()]
 
     def state_tensors(self) -> list[torch.Tensor]:
         return [tensor for piece in self.pieces.values() for tensor in piece.state_tensors()]
@@ -178,6 +179,7 @@ class Stage(ABC):
         self.index = index
         self._is_first, self._is_last = index == 0, index == job.shape.stages - 1
         self._divisor = job.shape.global_micro_batches
+        self._pipelines, self._micro_batches_in = job.shape.pipelines, job.micro_batches_in
         self._message_spec = message_shape, message_type
         self._iteration = 0
         self._evaluates, self._evaluated = False, list[tuple[Any, Any]]()
@@ -193,6 +195,7 @@ class Stage(ABC):
 
     def begin_iteration(self, step: int) -> None:
         """Start iteration `step` from a clean state, even if the previous iteration was interrupted."""
+        self._divisor = self._pipelines * self._micro_batches_in(step)
         self._start(step, evaluates=False)
 
     def begin_evaluation(self, batch: int) -> None:

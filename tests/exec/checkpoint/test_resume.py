@@ -192,8 +192,8 @@ def test_refused_resume_changes_nothing(begun: Path, launch: Run, tmp_path: Path
     cases = [
         (small(), 5, begun, "is finished, it has all 5 steps"),
         (small(), 4, begun, "has 5 steps, more than 4"),
-        (job(3, 2, 3, train=EVERY), 12, begun, r"another model or batch, .*\(D\*m\) is 9, there 6"),
-        (job(2, 3, 3, train=EVERY), 12, begun, r"another model or batch, .*layers is 6, there 4"),
+        (job(3, 2, 3, train=EVERY), 12, begun, r"another model, batch or optimizer, .*\(D\*m\) is 9, there 6"),
+        (job(2, 3, 3, train=EVERY), 12, begun, r"another model, batch or optimizer, .*layers is 6, there 4"),
         (small(), 12, tmp_path / "nowhere", "no such run directory"),
         (small(), 12, begun / "plans", "is not a run directory, job.toml is missing"),
     ]

@@ -24,6 +24,7 @@ from recycle.ir.families import interleaved, one_f_one_b, zb_h1, zb_v
 from recycle.ir.lower import with_barrier
 from recycle.job import PricedJob
 from recycle.plans.plan import with_updates_of
+from tests.exec.launch.test_optimizers import MIXED_OPTIMIZERS
 from tests.exec.runs import Run, calm_run, figures, job, kinds
 from tests.exec.sharded import joined, require_equal, sharded, stored
 
@@ -58,6 +59,7 @@ def buckets(count: int, accumulation: str = "exact") -> dict[str, Any]:
     ("pipelines", "ranks", "copies", "sections"),
     [
         (3, 2, 2, GPT),
+        (3, 2, 2, {**GPT, "train": MIXED_OPTIMIZERS} | ELASTIC),
         (4, 2, 2, {**GPT, "train": {"clip": 0.5, "precision": "bf16"}}),
         (3, 2, 2, LLAMA),
         (3, 2, 2, {}),

@@ -12,11 +12,15 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from recycle import Job
 from recycle.errors import JobError
+from recycle.exec.checkpoint.checkpoint import identity
+from recycle.exec.launch.request import Findings
 from recycle.exec.model import config as model_config
-from recycle.exec.model import gpt
+from recycle.exec.model import engine, gpt
 from recycle.exec.model.config import transformer_config
+from recycle.exec.model.engine import choose_layers, engine_fault
 from recycle.exec.model.megatron_stage import MegatronStage
-from tests.exec.drive import build_pipeline, differing, gradients_by_name, run_deferred, run_pipelines, small_job
+from recycle.job.sections import RotaryScaling
+from tests.exec.drive import CPU, build_pipeline, differing, gradients_by_name, run_deferred, run_pipelines, small_job
 from tests.exec.model.test_other_layers import DelayedLinear
 
 pytestmark = pytest.mark.slow
@@ -32,6 +36,21 @@ MODELS: dict[str, dict[str, Any]] = {
         "kind": "qwen_moe",
         "config": {"num_moe_experts": 4, "moe_router_topk": 3, "num_query_groups": 2, "kv_channels": 16},
     },
+    "gemma": {
+        "kind": "gemma",
+        "tied": True,
+        "rotary_base": 1e6,
+        "local_rotary_base": 1e4,
+        "rotary_scaling": RotaryScaling(8.0, "linear"),
+        "config": {"window_size": [3, 0], "window_attn_skip_freq": 2, "num_query_groups": 2, "kv_channels": 16},
+    },
+    "windows and sinks": {
+        "kind": "llama",
+        "local_rotary_base": 1e3,
+        "rotary_percent": 0.5,
+        "rotary_scaling": RotaryScaling(4.0, "yarn", original_max_position_embeddings=8),
+        "config": {"window_size": [3, 0], "window_attn_skip_freq": 2, "softmax_type": "learnable", "no_rope_freq": 4},
+    },
     "expert bias": {
         "kind": "mixtral",
         "config": {
@@ -40,6 +59,7 @@ MODELS: dict[str, dict[str, Any]] = {
             "moe_router_score_function": "sigmoid",
             "moe_router_enable_expert_bias": True,
             "moe_router_bias_update_rate": 0.01,
+            "moe_shared_expert_intermediate_size": 16,
         },
     },
 }
@@ -209,8 +229,48 @@ def test_missing_engine_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("kind", ["gpt", "llama", "mixtral"])
+def test_engine_passes_the_test_on_the_device_with_right_layers_only(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert engine_fault(kind, "fp32", CPU) is None
+    for backward_dw, fault in ((changing, "other bits"), (halving, "differ from megatron-core's"), (failing, "no GPU")):
+        monkeypatch.setattr(Linear, "backward_dw", backward_dw)
+        assert fault in (engine_fault(kind, "fp32", CPU) or "")
+
+
+def changing(layer: Linear) -> None:
+    DelayedLinear.backward_dw(layer)
+    layer.weight.grad.add_(torch.rand(()) * 1e-3)  # type: ignore[union-attr]
+
+
+def halving(layer: Linear) -> None:
+    DelayedLinear.backward_dw(layer)
+    layer.weight.grad.mul_(0.5)  # type: ignore[union-attr]
+
+
+def failing(layer: Linear) -> None:
+    raise RuntimeError("no GPU\nfor this")
+
+
+def test_layers_are_chosen_on_gpus_only_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, faults = torch.device("cuda"), iter([None, "its kernels need another GPU"])
+    open_job = family_job({"config": {"transformer_impl": "auto"}})
+    assert "Transformer Engine is not installed" in choose_layers(open_job, gpu)[1]
+    monkeypatch.setattr(engine, "engine_fault", lambda *_: next(faults))
+    assert choose_layers(open_job, CPU) == choose_layers(family_job(asked({})), gpu) == ("", "")
+    findings = Findings("", {}, "", *choose_layers(open_job, gpu))
+    assert transformer_config(open_job).transformer_impl == "local"
+    chosen = findings.applied_to(open_job)
+    assert chosen == family_job(asked({}))
+    assert identity(chosen) == identity(open_job)
+    assert choose_layers(open_job, gpu) == ("local", "Transformer Engine is not used: its kernels need another GPU")
+    assert "tensor_parallel is above 1" in choose_layers(family_job({}, tensor_parallel=2), gpu)[1]
+
+
+@pytest.mark.usefixtures("installed")
 def test_engine_with_tensor_ranks_and_other_implementations_are_refused() -> None:
     with pytest.raises(JobError, match=r"cannot be used with \[shape\] tensor_parallel > 1; write \"local\"$"):
         transformer_config(family_job(asked({}), tensor_parallel=2))
-    with pytest.raises(JobError, match=r"transformer_impl: 'inference_optimized' is none of local, t"):
+    with pytest.raises(JobError, match=r"transformer_impl: 'inference_optimized' is none of auto, local, t"):
         transformer_config(family_job({"config": {"transformer_impl": "inference_optimized"}}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from recycle.exec.model.state.accumulate import ExactSum, FlatLayout
 from recycle.exec.model.state.gradient_sums import JoinedSums, PartialSum
 from recycle.exec.model.state.layouts import ShardedOptimizer, Shards, ends_of_units
 from recycle.exec.model.state.optimizer import StateNames, StoredNames, UnitOptimizer
+from recycle.exec.model.state.rules import Rules
 from recycle.exec.model.weights import units_of
 from recycle.exec.protocol import Commit
 from recycle.exec.worker.local_stages import LocalStages
@@ -57,12 +58,12 @@ def summed(order: Sequence[str] = NAMES) -> ExactSum:
 def sharded(sums: ExactSum, count: int, working: torch.dtype = torch.float32) -> Shards:
     ends = [0, sums.layout.size]
     return ShardedOptimizer(
-        parameters(), GATED, JoinedSums([PartialSum(sums)], DIVISOR), TRAIN, working, 10, count, ends
+        parameters(), GATED, JoinedSums([PartialSum(sums)], DIVISOR), Rules(TRAIN), working, 10, count, ends
     )
 
 
 def in_one_piece(sums: ExactSum, working: torch.dtype) -> UnitOptimizer:
-    whole = UnitOptimizer(list(parameters().values()), TRAIN, working)
+    whole = UnitOptimizer(parameters(), Rules(TRAIN), working)
     mean = JoinedSums([PartialSum(sums)], DIVISOR).mean
     whole.attach(mean, 0, torch.empty_like(whole.parameters), StateNames({}, {}))
     return whole
@@ -93,7 +94,7 @@ def by_unit(sums: ExactSum, working: torch.dtype) -> Shards:
     ends = ends_of_units(range(4, 7), [4, 4, 6, 6, 6], joined_sums.layout)
     cuts = [0, *(end for _, end in ends.values())]
     ordered = {name: parameters()[name] for name in UNIT_ORDER}
-    shards = ShardedOptimizer(ordered, GATED, joined_sums, TRAIN, working, 12, 3, cuts)
+    shards = ShardedOptimizer(ordered, GATED, joined_sums, Rules(TRAIN), working, 12, 3, cuts)
     assert shards.all_numbers == range(12, 21)
     sizes = [len(part) for part in shards.weights()]
     assert [sum(sizes[unit : unit + 3]) for unit in (0, 3, 6)] == [50_112, 0, 61_120]
@@ -147,12 +148,14 @@ KINDS = {
     "llama": {"kind": "llama", "ffn": 48},
     "emulated": {"kind": "emulated"},
     "bf16": {},
+    "muon": {},
 }
+TRAINED: dict[str, dict[str, Any]] = {"bf16": {"precision": "bf16"}, "muon": {"optimizer": "muon"}}
 
 
 def job_of(name: str) -> Job:
     model = {"kind": "gpt", "layers": 4, "hidden": 32, "heads": 2, "sequence": 16, **KINDS[name]}
-    return job(1, 2, 2, model=model, train={"precision": "bf16"} if name == "bf16" else {})
+    return job(1, 2, 2, model=model, train=TRAINED.get(name, {}))
 
 
 def iterate(stages: Mapping[int, Stage], step: int) -> list[float]:

@@ -19,7 +19,7 @@ import torch
 
 from recycle.exec.model.integrity import ChecksumBuilder, word_count
 from recycle.exec.model.state.accumulate import ACCUMULATORS, Accumulator, ExactSum, FlatLayout
-from recycle.exec.model.state.optimizer import decays
+from recycle.exec.model.state.rules import decays
 from recycle.job import Job
 
 
@@ -65,11 +65,11 @@ class PartialSum(NamedTuple):
 
 
 class JoinedSums:
-    """Concatenated sums, with norms by blocks of `grain` elements."""
+    """Concatenated sums, with norms by blocks of `grain` elements; `divisor` is the number of their addends."""
 
     def __init__(self, every: Sequence[PartialSum], divisor: int) -> None:
         begins = accumulate((summed.sums.layout.size for summed in every), initial=0)
-        self._placed, self._divisor = list(zip(begins, every, strict=False)), divisor
+        self._placed, self.divisor = list(zip(begins, every, strict=False)), divisor
         self.layout = FlatLayout([shape for summed in every for shape in summed.sums.layout.shapes])
         self.grain = every[0].sums.grain
 
@@ -84,7 +84,7 @@ class JoinedSums:
         for begin, summed in self._placed:
             low, high = max(start, begin), min(start + len(out), begin + summed.sums.layout.size)
             if low < high:
-                summed.sums.mean(self._divisor, out[low - start : high - start], low - begin)
+                summed.sums.mean(self.divisor, out[low - start : high - start], low - begin)
 
     def norms_squared(self, begin: int, end: int) -> list[float]:
         """Squared norms of the mean gradient per block in [begin, end), as far as this stage counts them."""
@@ -92,7 +92,7 @@ class JoinedSums:
             norm
             for first, summed in self._placed
             if summed.is_counted and max(begin, first) < (high := min(end, first + summed.sums.layout.size))
-            for norm in summed.sums.mean_norms_squared(self._divisor, max(begin, first) - first, high - first)
+            for norm in summed.sums.mean_norms_squared(self.divisor, max(begin, first) - first, high - first)
         ]
 
     def common(self, begin: int, end: int) -> list[int]:

@@ -26,11 +26,10 @@ from recycle.exec.model.state.optimizer import (
     UnitOptimizer,
     flattened,
     piece_of_step,
-    rule_of,
     runs_of,
 )
+from recycle.exec.model.state.rules import Rules
 from recycle.exec.transport.base import Transport
-from recycle.job.sections import TrainSection
 
 
 class Shards(StateLayout):
@@ -153,7 +152,7 @@ class ShardedOptimizer(Shards):
         parameters: Mapping[str, torch.nn.Parameter],
         names: StoredNames,
         sums: JoinedSums,
-        train: TrainSection,
+        rules: Rules,
         working_type: torch.dtype,
         first: int,
         count: int,
@@ -161,9 +160,9 @@ class ShardedOptimizer(Shards):
         tells_shapes: bool = False,
     ) -> None:
         layout, listed = sums.layout, list(parameters.values())
-        self._joined, self._train, self._names, self._tells_shapes = sums, train, names, tells_shapes
+        self._joined, self._rules, self._names, self._tells_shapes = sums, rules, names, tells_shapes
         self._initial: torch.Tensor | None = flattened(listed, layout)
-        self._rules = list(map(rule_of, listed))
+        self._of_parameters = [rules.of(name, parameter) for name, parameter in parameters.items()]
         weights = self._initial.to(working_type)
         for parameter, view in zip(listed, layout.views(weights), strict=True):
             parameter.data = view
@@ -191,8 +190,8 @@ class ShardedOptimizer(Shards):
             if self._initial is not None:
                 masters.copy_(self._initial[begin:end])
             working = live
-        runs = runs_of(self._rules, self._joined.layout, begin, end)
-        piece = FlatOptimizer(masters, runs, self._train, working, is_new=self._initial is not None)
+        runs = runs_of(self._of_parameters, self._joined.layout, begin, end)
+        piece = FlatOptimizer(masters, runs, self._rules, working, is_new=self._initial is not None)
         names = self._names.between(self._shapes, self._places, begin, end, self._tells_shapes)
         piece.attach(self._joined.mean, begin, self._scratch, names)
         return piece
@@ -209,7 +208,7 @@ class UnitOptimizers(ReplicatedState):
         parameters: Mapping[str, torch.nn.Parameter],
         names: StoredNames,
         sums: JoinedSums,
-        train: TrainSection,
+        rules: Rules,
         working_type: torch.dtype,
         held: Mapping[int, StatePiece],
     ) -> None:
@@ -219,14 +218,15 @@ class UnitOptimizers(ReplicatedState):
         places = dict(zip(parameters, layout.offsets, strict=True))
         shapes = {name: parameter.shape for name, parameter in parameters.items()}
         # Reused, because a fresh tensor costs more in page faults than the computation that fills it.
-        scratch = scratch_of(layout.size, device)
+        wholes = (shapes[name].numel() for name in shapes if rules.of(name, parameters[name]).optimizer.takes_whole)
+        scratch = scratch_of(layout.size, device, max(wholes, default=0))
         for unit, (begin, end) in ends.items():
-            unit_parameters = [parameter for name, parameter in parameters.items() if begin <= places[name] < end]
+            unit_parameters = {name: each for name, each in parameters.items() if begin <= places[name] < end}
             piece = held.get(unit)
             if isinstance(piece, UnitOptimizer):
-                piece.bind(unit_parameters)
+                piece.bind(list(unit_parameters.values()))
             else:
-                piece = UnitOptimizer(unit_parameters, train, working_type)
+                piece = UnitOptimizer(unit_parameters, rules, working_type)
             piece.attach(sums.mean, begin, scratch, names.between(shapes, places, begin, end))
             self.pieces[unit] = piece
 
@@ -234,8 +234,9 @@ class UnitOptimizers(ReplicatedState):
         return [piece.live for piece in self.pieces.values()]
 
 
-def scratch_of(size: int, device: torch.device) -> torch.Tensor:
-    return torch.empty(min(piece_of_step(device), size), dtype=torch.float32, device=device)
+def scratch_of(size: int, device: torch.device, largest: int = 0) -> torch.Tensor:
+    """Space for the mean gradients of a piece, of at most `size` elements; `largest` of those stepped as a whole."""
+    return torch.empty(max(min(piece_of_step(device), size), largest), dtype=torch.float32, device=device)
 
 
 def ends_of_units(units: range, unit_of_parameter: Sequence[int], layout: FlatLayout) -> dict[int, tuple[int, int]]:

@@ -1,62 +1,43 @@
-"""AdamW on flat tensors, and the names of its state in checkpoints.
+"""Optimizers on flat tensors, and the names of their state in checkpoints.
 
 The update is computed in fp32. Parameters of a narrower type are copies of the fp32 ones, updated after each step.
-Parameters are views of a flat tensor, decayed ones first, so the optimizer works on two long runs and a new host copies
-four tensors. Tensor ranks split each half of a gated layer separately, so each half has its own name in checkpoints.
-
-Decoupled weight decay: Loshchilov and Hutter, https://arxiv.org/abs/1711.05101; the update itself is torch's.
+Parameters are views of a flat tensor, ordered by rule, so AdamW works on two long runs and a new host copies four
+tensors. Tensor ranks split each half of a gated layer separately, so each half has its own name in checkpoints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-from torch.optim.adamw import adamw
 
 from recycle.exec.model.state.accumulate import FlatLayout
 from recycle.exec.model.state.learning_rate import learning_rate
+from recycle.exec.model.state.rules import AdamW, Rule, Rules, Update
 from recycle.exec.model.stored_tensors import piece_name, piece_of
 from recycle.job.footprint import ON_CPU, ON_GPU
-from recycle.job.sections import TrainSection
 
-SHAPED = ("", "exp_avg.", "exp_avg_sq.", "rounded.")
-"""Prefixes of a parameter's name for tensors of its shape, see `FlatOptimizer.named_state`."""
-UNROUNDED = 4
-"""Number of tensors of a state without rounded parameters."""
+ROUNDED = "rounded."
+"""Prefix of a parameter's name for its rounded copy, see `FlatOptimizer.named_state`."""
 COUNTED = "step."
 """Prefix of a parameter's name for its step count."""
 
 
-def decays(parameter: torch.Tensor) -> bool:
-    """Whether weight decay applies: to matrices, not to norms and biases."""
-    return parameter.dim() > 1
-
-
-BALANCE_RATE = "balance_rate"
-"""Attribute of a parameter that is moved against the sign of its mean gradient by this rate, instead of by AdamW."""
-
-
-class Rule(NamedTuple):
-    """How a step changes a parameter: by AdamW, or by `balance_rate` against the gradient's sign if that is not 0."""
-
-    decays: bool
-    balance_rate: float = 0.0
-
-
-def rule_of(parameter: torch.Tensor) -> Rule:
-    """Return the rule of a parameter."""
-    return Rule(decays(parameter), getattr(parameter, BALANCE_RATE, 0.0))
-
-
 class Run(NamedTuple):
-    """Adjacent elements with the same rule."""
+    """Adjacent elements with the same rule; `shape` is that of a parameter which is stepped as a whole."""
 
     begin: int
     end: int
     rule: Rule
+    shape: Sequence[int] = (-1,)
+
+    def pieces(self, elements: int) -> Iterator[slice]:
+        """Parts of at most `elements`, or the whole parameter."""
+        elements = elements if self.shape == (-1,) else self.end - self.begin
+        for start in range(self.begin, self.end, elements):
+            yield slice(start, min(start + elements, self.end))
 
 
 class StateNames(NamedTuple):
@@ -82,10 +63,12 @@ def flattened(parameters: Sequence[torch.nn.Parameter], layout: FlatLayout) -> t
 
 def runs_of(rules: Iterable[Rule], layout: FlatLayout, begin: int = 0, end: int | None = None) -> list[Run]:
     runs: list[Run] = []
-    ranges = zip(rules, pairwise([*layout.offsets, layout.size]), strict=True)
-    for rule, (low, high) in ranges:
+    ranges = zip(rules, layout.shapes, pairwise([*layout.offsets, layout.size]), strict=True)
+    for rule, shape, (low, high) in ranges:
         low, high = max(low, begin) - begin, min(high, layout.size if end is None else end) - begin
-        if low < high and runs and runs[-1].rule == rule:
+        if low < high and rule.optimizer.takes_whole:
+            runs.append(Run(low, low + shape.numel(), rule, shape))
+        elif low < high and runs and runs[-1].rule == rule:
             runs[-1] = Run(runs[-1].begin, high, rule)
         elif low < high:
             runs.append(Run(low, high, rule))
@@ -97,7 +80,7 @@ def piece_of_step(device: torch.device) -> int:
 
 
 class FlatOptimizer:
-    """AdamW over a flat tensor: one unit or shard (`StatePiece`).
+    """The optimizers of a flat tensor: one unit or shard (`StatePiece`).
 
     Args:
         parameters: fp32 [n], updated by steps: the live parameters, or the fp32 masters of rounded ones.
@@ -109,20 +92,24 @@ class FlatOptimizer:
         self,
         parameters: torch.Tensor,
         runs: Sequence[Run],
-        train: TrainSection,
+        rules: Rules,
         working: torch.Tensor | None = None,
         is_new: bool = True,
     ) -> None:
-        self._train, self.parameters, self._runs, self._working = train, parameters, list(runs), working
+        self._train, self.parameters, self._runs, self._working = rules.train, parameters, list(runs), working
         make = torch.zeros_like if is_new else torch.empty_like
-        self._averages = make(parameters)
-        self._squares = make(parameters)
+        # Name -> first element and tensor, which spans all runs whose optimizers have a tensor of that name.
+        self._moments: dict[str, tuple[int, torch.Tensor]] = {}
+        for name in dict.fromkeys(name for run in runs for name in run.rule.optimizer.state):
+            spanned = [run for run in runs if name in run.rule.optimizer.state]
+            begin, end = spanned[0].begin, spanned[-1].end
+            self._moments[name] = begin, make(parameters[begin:end])
         # Step counts of decayed and of other parameters, in one tensor.
         self._counts = torch.zeros(2, dtype=torch.float32, device=parameters.device)
         self._piece = piece_of_step(parameters.device)
 
     def attach(self, mean: Mean, begin: int, scratch: torch.Tensor, names: StateNames) -> None:
-        """Attach to a stage. Pieces of a stage share `scratch`, fp32 [min(n, `piece_of_step`)]."""
+        """Attach to a stage. Pieces of a stage share `scratch`, fp32, see `scratch_of`."""
         self._mean, self._begin, self._scratch, self._names = mean, begin, scratch, names
 
     @property
@@ -134,58 +121,53 @@ class FlatOptimizer:
         """Apply one update, with the learning rate of an iteration and a factor on the gradient."""
         rate = learning_rate(self._train, iteration)
         for run in self._runs:
-            count = self._counts[int(not run.rule.decays)]
-            for start in range(run.begin, run.end, self._piece):
-                piece = slice(start, min(start + self._piece, run.end))
+            rule, count = run.rule, self._counts[int(not run.rule.decays)]
+            for piece in run.pieces(self._piece):
                 mean = self._scratch[: piece.stop - piece.start]
-                self._mean(self._begin + start, mean)
-                if run.rule.balance_rate:
-                    self.parameters[piece].sub_(mean.sign_(), alpha=run.rule.balance_rate)
-                    self._publish(piece)
-                    continue
+                self._mean(self._begin + piece.start, mean)
                 if clip_factor != 1.0:
                     mean.mul_(clip_factor)
-                adamw(
-                    [self.parameters[piece]],
-                    [mean],
-                    [self._averages[piece]],
-                    [self._squares[piece]],
-                    [],
-                    [count.clone()],
-                    fused=True,
-                    amsgrad=False,
-                    beta1=self._train.beta1,
-                    beta2=self._train.beta2,
-                    lr=rate,
-                    weight_decay=self._train.weight_decay if run.rule.decays else 0.0,
-                    eps=self._train.epsilon,
-                    maximize=False,
+                moments = (self._moments[name] for name in rule.optimizer.state)
+                state = [flat[piece.start - begin : piece.stop - begin] for begin, flat in moments]
+                parameter, gradient, *state = (
+                    tensor.view(*run.shape) for tensor in (self.parameters[piece], mean, *state)
                 )
+                update = Update(parameter, gradient, state, count.clone(), rate * rule.scale, rule.weight_decay)
+                rule.optimizer.step(update)
                 self._publish(piece)
         # A count without a parameter has no name, so a checkpoint could not restore it: it stays 0.
         for decays in {run.rule.decays for run in self._runs}:
             self._counts[int(not decays)] += 1
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """The live tensors: parameters, first and second moments, step counts."""
-        return [self.parameters, self._averages, self._squares, self._counts]
+        """The live tensors: parameters, tensors of the optimizers, step counts."""
+        return [self.parameters, *(flat for _, flat in self._moments.values()), self._counts]
 
     def named_state(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Each parameter by its name, and by prefixes its moments, step count and rounded copy.
+        """Each parameter by its name, and by prefixes its optimizer's tensors, step count and rounded copy.
 
-        The prefixes are `exp_avg.`, `exp_avg_sq.`, `step.` and `rounded.`.
+        The prefixes are the names in `Optimizer.state`, such as `exp_avg.`, then `step.` and `rounded.`.
         """
-        if self.live.dtype != torch.float32 and len(tensors) == UNROUNDED:
-            tensors = [*tensors, tensors[0].to(self.live.dtype)]
-        named = {
-            prefix + name: flat[begin:end].view(shape) if end - begin == shape.numel() else flat[begin:end]
-            for prefix, flat in zip(SHAPED, [*tensors[:3], *tensors[4:]], strict=False)
-            for name, (begin, end, shape) in self._names.shaped.items()
-        }
+        end = 1 + len(self._moments)
+        (parameters, *moments), (counts, *rounded) = tensors[:end], tensors[end:]
+        if self.live.dtype != torch.float32 and not rounded:
+            rounded = [parameters.to(self.live.dtype)]
+        kept = [("", 0, parameters)]
+        kept += [(f"{name}.", at[0], flat) for (name, at), flat in zip(self._moments.items(), moments, strict=True)]
+        kept += [(ROUNDED, 0, flat) for flat in rounded]
+        named: dict[str, torch.Tensor] = {}
+        for prefix, first, flat in kept:
+            for name, (begin, end, shape) in self._names.shaped.items():
+                if prefix in ("", ROUNDED) or prefix[:-1] in self._rule_at(begin).optimizer.state:
+                    view = flat[begin - first : end - first]
+                    named[prefix + name] = view.view(shape) if len(view) == shape.numel() else view
         for name, place in self._names.counted.items():
-            group = next(int(not run.rule.decays) for run in self._runs if place < run.end)
-            named[COUNTED + name] = tensors[3][group : group + 1]
+            group = int(not self._rule_at(place).decays)
+            named[COUNTED + name] = counts[group : group + 1]
         return named
+
+    def _rule_at(self, place: int) -> Rule:
+        return next(run.rule for run in self._runs if place < run.end)
 
     def publish(self) -> None:
         self._publish(slice(None))
@@ -197,29 +179,31 @@ class FlatOptimizer:
 
 
 class UnitOptimizer(FlatOptimizer):
-    """AdamW over the parameters of a unit; rounded parameters are part of its state.
+    """The optimizers of a unit's parameters, by name; rounded parameters are part of its state.
 
     The data of the parameters moves into one flat tensor, or into a copy of it in `working_type`.
     """
 
     def __init__(
         self,
-        parameters: Sequence[torch.nn.Parameter],
-        train: TrainSection,
+        parameters: Mapping[str, torch.nn.Parameter],
+        rules: Rules,
         working_type: torch.dtype = torch.float32,
     ) -> None:
-        self.layout = FlatLayout([parameter.shape for parameter in parameters])
-        flat = flattened(parameters, self.layout)
+        listed = list(parameters.values())
+        self.layout = FlatLayout([parameter.shape for parameter in listed])
+        flat = flattened(listed, self.layout)
         working = None if working_type == torch.float32 else flat.to(working_type)
-        super().__init__(flat, runs_of(map(rule_of, parameters), self.layout), train, working)
-        self.bind(parameters)
+        runs = runs_of((rules.of(name, parameter) for name, parameter in parameters.items()), self.layout)
+        super().__init__(flat, runs, rules, working)
+        self.bind(listed)
 
     def bind(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         for parameter, view in zip(parameters, self.layout.views(self.live), strict=True):
             parameter.data = view
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """The live tensors: parameters, first and second moments, step counts, then rounded parameters if any."""
+        """The live tensors: as `FlatOptimizer`, then rounded parameters if any."""
         state = super().state_tensors()
         return state if self._working is None else [*state, self._working]
 
@@ -231,17 +215,21 @@ HALVES = (".gate", ".up")
 class StoredNames:
     """The names of a stage's parameters in checkpoints.
 
-    `cut` has the dimension split between tensor ranks; None for a whole parameter of this rank only.
+    `cut` has the dimension split between tensor ranks; None for a whole parameter of this rank only. `state` names the
+    tensors of the optimizers.
     """
 
-    def __init__(self, cut: Mapping[str, int | None], halved: Collection[str]) -> None:
+    def __init__(
+        self, cut: Mapping[str, int | None], halved: Collection[str], state: Collection[str] = AdamW.state
+    ) -> None:
         self.cut, self.halved = dict(cut), set(halved)
+        self._prefixes = ("", *(f"{name}." for name in state), ROUNDED)
 
     def cuts(self) -> Mapping[str, int | None]:
         counts = {f"{COUNTED}{name}": None for name, dimension in self.cut.items() if dimension is None}
         return counts | {
             f"{prefix}{name}{half}": dimension
-            for prefix in SHAPED
+            for prefix in self._prefixes
             for name, dimension in self.cut.items()
             for half in self._halves_of(name)
         }
@@ -270,5 +258,5 @@ class StoredNames:
 
 
 def without_shared(named: Mapping[str, torch.Tensor], shared: str) -> dict[str, torch.Tensor]:
-    dropped = {f"{prefix}{shared}" for prefix in (*SHAPED, COUNTED)}
-    return {name: view for name, view in named.items() if (piece_of(name) or (name,))[0] not in dropped}
+    wholes = {name: (piece_of(name) or (name,))[0] for name in named}
+    return {name: view for name, view in named.items() if not f".{wholes[name]}".endswith(f".{shared}")}
