@@ -175,7 +175,8 @@ def job_of_script(job: PricedJob, steps: int) -> PricedJob:
     ):
         if is_set:
             raise JobError(f"{key}: is not supported for your own script; {remedy}")
-    model = change(defaults.model, kind="emulated", layers=job.model.layers, split=job.model.split, tied=job.model.tied)
+    stated = {key: getattr(job.model, key) for key in ("layers", "split", "tied", "seed")}
+    model = change(defaults.model, kind="emulated", **stated)
     kept = ("trace", "threads", "accumulation", "gradient_exponent", "non_finite")
     train = change(defaults.train, steps=steps, checkpoint_every=0, **{key: getattr(job.train, key) for key in kept})
     membership = change(job.membership, drift=0.0)
