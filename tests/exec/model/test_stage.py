@@ -53,7 +53,8 @@ def begin(stages: Sequence[MegatronStage], step: int = 0) -> None:
 )
 def test_losses_and_gradients_are_the_same_bits_for_one_two_and_four_stages(sections: dict) -> None:
     (loss, gradients), *others = [iterated(small_job(ranks=ranks, **sections), 2) for ranks in (1, 2, 4)]
-    assert loss / 4 == pytest.approx(math.log(256), abs=0.2)
+    # The text is of Python itself and differs between its versions.
+    assert loss / 4 == pytest.approx(math.log(256), abs=0.4)
     for other_loss, other in others:
         assert other_loss == loss
         assert differing(gradients, other) == []
