@@ -298,6 +298,16 @@ def run_backward_step(entry: Any, output: Any, gradient: Any, model: Any, config
     return backward_step(entry, output, gradient, config)
 
 
+def forget_gradient_groups(optimizer: Any) -> None:
+    """Make the next step of megatron-core's optimizer find out about groups of gradients with norms of their own again.
+
+    From 0.19 on that takes a reduction in the first step, which a process that joins later would wait for alone.
+    """
+    for part in (optimizer, *getattr(optimizer, "chained_optimizers", ())):
+        if hasattr(part, "_has_grad_norm_group_cache"):
+            part._has_grad_norm_group_cache = None
+
+
 def is_encoder_decoder(model: Any) -> bool:
     """Whether a model passes two tensors between stages, which megatron-core supported up to 0.16."""
     from megatron.core.enums import ModelType

@@ -38,7 +38,13 @@ from recycle.megatron.micro_batches import IteratorOf, MicroBatches
 from recycle.megatron.order import completing_computes
 from recycle.megatron.peers import Peers
 from recycle.megatron.transfer import receive_value, send_value
-from recycle.megatron_versions import gradient_buffers, loop_groups, reset_gradients, without_gradient_sums
+from recycle.megatron_versions import (
+    forget_gradient_groups,
+    gradient_buffers,
+    loop_groups,
+    reset_gradients,
+    without_gradient_sums,
+)
 from recycle.plans.hosting import Hosts
 
 _LOSS_GRID = 2.0**36
@@ -265,6 +271,7 @@ class Script:
             for parameter in self._parameters():
                 parameter.grad = parameter.main_grad.to(parameter.dtype)
             return
+        forget_gradient_groups(self.optimizer)
         self.optimizer.step_with_ready_grads = lambda: True  # an attribute of this object, which hides the method
         try:
             self.stepped = self.optimizer.step()
