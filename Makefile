@@ -2,12 +2,14 @@
 # make test   set up, then lint, types and tests: everything worth having on every change
 # make quick  set up, then the tests without processes, browsers, long searches and real models
 # make soak   set up, then the tests too long for every change
+# make matrix set up, then tests with every installed interpreter, torch and megatron-core; make matrix-setup installs some
 # make site   docs, API reference, a gallery of schedules and a playground as a static site, into build/site
 # make screenshots   pictures of the viewer: those of docs/guides/viewer.md into docs/pictures, all of them into build/pictures
 #
 # PYTHON chooses the interpreter (3.11 or newer); another one than last time makes the environment anew.
 
 PYTHON ?= python3
+MATRIX_PYTHON ?= $(PYTHON)
 VENV := .venv
 BIN := $(VENV)/bin
 # Test processes: half again as many as cores, since those of runs wait for their workers; twice as many gain nothing.
@@ -16,7 +18,7 @@ JOBS ?= $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
 # Compiled files are kept even where the environment forbids it: tests start hundreds of Python processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick soak lint types kernels bytecode tests faults benchmarks screenshots site clean
+.PHONY: demo test quick soak matrix matrix-setup lint types kernels bytecode tests faults benchmarks screenshots site clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/tiny_gpt/demo.py
@@ -52,6 +54,14 @@ quick: $(VENV)/.installed
 # What takes too long for every change: the whole fault matrix, long runs, large grids.
 soak: $(VENV)/.installed
 	$(PYTEST) -m soak --timeout 1800 -o faulthandler_timeout=2400
+
+# The tests of tests/matrix.py in each environment of build/matrix, and in this one; MATRIX_OPTIONS are its options.
+matrix: $(VENV)/.installed
+	$(BIN)/python -m tests.matrix --jobs $(JOBS) $(MATRIX_OPTIONS)
+
+# An environment in build/matrix, of several gigabytes: MATRIX_PYTHON=python3.13, and another torch by MATRIX_TORCH=2.14.1.
+matrix-setup:
+	$(MATRIX_PYTHON) -m tests.matrix --setup $(if $(MATRIX_TORCH),--torch $(MATRIX_TORCH))
 
 # Strikes every fault in every phase and writes the tables of docs/reference/faults.md.
 faults: $(VENV)/.installed

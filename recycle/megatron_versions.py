@@ -214,7 +214,11 @@ def share_random_generator() -> None:
 
 @contextmanager
 def without_model_notice() -> Iterator[None]:
-    """Suppress megatron-core 0.19's notice that GPTModel is deprecated: its successor names parameters differently."""
+    """Suppress megatron-core 0.19's notice that GPTModel is deprecated for HybridModel.
+
+    HybridModel needs Transformer Engine for its last norm, has no scaled rotary positions, and numbers attention and
+    feed-forward parts as separate layers, which would change the names in checkpoints.
+    """
     logger = logging.getLogger("megatron.core.models.gpt.gpt_model")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -229,6 +233,16 @@ def without_token_counts(router: type) -> type:
     for name in ("_apply_expert_bias", "_maintain_float32_expert_bias"):
         setattr(router, name, lambda self, *arguments, **named: None)
     return router
+
+
+class _NoLayer:
+    def __add__(self, layers: int) -> None:
+        """None: from 0.17 on, routers of multi-token prediction add the model's layers to their number."""
+
+
+def stop_loss_logs(router: Any) -> None:
+    """Keep a router's auxiliary losses out of megatron-core's process-wide log, which is sized for the first model."""
+    router.layer_number = _NoLayer() if getattr(router, "is_mtp_layer", False) else None
 
 
 def gradient_hook(model: Any, parameter: torch.nn.Parameter) -> Callable[[], None] | None:

@@ -23,8 +23,8 @@ def main(arguments: list[str] | None = None) -> None:
     from recycle.cli.app import app
 
     # Packages warn about missing optional packages; the warnings would hide recycle's own lines.
-    warnings.filterwarnings("ignore", module=r"(megatron|torch)\.")
-    warnings.formatwarning = lambda message, *_, **__: f"recycle: {message}\n"
+    warnings.filterwarnings("ignore", module=r"(.*/)?(megatron|torch)[./]")  # a path where Python compiles the module
+    warnings.formatwarning = lambda text, kind, *_, **__: f"recycle: {text} [{getattr(kind, 'code', 'deprecated')}]\n"
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -34,14 +34,14 @@ def main(arguments: list[str] | None = None) -> None:
         finally:
             sys.stdout.flush()
     except RecycleError as error:
-        _end(str(error), 1 if isinstance(error, RunError) else 2)
+        _end(f"{error} [{error.code}]", 1 if isinstance(error, RunError) else 2)
     except BrokenPipeError:
         _end("", 1)
     except OSError as error:
         where = error.filename or ("standard output" if error.errno in _FULL else "this machine")
-        _end(f"{os.fsdecode(where)}: {error.strerror}", 1 if error.filename is None else 2)
+        _end(f"{os.fsdecode(where)}: {error.strerror} [file-error]", 1 if error.filename is None else 2)
     except UnicodeEncodeError as error:  # a file system path that is not UTF-8 was used as text
-        _end(f"{ascii(error.object)[:200]} is not UTF-8 text; use another name", 2)
+        _end(f"{ascii(error.object)[:200]} is not UTF-8 text; use another name [file-error]", 2)
 
 
 def _end(message: str, code: int) -> None:

@@ -15,7 +15,7 @@ import typer
 
 from recycle.cli import pricing
 from recycle.cli.terminal import JsonOption, Result, width
-from recycle.errors import JobError, ScheduleError
+from recycle.errors import CODES, JobError, ScheduleError
 from recycle.ir import formats
 from recycle.ir.check import Finding, Findings
 from recycle.ir.check import check as findings_of
@@ -144,12 +144,15 @@ def check(
         file: schedule file, or folder of traces.
         job: job file: its memory limits count too.
         strict: warnings count as errors for the exit status.
-        explain (CODE): explain a rule, and check nothing.
+        explain (CODE): explain a rule or the code of a message, and check nothing.
     """
     if explain is not None:
         rule = rule_of(explain)
+        if explain in CODES:
+            return Result({"code": explain, "documentation": CODES[explain]}, [f"{explain}: {CODES[explain]}"])
         if rule is None:
-            raise ScheduleError(f"{explain!r} is not a rule: known are {', '.join(rule.code for rule in all_rules())}")
+            known = ", ".join([*(rule.code for rule in all_rules()), *CODES])
+            raise ScheduleError(f"{explain!r} is not a code: known are {known}")
         return Result(
             {"rule": rule.code, "severity": rule.severity, "title": rule.title, "documentation": rule.documentation},
             [f"{rule.code} ({rule.severity}): {rule.title}\n\n{rule.documentation}"],

@@ -28,6 +28,8 @@ _Value = TypeVar("_Value")
 class RoleLost(RunError):
     """Another agent has become leader; nothing was written."""
 
+    code = "role-lost"
+
 
 class LeaderAddress(NamedTuple):
     """The leader's entry in the role key: node and session of its agent, and its listening address."""

@@ -56,6 +56,8 @@ class Unavailable(ConnectionError):
 class LeaseEnded(RunError):
     """The lease of a key has ended; nothing was written."""
 
+    code = "lease-ended"
+
 
 class KeyValue(NamedTuple):
     """The value of a key, and the revision of the key's creation."""

@@ -73,17 +73,17 @@ def held_before(schedule: Schedule, profile: Profile, *, in_bytes: bool) -> tupl
 
 def held_activations(schedule: Schedule, profile: Profile, *, in_bytes: bool) -> tuple[list[float], list[int]]:
     """Return (peak, first row that reaches it) per worker, from the order alone (see `activation_changes`)."""
-    c, shape = schedule.columns, schedule.shape
+    c = schedule.columns
     added, _, before = held_before(schedule, profile, in_bytes=in_bytes)
     during = before + added
-    peaks, rows = [], []
-    for w in range(shape.worker_count):
-        first, end = int(c.offsets[w]), int(c.offsets[w + 1])
-        held = during[first:end]
-        peak = float(held.max()) if end > first else 0.0
-        rows.append(first + int((held >= peak * (1 - TOLERANCE)).argmax()) if end > first else -1)
-        peaks.append(round(peak, 9))
-    return peaks, rows
+    peaks, rows = np.zeros(len(c.offsets) - 1), np.full(len(c.offsets) - 1, -1)
+    busy = np.flatnonzero(np.diff(c.offsets))
+    if len(busy):
+        first = c.offsets[busy]
+        peaks[busy] = np.maximum.reduceat(during, first)
+        reached = np.flatnonzero(during >= peaks[c.worker] * (1 - TOLERANCE))
+        rows[busy] = reached[np.searchsorted(reached, first)]
+    return [round(peak, 9) for peak in peaks.tolist()], rows.tolist()
 
 
 def static_bytes(schedule: Schedule, profile: Profile) -> list[float]:

@@ -32,6 +32,8 @@ _MOST_BYTES = 2**26
 class Damaged(RecycleError):
     """A checkpoint is incomplete or corrupt; the message says how."""
 
+    code = "checkpoint-error"
+
 
 def digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -156,6 +156,9 @@ def import_run(source: Path, job: Job, target: Path) -> ConvertedCheckpoint:
     weights = f"{OPTIMIZER_PREFIX}fp32_param." if checkpoint.has(f"{OPTIMIZER_PREFIX}fp32_param.") else ""
     unstated = _read(checkpoint, part, model)
     for prefix, stored_prefix in (("", weights), *((moment, f"{OPTIMIZER_PREFIX}{moment}") for moment in MOMENTS)):
+        if prefix:
+            for parameter in part.parameters():
+                parameter.detach().zero_()  # moments of the expert bias, which Megatron does not have
         if stored_prefix:
             checkpoint.read(part, stored_prefix)
         named |= {f"{prefix}{name}": piece.detach().clone() for name, piece in named_weights(part).items()}

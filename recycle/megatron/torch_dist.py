@@ -1,11 +1,11 @@
 """Reads and writes a model and its optimizer in megatron-core's checkpoint format `torch_dist`, without a GPU.
 
 The format is a `torch.distributed.checkpoint` of whole tensors and a `metadata.json`. Names do not depend on any
-parallelism: the layers share one tensor, stacked along its first dimension. One process writes the whole checkpoint,
-and `megatron.core.dist_checkpointing.load` gives each rank of any T, P and V its part. `sharded_state_dict` of the
-unsplit model maps parameters to parts of whole tensors. The moments of a parameter have its name after
-`optimizer.state.exp_avg.` and `.exp_avg_sq.`, as megatron-core's plain optimizer saves them, and its distributed one in
-reshardable formats.
+parallelism: the layers share one tensor, stacked along its first dimension; layers that differ have one each. One
+process writes the whole checkpoint, and `megatron.core.dist_checkpointing.load` gives each rank of any T, P and V its
+part. `sharded_state_dict` of the unsplit model maps parameters to parts of whole tensors. The moments of a parameter
+have its name after `optimizer.state.exp_avg.` and `.exp_avg_sq.`, as megatron-core's plain optimizer saves them, and
+its distributed one in reshardable formats.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from recycle.errors import JobError, RecycleError, first_line
+from recycle.exec.model.state.rules import BALANCE_RATE
 from recycle.job.manifest import MANIFEST
 from recycle.megatron.arguments import common_state, padding_multiple, stated_arguments
 from recycle.megatron_versions import common_state_path
@@ -67,7 +68,7 @@ def write(
     """
     whole: dict[str, Any] = {}
     for prefix, model in states:
-        for piece in _pieces(model):
+        for piece in _pieces(model, has_moments=bool(prefix)):
             if isinstance(piece, ShardedObject):
                 whole.setdefault(piece.unique_key, [piece.data])
                 continue
@@ -141,7 +142,8 @@ class TorchDistCheckpoint:
     def read(self, model: torch.nn.Module, prefix: str = "") -> None:
         """Fill an unsplit model with the checkpoint's weights or moments, written with any T, P and V.
 
-        Megatron-LM's padding rows of embedding and output layer are dropped.
+        Megatron-LM's padding rows of embedding and output layer are dropped. With a prefix, the expert bias keeps its
+        values: it is a buffer there.
 
         Args:
             prefix: prefix of the names: `OPTIMIZER_PREFIX + "exp_avg."` reads the first moments instead of the weights.
@@ -149,7 +151,9 @@ class TorchDistCheckpoint:
         Raises:
             JobError: the tensors belong to another model, cannot be read, or are not finite.
         """
-        pieces = [piece for piece in _pieces(model) if isinstance(piece, ShardedTensor)]
+        is_stacked = not any("decoder.layers.0." in name for name in self._tensors)
+        candidates = _pieces(model, has_moments=bool(prefix), is_stacked=is_stacked)
+        pieces = [piece for piece in candidates if isinstance(piece, ShardedTensor)]
         whole = {prefix + piece.key: self._space_for(piece, prefix) for piece in pieces}
         if not prefix:
             other = next((name for name in self._tensors if name not in whole and "optimizer." not in name), None)
@@ -232,11 +236,17 @@ def _other_kind(folder: Path) -> str:
     return f"is not a distributed checkpoint of Megatron: it has no {CONFIG_FNAME}{hint}"
 
 
-def _pieces(model: Any) -> Iterator[Any]:
+def _pieces(model: Any, *, has_moments: bool, is_stacked: bool = True) -> Iterator[Any]:
+    """The model's parts of whole tensors: with `has_moments` those of parameters that Adam updates.
+
+    Layers that differ are not stacked: their names have numbers.
+    """
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    state = model.sharded_state_dict(metadata={"dp_cp_group": group})
+    state = model.sharded_state_dict(metadata={"dp_cp_group": group, "non_homogeneous_layers": not is_stacked})
     apply_factories(state)
-    yield from nested_values(state)
+    for piece in nested_values(state):
+        if not (has_moments and hasattr(piece.data, BALANCE_RATE)):
+            yield piece
 
 
 def _part(whole: torch.Tensor, piece: ShardedTensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from recycle.cli import main
+from recycle.errors import CODES
 
 
 @dataclass
@@ -28,8 +29,9 @@ class Outcome:
         return parsed
 
     def refused(self, *words: str) -> bool:
-        """Whether the command refused its input: status 2, nothing printed, one line on standard error."""
+        """Whether the command refused its input: status 2, nothing printed, one line with a code on standard error."""
         one_line = self.err.startswith("recycle: ") and self.err.count("\n") == 1 and "Traceback" not in self.err
+        assert self.err.rpartition(" [")[2].rstrip("]\n") in CODES, self.err
         return self.status == 2 and not self.out and one_line and all(word in self.err for word in words)
 
 

@@ -183,6 +183,7 @@ SMALL_FILES = {
     "deadlock.json.gz": lambda: zipped(dense_deadlock(180, 1024)),
 }
 """Files of at most 1 MiB that cost most."""
+TO_CHECK = ("lists.json.gz", "words", "cells", "table", "buckets", "chunks", "wide", "long", "deadlock")
 MEASURED = """
 import contextlib, gc, io, sys, time
 from pathlib import Path
@@ -204,16 +205,21 @@ for path in sys.argv[2:]:
 
 @pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["check", "validate"])
-def test_a_small_file_costs_less_than_a_gigabyte_and_20_seconds(tmp_path: Path, how: str) -> None:
-    for name, make in SMALL_FILES.items():
-        (tmp_path / name).write_bytes(content := make())
+@pytest.mark.parametrize(
+    ("how", "names"),
+    # The page reads as the command does, but refuses large schedules before it checks them.
+    [("validate", [*SMALL_FILES]), ("check", [name for name in SMALL_FILES if name.startswith(TO_CHECK)])],
+    ids=["validate", "check"],
+)
+def test_a_small_file_costs_less_than_a_gigabyte_and_20_seconds(tmp_path: Path, how: str, names: list[str]) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(content := SMALL_FILES[name]())
         assert len(content) <= 2**20
-    command = [sys.executable, "-c", MEASURED, how, *(str(tmp_path / name) for name in SMALL_FILES)]
+    command = [sys.executable, "-c", MEASURED, how, *(str(tmp_path / name) for name in names)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert len(rows) == len(SMALL_FILES)
+    assert len(rows) == len(names)
     assert [path for path, seconds, memory in rows if float(seconds) > 20 or int(memory) > 2**30] == []
 
 

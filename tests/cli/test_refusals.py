@@ -76,7 +76,7 @@ REFUSED = [
     ("check word.json", "worker 0.0, position 1: '0Q0.1' is not an instruction"),
     ("check plan.json --job job.toml", "plan.json", "D=1 P=2 m=2", "job.toml", "D=2 P=2 m=2"),
     ("check plan.json --job none.toml", "none.toml: cannot be read"),
-    ("check --explain E42", "'E42' is not a rule", "deadlock", "fifo"),
+    ("check --explain E42", "'E42' is not a code", "deadlock", "fifo"),
     ("compare none.toml", "none.toml"),
     ("compare still.toml --days 0.1", "still.toml: [times]"),
     ("compare job.toml --systems slipstream", "'slipstream' is not a system"),

@@ -80,7 +80,7 @@ def test_the_console_script_and_its_version() -> None:
     assert (shown.returncode, shown.stdout, shown.stderr) == (0, "recycle 0.1.0\n", "")
     refused = subprocess.run([SCRIPT, "check", "/nowhere.json"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
-    assert refused.stderr == "recycle: /nowhere.json: cannot be read (No such file or directory)\n"
+    assert refused.stderr == "recycle: /nowhere.json: cannot be read (No such file or directory) [schedule-error]\n"
 
 
 def test_json_is_the_file_or_what_was_written(command: Command) -> None:

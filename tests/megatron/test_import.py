@@ -208,7 +208,8 @@ def test_common_state_is_read_from_checkpoints_of_later_versions(tmp_path: Path)
 def test_import_prints_only_its_own_lines(imported: Import) -> None:
     line = f"-m recycle import-megatron {imported.write()} --job job.toml -o target"
     output = subprocess.run([sys.executable, *line.split()], capture_output=True, check=True, text=True)
-    assert output.stderr == ""
+    # torch's CUDA build itself logs that there is a CUDA compiler and no GPU.
+    assert [text for text in output.stderr.splitlines() if "No CUDA runtime" not in text] == []
     assert len(output.stdout.splitlines()) == 3
 
 

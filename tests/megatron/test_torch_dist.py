@@ -42,6 +42,14 @@ sequence = 32
 learning_rate = 1e-2
 checkpoint_every = 2
 """
+EXPERTS = {
+    "num_moe_experts": 4,
+    "moe_aux_loss_coeff": 0.0,
+    "moe_router_score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    "moe_router_bias_update_rate": 0.01,
+}
+BIAS = "decoder.layers.{}.mlp.router.expert_bias"
 COUNTS = {"gpt": 53, "llama": 27}
 """Parameters of the whole model."""
 
@@ -90,7 +98,7 @@ def _loaded(case: Case, folder: Path) -> list[Any]:
         f"model{number}": chunk.module.sharded_state_dict(metadata=metadata) for number, chunk in enumerate(chunks)
     }
     read = dist_checkpointing.load(state, str(folder))
-    assert read["iteration"] == 2
+    assert read["iteration"] == int(folder.name[-7:])
     for number, chunk in enumerate(chunks):
         chunk.module.load_state_dict(read[f"model{number}"])
     return chunks
@@ -204,6 +212,39 @@ def test_run_continues_from_megatrons_checkpoint_with_the_same_bits(
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [2, 3, 4]
     assert lines[:2] == resumed.metrics
+
+
+def _saved_layer_by_layer(exported: Path, back: Path, case: Case) -> list[list[float]]:
+    """Expert biases that megatron-core's loader reads; its saver then writes each layer under names of its own."""
+    chunk, optimizer, metadata = _with_optimizer(exported, case)
+    metadata["non_homogeneous_layers"] = True
+    model = chunk.module.sharded_state_dict(metadata=metadata)
+    assert any(getattr(piece, "key", None) == BIAS.format(3) for piece in model.values())
+    _save({"model": model, "optimizer": optimizer.sharded_state_dict(model, metadata=metadata), "iteration": 3}, back)
+    return [layer.mlp.router.expert_bias.tolist() for layer in chunk.module.decoder.layers]
+
+
+def test_expert_bias_goes_to_megatron_and_back(jobs: Jobs, command: Command, servers: Servers) -> None:
+    """Here it is a parameter that Adam does not update, there a buffer without moments."""
+    fields = "".join(f"{name} = {json.dumps(value)}\n" for name, value in EXPERTS.items())
+    text = (
+        JOB.format(kind="mixtral")
+        .replace("tensor_parallel = 2", "tensor_parallel = 1")
+        .replace("every = 2", "every = 3")
+    )
+    Path("job.toml").write_text(text.replace("[train]", f"[model.config]\n{fields}[train]"))
+    job, run, back = Job.load(Path("job.toml")), Path("run").resolve(), Path("iter_0000003").resolve()
+    # An odd number of steps: a bias that only swings is back at 0 after every second.
+    train(job, run, steps=3, schedule=one_f_one_b(job.shape), server=servers["mixtral"])
+    checkpoint = run / "checkpoints" / "step-00000002"
+    assert command(f"export-megatron {checkpoint} -o there --json").json["moments"]
+    case = Case(None, ranks=1, model={"kind": "mixtral", "layers": 4, "config": EXPERTS})
+    (biases,) = jobs.call(partial(_saved_layer_by_layer, Path("there/iter_0000003").resolve(), back), case)
+    stored = StoredTensors(sorted(checkpoint.glob("*.safetensors")), RecycleError)
+    assert biases == [stored.read(BIAS.format(layer)).tolist() for layer in range(4)]
+    assert any(biases[3])
+    assert command(f"import-megatron {back} --job job.toml --run -o back").status == 0
+    assert_same_tensors(checkpoint, Path("back/checkpoints") / checkpoint.name, 100)
 
 
 def test_bad_input_is_refused(trained: Path, exported: Path, command: Command) -> None:

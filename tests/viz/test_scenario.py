@@ -46,6 +46,7 @@ def test_other_times_match_the_simulator_and_keep_names_and_violations(schedule:
     table, retimed = in_times(context(schedule), texts)
     assert retimed.timeline.period == expected.period
     assert retimed.timeline.critical_path == expected.critical_path
+    assert retimed.timeline.peak_activations == expected.peak_activations
     assert encode(table) == encode(replace(LaneTable.from_timeline(expected, violations=[3]), labels=LABELS))
 
 
@@ -66,12 +67,13 @@ def test_missing_fields_keep_their_values(broken: Schedule) -> None:
 def test_a_dropped_profile_or_job_gives_all_times_and_limits(broken: Schedule, tmp_path: Path) -> None:
     before = context(broken)
     lanes = LaneTable.from_timeline(before.timeline)
-    profile = Profile([1.0, 3.0], 1.0, 2.0, latency=0.25, speed={"0.1": 1.5})
+    profile = Profile([1.0, 3.0], 1.0, 2.0, latency=0.25, speed={"0.1": 1.5}, weight_stash=0.25)
     profile.save(tmp_path / "measured.json")
     priced = scenario.from_file(before, "measured.json", (tmp_path / "measured.json").read_text())
     table, retimed = scenario.retime(lanes, before, *priced)
     expected = simulate(broken, profile)
     assert retimed.timeline.period == expected.period
+    assert retimed.timeline.peak_activations == expected.peak_activations
     assert encode(table) == encode(LaneTable.from_timeline(expected))
     job = "[shape]\npipelines = 3\nranks = 2\nmicro_batches = 2\n[times]\nforward = 2\n[memory]\nlimit = 2\n"
     _, retimed = scenario.retime(lanes, before, *scenario.from_file(before, "job.toml", job))

@@ -31,7 +31,7 @@ from recycle.job.profile import PerStage, Profile
 from recycle.job.sections import ANALYTIC
 from recycle.job.shape import Shape, Worker, place_workers
 from viz.lane_cache import CachedLanes, LaneCache, Limits, TimelineContext
-from viz.lanes import Flag, LaneTable
+from viz.lanes import LaneTable
 from viz.pages import parts
 from viz.pages.lanes_view import lanes_address
 
@@ -125,9 +125,10 @@ def retime(
     if len(before.start) >= COMPILED_ROWS:  # one of many requests, so the first may take seconds
         load_compiled()
     timeline = before if profile is before.profile else time_graph(context.graph, profile)
-    violations = table.instruction_id[table.has(Flag.VIOLATION)].tolist()
-    lanes = replace(LaneTable.from_timeline(timeline, violations=violations), labels=table.labels)
-    return lanes, TimelineContext(timeline, limits=limits, plan=context.plan)
+    stashes = [(each.weight_stash, each.redundant_stash) for each in (profile, before.profile)]
+    if stashes[0] == stashes[1]:  # then held activations depend on the order alone
+        timeline.__dict__["peak_activations"] = before.peak_activations
+    return table.with_times_of(timeline), TimelineContext(timeline, limits=limits, plan=context.plan)
 
 
 def _limits(text: Any, ranks: int) -> Limits:

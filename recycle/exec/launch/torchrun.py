@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _train(given, first)
     except RecycleError as error:
         if first:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            print(f"error: {error} [{error.code}]", file=sys.stderr, flush=True)
         sys.exit(1 if isinstance(error, RunError) else 2)
     sys.stdout.flush()
     sys.stderr.flush()

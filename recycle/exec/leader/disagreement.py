@@ -59,6 +59,8 @@ class Disagreement(RunError):
         parts: for events, the differing results of odd workers for a micro-batch.
     """
 
+    code = "states-differ"
+
     def __init__(self, step: int) -> None:
         self.step, self.is_of_state = step, False
         self.differences: list[str] = []

@@ -45,6 +45,8 @@ PLAN_SECONDS = 3600.0
 class StageLost(RunError):
     """A stage has no live host, or its hosts disagree without a culprit: training must restore a checkpoint."""
 
+    code = "stage-lost"
+
 
 class Forming(Membership):
     """The run's state, and how generations form and end; `ends_early` after a request to end the run."""

@@ -20,7 +20,7 @@ from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.moe.router import TopKRouter
 
 from recycle.exec.model.state.rules import BALANCE_RATE
-from recycle.megatron_versions import without_token_counts
+from recycle.megatron_versions import stop_loss_logs, without_token_counts
 
 _ROUTER_TYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
@@ -107,8 +107,7 @@ def stay_on_device(part: torch.nn.Module) -> None:
             if type(module) is kind:
                 module.__class__ = staying  # type: ignore[assignment]
         if isinstance(module, Router):
-            # With a layer number the router adds to a process-wide log, sized for the first model.
-            module.layer_number = None
+            stop_loss_logs(module)
             if module.config.moe_router_enable_expert_bias and "expert_bias" not in module._parameters:
                 module.balance()
 

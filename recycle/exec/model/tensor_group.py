@@ -1,14 +1,15 @@
 """The tensor-parallel group of a worker, as megatron-core uses it.
 
 megatron-core's layers keep the group that they were built with. `TensorGroup` therefore lives as long as the process
-and passes each all-reduce to the transport of the current generation. Every process sends its tensor to all others, and
-each adds the tensors in the order of tensor ranks. The result is thus the same on all ranks and in every generation,
-which `exact` needs; gloo's ring all-reduce adds in varying order. A process sends T - 1 times its tensor.
+and passes each all-reduce to the transport of the current generation. Every rank adds the tensors in the order of
+tensor ranks, or adds one of T parts and sends the sum to the others. The result is thus the same on all ranks and in
+every generation, which `exact` needs; gloo's ring all-reduce adds in varying order. A process sends 2 (T - 1) / T times
+a large tensor, as in a ring.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
@@ -18,8 +19,10 @@ import torch.distributed as dist
 from recycle.errors import RunError
 from recycle.megatron_versions import describe_group
 
-TensorExchange = Callable[[torch.Tensor], Callable[[], list[torch.Tensor]]]
-"""Start to send a tensor to all members of the worker; the returned call waits and gives all tensors by tensor rank."""
+TensorExchange = Callable[[Sequence[torch.Tensor]], Callable[[], list[torch.Tensor]]]
+"""Start to send a tensor to each tensor rank, all of one shape; the returned call waits for those of all ranks."""
+SMALL = 8192
+"""Elements below which one step with more bytes is faster than two steps."""
 
 
 class TensorGroup(dist.ProcessGroup):
@@ -39,28 +42,39 @@ class TensorGroup(dist.ProcessGroup):
 
         Raises TransportError if the generation ends first, and RunError if called between generations.
         """
-        if self.exchange is None:
-            raise RunError("all-reduce between tensor ranks outside of a generation")
         (tensor,) = tensors
         largest = options is not None and options.reduceOp == dist.ReduceOp.MAX
-        return _PendingAllReduce(
-            tensor, self.exchange(tensor.detach().contiguous()), torch.maximum if largest else torch.add
-        )
+        return _PendingAllReduce(self, tensor, torch.maximum if largest else torch.add)
+
+    def begin_exchange(self, parts: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+        """Start to send `parts` to the tensor ranks; the returned call gives what they sent to this one, by rank.
+
+        Raises as `allreduce`.
+        """
+        if self.exchange is None:
+            raise RunError("the tensor ranks exchange tensors outside of a generation")
+        return self.exchange(parts)
 
 
 class _PendingAllReduce:
     def __init__(
-        self,
-        tensor: torch.Tensor,
-        exchanged: Callable[[], list[torch.Tensor]],
-        combine: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        self, group: TensorGroup, tensor: torch.Tensor, combine: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     ) -> None:
-        self._tensor, self._combine = tensor, combine
-        self._exchanged: Callable[[], list[torch.Tensor]] | None = exchanged
+        self._group, self._tensor, self._combine = group, tensor, combine
+        self._flat, size = tensor.detach().reshape(-1), group.size()
+        # Two ranks send as many bytes in one step as in two.
+        self._in_parts = size > 2 and len(self._flat) >= SMALL
+        parts = [self._flat] * size
+        if self._in_parts:
+            parts = list(torch.nn.functional.pad(self._flat, (0, -len(self._flat) % size)).chunk(size))
+        self._exchanged: Callable[[], list[torch.Tensor]] | None = group.begin_exchange(parts)
 
     @torch.no_grad()
     def wait(self, *_: Any) -> bool:
         if self._exchanged is not None:
             exchanged, self._exchanged = self._exchanged, None
-            self._tensor.copy_(reduce(self._combine, exchanged()))
+            result = reduce(self._combine, exchanged())
+            if self._in_parts:
+                result = torch.cat(self._group.begin_exchange([result] * self._group.size())())
+            self._tensor.copy_(result[: len(self._flat)].view_as(self._tensor))
         return True

@@ -28,7 +28,7 @@ from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDisp
 
 from recycle import megatron_versions
 from recycle.errors import RunError
-from recycle.exec.model.tensor_group import TensorExchange, TensorGroup
+from recycle.exec.model.tensor_group import TensorGroup
 
 
 def groups_with_shared_experts() -> ProcessGroupCollection:
@@ -97,13 +97,13 @@ def sequence_split_parameters(part: torch.nn.Module) -> set[torch.nn.Parameter]:
 
 def gather_sequences(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
     """Gather sequences from the ranks' parts: [sequence / T, ...] to [sequence, ...]."""
-    return torch.cat(_exchange(group)(tensor.detach().contiguous())())
+    return torch.cat(group.begin_exchange([tensor.detach().contiguous()] * group.size())())
 
 
 def begin_reduce_scatter(tensor: torch.Tensor, group: TensorGroup) -> Callable[[], torch.Tensor]:
     """Start a reduce-scatter, [sequence, ...] to [sequence / T, ...]; the returned call waits for the result."""
-    pending, rank, size = _exchange(group)(tensor.detach().contiguous()), group.rank(), group.size()
-    return lambda: reduce(torch.add, [whole.chunk(size)[rank] for whole in pending()])
+    pending = group.begin_exchange(tensor.detach().contiguous().chunk(group.size()))
+    return lambda: reduce(torch.add, pending())
 
 
 def install_collectives() -> None:
@@ -114,12 +114,6 @@ def install_collectives() -> None:
         gather_sequences,
         lambda tensor, group: begin_reduce_scatter(tensor, group)(),
     )
-
-
-def _exchange(group: TensorGroup) -> TensorExchange:
-    if group.exchange is None:
-        raise RunError("exchange of sequences between tensor ranks outside of a generation")
-    return group.exchange
 
 
 def ensure_parallel_state(tensor_group: TensorGroup | None = None) -> None:

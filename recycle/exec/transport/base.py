@@ -44,6 +44,8 @@ Messaged = LinkStats  # former name, for other packages' transports
 class TransportError(RecycleError):
     """A transfer or a reduction failed: a peer is gone, the generation is over, or a timeout expired."""
 
+    code = "transport-error"
+
 
 class Unreachable(TransportError):
     """A peer did not answer on an established connection: it is cut off or dead."""

@@ -57,6 +57,9 @@ class Communicator:
     def allgather(self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor]) -> Any:
         return self._begin(self.backend.allgather, outputs, tensors)
 
+    def alltoall(self, outputs: list[torch.Tensor], tensors: list[torch.Tensor]) -> Any:
+        return self._begin(self.backend.alltoall, outputs, tensors)
+
     def _begin(self, operation: Callable[..., Any], *arguments: Any) -> Any:
         with self._lock:
             if self._is_over():

@@ -227,12 +227,13 @@ class GlooTransport(GroupTransport):
             self._sums[stage], hosts.index(self._groups.role), len(hosts), owners, givers, self._await_work
         )
 
-    def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
+    def exchange(self, parts: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
         tag, self._exchanged = self._exchanged % STATE_TAG, self._exchanged + 1
         others = [rank for rank in self._tensor_ranks if rank != self._tensor_rank]
-        parts = [tensor if rank == self._tensor_rank else torch.empty_like(tensor) for rank in self._tensor_ranks]
-        works = [self._try(partial(self._tensor.recv, [parts[rank]], rank, tag)) for rank in others]
-        works += [self._try(partial(self._tensor.send, [tensor], rank, tag)) for rank in others]
+        own = self._tensor_rank
+        received = [parts[own] if rank == own else torch.empty_like(parts[rank]) for rank in self._tensor_ranks]
+        works = [self._try(partial(self._tensor.recv, [received[rank]], rank, tag)) for rank in others]
+        works += [self._try(partial(self._tensor.send, [parts[rank]], rank, tag)) for rank in others]
 
         def all_done() -> None:
             for work in works:
@@ -240,7 +241,7 @@ class GlooTransport(GroupTransport):
 
         def pending() -> list[torch.Tensor]:
             self._wait_in_thread(all_done, self._tensor)
-            return parts
+            return received
 
         return pending
 

@@ -212,10 +212,11 @@ class GroupTransport(ABC):
         """As `Transport.gather`; plug-ins that support it set `TransportPlugin.has_shards`."""
         raise NotImplementedError
 
-    def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
-        """Start to exchange `tensor`, contiguous, with the worker's other tensor ranks, all in the same order.
+    def exchange(self, parts: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+        """Start to send `parts`, one for each tensor rank of the worker, contiguous and of one shape.
 
-        The returned call waits for all tensors, and until `tensor` may be written again, and returns them by rank.
+        All tensor ranks exchange in the same order. The returned call waits until `parts` may be written again, and
+        returns what all ranks sent to this one, by rank.
         """
         raise NotImplementedError
 

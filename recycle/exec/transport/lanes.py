@@ -236,13 +236,16 @@ class LaneTransport(GroupTransport):
         member = member_of(self._groups.process(role), *self._settings.tensor)
         return self._members[id(communicator)].index(member)
 
-    def exchange(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
-        parts = [torch.empty_like(tensor) for _ in range(self._settings.tensor[1])]
-        gathering = self._try(lambda: self._tensor.allgather([parts], [tensor]))
+    def exchange(self, parts: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+        received = [torch.empty_like(part) for part in parts]
+        if all(part is parts[0] for part in parts):
+            work = self._try(lambda: self._tensor.allgather([received], [parts[0]]))
+        else:
+            work = self._try(lambda: self._tensor.alltoall(received, list(parts)))
 
         def pending() -> list[torch.Tensor]:
-            self._try(lambda: self._await_work(gathering))
-            return parts
+            self._try(lambda: self._await_work(work))
+            return received
 
         return pending
 

@@ -1,4 +1,4 @@
-"""Writes docs/reference/codes.md: exit codes, error classes and the codes of findings.
+"""Writes docs/reference/codes.md: exit codes, codes of messages and of findings.
 
 python -m recycle.ir.rules.reference docs/reference/codes.md
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from recycle.errors import CODES
 from recycle.files import write_whole
 from recycle.ir.rules import all_rules
 
 _INTRODUCTION = """# Codes
 
-Exit codes of the commands, classes of errors and warnings in Python, and codes of the findings of `recycle check`.
+Exit codes of the commands, codes of their messages, and codes of the findings of `recycle check`.
 This page is written by `python -m recycle.ir.rules.reference docs/reference/codes.md`.
 
 ## Exit codes
@@ -26,18 +27,16 @@ This page is written by `python -m recycle.ir.rules.reference docs/reference/cod
 | 130 | interrupted by Ctrl-C |
 | 143 | `recycle train` or `recycle agent` ended after SIGTERM or SIGHUP, with a checkpoint to resume from |
 
-## Errors and warnings in Python
+## Messages
 
-All errors derive from `recycle.RecycleError`. A message names what is wrong, the place, and what to do.
+A command that refuses its input, or a run that ends, prints one line: what is wrong, the place, what to do, and in
+brackets the code of the kind of error. In Python the code is the attribute `code` of the exception; all exceptions
+derive from `recycle.RecycleError`. Codes do not change between versions, texts do. What happens in a run has
+[kinds of events](events.md) in place of codes.
 
-| class | raised for |
-|---|---|
-| `JobError` | a job file, shape or profile that cannot be used |
-| `ScheduleError` | a schedule that cannot be parsed, read or run |
-| `PlanError` | live workers for which no plan exists or can be made |
-| `TraceError` | a failure trace that cannot be used |
-| `RunError` | a run that cannot start or continue |
-| `ScheduleWarning` | a schedule that is not a complete iteration, or whose kinds bring no gain |
+| code | raised as | meaning and remedy |
+|---|---|---|
+{messages}
 
 ## Findings
 
@@ -51,10 +50,29 @@ below.
 """
 
 
+_RAISED_AS = {
+    "file-error": "`OSError`",
+    "job-error": "`JobError`",
+    "schedule-error": "`ScheduleError`",
+    "plan-error": "`PlanError`",
+    "trace-error": "`TraceError`",
+    "run-error": "`RunError`",
+    "stage-lost": "`RunError`",
+    "states-differ": "`RunError`",
+    "role-lost": "`RunError`",
+    "lease-ended": "`RunError`",
+    "schedule-warning": "`ScheduleWarning`",
+    "version-warning": "`VersionWarning`",
+    "deprecated": "`FutureWarning`",
+}
+"""Code -> the public class of its exceptions, where it is not `RecycleError`."""
+
+
 def reference_page() -> str:
     """Return the text of docs/reference/codes.md."""
+    messages = [f"| `{code}` | {_RAISED_AS.get(code, '`RecycleError`')} | {text} |" for code, text in CODES.items()]
     rows = [f"| `{rule.code}` | {rule.severity} | {' '.join(rule.documentation.split())} |" for rule in all_rules()]
-    return _INTRODUCTION + "\n".join(rows) + "\n"
+    return _INTRODUCTION.replace("{messages}", "\n".join(messages)) + "\n".join(rows) + "\n"
 
 
 if __name__ == "__main__":

@@ -137,35 +137,41 @@ class Communicator:
     def allreduce(self, tensors: list[torch.Tensor]) -> Work:
         """The sum, in the order of the ranks, on all ranks."""
         (tensor,) = tensors
-        return self._collect(tensor, tensors, lambda parts: [[_sum(parts)]] * self._size)
+        return self._collect([tensor], tensors, lambda parts: [[_sum(parts)]] * self._size)
 
     def reduce(self, tensors: list[torch.Tensor], options: Any) -> Work:
         """The sum, in the order of the ranks, on the root; other tensors are unchanged."""
         (tensor,), root = tensors, options.rootRank
         taken = tensors if self._rank == root else []
-        return self._collect(tensor, taken, lambda parts: [[_sum(parts)] * (rank == root) for rank in self._ranks])
+        return self._collect([tensor], taken, lambda parts: [[_sum(parts)] * (rank == root) for rank in self._ranks])
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Work:
         """The root's tensor, on all ranks."""
         (tensor,), root = tensors, options.rootRank
         taken = [] if self._rank == root else tensors  # the root's tensor may be read meanwhile
-        return self._collect(tensor, taken, lambda parts: [[parts[root]] * (rank != root) for rank in self._ranks])
+        return self._collect([tensor], taken, lambda parts: [[parts[root]] * (rank != root) for rank in self._ranks])
 
     def allgather(self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor]) -> Work:
         """Every rank's tensor, on all ranks."""
         (taken,), (tensor,) = outputs, tensors
-        return self._collect(tensor, taken, lambda parts: [parts] * self._size)
+        return self._collect([tensor], taken, lambda parts: [parts] * self._size)
+
+    def alltoall(self, outputs: list[torch.Tensor], tensors: list[torch.Tensor]) -> Work:
+        """From every rank the tensor for this one."""
+        return self._collect(
+            tensors, outputs, lambda parts: [[part.chunk(self._size)[rank] for part in parts] for rank in self._ranks]
+        )
 
     def _collect(
         self,
-        given: torch.Tensor,
+        given: Sequence[torch.Tensor],
         taken: Sequence[torch.Tensor],
         combine: Callable[[list[torch.Tensor]], Sequence[Sequence[torch.Tensor]]],
     ) -> Work:
         """Rank 0 combines the tensors of all ranks into the results of each rank."""
 
         def kernel() -> None:
-            parts = [given.clone() for _ in self._ranks]
+            parts = [torch.cat(given) if len(given) > 1 else given[0].clone() for _ in self._ranks]
             for tensor in taken:
                 spoil(tensor)
             if self._rank:
@@ -182,7 +188,7 @@ class Communicator:
             for tensor, result in zip(taken, own, strict=True):
                 tensor.copy_(result)
 
-        return self._queue(kernel, [*taken, given])
+        return self._queue(kernel, [*taken, *given])
 
     def _queue(self, kernel: Callable[[], None], tensors: list[torch.Tensor]) -> Work:
         if self._aborted.is_set():

@@ -111,7 +111,8 @@ def test_only_the_worker_of_a_failed_accelerator_ends(launch: Run, tmp_path: Pat
 
 
 def test_processes_of_a_worker_compute_together_and_fail_together(launch: Run) -> None:
-    pair = job(2, 1, 2, kind="gpt", shape={"tensor_parallel": 2}, train={"clip": 1e9, "warmup": 2})
+    shape = {"tensor_parallel": 2, "sequence_parallel": True}
+    pair = job(2, 1, 2, kind="gpt", shape=shape, train={"clip": 1e9, "warmup": 2})
     run = launch(over(Simulated, pair), 7, "kill:1.0t1@2", "rejoin:1.0@4")
     assert_same_training(run, calm_run(pair, launch, 7))
     assert kinds(run).count("detected") == 1

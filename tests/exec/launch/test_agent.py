@@ -288,8 +288,8 @@ def test_agent_of_another_job_or_a_second_agent_of_a_node_is_refused(
         messages.append(output.read().decode().strip())
         output.close()
     assert messages == [
-        f"recycle: node 0 already has an agent in run '{tmp_path.name}'",
-        f"recycle: node 1: run '{tmp_path.name}' has another job file; give another --id",
-        f"recycle: node 1: run '{tmp_path.name}' has other faults; give another --id",
+        f"recycle: node 0 already has an agent in run '{tmp_path.name}' [job-error]",
+        f"recycle: node 1: run '{tmp_path.name}' has another job file; give another --id [job-error]",
+        f"recycle: node 1: run '{tmp_path.name}' has other faults; give another --id [job-error]",
     ]
     assert codes == [2, 2, 2]

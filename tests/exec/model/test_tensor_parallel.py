@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from functools import reduce
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from recycle.cli.planner import plan_for_training
 from recycle.exec.faults.faults import parse_fault
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.model.tensor_group import TensorGroup
-from recycle.exec.model.tensor_ranks import ensure_parallel_state
+from recycle.exec.model.tensor_ranks import begin_reduce_scatter, ensure_parallel_state, gather_sequences
 from recycle.exec.processes.forkserver import ForkServer
 from recycle.exec.transport.base import TransportError
 from tests.exec.runs import Run, figures, job, kinds
@@ -134,40 +136,87 @@ def test_indivisible_model_is_refused(ranks: int, shape: dict[str, Any], model: 
         gpt(tensor_parallel=ranks, shape=shape, model=model)
 
 
-def addend(rank: int) -> torch.Tensor:
-    return torch.randn(1000, generator=torch.Generator().manual_seed(rank))
+class Exchanges:
+    """Exchanges between tensor ranks that are threads; `moved` counts the elements that each sends to others."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.moved = size, [0] * size
+        self._sent: list[Sequence[torch.Tensor]] = [()] * size
+        self._all_came = threading.Barrier(size, timeout=60)
+
+    def begin(self, rank: int, parts: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+        assert all(part.is_contiguous() for part in parts)
+        self.moved[rank] += sum(part.numel() for other, part in enumerate(parts) if other != rank)
+        self._sent[rank] = parts
+
+        def wait() -> list[torch.Tensor]:
+            self._all_came.wait()
+            received = [parts[rank].clone() for parts in self._sent]
+            self._all_came.wait()
+            return received
+
+        return wait
+
+    def run(self, call: Callable[[int, TensorGroup], Any]) -> list[Any]:
+        """Run `call(rank, group)` for all ranks at once, and return the results by rank."""
+
+        def of_rank(rank: int) -> Any:
+            group = TensorGroup(rank, self.size)
+            group.exchange = partial(self.begin, rank)
+            return call(rank, group)
+
+        with ThreadPoolExecutor(self.size) as pool:
+            return list(pool.map(of_rank, range(self.size)))
+
+
+def addends(size: int, *shape: int) -> list[torch.Tensor]:
+    return [torch.randn(shape, generator=torch.Generator().manual_seed(rank)) for rank in range(size)]
 
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize(
-    ("size", "operation", "combine"),
-    [*((size, dist.ReduceOp.SUM, torch.add) for size in (2, 3, 5)), (2, dist.ReduceOp.MAX, torch.maximum)],
+    ("size", "rows", "operation", "combine"),
+    [
+        *((size, rows, dist.ReduceOp.SUM, torch.add) for size in (2, 3, 8) for rows in (10, 1237)),
+        (3, 1237, dist.ReduceOp.MAX, torch.maximum),
+    ],
 )
 def test_all_reduce_combines_in_the_order_of_ranks(
-    size: int, operation: Any, combine: Callable[..., torch.Tensor], is_async: bool
+    size: int, rows: int, operation: Any, combine: Callable[..., torch.Tensor], is_async: bool
 ) -> None:
-    addends = [addend(rank).reshape(10, 100).t() for rank in range(size)]  # not contiguous
-    for rank in range(size):
-        group, tensor = TensorGroup(rank, size), addends[rank].clone()
+    given, exchanges = [each.t() for each in addends(size, 7, rows)], Exchanges(size)  # not contiguous
 
-        def exchange(sent: torch.Tensor, own: torch.Tensor = addends[rank]) -> Callable[[], list[torch.Tensor]]:
-            assert sent.is_contiguous()
-            assert torch.equal(sent, own)
-            return lambda: addends
-
-        group.exchange = exchange
+    def all_reduce(rank: int, group: TensorGroup) -> torch.Tensor:
+        tensor = given[rank].clone()
         pending = dist.all_reduce(tensor, operation, group, is_async)
         assert (pending is not None) == is_async
         for _ in range(2) if pending is not None else ():
             pending.wait()
-        assert torch.equal(tensor, reduce(combine, addends))
+        return tensor
+
+    for tensor in exchanges.run(all_reduce):
+        assert torch.equal(tensor, reduce(combine, given))
+    padded = -(-7 * rows // size) * size
+    small = (size - 1) * 7 * rows
+    assert exchanges.moved == [small if rows == 10 or size == 2 else 2 * (size - 1) * padded // size] * size
+
+
+def test_sequences_are_scattered_and_gathered_with_the_bytes_of_a_ring() -> None:
+    size = 4
+    given, exchanges = addends(size, 8, 3, 5), Exchanges(size)
+    scattered = exchanges.run(lambda rank, group: begin_reduce_scatter(given[rank], group)())
+    assert torch.equal(torch.cat(scattered), reduce(torch.add, given))
+    assert exchanges.moved == [(size - 1) * 2 * 15] * size
+    for gathered in exchanges.run(lambda rank, group: gather_sequences(scattered[rank], group)):
+        assert torch.equal(gathered, torch.cat(scattered))
+    assert exchanges.moved == [2 * (size - 1) * 2 * 15] * size
 
 
 def test_torch_raises_the_error_of_an_exchange() -> None:
     """Also after torch.distributed is initialized, when torch describes the group of a failed operation."""
     ensure_parallel_state()
 
-    def start(_: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
+    def start(_: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
         raise TransportError("a peer is gone")
 
     def wait() -> list[torch.Tensor]:

@@ -172,7 +172,7 @@ def test_too_few_are_refused_before_anything_starts(limit: int, tmp_path: Path) 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"recycle: a run of 4 processes, 4 of them on this machine, needs 80 open files, and the limit here is {limit};"
-        " raise it: ulimit -n 80\n"
+        " raise it: ulimit -n 80 [job-error]\n"
     )
     assert not (tmp_path / "run").exists()
 
