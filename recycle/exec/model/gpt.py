@@ -32,7 +32,7 @@ from recycle.errors import RunError
 from recycle.exec.model.config import TRANSFORMER_ENGINE, transformer_config
 from recycle.exec.model.fused import fuse, stay_on_device
 from recycle.exec.model.tensor_ranks import enable_sequence_parallel, groups_with_shared_experts, prepare_mixtures
-from recycle.exec.model.weights import initialise, read_weights
+from recycle.exec.model.weights import initialise, mark_row_blocks, read_weights
 from recycle.job import Job
 from recycle.job.architecture import is_rotary
 from recycle.megatron_versions import installed, without_model_notice
@@ -176,6 +176,7 @@ def build_part(job: Job, stage: int, tensor_rank: int = 0, *, is_filled: bool = 
         _require_engine(part)
     config.moe_router_enable_expert_bias = balances
     prepare_mixtures(part)
+    mark_row_blocks(part)
     fuse(part)
     stay_on_device(part)
     if job.grid.sequence_parallel:
