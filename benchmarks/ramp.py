@@ -1,4 +1,4 @@
-"""Period of iterations with a part of the batch, under the plan of the whole batch and under a plan of their own.
+"""Period of iterations with a part of the batch, under the plan of the whole batch and under plans made for the part.
 
     python benchmarks/ramp.py [--seconds 3]
 

@@ -1,7 +1,7 @@
 """Optimizers, and which of them steps a parameter with which learning rate and weight decay.
 
 An optimizer keeps everything that it remembers in tensors of the parameters' shapes, so that workers copy it, undo
-steps with it and store it in checkpoints. Add one as a class in `OPTIMIZERS`, or name one of your own in the job.
+steps with it and store it in checkpoints. Add one as a class in `OPTIMIZERS`, or name your class in the job.
 """
 
 from __future__ import annotations
