@@ -270,6 +270,53 @@ def is_encoder_decoder(model: Any) -> bool:
     return hasattr(ModelType, kind) and get_model_type(model) == getattr(ModelType, kind)
 
 
+@contextmanager
+def layers_numbered_from(first: int) -> Iterator[None]:
+    """Number the layers of models that are built inside the block from `first` + 1, as in a later pipeline stage."""
+    from megatron.core.transformer import multi_token_prediction, transformer_block, transformer_layer
+
+    name = "get_transformer_layer_offset"
+    modules = (multi_token_prediction, transformer_block, transformer_layer)
+    before = {module: getattr(module, name) for module in modules if hasattr(module, name)}
+    for module in before:
+        setattr(module, name, lambda *_, **__: first)
+    try:
+        yield
+    finally:
+        for module, function in before.items():
+            setattr(module, name, function)
+
+
+def complete_local_layers() -> None:
+    """Make megatron-core's local layers run without Transformer Engine, and on the host where there is no GPU.
+
+    Some modules compare with classes of Transformer Engine that they have not imported.
+    """
+    import torch
+    from megatron.core.fusions import fused_softmax
+    from megatron.core.transformer import multi_latent_attention
+    from megatron.core.transformer.moe import moe_utils
+
+    for module, names in (
+        (multi_latent_attention, ("Linear", "TELinear", "TEColumnParallelLinear")),
+        (moe_utils, ("te_general_gemm",)),
+    ):
+        for name in names:
+            vars(module).setdefault(name, None)
+    multi_latent_attention.HAVE_TE &= isinstance(multi_latent_attention.TELinear, type)
+    if torch.cuda.is_available():
+        return
+
+    def mask(queries: int, keys: int, window: tuple[int, int]) -> torch.Tensor:
+        shift = keys - queries
+        return ~torch.ones(queries, keys, dtype=torch.bool).triu(shift - window[0]).tril(shift + window[1])
+
+    cuda: Any = torch.cuda
+    cuda.current_device = lambda: torch.device("cpu")
+    fused_softmax.get_sliding_window_causal_mask = mask
+    fused_softmax.get_default_causal_mask = lambda length: mask(length, length, (length, 0))
+
+
 class StoredObject(NamedTuple):
     """Location of an object in a file of a `torch_dist` checkpoint."""
 
@@ -344,13 +391,20 @@ def saved_product(node: Any, *, has_addend: bool) -> SavedProduct:
     return SavedProduct(node._saved_mat1, not node._saved_alpha == node._saved_beta == 1)
 
 
-def gloo_group(store: Any, rank: int, size: int, address: str, timeout: float) -> Any:
-    """Form a gloo group at this address of the host; `timeout` in seconds."""
+def gloo_device(address: str) -> Any:
+    """Open a gloo device, which listens at this address of the host on a port that the kernel chooses."""
+    import torch
+
+    return torch.distributed.ProcessGroupGloo.create_device(hostname=address)
+
+
+def gloo_group(store: Any, rank: int, size: int, device: Any, timeout: float) -> Any:
+    """Form a gloo group on a device; `timeout` in seconds."""
     import torch
 
     gloo: Any = torch.distributed.ProcessGroupGloo
     options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=address)]
+    options._devices = [device]
     options._timeout = timedelta(seconds=timeout)
     return gloo(store, rank, size, options)
 

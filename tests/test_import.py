@@ -35,8 +35,8 @@ EXEC = (
     *("processes", "agent", "planning", "launch", "profile"),
 )
 """The parts of recycle.exec in order, folders and modules: each may import those before it."""
-SAID = ("protocol", "members", "checksums", "links")
-"""What processes say to each other, and how it travels; `links` is not for the leader."""
+SAID = ("protocol", "members", "checksums", "links", "ports")
+"""What processes say to each other, and how it travels; `links` and `ports` are not for the leader."""
 for place, folder in enumerate(EXEC):
     LAYERS[f"recycle.exec.{folder}"] = (
         *(f"recycle.exec.{name}" for name in SAID),
@@ -47,10 +47,10 @@ LAYERS["recycle.exec.model.build"] = LAYERS["recycle.exec.checkpoint"]
 """It builds stages of a model and emulated ones."""
 LAYERS["recycle.exec.hooks"] += ("recycle.exec.worker",)
 """Hooks and the loop that they attach to know each other, file by file in no circle."""
-PURE = tuple(f"recycle.exec.{name}" for name in SAID[:-1])
+PURE = tuple(f"recycle.exec.{name}" for name in SAID[:-2])
 LAYERS["recycle.exec.leader"] = (*PURE, *LAYERS["recycle.solve"])
 LAYERS["recycle.exec.etcd"] = LAYERS["recycle.ir"]
-LAYERS["recycle.exec.links"] = ROOT_MODULES
+LAYERS["recycle.exec.links"] = LAYERS["recycle.exec.ports"] = ROOT_MODULES
 LAYERS["recycle.exec.election"] = (
     "recycle.exec.etcd",
     "recycle.exec.protocol",
@@ -76,11 +76,12 @@ TORCHLESS = (
     "recycle.runs.logs",
     "recycle.runs.report",
     "recycle.runs.read_report",
+    "recycle.runs.exporter",
     "recycle.solve",
     "recycle.systems",
     "recycle.cli",
     "viz",
-    *(f"recycle.exec.{name}" for name in ("protocol", "members", "links", "etcd", "election")),
+    *(f"recycle.exec.{name}" for name in ("protocol", "members", "links", "ports", "etcd", "election")),
     *(f"recycle.exec.{folder}" for folder in ("leader", "agent", "planning", "processes")),
 )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,9 +29,24 @@ def test_every_name_and_call_fits_every_supported_version() -> None:
         {"0.16.1", "0.17.1", "0.18.2", "0.19.2"},
         {"2.13", "2.14", "2.15"},
     ]
-    found = faults(used(), table)
+    source = Source(installed("torch"))
+    found = {
+        name: places for name, places in faults(used(), table).items() if not is_new_public_name(name, table, source)
+    }
     assert [fault for name, places in found.items() if name not in EXCEPTIONS for fault in places] == []
     assert sorted(found) == sorted(EXCEPTIONS)
+
+
+def is_new_public_name(name: str, table: Mapping[str, Mapping[str, Any]], torch: Source) -> bool:
+    """Whether a name is public, in the installed torch, and not yet in the table, which needs torch's large wheels."""
+    is_public = name.startswith("torch.") and "._" not in name
+    return is_public and all(name not in names for names in table["torch"].values()) and bool(torch.describe(name))
+
+
+def test_only_public_names_of_torch_may_miss_in_the_table() -> None:
+    table, source = full_table(), Source(installed("torch"))
+    names = ("torch.sinh", "torch.no_such", "torch.cat", "torch.distributed.distributed_c10d._world.pg_tags")
+    assert [is_new_public_name(name, table, source) for name in names] == [True, False, False, False]
 
 
 def test_the_table_is_what_the_installed_sources_say() -> None:

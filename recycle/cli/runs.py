@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from recycle.cli.terminal import Result, print_table
-from recycle.runs.read_report import load_report
+from recycle.runs.read_report import RunReader, RunRecord
 from recycle.runs.report import GenerationChange, RunReport, TimePart
 
 COSTS = (TimePart.REDONE, TimePart.WAITING, TimePart.PLANNING, TimePart.FORMING, TimePart.MOVING, TimePart.STARTING)
@@ -36,7 +36,7 @@ def drain(run: Path, worker: str, within: Annotated[float | None, typer.Option(m
     run_address.drain(run, worker, within, lambda line: print(line, flush=True))
 
 
-def report(run: Path) -> Result:
+def report(run: Path, prometheus: bool = False) -> Result:
     """Break down the time of a run: useful, waiting, redone and so on, which add up to the wall clock.
 
     Also print what the plans promised, and the cost of each failure, departure and return.
@@ -45,9 +45,17 @@ def report(run: Path) -> Result:
 
     Args:
         run: run directory; the run may be live.
+        prometheus: print the run's metrics in Prometheus' text format instead.
     """
-    loaded = load_report(run)
-    return Result(to_json(loaded), partial(_print, loaded))
+    record = RunReader(run).read()
+    shown = partial(_print_metrics, record) if prometheus else partial(_print, record.report)
+    return Result(to_json(record.report), shown)
+
+
+def _print_metrics(record: RunRecord) -> None:
+    from recycle.runs.exporter import exposition
+
+    print(exposition(record), end="")
 
 
 def _print(loaded: RunReport) -> None:
@@ -56,7 +64,8 @@ def _print(loaded: RunReport) -> None:
     print(f"{loaded.steps} step{'s' * (loaded.steps != 1)} in {wall:.3f} s")
     print_table(("part", "seconds", "share"), [*rows, None, ("all", f"{wall:.3f}", _share(wall, wall))], left=("part",))
     if loaded.expected is not None and loaded.fault_free is not None:
-        print(f"iterations: {loaded.measured:.3f} s, by their plans {loaded.expected:.3f} s")
+        effective = _share(loaded.measured, wall)
+        print(f"iterations: {loaded.measured:.3f} s, {effective} of the run, by their plans {loaded.expected:.3f} s")
         print(f"with all workers all the time: {loaded.fault_free:.3f} s, {_share(loaded.fault_free, wall)} of the run")
     if loaded.changes:
         used = [part for part in COSTS if any(part in change.costs for change in loaded.changes)]
@@ -84,6 +93,7 @@ def to_json(loaded: RunReport) -> dict[str, Any]:
         "wall": round(loaded.wall, 6),
         "parts": {part.value: round(seconds, 6) for part, seconds in loaded.parts.items()},
         "measured": round(loaded.measured, 6),
+        "effective_ratio": round(loaded.effective_ratio, 6),
         "expected": loaded.expected,
         "fault_free": loaded.fault_free,
         "changes": [

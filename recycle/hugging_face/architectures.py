@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from recycle.errors import JobError
 from recycle.job.architecture import CHOSEN_BY_JOBS, FAMILIES, config_of, is_rotary
-from recycle.job.sections import ModelSection, Positive
+from recycle.job.sections import ModelSection, Positive, RotaryScaling
 
-LLAMA_3_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Constants of megatron-core's scaling of rotary positions; only its factor can be chosen."""
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_SCALING_KEYS: Mapping[str, Sequence[str]] = {
+    "linear": (),
+    "llama3": ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("beta_fast", "beta_slow", "truncate", "attention_factor", "original_max_position_embeddings"),
+}
+"""`rope_type` -> its keys besides `factor`."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,6 @@ ARCHITECTURES = (
             "rms_norm_eps": 1e-6,
             "sliding_window": 4096,
         },
-        only={"sliding_window": (None,)},
     ),
     HubArchitecture(
         "Qwen2ForCausalLM",
@@ -101,8 +105,32 @@ ARCHITECTURES = (
             "rope_theta": 1e6,
             "num_local_experts": 8,
             "num_experts_per_tok": 2,
+            "sliding_window": None,
         },
-        only={"sliding_window": (None,)},
+    ),
+    HubArchitecture(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        "gemma",
+        {"qk_layernorm": True, "add_qkv_bias": False},
+        {
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": True,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 6,
+            "query_pre_attn_scalar": 256,
+        },
+        {
+            "hidden_activation": ("gelu_pytorch_tanh",),
+            "attn_logit_softcapping": (None,),
+            "final_logit_softcapping": (None,),
+            "use_bidirectional_attention": (False, None),
+        },
     ),
 )
 
@@ -128,6 +156,11 @@ class _Config(msgspec.Struct):
     num_experts_per_tok: Positive = 1
     norm_topk_prob: bool = True
     moe_intermediate_size: Positive | None = None
+    sliding_window: Positive | None = None
+    sliding_window_pattern: Positive = 2**31 - 1
+    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
+    rope_local_base_freq: float | None = None
+    query_pre_attn_scalar: Annotated[float, msgspec.Meta(gt=0)] | None = None
     router_aux_loss_coef: float = 0.001
 
 
@@ -143,8 +176,9 @@ _SUPPORTED_VALUES: Mapping[str, tuple[Any, ...]] = {
 }
 """Key -> values that recycle's models compute; the first one is the default."""
 _QUERIES_AND_KEYS = ("qk_layernorm", "add_qkv_bias")
-_WRITTEN = (*_QUERIES_AND_KEYS, "kv_channels", "num_query_groups", "layernorm_epsilon")
+_WRITTEN = (*_QUERIES_AND_KEYS, "kv_channels", "num_query_groups", "layernorm_epsilon", "window_size")
 """Fields with keys in `config.json`, or implied by the architecture's name."""
+_WRITTEN_OF_GEMMA = ("window_attn_skip_freq", "softmax_scale")
 _WRITTEN_OF_EXPERTS = ("num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size")
 
 
@@ -182,19 +216,21 @@ def model_of(config: Mapping[str, Any], where: str) -> ModelSection:
         value = config.get(key, architecture.defaults.get(key, values[0]))
         if value not in values:
             raise JobError(f"{where}: {key}: {value!r} is not supported, only {json.dumps(values[0])} is")
-    _require_full_attention(config, where)
-    given = {key: value for key, value in config.items() if value is not None}
+    given = {key: value for key, value in config.items() if value is not None or key == "sliding_window"}
     try:
         read = msgspec.convert({**architecture.defaults, **given}, _Config)
     except msgspec.ValidationError as error:
         raise JobError(f"{where}: {str(error).replace('`$.', '`')}") from None
-    base, scaling = _rotary(read, architecture, where)
+    base, scaling, local_base = _rotary(read, architecture, where)
     fields: dict[str, Any] = {
         "num_query_groups": read.num_key_value_heads or read.num_attention_heads,
         "kv_channels": read.head_dim or read.hidden_size // read.num_attention_heads,
         "layernorm_epsilon": read.rms_norm_eps,
         **architecture.config,
+        **_windows(read, architecture, where),
     }
+    if read.query_pre_attn_scalar is not None and architecture.kind == "gemma":
+        fields["softmax_scale"] = read.query_pre_attn_scalar**-0.5
     if architecture.has_experts:
         experts = read.num_local_experts or read.num_experts  # transformers 5 writes the first, 4 of Qwen the second
         if experts is None or read.num_experts_per_tok > experts:
@@ -218,34 +254,79 @@ def model_of(config: Mapping[str, Any], where: str) -> ModelSection:
         tied=read.tie_word_embeddings,
         rotary_base=base,
         rotary_scaling=scaling,
+        local_rotary_base=local_base,
     )
 
 
-def _require_full_attention(config: Mapping[str, Any], where: str) -> None:
-    kinds = config.get("layer_types") or []
-    other = next((kind for kind in kinds if kind != "full_attention"), None) if isinstance(kinds, list) else kinds
-    if other is not None:
-        raise JobError(f"{where}: layer_types: {other!r} is not supported, only 'full_attention' is")
+def _windows(config: _Config, architecture: HubArchitecture, where: str) -> dict[str, Any]:
+    kinds, is_gemma = config.layer_types, architecture.kind == "gemma"
+    window = config.sliding_window if "sliding_window" in architecture.defaults else None
+    if kinds is not None and len(kinds) != config.num_hidden_layers:
+        raise JobError(f"{where}: layer_types: {len(kinds)} of num_hidden_layers {config.num_hidden_layers}")
+    if kinds is not None and _SLIDING in kinds and (window is None or (_FULL in kinds and not is_gemma)):
+        raise JobError(f"{where}: layer_types: '{_SLIDING}' is not supported, only '{_FULL}' is")
+    if kinds is None:
+        every: int | list[int] = min(config.sliding_window_pattern, config.num_hidden_layers + 1)
+    else:
+        every = _in_short([int(kind == _SLIDING) for kind in kinds])
+    if is_gemma:
+        return {"window_size": [(window or 1) - 1, 0], "window_attn_skip_freq": 1 if window is None else every}
+    return {} if window is None or every == 1 else {"window_size": [window - 1, 0]}
 
 
-def _rotary(config: _Config, architecture: HubArchitecture, where: str) -> tuple[float, float | None]:
+def _in_short(windows: list[int]) -> int | list[int]:
+    every = (*windows, 0).index(0) + 1
+    return every if windows == [int(place % every != 0) for place in range(1, len(windows) + 1)] else windows
+
+
+def _rotary(
+    config: _Config, architecture: HubArchitecture, where: str
+) -> tuple[float, float | RotaryScaling | None, float | None]:
     key = "rope_parameters" if config.rope_parameters is not None else "rope_scaling"
-    stated = config.rope_parameters or config.rope_scaling or {}
+    stated, local_base = config.rope_parameters or config.rope_scaling or {}, config.rope_local_base_freq
+    both = [part for part in (stated.get(_FULL), stated.get(_SLIDING)) if isinstance(part, dict)]
+    if architecture.kind == "gemma" and len(both) == 2:
+        (stated, local), key = both, f"{key}.{_FULL}"
+        local_base = local.get("rope_theta", local_base)
+        if local.get("rope_type", "default") != "default":
+            raise JobError(f"{where}: rope_parameters.{_SLIDING}.rope_type: {local['rope_type']!r} is not supported")
     kind = stated.get("rope_type", stated.get("type", "default"))
     base = stated.get("rope_theta", config.rope_theta)
     nested = next((name for name, value in stated.items() if isinstance(value, dict)), None)
-    if nested is not None or kind not in ("default", "llama3"):
+    if nested is not None or kind not in ("default", *_SCALING_KEYS):
         what = f"{key}.{nested}" if nested is not None else f"{key}.rope_type: {kind!r}"
-        raise JobError(f"{where}: {what} is not supported, only 'default' and 'llama3', equal for all layers, are")
-    known: dict[str, Any] = {"partial_rotary_factor": 1.0, **(LLAMA_3_SCALING if kind == "llama3" else {})}
-    for name, value in known.items():
-        if stated.get(name, value) != value:
-            raise JobError(f"{where}: {key}.{name}: {stated[name]!r} is not supported, only {value:g} is")
-    factor = stated.get("factor") if kind == "llama3" else None
-    for name, number in (("rope_theta", base), ("factor", 1.0 if factor is None else factor)):
+        supported = ", ".join(("default", *_SCALING_KEYS))
+        raise JobError(f"{where}: {what} is not supported, only {supported}, equal for all layers, are")
+    if (share := stated.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise JobError(f"{where}: {key}.partial_rotary_factor: {share!r} is not supported, only 1 is")
+    for name, number in (("rope_theta", base), ("rope_local_base_freq", 1.0 if local_base is None else local_base)):
         if isinstance(number, bool) or not isinstance(number, int | float) or not 1 <= number < math.inf:
             raise JobError(f"{where}: {key}.{name}: {number!r} must be a number of at least 1")
-    return float(base), None if factor is None else float(factor)
+    scaling = None if kind == "default" else _scaling(kind, stated, config, f"{where}: {key}")
+    return float(base), scaling, None if local_base is None or architecture.kind != "gemma" else float(local_base)
+
+
+class _Scaling(RotaryScaling, frozen=True, forbid_unknown_fields=False):
+    mscale: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    mscale_all_dim: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+
+def _scaling(kind: str, stated: Mapping[str, Any], config: _Config, where: str) -> float | RotaryScaling:
+    given = {name: value for name, value in stated.items() if value is not None} | {"rope_type": kind}
+    if kind == "yarn":
+        given = {"original_max_position_embeddings": config.max_position_embeddings} | given
+    try:
+        read = msgspec.convert(given, _Scaling)
+    except msgspec.ValidationError as error:
+        raise JobError(f"{where}: {str(error).replace('`$.', '`')}") from None
+    kept = {name: getattr(read, name) for name in ("factor", "rope_type", *_SCALING_KEYS[kind])}
+    if not read.factor < math.inf:
+        raise JobError(f"{where}.factor: {read.factor!r} must be a number of at least 1")
+    if kind == "yarn" and read.mscale and read.mscale_all_dim and read.attention_factor is None:
+        above, below = (0.1 * scale * math.log(read.factor) + 1 for scale in (read.mscale, read.mscale_all_dim))
+        kept["attention_factor"] = above / below
+    scaling = RotaryScaling(**kept)
+    return read.factor if scaling == RotaryScaling(read.factor) else scaling
 
 
 def hub_architecture(model: ModelSection, where: str) -> HubArchitecture:
@@ -268,6 +349,13 @@ def hub_architecture(model: ModelSection, where: str) -> HubArchitecture:
         written.update(_WRITTEN_OF_EXPERTS)
     if model.kind == "qwen_moe":
         written.add("moe_router_pre_softmax")
+    if model.kind == "gemma":
+        written.update(_WRITTEN_OF_GEMMA)
+    if "sliding_window" not in same_kind[0].defaults:
+        written.discard("window_size")
+    for key in ("rotary_percent", *(("local_rotary_base",) if model.kind != "gemma" else ())):
+        if getattr(model, key) != getattr(ModelSection(), key):
+            raise JobError(f"{where}: [model] {key}: no supported architecture of Hugging Face has it")
     for name, value in fields.items():
         if name not in written and family.get(name) != value:
             raise JobError(f"{where}: [model.config] {name}: no supported architecture of Hugging Face has {value!r}")
@@ -278,13 +366,19 @@ def hub_architecture(model: ModelSection, where: str) -> HubArchitecture:
     raise JobError(f"{where}: [model.config] qk_layernorm and add_qkv_bias: no architecture of this kind has {has}")
 
 
+def _written_scaling(scaling: float | RotaryScaling | None) -> dict[str, Any] | None:
+    if scaling is None:
+        return None
+    scaling = scaling if isinstance(scaling, RotaryScaling) else RotaryScaling(scaling)
+    values = {name: getattr(scaling, name) for name in ("rope_type", "factor", *_SCALING_KEYS[scaling.rope_type])}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def config_json(model: ModelSection, architecture: HubArchitecture) -> dict[str, Any]:
     """Return the `config.json` of a model, as transformers 4 and 5 read it, without the type of its weights."""
     fields = config_of(model)
     ffn = model.ffn if model.ffn is not None else 4 * model.hidden
-    scaling = None
-    if model.rotary_scaling is not None:
-        scaling = {"rope_type": "llama3", "factor": model.rotary_scaling, **LLAMA_3_SCALING}
+    scaling, window = _written_scaling(model.rotary_scaling), fields.get("window_size")
     config: dict[str, Any] = {
         "architectures": [architecture.name],
         "model_type": architecture.model_type,
@@ -313,8 +407,18 @@ def config_json(model: ModelSection, architecture: HubArchitecture) -> dict[str,
         }
     if architecture.kind == "mixtral":
         config["intermediate_size"] = fields.get("moe_ffn_hidden_size", ffn)
-    if architecture.kind in ("mistral", "mixtral"):
-        config["sliding_window"] = None
+    if "sliding_window" in architecture.defaults:
+        config["sliding_window"] = None if window is None else window[0] + 1
+    if architecture.kind == "gemma":
+        del config["hidden_act"]
+        skip = fields["window_attn_skip_freq"]
+        skips = skip if isinstance(skip, list) else [layer % skip for layer in range(1, model.layers + 1)]
+        config |= {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": round(fields.get("softmax_scale", config["head_dim"] ** -0.5) ** -2),
+            "rope_local_base_freq": model.local_rotary_base or model.rotary_base,
+            "layer_types": [_SLIDING if is_windowed else _FULL for is_windowed in skips],
+        }
     if architecture.kind == "qwen_moe":
         config |= {
             "num_experts": fields["num_moe_experts"],

@@ -19,6 +19,17 @@ from recycle.job.sections import ModelSection
 
 TensorShape = tuple[int, ...]
 EVERYTHING: tuple[slice, ...] = ()
+_NORMS = (
+    ("input_layernorm.weight", "input_layernorm"),
+    ("pre_mlp_layernorm.weight", "post_attention_layernorm"),
+)
+_GEMMA_NORMS = (
+    ("input_layernorm.centered_weight", "input_layernorm"),
+    ("self_attn_bda.centered_weight", "post_attention_layernorm"),
+    ("pre_mlp_layernorm.centered_weight", "pre_feedforward_layernorm"),
+    ("mlp_bda.centered_weight", "post_feedforward_layernorm"),
+)
+"""Vectors of a layer -> norms of Hugging Face."""
 _PROJECTIONS, _MIXTRAL_PROJECTIONS = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")
 
 
@@ -66,9 +77,9 @@ def blocks(model: ModelSection, batched_experts: bool = False) -> Iterator[Tenso
     yield _same("embedding.word_embeddings.weight", "model.embed_tokens.weight", vocabulary, hidden)
     for layer in range(model.layers):
         ours, theirs = f"decoder.layers.{layer}", f"model.layers.{layer}"
-        yield _same(f"{ours}.input_layernorm.weight", f"{theirs}.input_layernorm.weight", hidden)
+        for our_norm, their_norm in _GEMMA_NORMS if model.kind == "gemma" else _NORMS:
+            yield _same(f"{ours}.{our_norm}", f"{theirs}.{their_norm}.weight", hidden)
         yield from _attention(model, sizes, f"{ours}.self_attention", f"{theirs}.self_attn")
-        yield _same(f"{ours}.pre_mlp_layernorm.weight", f"{theirs}.post_attention_layernorm.weight", hidden)
         if not has_experts:
             yield from _feed_forward(sizes, f"{ours}.mlp", f"{theirs}.mlp", _PROJECTIONS)
             continue
@@ -82,9 +93,13 @@ def blocks(model: ModelSection, batched_experts: bool = False) -> Iterator[Tenso
             else:
                 names = _MIXTRAL_PROJECTIONS if is_mixtral else _PROJECTIONS
                 yield from _feed_forward(sizes, part, f"{moe}.experts.{expert}", names)
-    yield _same("decoder.final_layernorm.weight", "model.norm.weight", hidden)
+    yield _same(f"decoder.final_layernorm.{_norm_weight(model)}", "model.norm.weight", hidden)
     if not model.tied:
         yield _same("output_layer.weight", "lm_head.weight", vocabulary, hidden)
+
+
+def _norm_weight(model: ModelSection) -> str:
+    return "centered_weight" if model.kind == "gemma" else "weight"
 
 
 def _attention(model: ModelSection, sizes: Architecture, ours: str, theirs: str) -> Iterator[TensorBlock]:
@@ -109,7 +124,7 @@ def _attention(model: ModelSection, sizes: Architecture, ours: str, theirs: str)
             )
     if fields.get("qk_layernorm"):
         for name in ("q", "k"):
-            yield _same(f"{ours}.{name}_layernorm.weight", f"{theirs}.{name}_norm.weight", head)
+            yield _same(f"{ours}.{name}_layernorm.{_norm_weight(model)}", f"{theirs}.{name}_norm.weight", head)
     yield _same(f"{ours}.linear_proj.weight", f"{theirs}.o_proj.weight", sizes.hidden, sizes.query)
 
 

@@ -12,9 +12,10 @@ of a worker (sequence parallelism). Attention's products are recomputed ("select
 2.5 w a b s^2 / T. A layer recomputed from its input ("full") keeps w b s h. The output layer keeps the softmax in fp32.
 Bytes per parameter come from `footprint`, divided by T. The optimizer moves 30 bytes per parameter.
 
-Limits: every expert receives equally many tokens, and tensor ranks that do not share the experts hold and compute all.
-Small kernels are not slower, and transfers do not share links; both favor large models. The executor's tensor
-parallelism works without sequence parallelism, so with T > 1 it holds more than computed here.
+Limits: windows count as full attention; every expert receives equally many tokens, and tensor ranks that do not share
+the experts hold and compute all. Small kernels are not slower, and transfers do not share links; both favor large
+models. The executor's tensor parallelism works without sequence parallelism, so with T > 1 it holds more than computed
+here.
 """
 
 from __future__ import annotations

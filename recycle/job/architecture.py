@@ -26,13 +26,21 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "mistral": _LLAMA,
     "qwen": _QWEN,
     "qwen_moe": {**_QWEN, "num_moe_experts": 128, "moe_router_topk": 8, "moe_aux_loss_coeff": 0.001},
+    "gemma": {
+        **_QWEN,
+        "activation_func": "gelu_tanh",
+        "window_size": [511, 0],
+        "window_attn_skip_freq": 6,
+    },
     "mixtral": {**_LLAMA, "num_moe_experts": 8, "moe_router_topk": 2, "moe_aux_loss_coeff": 0.02},
 }
 """`[model] kind` -> fields of TransformerConfig.
 
 GPT-2 has LayerNorm, GELU, biases and learned positions; Llama has RMSNorm, SwiGLU, rotary positions and no biases.
 Mistral from version 0.2 computes what Llama does. Qwen 3 adds norms of queries and keys, with 128 experts in its
-mixtures (arXiv 2505.09388); Mixtral adds experts and the auxiliary loss of its paper (arXiv 2401.04088).
+mixtures (arXiv 2505.09388); Gemma 3 has GeGLU, windows of 512 tokens except in every sixth layer, and norms before and
+after each part of a layer (arXiv 2503.19786). Mixtral adds experts and the auxiliary loss of its paper (arXiv
+2401.04088).
 """
 
 
@@ -87,7 +95,9 @@ class Architecture:
         ffn = int(fields.get("moe_ffn_hidden_size", wide)) if experts else wide
         biased, layer_norm = bool(fields.get("add_bias_linear", True)), fields.get("normalization") != "RMSNorm"
         inner, norm = 2 if fields.get("gated_linear_unit") else 1, 2 if layer_norm else 1
-        vectors = 2 * norm * hidden
+        vectors = (4 if model.kind == "gemma" else 2) * norm * hidden
+        if fields.get("softmax_type") == "learnable":
+            vectors += model.heads
         if fields.get("qk_layernorm"):
             vectors += 2 * norm * head
         if biased or fields.get("add_qkv_bias"):

@@ -1,4 +1,4 @@
-"""Addresses of etcd: `etcd://host:port[,host:port...]`, or `etcds://` for TLS."""
+"""Addresses of etcd, `etcd://host:port[,host:port...]` or `etcds://` for TLS, and of the run's metrics."""
 
 from __future__ import annotations
 
@@ -35,6 +35,14 @@ def parse_endpoints(text: str) -> Endpoints:
     if any(not 0 < port < 65536 for _, port in addresses):
         raise JobError(f"{text!r}: a port is a number from 1 to 65535")
     return Endpoints(scheme == "etcds", tuple(addresses))
+
+
+def parse_listening(where: int | str) -> tuple[str, int]:
+    """Return (address, port) of a port of the loopback interface, or of "ADDRESS:PORT". Raises JobError."""
+    match = _HOST.fullmatch(f"127.0.0.1:{where}" if isinstance(where, int) else where)
+    if match is None or not 0 < int(match["port"]) < 65536:
+        raise JobError(f'{where!r} is not a port from 1 to 65535, nor an address with a port, such as "0.0.0.0:9464"')
+    return match["host"].strip("[]"), int(match["port"])
 
 
 def _is_loopback(host: str) -> bool:

@@ -238,6 +238,8 @@ def _resolve_paths(section: S, folder: Path, *keys: str) -> S:
 
 
 def toml_value(value: Any) -> str:
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.to_builtins(value)
     if isinstance(value, dict):
         stated = {key: entry for key, entry in value.items() if entry is not None}
         return f"{{{', '.join(f'{toml_value(key)} = {toml_value(entry)}' for key, entry in stated.items())}}}"

@@ -77,7 +77,7 @@ def carried_files(checkpoint: Path) -> Path | None:
 
 _TAKEN = (
     *("kind", "layers", "hidden", "heads", "ffn", "vocabulary", "tied"),
-    *("rotary_base", "rotary_scaling", "config"),
+    *("rotary_base", "rotary_scaling", "rotary_percent", "local_rotary_base", "config"),
 )
 
 
@@ -110,7 +110,9 @@ def with_model_of_weights(keys: Mapping[str, Any], folder: Path) -> dict[str, An
     checkpoint = folder / Path(named).expanduser()
     with errors_as(JobError, "[model] weights"):
         stored = model_of_checkpoint(checkpoint)
-    taken = {key: getattr(stored, key) for key in _TAKEN} | ({} if is_rotary(stored) else {"sequence": stored.sequence})
+    taken = {key: msgspec.to_builtins(getattr(stored, key)) for key in _TAKEN} | (
+        {} if is_rotary(stored) else {"sequence": stored.sequence}
+    )
     config = stated.get("config", {})
     if isinstance(config, dict):
         config = stored.config | config

@@ -121,6 +121,8 @@ def _values(kind: Any) -> str:
             return "text"
         case types.ListType():
             return f"list (each: {_values(kind.item_type)})"
+        case types.TupleType():
+            return f"list of {len(kind.item_types)} (each: {_values(kind.item_types[0])})"
         case types.DictType():
             return "table"
         case types.StructType():

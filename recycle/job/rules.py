@@ -5,15 +5,26 @@ Types and ranges of single keys belong to the fields in `sections`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import chain
 
 from recycle.errors import JobError
 from recycle.job.architecture import config_of, is_rotary
-from recycle.job.endpoints import parse_endpoints
+from recycle.job.endpoints import parse_endpoints, parse_listening
 from recycle.job.named import require_name
 from recycle.job.pricing import parse_bytes
-from recycle.job.sections import ANALYTIC, AUTO, OF_GPT_DATASET, OPTIMIZERS, DataSection, Sections
+from recycle.job.sections import (
+    ANALYTIC,
+    AUTO,
+    OF_DOCUMENTS,
+    OF_GPT_DATASET,
+    OPTIMIZERS,
+    DataSection,
+    ModelSection,
+    RotaryScaling,
+    Sections,
+)
 
 _MOST_ACTIVATIONS = 2**31
 
@@ -77,6 +88,19 @@ def _store(job: Sections) -> Iterator[str]:
             yield f'[membership] store: {error}; or leave it at "launcher"'
     if (membership.etcd_certificate is None) != (membership.etcd_key is None):
         yield "[membership] etcd_certificate and etcd_key: give both or neither"
+    if membership.ports is not None and membership.ports[0] > membership.ports[1]:
+        yield f"[membership] ports: the first, {membership.ports[0]}, is above the last, {membership.ports[1]}"
+
+
+def _metrics(job: Sections) -> Iterator[str]:
+    if job.logging.prometheus is not None:
+        try:
+            parse_listening(job.logging.prometheus)
+        except JobError as error:
+            yield f"[logging] prometheus: {error}"
+    otlp = job.logging.otlp
+    if otlp is not None and not re.fullmatch(r"https?://[^\s/]+(/\S*)?", otlp):
+        yield f'[logging] otlp: {otlp!r} is not the URL of a collector, such as "http://localhost:4318"'
 
 
 def _model(job: Sections) -> Iterator[str]:
@@ -112,8 +136,13 @@ def _family(job: Sections) -> Iterator[str]:
     model = job.model
     if model.kind == "emulated":
         return
-    if model.rotary_scaling is not None and not is_rotary(model):
-        yield f'[model] rotary_scaling: kind = "{model.kind}" has learned positions; leave it out'
+    defaults = ModelSection()
+    for key in ("rotary_scaling", "rotary_percent", "local_rotary_base"):
+        if getattr(model, key) != getattr(defaults, key) and not is_rotary(model):
+            yield f'[model] {key}: kind = "{model.kind}" has learned positions; leave it out'
+    scaling = model.rotary_scaling
+    if isinstance(scaling, RotaryScaling) and scaling.low_freq_factor >= scaling.high_freq_factor:
+        yield "[model] rotary_scaling: low_freq_factor must be below high_freq_factor"
     fields = config_of(model)
     for key in ("kv_channels", "num_query_groups", "num_moe_experts", "moe_ffn_hidden_size", "moe_router_topk"):
         if not isinstance(fields.get(key, 1), int) or fields.get(key, 1) < 1:
@@ -144,8 +173,6 @@ def _parallel(job: Sections) -> Iterator[str]:
         )
     if not is_built:
         return
-    if grid.sequence_parallel and experts:
-        yield "[shape] sequence_parallel: the router of a mixture of experts needs all tokens; set it to false"
     if grid.sequence_parallel and model.sequence % count:
         yield (
             f"[model] sequence: {model.sequence} is not divisible by tensor_parallel = {count}, but"
@@ -189,6 +216,8 @@ def _data_of(job: Sections, data: DataSection, part: int = 0) -> Iterator[str]:
         for key in OF_GPT_DATASET:
             if getattr(data, key) != getattr(defaults, key):
                 yield f'[data] {key}: needs kind = "gpt-dataset"'
+        if data.reset_attention and data.provider is None:
+            yield '[data] reset_attention: needs kind = "gpt-dataset" or a provider'
         return
     if (data.path is None) == (data.paths is None):
         yield "[data] path: give the path of a .bin and .idx file without the suffix, or several as paths"
@@ -199,7 +228,7 @@ def _data_of(job: Sections, data: DataSection, part: int = 0) -> Iterator[str]:
     if part >= len(shares) or shares[part] <= 0:
         names = "training, the first", "validation, the second"
         yield f'[data] split: "{data.split}" gives no share to {names[part]} part'
-    for key in ("mask_loss", "reset_positions"):
+    for key in OF_DOCUMENTS:
         if getattr(data, key) and data.end_of_document is None:
             yield f"[data] {key}: needs end_of_document, the number of the token that ends a document"
     if data.reset_positions and is_rotary(job.model):
@@ -263,4 +292,4 @@ def _integrity(job: Sections) -> Iterator[str]:
         )
 
 
-_RULES = (_times, _memory, _store, _model, _family, _parallel, _data, _train, _integrity)
+_RULES = (_times, _memory, _store, _metrics, _model, _family, _parallel, _data, _train, _integrity)

@@ -18,6 +18,7 @@ from recycle.job.ramp import sequences_before
 from recycle.job.shape import MOST_BUCKETS, Shape
 
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seconds = Annotated[float, Meta(ge=0)]
 DeadlineSeconds = Annotated[float, Meta(gt=0, le=1e6)]
@@ -143,6 +144,31 @@ class PlannerSection(Struct, frozen=True, forbid_unknown_fields=True):
     iterations_between_changes: Annotated[float, Meta(gt=0)] = 1000.0
 
 
+class RotaryScaling(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[model] rotary_scaling` as a table, with the keys of a `config.json` of Hugging Face.
+
+    Attributes:
+        factor: ratio of the longest sequence to `original_max_position_embeddings`.
+        rope_type: "linear" slows all angles down, "llama3" the slow ones, "yarn" the slow ones (arXiv 2309.00071).
+        original_max_position_embeddings (tokens): length of the sequences before the extension.
+        low_freq_factor, high_freq_factor: of "llama3", periods in the original length below which an angle is slowed
+            down by the whole factor, and above which it is not.
+        beta_slow, beta_fast: the same of "yarn".
+        truncate: whether "yarn" rounds these limits to whole channels.
+        attention_factor: factor of cosines and sines with "yarn"; 0.1 ln `factor` + 1 when left out.
+    """
+
+    factor: Annotated[float, Meta(ge=1)]
+    rope_type: Literal["linear", "llama3", "yarn"] = "llama3"
+    original_max_position_embeddings: Positive = 8192
+    low_freq_factor: Annotated[float, Meta(gt=0)] = 1.0
+    high_freq_factor: Annotated[float, Meta(gt=0)] = 4.0
+    beta_slow: Annotated[float, Meta(gt=0)] = 1.0
+    beta_fast: Annotated[float, Meta(gt=0)] = 32.0
+    truncate: bool = True
+    attention_factor: Annotated[float, Meta(gt=0)] | None = None
+
+
 class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
     """`[model]`: a built-in model, or a model that a function builds (docs/guides/models.md).
 
@@ -166,13 +192,16 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
         dropout: dropout of the embedding and the residual stream.
         attention_dropout: dropout of the attention's weights; `dropout` when left out.
         rotary_base: base of rotary positions; not for kind "gpt".
-        rotary_scaling: factor by which Llama 3.1 slows the slow rotary angles down; not for kind "gpt".
+        rotary_scaling: factor by which Llama 3.1 slows the slow rotary angles down, or a table with the parameters of
+            another scaling (docs/guides/models.md); not for kind "gpt".
+        rotary_percent: share of a head's channels that rotary positions turn.
+        local_rotary_base: base of rotary positions in layers with a window; as in other layers when left out.
         recompute: what a stage runs again in its backward: nothing, everything ("full"), each layer by itself
             ("layers"), or parts of each layer ("selective"); one value, or one per stage.
         seed: seed of the initial weights.
     """
 
-    kind: Literal["gpt", "llama", "mistral", "qwen", "qwen_moe", "mixtral", "emulated"] = "gpt"
+    kind: Literal["gpt", "llama", "mistral", "qwen", "qwen_moe", "mixtral", "gemma", "emulated"] = "gpt"
     provider: str | None = None
     weights: str | None = None
     import_from: list[str] | None = None
@@ -189,12 +218,16 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
     dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     attention_dropout: Annotated[float, Meta(ge=0, lt=1)] | None = None
     rotary_base: Annotated[float, Meta(gt=0)] = 10000.0
-    rotary_scaling: Annotated[float, Meta(ge=1)] | None = None
+    rotary_scaling: Annotated[float, Meta(ge=1)] | RotaryScaling | None = None
+    rotary_percent: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    local_rotary_base: Annotated[float, Meta(gt=0)] | None = None
     recompute: Recompute | list[Recompute] = "none"
     seed: int = 1234
 
 
 OF_GPT_DATASET = ("paths", "weights", "split", "samples", "cache", "end_of_document", "mask_loss", "reset_positions")
+OF_DOCUMENTS = ("mask_loss", "reset_positions", "reset_attention")
+"""Keys of `[data]` about the ends of documents."""
 """Keys of `[data]` that only its kind "gpt-dataset" has."""
 
 
@@ -218,6 +251,8 @@ class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
         end_of_document: number of the token that ends a document.
         mask_loss: whether tokens that end a document are left out of the loss.
         reset_positions: whether positions start again after each document.
+        reset_attention: whether a token attends only tokens of its document. A `provider` then gives batches with an
+            `attention_mask` (docs/guides/models.md).
     """
 
     kind: Literal["text", "megatron", "gpt-dataset"] = "text"
@@ -233,6 +268,7 @@ class DataSection(Struct, frozen=True, forbid_unknown_fields=True):
     end_of_document: Count | None = None
     mask_loss: bool = False
     reset_positions: bool = False
+    reset_attention: bool = False
 
 
 class EvalSection(Struct, frozen=True, forbid_unknown_fields=True):
@@ -379,6 +415,8 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
         etcd_certificate: file with the certificate for etcd.
         etcd_key: file with the key of that certificate.
         insecure: whether an etcd on the network may be used without user and certificate.
+        ports: first and last of the ports on which agents and workers listen (docs/guides/cluster.md); any free port
+            when left out.
         heartbeat (seconds): interval of a process's heartbeats.
         dead_after (seconds): time without a heartbeat, or without an answer on a connection, after which a worker is
             dead.
@@ -406,6 +444,7 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
     etcd_certificate: str | None = None
     etcd_key: str | None = None
     insecure: bool = False
+    ports: tuple[Port, Port] | None = None
     heartbeat: DeadlineSeconds = 0.25
     dead_after: DeadlineSeconds = 4.0
     hung_after: DeadlineSeconds = 4.0
@@ -462,11 +501,16 @@ class LoggingSection(Struct, frozen=True, forbid_unknown_fields=True):
         wandb_mode: "offline" keeps what is logged in the run directory until `wandb sync`.
         peak_flops (operations per second): the most that the device of a process computes, for the model's share of it
             (MFU); that of the first GPU when left out and known.
+        prometheus: where the run's metrics are served to Prometheus (docs/guides/monitoring.md): a port of the loopback
+            interface, or "ADDRESS:PORT".
+        otlp: URL of an OpenTelemetry collector that gets the run's metrics over HTTP, "http://host:4318".
     """
 
     tensorboard: bool = False
     wandb: str | None = None
     wandb_mode: Literal["online", "offline"] = "online"
+    prometheus: int | str | None = None
+    otlp: str | None = None
     peak_flops: Annotated[float, Meta(gt=0)] | None = None
 
 

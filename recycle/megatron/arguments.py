@@ -38,7 +38,7 @@ _JOB_KEYS = {
     "use_rope_scaling": "[model] rotary_scaling",
     "rope_scaling_factor": "[model] rotary_scaling",
     "num_experts": "[model.config] num_moe_experts",
-    "rotary_percent": None,
+    "rotary_percent": "[model] rotary_percent",
     "apply_layernorm_1p": None,
 }
 """Argument -> key of a job; None for a fixed value. Other arguments are fields of `[model.config]`."""
@@ -48,6 +48,7 @@ _RARE = (
         "multi_latent_attention",
         "mtp_num_layers",
         "window_size",
+        "window_attn_skip_freq",
         "softmax_type",
         "softmax_scale",
         "qk_l2_norm",
@@ -131,8 +132,9 @@ def model_arguments(model: ModelSection, config: TransformerConfig) -> dict[str,
         "position_embedding_type": "rope" if is_rotary(model) else "learned_absolute",
     }
     if is_rotary(model):
-        arguments |= {"rotary_base": model.rotary_base, "rotary_percent": 1.0}
-        arguments |= {"use_rope_scaling": model.rotary_scaling is not None, "rope_scaling_factor": model.rotary_scaling}
+        factor = getattr(model.rotary_scaling, "factor", model.rotary_scaling)
+        arguments |= {"rotary_base": model.rotary_base, "rotary_percent": model.rotary_percent}
+        arguments |= {"use_rope_scaling": factor is not None, "rope_scaling_factor": factor}
     if config.num_moe_experts is not None:
         arguments |= {"num_experts": config.num_moe_experts, "moe_router_topk": config.moe_router_topk}
         arguments["moe_ffn_hidden_size"] = config.moe_ffn_hidden_size

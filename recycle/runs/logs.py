@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +20,7 @@ from recycle.ir.instruction import Instruction
 from recycle.ir.trace import Trace, TraceBuilder
 from recycle.job.shape import Shape, Worker
 
-TRACE, EVENTS = "trace.json", "events.jsonl"
+TRACE, EVENTS, METRICS = "trace.json", "events.jsonl", "metrics.jsonl"
 """Names of files in a run directory."""
 IMPORTED = "imported"
 """Kind of the event that states after which step a run with imported state begins."""
@@ -98,8 +97,8 @@ def read_logs(run_dir: str | Path, shape: Shape) -> Trace:
         RecycleError: a complete line is invalid; the message names file and line.
     """
     builder = TraceBuilder(shape)
-    for path in _logs(run_dir):
-        for rows in _iterations(path, shape):
+    for path in trace_logs(run_dir):
+        for rows in _iterations(LineTail(path), shape):
             _add(builder, *rows)
     return builder.build(event for _, event in read_lines(Path(run_dir) / EVENTS))
 
@@ -110,38 +109,77 @@ def read_iterations(run_dir: str | Path, shape: Shape) -> Iterator[LoggedIterati
     Raises:
         RecycleError: a complete line is invalid; the message names file and line.
     """
-    for path in _logs(run_dir):
-        for _, _, _, iteration in _iterations(path, shape):
-            yield iteration
+    for path in trace_logs(run_dir):
+        yield from new_iterations(LineTail(path), shape)
+
+
+def new_iterations(tail: LineTail, shape: Shape) -> Iterator[LoggedIteration]:
+    """Iterate over the iterations of one trace log that were appended since the last call. Raises RecycleError."""
+    for _, _, _, iteration in _iterations(tail, shape):
+        yield iteration
+
+
+class LineTail:
+    """A file of JSON lines that may grow; every call of `objects` continues after the last complete line.
+
+    Attributes:
+        path: the file; one that does not exist has no lines.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._end, self._number = 0, 0
+        self._last = b""
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the file no longer has the last line that was read: it was shortened or replaced."""
+        try:
+            with self.path.open("rb") as stream:
+                stream.seek(self._end - len(self._last))
+                return stream.read(len(self._last)) != self._last
+        except OSError:
+            return bool(self._last)
+
+    def objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield (line number from 1, object), without lines that are not a JSON object.
+
+        Raises:
+            RecycleError: the file cannot be read.
+        """
+        if not self.path.exists():
+            return
+        if not self.path.is_file():
+            raise RecycleError(f"{self.path}: cannot be read (not a regular file)")
+        try:
+            with self.path.open("rb") as stream:
+                stream.seek(self._end)
+                while line := stream.readline(_MOST_LINE_BYTES):
+                    entry = decode_line(line)
+                    if entry is None and not line.endswith(b"\n") and len(line) < _MOST_LINE_BYTES:
+                        return
+                    self._end, self._number, self._last = self._end + len(line), self._number + 1, line
+                    if entry is not None:
+                        yield self._number, entry
+        except OSError as error:
+            raise RecycleError(f"{self.path}: cannot be read ({error.strerror})") from None
 
 
 _Logged = tuple[Path, Worker, int, "LoggedIteration"]
 
 
-def _logs(run_dir: str | Path) -> list[Path]:
+def trace_logs(run_dir: str | Path) -> list[Path]:
     return sorted((Path(run_dir) / "logs").glob(f"*{TRACE_LOG_SUFFIX}"))
 
 
-def _iterations(path: Path, shape: Shape) -> Iterator[_Logged]:
+def _iterations(tail: LineTail, shape: Shape) -> Iterator[_Logged]:
+    path = tail.path
     process = shape.require(Worker.parse(path.name.removesuffix(TRACE_LOG_SUFFIX)), str(path))
-    if not path.is_file():
-        raise RecycleError(f"{path}: cannot be read (not a regular file)")
-    try:
-        with path.open("rb") as stream:
-            for number in count(1):
-                line = stream.readline(_MOST_LINE_BYTES)
-                if not line:
-                    return
-                try:
-                    entry = msgspec.json.decode(line, type=dict[str, Any])
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                    continue
-                try:
-                    yield path, process, number, msgspec.convert(entry, LoggedIteration, strict=False)
-                except msgspec.ValidationError as error:
-                    raise RecycleError(f"{path}: line {number}: {error}") from None
-    except OSError as error:
-        raise RecycleError(f"{path}: cannot be read ({error.strerror})") from None
+    for number, entry in tail.objects():
+        try:
+            yield path, process, number, msgspec.convert(entry, LoggedIteration, strict=False)
+        except msgspec.ValidationError as error:
+            raise RecycleError(f"{path}: line {number}: {error}") from None
 
 
 def _add(builder: TraceBuilder, path: Path, process: Worker, number: int, iteration: LoggedIteration) -> None:
@@ -161,13 +199,16 @@ def read_lines(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
     if not Path(path).exists():
         return []
     content = read_whole(path, RecycleError, run_trace.MOST_BYTES)
-    lines = []
-    for number, line in enumerate(content.split(b"\n"), start=1):
-        try:
-            lines.append((number, msgspec.json.decode(line, type=dict[str, Any])))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            continue
-    return lines
+    decoded = ((number, decode_line(line)) for number, line in enumerate(content.split(b"\n"), start=1))
+    return [(number, entry) for number, entry in decoded if entry is not None]
+
+
+def decode_line(line: bytes) -> dict[str, Any] | None:
+    """Return the JSON object of a line; None if it is not one."""
+    try:
+        return msgspec.json.decode(line, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def merge_logs(run_dir: str | Path, shape: Shape, most_bytes: int = MOST_MERGED_BYTES) -> int:
@@ -175,7 +216,7 @@ def merge_logs(run_dir: str | Path, shape: Shape, most_bytes: int = MOST_MERGED_
 
     Logs larger than `most_bytes` together are sampled every n-th step; return n. Raises RecycleError as `read_logs`.
     """
-    logs = _logs(run_dir)
+    logs = trace_logs(run_dir)
     every = max(1, -(-sum(path.stat().st_size for path in logs) // most_bytes))
     events = (event for _, event in read_lines(Path(run_dir) / EVENTS))
     run_trace.write_parts(_parts(logs, shape, every), shape, events, Path(run_dir) / TRACE)
@@ -185,7 +226,7 @@ def merge_logs(run_dir: str | Path, shape: Shape, most_bytes: int = MOST_MERGED_
 def _parts(logs: Iterable[Path], shape: Shape, every: int) -> Iterator[Trace]:
     for path in logs:
         builder = TraceBuilder(shape)
-        for rows in _iterations(path, shape):
+        for rows in _iterations(LineTail(path), shape):
             if rows[3].step % every == 0:
                 _add(builder, *rows)
             if len(builder.rows) >= _PART_ROWS:

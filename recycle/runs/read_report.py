@@ -1,8 +1,10 @@
-"""Reads the input of a run's report (report.py) from the run directory, of a live, finished or killed run."""
+"""Reads what is known of a live, finished or killed run from its directory, for its report and its metrics."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,37 @@ from recycle.errors import JobError, RecycleError
 from recycle.ir.instruction import OptimizerStep
 from recycle.ir.kinds import Compute, Part, kind_of_token
 from recycle.job import Job
-from recycle.job.shape import Shape
-from recycle.runs.logs import EVENTS, TRACE, read_iterations, read_lines
+from recycle.runs.logs import EVENTS, METRICS, TRACE, LineTail, LoggedIteration, new_iterations, trace_logs
 from recycle.runs.report import Activity, RunReport, report_of
 
 _TOKEN = re.compile(r"\(?\d+([A-Z_]+)")
 """Kind of an instruction's text; for an overlapped pair the kind of its forward, as both halves compute."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What is known of a run.
+
+    Attributes:
+        metrics: committed steps, ascending, one line per step.
+        events: all events, in the order of their lines.
+    """
+
+    path: Path
+    job: Job
+    metrics: Sequence[Mapping[str, Any]]
+    events: Sequence[Mapping[str, Any]]
+    report: RunReport
+
+    @property
+    def name(self) -> str:
+        """Name of the run directory."""
+        return self.path.resolve().name
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        """The line of the last committed step; empty before the first one."""
+        return self.metrics[-1] if self.metrics else {}
 
 
 def load_report(run_dir: str | Path) -> RunReport:
@@ -24,39 +51,69 @@ def load_report(run_dir: str | Path) -> RunReport:
 
     Raises RecycleError if the directory does not hold a run, or a file is invalid.
     """
-    path = Path(run_dir)
-    if not (path / "job.toml").is_file() or not (path / "metrics.jsonl").exists():
-        raise JobError(f"{path}: is not a run directory; give the directory of --run")
-    job = Job.of_run(path)
-    events = [event for _, event in read_lines(path / EVENTS) if "kind" in event]
-    metrics = steps_of(line for _, line in read_lines(path / "metrics.jsonl"))
-    try:
-        attempts = read_attempts(path, job.shape)
-    except RecycleError:
-        attempts = {}
-    is_over = (path / TRACE).exists() or any(event["kind"] in ("finished", "stopped") for event in events[-2:])
-    return report_of(metrics, events, attempts, job.seconds_per_unit, is_over)
+    return RunReader(run_dir).read().report
 
 
-def steps_of(lines: Any) -> list[dict[str, Any]]:
-    """Return the lines with a step and a time, ascending; of several lines of one step, the last."""
-    by_step: dict[int, dict[str, Any]] = {}
-    for line in lines:
-        if isinstance(line.get("step"), int) and isinstance(line.get("time"), int | float):
-            by_step[line["step"]] = line
-    return [by_step[step] for step in sorted(by_step)]
+class RunReader:
+    """Reads a run directory again and again; each `read` takes only the lines that were appended since the last one.
 
-
-def read_attempts(run_dir: str | Path, shape: Shape) -> dict[tuple[int, int], Activity]:
-    """Return (generation, step) -> activity of the workers without evaluations; the logs are read line by line.
-
-    Raises RecycleError if a complete line is invalid.
+    It starts over if the run was resumed in another shape, or returned to a checkpoint, which removes lines.
     """
-    attempts: dict[tuple[int, int], Activity] = {}
-    for iteration in read_iterations(run_dir, shape):
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self.path = Path(run_dir)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._job: tuple[int, Job] | None = None
+        self._steps: dict[int, dict[str, Any]] = {}
+        self._events: list[dict[str, Any]] = []
+        self._attempts: dict[tuple[int, int], Activity] = {}
+        self._is_broken = False
+        self._tails: dict[Path, LineTail] = {}
+
+    def read(self) -> RunRecord:
+        """Return the run up to now. Raises RecycleError if the directory does not hold a run, or a file is invalid."""
+        path = self.path
+        if not (path / "job.toml").is_file() or not (path / METRICS).exists():
+            raise JobError(f"{path}: is not a run directory; give the directory of --run")
+        written = (path / "job.toml").stat().st_mtime_ns
+        is_new = self._job is None or self._job[0] != written
+        if is_new or any(tail.is_replaced for tail in self._tails.values()):
+            self._forget()
+            self._job = written, Job.of_run(path)
+        assert self._job is not None
+        job = self._job[1]
+        self._events += (event for event in self._appended(EVENTS) if "kind" in event)
+        for line in self._appended(METRICS):
+            if isinstance(line.get("step"), int) and isinstance(line.get("time"), int | float):
+                self._steps[line["step"]] = line
+        self._read_logs(job)
+        metrics, events = [self._steps[step] for step in sorted(self._steps)], list(self._events)
+        attempts = {} if self._is_broken else self._attempts
+        is_over = (path / TRACE).exists() or any(event["kind"] in ("finished", "stopped") for event in events[-2:])
+        return RunRecord(
+            path, job, metrics, events, report_of(metrics, events, attempts, job.seconds_per_unit, is_over)
+        )
+
+    def _tail(self, path: Path) -> LineTail:
+        return self._tails.setdefault(path, LineTail(path))
+
+    def _appended(self, name: str) -> list[dict[str, Any]]:
+        return [entry for _, entry in self._tail(self.path / name).objects()]
+
+    def _read_logs(self, job: Job) -> None:
+        try:
+            for log in trace_logs(self.path):
+                for iteration in new_iterations(self._tail(log), job.shape):
+                    self._add(iteration)
+        except RecycleError:
+            self._is_broken = True  # the report does without the logs
+
+    def _add(self, iteration: LoggedIteration) -> None:
         if iteration.evaluation is not None or not iteration.instructions:
-            continue
-        activity = attempts.setdefault((iteration.generation, iteration.step), Activity())
+            return
+        activity = self._attempts.setdefault((iteration.generation, iteration.step), Activity())
         activity.workers += 1
         for text, start, end in iteration.instructions:
             activity.first, activity.last = min(activity.first, start), max(activity.last, end)
@@ -65,7 +122,6 @@ def read_attempts(run_dir: str | Path, shape: Shape) -> dict[tuple[int, int], Ac
                 activity.replayed += end - start
             elif computes:
                 activity.busy += end - start
-    return attempts
 
 
 def _token(text: str) -> str:

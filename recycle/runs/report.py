@@ -77,7 +77,7 @@ class GenerationChange:
 
     Attributes:
         time, step: when the generation ended; the first iteration of the next one.
-        kind: "failure", "drain", "re-join", "repetition", "plan", "layout", "restart" or "formation".
+        kind: one of `CHANGES`.
         costs: part -> seconds.
         slower: seconds that the following iterations took longer, by their plans, than with all workers; None if the
             unit of the plans' times is unknown.
@@ -128,6 +128,11 @@ class RunReport:
             span.seconds for span in self.spans if span.step is not None and span.part is not TimePart.EVALUATING
         )
 
+    @property
+    def effective_ratio(self) -> float:
+        """Effective training time: share of the wall clock in iterations that count; 0 before the first one."""
+        return self.measured / self.wall if self.wall else 0.0
+
 
 @dataclass
 class _Generation:
@@ -152,6 +157,8 @@ _CAUSES = {
     "undone": ("repetition", "{cause}"),
 }
 """Events that explain a change, most specific first -> (kind of change, text)."""
+CHANGES = (*(kind for kind, _ in _CAUSES.values()), "formation")
+"""Kinds of changes."""
 _STEP_EVENTS = ("drained", "undone", "rejoined", "replanned", "moved")
 """Events that name the first step of a generation, possibly written after it began."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from recycle import Profile
+from recycle.runs.metrics import RUN_METRICS
 from recycle.runs.read_report import load_report
 from recycle.runs.report import TimePart
 from tests.cli.command import Command
@@ -116,6 +117,10 @@ def test_report_parts_of_a_real_run_add_up(command: Command, tmp_path: Path, mon
     printed = command(f"report {run} --json").json
     assert sum(printed["parts"].values()) == pytest.approx(printed["wall"], rel=1e-5)
     assert printed["steps"] == 12
+    metrics = command(f"report {run} --prometheus").out.splitlines()
+    assert f'recycle_wall_seconds{{run="run"}} {report.wall}' in metrics
+    assert f'recycle_part_seconds{{part="redone",run="run"}} {parts[TimePart.REDONE]}' in metrics
+    assert sum(line.startswith("# TYPE ") for line in metrics) == len(RUN_METRICS)
     shown = command(f"report {run}").out
     assert "12 steps in" in shown
     assert "1.1 killed by SIGKILL" in shown

@@ -36,6 +36,7 @@ def training_samples(
     end: int,
     mask_loss: bool = False,
     reset_positions: bool = False,
+    reset_attention: bool = False,
     part: int = 0,
 ) -> Any:
     """The training data set, or that of another part of the split, as Megatron-LM's arguments of these names make it.
@@ -49,9 +50,9 @@ def training_samples(
         split=split,
         tokenizer=SimpleNamespace(eod=end, vocab_size=end + 1, unique_identifiers={}),
         reset_position_ids=reset_positions,
-        reset_attention_mask=False,
+        reset_attention_mask=reset_attention,
         eod_mask_loss=mask_loss,
-        create_attention_mask=False,
+        create_attention_mask=reset_attention,
     )
     sizes = [samples if number == part else 6 for number in range(3)]
     with as_only_rank():

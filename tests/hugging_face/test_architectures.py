@@ -64,9 +64,10 @@ def test_missing_keys_have_the_defaults_of_the_architecture() -> None:
         "Qwen3ForCausalLM": (32, 128, 1e-6),
         "Qwen3MoeForCausalLM": (4, 2, 1e-6),
         "MixtralForCausalLM": (8, 2, 1e-5),
+        "Gemma3ForCausalLM": (4, 256, 1e-6),
     }
-    assert [model.rotary_base for model in models.values()] == [1e4, 1e4, 1e4, 1e4, 1e4, 1e6]
-    assert [model.sequence for model in models.values()] == [2048, 131072, 32768, 32768, 32768, 131072]
+    assert [model.rotary_base for model in models.values()] == [1e4, 1e4, 1e4, 1e4, 1e4, 1e6, 1e6]
+    assert [model.sequence for model in models.values()] == [2048, 131072, 32768, 32768, 32768, 131072, 131072]
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,15 @@ def test_missing_keys_have_the_defaults_of_the_architecture() -> None:
         config("Qwen3ForCausalLM", head_dim=16, layer_types=["full_attention"] * 2),
         config("MixtralForCausalLM", **EXPERTS),
         config("MistralForCausalLM", sliding_window=None),
+        config("MistralForCausalLM", sliding_window=16),
+        config("Gemma3ForCausalLM", sliding_window=16, rope_scaling={"rope_type": "linear", "factor": 8.0}),
+        config(
+            "Gemma3ForCausalLM",
+            sliding_window=16,
+            layer_types=["full_attention", "sliding_attention"],
+            query_pre_attn_scalar=24,
+        ),
+        config("Qwen2ForCausalLM", rope_scaling={"type": "yarn", "factor": 4.0, "beta_fast": 16}),
         config("Qwen3MoeForCausalLM", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=20),
         config("Qwen3MoeForCausalLM", **EXPERTS, moe_intermediate_size=20, norm_topk_prob=True),
     ],
@@ -102,19 +112,21 @@ def test_config_of_a_model_reads_back_equal(given: dict[str, Any]) -> None:
         ({"rms_norm_eps": float("nan")}, r"c: Expected `float` > 0.* - at `rms_norm_eps`"),
         ({"rope_theta": float("inf")}, r"c: rope_scaling.rope_theta: inf must be a number of at least 1"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, r"c: layer_types: 'sliding_attention' is not"),
+        ({"layer_types": ["full_attention"]}, r"c: layer_types: 1 of num_hidden_layers 2"),
+        ({"layer_types": ["chunked_attention"] * 2}, r"c: Invalid enum value 'chunked_attention' - at `layer_types"),
         ({"partial_rotary_factor": 0.5}, r"c: partial_rotary_factor: 0.5"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, r"c: rope_scaling.rope_type: 'yarn' is not supported"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, r"c: rope_scaling.rope_type: 'dynamic' is not supp"),
+        ({"rope_scaling": {"type": "yarn"}}, r"c: rope_scaling: Object missing required field `factor`"),
         ({"rope_parameters": {"full_attention": {}}}, r"c: rope_parameters.full_attention is not supported"),
-        ({"rope_scaling": SCALED | {"low_freq_factor": 2.0}}, r"c: rope_scaling.low_freq_factor: 2.0 .* only 1 is"),
+        ({"rope_scaling": SCALED | {"low_freq_factor": 0}}, r"c: rope_scaling: Expected `float` > 0.* `low_freq"),
         (
-            {"architectures": ["MixtralForCausalLM"], "sliding_window": 4096},
-            r"c: sliding_window: 4096 is not supported, only null is",
+            {"architectures": ["Gemma3ForCausalLM"], "final_logit_softcapping": 30.0},
+            r"c: final_logit_softcapping: 30.0 is not supported, only null is",
         ),
         (
             {"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9},
             r"c: num_experts_per_tok: 9 of num_local_experts 8",
         ),
-        ({"architectures": ["MistralForCausalLM"]}, r"c: sliding_window: 4096 is not supported, only null is"),
         ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": [0]}, r"c: mlp_only_layers: \[0\] is not"),
     ],
 )
@@ -128,7 +140,10 @@ def test_unsupported_config_is_refused_by_key(changes: dict[str, Any], complaint
 @pytest.mark.parametrize(
     ("model", "complaint"),
     [
-        (ModelSection(), r'x: \[model\] kind: "gpt" cannot be exported; llama, mistral, qwen, qwen_moe, mixtral can'),
+        (
+            ModelSection(),
+            r'x: \[model\] kind: "gpt" cannot be exported; llama, mistral, qwen, qwen_moe, mixtral, gemma can',
+        ),
         (ModelSection(kind="llama", provider="a:b"), r"x: \[model\] provider: a model of a:b cannot be exported"),
         (ModelSection(kind="llama", config={"normalization": "LayerNorm"}), r"\[model.config\] normalization: "),
         (ModelSection(kind="llama", config={"num_moe_experts": 4}), r"\[model.config\] num_moe_experts: "),

@@ -15,6 +15,7 @@ from recycle.exec.checkpoint.checkpoint import verify_files, write_manifest
 from recycle.exec.data.loading import load_batches
 from recycle.hugging_face.conversion import export_model, import_model
 from recycle.hugging_face.correspondence import blocks
+from recycle.job.sections import RotaryScaling
 from tests.cli.conftest import working_directory as working_directory
 from tests.exec.checkpoint.test_checkpoint import store
 from tests.exec.drive import build_pipeline, gradients_by_name, run_pipelines, small_job
@@ -71,6 +72,8 @@ def test_gradients_equal_those_of_transformers(name: str) -> None:
     [
         {"kind": "llama", "rotary_scaling": 8.0, "rotary_base": 5e5, "config": {"num_query_groups": 2}},
         {"kind": "qwen", "tied": True},
+        {"kind": "llama", "rotary_scaling": RotaryScaling(4.0, "yarn", original_max_position_embeddings=8)},
+        {"kind": "gemma", "tied": True, "local_rotary_base": 1e3, "config": {"window_attn_skip_freq": 2}},
         {"kind": "mixtral", "ffn": 40, "config": {"num_moe_experts": 4, "moe_router_topk": 3}},
     ],
     ids=lambda model: model["kind"],

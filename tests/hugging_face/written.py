@@ -92,11 +92,35 @@ LLAMA_3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.0,
+    "truncate": False,
+}
+GEMMA = {
+    "head_dim": 16,
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    "query_pre_attn_scalar": 24,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 2.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
 MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"rms_norm_eps": 1e-6}),
     "llama 3.1": ("Llama", {"rope_parameters": LLAMA_3, "head_dim": 16, "num_key_value_heads": 1}),
     "llama tied": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
     "qwen 2": ("Qwen2", {}),
+    "llama linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "llama, other constants": ("Llama", {"rope_parameters": LLAMA_3 | {"original_max_position_embeddings": 16}}),
+    "qwen 3 yarn": ("Qwen3", {"rope_parameters": YARN}),
+    "gemma 3": ("Gemma3", GEMMA),
+    "mistral with a window": ("Mistral", {"sliding_window": 7}),
     "qwen 3": ("Qwen3", {"tie_word_embeddings": True, "head_dim": 16}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": None}),
     "mistral": ("Mistral", {"sliding_window": None}),
@@ -122,14 +146,14 @@ def hub_model(name: str, **changes: Any) -> Any:
     """A model of `MODELS`, in fp32; `changes` of its configuration."""
     kind, keys = MODELS[name]
     package = transformers()
-    config = getattr(package, f"{kind}Config")(**SIZES | keys | changes)
+    config = getattr(package, f"{kind}{'Text' * (kind == 'Gemma3')}Config")(**SIZES | keys | changes)
     model = getattr(package, f"{kind}ForCausalLM")(config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for key, parameter in sorted(model.named_parameters()):
             deviation = 0.2 if parameter.dim() > 1 else 0.1
             parameter.normal_(0.0, deviation, generator=generator)
-            if key.endswith("norm.weight"):
+            if key.endswith("norm.weight") and kind != "Gemma3":
                 parameter.add_(1.0)
     return model.eval()
 

@@ -24,6 +24,7 @@ from recycle.files import read_whole
 from recycle.ir.formats.run_trace import MOST_BYTES
 from recycle.job import Job
 from recycle.job.manifest import Damaged
+from recycle.job.sections import OF_DOCUMENTS
 from recycle.job.shape import Shape
 from recycle.runs.logs import IMPORTED, read_lines
 
@@ -125,7 +126,7 @@ def _require_order(path: Path, job: Job, before: Job) -> None:
             raise JobError(
                 f"{path}: [data] {key}: is {value}, but {other} in the run, which changes the order of the data"
             )
-    contents = ("end_of_document", "mask_loss", "reset_positions")
+    contents = ("end_of_document", *OF_DOCUMENTS)
     if all(getattr(job.data, key) == getattr(before.data, key) for key in contents):
         raise JobError(f"{path}: [data] path: the files differ from those that this run has used so far")
 

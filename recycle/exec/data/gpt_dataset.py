@@ -57,7 +57,8 @@ class GptDatasetBatches(Batches):
         """sha256 of everything that determines the order: keys of `[data]`, number of samples, files' indices."""
         data, result = self._job.data, hashlib.sha256()
         stated = (data.weights, data.split, data.seed, self.samples, self._job.model.sequence, data.end_of_document)
-        result.update(repr((stated, data.mask_loss, data.reset_positions)).encode())
+        documents = (data.mask_loss, data.reset_positions, *(("reset_attention",) if data.reset_attention else ()))
+        result.update(repr((stated, *documents)).encode())
         for prefix, dataset in zip(self._prefixes, self._opened, strict=True):
             result.update(hashlib.sha256(dataset.index.bin_buffer).digest())
             result.update(f"{Path(f'{prefix}.bin').stat().st_size} ".encode())
@@ -65,6 +66,8 @@ class GptDatasetBatches(Batches):
 
     def batch(self, iteration: int, micro_batch: int) -> Batch:
         """Tokens, labels, and optional `loss_mask` and `position_ids`, of [micro_batch_size, sequence].
+
+        With `reset_attention` also `attention_mask`, see `CausalAttention`.
 
         Raises RunError if the samples are used up, or a token is outside the vocabulary.
         """
@@ -79,6 +82,7 @@ class GptDatasetBatches(Batches):
         samples = [self._dataset[first + row] for row in range(size)]
         names = ["tokens", "labels"]
         names += ["loss_mask"] * job.data.mask_loss + ["position_ids"] * job.data.reset_positions
+        names += ["attention_mask"] * job.data.reset_attention
         batch = {name: torch.stack([sample[name] for sample in samples]) for name in names}
         most = max(int(batch[name].max()) for name in ("tokens", "labels"))
         if most >= job.model.vocabulary:
@@ -112,9 +116,9 @@ class GptDatasetBatches(Batches):
                 eod=end, vocab_size=job.model.vocabulary, unique_identifiers={"end_of_document": end}
             ),
             reset_position_ids=data.reset_positions,
-            reset_attention_mask=False,
+            reset_attention_mask=data.reset_attention,
             eod_mask_loss=data.mask_loss,
-            create_attention_mask=False,
+            create_attention_mask=data.reset_attention,
         )
         part = self._part
         config.split_matrix = [split if number == part else None for number, split in enumerate(config.split_matrix)]

@@ -33,6 +33,7 @@ class ProvidedBatches(Batches):
 
     def __init__(self, job: Job, provider: DataProvider) -> None:
         self._name = f"[data] provider: {job.data.provider or repr(provider)}"
+        self._has_masks = job.data.reset_attention
         source = provider(job)
         self._source: Any = source
         self._make: Any = getattr(source, "batch", source)
@@ -57,6 +58,9 @@ class ProvidedBatches(Batches):
                 else type(batch).__name__
             )
             raise RunError(f"{self._name} returned {description} as a batch; it must map names to tensors")
+        if ("attention_mask" in batch) != self._has_masks:
+            stated, has = ("true", "no") if self._has_masks else ("false", "an")
+            raise RunError(f"{self._name} returned {has} attention_mask, but [data] reset_attention is {stated}")
         return dict(batch)
 
 

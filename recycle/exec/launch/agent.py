@@ -28,6 +28,7 @@ from recycle.exec.launch.run_address import remove_address, run_key, write_addre
 from recycle.exec.launch.run_directory import RunDirectory, has_ended
 from recycle.exec.launch.runtime import LeaderRuntime
 from recycle.exec.links import Link, LinkClosed, connect_to
+from recycle.exec.ports import listen_within
 from recycle.exec.processes.processes import require_open_files
 from recycle.exec.protocol import ENDED_EARLY, Alive, Order, Over, Rejected
 from recycle.job.endpoints import Endpoints, parse_endpoints
@@ -229,7 +230,7 @@ class _Agent:
         return time.monotonic() - self._absent_since < GIVE_WAY_SECONDS
 
     def _take_role(self) -> None:
-        listener = socket.create_server((self._address, 0), backlog=4096)
+        listener = listen_within(self._job.membership.ports, self._address, backlog=4096)
         host, port = listener.getsockname()[:2]
         if not self._election.campaign(LeaderAddress(self._node, self._session, host, port)):
             listener.close()

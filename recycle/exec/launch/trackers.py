@@ -1,10 +1,12 @@
-"""Observers of a run, sentences for events, and experiment trackers (TensorBoard, Weights & Biases).
+"""Observers of a run, sentences for events, and experiment trackers (TensorBoard, Weights & Biases, Prometheus).
 
 A tracker that raises is disabled after one warning.
 """
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import time
 from collections import deque
 from collections.abc import Callable
@@ -12,10 +14,15 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from recycle.errors import JobError, first_line
+import msgspec
+
+from recycle.child import Child
+from recycle.errors import JobError, RunError, first_line
 from recycle.exec.model.state.learning_rate import learning_rate
 from recycle.job import Job
 from recycle.job.analytic import model_flops
+from recycle.job.endpoints import parse_listening
+from recycle.runs.exporter import Request
 
 
 class Observer:
@@ -100,6 +107,8 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
 
 CLOSING_SECONDS = 60.0
 """Seconds to wait at the end of a run for pending updates."""
+EXPORT_SECONDS = 5.0
+"""Seconds that the exporter of metrics may take to send the last ones."""
 CURVES = ("loss", "grad_norm", "tokens_per_second", "live_workers", "period_error", "eval_loss")
 """Fields of a metrics line to show."""
 PEAK_FLOPS = {
@@ -187,7 +196,54 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-Tracker = TensorBoard | WeightsAndBiases
+class MetricsExport:
+    """Exports the run's metrics from a child process (recycle.runs.exporter). Methods as in `TensorBoard`."""
+
+    def __init__(self, job: Job, directory: Path) -> None:
+        where = job.logging.prometheus
+        self._request = Request(None if where is None else parse_listening(where), job.logging.otlp)
+        self._directory = directory
+        self._child: Child | None = None
+
+    def start(self, step: int) -> None:
+        if self._child is not None:
+            return
+        with (self._directory / "logs" / "exporter.log").open("ab") as errors:
+            self._child = Child("recycle.runs.exporter", str(self._directory), errors=errors)
+        self._child.send(self._request)
+        problem = msgspec.json.decode(next(self._child.lines(), b'"it ended"'), type=str)
+        if problem:
+            self._child.close()
+            raise RunError(problem)
+
+    def step(self, step: int, values: dict[str, float]) -> None:
+        if self._child is not None and self._child.process.poll() is not None:
+            raise RunError(f"its process has ended; see {self._directory / 'logs' / 'exporter.log'}")
+
+    def note(self, step: int, text: str) -> None:
+        return
+
+    def close(self) -> None:
+        """Let the child send the last metrics, and end it."""
+        if self._child is not None:
+            self._child.send(None)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.process.wait(EXPORT_SECONDS)
+            self._child.close()
+
+
+Tracker = TensorBoard | WeightsAndBiases | MetricsExport
+_TRACKERS: dict[str, tuple[type[Tracker], str]] = {
+    "tensorboard": (TensorBoard, "tensorboard"),
+    "wandb": (WeightsAndBiases, "wandb"),
+    "prometheus": (MetricsExport, "prometheus_client"),
+    "otlp": (MetricsExport, "opentelemetry"),
+}
+"""Key of `[logging]` -> tracker, and package that it needs."""
+
+
+def _wanted_keys(job: Job) -> list[str]:
+    return [key for key in _TRACKERS if getattr(job.logging, key)]
 
 
 class Trackers(Observer):
@@ -200,7 +256,7 @@ class Trackers(Observer):
         self._job, self._warn, self._last = job, warn, first - 1
         self._failures: deque[str] = deque()
         self._peak = peak_flops(job, gpu)
-        kinds = [TensorBoard] * job.logging.tensorboard + [WeightsAndBiases] * (job.logging.wandb is not None)
+        kinds = dict.fromkeys(_TRACKERS[key][0] for key in _wanted_keys(job))
         self._trackers: list[Tracker] = [kind(job, directory) for kind in kinds]
         self._thread = ThreadPoolExecutor(1)  # starts with the first tracker
         self._each(lambda tracker: tracker.start(first))
@@ -253,10 +309,10 @@ def require_packages(job: Job) -> None:
     """Raise JobError for a tracker whose package is not installed."""
     from importlib.util import find_spec
 
-    for name, is_wanted in (("tensorboard", job.logging.tensorboard), ("wandb", job.logging.wandb is not None)):
-        if is_wanted and find_spec(name) is None:
+    for key in _wanted_keys(job):
+        if find_spec(_TRACKERS[key][1]) is None:
             raise JobError(
-                f"[logging] {name}: needs a package; install it with: pip install 'recycle-pipeline[logging]'"
+                f"[logging] {key}: needs a package; install it with: pip install 'recycle-pipeline[logging]'"
             )
 
 

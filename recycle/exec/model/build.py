@@ -62,9 +62,9 @@ def build_stages(
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     indices, ends = list(indices), {0, job.shape.stages - 1}
     providers = providers or Providers.from_job(job)
-    # The first stage reads tokens, the last stage labels.
+    # The first stage reads tokens, the last stage labels, and all stages read a mask of documents.
     batches, evaluation = None, None
-    if ends.intersection(indices):
+    if ends.intersection(indices) or job.data.reset_attention or job.evaluation_data.reset_attention:
         batches = load_batches(job, providers.data)
         evaluation = load_evaluation(job, providers.evaluation_data(job)) if job.evaluation.every else None
     stages, tied = dict[int, Stage](), None
@@ -79,7 +79,8 @@ def build_stages(
         rank = 0 if tensor_group is None else tensor_group.rank()
         for index in indices:
             is_new = not held.keys() >= set(range(*stage_units(job.layers_per_stage())[index]))
-            part = build_module(job, index, rank, providers, is_filled and is_new)
+            with megatron_versions.layers_numbered_from(sum(job.layers_per_stage()[:index])):
+                part = build_module(job, index, rank, providers, is_filled and is_new)
             stage = MegatronStage(job, index, device, batches, part, tied, rank, providers, evaluation, held)
             stages[index], tied = stage, tied or stage.tied_sum
     megatron_versions.warn_unsupported_versions()
@@ -93,7 +94,7 @@ def build_module(job: Job, index: int, tensor_rank: int, providers: Providers, i
 
         try:
             return build_part(job, index, tensor_rank, is_filled=is_filled)
-        except (AssertionError, NotImplementedError, TypeError, ValueError) as error:
+        except (AssertionError, IndexError, NotImplementedError, TypeError, ValueError, ZeroDivisionError) as error:
             raise JobError(f"[model]: megatron-core cannot build stage {index} of it: {first_line(error)}") from error
     from recycle.exec.model.part import require_trainable
 

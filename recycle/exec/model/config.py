@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from typing import Any, get_type_hints
 
 import msgspec
@@ -32,6 +32,7 @@ ACTIVATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
     "squared_relu": squared_relu,
     "quick_gelu": quick_gelu,
     "fast_gelu": fast_gelu,
+    "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
 }
 """Functions by name of `activation_func` in a job file."""
 
@@ -149,7 +150,6 @@ _REASONS: Mapping[str, Sequence[str]] = {
         "mrope_section",
         "attention_output_gate",
         "moe_layer_freq",
-        "no_rope_freq",
     ),
     "it updates state between iterations that workers do not copy": (
         "qk_clip",
@@ -167,9 +167,6 @@ _REASONS: Mapping[str, Sequence[str]] = {
     ),
     "attention is torch's scaled_dot_product_attention": (
         "attention_backend",
-        "window_size",
-        "window_attn_skip_freq",
-        "softmax_type",
         "flash_decode",
         "apply_query_key_layer_scaling",
         "attention_softmax_in_fp32",
@@ -196,8 +193,9 @@ _SUPPORTED = _names(
     """
     activation_func activation_func_clamp_value add_bias_linear add_qkv_bias apply_residual_connection_post_layernorm
     deterministic_mode disable_bf16_reduced_precision_matmul embedding_init_method_std fp32_residual_connection
-    gated_linear_unit glu_linear_offset init_method_std kv_channels layernorm_epsilon normalization num_query_groups
-    qk_l2_norm qk_layernorm recompute_modules rotary_interleaved softmax_scale transformer_impl
+    gated_linear_unit glu_linear_offset init_method_std kv_channels layernorm_epsilon no_rope_freq normalization
+    num_query_groups qk_l2_norm qk_layernorm recompute_modules rotary_interleaved softmax_scale softmax_type
+    transformer_impl window_attn_skip_freq window_size
 
     moe_apply_probs_on_input moe_aux_loss_coeff moe_ffn_hidden_size moe_per_layer_logging moe_router_bias_update_rate
     moe_router_dtype moe_router_enable_expert_bias moe_router_group_topk moe_router_load_balancing_type
@@ -279,7 +277,7 @@ def transformer_config(job: Job, **changes: Any) -> TransformerConfig:
 
 def converted_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `[model.config]`, converted for megatron-core. Raises JobError naming a bad field."""
-    known, converted = _types(), {}
+    known, converted = _types(), dict[str, Any]()
     for name, value in config.items():
         key = f"[model.config] {name}"
         if name in _UNSUPPORTED:
@@ -302,6 +300,8 @@ def converted_fields(config: Mapping[str, Any]) -> dict[str, Any]:
             converted[name] = msgspec.convert(value, known[name])
         except (msgspec.ValidationError, TypeError) as error:
             raise JobError(f"{key}: {error}") from None
+        if name == "window_size" and not (converted[name][0] >= 0 == converted[name][1]):
+            raise JobError(f"{key}: {value!r} is not [tokens before the query, 0]")
         if name.endswith("init_method_std") and not (isinstance(value, float | int) and 0 < value < math.inf):
             raise JobError(f"{key}: {value!r} must be a number above 0")
     return converted

@@ -2,9 +2,9 @@
 
 megatron-core's rotary positions and router move themselves to the current GPU; `stay_on_device` makes them stay.
 
-`fuse` makes norms, rotary positions and gates each a single node of the autograd graph, without copies of intermediate
-results, and with the same bits as megatron-core's. Autograd adds the gradients of a tensor in the order of the graph,
-so a norm returns the two parts of its input gradient separately.
+`fuse` makes norms, rotary positions (rotary.py) and gates each a single node of the autograd graph, without copies of
+intermediate results, and with the same bits as megatron-core's. Autograd adds the gradients of a tensor in the order of
+the graph, so a norm returns the two parts of its input gradient separately.
 
 Limits: RMSNorm on the CPU only; SwiGLU without clamp and offset; rotary positions of all channels, not interleaved.
 """
@@ -15,37 +15,14 @@ from typing import Any
 
 import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
-from megatron.core.transformer import attention
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.moe.router import TopKRouter
 
+from recycle.exec.model.rotary import CachedRotary, Rotary
 from recycle.exec.model.state.rules import BALANCE_RATE
 from recycle.megatron_versions import stop_loss_logs, without_token_counts
 
 _ROUTER_TYPES = {"fp32": torch.float32, "fp64": torch.float64}
-
-
-class Rotary(RotaryEmbedding):  # type: ignore[misc]
-    inv_freq: torch.Tensor
-
-    def get_emb(self, max_seq_len: int, offset: int = 0) -> torch.Tensor:
-        """Angles of positions, [max_seq_len, 1, 1, rotated channels]."""
-        freqs = self.get_freqs_non_repeated(max_seq_len, offset)
-        if self.rotary_interleaved:
-            angles = torch.stack((freqs.view(-1, 1), freqs.view(-1, 1)), dim=-1).view(freqs.shape[0], -1)
-        else:
-            angles = torch.cat((freqs, freqs), dim=-1)
-        return angles[:, None, None, :]
-
-    def forward(self, max_seq_len: int, offset: int = 0, packed_seq: bool = False, cp_group: Any = None) -> Any:
-        """As megatron-core's forward, which caches the angles of each length, without context parallelism."""
-        return self.get_emb(max_seq_len, offset)
-
-    def _apply(self, function: Any, recurse: bool = True) -> Any:
-        # The frequencies are not a buffer in megatron-core: they stay in fp32, but must follow the module's device.
-        moved = super()._apply(function, recurse)
-        self.inv_freq = self.inv_freq.to(function(torch.empty(0)).device)
-        return moved
 
 
 @without_token_counts
@@ -120,7 +97,7 @@ def fuse(part: torch.nn.Module) -> None:
         elif type(module) is MLP and _is_swiglu(module.config):
             module.__class__ = _GatedMLP
         elif type(module) is RotaryEmbedding and not module.rotary_interleaved:
-            module.__class__ = _CachedRotary
+            module.__class__ = CachedRotary
 
 
 class _Norm(torch.nn.RMSNorm):
@@ -196,57 +173,3 @@ def _is_swiglu(config: Any) -> bool:
         and not config.bias_activation_fusion
         and not config.use_te_activation_func
     )
-
-
-class _CachedRotary(Rotary):
-    _last: tuple[tuple[Any, ...], Any] | None = None
-
-    def forward(self, max_seq_len: int, offset: int = 0, packed_seq: bool = False, cp_group: Any = None) -> Any:
-        key = max_seq_len, offset, self.inv_freq.device
-        if self._last is None or self._last[0] != key:
-            angles = super().forward(max_seq_len, offset, packed_seq, cp_group)
-            angles.turns = angles.cos(), angles.sin()
-            self._last = key, angles
-        return self._last[1]
-
-
-class _Rotation(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _rotate(x, cos, sin, 1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        return _rotate(gradient, cos, sin, -1), None, None
-
-
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: int) -> torch.Tensor:
-    (first, second), (first_sin, second_sin) = x.chunk(2, dim=-1), sin.chunk(2, dim=-1)
-    result = x * cos
-    first_result, second_result = result.chunk(2, dim=-1)
-    if direction > 0:
-        first_result.sub_(second * first_sin)
-        second_result.add_(first * second_sin)
-    else:
-        first_result.add_(second * second_sin)
-        second_result.sub_(first * first_sin)
-    return result
-
-
-_megatron_rotary = attention.apply_rotary_pos_emb
-
-
-def _apply_rotary(
-    x: torch.Tensor, angles: torch.Tensor, *arguments: Any, mscale: float = 1.0, **named: Any
-) -> torch.Tensor:
-    cos_sin = getattr(angles, "turns", None)
-    if cos_sin is None or angles.shape[-1] != x.shape[-1] or mscale != 1.0:
-        plain: torch.Tensor = _megatron_rotary(x, angles, *arguments, mscale=mscale, **named)
-        return plain
-    rotated: torch.Tensor = _Rotation.apply(x, *(part.to(x.dtype) for part in cos_sin))  # type: ignore[no-untyped-call]
-    return rotated
-
-
-attention.apply_rotary_pos_emb = _apply_rotary  # megatron-core handles the angles of other models

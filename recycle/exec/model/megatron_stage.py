@@ -50,7 +50,7 @@ class MegatronStage(Stage):
     """A part of a model with split backward, gradient sums and optimizer.
 
     Args:
-        batches: source of micro-batches; None for a stage that is neither the first nor the last.
+        batches: source of micro-batches; None for a stage between the first and the last, unless these have masks.
         part: the initialized model part; moved to `device`. Its parameters become views of one flat tensor per unit.
         tied_sum: gradient sum of the shared weight, from another stage of this worker.
         evaluation: as `batches`, for evaluations; None for a job without.
@@ -78,6 +78,8 @@ class MegatronStage(Stage):
         self._trained_on = None if batches is None else BatchesAhead(batches, is_pinned)
         self._evaluated_on = None if evaluation is None else BatchesAhead(evaluation, is_pinned)
         self._data = self._trained_on
+        has_masks = job.data.reset_attention or job.evaluation_data.reset_attention
+        self._reads_data = self._is_first or self._is_last or has_masks
         self._token_mean: TokenMean | None = None
         if job.train.per_token_loss and self._is_last and batches is not None:
             self._token_mean = TokenMean(batches, job)
@@ -166,7 +168,7 @@ class MegatronStage(Stage):
         self._delayed.clear()
 
     def expect(self, iteration: int, program: Sequence[Compute]) -> None:
-        if self._data is None or not (self._is_first or self._is_last):
+        if self._data is None or not self._reads_data:
             return
         runs = [compute for compute in program if compute.row.holds or (compute.row.remakes and self._recomputes)]
         numbers = [self._number(compute.micro_batch) for compute in runs]
@@ -282,7 +284,7 @@ class MegatronStage(Stage):
 
     def _compute(self, micro_batch: MicroBatch, entry: torch.Tensor | None) -> torch.Tensor:
         number = self._number(micro_batch)
-        batch = self._batch(number) if self._is_first or self._is_last else None
+        batch = self._batch(number) if self._reads_data else None
         if entry is not None:
             entry.requires_grad_(torch.is_grad_enabled())
         tokens = None if self._token_mean is None else self._token_mean.of(self._iteration)
@@ -292,7 +294,7 @@ class MegatronStage(Stage):
         return output
 
     def _batch(self, number: int) -> Batch:
-        assert self._data is not None, "the stages at the ends read data"
+        assert self._data is not None, "a stage that reads data has its source"
         batch = self._data.batch(self._iteration, number)
         if self._is_first and "tokens" in batch and (bit := self._flips.take_input_bit()) is not None:
             batch = batch | {"tokens": flipped_tokens(batch["tokens"], self._vocabulary, bit)}

@@ -159,6 +159,8 @@ class StageModule:
         self.module, self._index, self._is_last = module, index, index == job.shape.stages - 1
         self._is_megatrons = hasattr(module, "set_input_tensor")
         self._loss = providers.loss or (masked_sum if self._is_megatrons else cross_entropy)
+        if job.data.reset_attention:
+            _require_masks(module, self._is_megatrons)
         cut = tensor[1] if job.grid.sequence_parallel else 1
         standard = (model.sequence // cut, rows, model.hidden)
         self.message_shape: tuple[int, ...] = tuple(getattr(module, MESSAGE_SHAPE, standard))
@@ -236,7 +238,7 @@ class StageModule:
         output = self.module(
             input_ids=batch.get("tokens"),
             position_ids=batch.get("position_ids", self._positions),
-            attention_mask=None,
+            attention_mask=batch.get("attention_mask"),
             labels=batch.get("labels") if self._is_last else None,
         )
         if entry is not None:
@@ -264,6 +266,16 @@ class StageModule:
         self._versions = {}
 
 
+def _require_masks(module: torch.nn.Module, is_megatrons: bool) -> None:
+    if not is_megatrons:
+        raise JobError("[data] reset_attention: the module of [model] provider takes no attention_mask; write false")
+    if any(getattr(part, "window_size", None) is not None for part in module.modules()):
+        raise JobError(
+            "[data] reset_attention: megatron-core's attention ignores attention_mask in layers with a window; use"
+            " recycle.exec.model.attention.CausalAttention"
+        )
+
+
 def require_trainable(module: Any, job: Job, index: int, where: str) -> None:
     """Raise JobError, with prefix `where`, unless a provider's module can be trained."""
     if not isinstance(module, torch.nn.Module):
@@ -276,5 +288,7 @@ def require_trainable(module: Any, job: Job, index: int, where: str) -> None:
             raise JobError(f"{where}: {name} does not require a gradient; frozen parameters are not supported")
         if not parameter.is_floating_point():
             raise JobError(f"{where}: {name} is {parameter.dtype}; parameters must be floating-point")
+    if not job.model.tied and 0 < index == job.shape.stages - 1 and SHARED_WEIGHT in names:
+        raise JobError(f"{where}: {SHARED_WEIGHT} is on the first stage, too; write [model] tied = true")
     if job.model.tied and index in (0, job.shape.stages - 1) and SHARED_WEIGHT not in names:
         raise JobError(f"{where}: [model] tied needs a parameter {SHARED_WEIGHT}, which its module lacks")

@@ -2,7 +2,8 @@
 
 Sequence parallelism (Korthikanti et al., arXiv 2205.05198): outside of attention and feed-forward parts a tensor rank
 holds a T-th of each sequence. The gather and the reduce-scatter add in the order of tensor ranks, like `TensorGroup`.
-For it they replace megatron-core's collectives, which allocate on the current GPU. Only for recycle's dense models.
+For it they replace megatron-core's collectives, which allocate on the current GPU. Only for recycle's own models. A
+mixture of experts gathers the sequences, because its router needs all tokens.
 
 Expert parallelism: each tensor rank has a T-th of the experts of every layer, whole. All tensor ranks have all tokens
 of a micro-batch and route them alike, so no token is sent. Outputs and gradients are summed over the ranks.
@@ -21,7 +22,9 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
     reduce_from_tensor_model_parallel_region,
+    scatter_to_sequence_parallel_region,
 )
 from megatron.core.transformer.moe.moe_layer import BaseMoELayer, MoELayer
 from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher
@@ -49,13 +52,25 @@ def prepare_mixtures(part: torch.nn.Module) -> None:
 
 
 def own_expert_parameters(part: torch.nn.Module) -> set[torch.nn.Parameter]:
-    layers = [module for module in part.modules() if isinstance(module, BaseMoELayer) and module.ep_group.size() > 1]
-    return {parameter for layer in layers for parameter in layer.experts.parameters()}
+    shared = [layer for layer in _mixtures(part) if layer.ep_group.size() > 1]
+    return {parameter for layer in shared for parameter in layer.experts.parameters()}
 
 
 def first_expert(part: torch.nn.Module) -> int:
     """Number, within its layer, of the first expert of each mixture in a part."""
     return next((module.local_expert_indices[0] for module in part.modules() if isinstance(module, BaseMoELayer)), 0)
+
+
+def _mixtures(part: torch.nn.Module) -> list[BaseMoELayer]:
+    return [module for module in part.modules() if isinstance(module, BaseMoELayer)]
+
+
+class _WholeSequencesLayer(MoELayer):  # type: ignore[misc]
+    def forward(self, hidden_states: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        # All tensor ranks get the same gradient of the whole sequences, so each keeps its part of it.
+        whole = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
+        output, bias = super().forward(whole, *arguments, **named)
+        return scatter_to_sequence_parallel_region(output), bias
 
 
 class _OwnExpertsDispatcher(MoEAllGatherTokenDispatcher):  # type: ignore[misc]
@@ -74,7 +89,12 @@ class _OwnExpertsDispatcher(MoEAllGatherTokenDispatcher):  # type: ignore[misc]
 def enable_sequence_parallel(part: Any) -> None:
     """Switch a part of megatron-core's GPTModel, which must be built without, to sequence parallelism."""
     part.config.sequence_parallel = True
+    in_mixtures = {module for layer in _mixtures(part) for module in layer.modules()}
+    for layer in _mixtures(part):
+        layer.__class__ = _WholeSequencesLayer
     for module in part.modules():
+        if module in in_mixtures:
+            continue
         if isinstance(module, ColumnParallelLinear | RowParallelLinear):
             module.sequence_parallel = True
         if isinstance(module, ColumnParallelLinear):
@@ -82,7 +102,7 @@ def enable_sequence_parallel(part: Any) -> None:
 
 
 def sequence_split_parameters(part: torch.nn.Module) -> set[torch.nn.Parameter]:
-    """Parameters that all tensor ranks use on their part of the sequences: all except positions.
+    """Parameters that all tensor ranks use on their part of the sequences: all except positions and mixtures.
 
     A rank's gradient covers its tokens; the full gradient is the sum over the ranks.
     """
@@ -92,7 +112,8 @@ def sequence_split_parameters(part: torch.nn.Module) -> set[torch.nn.Parameter]:
         if isinstance(module, LanguageModelEmbedding) and module.add_position_embedding
         for parameter in module.position_embeddings.parameters()
     }
-    return set(part.parameters()) - positions
+    whole = {parameter for layer in _mixtures(part) for parameter in layer.parameters()}
+    return set(part.parameters()) - positions - whole
 
 
 def gather_sequences(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
@@ -130,5 +151,6 @@ def ensure_parallel_state(tensor_group: TensorGroup | None = None) -> None:
         raise RunError("torch.distributed has several ranks; initialise megatron-core's parallel_state before a stage")
     parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
     install_collectives()
+    megatron_versions.complete_local_layers()
     if tensor_group is not None:
         megatron_versions.set_tensor_group(tensor_group)

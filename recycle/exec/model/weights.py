@@ -19,6 +19,7 @@ from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.mlp import MLP
 
 from recycle.errors import JobError
+from recycle.exec.model.attention import CausalAttention
 from recycle.exec.model.state.optimizer import HALVES
 from recycle.exec.model.state.rules import ROW_BLOCKS
 from recycle.exec.model.stored_tensors import StoredTensors
@@ -32,12 +33,17 @@ SHARED_WEIGHT = "embedding.word_embeddings.weight"
 LAYERS = "layers"
 """Name of the list of layers in a part, at any depth; its indices count from the part's first layer."""
 _EXPERT = re.compile(r"(\.local_experts\.)(\d+)")
-_LAYER_NUMBER = re.compile(rf"(?:^|\.){LAYERS}\.([0-9]+)\.")
+_PREDICTION = "mtp."
+"""Beginning of the names of layers for multi-token prediction, which belong to the head and count from 0."""
+_LAYER_NUMBER = re.compile(rf"^(?!{_PREDICTION})(?:.*\.)?{LAYERS}\.([0-9]+)\.")
 _RESIDUAL_WEIGHTS = ("linear_proj.weight", "linear_fc2.weight")
+_ZEROS = ("bias", "softmax_offset", "centered_weight")
+"""Endings of the names of vectors that start at 0; others start at 1."""
 _CUT: Mapping[type[torch.nn.Module], Mapping[str, int]] = {
     ColumnParallelLinear: {"weight": 0, "bias": 0},
     RowParallelLinear: {"weight": 1},
     VocabParallelEmbedding: {"weight": 0},
+    CausalAttention: {"softmax_offset": 0},
 }
 """Layer class -> parameters split between tensor ranks -> split dimension.
 
@@ -56,8 +62,9 @@ def layers_of(part: torch.nn.Module, first_layer: int) -> dict[str, tuple[str, t
         if name.rpartition(".")[2] != LAYERS or any(name.startswith(f"{layer}.") for layer in layers):
             continue
         if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential):
+            first = 0 if name.startswith(_PREDICTION) else first_layer
             for place, layer in enumerate(module):
-                layers[f"{name}.{place}"] = f"{name}.{first_layer + place}", layer
+                layers[f"{name}.{place}"] = f"{name}.{first + place}", layer
         elif isinstance(module, torch.nn.ModuleDict):
             layers |= {f"{name}.{key}": (f"{name}.{key}", layer) for key, layer in module.items()}
     return layers
@@ -163,7 +170,7 @@ def part_of(whole: torch.Tensor, dimension: int, rank: int, count: int, halves: 
 def initialise(
     part: torch.nn.Module, model: ModelSection, first_layer: int, tensor_rank: int = 0, tensor_parallel: int = 1
 ) -> None:
-    """Draw every parameter by its global name, on the CPU: matrices normal, biases 0, norm weights 1."""
+    """Draw every parameter by its global name, on the CPU: matrices normal, biases and sinks 0, norm weights 1."""
     general: Any = model.config.get("init_method_std", INITIAL_DEVIATION)
     embedding: Any = model.config.get("embedding_init_method_std", general)
     cut, halves = cut_dimensions(part), gated_parameters(part)
@@ -183,7 +190,7 @@ def initialise(
             count = 2 if parameter in halves else 1
             parameter.copy_(part_of(whole, cut[parameter], tensor_rank, tensor_parallel, count))
         else:
-            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            parameter.fill_(0.0 if name.endswith(_ZEROS) else 1.0)
 
 
 def named_weights(part: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -79,6 +79,16 @@ def open_sockets() -> dict[str, int]:
     return sockets
 
 
+def listening_ports() -> set[int]:
+    """The TCP ports on which this process listens."""
+    ports = set()
+    for descriptor in open_sockets().values():
+        with contextlib.suppress(OSError), _socket_of(descriptor) as end:
+            if end.family != socket.AF_UNIX and end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                ports.add(end.getsockname()[1])
+    return ports
+
+
 def shut_sockets(keep: set[str]) -> None:
     for identity, descriptor in open_sockets().items():
         if identity in keep:

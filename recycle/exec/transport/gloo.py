@@ -17,15 +17,23 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch.distributed.distributed_c10d import PrefixStore
 
 from recycle.errors import first_line
+from recycle.exec.ports import MOST_CHOICES, Ports, exhausted, refusal_of_gloo
 from recycle.exec.transport.base import LinkStats, TransportError, Unreachable
-from recycle.exec.transport.connections import Connection, give_up_after, open_sockets, own_connections, shut_sockets
+from recycle.exec.transport.connections import (
+    Connection,
+    give_up_after,
+    listening_ports,
+    open_sockets,
+    own_connections,
+    shut_sockets,
+)
 from recycle.exec.transport.formation import FormingStore
 from recycle.exec.transport.groups import STATE_TAG, GroupsOfGeneration, GroupTransport, abandon_wait
 from recycle.exec.transport.outgoing import OutgoingLane, PendingSend
@@ -34,7 +42,7 @@ from recycle.exec.transport.sharded_sums import ShardedSums
 from recycle.ir.instruction import Instruction
 from recycle.job import Job
 from recycle.job.shape import Worker
-from recycle.megatron_versions import gloo_group, set_timeout
+from recycle.megatron_versions import gloo_device, gloo_group, set_timeout
 
 PROBE_INTERVAL = 1.0
 """Interval of the check for broken idle connections."""
@@ -62,7 +70,7 @@ class Gloo(TransportPlugin):
                 '[membership] transport: "gloo" moves CPU tensors; hide the GPUs (CUDA_VISIBLE_DEVICES=) to compute'
                 " on CPUs"
             )
-        return None
+        return refusal_of_gloo(job.membership.ports)
 
     def open(self, groups: GroupsOfGeneration) -> GroupTransport:
         if self._older_sockets is None:
@@ -286,4 +294,29 @@ def _wait_for(works: Sequence[Any]) -> None:
 def form_group(settings: TransportSettings, name: str, rank: int, size: int, over: threading.Event) -> Any:
     """Form a gloo group of `size` ranks. Raises RuntimeError after `over` is set, or on a timeout."""
     store = FormingStore(settings.store, over)  # a PrefixStore does not keep it alive
-    return gloo_group(PrefixStore(name, store), rank, size, settings.address, settings.limits.form_timeout)
+    device = _device(settings.address, settings.limits.ports)
+    return gloo_group(PrefixStore(name, store), rank, size, device, settings.limits.form_timeout)
+
+
+def _device(address: str, ports: Ports | None) -> Any:
+    return gloo_device(address) if ports is None else _device_within(address, ports)
+
+
+@cache
+def _device_within(address: str, ports: Ports) -> Any:
+    """The process's device, for the groups of all generations: the kernel chooses ports until one is within the range.
+
+    Raises RunError if no port is free.
+    """
+    others: list[Any] = []
+    try:
+        for _ in range(MOST_CHOICES**2):
+            before = listening_ports()
+            device = gloo_device(address)
+            if all(ports[0] <= port <= ports[1] for port in listening_ports() - before):
+                return device
+            others.append(device)  # stays open for now, so that the kernel chooses other ports
+            del others[: -2 * MOST_CHOICES]
+        raise exhausted(ports)
+    finally:
+        threading.Thread(target=others.clear, daemon=True).start()  # to close one takes 8 ms

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from recycle.errors import JobError, RunError
+from recycle.exec.ports import refusal_of_nccl
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.lanes import LanePlugin, LaneTransport
 from recycle.exec.transport.plugin import TransportSettings, computes_on_gpu, gpu_or_cpu
@@ -53,7 +54,7 @@ class Nccl(LanePlugin):
     def refusal(cls, job: Job) -> str | None:
         if not computes_on_gpu(job):
             return '[membership] transport: "nccl", but no stage computes on a GPU here; leave it at "auto"'
-        return None
+        return refusal_of_nccl(job.membership.ports)
 
     @classmethod
     def require_machine(cls, processes: int) -> None:

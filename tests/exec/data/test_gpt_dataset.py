@@ -71,10 +71,15 @@ def test_every_micro_batch_is_megatron_lms(
 
 def test_masks_and_positions_are_megatron_cores(tmp_path: Path) -> None:
     prefix = str(written(tmp_path / "a", 40, 0))
-    ours = batches(path=prefix, split="1", end_of_document=END, mask_loss=True, reset_positions=True)
-    theirs = training_samples([prefix], None, "1", 0, SEQUENCE, SAMPLES, END, mask_loss=True, reset_positions=True)
-    require_samples(ours, theirs, ("tokens", "labels", "loss_mask", "position_ids"))
+    flags = {"mask_loss": True, "reset_positions": True, "reset_attention": True}
+    ours = batches(path=prefix, split="1", end_of_document=END, **flags)
+    theirs = training_samples([prefix], None, "1", 0, SEQUENCE, SAMPLES, END, **flags)
+    require_samples(ours, theirs, ("tokens", "labels", "loss_mask", "position_ids", "attention_mask"))
     assert sum(int((ours.batch(step, 0)["loss_mask"] == 0).sum()) for step in range(STEPS)) > 0
+    batch = ours.batch(0, 0)
+    documents = (batch["tokens"] == END).cumsum(1) - (batch["tokens"] == END).long()
+    attended = (documents[:, None, :, None] == documents[:, None, None]).tril()
+    assert torch.equal(batch["attention_mask"], ~attended)
 
 
 def test_building_a_blend_keeps_torchs_process_groups(tmp_path: Path) -> None:
@@ -123,7 +128,7 @@ def test_digest_depends_on_the_order(tmp_path: Path) -> None:
     keys: list[dict[str, Any]] = [
         *({"path": prefix}, {"path": other}, {"path": prefix, "seed": 1}, {"path": prefix, "samples": 500}),
         *({"path": prefix, "split": "1"}, {"paths": [prefix, other], "weights": [1.0, 1.0]}),
-        {"path": prefix, "end_of_document": END, "mask_loss": True},
+        *({"path": prefix, "end_of_document": END, key: True} for key in ("mask_loss", "reset_attention")),
     ]
     digests = [batches(**each).digest for each in keys]
     assert len(set(digests)) == len(keys)

@@ -21,6 +21,7 @@ from recycle.exec.model.config import transformer_config
 from recycle.exec.model.engine import choose_layers, engine_fault
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.state.rules import ROW_BLOCKS
+from recycle.job.sections import RotaryScaling
 from tests.exec.drive import CPU, build_pipeline, differing, gradients_by_name, run_deferred, run_pipelines, small_job
 from tests.exec.model.test_other_layers import DelayedLinear
 
@@ -37,6 +38,21 @@ MODELS: dict[str, dict[str, Any]] = {
         "kind": "qwen_moe",
         "config": {"num_moe_experts": 4, "moe_router_topk": 3, "num_query_groups": 2, "kv_channels": 16},
     },
+    "gemma": {
+        "kind": "gemma",
+        "tied": True,
+        "rotary_base": 1e6,
+        "local_rotary_base": 1e4,
+        "rotary_scaling": RotaryScaling(8.0, "linear"),
+        "config": {"window_size": [3, 0], "window_attn_skip_freq": 2, "num_query_groups": 2, "kv_channels": 16},
+    },
+    "windows and sinks": {
+        "kind": "llama",
+        "local_rotary_base": 1e3,
+        "rotary_percent": 0.5,
+        "rotary_scaling": RotaryScaling(4.0, "yarn", original_max_position_embeddings=8),
+        "config": {"window_size": [3, 0], "window_attn_skip_freq": 2, "softmax_type": "learnable", "no_rope_freq": 4},
+    },
     "expert bias": {
         "kind": "mixtral",
         "config": {
@@ -45,6 +61,7 @@ MODELS: dict[str, dict[str, Any]] = {
             "moe_router_score_function": "sigmoid",
             "moe_router_enable_expert_bias": True,
             "moe_router_bias_update_rate": 0.01,
+            "moe_shared_expert_intermediate_size": 16,
         },
     },
 }
@@ -123,7 +140,10 @@ def test_matrices_in_one_parameter_are_marked(name: str) -> None:
                 widths[blocks] += 1
     groups, size = config.get("num_query_groups", 4), config.get("kv_channels", 8)
     experts = config.get("num_moe_experts", 1)
-    assert widths == {(groups, (4 // groups * size, size, size)): 4, (1, (48, 48)): 4 * experts}
+    wanted = {(groups, (4 // groups * size, size, size)): 4, (1, (48, 48)): 4 * experts}
+    if shared := config.get("moe_shared_expert_intermediate_size"):
+        wanted[1, (shared, shared)] = 4
+    assert widths == wanted
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -28,7 +28,8 @@ TOLERANCE = 3e-7
 def run_job(model: dict[str, Any], tensor_parallel: int = 1, shared: str = "") -> Job:
     """A job whose tensor ranks share sequences or experts, if `shared` is "sequence" or "expert"."""
     small = {"layers": 2, "hidden": 32, "heads": 4, "sequence": 16, "ffn": 48}
-    keys = {key: value for key, value in (small | model).items() if key != "config"}
+    kept = {key: value for key, value in model.items() if key in ("config", "rotary_scaling")}
+    keys = {key: value for key, value in (small | model).items() if key not in kept}
     tested_job = job(
         2,
         2,
@@ -39,7 +40,7 @@ def run_job(model: dict[str, Any], tensor_parallel: int = 1, shared: str = "") -
         train={"clip": 1e9},
         eval={"every": 3, "batches": 1},
     )
-    return msgspec.structs.replace(tested_job, model=msgspec.structs.replace(tested_job.model, config=model["config"]))
+    return msgspec.structs.replace(tested_job, model=msgspec.structs.replace(tested_job.model, **kept))
 
 
 def struck_by(phase: str, killed: str) -> list[str]:
@@ -55,12 +56,18 @@ SOAK = pytest.mark.soak
 @pytest.mark.parametrize(
     ("name", "phase", "ranks"),
     [
-        ("llama 3.1", "backward", 1),
+        ("gemma", "backward", 1),
         ("mixtral", "step", 1),
         ("expert bias", "reduce", 1),
         *(
             pytest.param(name, phase, 1, marks=SOAK)
-            for name, phase in (("gpt", "evaluation"), ("gpt", "form"), ("qwen 3", "reduce"), ("qwen 3 moe", "step"))
+            for name, phase in (
+                ("llama 3.1", "backward"),
+                ("gpt", "evaluation"),
+                ("gpt", "form"),
+                ("qwen 3", "reduce"),
+                ("qwen 3 moe", "step"),
+            )
         ),
         *(
             pytest.param(name, phase, 2, marks=SOAK)
@@ -96,6 +103,10 @@ def pair() -> Iterator[TensorWorkers]:
         ("mixtral", {}, ""),
         ("mixtral", {}, "expert"),
         ("mixtral", {"recompute": "layers"}, "expert"),
+        ("mixtral", {}, "sequence"),
+        ("expert bias", {}, "expert sequence"),
+        ("gemma", {}, "sequence"),
+        ("windows and sinks", {"recompute": "selective"}, ""),
         ("gpt", {}, ""),
         ("gpt", {"tied": True}, ""),
         ("gpt", {"recompute": "full"}, ""),
@@ -114,7 +125,7 @@ def test_two_tensor_ranks_have_the_gradients_of_one(
     stages = build_pipeline(tested_job)
     loss = run_pipelines([stages], 0, tested_job.shape.micro_batches)
     gradients = in_halves(gradients_by_name(stages), stages)
-    sharing = {f"{shared}_parallel": True} if shared else {}
+    sharing = {f"{each}_parallel": True for each in shared.split()}
     parted = msgspec.structs.replace(
         tested_job, grid=msgspec.structs.replace(tested_job.grid, tensor_parallel=2, **sharing)
     )

@@ -10,7 +10,6 @@ import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import nn
 
-from examples.megatron_loop.without_gpu import without_gpu
 from recycle import Job, JobError, RunError
 from recycle.exec import run
 from recycle.exec.launch.checks import check_request
@@ -19,9 +18,10 @@ from recycle.exec.model.build import build_stages
 from recycle.exec.model.gpt import build_part
 from recycle.exec.model.megatron_stage import MegatronStage
 from recycle.exec.model.providers import Providers
+from recycle.exec.model.weights import SHARED_WEIGHT
 from recycle.ir.families import one_f_one_b, zb_h1
-from tests.exec.drive import CPU, small_job
-from tests.exec.model.megatron_models import FIELDS, builder, masked
+from tests.exec.drive import CPU, differing, gradients_by_name, run_pipelines, small_job
+from tests.exec.model.megatron_models import FIELDS, PACKED, builder, masked, own_gradients
 from tests.exec.model.test_other_layers import Stack
 from tests.exec.runs import Run, assert_same_training, kinds
 from tests.exec.runs import job as process_job
@@ -68,13 +68,16 @@ def test_provided_megatron_model_has_the_bits_of_the_built_in_model() -> None:
     assert losses(job, model=megatrons) == losses(job)
 
 
+def provided_job(name: str, **sections: Any) -> Job:
+    model = OWN | {"layers": 4, "tied": name == "multi-token prediction"}
+    return small_job(model=model, data=PACKED if name == "documents" else {}, **sections)
+
+
 @pytest.mark.parametrize("name", FIELDS)
 def test_megatron_layers_have_the_same_bits_under_every_schedule(name: str) -> None:
     results = []
-    with without_gpu():
-        for family in (one_f_one_b, zb_h1):
-            job = small_job(ranks=2, model=OWN | {"layers": 4})
-            results.append(losses(job, family, model=builder(name)))
+    for family in (one_f_one_b, zb_h1):
+        results.append(losses(provided_job(name), family, model=builder(name)))
     assert results[0] == results[1]
     assert len(set(results[0])) == 3
 
@@ -82,14 +85,32 @@ def test_megatron_layers_have_the_same_bits_under_every_schedule(name: str) -> N
 def test_megatron_layers_survive_a_kill_with_the_bits_of_the_calm_run(launch: Run) -> None:
     module = "tests.exec.model.megatron_models"
     sections = {
-        "model": {"provider": f"{module}:dense_then_experts"},
-        "data": {"provider": f"{module}:masked"},
+        "model": {"provider": f"{module}:latent_with_experts", "tied": True},
+        "data": PACKED,
         "train": {"per_token_loss": True},
     }
     job = process_job(2, 2, 2, kind="gpt", **sections)
     struck = launch(job, 6, "kill:1.1@2.backward", "rejoin:1.1@4")
     assert kinds(struck).count("rejoined") == 1
     assert_same_training(struck, launch(job, 6))
+
+
+@pytest.mark.parametrize("name", [name for name in FIELDS if name != "dropout"])
+def test_gradients_equal_those_of_megatron_cores_backward(name: str) -> None:
+    """Of the whole model in one graph, without stages, split backward, sums, or replaced classes."""
+    job = provided_job(name, micro_batches=1, train={"accumulation": "fast"})
+    providers = Providers(builder(name)).merged_with(job)
+    stages = [build_stages(job, [index], CPU, providers=providers)[index] for index in range(2)]
+    loss = run_pipelines([stages], 0, 1)
+    gradients = {name: gradient for name, gradient in gradients_by_name(stages).items() if "expert_bias" not in name}
+    whole = builder(name)(job, 0, 4, pre_process=True, post_process=True)
+    expected_loss, expected = own_gradients(whole, stages, job)
+    assert loss == expected_loss
+    tied = {SHARED_WEIGHT} if job.model.tied else set()  # its two gradients are added in another order
+    assert set(differing(gradients, expected)) <= tied
+    for shared in tied:
+        torch.testing.assert_close(gradients[shared], expected[shared], rtol=1e-5, atol=1e-8)
+    assert all(gradient.any() or ".experts." in name for name, gradient in gradients.items())
 
 
 class Repeated:
@@ -214,19 +235,24 @@ def frozen(job: Job, *layers: int, **ends: bool) -> nn.Module:
     return module
 
 
+def predicting(job: Job, *layers: int, **ends: bool) -> nn.Module:
+    return builder("multi-token prediction")(job, *layers, **ends)
+
+
 @pytest.mark.parametrize(
     ("model", "tied", "complaint"),
     [
         (lambda job, *layers, **ends: nn.GELU(), False, "its module has no parameters to train"),
         (lambda job, *layers, **ends: 5, False, "it returned int, not a torch.nn.Module"),
         (lambda job: nn.GELU(), False, r"it cannot be built \(TypeError: .*"),
+        (predicting, False, "embedding.word_embeddings.weight is on the first stage, too; write .model. tied = true"),
         (frozen, False, "layers.0.1.weight does not require a gradient"),
         (Stack, True, r"\[model\] tied needs a parameter embedding.word_embeddings.weight, which its module lacks"),
     ],
 )
 def test_untrainable_module_is_refused(model: Any, tied: bool, complaint: str) -> None:
-    with pytest.raises(JobError, match=rf"^\[model\] provider: .*: stage 0: {complaint}") as refused:
-        build_stages(own_job(model={"tied": tied}), [0], CPU, providers=Providers(model))
+    with pytest.raises(JobError, match=rf"^\[model\] provider: .*: stage [01]: {complaint}") as refused:
+        build_stages(own_job(model={"tied": tied}), [0, 1], CPU, providers=Providers(model))
     assert "\n" not in str(refused.value)
 
 

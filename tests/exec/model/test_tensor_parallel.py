@@ -123,7 +123,6 @@ SEQUENCES, EXPERTS = {"sequence_parallel": True}, {"expert_parallel": True}
         ),
         (1, SEQUENCES, {}, r"\[shape\] sequence_parallel: needs tensor_parallel of at least 2"),
         (2, SEQUENCES, {"sequence": 15}, r"\[model\] sequence: 15 is not divisible by tensor_parallel = 2"),
-        (2, SEQUENCES, {"kind": "mixtral", "ffn": 48}, r"\[shape\] sequence_parallel: the router of a mixture"),
         (2, SEQUENCES, {"kind": "emulated"}, r"\[shape\] sequence_parallel: is for models that recycle builds"),
         (2, SEQUENCES, {"provider": "a:b"}, r"\[shape\] sequence_parallel: is for models that recycle builds"),
         (1, EXPERTS, {}, r"\[shape\] expert_parallel: needs tensor_parallel of at least 2"),

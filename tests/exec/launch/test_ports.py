@@ -1,0 +1,84 @@
+"""With `[membership] ports` agents and workers listen within the range only, through deaths and returns."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from recycle import RunError
+from recycle.exec.ports import MOST_CHOICES, kernel_ports, listen_within, refusal_of_gloo, refusal_of_nccl
+from recycle.exec.transport.plugin import transport_named
+from tests.exec.agents import Cluster
+from tests.exec.etcd_server import EtcdServer
+from tests.exec.runs import Run, calm_run, job, processes_writing_below
+
+LOW, HIGH = kernel_ports()
+HALF = (HIGH + 1 - LOW) // 4 * 2
+PORTS = LOW + HALF // 2, LOW + HALF // 2 + HALF // 20
+STEPS = 30
+
+
+def listening(pid: int) -> set[int]:
+    """The TCP ports on which a process listens, as the kernel has them."""
+    sockets = set()
+    with suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                sockets.add(os.readlink(entry.path))
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()]
+    return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
+
+
+@pytest.mark.process
+@pytest.mark.etcd
+def test_agents_and_workers_listen_within_the_range_only(etcd: EtcdServer, launch: Run, tmp_path: Path) -> None:
+    limits = {"transport": "tests.exec.paced:Paced", "ports": list(PORTS), "dead_after": 10.0}
+    config = job(2, 2, 2, membership=limits, cluster={"workers_per_node": 2})
+    cluster = Cluster(tmp_path, config, etcd, "ports", "--steps", f"{STEPS}", "--fault", "kill:1.1@4")
+
+    def ports() -> Iterator[tuple[bool, set[int]]]:
+        yield from ((False, listening(agent.pid)) for agent in cluster.agents.values())
+        yield from ((True, listening(pid)) for pid in processes_writing_below(str(tmp_path / "run" / "logs")))
+
+    try:
+        for node in range(2):
+            cluster.start(node)
+        cluster.reach(lambda: len(cluster.events("rejoined")) == 1, "the return of 1.1")
+        cluster.reach_step(cluster.events("rejoined")[0]["step"] + 1)
+        found = list(ports())
+        cluster.finish()
+    finally:
+        cluster.end()
+    assert sum(len(each) for is_worker, each in found if not is_worker) == 1  # the leader
+    workers = [each for is_worker, each in found if is_worker and each]
+    assert [len(each) for each in workers] == [1] * 4  # one port each, also after three generations
+    assert all(PORTS[0] <= port <= PORTS[1] for _, each in found for port in each)
+    unbound = msgspec.structs.replace(config.membership, ports=None, transport="auto")
+    cluster.assert_trained_as(calm_run(config.with_sections(membership=unbound), launch, STEPS))
+
+
+def test_range_without_a_free_port_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(RunError, match=r"\[membership\] ports: no port of .* is free"):
+            listen_within((port, port), "127.0.0.1", 1)
+    with listen_within((port, port), "127.0.0.1", 1) as listener:
+        assert listener.getsockname()[1] == port
+
+
+def test_range_that_the_kernel_rarely_or_never_chooses_from_is_refused() -> None:
+    enough = -(-HALF // MOST_CHOICES)
+    assert refusal_of_gloo((LOW, LOW + enough - 1)) is None
+    few = refusal_of_gloo((LOW, LOW + enough - 2))
+    assert few is not None
+    assert f"choose at least {enough} ports of {LOW} to {LOW + HALF - 1}" in few
+    gloo = transport_named("gloo")
+    assert "gloo cannot listen on ports" in str(gloo.refusal(job(2, 2, 2, membership={"ports": [LOW + HALF, HIGH]})))
+    assert refusal_of_nccl((LOW, HIGH)) is None
+    assert f"sysctl -w net.ipv4.ip_local_port_range='{LOW} {HIGH - 1}'" in str(refusal_of_nccl((LOW, HIGH - 1)))
