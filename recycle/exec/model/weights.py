@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
-from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.mlp import MLP
 
 from recycle.errors import JobError
@@ -155,10 +154,11 @@ def mark_row_blocks(part: torch.nn.Module) -> None:
     for parameter in gated_parameters(part):
         setattr(parameter, ROW_BLOCKS, (1, (len(parameter) // 2, len(parameter) // 2)))
     for module in part.modules():
-        if isinstance(module, SelfAttention):
-            groups, size = module.num_query_groups_per_partition, module.hidden_size_per_attention_head
-            queries = module.num_attention_heads_per_partition // groups * size
-            setattr(module.linear_qkv.weight, ROW_BLOCKS, (groups, (queries, size, size)))
+        if hasattr(module, "linear_qkv"):
+            attention: Any = module
+            groups, size = attention.num_query_groups_per_partition, attention.hidden_size_per_attention_head
+            queries = attention.num_attention_heads_per_partition // groups * size
+            setattr(attention.linear_qkv.weight, ROW_BLOCKS, (groups, (queries, size, size)))
 
 
 def part_of(whole: torch.Tensor, dimension: int, rank: int, count: int, halves: int = 1) -> torch.Tensor:
