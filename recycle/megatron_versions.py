@@ -166,6 +166,43 @@ def join_world_of_one() -> None:
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
 
 
+def use_one_backend() -> None:
+    """Give every later process group the backend of torch.distributed's default group, whatever it asks for."""
+    import torch
+
+    create = torch.distributed.new_group
+
+    def new_group(*arguments: Any, backend: Any = None, **named: Any) -> Any:
+        return create(*arguments, **named)
+
+    torch.distributed.new_group = new_group
+
+
+def reset_gradients(models: Any) -> None:
+    """Zero the gradients of megatron-core's DDP, and forget sums under way, also after an interrupted iteration."""
+    for model in models:
+        for bucket_group in (*model.bucket_groups, *model.expert_parallel_bucket_groups):
+            bucket_group.grad_reduce_handle = None
+        model.zero_grad_buffer()
+
+
+def gradient_buffers(model: Any) -> list[torch.Tensor]:
+    """The flat tensors that the `main_grad` of all parameters in megatron-core's DDP are views of."""
+    return [buffer.grad_data for buffer in (*model.buffers, *model.expert_parallel_buffers)]
+
+
+@contextmanager
+def without_gradient_sums(models: Any) -> Iterator[None]:
+    """Inside the block megatron-core's DDP does not sum gradients over the data-parallel group."""
+    for model in models:
+        model.finish_grad_sync = lambda *arguments, **named: None  # hides the method
+    try:
+        yield
+    finally:
+        for model in models:
+            del model.finish_grad_sync
+
+
 def describe_group(group: Any, name: str, rank: int) -> None:
     """Add a process group that torch did not create to torch's tables.
 

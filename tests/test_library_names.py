@@ -17,7 +17,7 @@ from tests.library_names.uses import used, uses_in
 EXCEPTIONS = {
     "megatron.core.pipeline_parallel.schedules.backward_step": "run_backward_step asks for its parameters",
     "torch.distributed.ProcessGroup.__init__": "torch's stub states one of two constructors",
-    "torch.distributed.ProcessGroupGloo._Options": "torch's stub of 2.14 does not state it, the class has it",
+    "torch.distributed.ProcessGroupGloo._Options": "torch's stubs of 2.14 and 2.15 leave it out, the class has it",
     "torch.utils.deterministic.fill_uninitialized_memory": "the module becomes an object with this property",
 }
 """Name -> why its use is right although the sources of a version speak against it."""

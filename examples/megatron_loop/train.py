@@ -32,6 +32,7 @@ from megatron.core.distributed import (  # noqa: E402
 from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed  # noqa: E402
+from megatron.core.transformer.module import Float16Module  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 
 import recycle.megatron  # noqa: E402
@@ -70,7 +71,8 @@ def main() -> None:
     for step in range(given.steps):
         for chunk in model:
             chunk.zero_grad_buffer()
-        data = [micro_batches(step, given.micro_batches) for _ in model]
+        replica = parallel_state.get_data_parallel_rank()
+        data = [micro_batches(step, given.micro_batches, replica) for _ in model]
         losses = forward_backward_func(
             forward_step_func=forward_step,
             data_iterator=data if len(model) > 1 else data[0],
@@ -92,14 +94,17 @@ def main() -> None:
 
 def build_model(given: argparse.Namespace) -> list[Any]:
     """The model chunks of this rank, in DDP."""
+    bf16 = getattr(given, "bf16", False)
     config = TransformerConfig(
         num_layers=4,
         hidden_size=64,
         num_attention_heads=4,
         transformer_impl="local",
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        pipeline_dtype=torch.float32,
+        hidden_dropout=getattr(given, "dropout", 0.0),
+        attention_dropout=getattr(given, "dropout", 0.0),
+        bf16=bf16,
+        params_dtype=torch.bfloat16 if bf16 else torch.float32,
+        pipeline_dtype=torch.bfloat16 if bf16 else torch.float32,
         use_cpu_initialization=not ON_GPU,
         pipeline_model_parallel_size=given.pipeline,
         virtual_pipeline_model_parallel_size=given.chunks if given.chunks > 1 else None,
@@ -110,7 +115,8 @@ def build_model(given: argparse.Namespace) -> list[Any]:
     for number in range(given.chunks):
         vp_stage = number if given.chunks > 1 else None
         # Only a schedule on a V needs this block: it says which stage the chunk is.
-        with recycle.megatron.as_stage(given.schedule or "1f1b", vp_stage) if vp_stage else contextlib.nullcontext():
+        schedule = getattr(given, "schedule", None)
+        with recycle.megatron.as_stage(schedule, vp_stage) if schedule and vp_stage else contextlib.nullcontext():
             module = GPTModel(
                 config=config,
                 transformer_layer_spec=layer_spec(
@@ -120,12 +126,14 @@ def build_model(given: argparse.Namespace) -> list[Any]:
                 max_sequence_length=SEQUENCE,
                 pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
                 post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
-                share_embeddings_and_output_weights=False,
+                share_embeddings_and_output_weights=getattr(given, "tied", False),
                 vp_stage=vp_stage,
             )
         draw(module)
         if ON_GPU:
             module.cuda()
+        if bf16:
+            module = Float16Module(config, module)
         chunks.append(DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), module))
     return chunks
 
@@ -143,9 +151,8 @@ def draw(module: GPTModel) -> None:
             parameter.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
 
 
-def micro_batches(step: int, count: int) -> Iterator[torch.Tensor]:
-    """Rows of text whose next token follows from the last one, of this replica."""
-    replica = parallel_state.get_data_parallel_rank()
+def micro_batches(step: int, count: int, replica: int) -> Iterator[torch.Tensor]:
+    """Rows of text of a replica whose next token follows from the last one."""
     for index in range(count):
         generator = torch.Generator().manual_seed((step * 64 + replica) * 1024 + index)
         first = torch.randint(0, VOCABULARY, (ROWS, 1), generator=generator)

@@ -13,6 +13,10 @@ from torch.overrides import TorchFunctionMode
 class _CudaMeansCpu(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if function is torch.Tensor.type and len(args) == 1 and not kwargs:  # its optimizers accept "torch.cuda" only
+            return str(function(*args)).replace("torch.", "torch.cuda.")
+        if function is torch.Tensor.cuda:
+            return args[0]
         if str(kwargs.get("device", "")).startswith("cuda"):
             kwargs["device"] = torch.device("cpu")
         return function(*args, **kwargs)

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -136,12 +136,9 @@ def train(
     described = Job.load(job)
     own, count, faults = resolve_request(described, schedule, steps, fault, punish)
 
-    from recycle.exec.checkpoint.resume import newest_run
-    from recycle.exec.launch import launcher
-    from recycle.exec.launch.request import check_settings, schedule_for
-
     if explain:
         from recycle.exec.launch.checks import check_libraries
+        from recycle.exec.launch.request import check_settings, schedule_for
 
         check_settings(described, count)
         check_libraries(described)
@@ -149,10 +146,27 @@ def train(
             schedule_for(own, price(described))
         print(explain_job(described))
         return
+    train_here(described, job, own, steps, faults, run, resume=resume)
+
+
+def train_here(
+    described: Job,
+    job: Path,
+    own: Schedule | None,
+    steps: int | None,
+    faults: list[Fault],
+    run: Path | None,
+    command: Sequence[str] = (),
+    resume: bool = False,
+) -> None:
+    """Train on this machine, and print progress and result; arguments as for `train` and `launcher.train`."""
+    from recycle.exec.checkpoint.resume import newest_run
+    from recycle.exec.launch import launcher
+
     runs, name = Path("runs"), job.resolve().parent.name
     fresh = runs / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     directory = run or (newest_run(runs, name) if resume else fresh)
-    lines = ProgressLines(count, described.shape)
+    lines = ProgressLines(described.train.steps if steps is None else steps, described.shape)
     with end_at_termination(described.membership.grace) as stop:
         try:
             result = launcher.train(
@@ -165,19 +179,44 @@ def train(
                 observer=lines,
                 resume=resume,
                 stop=stop,
+                command=command,
             )
         except KeyboardInterrupt:
             print_line(f"\ninterrupted after step {lines.last}; all workers have ended; run directory {directory}")
-            print_line(f"resume from its newest checkpoint with: recycle train {job} --resume --run {directory}")
+            if not command:
+                print_line(f"resume from its newest checkpoint with: recycle train {job} --resume --run {directory}")
             raise typer.Exit(TERMINATED if stop.is_set() else 130) from None
     if result.ended_early:
         last = result.metrics[-1]["step"] if result.metrics else -1
-        resume_command = f"resume with: recycle train {job} --resume --run {directory}"
-        print_line(f"stopped after step {last}; {resume_command}" if last >= 0 else "stopped before the first step")
+        hint = "" if command else f"; resume with: recycle train {job} --resume --run {directory}"
+        print_line(f"stopped after step {last}{hint}" if last >= 0 else "stopped before the first step")
         raise typer.Exit(TERMINATED)
     if result.period_error is not None:
         print(f"executed period: {result.period_error:+.1%} of the planned one (median over the steps)")
     print(f"done: {_steps(result)}; run directory {directory}; see it with: recycle view {directory}")
+
+
+def _train_with_restarts(
+    described: Job,
+    job: Path,
+    own: Schedule | None,
+    steps: int,
+    faults: list[Fault],
+    run: Path | None,
+    command: Sequence[str],
+    restarts: int,
+) -> None:
+    from recycle.exec.leader.forming import StageLost
+
+    for attempt in range(restarts + 1):
+        directory = run if run is None or not attempt else run.with_name(f"{run.name}-{attempt}")
+        try:
+            train_here(described, job, own, steps, faults if not attempt else [], directory, command)
+            return
+        except StageLost as lost:
+            if attempt == restarts:
+                raise
+            print_line(f"{lost}; the script starts again, {attempt + 1} of {restarts}")
 
 
 def agent(
@@ -194,6 +233,8 @@ def agent(
     help_faults: HelpFaultsOption = False,
     punish: PunishOption = None,
     resume: bool = False,
+    restarts: Annotated[int, typer.Option(min=0)] = 0,
+    command: Annotated[list[str] | None, typer.Argument(metavar="[-- COMMAND...]")] = None,
 ) -> None:
     """Run the agent of one node of a cluster; start one on every node, in any order.
 
@@ -202,7 +243,12 @@ def agent(
     [membership] grace seconds at the latest; a second SIGTERM ends it at once. SIGTERM to all agents ends the run with
     a checkpoint. Restarted agents continue it, with --resume even if the store has lost its data.
 
+    With a command, your own Megatron script trains, started once per worker (docs/guides/own-loop.md). Without a store
+    this machine then runs all workers.
+
     Examples:
+
+    **recycle agent job.toml -- python pretrain.py --lr 3e-4** (your own script, on this machine)
 
     **recycle agent job.toml --store etcd://head:2379 --node 0** (by hand, on each node with its number)
 
@@ -222,8 +268,19 @@ def agent(
         steps: iterations; else the job's own number.
         resume: continue from the newest complete checkpoint of the run directory if the store does not have the run;
             the same on all nodes.
+        restarts: how often your own script is started again on this machine after all hosts of a stage died; it then
+            loads its newest checkpoint. The run directory gets a number.
+        command: your own script, with recycle.megatron.session, and its arguments.
     """
     described = Job.load(job)
+    if command and store is None and described.membership.store == "launcher":
+        if node is not None or nodes is not None or resume:
+            raise JobError("--node, --nodes and --resume need --store: without one this machine runs all workers")
+        own, count, faults = resolve_request(described, schedule, steps, fault, punish)
+        _train_with_restarts(described, job, own, count, faults, run, command, restarts)
+        return
+    if restarts:
+        raise JobError("--restarts: is for your own script on one machine; leave it out")
     if store is not None:
         membership = msgspec.structs.replace(described.membership, store=store)
         described = msgspec.structs.replace(described, membership=membership)
@@ -253,6 +310,7 @@ def agent(
         planner=plan_for_training,
         faults=faults,
         observer=ProgressLines(count, described.shape),
+        command=command or (),
     )
     directory = run or Path("runs") / name
     with end_at_termination(described.membership.grace) as stop:

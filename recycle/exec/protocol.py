@@ -334,9 +334,14 @@ class RunInfo(Value, kw_only=True):
 
 
 class Ready(UpMessage):
-    """The process of this incarnation has started up."""
+    """The process of this incarnation has started up.
+
+    Attributes:
+        at: iteration of the state that a user's script has loaded; -1 for none.
+    """
 
     incarnation: int
+    at: int = -1
 
 
 class Acknowledged(UpMessage):

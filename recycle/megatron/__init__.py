@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from recycle.megatron.loop import ForwardBackward, forward_backward_func
+    from recycle.megatron.own_loop import Session, session
     from recycle.megatron.placement import as_stage
 
-__all__ = ["ForwardBackward", "as_stage", "forward_backward_func"]
+__all__ = ["ForwardBackward", "Session", "as_stage", "forward_backward_func", "session"]
 
-_HOMES = {"ForwardBackward": "loop", "forward_backward_func": "loop", "as_stage": "placement"}
+_HOMES = {
+    **{"ForwardBackward": "loop", "forward_backward_func": "loop", "as_stage": "placement"},
+    **{"Session": "own_loop", "session": "own_loop"},
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,8 @@ computes the deferred gradients and passes them to DDP's hook, which adds them t
 from __future__ import annotations
 
 import warnings
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +35,9 @@ class Call:
 
     Attributes:
         tokens: tokens that the loss functions counted, summed as in megatron-core.
-        kept: values that the loss functions return for each micro-batch: the call's result.
+        kept: values that the loss function returns for each micro-batch; in order they are the call's result.
+        losses: loss of each micro-batch that ended here, divided by the number of micro-batches, on the device.
+        seeded: seeds the random generators for a micro-batch in a stage, inside a block; None to leave them alone.
     """
 
     config: Any
@@ -46,7 +49,13 @@ class Call:
     first_val_step: bool | None
     sync: GradientSync
     tokens: torch.Tensor
-    kept: list[Any] = field(default_factory=list)
+    kept: dict[MicroBatch, list[Any]] = field(default_factory=dict)
+    losses: dict[MicroBatch, torch.Tensor] = field(default_factory=dict)
+    seeded: Callable[[int, MicroBatch], AbstractContextManager[object]] | None = None
+
+    @property
+    def results(self) -> list[Any]:
+        return [value for _, kept in sorted(self.kept.items()) for value in kept]
 
 
 class ModelChunk:
@@ -85,13 +94,16 @@ class ModelChunk:
             self._graph = GraphSplit(trained, self._store, self._add)
         self._hooks: dict[torch.nn.Parameter, Any] = {}
         self._held: dict[MicroBatch, tuple[torch.Tensor | None, torch.Tensor]] = {}
-        self._warned = False
-        self.data: Any = None
+        self._warned = self._has_run = False
+        self._data_of: Callable[[MicroBatch], Any] = lambda micro_batch: None
         self.call: Call
 
-    def enter(self, stack: ExitStack, call: Call, data: Any) -> None:
-        """Start a call of the loop, which ends with the stack; the layers are split meanwhile."""
-        self.call, self.data = call, data
+    def enter(self, stack: ExitStack, call: Call, data_of: Callable[[MicroBatch], Any]) -> None:
+        """Start a call of the loop, which ends with the stack; the layers are split meanwhile.
+
+        `data_of` returns the iterator that yields the data of a micro-batch next.
+        """
+        self.call, self._data_of, self._has_run = call, data_of, False
         if self._layers is not None and not call.forward_only:
             stack.enter_context(self._layers)
         stack.callback(self._release)
@@ -99,7 +111,7 @@ class ModelChunk:
     def _release(self) -> None:
         self._held.clear()
         self._store.clear()
-        self.data = None
+        self._data_of = lambda micro_batch: None
 
     def begin_iteration(self, step: int) -> None:
         """Do nothing: `enter` and its stack leave no state behind."""
@@ -111,26 +123,34 @@ class ModelChunk:
         call, index = self.call, micro_batch.index
         if activation is not None:
             activation.requires_grad_(not call.forward_only)
+        is_first, self._has_run = not self._has_run, True
+        kept: list[Any] = []
         with ExitStack() as stack:
             if self._seen_rank is not None:
                 stack.enter_context(pipeline_rank(self._seen_rank))
+            if call.seeded is not None:
+                stack.enter_context(call.seeded(self._stage, micro_batch))
             output, tokens = forward_step(
                 call.forward_step_func,
-                self.data,
+                self._data_of(micro_batch),
                 self.model,
                 call.micro_batches,
                 activation,
-                call.kept,
+                kept,
                 call.config,
                 cp_group_size=call.context_parallel,
                 collect_non_loss_data=call.collect_non_loss_data,
-                is_first_microbatch=check_first_val_step(call.first_val_step, call.forward_only, index == 0),
+                is_first_microbatch=check_first_val_step(call.first_val_step, call.forward_only, is_first),
                 current_microbatch=index,
                 vp_stage=self._number,
                 is_last_stage=self._is_last,
             )
         call.tokens += tokens
+        if kept:
+            call.kept[micro_batch] = kept
         sent: torch.Tensor | None = None if self._is_last else output.detach()
+        if self._is_last and not call.forward_only:
+            call.losses[micro_batch] = output.detach()
         if not call.forward_only:
             self._held[micro_batch] = activation, output
             if self._graph is None:

@@ -26,6 +26,7 @@ from recycle.exec.protocol import Computed
 from recycle.exec.transport.base import Transport
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.ir.instruction import BackwardInput
+from recycle.job.shape import MicroBatch
 from recycle.megatron.chunk import Call, ModelChunk
 from recycle.megatron.gradient_sync import GradientSync
 from recycle.megatron.lanes import PipelineLanes
@@ -149,7 +150,7 @@ class ForwardBackward:
                 )
         if config.timers is not None:
             config.timers("forward-backward").stop()
-        return call.kept
+        return call.results
 
     def _run(
         self, call: Call, order: RankOrder, chunks: Sequence[ModelChunk], data: Sequence[Any], lanes: PipelineLanes
@@ -162,7 +163,7 @@ class ForwardBackward:
         with ExitStack() as stack:
             stack.callback(lanes.close)
             for chunk, batches in zip(chunks, data, strict=True):
-                chunk.enter(stack, call, batches)
+                chunk.enter(stack, call, _same_for_all(batches))
             stack.enter_context(call.sync.off())
             self._sync_parameters(call, chunks)
             interpreter.begin(order.program, 0)
@@ -191,7 +192,7 @@ class ForwardBackward:
         is_split = any(isinstance(instruction, BackwardInput) for instruction in order.program)
         key = (*map(id, models), is_split)
         if key not in self._chunks:
-            _require_fit(models, order, config)
+            require_fit(models, order.stages, order.all_stages, config, order.ends_share_rank)
             rank, ranks = current_grid().rank, current_grid().ranks
             built = [
                 ModelChunk(
@@ -209,6 +210,10 @@ class ForwardBackward:
         return self._chunks[key][1]
 
 
+def _same_for_all(data: Any) -> Callable[[MicroBatch], Any]:
+    return lambda micro_batch: data
+
+
 def _iterators(data: Any, count: int) -> list[Any]:
     iterators = data if isinstance(data, list) else [data]
     if len(iterators) != count:
@@ -216,9 +221,12 @@ def _iterators(data: Any, count: int) -> list[Any]:
     return iterators
 
 
-def _require_fit(models: Sequence[Any], order: RankOrder, config: Any) -> None:
-    if len(models) != len(order.stages):
-        raise RunError(f"model: {len(models)} chunks, the schedule has {len(order.stages)} per rank")
+def require_fit(
+    models: Sequence[Any], stages: Sequence[int], all_stages: int, config: Any, ends_share_rank: bool = False
+) -> None:
+    """Raise RunError for models or settings that the interpreter cannot run as these stages of `all_stages`."""
+    if len(models) != len(stages):
+        raise RunError(f"model: {len(models)} chunks, the schedule has {len(stages)} per rank")
     for name, why in _REFUSED.items():
         if getattr(config, name, None):
             raise RunError(f"config.{name} is set: {why}; switch it off")
@@ -229,22 +237,23 @@ def _require_fit(models: Sequence[Any], order: RankOrder, config: Any) -> None:
         raise RunError("config.cuda_graph_impl is set: the loop does not capture CUDA graphs; switch it off")
     if is_encoder_decoder(models[0]):
         raise RunError("model: encoder and decoder pass two tensors between stages; a schedule's stages pass one")
-    for model, stage in zip(models, order.stages, strict=True):
-        for name, wanted in (("pre_process", stage == 0), ("post_process", stage == order.all_stages - 1)):
-            value = _attribute(model, name)
+    for model, stage in zip(models, stages, strict=True):
+        for name, wanted in (("pre_process", stage == 0), ("post_process", stage == all_stages - 1)):
+            value = model_attribute(model, name)
             if value is not None and bool(value) != wanted:
                 raise RunError(
                     f"model: the chunk of stage {stage} has {name} = {value}, expected {wanted}; build each chunk"
                     " inside recycle.megatron.as_stage(schedule, vp_stage)"
                 )
-        if order.ends_share_rank and _attribute(model, "share_embeddings_and_output_weights"):
+        if ends_share_rank and model_attribute(model, "share_embeddings_and_output_weights"):
             raise RunError(
                 "model: embedding and output layer share a weight and lie in two chunks of one rank, whose gradients"
                 " megatron-core does not sum; untie them, or use a schedule on a loop"
             )
 
 
-def _attribute(model: Any, name: str) -> Any:
+def model_attribute(model: Any, name: str) -> Any:
+    """The attribute of a module inside DDP and other wrappers; None if it has none."""
     try:
         return get_attr_wrapped_model(model, name)
     except RuntimeError:

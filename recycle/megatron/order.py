@@ -6,6 +6,7 @@ data iterators yield micro-batches in order, so every stage must run its forward
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from recycle.errors import ScheduleError
@@ -88,7 +89,9 @@ def training_order(source: ScheduleSource, grid: MegatronGrid, micro_batches: in
     own = lower(schedule).program(Worker(pipeline, grid.rank))
     program = tuple(instruction for instruction in own if not isinstance(instruction, ReduceGradients | OptimizerStep))
     stages = stages_of_rank(schedule, grid.rank)
-    return RankOrder(program, stages, schedule.shape.stages, _ends_share_rank(schedule), _completing(program))
+    return RankOrder(
+        program, stages, schedule.shape.stages, _ends_share_rank(schedule), completing_computes(_computes(program))
+    )
 
 
 def evaluation_order(source: ScheduleSource, grid: MegatronGrid, micro_batches: int) -> RankOrder:
@@ -197,9 +200,9 @@ def _computes(program: tuple[Instruction, ...]) -> list[Compute]:
     return [piece for pair in pieces for piece in pair if isinstance(piece, Compute)]
 
 
-def _completing(program: tuple[Instruction, ...]) -> frozenset[Compute]:
+def completing_computes(computes: Sequence[Compute]) -> frozenset[Compute]:
+    """Return the computes of a rank that complete gradients of a chunk (`RankOrder.completing`)."""
     completing: set[Compute] = set()
-    computes = _computes(program)
     for stage in {compute.stage for compute in computes}:
         stage_computes = [compute for compute in computes if compute.stage == stage]
         last_input = [compute for compute in stage_computes if isinstance(compute, BackwardInput | Backward)][-1:]

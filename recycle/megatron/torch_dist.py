@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -42,6 +43,7 @@ _LONGEST_NAME = 200
 _CONVERT = (
     "convert it with Megatron-LM: --ckpt-convert-format torch_dist --ckpt-convert-save DIR, with the script's arguments"
 )
+_LAYER_NAME = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _EMBEDDING = "embedding.word_embeddings.weight"
 OPTIMIZER_PREFIX = "optimizer.state."
 """Prefix of the names of moments and of "fp32_param"."""
@@ -152,8 +154,11 @@ class TorchDistCheckpoint:
             JobError: the tensors belong to another model, cannot be read, or are not finite.
         """
         is_stacked = not any("decoder.layers.0." in name for name in self._tensors)
+        is_hybrid = any("decoder.final_norm." in name for name in self._tensors)
         candidates = _pieces(model, has_moments=bool(prefix), is_stacked=is_stacked)
         pieces = [piece for piece in candidates if isinstance(piece, ShardedTensor)]
+        for piece in pieces if is_hybrid else ():
+            piece.key = _hybrid_name(piece.key)
         whole = {prefix + piece.key: self._space_for(piece, prefix) for piece in pieces}
         if not prefix:
             other = next((name for name in self._tensors if name not in whole and "optimizer." not in name), None)
@@ -237,7 +242,7 @@ def _other_kind(folder: Path) -> str:
 
 
 def _pieces(model: Any, *, has_moments: bool, is_stacked: bool = True) -> Iterator[Any]:
-    """The model's parts of whole tensors: with `has_moments` those of parameters that Adam updates.
+    """The model's parts of whole tensors: with `has_moments` only of parameters that Adam updates.
 
     Layers that differ are not stacked: their names have numbers.
     """
@@ -247,6 +252,15 @@ def _pieces(model: Any, *, has_moments: bool, is_stacked: bool = True) -> Iterat
     for piece in nested_values(state):
         if not (has_moments and hasattr(piece.data, BALANCE_RATE)):
             yield piece
+
+
+def _hybrid_name(name: str) -> str:
+    """A name in a checkpoint of HybridModel, where attention and feed-forward part of a layer are two layers."""
+    match = _LAYER_NAME.fullmatch(name)
+    if match is None:
+        return name.replace("decoder.final_layernorm.", "decoder.final_norm.")
+    is_feed_forward = match[2].startswith(("mlp.", "pre_mlp_layernorm."))
+    return f"decoder.layers.{2 * int(match[1]) + is_feed_forward}.{match[2]}"
 
 
 def _part(whole: torch.Tensor, piece: ShardedTensor) -> torch.Tensor:

@@ -18,7 +18,8 @@ import pytest
 from recycle import Job
 from recycle.exec import run
 from recycle.ir.families import one_f_one_b
-from tests.exec.etcd_server import ETCD
+from tests.exec.agents import Cluster
+from tests.exec.etcd_server import ETCD, EtcdServer
 from tests.exec.network import Network
 from tests.exec.paced import SLOWLY
 from tests.exec.runs import events_of, job, lines_of
@@ -168,3 +169,39 @@ def test_killed_slurm_job_resumes_and_ends_at_its_time_limit(recycle: Path, tmp_
     losses = [line["loss"] for line in lines_of(slurm.directory, "metrics")]
     assert losses == run(one_f_one_b(trained.shape), trained, steps=len(losses)).losses
     assert (tmp_path / "password").read_text().strip() not in (tmp_path / "etcdctl.calls").read_text()
+
+
+@pytest.mark.soak
+def test_spare_takes_the_place_of_a_lost_node(recycle: Path, tmp_path: Path) -> None:
+    etcd = EtcdServer(tmp_path)
+    membership = {"transport": "tests.exec.paced:Paced", "rejoin_deadline": 300}
+    cluster = Cluster(tmp_path, job(2, 1, 2, membership=membership), etcd, "spares", "--steps", "30")
+    spare = None
+    try:
+        for node in range(2):
+            cluster.start(node)
+        cluster.reach_step(2)
+        options = ["--store", etcd.url, "--id", "spares", "--address", "127.0.0.4", "--steps", "30"]
+        spare = subprocess.Popen(
+            [sys.executable, FOLDER / "spare.py", "job.toml", "--run", "run", *options],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(FOLDER.parents[1]), "RECYCLE_SPARE_PATIENCE": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        cluster.reach_step(4)
+        assert spare.poll() is None
+        cluster.kill(1)
+        cluster.reach(lambda: bool(cluster.events("rejoined")), "the spare's worker")
+        cluster.finish()
+        output, _ = spare.communicate(timeout=120)
+    finally:
+        cluster.end()
+        etcd.end()
+        if spare is not None:
+            spare.kill()
+            spare.wait()
+    assert spare.returncode == 0
+    assert output.startswith("spare: takes the place of node 1\n")
+    assert [event["worker"] for event in cluster.events("rejoined")] == ["1.0"]
+    assert cluster.lines("metrics")[-1]["live_workers"] == 2

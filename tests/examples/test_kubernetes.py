@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -47,6 +48,85 @@ def test_the_schemas_of_kubernetes_accept_the_manifests() -> None:
     for version in (OLDEST, kubernetes.latest_version()):
         for each in MANIFESTS:
             kubernetes.validate(each, version, strict=True)
+
+
+def without_quantities(node: Any) -> Any:
+    """A manifest without amounts of memory and cores, which the models of the Trainer have no text for."""
+    if isinstance(node, list):
+        return [without_quantities(each) for each in node]
+    if isinstance(node, dict):
+        return {key: without_quantities(each) for key, each in node.items() if key not in ("resources", "sizeLimit")}
+    return node
+
+
+def of_kind(file: str, kind: str) -> dict[str, Any]:
+    (match,) = (m for m in yaml.safe_load_all((FOLDER / file).read_text()) if m["kind"] == kind)
+    return dict(match)
+
+
+@pytest.mark.parametrize(
+    ("file", "kind", "model"),
+    [
+        ("jobset.yaml", "JobSet", "JobsetV1alpha2JobSet"),
+        ("kubeflow.yaml", "TrainingRuntime", "TrainerV1alpha1TrainingRuntime"),
+        ("kubeflow.yaml", "TrainJob", "TrainerV1alpha1TrainJob"),
+    ],
+)
+def test_the_models_of_the_trainer_accept_every_key(file: str, kind: str, model: str) -> None:
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="no kubeflow-trainer-api: install `test`")
+    text = without_quantities(of_kind(file, kind))
+    assert getattr(models, model).from_dict(text).to_dict() == text
+
+
+def test_jobset_and_trainer_start_the_pods_of_the_job() -> None:
+    job = manifest("Job", "recycle")
+    jobset, runtime, train_job = (
+        of_kind(*each)
+        for each in (("jobset.yaml", "JobSet"), ("kubeflow.yaml", "TrainingRuntime"), ("kubeflow.yaml", "TrainJob"))
+    )
+    (of_jobset,) = jobset["spec"]["replicatedJobs"]
+    assert of_jobset["template"]["spec"] == job["spec"]
+    (of_trainer,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    assert of_trainer["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    named = yaml.safe_dump(of_trainer["template"]["spec"]).replace("containerName: node", "containerName: agent")
+    spec = yaml.safe_load(named)
+    (container,) = spec["template"]["spec"]["containers"]
+    assert container["name"] == of_trainer["name"] == "node"
+    container["name"] = "agent"
+    assert spec == job["spec"]
+    assert (
+        runtime["spec"]["mlPolicy"]["numNodes"]
+        == train_job["spec"]["trainer"]["numNodes"]
+        == job["spec"]["completions"]
+    )
+    reference = {key: train_job["spec"]["runtimeRef"][key] for key in ("kind", "name")}
+    assert reference == {"kind": runtime["kind"], "name": runtime["metadata"]["name"]}
+    assert train_job["spec"]["trainer"]["image"] == container["image"]
+    for policy in jobset["spec"]["failurePolicy"], runtime["spec"]["template"]["spec"]["failurePolicy"]:
+        (rule,) = policy["rules"]
+        assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+    (ignored,) = [m for m in MANIFESTS if m["metadata"].get("labels") == {"agents": "job"}]
+    assert ignored is job
+
+
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    unit = (FOLDER / "recycle-agent@.service").read_text()
+    (options,) = re.findall("^ExecStart=/opt/recycle/bin/recycle (.+)$", unit, re.MULTILINE)
+    here = re.sub("^ExecStart=.*", f"ExecStart={shutil.which('true')}", unit, flags=re.MULTILINE)
+    (tmp_path / "recycle-agent@.service").write_text(here.replace("User=recycle", "User=root"))
+    command = ["systemd-analyze", "verify", "--man=no", str(tmp_path / "recycle-agent@.service")]
+    checked = subprocess.run(command, capture_output=True, text=True)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    settings = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line and line[0].isupper())
+    assert settings["RestartPreventExitStatus"] == "2"
+    assert settings["SuccessExitStatus"] == "143"
+    assert (
+        float(settings["TimeoutStopSec"])
+        > Job.from_toml("[shape]\npipelines = 2\nranks = 1\nmicro_batches = 1\n").membership.grace
+    )
+    assert options.split()[0] == "agent"
 
 
 def recycle_commands() -> Iterator[list[str]]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,65 @@ def test_an_export_states_its_whole_model(imported: Import, command: Command) ->
         assert imported(Path("there")).refused(message)
     write_job(model)
     assert imported(Path("there")).json["unstated"] == []
+
+
+def hybrid_model(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """megatron-core's hybrid model with an attention layer and a feed-forward layer per layer of `MODEL`.
+
+    Its last norm is Transformer Engine's; torch's takes its place.
+    """
+    from megatron.core.models.mamba.mamba_model import MambaModel
+    from megatron.core.ssm import mamba_block
+    from megatron.core.ssm.mlp_layer import MLPLayer
+    from megatron.core.transformer.identity_op import IdentityFuncOp, IdentityOp
+    from megatron.core.transformer.spec_utils import ModuleSpec
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+    from megatron.core.transformer.transformer_layer import TransformerLayer
+
+    from recycle.exec.model.config import transformer_config
+    from recycle.exec.model.fused import fuse, stay_on_device
+    from recycle.exec.model.gpt import layer_spec
+
+    job = Job(grid=ShapeSection(1, 1, 1), model=ModelSection(**MODEL))
+    config = transformer_config(job, num_layers=2 * job.model.layers)
+    both = layer_spec(config).submodules
+    attention = replace(both, pre_mlp_layernorm=IdentityOp, mlp=IdentityOp, mlp_bda=IdentityFuncOp)
+    feed_forward = replace(both, input_layernorm=IdentityOp, self_attention=IdentityOp, self_attn_bda=IdentityFuncOp)
+    layers = mamba_block.MambaStackSubmodules(
+        attention_layer=ModuleSpec(TransformerLayer, submodules=attention),
+        mlp_layer=ModuleSpec(MLPLayer, submodules=feed_forward),
+    )
+    monkeypatch.setattr(sys.modules[mamba_block.MambaStack.__module__], "TENorm", WrappedTorchNorm)
+    model = MambaModel(
+        config,
+        mamba_stack_spec=ModuleSpec(mamba_block.MambaStack, submodules=layers),
+        vocab_size=512,
+        max_sequence_length=16,
+        hybrid_override_pattern="*-" * job.model.layers,
+        position_embedding_type="rope",
+    )
+    fuse(model)
+    stay_on_device(model)
+    return model
+
+
+@torch.no_grad()
+def test_checkpoint_of_a_hybrid_model_is_a_model_of_equal_outputs(
+    imported: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from recycle.exec.model.gpt import build_part
+    from recycle.megatron.torch_dist import write
+
+    hybrid = hybrid_model(monkeypatch)
+    torch.manual_seed(0)
+    for parameter in hybrid.parameters():
+        parameter.normal_(0.0, 0.1)
+    write(Path(), [("", hybrid)], 3, {"args": Namespace(**ARGUMENTS)})
+    assert imported(Path("iter_0000003")).json["unstated"] == []
+    gpt = build_part(Job(grid=ShapeSection(1, 1, 1), model=ModelSection(**MODEL, weights=str(TARGET))), 0)
+    tokens = torch.arange(16)[None] * 7
+    logits = [model(input_ids=tokens, position_ids=tokens, attention_mask=None) for model in (hybrid, gpt)]
+    assert torch.equal(*logits)
 
 
 class _Shape(enum.Enum):

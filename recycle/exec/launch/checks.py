@@ -88,7 +88,10 @@ def _require_matches(job: Job, providers: Providers) -> None:
         from recycle.exec.model.tensor_ranks import ensure_parallel_state
         from recycle.exec.model.weights import LAYERS, global_names
     ensure_parallel_state(None)
-    one_layer = msgspec.structs.replace(job.without_weights().model, layers=1, split=None, recompute="none")
+    fields = {name: value for name, value in job.model.config.items() if name != "no_rope_freq"}  # it divides layers
+    one_layer = msgspec.structs.replace(
+        job.without_weights().model, layers=1, split=None, recompute="none", config=fields
+    )
     with torch.device("meta"):
         part = build_module(Job(grid=ShapeSection(1, 1, 1), model=one_layer), 0, 0, providers, is_filled=False)
     first = f".{LAYERS}.0."

@@ -98,6 +98,7 @@ def train(
     loss: LossFunction | None = None,
     evaluation: DataProvider | None = None,
     stop: threading.Event | None = None,
+    command: Sequence[str] = (),
 ) -> RunResult:
     """Train a job on this machine, through injected and real faults.
 
@@ -115,6 +116,8 @@ def train(
         model, data, loss, evaluation: your own functions, at the top of a module, as `[model] provider`, `[data]
             provider`, `[train] loss` and `[eval] data.provider` name them (see docs/guides/models.md).
         stop: when set, the run ends with the present or next iteration, and a checkpoint of its state.
+        command: your own Megatron script and its arguments, started once per worker instead of recycle's trainer (see
+            docs/guides/own-loop.md).
 
     Raises:
         JobError, ScheduleError: the request is impossible; no process was started.
@@ -133,6 +136,7 @@ def train(
         planner=planner,
         faults=faults,
         observer=observer,
+        command=command,
     )
     processes_here = (job.shape.worker_count - len(request.absent)) * job.grid.tensor_parallel
     with contextlib.ExitStack() as closing:

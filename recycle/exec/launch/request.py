@@ -58,7 +58,11 @@ class Findings(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """A run that can be started, made by `request_run`; most attributes are as for `launcher.train`."""
+    """A run that can be started, made by `request_run`; most attributes are as for `launcher.train`.
+
+    Attributes:
+        command: the user's script and its arguments, which trains in a session; empty for recycle's own trainer.
+    """
 
     job: PricedJob
     steps: int
@@ -67,6 +71,7 @@ class RunRequest:
     faults: Sequence[Fault]
     observer: Observer
     findings: Findings = Findings()  # noqa: RUF009  (immutable)
+    command: Sequence[str] = ()
 
     @property
     def text_digest(self) -> str | None:
@@ -85,7 +90,7 @@ class RunRequest:
         """Start a server that forks this run's workers; it imports what checkpoints need if the run has any."""
         job = self.job
         return ForkServer(
-            job.model.kind,
+            "script" if self.command else job.model.kind,
             job.train.threads,
             checkpoints=0 < job.train.checkpoint_every <= self.steps,
             modules=list(dict.fromkeys(name.partition(":")[0] for name in job.named_functions().values())),
@@ -118,6 +123,7 @@ class RunRequest:
             started=directory.started,
             directory=str(directory.path),
             environment=dict(self.findings.environment),
+            command=list(self.command),
         )
 
 
@@ -129,6 +135,7 @@ def request_run(
     planner: Planner | None = None,
     faults: Sequence[Fault] = (),
     observer: Observer | None = None,
+    command: Sequence[str] = (),
 ) -> RunRequest:
     """Return the request for a run, after all checks that need no torch.
 
@@ -136,6 +143,8 @@ def request_run(
     """
     steps = job.train.steps if steps is None else steps
     job = price(job)
+    if command:
+        job = job_of_script(job, steps)
     check_without_torch(job, steps, faults, schedule.failed if schedule is not None else frozenset())
     if schedule is not None:
         schedule = schedule_for(schedule, job)
@@ -148,6 +157,39 @@ def request_run(
         planner=planner,
         faults=tuple(faults),
         observer=observer or Observer(),
+        command=tuple(command),
+    )
+
+
+def job_of_script(job: PricedJob, steps: int) -> PricedJob:
+    """Return the job of a run in which the user's script has the model, the data, the optimizer and the checkpoints.
+
+    Raises JobError for what a script cannot have.
+    """
+    defaults, change = Job(grid=job.grid), msgspec.structs.replace
+    for key, is_set, remedy in (
+        ("[shape] tensor_parallel", job.grid.tensor_parallel > 1, "write 1"),
+        ("[train] sharded_optimizer", job.train.sharded_optimizer, "set it to false"),
+        ("[planner] layout", job.planner.layout == "elastic", 'write "fixed"'),
+        ("[eval] every", job.evaluation.every > 0, "evaluate in the script"),
+    ):
+        if is_set:
+            raise JobError(f"{key}: is not supported for your own script; {remedy}")
+    stated = {key: getattr(job.model, key) for key in ("layers", "split", "tied", "seed")}
+    model = change(defaults.model, kind="emulated", **stated)
+    kept = ("trace", "threads", "accumulation", "gradient_exponent", "non_finite")
+    train = change(defaults.train, steps=steps, checkpoint_every=0, **{key: getattr(job.train, key) for key in kept})
+    membership = change(job.membership, drift=0.0)
+    if membership.transport == "auto":
+        membership = change(membership, transport="gloo")
+    return change(
+        job,
+        model=model,
+        data=defaults.data,
+        train=train,
+        membership=membership,
+        integrity=defaults.integrity,
+        planner=change(job.planner, staggered=False, move=False),
     )
 
 

@@ -128,6 +128,7 @@ class LeaderRuntime:
             started=time.monotonic() - directory.elapsed(),
             logs=str(directory.logs),
             resume_command=resume_command(directory.path),
+            restores=not request.command,
         )
         self.leader = Leader(run, time.monotonic())
 

@@ -143,7 +143,8 @@ class LocalRun:
             iterations.begin()
         self._share_sums()
         for worker, position in self._order(iteration):
-            running[worker].execute(position)
+            if running[worker].execute(position):
+                running[worker].report()
         for iterations in running.values():
             iterations.step()
         for iterations in running.values():

@@ -231,6 +231,7 @@ class Leader(Generations):
                 self._fail_to_start(worker, f"had {cause}")
                 return
             if not slow:
+                self._begin_after_loaded()
                 self.detector.forget(live)
                 self.enter(Phase.BETWEEN)
                 self.lines.start_pipeline(self.now)
@@ -241,6 +242,17 @@ class Leader(Generations):
         if waits_for != self._waits_for:
             self._waits_for = waits_for
             self.put(Waiting(f"{waits_for} to start"))
+
+    def _begin_after_loaded(self) -> None:
+        """Begin after the iteration of the states that the user's scripts have loaded, if they have loaded one."""
+        steps = {worker: self.processes[worker].at for worker in sorted(self.live)}
+        first, at = next(iter(steps.items()))
+        for worker, other in steps.items():
+            if other != at:
+                starts = f"workers {first} and {worker} begin with steps {at + 1} and {other + 1}"
+                raise RunError(f"{starts}; load one checkpoint in all processes")
+        if at >= 0:
+            self.record = msgspec.structs.replace(self.record, committed=at)
 
     def _fail_to_start(self, worker: Worker, cause: str) -> None:
         """Ends the run at its start; during a restore other workers may start instead."""
@@ -255,6 +267,8 @@ class Leader(Generations):
     # The way back to a checkpoint.
 
     def _start_restore(self, lost: StageLost, alive: Collection[Worker]) -> None:
+        if not self.run.restores:
+            raise lost
         self._can_restore, self._waits_for = True, ""
         self._restore = _Restore(lost, set(alive), self.now + self.limits.rejoin_deadline)
         self.enter(Phase.RESTORING)

@@ -192,6 +192,7 @@ class Membership(RunState):
         process = self.processes[worker_of(member)]
         if ready.incarnation == process.incarnation:
             process.ready.add(member)
+            process.at = ready.at
 
     def is_ready(self, worker: Worker) -> bool:
         process = self.processes[worker]

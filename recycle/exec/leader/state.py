@@ -133,6 +133,7 @@ class RunDescription(Value, kw_only=True):
         own: the workers that the user's own schedule leaves out, and its plan.
         can_search: whether the planner can search for better plans.
         started: start of the run on the leader's clock.
+        restores: after the loss of a stage, workers are started again from a checkpoint of the run; else the run ends.
     """
 
     job: PricedJob
@@ -147,6 +148,7 @@ class RunDescription(Value, kw_only=True):
     started: float = 0.0
     logs: str = "the logs"
     resume_command: str = "recycle train JOB --resume"
+    restores: bool = True
 
 
 @dataclass
@@ -160,6 +162,7 @@ class WorkerProcess:
         lines: the last lines of its log.
         is_killed: the leader has requested its end.
         ready: members that have started up.
+        at: iteration of the state that it has started with; -1 for an initial state.
     """
 
     incarnation: int = -1
@@ -169,6 +172,7 @@ class WorkerProcess:
     lines: str = ""
     is_killed: bool = False
     ready: set[str] = field(default_factory=set)
+    at: int = -1
 
     @property
     def is_running(self) -> bool:

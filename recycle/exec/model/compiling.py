@@ -1,6 +1,7 @@
 """Compiles functions that megatron-core marks for torch.compile at their first call instead of at import.
 
 torch.compile as a decorator imports the compiler (1.3 s of processor time) even if no decorated function is called.
+Without a GPU nothing is compiled: every worker would wait for a C++ compiler, longer than a worker may hang.
 
 Limits: has no effect on modules that are already imported.
 """
@@ -55,12 +56,14 @@ class _AtFirstCall:
         self._compiler = compiler
 
     def __call__(self, model: Any = None, **options: Any) -> Any:
+        import torch
+
         if model is None:
             return functools.partial(self, **options)
 
         @functools.cache
         def compiled() -> Any:
-            return self._compiler(model, **options)
+            return self._compiler(model, **options) if torch.cuda.is_available() else model
 
         @functools.wraps(model)
         def call(*arguments: Any, **named: Any) -> Any:

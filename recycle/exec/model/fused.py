@@ -1,12 +1,13 @@
 """Replaces classes of megatron-core's modules, to keep them on their device and to fuse their operations.
 
-megatron-core's rotary positions and router move themselves to the current GPU; `stay_on_device` makes them stay.
+megatron-core's rotary positions and router move themselves to the current GPU; `stay_on_device` makes them stay. It
+also fuses rotary positions (rotary.py).
 
-`fuse` makes norms, rotary positions (rotary.py) and gates each a single node of the autograd graph, without copies of
-intermediate results, and with the same bits as megatron-core's. Autograd adds the gradients of a tensor in the order of
-the graph, so a norm returns the two parts of its input gradient separately.
+`fuse` makes norms and gates each a single node of the autograd graph, without copies of intermediate results, and with
+the same bits as megatron-core's. Autograd adds the gradients of a tensor in the order of the graph, so a norm returns
+the two parts of its input gradient separately.
 
-Limits: RMSNorm on the CPU only; SwiGLU without clamp and offset; rotary positions of all channels, not interleaved.
+Limits: RMSNorm on the CPU only; SwiGLU without clamp and offset.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEm
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.moe.router import TopKRouter
 
-from recycle.exec.model.rotary import CachedRotary, Rotary
+from recycle.exec.model.rotary import Rotary
 from recycle.exec.model.state.rules import BALANCE_RATE
 from recycle.megatron_versions import stop_loss_logs, without_token_counts
 
@@ -96,8 +97,6 @@ def fuse(part: torch.nn.Module) -> None:
             module.__class__ = _Norm
         elif type(module) is MLP and _is_swiglu(module.config):
             module.__class__ = _GatedMLP
-        elif type(module) is RotaryEmbedding and not module.rotary_interleaved:
-            module.__class__ = CachedRotary
 
 
 class _Norm(torch.nn.RMSNorm):

@@ -1,7 +1,7 @@
 """Rotary positions: frequencies, angles, and a rotation that is a single node of the autograd graph.
 
 megatron-core moves the frequencies to the current GPU; here they stay with their module. The fused rotation has the
-bits of megatron-core's.
+bits of megatron-core's. Limits: interleaved positions and those of part of the channels are not fused.
 
 Sources: Su et al., https://arxiv.org/abs/2104.09864; YaRN: Peng et al., https://arxiv.org/abs/2309.00071, section 3;
 Llama 3's scaling: https://github.com/meta-llama/llama-models, models/llama3/model.py, `apply_scaling`.
@@ -36,7 +36,7 @@ def scaled_frequencies(plain: torch.Tensor, base: float, scaling: RotaryScaling)
         if scaling.truncate:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, channels - 1)
-        kept = 1 - ((torch.arange(len(plain)) - first) / max(last - first, 0.001)).clamp(0, 1)
+        kept = 1 - ((torch.arange(len(plain), device=plain.device) - first) / max(last - first, 0.001)).clamp(0, 1)
     return (1 - kept) * plain / scaling.factor + kept * plain
 
 
@@ -78,6 +78,7 @@ class Rotary(RotaryEmbedding):  # type: ignore[misc]
 
     inv_freq: torch.Tensor
     attention_factor = 1.0
+    _last: tuple[tuple[Any, ...], Any] | None = None
 
     def get_emb(self, max_seq_len: int, offset: int = 0) -> torch.Tensor:
         """Angles of positions, [max_seq_len, 1, 1, rotated channels]."""
@@ -89,30 +90,23 @@ class Rotary(RotaryEmbedding):  # type: ignore[misc]
         return angles[:, None, None, :]
 
     def forward(self, max_seq_len: int, offset: int = 0, packed_seq: bool = False, cp_group: Any = None) -> Any:
-        """As megatron-core's forward, which caches the angles of each length, without context parallelism."""
-        angles: Any = self.get_emb(max_seq_len, offset)
-        angles.factor = self.attention_factor
-        if "local" in self._modules:
-            angles.local = self.local(max_seq_len, offset)
-        return angles
+        """As megatron-core's forward, with the angles of the last length kept, without context parallelism."""
+        key = max_seq_len, offset, self.inv_freq.device
+        if self._last is None or self._last[0] != key:
+            angles: Any = self.get_emb(max_seq_len, offset)
+            angles.factor = self.attention_factor
+            if not self.rotary_interleaved:
+                angles.turns = angles.cos() * angles.factor, angles.sin() * angles.factor
+            if "local" in self._modules:
+                angles.local = self.local(max_seq_len, offset)
+            self._last = key, angles
+        return self._last[1]
 
     def _apply(self, function: Any, recurse: bool = True) -> Any:
         # The frequencies are not a buffer in megatron-core: they stay in fp32, but must follow the module's device.
         moved = super()._apply(function, recurse)
         self.inv_freq = self.inv_freq.to(function(torch.empty(0)).device)
         return moved
-
-
-class CachedRotary(Rotary):
-    _last: tuple[tuple[Any, ...], Any] | None = None
-
-    def forward(self, max_seq_len: int, offset: int = 0, packed_seq: bool = False, cp_group: Any = None) -> Any:
-        key = max_seq_len, offset, self.inv_freq.device
-        if self._last is None or self._last[0] != key:
-            angles = super().forward(max_seq_len, offset, packed_seq, cp_group)
-            angles.turns = angles.cos() * angles.factor, angles.sin() * angles.factor
-            self._last = key, angles
-        return self._last[1]
 
 
 class _Rotation(torch.autograd.Function):

@@ -39,9 +39,11 @@ from recycle.job.architecture import FAMILIES
 SEND_SECONDS = 0.1
 """Seconds between attempts to send what the server's pipe did not accept."""
 WORKER = "recycle.exec.worker.worker:run_worker"
+COMMAND = "recycle.exec.worker.command:run_command"
 PRELOADED = {
     **dict.fromkeys(FAMILIES, ("recycle.exec.model.gpt", "recycle.exec.model.megatron_stage")),
     "emulated": (),
+    "script": ("megatron.core.models.gpt.gpt_model", "recycle.megatron.own_loop"),
     "checkpoints": (
         "torch.distributed.checkpoint.hf_storage",
         "torch.distributed.checkpoint.state_dict_saver",
@@ -149,11 +151,16 @@ class ForkServer:
         finally:
             os.close(output)
 
-    def fork(self, specification: str, log: Path, after: Sequence[WorkerProcess] = ()) -> WorkerProcess:
-        """Request a worker's process, which waits until the processes in `after` (not reaped) have ended."""
+    def fork(
+        self, specification: str, log: Path, after: Sequence[WorkerProcess] = (), function: str = WORKER
+    ) -> WorkerProcess:
+        """Request a worker's process, which waits until the processes in `after` (not reaped) have ended.
+
+        It calls the function, `WORKER` or `COMMAND`, with the specification.
+        """
         while self._imports:
             self._send(self._imports.popleft())
-        return self._fork(WORKER, specification, log, after)
+        return self._fork(function, specification, log, after)
 
     def _fork(self, function: str, argument: str, log: Path, after: Sequence[WorkerProcess] = ()) -> WorkerProcess:
         self._send([function, argument, str(log), [process.pid for process in after]])

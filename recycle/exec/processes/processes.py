@@ -18,7 +18,7 @@ import msgspec
 
 from recycle.errors import JobError, RunError
 from recycle.exec.members import member_name
-from recycle.exec.processes.forkserver import ForkServer, WorkerProcess, describe_exit, last_lines
+from recycle.exec.processes.forkserver import COMMAND, WORKER, ForkServer, WorkerProcess, describe_exit, last_lines
 from recycle.exec.protocol import Start
 from recycle.exec.worker.specification import RunSpecification, WorkerSpecification
 from recycle.job.shape import Worker
@@ -122,8 +122,8 @@ class LocalProcesses:
                 tensor_rank=rank,
                 local_index=first + rank,
             )
-            text = msgspec.json.encode(specification).decode()
-            self._processes[worker, rank] = self._server.fork(text, self._log(worker, rank), before)
+            text, function = msgspec.json.encode(specification).decode(), COMMAND if self._run.command else WORKER
+            self._processes[worker, rank] = self._server.fork(text, self._log(worker, rank), before, function)
 
     def watch(self, descriptor: int) -> None:
         self._poll.register(descriptor, select.POLLIN)

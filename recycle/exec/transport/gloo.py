@@ -130,7 +130,7 @@ class GlooTransport(GroupTransport):
             set_timeout(group, settings.limits.transport_timeout)
         world, self._tensor = formed.pop(_WORLD), formed.pop(_TENSOR, None)
         self._outgoing = self._incoming = {member: (world, rank) for rank, member in enumerate(members)}
-        self._sums = formed
+        self._sums, self._everyone = formed, world
 
     def _await_work(self, work: Any) -> None:
         if isinstance(work, PendingSend):

@@ -82,14 +82,19 @@ class GroupTransport(ABC):
 
     `form` fills `_outgoing` and `_incoming`, peer -> (group of the lane, the peer's rank in it), and `_sums`, stage ->
     group of its hosts. If groups have no timeout, `_patience` limits waits, in seconds.
+
+    Attributes:
+        message: shape and dtype of activations; may change before `begin`.
     """
 
     def __init__(self, groups: GroupsOfGeneration, device: torch.device) -> None:
         self._groups, self._device = groups, device
+        self.message = groups.message
         self._over, self._waiting = groups.over, groups.waiting
         self._outgoing: dict[Worker, tuple[Any, int]] = {}
         self._incoming: dict[Worker, tuple[Any, int]] = {}
         self._sums: dict[int, Any] = {}
+        self._everyone: Any = None
         _ABANDONED_WAITS[:] = [(running, group) for running, group in _ABANDONED_WAITS if not running.done()]
         self._thread = ThreadPoolExecutor(1)
         self._patience = math.inf
@@ -146,7 +151,7 @@ class GroupTransport(ABC):
         return True
 
     def _post(self, instruction: Transfer) -> Pending:
-        shape, dtype = self._groups.message
+        shape, dtype = self.message
         buffer = torch.empty(shape, dtype=dtype, device=self._device)
         peer = instruction.peer
         receiving = self._start_receive(peer, buffer, self._tag(instruction))
@@ -212,6 +217,30 @@ class GroupTransport(ABC):
         """As `Transport.gather`; plug-ins that support it set `TransportPlugin.has_shards`."""
         raise NotImplementedError
 
+    def members_of(self, number: int | None) -> Sequence[Worker]:
+        """Roles of the hosts of a sum, or of all live workers (None), by their rank in `group_of`."""
+        return self._groups.members if number is None else self._groups.hosts[number]
+
+    def group_of(self, number: int | None) -> Any:
+        """The group of a sum, or of all live workers (None), for further collectives; None for a worker by itself.
+
+        Raises TransportError if the transport has no group of all workers.
+        """
+        if len(self.members_of(number)) < 2:
+            return None
+        if number is None and self._everyone is None:
+            raise TransportError(f"{type(self).__name__} has no group of all workers")
+        return self._everyone if number is None else self._sums[number]
+
+    def await_collective(self, works: Sequence[Any], group: Any) -> None:
+        """Wait for collectives on a group of `group_of`. Raises TransportError, also if the generation ends first."""
+
+        def wait() -> None:
+            for work in works:
+                self._await_work(work)
+
+        self._run_and_settle(wait, group)
+
     def exchange(self, parts: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
         """Start to send `parts`, one for each tensor rank of the worker, contiguous and of one shape.
 
@@ -254,7 +283,7 @@ class GroupTransport(ABC):
     def close(self) -> None:
         self._receives.clear()
         self._sent, self._bucket_sums = {}, {}
-        self._outgoing, self._incoming, self._sums = {}, {}, {}
+        self._outgoing, self._incoming, self._sums, self._everyone = {}, {}, {}, None
         self._thread.shutdown(wait=False)
 
     def _wait_state(self, pending: Any) -> None:

@@ -7,9 +7,10 @@ generation begins with the evaluation that the previous one did not finish.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Literal, NamedTuple, TypeVar
 
 from recycle.exec.device import DeviceProgress, HostClock, Progress, Streams
 from recycle.exec.hooks.hook import Generation, IterationHook, overridden
@@ -32,6 +33,34 @@ from recycle.ir.instruction import (
     Transfer,
 )
 from recycle.ir.replays import Checked
+
+_Result = TypeVar("_Result")
+
+
+class Pause(NamedTuple):
+    """A point between two actions of a worker, at which code of the user may run (`recycle.megatron.session`).
+
+    Attributes:
+        phase: "next": the iteration has not begun; "reduced": its gradients are reduced and not reported; "stepped":
+            its steps are done.
+    """
+
+    step: int
+    phase: Literal["next", "reduced", "stepped"]
+
+
+Pauses = Generator[Pause, None, _Result]
+"""Runs up to the next pause, and returns its result after the last."""
+
+
+def without_pauses(pauses: Pauses[_Result]) -> _Result:
+    """Run to the end. Returns the result."""
+    while True:
+        try:
+            next(pauses)
+        except StopIteration as end:
+            result: _Result = end.value
+            return result
 
 
 @dataclass(kw_only=True)
@@ -67,6 +96,9 @@ class Iterations:
             hook.begin_generation(self.generation)
 
     def run(self) -> Commit:
+        return without_pauses(self.pauses())
+
+    def pauses(self) -> Pauses[Commit]:
         """Iterate to the generation's last commit and return it. Raises GenerationOver or TransportError before it."""
         record = self.generation.record
         if record.commit is not None and record.is_evaluation_due:
@@ -75,11 +107,14 @@ class Iterations:
                 return record.commit
         is_last = False
         while not is_last:
+            yield Pause(self._iteration + 1, "next")
             whole = False
             try:
                 self.begin()
                 for position in range(len(self.program)):
-                    self.execute(position)
+                    if self.execute(position):
+                        yield Pause(self._iteration, "reduced")
+                        self.report()
                 self.end()
                 whole = True
             finally:
@@ -89,6 +124,7 @@ class Iterations:
             commit = self.generation.commit
             is_last = commit is not None and commit.last == self._iteration
             self._end(is_last)
+            yield Pause(self._iteration, "stepped")
         return self.generation.committed(self._iteration)
 
     def begin(self) -> None:
@@ -107,8 +143,11 @@ class Iterations:
             hook.begin_iteration(self._iteration, program)
         self.progress.end_operation()
 
-    def execute(self, position: int) -> None:
-        """Execute the instruction at a position of the program, or defer it to the iteration's end."""
+    def execute(self, position: int) -> bool:
+        """Execute the instruction at a position of the program, or defer it to the iteration's end.
+
+        Returns whether all gradients of the worker are reduced now, and `report` follows.
+        """
         instruction = self.program[position]
         self.progress.begin_operation(_operation(instruction))
         for before in self._before:
@@ -118,19 +157,18 @@ class Iterations:
             self._save()
             if mode == "barrier":
                 self._deferred.append(instruction)
-                return
+                return False
         if isinstance(instruction, GatherParameters) and self._deferred:
             self._deferred.append(instruction)
-            return
+            return False
         self._run(instruction)
-        if position == self._last_reduce:
-            self._report()
         self.progress.end_operation()
+        return position == self._last_reduce
 
     def step(self) -> None:
         """Run the steps that wait for the iteration's commit. A worker without stages reports and waits here."""
         if self._last_reduce < 0 and not self._is_reported:
-            self._report()
+            self.report()
         if self._deferred or self._last_reduce < 0:
             self.generation.committed(self._iteration)
         self._run_deferred(OptimizerStep)
@@ -159,7 +197,8 @@ class Iterations:
         self._interpreter.execute(instruction)
         self.updates.mark_gathered(instruction.stage, self._iteration)
 
-    def _report(self) -> None:
+    def report(self) -> None:
+        """Send this worker's part of the iteration's commit."""
         self._is_reported = True
         self.updates.mark_reduced(self._iteration)
         self.device.clock.set()

@@ -124,6 +124,15 @@ class LocalStages:
         """All-gather parameters of the committed step, unless every worker has them; False if hosts never gather."""
         return False
 
+    def send(self, transport: GroupTransport, peer: Worker, copy: Copy) -> None:
+        transport.send_state(peer, self.tensors_to_send(copy.first, copy.last))
+
+    def receive(self, transport: GroupTransport, peer: Worker, copy: Copy) -> int:
+        """Return the number of bytes."""
+        tensors = self.tensors_to_receive(copy.first, copy.last)
+        transport.receive_state(peer, tensors)
+        return sum(tensor.nbytes for tensor in tensors)
+
     def tensors_to_send(self, first: int, last: int) -> list[torch.Tensor]:
         """State of the units, or shards, in [first, last), to send. Raises RunError if one is not held."""
         units = range(first, last)

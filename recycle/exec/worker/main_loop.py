@@ -26,7 +26,7 @@ from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
 from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportPlugin
-from recycle.exec.worker.iterations import Iterations
+from recycle.exec.worker.iterations import Iterations, Pause, Pauses, without_pauses
 from recycle.exec.worker.local_stages import LocalStages
 from recycle.exec.worker.member import GenerationOver, Member
 from recycle.exec.worker.step_state import REHOST, StepState
@@ -87,9 +87,13 @@ class MainLoop:
         self._undone: int | None = None  # the step undone last, until a generation forms
 
     def run(self) -> bool:
+        return without_pauses(self.pauses())
+
+    def pauses(self) -> Pauses[bool]:
         """Take part in generations until the last commit. Returns False if the worker leaves before, on request."""
         while (record := self.member.next_record()) is not None:
-            self._roll_to_committed(record)
+            if self._roll_to_committed(record):
+                yield Pause(record.committed, "stepped")
             is_over = record.commit is not None and record.commit.finished and not record.is_evaluation_due
             # A generation that formed since may have placed other stages.
             if is_over and self.hosted.restore_confirmed():
@@ -98,7 +102,7 @@ class MainLoop:
                 self._save(record, record.commit)
             if is_over:
                 return True
-            commit = self._run_generation(record)
+            commit = yield from self._run_generation(record)
             self._save(record, commit)
             if commit is not None and commit.finished:
                 return True
@@ -112,9 +116,10 @@ class MainLoop:
         for hook in self.hooks:
             hook.reach(phase, record.committed + 1)
 
-    def _roll_to_committed(self, record: GenerationRecord) -> None:
+    def _roll_to_committed(self, record: GenerationRecord) -> bool:
+        """Return whether the worker made the committed step here."""
         if self.member.worker in record.joins:
-            return
+            return False
         ahead = self.updates.stages_ahead(record.committed)
         transition = self.updates.planned_transition(record.committed, record.has_gone_back)
         self.member.progress.begin_operation(transition, warms_up=transition == REHOST)  # rehosting builds stages
@@ -125,8 +130,9 @@ class MainLoop:
             hook.rolled_back(record.committed)
         if ahead:
             self._undone = record.committed + 1
+        return transition == "roll-forward"
 
-    def _run_generation(self, record: GenerationRecord) -> Commit | None:
+    def _run_generation(self, record: GenerationRecord) -> Pauses[Commit | None]:
         self._reach("acknowledge", record)
         self.member.progress.end_operation()
         self.transport.offer(generation_name(record.generation), Worker.parse(self.member.worker))
@@ -155,7 +161,7 @@ class MainLoop:
             if not self.member.permitted("run"):
                 return None
             self.hosted.confirm()
-            return Iterations(
+            iterations = Iterations(
                 generation=Generation(
                     record=record,
                     role=role,
@@ -172,7 +178,8 @@ class MainLoop:
                 progress=self.member.progress,
                 streams=self._streams,
                 device=self.transport.progress,
-            ).run()
+            )
+            return (yield from iterations.pauses())
         except TransportError as error:
             if isinstance(error, Unreachable):
                 (peer,) = (process for process, place in record.roles.items() if place == str(error.peer))
@@ -231,12 +238,12 @@ class MainLoop:
                 continue
             self._reach("copy", record)
             if self.member.worker == copy.source:
-                transport.send_state(roles[copy.worker], self.hosted.tensors_to_send(copy.first, copy.last))
+                self.hosted.send(transport, roles[copy.worker], copy)
                 continue
-            tensors, began = self.hosted.tensors_to_receive(copy.first, copy.last), time.monotonic()
-            transport.receive_state(roles[copy.source], tensors)
+            began = time.monotonic()
+            size = self.hosted.receive(transport, roles[copy.source], copy)
             transport.settle()  # other workers rely on the copy once it is reported
-            seconds, size = time.monotonic() - began, sum(tensor.nbytes for tensor in tensors)
+            seconds = time.monotonic() - began
             copied.append(Copied(copy.source, copy.first, copy.last, size, round(seconds, 6)))
         if self.member.worker in record.joins:
             self.updates.mark_copied(record.committed)

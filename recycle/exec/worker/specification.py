@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+SESSION = "RECYCLE_SESSION"
+"""Variable with the specification, in JSON, of a process that runs a user's script."""
 REFUSED = 2
 """Exit code of a worker process that cannot do what the job states."""
 
@@ -17,6 +19,7 @@ class RunSpecification(Struct, frozen=True, kw_only=True):
         address: of this machine, for the other workers.
         started: when the run started, by this machine's monotonic clock.
         environment: variables that the transport needs.
+        command: the user's script and its arguments, which runs in a session; empty for recycle's own trainer.
     """
 
     job: str
@@ -28,6 +31,7 @@ class RunSpecification(Struct, frozen=True, kw_only=True):
     started: float
     directory: str
     environment: dict[str, str] = {}
+    command: list[str] = []
 
 
 class WorkerSpecification(Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -22,7 +22,8 @@ import torch
 
 from recycle.errors import RecycleError, RunError, first_line
 from recycle.exec.checkpoint.checkpoint import folder_of, load
-from recycle.exec.faults.injector import EXCHANGE_SECONDS, start_injector
+from recycle.exec.device import DeviceState
+from recycle.exec.faults.injector import EXCHANGE_SECONDS, FaultInjector, start_injector
 from recycle.exec.hooks.background_copies import BackgroundCopies
 from recycle.exec.hooks.evaluation import Evaluation
 from recycle.exec.hooks.hook import IterationHook
@@ -54,84 +55,142 @@ ENDED = 128 + signal.SIGTERM
 """Exit code of a process after a second SIGTERM."""
 
 
-def run_worker(text: str) -> None:
-    """Run one worker, from its JSON specification, to the end of its run; its process should end at once."""
-    specification = msgspec.json.decode(text, type=WorkerSpecification)
-    os.environ.update(specification.run.environment)  # before the first call of CUDA, which reads it
-    _block_termination()
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)
-    run, worker, tensor_rank = specification.run, Worker.parse(specification.worker), specification.tensor_rank
-    job, checkpoints = Job.from_toml(run.job), Path(run.directory) / "checkpoints"
-    if specification.generation or specification.restored is not None:
-        job = job.without_weights()  # its state comes from a peer, or from a checkpoint of the run
-    torch.set_num_threads(job.train.threads)
-    tensor_parallel = job.grid.tensor_parallel
-    name = member_name(worker, tensor_rank)
-    tensor_group = TensorGroup(tensor_rank, tensor_parallel) if tensor_parallel > 1 else None
-    plugin = transport_of(job)
-    device = plugin.device(specification.local_index)
-    links = PacedLinks.for_job(job, worker)
-    keys = FormingKeys(run.agent)
-    tensor = tensor_rank, tensor_parallel
-    transport = plugin(TransportSettings(keys, device, run.address, tensor, job.membership, links))
+class Participant:
+    """A process of a run, before it has stages. Heartbeats start with it, because building stages may take long.
 
-    def end(reason: str, code: int = 3) -> NoReturn:
-        print(f"worker {name} ends: {reason}", file=sys.stderr, flush=True)
+    Args:
+        device_state: state for heartbeats; None for the transport's.
+
+    Attributes:
+        job: without weights if the state comes from a peer, or from a checkpoint of the run.
+        transport: before its first generation.
+    """
+
+    def __init__(self, text: str, device_state: Callable[[], DeviceState] | None = None) -> None:
+        self.specification = specification = msgspec.json.decode(text, type=WorkerSpecification)
+        run = specification.run
+        os.environ.update(run.environment)  # before the first call of CUDA, which reads it
+        _block_termination()
+        faulthandler.enable()
+        faulthandler.register(signal.SIGUSR1)
+        job, self.worker = Job.from_toml(run.job), Worker.parse(specification.worker)
+        self.tensor_rank, self.tensor_parallel = specification.tensor_rank, job.grid.tensor_parallel
+        self.name = member_name(self.worker, self.tensor_rank)
+        self.is_first = not specification.generation or specification.restored is not None
+        if specification.generation or specification.restored is not None:
+            job = job.without_weights()
+        self.job = job
+        plugin = transport_of(job)
+        self._links, self._keys = PacedLinks.for_job(job, self.worker), FormingKeys(run.agent)
+        tensor = self.tensor_rank, self.tensor_parallel
+        device = plugin.device(specification.local_index)
+        self.transport = plugin(TransportSettings(self._keys, device, run.address, tensor, job.membership, self._links))
+        self.member = Member(
+            run.agent,
+            self.name,
+            specification.incarnation,
+            job.membership.heartbeat,
+            self.transport.wake,
+            self.end,
+            specification.generation,
+            device_state or self.transport.device_state,
+        )
+        leave = partial(self.member.send, Leaving(specification.incarnation))
+        threading.Thread(target=_await_termination, args=(leave, self.end), daemon=True).start()
+
+    def end(self, reason: str, code: int = 3) -> NoReturn:
+        print(f"worker {self.name} ends: {reason}", file=sys.stderr, flush=True)
         os._exit(code)
 
-    # Heartbeats start here, because building stages and reading a checkpoint may take long.
-    member = Member(
-        run.agent,
-        name,
-        specification.incarnation,
-        job.membership.heartbeat,
-        transport.wake,
-        end,
-        specification.generation,
-        transport.device_state,
-    )
-    leave = partial(member.send, Leaving(specification.incarnation))
-    threading.Thread(target=_await_termination, args=(leave, end), daemon=True).start()
+    def step_state(self, hosted: LocalStages, at: int = -1) -> StepState:
+        """`at` is the iteration of a state that the user's script has loaded; -1 for none."""
+        restored = self.specification.restored
+        at = at if restored is None else restored
+        return StepState(hosted.stages, at, self.member.known_commit, self.job.train.undo == "host", hosted)
+
+    def injector(self, hosted: LocalStages) -> FaultInjector:
+        return start_injector(
+            self.specification.run.faults,
+            self.tensor_parallel,
+            self.member,
+            FormingStore(self._keys, self.member.over, EXCHANGE_SECONDS),
+            lambda: _spoil(hosted.stages),
+            hosted.flip,
+            self._links,
+        )
+
+    def trace(self) -> list[IterationHook]:
+        run, every = self.specification.run, trace_every(self.job.train.trace)
+        if self.tensor_rank or every is None:
+            return []
+        return [TraceLog(log_path(run.directory, self.worker), run.started, self.member.warn, every)]
+
+    def main_loop(
+        self,
+        hosted: LocalStages,
+        updates: StepState,
+        hooks: Sequence[IterationHook],
+        tensor_group: TensorGroup | None = None,
+        at: int = -1,
+    ) -> MainLoop:
+        """Return the loop over generations, and tell the leader that this process is ready; `at` as above."""
+        self.member.send(Ready(self.specification.incarnation, at))
+        return MainLoop(
+            job=self.job,
+            member=self.member,
+            hosted=hosted,
+            updates=updates,
+            hooks=hooks,
+            transport=self.transport,
+            plans=Path(self.specification.run.directory) / "plans",
+            tensor_group=tensor_group,
+        )
+
+    def finish(self, hosted: LocalStages) -> None:
+        """Send the digests of the final states."""
+        self.member.progress.begin_operation("digest")
+        digests = {number: text for stage in hosted.stages.values() for number, text in stage.digests().items()}
+        self.member.send(FinalState(digests))
+
+
+def run_worker(text: str) -> None:
+    """Run one worker, from its JSON specification, to the end of its run; its process should end at once."""
+    process = Participant(text)
+    specification, job, worker, member = process.specification, process.job, process.worker, process.member
+    torch.set_num_threads(job.train.threads)
+    run, checkpoints = specification.run, Path(specification.run.directory) / "checkpoints"
+    tensor_rank, tensor_parallel = process.tensor_rank, process.tensor_parallel
+    tensor_group = TensorGroup(tensor_rank, tensor_parallel) if tensor_parallel > 1 else None
+    transport = process.transport
     try:
-        build = partial(build_stages, job, device=device, tensor_group=tensor_group)
+        build = partial(build_stages, job, device=transport.settings.device, tensor_group=tensor_group)
         default_stages = list(range(worker.rank, job.shape.stages, job.shape.ranks))
         indices = run.stages.get(specification.worker, [] if run.stages else default_stages)
-        is_first = not specification.generation or specification.restored is not None
         hosted: LocalStages
         if job.train.sharded_optimizer:
-            hosted = LocalShards(job, worker, build, run.cut, indices, is_first)
+            hosted = LocalShards(job, worker, build, run.cut, indices, process.is_first)
         else:
-            hosted = LocalStages(worker, build, run.cut, indices, is_first)
+            hosted = LocalStages(worker, build, run.cut, indices, process.is_first)
     except (RuntimeError, MemoryError, OverflowError) as error:  # torch raises these if memory runs out
-        end(f"its stages cannot be built: {first_line(error)}")
+        process.end(f"its stages cannot be built: {first_line(error)}")
     except RecycleError as error:
-        end(str(error), REFUSED)
+        process.end(str(error), REFUSED)
     stages = hosted.stages
     if specification.restored is not None:
         folder = folder_of(checkpoints, specification.restored)
         hosted.read(partial(load, folder, tensor_rank=tensor_rank, tensor_parallel=tensor_parallel))
-    at = -1 if specification.restored is None else specification.restored
-    updates = StepState(stages, at, member.known_commit, job.train.undo == "host", hosted)
-    faults = start_injector(
-        run.faults,
-        tensor_parallel,
-        member,
-        FormingStore(keys, member.over, EXCHANGE_SECONDS),
-        lambda: _spoil(stages),
-        hosted.flip,
-        links,
-    )
+    updates = process.step_state(hosted)
+    faults = process.injector(hosted)
     hooks: list[IterationHook] = [faults] if run.faults else []
     if isinstance(hosted, LocalShards):
         hooks.append(BackgroundCopies(member.worker, hosted, member.send, faults.reach, job.train.copy_bytes))
     if job.integrity.compares_states:
         hooks.append(StateComparison(job, stages, updates, member.send, tensor_rank))
     deadline, set_waiting = job.train.checkpoint_deadline, member.progress.set_waiting
-    hooks.append(Saver(checkpoints, name, stages, updates.all_at, member.send, tensor_parallel, deadline, set_waiting))
-    every = trace_every(job.train.trace)
-    if tensor_rank == 0 and every is not None:
-        hooks.append(TraceLog(log_path(run.directory, worker), run.started, member.warn, every))
+    saver = Saver(
+        checkpoints, process.name, stages, updates.all_at, member.send, tensor_parallel, deadline, set_waiting
+    )
+    hooks += [saver, *process.trace()]
     if job.evaluation.every:
         evaluation = Evaluation(
             job=job,
@@ -141,27 +200,14 @@ def run_worker(text: str) -> None:
             device=transport.progress,
         )
         hooks.append(evaluation)
-    member.send(Ready(specification.incarnation))
     try:
-        is_finished = MainLoop(
-            job=job,
-            member=member,
-            hosted=hosted,
-            updates=updates,
-            hooks=hooks,
-            transport=transport,
-            plans=Path(run.directory) / "plans",
-            tensor_group=tensor_group,
-        ).run()
+        is_finished = process.main_loop(hosted, updates, hooks, tensor_group).run()
         for hook in hooks:
             hook.close()
-        if not is_finished:
-            return
-        member.progress.begin_operation("digest")
-        digests = {number: text for stage in stages.values() for number, text in stage.digests().items()}
-        member.send(FinalState(digests))
+        if is_finished:
+            process.finish(hosted)
     except RunError as error:
-        end(str(error))
+        process.end(str(error))
 
 
 def _block_termination() -> None:

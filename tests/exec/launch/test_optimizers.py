@@ -17,7 +17,7 @@ from recycle.exec.model.providers import Providers
 from recycle.exec.model.state.rules import Update
 from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.ir.lower import with_barrier
-from recycle.job.sections import GroupSection
+from recycle.job.sections import GroupSection, RotaryScaling
 from recycle.megatron.conversion import export_model
 from tests.exec.drive import small_job
 from tests.exec.runs import Run, figures, job, kinds
@@ -124,7 +124,9 @@ def test_optimizers_that_cannot_work_are_refused_before_the_run(keys: dict[str, 
 def test_patterns_must_match_a_parameter_of_any_layer() -> None:
     """A model of four layers, with its head; the message names what the pattern resembles."""
     right = GroupSection(["decoder.layers.3.*", "output_layer.weight"], weight_decay=0.0)
-    check_request(small_job(train={"groups": [right]}), 1, (), frozenset())
+    layers = {"kind": "llama", "rotary_scaling": RotaryScaling(4.0, "yarn"), "config": {"no_rope_freq": 4}}
+    for model in ({}, layers):
+        check_request(small_job(model=model, train={"groups": [right]}), 1, (), frozenset())
     wrong = GroupSection(["*.mlp.*", "decoder.layers.?.mpl.linear_fc1.weight"])
     message = r'^\[train\] groups\[1\].parameters: "decoder.* matches no .* decoder.layers.\d.mlp.linear_fc1.weight'
     with pytest.raises(JobError, match=message):

@@ -149,6 +149,10 @@ class ExactSum(Accumulator):
         norms = super().mean_norms_squared(divisor, begin, end)
         return [*norms, float(self._violation)] if end is None or end == self.layout.size else norms
 
+    def is_within_bounds(self) -> bool:
+        """Whether all addends were, on all hosts once the buffer is reduced. Waits for the device."""
+        return math.isfinite(float(self._violation))
+
     def _test(self, addend: torch.Tensor) -> None:
         low, high = torch.aminmax(addend)
         # Both comparisons are written so that NaN fails the test.

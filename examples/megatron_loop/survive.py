@@ -1,0 +1,126 @@
+"""The loop of train.py as a script that survives failures; `+` marks the lines of a session.
+
+    recycle agent examples/megatron_loop/job.toml -- python examples/megatron_loop/survive.py
+    recycle agent examples/megatron_loop/job.toml --fault kill:1.1@3 -- python examples/megatron_loop/survive.py
+
+Each process prints the mean loss of the micro-batches of all live hosts of the last stage (`logs/` of the run).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+warnings.simplefilter("ignore")  # megatron-core tells of every optional package that is missing
+
+from megatron.core import parallel_state  # noqa: E402
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler  # noqa: E402
+
+import recycle.megatron  # noqa: E402
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from train import ON_GPU, ROWS, SEQUENCE, build_model, forward_step, micro_batches  # noqa: E402
+from without_gpu import without_gpu  # noqa: E402
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pipeline", type=int, default=2, help="ranks of a pipeline")
+    parser.add_argument("--chunks", type=int, default=1, help="model chunks of a rank")
+    parser.add_argument("--micro-batches", type=int, default=4)
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--bf16", action="store_true", help="weights and activations in bf16")
+    parser.add_argument("--tied", action="store_true", help="embedding and output layer share a weight")
+    parser.add_argument("--evaluate", type=int, default=0, help="steps between evaluations")
+    parser.add_argument("--checkpoints", type=Path, help="folder for a checkpoint of each step")
+    given = parser.parse_args()
+    torch.manual_seed(1234)
+    with recycle.megatron.session() as session:  # + instead of init_process_group
+        parallel_state.initialize_model_parallel(
+            pipeline_model_parallel_size=given.pipeline,
+            virtual_pipeline_model_parallel_size=given.chunks if given.chunks > 1 else None,
+        )
+        model = build_model(given)
+        optimizer = get_megatron_optimizer(
+            OptimizerConfig(optimizer="adam", lr=1e-3, min_lr=1e-4, weight_decay=0.01, clip_grad=1.0, bf16=given.bf16),
+            model,
+        )
+        scheduler = OptimizerParamScheduler(
+            optimizer,
+            init_lr=0.0,
+            max_lr=1e-3,
+            min_lr=1e-4,
+            lr_warmup_steps=3,
+            lr_decay_steps=30,
+            lr_decay_style="cosine",
+            start_wd=0.01,
+            end_wd=0.01,
+            wd_incr_steps=30,
+            wd_incr_style="constant",
+            use_checkpoint_opt_param_scheduler=False,
+        )
+        rank, parts = parallel_state.get_pipeline_model_parallel_rank(), [*model, optimizer, scheduler]
+        first = 0
+        if given.checkpoints is not None:
+            first = newest_step(given.checkpoints, given.pipeline) + 1
+        if first:
+            states = torch.load(given.checkpoints / f"step-{first - 1}-rank{rank}.pt", weights_only=True)
+            for part, state in zip(parts, states, strict=True):
+                part.load_state_dict(state)
+        session.attach(  # +
+            model,
+            optimizer,
+            scheduler,
+            data=lambda pipeline: micro_batches(session.step, given.micro_batches, pipeline),
+            step=first,
+        )
+        for step in session.steps():  # + instead of range
+            losses = session.forward_backward(forward_step, seq_length=SEQUENCE, micro_batch_size=ROWS)  # +
+            session.optimizer_step()  # + instead of optimizer.step()
+            scheduler.step(increment=1)
+            report(f"step {step}", losses)
+            if given.evaluate and step % given.evaluate == 0:
+                for chunk in model:
+                    chunk.eval()
+                losses = session.evaluate(
+                    forward_step,
+                    data=lambda pipeline: micro_batches(1 << 20, given.micro_batches, pipeline),
+                    seq_length=SEQUENCE,
+                    micro_batch_size=ROWS,
+                )
+                for chunk in model:
+                    chunk.train()
+                report(f"evaluation after step {step}", losses)
+            if given.checkpoints is not None and session.is_saver:
+                path = given.checkpoints / f"step-{step}-rank{rank}.pt"
+                torch.save([part.state_dict() for part in parts], path.with_suffix(".tmp"))
+                path.with_suffix(".tmp").rename(path)
+
+
+def report(what: str, losses: list[torch.Tensor]) -> None:
+    """Print the mean over all hosts of the last stage."""
+    total = torch.stack([torch.tensor(float(len(losses))), torch.stack([torch.zeros(()), *losses]).sum()])
+    torch.distributed.all_reduce(total, group=parallel_state.get_data_parallel_group())
+    if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
+        print(f"{what}  loss {float(total[1] / total[0])!r}", flush=True)
+
+
+def newest_step(folder: Path, ranks: int) -> int:
+    """The last step whose state all ranks have saved; -1 if there is none."""
+    saved = Counter(int(path.name.split("-")[1]) for path in folder.glob("step-*-rank*.pt"))
+    return max((step for step, count in saved.items() if count == ranks), default=-1)
+
+
+if __name__ == "__main__":
+    if ON_GPU:
+        main()
+    else:
+        with without_gpu():
+            main()

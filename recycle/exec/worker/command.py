@@ -1,0 +1,60 @@
+"""Runs a user's script in a worker's process, with its place in the job in the environment.
+
+A script or module for this Python runs in the forked process, which has imported torch and megatron-core already. Any
+other command replaces the process.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from recycle.exec.worker.specification import SESSION, WorkerSpecification
+from recycle.job import Job
+from recycle.job.shape import Worker
+
+
+def run_command(text: str) -> None:
+    """Run the command of a worker's JSON specification."""
+    specification = msgspec.json.decode(text, type=WorkerSpecification)
+    run, worker = specification.run, Worker.parse(specification.worker)
+    shape = Job.from_toml(run.job).shape
+    os.environ |= {
+        SESSION: text,
+        "RANK": str(worker.rank * shape.pipelines + worker.pipeline),
+        "WORLD_SIZE": str(shape.worker_count),
+        "LOCAL_RANK": str(specification.local_index),
+        **run.environment,
+    }
+    os.environ.pop("PYTHONWARNINGS", None)  # of the fork server
+    python, *arguments = run.command
+    if is_this_python(python) and arguments and (arguments[0] == "-m" or not arguments[0].startswith("-")):
+        run_in_this_process(arguments)
+        return
+    try:
+        os.execvp(python, run.command)
+    except OSError as error:
+        sys.exit(f"{python}: cannot be run ({error.strerror})")
+
+
+def is_this_python(command: str) -> bool:
+    found = shutil.which(command)
+    return found is not None and Path(found).absolute() == Path(sys.executable).absolute()
+
+
+def run_in_this_process(arguments: Sequence[str]) -> None:
+    """Do what Python does with a script, or `-m` and a module, and their arguments."""
+    if arguments[0] == "-m":
+        sys.argv = list(arguments[1:])
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
+    sys.argv = list(arguments)
+    sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
+    runpy.run_path(arguments[0], run_name="__main__")

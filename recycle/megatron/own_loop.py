@@ -1,0 +1,325 @@
+"""`session()`: a user's Megatron training loop that survives failures, as a worker of a run.
+
+    with recycle.megatron.session() as session:
+        model, optimizer, scheduler = build()
+        session.attach(model, optimizer, scheduler, data=iterator_of)
+        for step in session.steps():
+            losses = session.forward_backward(forward_step, seq_length=..., micro_batch_size=...)
+            session.optimizer_step()
+            scheduler.step(increment=...)
+
+`recycle agent JOB -- python script.py` starts the script once per worker. After a death the survivors' processes go on:
+the call that was interrupted, or the next one, takes part in the next generation, whose plan re-routes the dead
+workers' micro-batches, and repeats the iteration unless it was committed. A returning worker runs the same script, and
+copies its state from a peer before its first step.
+
+The session advances the worker's main loop (`recycle.exec.worker.main_loop`), which pauses between actions so that the
+script can run. Heartbeats go on meanwhile; how long the script takes between two calls is not watched.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from recycle.errors import RunError
+from recycle.exec.device import DeviceState
+from recycle.exec.hooks.hook import Generation, IterationHook
+from recycle.exec.hooks.phases import Phase
+from recycle.exec.protocol import Commit, GenerationRecord
+from recycle.exec.transport.base import TransportError
+from recycle.exec.worker.iterations import Pause, Pauses
+from recycle.exec.worker.specification import SESSION
+from recycle.exec.worker.worker import Participant
+from recycle.ir.schedule import Schedule
+from recycle.job.shape import Worker
+from recycle.megatron.live import LiveWorld
+from recycle.megatron.micro_batches import IteratorOf
+from recycle.megatron.peers import Peers
+from recycle.megatron.placement import current_grid
+from recycle.megatron.script import Arguments, Script, ScriptStages
+from recycle.megatron_versions import share_random_generator
+
+_PHASES = ("next", "reduced", "stepped")
+
+
+def session() -> Session:
+    """Return the session of this process, to be used as a context manager around the script's work.
+
+    Raises RunError if the process was not started by `recycle agent JOB -- COMMAND`.
+    """
+    return Session()
+
+
+class Session:
+    """See the module; `session()` makes it.
+
+    Attributes:
+        loss: mean loss of all micro-batches of the last committed step; None before the first.
+        step: the iteration that runs, or comes next.
+        worker: this process's position in the job, such as 1.0.
+    """
+
+    def __init__(self) -> None:
+        if SESSION not in os.environ:
+            raise RunError("this process has no session; start the script with: recycle agent JOB -- python SCRIPT ...")
+        self._is_in_script = True
+        self._beats = itertools.count()
+        self._process = Participant(os.environ[SESSION], self._device_state)
+        self.job, self.worker = self._process.job, self._process.worker
+        shape = self.job.shape
+        self._world = LiveWorld(self.worker, shape.pipelines, shape.ranks)
+        self._script: Script | None = None
+        self._hook: _SessionHook | None = None
+        self._stages: ScriptStages
+        self._pauses: Pauses[bool]
+        self._at: tuple[int, int] = (-1, 0)
+        self._is_over = False
+        self.step = 0
+
+    @property
+    def loss(self) -> float | None:
+        return None if self._hook is None else self._hook.loss
+
+    @property
+    def is_saver(self) -> bool:
+        """Whether this process is the first live host of its stages, which saves them in the script's checkpoints."""
+        peers = self._world.peers
+        return self.worker.pipeline == 0 if peers is None else peers.is_first_host(self.worker)
+
+    def _device_state(self) -> DeviceState:
+        if self._is_in_script:
+            return DeviceState(next(self._beats), "script")
+        return self._process.transport.device_state()
+
+    def __enter__(self) -> Self:
+        self._world.join()
+        self._world.recover = self._recover
+        share_random_generator()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None or self._script is None:
+            return
+        if self.step < self.job.train.steps:
+            raise RunError(
+                f"the script leaves its session before step {self.step}; [train] steps = {self.job.train.steps}"
+            )
+        self._advance((self.job.train.steps, 0))
+        self._process.finish(self._stages)
+
+    # What the script calls.
+
+    def attach(self, model: Any, optimizer: Any, *others: Any, data: IteratorOf, step: int = 0) -> None:
+        """Give the session the script's objects, before the first step.
+
+        Args:
+            model: a chunk in megatron-core's DistributedDataParallel, or the list of the rank's chunks.
+            optimizer: megatron-core's optimizer, or torch's.
+            others: further objects with `state_dict` and `load_state_dict`, such as the learning rate's scheduler. A
+                returning process copies their states from a peer.
+            data: pipeline -> iterator over its micro-batches, from the first of iteration `session.step` on. It is
+                called again when the iterator ends at the end of a step, and when micro-batches of another pipeline
+                are re-routed to this process. It may return None where the forward step reads no data.
+            step: the first step to run, if the script has loaded a checkpoint; the same in all processes.
+
+        Raises:
+            RunError: a setting of the model or the optimizer is not supported, or `parallel_state` differs from the
+                job.
+        """
+        self._require_grid()
+        if not 0 <= step < self.job.train.steps:
+            raise RunError(f"step: {step} is not one of the run's, 0 to {self.job.train.steps - 1} ([train] steps)")
+        process = self._process
+        models = list(model) if isinstance(model, Sequence) else [model]
+        self._script = Script(self.job, self.worker, models, optimizer, others, data)
+        self._stages = ScriptStages(self.job, self.worker, self._script, process.is_first)
+        hooks: list[IterationHook] = [process.injector(self._stages)] if process.specification.run.faults else []
+        updates = process.step_state(self._stages, step - 1)
+        self.step = step
+        self._hook = _SessionHook(self._world, self._script)
+        hooks = [*hooks, self._hook, *process.trace()]
+        self._pauses = process.main_loop(self._stages, updates, hooks, at=step - 1).pauses()
+
+    def steps(self) -> Iterator[int]:
+        """Iterate over the steps of the run, from 0 or from the step at which this process joins."""
+        self._require_script()
+        while True:
+            self._advance((self.step, _PHASES.index("next")))
+            if self._is_over:
+                return
+            self.step = self._at[0]
+            self._world.begin_step(self.step)
+            yield self.step
+            if self._at < (self.step, _PHASES.index("stepped")):
+                raise RunError(f"step {self.step}: the script did not call optimizer_step")
+            self.step += 1
+            if self.step >= self.job.train.steps:
+                return
+
+    def forward_backward(
+        self,
+        forward_step_func: Callable[..., Any],
+        *,
+        seq_length: int,
+        micro_batch_size: int,
+        decoder_seq_length: int | None = None,
+    ) -> list[Any]:
+        """Run the forwards and backwards of an iteration that this process has by the present plan, and sum gradients.
+
+        Args:
+            forward_step_func: as for megatron-core's `get_forward_backward_func`; it reads one item of the iterator per
+                micro-batch.
+            seq_length, micro_batch_size, decoder_seq_length: as for megatron-core's function.
+
+        Returns:
+            What the loss function kept for each micro-batch whose last stage ran here, in order; [] elsewhere. If the
+            iteration is repeated, the list changes in place.
+        """
+        script = self._require_script()
+        script.arguments = Arguments(forward_step_func, seq_length, micro_batch_size, decoder_seq_length)
+        script.results = []
+        self._advance((self.step, _PHASES.index("reduced")))
+        return script.results
+
+    def optimizer_step(self) -> tuple[bool, float | None, int | None]:
+        """Wait for the commit of the iteration, and step the optimizer.
+
+        Returns:
+            Whether the optimizer stepped, the norm of the gradient and the number of its zeros, as megatron-core's
+            `optimizer.step()`.
+        """
+        script = self._require_script()
+        if self._at < (self.step, _PHASES.index("reduced")):
+            raise RunError(f"step {self.step}: the script called optimizer_step before forward_backward")
+        self._advance((self.step, _PHASES.index("stepped")))
+        success, norm, zeros = script.stepped
+        return success, norm, zeros
+
+    def evaluate(
+        self,
+        forward_step_func: Callable[..., Any],
+        *,
+        data: IteratorOf,
+        seq_length: int,
+        micro_batch_size: int,
+        decoder_seq_length: int | None = None,
+    ) -> list[Any]:
+        """Run the forwards of as many micro-batches as a step has, between two steps.
+
+        A failure repeats the evaluation on all live processes. Arguments and result are as for `forward_backward`;
+        `data` is as for `attach`, and is called again in each evaluation.
+        """
+        script, hook, results = self._require_script(), self._hook, list[Any]()
+        if self._world.is_alone or hook is None:
+            raise RunError("session.evaluate comes before the first step; call it inside the loop over session.steps()")
+        arguments = Arguments(forward_step_func, seq_length, micro_batch_size, decoder_seq_length)
+
+        def run(peers: Peers | None) -> list[torch.Tensor]:
+            assert peers is not None
+            results[:] = script.evaluate(arguments, data, peers, self.step)
+            peers.gather(None, torch.zeros(1))  # all have finished, or all run it again
+            return []
+
+        self._world.complete(None, run)
+        return results
+
+    # The main loop.
+
+    def _advance(self, target: tuple[int, int]) -> None:
+        """Run the main loop until it pauses at `target` = (step, phase), or after it."""
+        self._is_in_script, self._world.recover = False, None
+        try:
+            while self._at < target and not self._is_over:
+                self._take(next(self._pauses))
+        except StopIteration as end:
+            self._is_over = True
+            if not end.value:
+                print(f"worker {self.worker} leaves the run", flush=True)
+                sys.exit(0)
+        finally:
+            self._is_in_script, self._world.recover = True, self._recover
+
+    def _take(self, pause: Pause) -> None:
+        self._at = pause.step, _PHASES.index(pause.phase)
+
+    def _recover(self, error: TransportError) -> None:
+        """Bring this process into the next generation, to where the script is."""
+        target = self._at
+        if self._is_over:
+            raise RunError(f"a collective after the end of the run: {error}")
+        self._is_in_script, self._world.recover = False, None
+        try:
+            if self._world.peers is not None:
+                self._take(self._pauses.throw(error))
+        finally:
+            self._is_in_script, self._world.recover = True, self._recover
+        self._at = min(self._at, (target[0], -1)) if self._world.peers is None else self._at
+        self._advance(target)
+
+    def _require_script(self) -> Script:
+        if self._script is None:
+            raise RunError("the session has no model; call session.attach(model, optimizer, ..., data=...) first")
+        return self._script
+
+    def _require_grid(self) -> None:
+        grid, shape = current_grid(), self.job.shape
+        place = Worker(grid.replica, grid.rank)
+        sizes = (grid.replicas, grid.ranks, grid.chunks)
+        if sizes != (shape.pipelines, shape.ranks, shape.chunks):
+            raise RunError(
+                "parallel_state has data, pipeline and virtual pipeline sizes {} {} {}, [shape] pipelines, ranks and"
+                " chunks are {} {} {}".format(*sizes, shape.pipelines, shape.ranks, shape.chunks)
+            )
+        if place != self.worker:
+            raise RunError(
+                f"parallel_state places this process at replica {place.pipeline} and pipeline rank {place.rank}, and it"
+                f" is worker {self.worker}; use Megatron's default order of ranks"
+            )
+
+
+class _SessionHook(IterationHook):
+    """Tells the groups and the script of each generation."""
+
+    def __init__(self, world: LiveWorld, script: Script) -> None:
+        self._world, self._script = world, script
+        self.loss: float | None = None
+
+    def save(self, record: GenerationRecord, commit: Commit | None) -> None:
+        """Called with every commit that this process learns of."""
+        if commit is not None:
+            self.loss = commit.loss
+
+    def begin_generation(self, generation: Generation) -> None:
+        schedule: Schedule = generation.schedule
+        tied = schedule.shape.stages if schedule.ties else None
+        transport: Any = generation.transport
+        self._script.transport = transport
+        peers = Peers(transport, sorted(map(Worker.parse, generation.record.live)), tied)
+        self._world.enter(peers, generation.record.committed + 1)
+        if generation.record.committed < 0:
+            self._script.share_embedding()
+        self._require_equal_weights(peers, generation.record.committed)
+
+    def _require_equal_weights(self, peers: Peers, committed: int) -> None:
+        own, checksums = self._world.worker, peers.gather(None, self._script.checksum())
+        for worker, checksum in checksums.items():
+            if worker.rank == own.rank and not torch.equal(checksum, checksums[own]):
+                when = f"after step {committed}" if committed >= 0 else "at the start; seed it alike in all processes"
+                raise RunError(f"workers {own} and {worker} have different weights of one stage {when}")
+
+    def reach(self, phase: Phase, step: int) -> None:
+        if phase == "reduced":
+            self._script.prepare_step()
+
+    def end_generation(self) -> None:
+        self._world.peers = None
+        self._script.interrupt()

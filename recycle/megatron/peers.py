@@ -1,0 +1,61 @@
+"""The live processes of a generation, which the groups of the backend `live` (live.py) communicate with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from recycle.exec.transport.groups import GroupTransport
+from recycle.job.shape import Worker
+from recycle.megatron.transfer import receive_value, send_value
+
+
+class Peers:
+    """The live processes of a generation.
+
+    Args:
+        transport: of the generation; its roles are the processes' positions.
+        live: sorted.
+        tied: number of the sum over the hosts of first and last stage; None if they share no weight.
+    """
+
+    def __init__(self, transport: GroupTransport, live: Sequence[Worker], tied: int | None = None) -> None:
+        self.transport, self.live, self.tied = transport, list(live), tied
+
+    def holder(self, worker: Worker) -> Worker:
+        """The worker itself, or, if it is dead, the first live host of its stages."""
+        return worker if worker in self.live else next(host for host in self.live if host.rank == worker.rank)
+
+    def is_first_host(self, worker: Worker) -> bool:
+        return worker == next(host for host in self.live if host.rank == worker.rank)
+
+    def gather(self, number: int | None, tensor: torch.Tensor) -> dict[Worker, torch.Tensor]:
+        """The tensors of the live hosts of a stage, or of all live processes (None)."""
+        members, group = self.transport.members_of(number), self.transport.group_of(number)
+        parts = [torch.empty_like(tensor) for _ in members] if group is not None else [tensor.clone()]
+        if group is not None:
+            self.transport.await_collective([group.allgather([parts], [tensor.contiguous()])], group)
+        return dict(zip(members, parts, strict=True))
+
+
+class EarlierPeers(Peers):
+    """Live processes without those that have joined since the script made a call: they do not make it.
+
+    The others exchange tensors through the first of them, because no group has exactly these members.
+    """
+
+    def __init__(self, peers: Peers, own: Worker, joined: Collection[Worker]) -> None:
+        super().__init__(peers.transport, [worker for worker in peers.live if worker not in joined], peers.tied)
+        self._own = own
+
+    def gather(self, number: int | None, tensor: torch.Tensor) -> dict[Worker, torch.Tensor]:
+        first, *others = (worker for worker in self.live if number is None or worker.rank == number)
+        if self._own != first:
+            send_value(self.transport, first, tensor)
+            parts, _ = receive_value(self.transport, first)
+        else:
+            parts = [tensor.clone(), *(receive_value(self.transport, worker)[0] for worker in others)]
+            for worker in others:
+                send_value(self.transport, worker, parts)
+        return dict(zip((first, *others), parts, strict=True))

@@ -1,0 +1,448 @@
+"""The model, optimizer and data of a user's Megatron script, as stages of a worker (`recycle.exec.worker`).
+
+`ScriptStage` gives the interpreter a model chunk, `ScriptStages` the main loop all chunks of the process. Gradients are
+summed by `finalize_model_grads`, over groups of the backend `live`. An iteration begins with zero gradients, so a
+repeated iteration leaves nothing of the interrupted one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import chain, product
+from typing import Any
+
+import torch
+from megatron.core.pipeline_parallel.schedules import get_tensor_shapes
+from megatron.core.utils import get_model_config
+
+from recycle.errors import RunError
+from recycle.exec.model.state.accumulate import ExactSum, FlatLayout
+from recycle.exec.protocol import Copy
+from recycle.exec.transport.base import Transport
+from recycle.exec.transport.groups import GroupTransport
+from recycle.exec.worker.interpreter import Interpreter
+from recycle.exec.worker.local_stages import LocalStages
+from recycle.ir.instruction import Compute, Forward, Instruction
+from recycle.ir.lower import forward_only, lower
+from recycle.ir.schedule import Schedule
+from recycle.job import Job
+from recycle.job.shape import MicroBatch, Worker
+from recycle.megatron.chunk import Call, ModelChunk
+from recycle.megatron.gradient_sync import GradientSync
+from recycle.megatron.loop import model_attribute, require_fit
+from recycle.megatron.micro_batches import IteratorOf, MicroBatches
+from recycle.megatron.order import completing_computes
+from recycle.megatron.peers import Peers
+from recycle.megatron.transfer import receive_value, send_value
+from recycle.megatron_versions import gradient_buffers, loop_groups, reset_gradients, without_gradient_sums
+from recycle.plans.hosting import Hosts
+
+_LOSS_GRID = 2.0**36
+"""Losses are rounded to multiples of its inverse, 1.5e-11."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of `Session.forward_backward`; the same for a repeated iteration."""
+
+    forward_step: Any
+    sequence: int
+    rows: int
+    decoder_sequence: int | None = None
+
+
+class Script:
+    """The user's objects in one process.
+
+    Args:
+        models: the process's chunks, in megatron-core's DDP.
+        optimizer: megatron-core's, or torch's.
+        others: further objects with `state_dict` and `load_state_dict`, which a returning process copies.
+
+    Attributes:
+        arguments: of the present iteration.
+        results: of `Session.forward_backward`.
+        stepped: (success, norm of the gradient, number of its zeros), as megatron-core's optimizer returns them.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        worker: Worker,
+        models: Sequence[Any],
+        optimizer: Any,
+        others: Sequence[Any],
+        iterator_of: IteratorOf,
+    ) -> None:
+        self.job, self.models, self.optimizer, self.others = job, list(models), optimizer, list(others)
+        shape, self.config = job.shape, get_model_config(models[0])
+        indices = range(worker.rank, shape.stages, shape.ranks)
+        self._require_support()
+        require_fit(models, indices, shape.stages, self.config, shape.ranks == 1 < shape.stages)
+        self.stages = {
+            index: ScriptStage(self, model, index, number if len(models) > 1 else None)
+            for number, (index, model) in enumerate(zip(indices, models, strict=True))
+        }
+        self._data = {index: MicroBatches(iterator_of, shape.micro_batches) for index in indices}
+        self.arguments: Arguments | None = None
+        self.results: list[Any] = []
+        self.stepped: tuple[Any, ...] = (True, None, None)
+        self.transport: GroupTransport
+        self.call: Call
+        self.completing: set[Compute] = set()
+        self._reduced: set[int] = set()
+        self._norms: dict[int, float] = {}
+        self._worker = worker
+        self._sums = {index: self._exact_sums(model) for index, model in zip(indices, models, strict=True)}
+        self._stack = ExitStack()
+        self._evaluation: tuple[Arguments, Mapping[int, MicroBatches]]
+        self._at = -1
+
+    def _exact_sums(self, model: Any) -> list[tuple[ExactSum, torch.Tensor]]:
+        """For each buffer of gradients the sum of all micro-batches; [] if the buffers themselves are the sums."""
+        train = self.job.train
+        if train.accumulation != "exact":
+            return []
+        addends = 2 * self.job.shape.global_micro_batches  # of I and of W
+        return [
+            (ExactSum(FlatLayout([buffer.shape]), addends, train.gradient_exponent, buffer.device), buffer)
+            for buffer in gradient_buffers(model)
+        ]
+
+    def _require_support(self) -> None:
+        config = self.config
+        if config.finalize_model_grads_func is None:
+            raise RunError(
+                "config.finalize_model_grads_func is not set; set it to megatron-core's finalize_model_grads"
+            )
+        if model_attribute(self.models[0], "share_embeddings_and_output_weights") not in (None, self.job.model.tied):
+            stated = str(not self.job.model.tied).lower()
+            raise RunError(f"model: share_embeddings_and_output_weights = {stated}; state [model] tied = {stated}")
+        for name in ("fp16", "calculate_per_token_loss"):
+            if getattr(config, name, False):
+                raise RunError(f"config.{name} is set: a session does not support it; switch it off")
+        for model in self.models:
+            ddp = getattr(model, "ddp_config", None)
+            if ddp is None:
+                raise RunError("model: is not in megatron-core's DistributedDataParallel; wrap every chunk")
+            if ddp.use_distributed_optimizer:
+                raise RunError(
+                    "DistributedDataParallelConfig.use_distributed_optimizer: a session does not support the"
+                    " distributed optimizer; switch it off"
+                )
+            if ddp.overlap_grad_reduce and self.job.train.accumulation == "exact":
+                raise RunError(
+                    "DistributedDataParallelConfig.overlap_grad_reduce: exact sums are complete after the last"
+                    ' backward; switch it off, or set [train] accumulation = "fast"'
+                )
+
+    # An iteration.
+
+    def begin(self, step: int) -> None:
+        """Start an iteration from zero gradients."""
+        assert self.arguments is not None
+        self._reduced, self._at = set(), step - 1
+        self.completing.clear()
+        reset_gradients(self.models)
+        self.optimizer.zero_grad()
+        for sums, _ in chain(*self._sums.values()):
+            sums.clear()
+        self._enter(self.arguments, self._data, step)
+        self.call.seeded = lambda stage, micro_batch: self._seeded(step, stage, micro_batch)
+        self._stack.enter_context(self.call.sync.off())
+
+    def _enter(
+        self, arguments: Arguments, data: Mapping[int, MicroBatches], step: int, evaluates: bool = False
+    ) -> None:
+        self.interrupt()
+        config, groups = self.config, loop_groups()
+        message = get_tensor_shapes(
+            seq_length=arguments.sequence,
+            micro_batch_size=arguments.rows,
+            decoder_seq_length=arguments.decoder_sequence,
+            config=config,
+            tp_group=groups.tp,
+            cp_group=groups.cp,
+        )[0]
+        self.transport.message = tuple(message), config.pipeline_dtype or config.params_dtype
+        self.call = Call(
+            config,
+            arguments.forward_step,
+            self.job.shape.micro_batches,
+            groups.cp.size(),
+            evaluates,
+            False,
+            None,
+            GradientSync(config, self.models, self.completing),
+            torch.zeros([], dtype=torch.int, device=next(self.models[0].parameters()).device),
+        )
+        for index, stage in self.stages.items():
+            data[index].begin(step)
+            stage.enter(self._stack, self.call, data[index].of)
+
+    def evaluate(self, arguments: Arguments, iterator_of: IteratorOf, peers: Peers, step: int) -> list[Any]:
+        """Run the forwards of an iteration over these processes. Returns what the loss function kept."""
+        shape = self.job.shape
+        data = {index: MicroBatches(iterator_of, shape.micro_batches) for index in self.stages}
+        self._evaluation = arguments, data
+        stages: Any = self.stages
+        interpreter = Interpreter(stages, shape.stages, self.transport, lambda stage: None)
+        forwards: dict[Worker, list[Instruction]] = {worker: [] for worker in peers.live}
+        for stage in range(shape.stages):
+            for k, j in product(range(shape.pipelines), range(shape.micro_batches)):
+                host = peers.holder(Worker(k, stage % shape.ranks))
+                forwards[host].append(Forward(stage, MicroBatch(k, j)))
+        dead = frozenset(shape.workers()) - set(peers.live)
+        program = lower(forward_only(Schedule.build(shape, forwards, failed=dead))).program(self._worker)
+        try:
+            with torch.no_grad():
+                interpreter.begin(program, step, batch=0)
+                for instruction in program:
+                    interpreter.execute(instruction)
+            return self.call.results
+        finally:
+            self.interrupt()
+
+    def begin_evaluation(self) -> None:
+        self._enter(*self._evaluation, step=0, evaluates=True)
+
+    def interrupt(self) -> None:
+        """Leave the iteration under way, if any."""
+        self._stack.close()
+
+    @contextmanager
+    def _seeded(self, step: int, stage: int, micro_batch: MicroBatch) -> Iterator[None]:
+        shape = self.job.shape
+        number = (step * shape.pipelines + micro_batch.pipeline) * shape.micro_batches + micro_batch.index
+        with torch.random.fork_rng():
+            torch.manual_seed((self.job.model.seed << 40) + number * shape.stages + stage)
+            yield
+
+    def collect(self, stage: int) -> None:
+        """Move a micro-batch's gradient to the exact sum."""
+        for sums, buffer in self._sums[stage]:
+            sums.add(0, buffer)
+            buffer.zero_()
+
+    def spoil(self, stage: int) -> None:
+        """Make the gradient so far NaN, for a fault."""
+        for tensor in (*gradient_buffers(self.stages[stage].model), *(sums.buffer for sums, _ in self._sums[stage])):
+            tensor.fill_(math.nan)
+
+    def reduce(self, stage: int) -> None:
+        """Sum the gradients of all stages, when the last of them is complete."""
+        self._reduced.add(stage)
+        if len(self._reduced) < len(self.stages):
+            return
+        self.interrupt()
+        exact = list(chain(*self._sums.values()))
+        if exact:
+            self.transport.reduce(self._worker.rank, [sums.buffer for sums, _ in exact])
+            for sums, buffer in exact:
+                sums.mean(self.job.shape.pipelines, buffer)
+                if not sums.is_within_bounds():
+                    buffer.fill_(math.nan)
+        else:
+            self.call.sync.start_remaining(list(self.stages))
+        with without_gradient_sums(self.models) if exact else nullcontext():
+            self.config.finalize_model_grads_func(
+                self.models, None, pg_collection=loop_groups(), force_all_reduce=False
+            )
+        self.results[:] = self.call.results
+        self._norms = {index: _norm_squared(stage.model) for index, stage in self.stages.items()}
+
+    def norm_squared(self, stage: int) -> float:
+        """Of the reduced gradient of a stage, before the optimizer clips it."""
+        return self._norms[stage]
+
+    def prepare_step(self) -> None:
+        """Do what needs other processes in the optimizer's step: the norm and the clipping of the gradient."""
+        if not hasattr(self.optimizer, "step_with_ready_grads"):
+            for parameter in self._parameters():
+                parameter.grad = parameter.main_grad.to(parameter.dtype)
+            return
+        self.optimizer.step_with_ready_grads = lambda: True  # an attribute of this object, which hides the method
+        try:
+            self.stepped = self.optimizer.step()
+        finally:
+            del self.optimizer.step_with_ready_grads
+
+    def step(self, iteration: int) -> None:
+        """Step the optimizer, once per iteration; needs no other process."""
+        if self._at == iteration:
+            return
+        self._at = iteration
+        if hasattr(self.optimizer, "step_with_ready_grads"):
+            if self.stepped[0]:
+                self.optimizer.step_with_ready_grads()
+            return
+        self.optimizer.step()
+
+    def _parameters(self) -> Iterator[Any]:
+        for model in self.models:
+            yield from (parameter for parameter in model.parameters() if parameter.requires_grad)
+
+    def share_embedding(self) -> None:
+        """Give the last stage the embedding that it shares: a process by itself leaves the initial weight 0 there."""
+        last = self.job.shape.stages - 1
+        if not self.job.model.tied or not {0, last} & self.stages.keys() or self.job.shape.ranks == 1:
+            return
+        place = 0 if 0 in self.stages else last
+        weight = model_attribute(self.stages[place].model, "shared_embedding_or_output_weight")().data
+        if place:
+            weight.zero_()
+        torch.distributed.all_reduce(weight, group=loop_groups().embd)
+        if hasattr(self.optimizer, "reload_model_params"):
+            self.optimizer.reload_model_params()
+
+    # The state.
+
+    def _tensors(self) -> list[torch.Tensor]:
+        modules = [model.module for model in self.models]
+        return [tensor.detach() for module in modules for tensor in (*module.parameters(), *module.buffers())]
+
+    def checksum(self) -> torch.Tensor:
+        """Two numbers that depend on all weights."""
+        weights = [tensor.double() for tensor in self._tensors() if tensor.is_floating_point()]
+        sums = [sum(map(float, map(sum_of, weights))) for sum_of in (torch.sum, torch.linalg.vector_norm)]
+        return torch.tensor(sums, dtype=torch.float64)
+
+    def state(self) -> dict[str, Any]:
+        others = [other.state_dict() for other in self.others]
+        random = {"torch": torch.get_rng_state()}
+        return {"model": self._tensors(), "optimizer": self.optimizer.state_dict(), "others": others, "random": random}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        for tensor, source in zip(self._tensors(), state["model"], strict=True):
+            tensor.copy_(source)
+        self.optimizer.load_state_dict(state["optimizer"])
+        for other, source in zip(self.others, state["others"], strict=True):
+            other.load_state_dict(source)
+        torch.set_rng_state(state["random"]["torch"])
+
+
+def _norm_squared(model: Any) -> float:
+    gradients = [p.main_grad for p in model.parameters() if p.requires_grad and not getattr(p, "shared", False)]
+    norms = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients])
+    return float((norms * norms).sum())
+
+
+class _Layout:
+    """The part of `recycle.exec.model.stage.StateLayout` that the loop uses: the state stays with its stage."""
+
+    incomplete: frozenset[int] = frozenset()
+
+    def reduce(self, stage: ScriptStage, transport: Transport, bucket: int, buckets: int) -> None:
+        stage.script.reduce(stage.index)
+
+    def reduced(self, stage: ScriptStage) -> Iterator[tuple[int, list[float], Collection[int], int]]:
+        yield stage.index, [stage.script.norm_squared(stage.index)], (), 0
+
+    def gathered(self) -> list[torch.Tensor]:
+        return []
+
+
+class ScriptStage(ModelChunk):
+    """A chunk with what iterations need of a `recycle.exec.model.stage.Stage`."""
+
+    layout = _Layout()
+
+    def __init__(self, script: Script, model: Any, index: int, number: int | None) -> None:
+        super().__init__(
+            model, index, script.job.shape.stages, number, None, script.job.planner.decoupled, script.config
+        )
+        self.script, self.index = script, index
+
+    def begin_iteration(self, step: int) -> None:
+        if self.index == min(self.script.stages):
+            self.script.begin(step)
+
+    def backward(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        result = super().backward(micro_batch, gradient)
+        self.script.collect(self.index)
+        return result
+
+    def backward_input(self, micro_batch: MicroBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        result = super().backward_input(micro_batch, gradient)
+        self.script.collect(self.index)
+        return result
+
+    def backward_weight(self, micro_batch: MicroBatch) -> None:
+        super().backward_weight(micro_batch)
+        self.script.collect(self.index)
+
+    def expect(self, iteration: int, program: Any) -> None:
+        self.script.completing.update(completing_computes(program))
+
+    def begin_evaluation(self, batch: int) -> None:
+        if self.index == min(self.script.stages):
+            self.script.begin_evaluation()
+
+    def message_spec(self) -> tuple[tuple[int, ...], torch.dtype]:
+        """Only known when an iteration begins (`Script.begin`)."""
+        return (0,), torch.float32
+
+    def tied_buffers(self) -> list[torch.Tensor]:
+        """Nothing: `finalize_model_grads` sums shared weights."""
+        return []
+
+    def loss_sum(self) -> float | None:
+        if not self._is_last:
+            return None
+        losses = [float(loss) * self.call.micro_batches for loss in self.call.losses.values()]
+        # On a grid the sum is exact, and does not depend on which process runs a micro-batch.
+        return sum(round(loss * _LOSS_GRID) / _LOSS_GRID if math.isfinite(loss) else loss for loss in losses)
+
+    def watched_checksums(self) -> dict[MicroBatch, Any]:
+        return {}
+
+    def step(self, iteration: int, clip_factor: float) -> None:
+        """The optimizer clips by its own limit."""
+        self.script.step(iteration)
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        raise RunError("a session does not step ahead of a commit")
+
+    def spoil_gradients(self) -> None:
+        self.script.spoil(self.index)
+
+    def flip(self, target: str, bit: int) -> None:
+        raise RunError("fault flip: a session does not flip bits")
+
+    def digests(self) -> dict[int, str]:
+        digest = hashlib.sha256()
+        for parameter in self.model.parameters():
+            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy())
+        return {self.index: digest.hexdigest()}
+
+
+class ScriptStages(LocalStages):
+    """All chunks of the process. They never change; a process that joins copies the state of all at once."""
+
+    def __init__(self, job: Job, worker: Worker, script: Script, holds: bool) -> None:
+        self._script = script
+        self._units = [unit for units in Hosts.at_start(job, None).units[worker] for unit in range(*units)]
+        super().__init__(worker, lambda indices, **_: dict[int, Any](script.stages), (), script.stages, holds)
+
+    def place(self, cut: Sequence[int], indices: Any) -> bool:
+        if tuple(sorted(indices)) != tuple(sorted(self.stages)):
+            raise RunError("the plan moves stages, which a session cannot")
+        return False
+
+    def _placed_units(self) -> Iterator[tuple[int, Any]]:
+        yield from ((unit, None) for unit in self._units)
+
+    def send(self, transport: GroupTransport, peer: Worker, copy: Copy) -> None:
+        if copy.first == self._units[0]:
+            send_value(transport, peer, self._script.state())
+
+    def receive(self, transport: GroupTransport, peer: Worker, copy: Copy) -> int:
+        if copy.first != self._units[0]:
+            return 0
+        state, size = receive_value(transport, peer)
+        self._script.load_state(state)
+        return size

@@ -1,0 +1,109 @@
+"""Process groups that outlive their members: results with all, with dead and with returned processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from recycle.job.shape import Worker
+from tests.megatron.live_workers import CALLS, SHAPE, VICTIM, LiveWorkers
+
+pytestmark = pytest.mark.process
+
+ALL = sorted(SHAPE.workers())
+SURVIVORS = [worker for worker in ALL if worker != VICTIM]
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[LiveWorkers]:
+    with LiveWorkers() as started:
+        yield started
+
+
+def value(worker: Worker) -> float:
+    return 10.0 * worker.pipeline + worker.rank
+
+
+def expected(live: list[Worker], own: Worker) -> dict[str, Any]:
+    """What the rules say; `live` is alone before the first generation."""
+
+    def entry(worker: Worker) -> float:
+        return value(worker if worker in live else Worker(0, worker.rank))
+
+    hosts = [value(worker) for worker in live if worker.rank == own.rank]
+    pipeline = [entry(Worker(own.pipeline, rank)) for rank in range(SHAPE.ranks)]
+    by_rank = [Worker(k, r) for r in range(SHAPE.ranks) for k in range(SHAPE.pipelines)]
+    firsts = [value(Worker(0, rank)) for rank in range(SHAPE.ranks)]
+    found: dict[str, Any] = {
+        "sum world": sum(map(value, live)),
+        "sum hosts": sum(hosts),
+        "sum pipeline": sum(pipeline),
+        "sum own": value(own),
+        "largest world": max(map(value, live)),
+        "largest hosts": max(hosts),
+        "largest pipeline": max(pipeline),
+        "largest own": value(own),
+        "gathered world": [entry(worker) for worker in by_rank],
+        "gathered hosts": [entry(Worker(k, own.rank)) for k in range(SHAPE.pipelines)],
+        "gathered pipeline": pipeline,
+        "gathered own": [value(own)],
+        "mean hosts": sum(hosts) / SHAPE.pipelines,
+        "large sum pipeline": sum(firsts),
+        "broadcast pipeline": pipeline[-1],
+        "objects": [str(worker if worker in live else Worker(0, worker.rank)) for worker in by_rank],
+        "coalesced hosts": [sum(hosts), -sum(hosts)],
+    }
+    return found | ({"sum ends": firsts[0] + firsts[-1]} if own.rank != 1 else {})
+
+
+def require_rules(workers: LiveWorkers, live: list[Worker]) -> None:
+    workers.form(live)
+    for worker, found in workers.results(live).items():
+        refused = found.pop("refused")
+        assert found == expected(live, worker)
+        assert set(refused) == {"reduce_scatter", "send", "all_gather", *(["all_reduce"] if worker.rank else [])}
+        for call, error in refused.items():
+            assert error.startswith(f"torch.distributed: {call}"), error
+            assert error.endswith("has no rule in a session")
+
+
+def test_a_process_answers_alone_before_its_first_generation(workers: LiveWorkers) -> None:
+    own = Worker(1, 2)
+    found = workers.results([own])[own]
+    assert found["sum world"] == found["mean hosts"] == found["broadcast pipeline"] == value(own)
+    assert found["gathered world"] == [value(own)] * SHAPE.worker_count
+    assert found["objects"] == [str(own)] * SHAPE.worker_count
+
+
+def test_collectives_run_over_live_processes_before_and_after_a_death_and_a_return(workers: LiveWorkers) -> None:
+    for call in CALLS:
+        require_rules(workers, ALL)
+        errors = workers.kill_inside(call, ALL)
+        # The hosts of other stages may have finished a collective in which the victim had no part.
+        assert all(
+            error.startswith("TransportError: ")
+            for worker, error in errors.items()
+            if call != "all_reduce of the hosts" or worker.rank == VICTIM.rank
+        )
+        require_rules(workers, SURVIVORS)
+    require_rules(workers, ALL)
+
+
+def test_an_interrupted_process_gets_the_result_that_the_others_have(workers: LiveWorkers) -> None:
+    workers.form(ALL)
+    for interrupted in (ALL[0], ALL[-1]):
+        found = workers.sum_between_iterations(ALL, interrupted)
+        assert found == {worker: [15.0, 1] for worker in ALL}
+    require_rules(workers, ALL)
+
+
+def test_a_process_that_joins_has_no_part_in_collectives_of_earlier_steps(workers: LiveWorkers) -> None:
+    workers.form(ALL)
+    workers.kill_inside("all_reduce of all", ALL)
+    found = workers.results_of_last_step(ALL, VICTIM)
+    for worker in SURVIVORS:
+        del found[worker]["refused"]
+        assert {"sum ends": None, **found[worker]} == {**expected(SURVIVORS, worker), "sum ends": None}
+    require_rules(workers, ALL)
