@@ -124,7 +124,7 @@ def test_optimizers_that_cannot_work_are_refused_before_the_run(keys: dict[str, 
 def test_patterns_must_match_a_parameter_of_any_layer() -> None:
     """A model of four layers, with its head; the message names what the pattern resembles."""
     right = GroupSection(["decoder.layers.3.*", "output_layer.weight"], weight_decay=0.0)
-    layers = {"kind": "llama", "rotary_scaling": RotaryScaling(4.0, "yarn"), "config": {"no_rope_freq": 4}}
+    layers = {"kind": "llama", "rotary_scaling": RotaryScaling(4.0, "yarn"), "config": {"no_rope_freq": [0, 0, 1, 0]}}
     for model in ({}, layers):
         check_request(small_job(model=model, train={"groups": [right]}), 1, (), frozenset())
     wrong = GroupSection(["*.mlp.*", "decoder.layers.?.mpl.linear_fc1.weight"])
