@@ -218,9 +218,9 @@ class Session:
         A failure repeats the evaluation on all live processes. Arguments and result are as for `forward_backward`;
         `data` is as for `attach`, and is called again in each evaluation.
         """
-        script, hook, results = self._require_script(), self._hook, list[Any]()
-        if self._world.is_alone or hook is None:
-            raise RunError("session.evaluate comes before the first step; call it inside the loop over session.steps()")
+        script, results = self._require_script(), list[Any]()
+        if self._world.is_alone or self._at[1] == _PHASES.index("reduced"):
+            raise RunError("session.evaluate: call it after a step, or before forward_backward, not between the two")
         arguments = Arguments(forward_step_func, seq_length, micro_batch_size, decoder_seq_length)
 
         def run(peers: Peers | None) -> list[torch.Tensor]:

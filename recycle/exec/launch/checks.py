@@ -86,20 +86,12 @@ def _require_matches(job: Job, providers: Providers) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # megatron-core warns of missing packages
         from recycle.exec.model.tensor_ranks import ensure_parallel_state
-        from recycle.exec.model.weights import LAYERS, global_names
+        from recycle.exec.model.weights import global_names
     ensure_parallel_state(None)
-    fields = {name: value for name, value in job.model.config.items() if name != "no_rope_freq"}  # it divides layers
-    one_layer = msgspec.structs.replace(
-        job.without_weights().model, layers=1, split=None, recompute="none", config=fields
-    )
+    whole = msgspec.structs.replace(job.without_weights().model, split=None, recompute="none")
     with torch.device("meta"):
-        part = build_module(Job(grid=ShapeSection(1, 1, 1), model=one_layer), 0, 0, providers, is_filled=False)
-    first = f".{LAYERS}.0."
-    names = [
-        name.replace(first, f".{LAYERS}.{layer}.")
-        for name in global_names(part, 0)
-        for layer in range(job.model.layers if first in name else 1)
-    ]
+        part = build_module(Job(grid=ShapeSection(1, 1, 1), model=whole), 0, 0, providers, is_filled=False)
+    names = list(global_names(part, 0))
     for place, group in enumerate(job.train.groups):
         for pattern in group.parameters:
             if not fnmatch.filter(names, pattern):

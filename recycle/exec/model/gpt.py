@@ -32,7 +32,7 @@ from recycle.exec.model.fused import fuse, stay_on_device
 from recycle.exec.model.gemma import adapt_block, adapt_part
 from recycle.exec.model.rotary import prepare_rotary
 from recycle.exec.model.tensor_ranks import enable_sequence_parallel, groups_with_shared_experts, prepare_mixtures
-from recycle.exec.model.weights import initialise, read_weights
+from recycle.exec.model.weights import initialise, mark_row_blocks, read_weights
 from recycle.job import Job
 from recycle.job.architecture import is_rotary
 from recycle.megatron_versions import installed, without_model_notice
@@ -129,6 +129,7 @@ def build_part(job: Job, stage: int, tensor_rank: int = 0, *, is_filled: bool = 
     if config.transformer_impl == TRANSFORMER_ENGINE:
         _require_engine(part)
     prepare_mixtures(part)
+    mark_row_blocks(part)
     prepare_rotary(part, job.model)
     if job.model.kind == "gemma":
         adapt_part(part)

@@ -1,7 +1,7 @@
 """Rotary positions: frequencies, angles, and a rotation that is a single node of the autograd graph.
 
 megatron-core moves the frequencies to the current GPU; here they stay with their module. The fused rotation has the
-bits of megatron-core's. Limits: interleaved positions and those of part of the channels are not fused.
+bits of megatron-core's. Limits: interleaved positions are not fused, nor positions for a share of the channels.
 
 Sources: Su et al., https://arxiv.org/abs/2104.09864; YaRN: Peng et al., https://arxiv.org/abs/2309.00071, section 3;
 Llama 3's scaling: https://github.com/meta-llama/llama-models, models/llama3/model.py, `apply_scaling`.
@@ -138,14 +138,15 @@ _megatron_rotary = attention.apply_rotary_pos_emb
 
 
 def _apply_rotary(
-    x: torch.Tensor, angles: torch.Tensor, *arguments: Any, mscale: float = 1.0, **named: Any
+    x: torch.Tensor, angles: torch.Tensor, config: Any, cu_seqlens: Any = None, mscale: float = 1.0, **named: Any
 ) -> torch.Tensor:
     cos_sin = getattr(angles, "turns", None)
-    if cos_sin is None or angles.shape[-1] != x.shape[-1] or mscale != 1.0:
+    is_plain = cu_seqlens is None and mscale == 1.0 and not config.apply_rope_fusion
+    if cos_sin is None or angles.shape[-1] != x.shape[-1] or not is_plain:
         scale = mscale * getattr(angles, "factor", 1.0)
-        plain: torch.Tensor = _megatron_rotary(x, angles, *arguments, mscale=scale, **named)
-        return plain
-    rotated: torch.Tensor = _Rotation.apply(x, *(part.to(x.dtype) for part in cos_sin))  # type: ignore[no-untyped-call]
+        rotated: torch.Tensor = _megatron_rotary(x, angles, config, cu_seqlens, mscale=scale, **named)
+        return rotated
+    rotated = _Rotation.apply(x, *(part.to(x.dtype) for part in cos_sin))  # type: ignore[no-untyped-call]
     return rotated
 
 

@@ -20,6 +20,7 @@ from megatron.core.transformer.mlp import MLP
 from recycle.errors import JobError
 from recycle.exec.model.attention import CausalAttention
 from recycle.exec.model.state.optimizer import HALVES
+from recycle.exec.model.state.rules import ROW_BLOCKS
 from recycle.exec.model.stored_tensors import StoredTensors
 from recycle.exec.model.tensor_ranks import first_expert
 from recycle.job.sections import ModelSection
@@ -146,6 +147,18 @@ def gated_parameters(part: torch.nn.Module) -> set[torch.nn.Parameter]:
         for parameter in (layer.weight, layer.bias)
         if parameter is not None
     }
+
+
+def mark_row_blocks(part: torch.nn.Module) -> None:
+    """Mark the matrices of queries, keys and values, and of gated layers, by `ROW_BLOCKS`."""
+    for parameter in gated_parameters(part):
+        setattr(parameter, ROW_BLOCKS, (1, (len(parameter) // 2, len(parameter) // 2)))
+    for module in part.modules():
+        if hasattr(module, "linear_qkv"):
+            attention: Any = module
+            groups, size = attention.num_query_groups_per_partition, attention.hidden_size_per_attention_head
+            queries = attention.num_attention_heads_per_partition // groups * size
+            setattr(attention.linear_qkv.weight, ROW_BLOCKS, (groups, (queries, size, size)))
 
 
 def part_of(whole: torch.Tensor, dimension: int, rank: int, count: int, halves: int = 1) -> torch.Tensor:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -240,7 +240,9 @@ def main(launcher: str) -> None:
                 _print_to(request)
             case {"folders": folders, "modules": modules}:
                 sys.path[:0] = folders
-                _import(modules)
+                # megatron-core imports it, which may initialize CUDA, and forks could not use it then.
+                if importlib.util.find_spec("transformer_engine") is None:
+                    _import(modules)
             case _:
                 answers.write(b"%d\n" % _fork(*request))
 

@@ -18,6 +18,7 @@ from recycle.exec.model.state.rules import Update
 from recycle.ir.families import one_f_one_b, zb_h1
 from recycle.ir.lower import with_barrier
 from recycle.job.sections import GroupSection, RotaryScaling
+from recycle.megatron.conversion import export_model
 from tests.exec.drive import small_job
 from tests.exec.runs import Run, figures, job, kinds
 from tests.exec.sharded import joined, require_equal, stored
@@ -74,6 +75,7 @@ def test_muon_with_groups_has_the_bits_of_the_calm_run_through_deaths_and_in_ano
         f"{prefix}{layer}linear_qkv.weight" for prefix in ("", "momentum_buffer.", "step.")
     }
     assert f"exp_avg_sq.{layer}linear_proj.weight" in last
+    assert not export_model(folder_of(directory / "checkpoints", STEPS - 1), tmp_path / "exported").moments
     with pytest.raises(
         JobError, match=r"another model, batch or optimizer, .* \[train\] optimizer is None, there muon"
     ):
@@ -122,7 +124,7 @@ def test_optimizers_that_cannot_work_are_refused_before_the_run(keys: dict[str, 
 def test_patterns_must_match_a_parameter_of_any_layer() -> None:
     """A model of four layers, with its head; the message names what the pattern resembles."""
     right = GroupSection(["decoder.layers.3.*", "output_layer.weight"], weight_decay=0.0)
-    layers = {"kind": "llama", "rotary_scaling": RotaryScaling(4.0, "yarn"), "config": {"no_rope_freq": 4}}
+    layers = {"kind": "llama", "rotary_scaling": RotaryScaling(4.0, "yarn"), "config": {"no_rope_freq": [0, 0, 1, 0]}}
     for model in ({}, layers):
         check_request(small_job(model=model, train={"groups": [right]}), 1, (), frozenset())
     wrong = GroupSection(["*.mlp.*", "decoder.layers.?.mpl.linear_fc1.weight"])

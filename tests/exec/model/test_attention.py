@@ -88,6 +88,11 @@ def test_fields_change_the_loss() -> None:
     assert len(losses) == len(ROWS) + 1
 
 
+def test_stages_between_the_ends_read_masks() -> None:
+    jobs = [small_job(ranks=ranks, micro_batches=2, model={"sequence": 16}, data=PACKED) for ranks in (1, 4)]
+    assert len({run_pipelines([build_pipeline(job)], 0, 2) for job in jobs}) == 1
+
+
 def unmasked(job: Any) -> Any:
     from tests.exec.model.megatron_models import packed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from recycle.exec.model import engine, gpt
 from recycle.exec.model.config import transformer_config
 from recycle.exec.model.engine import choose_layers, engine_fault
 from recycle.exec.model.megatron_stage import MegatronStage
+from recycle.exec.model.state.rules import ROW_BLOCKS
 from recycle.job.sections import RotaryScaling
 from tests.exec.drive import CPU, build_pipeline, differing, gradients_by_name, run_deferred, run_pipelines, small_job
 from tests.exec.model.test_other_layers import DelayedLinear
@@ -125,6 +127,23 @@ def test_weights_are_drawn_with_the_deviations_of_the_config() -> None:
     layer, residual = "decoder.layers.0.mlp.linear_fc1.weight", "decoder.layers.0.mlp.linear_fc2.weight"
     expected = {"embedding.word_embeddings.weight": 0.3, layer: 0.1, residual: 0.05}
     assert {name: float(weights[name].detach().std()) for name in expected} == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_matrices_in_one_parameter_are_marked(name: str) -> None:
+    """With the widths of 4 heads, and of as many groups of keys and values as the model has."""
+    config, widths = MODELS[name]["config"], Counter[Any]()
+    for stage in build_pipeline(family_job(MODELS[name])):
+        for parameter in stage.parameters.values():
+            if blocks := getattr(parameter, ROW_BLOCKS, None):
+                assert blocks[0] * sum(blocks[1]) == len(parameter)
+                widths[blocks] += 1
+    groups, size = config.get("num_query_groups", 4), config.get("kv_channels", 8)
+    experts = config.get("num_moe_experts", 1)
+    wanted = {(groups, (4 // groups * size, size, size)): 4, (1, (48, 48)): 4 * experts}
+    if shared := config.get("moe_shared_expert_intermediate_size"):
+        wanted[1, (shared, shared)] = 4
+    assert widths == wanted
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -17,7 +17,7 @@ from recycle.exec.model.state import optimizer as module
 from recycle.exec.model.state.accumulate import ExactSum, FastSum, FlatLayout, grid_exponent
 from recycle.exec.model.state.learning_rate import learning_rate
 from recycle.exec.model.state.optimizer import Mean, StateNames, StoredNames, UnitOptimizer
-from recycle.exec.model.state.rules import Rules, decays, orthogonalized
+from recycle.exec.model.state.rules import ROW_BLOCKS, Rules, decays, orthogonalized
 from recycle.job.footprint import ON_CPU
 from recycle.job.sections import GroupSection, TrainSection
 
@@ -173,6 +173,27 @@ def test_groups_and_other_optimizers_have_the_bits_of_torchs(keys: dict[str, Any
         for reference in others:
             step_plain(reference, plain, iteration)
     assert [name for name, own, other in zip(NAMES, held, plain, strict=True) if not torch.equal(own, other)] == []
+
+
+@pytest.mark.parametrize(("groups", "rows"), [(2, (2, 1, 1)), (1, (4, 4)), (3, (3, 2, 2))])
+def test_muon_takes_matrices_in_one_parameter_by_themselves(groups: int, rows: tuple[int, ...]) -> None:
+    whole = torch.nn.Parameter(torch.randn(groups * sum(rows), 6, generator=torch.Generator().manual_seed(2)))
+    setattr(whole, ROW_BLOCKS, (groups, rows))
+    kinds = torch.tensor([kind for kind, count in enumerate(rows) for _ in range(count)]).repeat(groups)
+    plain = [torch.nn.Parameter(whole.data[kinds == kind].clone()) for kind in range(len(rows))]
+    train = replace_keys(TRAIN, optimizer="muon")
+    optimizer = UnitOptimizer({"layers.0.several": whole}, Rules(train))
+    reference = torch.optim.Muon(plain, weight_decay=0.1, **SCALED)
+    for iteration in range(4):
+        gradient = torch.randn(whole.shape, generator=torch.Generator().manual_seed(iteration))
+        attach(optimizer, lambda _, out, gradient=gradient: out.copy_(gradient.view(-1)))
+        optimizer.step(iteration, 1.0)
+        for kind, parameter in enumerate(plain):
+            parameter.grad = gradient[kinds == kind]
+        for group in reference.param_groups:
+            group["lr"] = learning_rate(TRAIN, iteration)
+        reference.step()
+    assert all(torch.equal(whole[kinds == kind], parameter) for kind, parameter in enumerate(plain))
 
 
 def test_orthogonalized_matrix_keeps_the_singular_vectors() -> None:

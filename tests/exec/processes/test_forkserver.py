@@ -93,3 +93,19 @@ def test_a_users_modules_are_imported_once_by_the_server_and_by_no_worker(tmp_pa
         assert trace.read_text().split() == [str(server.pid)]
     finally:
         server.close()
+
+
+def test_modules_are_left_to_the_workers_where_an_import_may_initialize_cuda(tmp_path: Path) -> None:
+    """A thread that an import leaves stands for CUDA: the server could not fork after it."""
+    wait = "threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    (tmp_path / "threaded.py").write_text(f"import threading\n{wait}\n")
+    codes: list[object] = []
+    for _ in range(2):
+        server = ForkServer("emulated", modules=["threaded"], folders=[str(tmp_path)])
+        try:
+            codes.append(wait_for_code(server, server.fork("no specification", tmp_path / "worker.log")))
+        except RunError as error:
+            codes.append("2 threads" in str(error))
+        server.close()
+        (tmp_path / "transformer_engine.py").touch()
+    assert codes == [True, 1]

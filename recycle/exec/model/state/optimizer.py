@@ -132,7 +132,8 @@ class FlatOptimizer:
                 parameter, gradient, *state = (
                     tensor.view(*run.shape) for tensor in (self.parameters[piece], mean, *state)
                 )
-                update = Update(parameter, gradient, state, count.clone(), rate * rule.scale, rule.weight_decay)
+                scaled = rate * rule.scale
+                update = Update(parameter, gradient, state, count.clone(), scaled, rule.weight_decay, rule.blocks)
                 rule.optimizer.step(update)
                 self._publish(piece)
         # A count without a parameter has no name, so a checkpoint could not restore it: it stays 0.

@@ -1,7 +1,7 @@
 """Optimizers, and which of them steps a parameter with which learning rate and weight decay.
 
 An optimizer keeps everything that it remembers in tensors of the parameters' shapes, so that workers copy it, undo
-steps with it and store it in checkpoints. Add one as a class in `OPTIMIZERS`, or name one of your own in the job.
+steps with it and store it in checkpoints. Add one as a class in `OPTIMIZERS`, or name your class in the job.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from recycle.job.sections import TrainSection
 
 BALANCE_RATE = "balance_rate"
 """Attribute of a parameter that is moved against the sign of its mean gradient by this rate."""
+ROW_BLOCKS = "row_blocks"
+"""Attribute of a matrix made of several, in equal groups of rows: number of groups, rows of each matrix in a group."""
 _IN_LAYER = re.compile(r"(?:^|\.)layers\.[^.]+\.")
 
 
@@ -35,6 +37,7 @@ class Update(NamedTuple):
         state: the tensors that `Optimizer.state` names, in the shape of `parameter`.
         steps: earlier steps, fp32 []; may be overwritten.
         rate: learning rate.
+        blocks: `ROW_BLOCKS` of the parameter, or one group of all rows.
     """
 
     parameter: torch.Tensor
@@ -43,6 +46,7 @@ class Update(NamedTuple):
     steps: torch.Tensor
     rate: float
     weight_decay: float
+    blocks: tuple[int, Sequence[int]]
 
 
 class Optimizer(ABC):
@@ -97,6 +101,7 @@ class AdamW(Optimizer):
 class Muon(Optimizer):
     """Orthogonalized momentum for the matrices of layers: Jordan et al., https://kellerjordan.github.io/posts/muon.
 
+    The weights of queries, keys and values, and both halves of a gated layer, are matrices by themselves.
     Updates are scaled to the usual size of AdamW's, so that both have one learning rate and weight decay: Liu et al.,
     Muon is Scalable for LLM Training, https://arxiv.org/abs/2502.16982, equation 4.
     """
@@ -110,9 +115,15 @@ class Muon(Optimizer):
     def step(self, update: Update) -> None:
         (momentum,), beta, parameter = update.state, self.train.momentum, update.parameter
         momentum.lerp_(update.gradient, 1 - beta)
-        direction = orthogonalized(update.gradient.lerp_(momentum, beta))
         parameter.mul_(1 - update.rate * update.weight_decay)
-        parameter.add_(direction, alpha=-update.rate * (0.2 * math.sqrt(max(parameter.shape))))
+        groups, rows = update.blocks
+        moved, directions = (
+            torch.split(tensor.view(groups, sum(rows), -1), list(rows), 1)
+            for tensor in (parameter, update.gradient.lerp_(momentum, beta))
+        )
+        for block, direction in zip(moved, directions, strict=True):
+            matrix = orthogonalized(direction.flatten(0, 1))
+            block.add_(matrix.view_as(block), alpha=-update.rate * (0.2 * math.sqrt(max(matrix.shape))))
 
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -190,6 +201,7 @@ class Rule(NamedTuple):
 
     Attributes:
         scale: factor of the learning rate.
+        blocks: see `Update`.
         decays: whether its steps are counted with the decayed parameters' or the others', see `FlatOptimizer`.
         order: order of rules in a unit that keeps the state of an optimizer together.
     """
@@ -197,6 +209,7 @@ class Rule(NamedTuple):
     optimizer: Optimizer
     scale: float
     weight_decay: float
+    blocks: tuple[int, Sequence[int]]
     decays: bool
     order: tuple[Any, ...]
 
@@ -229,4 +242,6 @@ class Rules:
         kind, default = type(optimizer), self.train.weight_decay if is_decayed else 0.0
         # Decayed parameters come first; where they meet the others, both are AdamW's.
         order = not is_decayed, (kind is AdamW) == is_decayed, kind.__qualname__, balance_rate, place
-        return Rule(optimizer, scale, default if stated is None else stated, is_decayed, order)
+        weight_decay = default if stated is None else stated
+        blocks = getattr(parameter, ROW_BLOCKS, (1, tuple(parameter.shape[:1]))) if optimizer.takes_whole else (1, ())
+        return Rule(optimizer, scale, weight_decay, blocks, is_decayed, order)
