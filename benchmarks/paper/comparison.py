@@ -343,7 +343,8 @@ def page(folder: Path | None, days: float, pictures: Path) -> str:
         " (P - 1) of (m + P - 1) slots.",
         bubbles(),
         "## Planner time",
-        "Plans that are made when a failure without a stored plan strikes. `python benchmarks/planner.py` searches"
+        "Plans that are made when a failure without a stored plan strikes, within half a second: a busy or slower"
+        " machine tries fewer orders, and may end with a longer period. `python benchmarks/planner.py` searches"
         " longer.",
         planner_times(every),
         "## One failure per 6 h, 2 h, 30 min on 32 GPUs",

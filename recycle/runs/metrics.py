@@ -67,6 +67,11 @@ def _of_kind(run: RunRecord, *kinds: str) -> list[Mapping[str, Any]]:
     return [event for event in run.events if event["kind"] in kinds]
 
 
+def _number(event: Mapping[str, Any], key: str) -> float:
+    value = event.get(key)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
 def _sums(addends: Iterable[Value], first: Iterable[str] = ()) -> Iterable[Value]:
     """Add up the values of the same labels; `first` are values of a single label that count from 0 on."""
     sums: dict[tuple[str, ...], float] = {(name,): 0.0 for name in first}
@@ -132,7 +137,7 @@ def _slow_links(run: RunRecord) -> Iterator[Value]:
     for event in _of_kind(run, "slow-link", "replanned", "detected", "drained"):
         worker = str(event.get("worker"))
         if event["kind"] == "slow-link":
-            slow[worker, str(event.get("peer"))] = float(event["seconds"])
+            slow[worker, str(event.get("peer"))] = _number(event, "seconds")
         elif event["kind"] == "replanned":
             counted_on = _links_counted_on(run, event.get("profile")) if slow else {}
             slow = {ends: seconds for ends, seconds in slow.items() if ">".join(ends) in counted_on}
@@ -160,13 +165,13 @@ def _plan(run: RunRecord) -> Iterable[Value]:
 
 
 def _further_deaths(run: RunRecord) -> Iterable[Value]:
-    shards = _of_kind(run, "shards")
-    return [((str(stage),), float(count)) for stage, count in enumerate(shards[-1]["further_deaths"] if shards else ())]
+    counts = next((event.get("further_deaths") for event in reversed(_of_kind(run, "shards"))), None)
+    return [((str(stage),), float(count)) for stage, count in enumerate(counts if isinstance(counts, list) else ())]
 
 
 def _checkpoints(run: RunRecord, *, failed: bool) -> list[float]:
     """The steps of the checkpoints that are complete, or were given up."""
-    return [float(event["step"]) for event in _of_kind(run, "checkpoint") if ("error" in event) is failed]
+    return [_number(event, "step") for event in _of_kind(run, "checkpoint") if ("error" in event) is failed]
 
 
 RUN_METRICS = (
@@ -236,7 +241,7 @@ RUN_METRICS = (
     Metric(
         "recycle_copied_bytes_total",
         "Bytes of state that workers copied.",
-        _single(lambda run: sum(int(event.get("bytes", 0)) for event in _of_kind(run, "rejoined", "moved"))),
+        _single(lambda run: sum(_number(event, "bytes") for event in _of_kind(run, "rejoined", "moved"))),
     ),
     Metric(
         "recycle_checkpoint_step",
