@@ -18,7 +18,7 @@ JOBS ?= $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
 # Compiled files are kept even where the environment forbids it: tests start hundreds of Python processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick soak matrix matrix-setup lint types kernels bytecode tests faults benchmarks screenshots site clean
+.PHONY: demo test quick soak matrix matrix-setup gpu lint types kernels bytecode tests faults benchmarks screenshots site clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/tiny_gpt/demo.py
@@ -75,6 +75,10 @@ screenshots: $(VENV)/.installed
 site: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[site]'
 	$(BIN)/python docs/site.py
+
+# What only a GPU shows, on one card, with the torch and megatron-core of PYTHON: five minutes; see docs/reference/support.md.
+gpu:
+	python3 -W ignore -m benchmarks.gpu --write benchmarks/results/gpu.json
 
 # Over an hour, most of it the planner's large rows.
 benchmarks: $(VENV)/.installed

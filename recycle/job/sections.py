@@ -402,8 +402,8 @@ class MembershipSection(Struct, frozen=True, forbid_unknown_fields=True):
     The deadlines are explained in docs/explanations/recovery.md.
 
     Attributes:
-        transport: what moves tensors: "gloo", "nccl", the name of an entry point, or "package.module:Class"; "auto" is
-            NCCL on GPUs, else gloo (docs/guides/transports.md).
+        transport: what moves tensors: "gloo", "nccl", "staged", the name of an entry point, or
+            "package.module:Class"; "auto" is NCCL on GPUs, else gloo (docs/guides/transports.md).
         store: where agents find their leader: "etcd://host:port[,host:port...]", with `etcds://` for TLS
             (docs/guides/cluster.md). "launcher" is a run on one machine; `recycle train` ignores an etcd.
         store_timeout (seconds): time without an answer after which etcd counts as lost.

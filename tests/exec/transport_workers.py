@@ -19,6 +19,7 @@ from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings
+from recycle.exec.transport.staged import Staged
 from recycle.ir.instruction import (
     Instruction,
     RecvActivation,
@@ -168,4 +169,4 @@ def _addend(host: Worker, stage: int, iteration: int) -> torch.Tensor:
     return torch.arange(ENTRIES, dtype=torch.float64) * (iteration + 1) + 10 * stage + host.pipeline
 
 
-PLUGINS: dict[str, type[TransportPlugin]] = {"gloo": Gloo, "accelerator": Simulated}
+PLUGINS: dict[str, type[TransportPlugin]] = {"gloo": Gloo, "accelerator": Simulated, "staged": Staged}

@@ -9,7 +9,8 @@ Importing megatron-core takes seconds of CPU per process. Requests are JSON line
     {"folders": [...], "modules": [...]}   import modules, found in these folders before Python's own path
     "LOG"                                  print to this file from now on
 
-The server must have a single thread when it forks, which is checked. The server dies with the launcher, and the forked
+If imports have started threads or CUDA, as they do on GPUs, a forked process could not compute; it then runs Python
+anew, and imports for itself. The server dies with the launcher, and the forked
 processes die with the server. The fork server of `multiprocessing` does not suffice: it runs the user's script again in
 each fork, ignores failed imports, and blocks while stopped.
 """
@@ -255,9 +256,7 @@ def _import(modules: Sequence[str]) -> None:
 def _fork(function: str, argument: str, log: str, after: list[int]) -> int:
     gc.collect()
     gc.freeze()  # keeps imported objects out of garbage collection, so that workers do not copy their pages
-    threads = len(os.listdir("/proc/self/task"))
-    if threads != 1:
-        sys.exit(f"forkserver: {threads} threads after the imports; forking would not be safe")
+    is_forkable = len(os.listdir("/proc/self/task")) == 1 and not importlib.import_module("torch").cuda.is_initialized()
     parent, awaited = os.getpid(), [os.pidfd_open(ending) for ending in after]
     pid = os.fork()
     if pid:
@@ -271,8 +270,10 @@ def _fork(function: str, argument: str, log: str, after: list[int]) -> int:
         while awaited:
             wait([awaited.pop()])
         _redirect(log)
-        module, _, name = function.partition(":")
-        getattr(importlib.import_module(module), name)(argument)
+        if not is_forkable:
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+            os.execv(sys.executable, [sys.executable, "-c", _CALL, function, argument])
+        call(function, argument)
         code = 0
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else 1
@@ -282,6 +283,23 @@ def _fork(function: str, argument: str, log: str, after: list[int]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def call(function: str, argument: str) -> None:
+    """Call `package.module:function` with this argument."""
+    module, _, name = function.partition(":")
+    getattr(importlib.import_module(module), name)(argument)
+
+
+_CALL = """
+import sys
+from recycle.exec.processes.forkserver import call
+from recycle.exec.worker.worker import warm_up
+from recycle.ir.plugins import load_plugins
+load_plugins()
+warm_up()
+call(*sys.argv[1:])
+"""
 
 
 def _redirect(log: str) -> None:

@@ -61,8 +61,8 @@ class Nccl(LanePlugin):
         gpus = torch.cuda.device_count()
         if processes > gpus:
             raise JobError(
-                f"{processes} workers on this machine, but {gpus} GPUs: NCCL needs one for each; on one GPU, run the"
-                f" schedule in one process, recycle.exec.run(schedule, job)"
+                f"{processes} workers on this machine, but {gpus} GPUs: NCCL needs one for each; set"
+                ' [membership] transport = "staged" to share GPUs'
             )
 
     @classmethod

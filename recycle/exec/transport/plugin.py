@@ -130,6 +130,7 @@ def computes_on_gpu(job: Job) -> bool:
 TRANSPORTS = {
     "nccl": "recycle.exec.transport.nccl:Nccl",
     "gloo": "recycle.exec.transport.gloo:Gloo",
+    "staged": "recycle.exec.transport.staged:Staged",
 }
 """Name -> `module:class`; "auto" takes the first that fits. Entry points of other packages add names."""
 ANYWHERE = "gloo"

@@ -90,5 +90,5 @@ def test_start_without_torchrun_names_the_remedy(
         main([str(tmp_path / "job.toml")])
     assert ended.value.code == 2
     assert capsys.readouterr().err == (
-        "error: RANK is not set: start this with torchrun, or train with: recycle train\n"
+        "error: RANK is not set: start this with torchrun, or train with: recycle train [job-error]\n"
     )

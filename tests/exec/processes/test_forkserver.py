@@ -95,17 +95,21 @@ def test_a_users_modules_are_imported_once_by_the_server_and_by_no_worker(tmp_pa
         server.close()
 
 
-def test_modules_are_left_to_the_workers_where_an_import_may_initialize_cuda(tmp_path: Path) -> None:
-    """A thread that an import leaves stands for CUDA: the server could not fork after it."""
+@pytest.mark.parametrize("engine", ["", "transformer_engine.py"])
+def test_processes_run_python_anew_where_an_import_has_started_threads(tmp_path: Path, engine: str) -> None:
+    """As CUDA does: a process forked from a server with threads could not compute."""
     wait = "threading.Thread(target=threading.Event().wait, daemon=True).start()"
-    (tmp_path / "threaded.py").write_text(f"import threading\n{wait}\n")
-    codes: list[object] = []
-    for _ in range(2):
-        server = ForkServer("emulated", modules=["threaded"], folders=[str(tmp_path)])
-        try:
-            codes.append(wait_for_code(server, server.fork("no specification", tmp_path / "worker.log")))
-        except RunError as error:
-            codes.append("2 threads" in str(error))
+    (tmp_path / "threaded.py").write_text(f"import os, threading\nos.environ['SERVER'] = str(os.getpid())\n{wait}\n")
+    program = (
+        "import os\ndef run(text):\n    print(text, os.environ.get('SERVER'), len(os.listdir('/proc/self/task')))\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    if engine:  # then the server imports no modules, as they may start CUDA
+        (tmp_path / engine).touch()
+    server = ForkServer("emulated", modules=["threaded"], folders=[str(tmp_path)])
+    try:
+        process = server.fork("an argument", tmp_path / "worker.log", function="program:run")
+        assert wait_for_code(server, process) == 0
+        assert (tmp_path / "worker.log").read_text() == f"an argument {None if engine else server.pid} 1\n"
+    finally:
         server.close()
-        (tmp_path / "transformer_engine.py").touch()
-    assert codes == [True, 1]

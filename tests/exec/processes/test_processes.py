@@ -49,7 +49,7 @@ class _Server:
         self.after: list[list[WorkerProcess]] = []
         self.answers, self._unused = os.pipe()
 
-    def fork(self, specification: str, log: Path, after: list[WorkerProcess]) -> WorkerProcess:
+    def fork(self, specification: str, log: Path, after: list[WorkerProcess], function: str) -> WorkerProcess:
         started = subprocess.Popen([sys.executable, "-S", "-c", self._programs.pop(0)])
         self._started[started.pid] = started
         self.forked.append(WorkerProcess(started.pid, os.pidfd_open(started.pid)))

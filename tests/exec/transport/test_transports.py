@@ -21,6 +21,7 @@ from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.nccl import Nccl
 from recycle.exec.transport.plugin import TransportPlugin, transport_of
+from recycle.exec.transport.staged import Staged
 from recycle.ir.families import dualpipe_v, interleaved, one_f_one_b, zb_h1, zb_v
 from recycle.ir.instruction import Send
 from recycle.ir.lower import lower
@@ -62,7 +63,7 @@ SCHEDULES = {
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "staged"])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_message_and_sum_is_right_in_every_iteration(kind: str, name: str, workers: TransportWorkers) -> None:
     schedule = SCHEDULES[name]()
@@ -106,6 +107,7 @@ def job_over(transport: str, kind: str) -> Job:
         ("nccl", "gpt", 0, '"nccl", but no stage computes on a GPU'),
         ("nccl", "emulated", 4, '"nccl", but no stage computes on a GPU'),
         ("gloo", "gpt", 4, '"gloo" moves CPU tensors'),
+        ("staged", "gpt", 1, Staged),
         ("auto", "gpt", 3, "4 workers on this machine, but 3 GPUs"),
         *(
             (name, "gpt", 0, f'"{name}" is not a known transport; give one of "auto", "nccl", "gloo"')
