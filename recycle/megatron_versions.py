@@ -299,7 +299,7 @@ def run_backward_step(entry: Any, output: Any, gradient: Any, model: Any, config
 
 
 def forget_gradient_groups(optimizer: Any) -> None:
-    """Make the next step of megatron-core's optimizer find out about groups of gradients with norms of their own again.
+    """Make the next step of megatron-core's optimizer find out about groups of gradients with separate norms again.
 
     From 0.19 on that takes a reduction in the first step, which a process that joins later would wait for alone.
     """

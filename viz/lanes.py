@@ -126,7 +126,7 @@ class LaneTable:
         )
 
     def with_times_of(self, timeline: Timeline) -> LaneTable:
-        """Return the table of the same schedule with other times; faster than building it anew if no order changes."""
+        """Return the table of the same schedule with other times; quick if the order of operations stays the same."""
         rows, columns = self.instruction_id, timeline.schedule.columns
         start, end, worker = timeline.start[rows], timeline.end[rows], columns.worker[rows]
         is_drawn = ~_transfers(columns) | (timeline.end > timeline.start)

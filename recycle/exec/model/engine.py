@@ -42,7 +42,7 @@ def choose_layers(job: Job, device: torch.device) -> tuple[str, str]:
 def engine_fault(kind: Any, precision: Any, device: torch.device) -> str | None:
     """Train a layer of this family for one micro-batch with both implementations; return what is wrong, or None.
 
-    Delayed weight gradients must have the bits of the whole backward, twice, and be near those of megatron-core.
+    Delayed weight gradients must have the bits of the whole backward, twice, and differ little from megatron-core's.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic matrix products
     try:

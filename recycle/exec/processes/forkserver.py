@@ -9,10 +9,10 @@ Importing megatron-core takes seconds of CPU per process. Requests are JSON line
     {"folders": [...], "modules": [...]}   import modules, found in these folders before Python's own path
     "LOG"                                  print to this file from now on
 
-If imports have started threads or CUDA, as they do on GPUs, a forked process could not compute; it then runs Python
-anew, and imports for itself. The server dies with the launcher, and the forked
-processes die with the server. The fork server of `multiprocessing` does not suffice: it runs the user's script again in
-each fork, ignores failed imports, and blocks while stopped.
+If imports have started threads or CUDA, as they do on GPUs, a forked process could not compute; it then starts a new
+Python, which imports for itself. The server dies with the launcher, and the forked processes die with the server. The
+fork server of `multiprocessing` does not suffice: it runs the user's script again in each fork, ignores failed imports,
+and blocks while stopped.
 """
 
 from __future__ import annotations
@@ -256,7 +256,9 @@ def _import(modules: Sequence[str]) -> None:
 def _fork(function: str, argument: str, log: str, after: list[int]) -> int:
     gc.collect()
     gc.freeze()  # keeps imported objects out of garbage collection, so that workers do not copy their pages
-    is_forkable = len(os.listdir("/proc/self/task")) == 1 and not importlib.import_module("torch").cuda.is_initialized()
+    torch = sys.modules.get("torch")
+    uses_cuda = torch is not None and torch.cuda.is_initialized()
+    is_forkable = len(os.listdir("/proc/self/task")) == 1 and not uses_cuda
     parent, awaited = os.getpid(), [os.pidfd_open(ending) for ending in after]
     pid = os.fork()
     if pid:

@@ -40,7 +40,7 @@ def allocated_by(action: Callable[[], object], device: torch.device) -> Allocate
 
 
 def _on_gpu(action: Callable[[], object], device: torch.device) -> Allocated:
-    torch.cuda.init()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     action()
