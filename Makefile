@@ -76,7 +76,7 @@ site: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[site]'
 	$(BIN)/python docs/site.py
 
-# What only a GPU shows, on one card, with the torch and megatron-core of PYTHON: five minutes; see docs/reference/support.md.
+# What only a GPU shows, on one card, with the torch and megatron-core of python3: ten minutes; see docs/reference/support.md.
 gpu:
 	python3 -W ignore -m benchmarks.gpu --write benchmarks/results/gpu.json
 

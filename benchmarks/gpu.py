@@ -1,8 +1,8 @@
-"""What only a GPU shows, on one card in a few minutes: `make gpu`, or
+"""What only a GPU shows, on one card in about ten minutes: `make gpu`, or
 
     python -m benchmarks.gpu [--only SECTION ...] [--write FILE]
 
-    split    gradients of I + W against those of B, bit for bit, and against the CPU's, by family and precision
+    split    gradients of I + W against B, bit for bit, and against the CPU, by family and precision
     stages   times of F, I, W, B and of exact sums, kernel launches and memory, for stages of published models
     nccl     NCCL groups of one rank formed, used and aborted up to a hundred times; two ranks on one card
     staged   four workers share the card ("staged" transport): kills and re-joins in every phase, against the calm run
@@ -38,7 +38,7 @@ from recycle.exec.model.stage import Stage
 from recycle.exec.transport.nccl import Nccl
 
 ONE = MicroBatch(0, 0)
-SECONDS = 260
+SECONDS = 480
 """Time limit of a section."""
 NCCL_SECONDS = 40
 """Seconds after which NCCL groups are not formed again."""

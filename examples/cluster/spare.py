@@ -1,4 +1,4 @@
-"""Waits beside a run of agents, and takes the place of a node that is lost.
+"""Waits while agents run, and takes the place of a lost node.
 
 Arguments: JOB --run RUN, then options as for the agents of the run, without a node.
 

@@ -20,7 +20,7 @@ from recycle.errors import RunError
 from recycle.megatron_versions import describe_group
 
 TensorExchange = Callable[[Sequence[torch.Tensor]], Callable[[], list[torch.Tensor]]]
-"""Start to send a tensor to each tensor rank, all of one shape; the returned call waits for those of all ranks."""
+"""Start to send a tensor to each tensor rank, all of one shape; the returned call waits for the tensors of all."""
 SMALL = 8192
 """Elements below which one step with more bytes is faster than two steps."""
 

@@ -23,7 +23,7 @@ from recycle.errors import JobError, RunError
 from recycle.exec.ports import refusal_of_nccl
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.lanes import LanePlugin, LaneTransport
-from recycle.exec.transport.plugin import TransportSettings, computes_on_gpu, gpu_or_cpu
+from recycle.exec.transport.plugin import TransportSettings, computes_on_gpu, own_device
 from recycle.job import Job
 from recycle.megatron_versions import nccl_batch, nccl_group
 
@@ -67,10 +67,7 @@ class Nccl(LanePlugin):
 
     @classmethod
     def device(cls, local_index: int) -> torch.device:
-        device = gpu_or_cpu(local_index)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)  # libraries use the current device by default
-        return device
+        return own_device(local_index)
 
     def _form(self, groups: GroupsOfGeneration) -> LaneTransport:
         return NcclTransport(self.settings, groups, self.communicators)

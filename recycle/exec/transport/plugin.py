@@ -123,6 +123,14 @@ def gpu_or_cpu(local_index: int = 0) -> torch.device:
     return torch.device("cuda", local_index % torch.cuda.device_count())
 
 
+def own_device(local_index: int) -> torch.device:
+    """As `gpu_or_cpu`, and the current device of this process: libraries use it by default."""
+    device = gpu_or_cpu(local_index)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
 def computes_on_gpu(job: Job) -> bool:
     return job.model.kind != "emulated" and torch.cuda.device_count() > 0
 

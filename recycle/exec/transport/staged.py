@@ -15,7 +15,7 @@ import torch
 from recycle.exec.ports import refusal_of_gloo
 from recycle.exec.transport.gloo import Gloo, GlooTransport
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
-from recycle.exec.transport.plugin import TransportSettings, gpu_or_cpu
+from recycle.exec.transport.plugin import TransportSettings, own_device
 from recycle.job import Job
 
 
@@ -33,10 +33,7 @@ class Staged(Gloo):
 
     @classmethod
     def device(cls, local_index: int) -> torch.device:
-        device = gpu_or_cpu(local_index)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)  # libraries use the current device by default
-        return device
+        return own_device(local_index)
 
     def _form(self, groups: GroupsOfGeneration) -> GroupTransport:
         return StagedTransport(self.settings, groups)
