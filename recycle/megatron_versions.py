@@ -203,6 +203,29 @@ def without_gradient_sums(models: Any) -> Iterator[None]:
             del model.finish_grad_sync
 
 
+@contextmanager
+def without_parameter_gathers(models: Any) -> Iterator[None]:
+    """Inside the block megatron-core's distributed optimizer does not gather the parameters that it has stepped."""
+    for model in models:
+        model.start_param_sync = lambda *arguments, **named: None  # hides the method
+    try:
+        yield
+    finally:
+        for model in models:
+            del model.start_param_sync
+
+
+def loss_scalers(optimizer: Any) -> list[Any]:
+    """megatron-core's scalers of the loss, for fp16; [] for another optimizer, or without one."""
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [scaler for part in parts if (scaler := getattr(part, "grad_scaler", None)) is not None]
+
+
+def inner_optimizers(optimizer: Any) -> list[Any]:
+    """torch's optimizers inside megatron-core's; with its distributed optimizer their parameters are parts."""
+    return [part.optimizer for part in getattr(optimizer, "chained_optimizers", [optimizer])]
+
+
 def describe_group(group: Any, name: str, rank: int) -> None:
     """Add a process group that torch did not create to torch's tables.
 

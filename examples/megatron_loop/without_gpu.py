@@ -27,6 +27,7 @@ def without_gpu() -> Iterator[None]:
     """Every tensor that is asked for on a GPU is on the CPU inside this block."""
     torch.cuda.current_device = lambda: torch.device("cpu")
     torch.cuda.synchronize = lambda *_: None
+    torch.cuda.Stream = lambda *_, **__: None  # type: ignore[assignment,misc]
     torch.cuda.current_stream = lambda *_: None  # megatron-core 0.19 asks for it before each reduction
     with _CudaMeansCpu():
         yield

@@ -24,11 +24,12 @@ def run_command(text: str) -> None:
     """Run the command of a worker's JSON specification."""
     specification = msgspec.json.decode(text, type=WorkerSpecification)
     run, worker = specification.run, Worker.parse(specification.worker)
-    shape = Job.from_toml(run.job).shape
+    job = Job.from_toml(run.job)
+    shape, size = job.shape, job.grid.tensor_parallel
     os.environ |= {
         SESSION: text,
-        "RANK": str(worker.rank * shape.pipelines + worker.pipeline),
-        "WORLD_SIZE": str(shape.worker_count),
+        "RANK": str((worker.rank * shape.pipelines + worker.pipeline) * size + specification.tensor_rank),
+        "WORLD_SIZE": str(shape.worker_count * size),
         "LOCAL_RANK": str(specification.local_index),
         **run.environment,
     }

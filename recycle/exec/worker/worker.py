@@ -102,10 +102,10 @@ class Participant:
         print(f"worker {self.name} ends: {reason}", file=sys.stderr, flush=True)
         os._exit(code)
 
-    def step_state(self, hosted: LocalStages, at: int = -1) -> StepState:
-        """`at` is the iteration of a state that the user's script has loaded; -1 for none."""
+    def step_state(self, hosted: LocalStages, at: int | None = None) -> StepState:
+        """`at` is the iteration of the state that the user's script has loaded, -1 for none; None without a script."""
         restored = self.specification.restored
-        at = at if restored is None else restored
+        at = (-1 if restored is None else restored) if at is None else at
         return StepState(hosted.stages, at, self.member.known_commit, self.job.train.undo == "host", hosted)
 
     def injector(self, hosted: LocalStages) -> FaultInjector:
