@@ -33,10 +33,10 @@ from without_gpu import without_gpu  # noqa: E402
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schedule", help="a family or a schedule file; recycle plans when left out")
     parser.add_argument("--pipeline", type=int, default=2, help="ranks of a pipeline")
     parser.add_argument("--chunks", type=int, default=1, help="model chunks of a rank")
     parser.add_argument("--tensor", type=int, default=1, help="tensor ranks of a worker")
-    parser.add_argument("--sequence-parallel", action="store_true", help="also split sequences over tensor ranks")
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--bf16", action="store_true", help="weights and activations in bf16")
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, help="folder for a checkpoint of each step")
     given = parser.parse_args()
     torch.manual_seed(1234)
-    with recycle.megatron.session() as session:  # + instead of init_process_group
+    with recycle.megatron.session(given.schedule) as session:  # + instead of init_process_group
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=given.tensor,
             pipeline_model_parallel_size=given.pipeline,

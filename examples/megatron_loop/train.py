@@ -124,7 +124,6 @@ def build_model(given: argparse.Namespace) -> list[Any]:
         calculate_per_token_loss=getattr(given, "per_token", False),
         use_cpu_initialization=not ON_GPU,
         tensor_model_parallel_size=getattr(given, "tensor", 1),
-        sequence_parallel=getattr(given, "sequence_parallel", False),
         pipeline_model_parallel_size=given.pipeline,
         virtual_pipeline_model_parallel_size=given.chunks if given.chunks > 1 else None,
         batch_p2p_comm=ON_GPU,

@@ -342,10 +342,12 @@ class Ready(UpMessage):
 
     Attributes:
         at: iteration of the state that a user's script has loaded; -1 for none.
+        schedule: the script's own schedule of all workers, as text; empty without one, and from all but one process.
     """
 
     incarnation: int
     at: int = -1
+    schedule: str = ""
 
 
 class Acknowledged(UpMessage):

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from functools import reduce
 from itertools import product
 from typing import Any
 
@@ -320,10 +319,6 @@ class LiveGroup(_Group):  # type: ignore[misc]
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
         """`tensor` becomes the sum, and `output` may be a part of it."""
-        if self._scope is Scope.TENSOR and self._tensor is not None and not self._answers_alone:
-            parts = self._tensor.begin_exchange(list(tensor.contiguous().view(self.size(), -1).unbind()))()
-            output.copy_(reduce(torch.add, parts).view_as(output))
-            return LiveWork()
         if not self._answers_alone:
             if not self._is_instance_of_stage or self._world.recover is not None:
                 raise self._refusal("reduce_scatter")

@@ -29,22 +29,26 @@ from typing import Any, Self
 import torch
 from megatron.core import parallel_state
 
-from recycle.errors import RunError
+from recycle.errors import RunError, ScheduleError
 from recycle.exec.device import DeviceState
 from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.hooks.phases import Phase
 from recycle.exec.model.tensor_group import TensorGroup
+from recycle.exec.planning.run_checks import check_for_run
 from recycle.exec.protocol import STAGE_LOST, Commit, GenerationRecord
 from recycle.exec.transport.base import TransportError
 from recycle.exec.worker.iterations import Pause, Pauses
 from recycle.exec.worker.specification import SESSION
 from recycle.exec.worker.step_state import StepState
 from recycle.exec.worker.worker import Participant
+from recycle.ir.formats import named_schedule
 from recycle.ir.instruction import Instruction
-from recycle.ir.schedule import Schedule
+from recycle.ir.schedule import Schedule, loop_placement
+from recycle.job import price
 from recycle.job.shape import Worker
 from recycle.megatron.live import LiveWorld
 from recycle.megatron.micro_batches import IteratorOf
+from recycle.megatron.order import ScheduleSource
 from recycle.megatron.peers import Peers
 from recycle.megatron.placement import current_grid
 from recycle.megatron.script import Arguments, Script, ScriptStages
@@ -54,12 +58,16 @@ from recycle.megatron_versions import share_random_generator
 _PHASES = ("next", "reduced", "stepped")
 
 
-def session() -> Session:
+def session(schedule: ScheduleSource | None = None) -> Session:
     """Return the session of this process, to be used as a context manager around the script's work.
+
+    Args:
+        schedule: runs while all workers live, in place of the planner's: a schedule of all pipelines, the name of a
+            family, or the path of a schedule file; the same in all processes. It must place stages as Megatron does.
 
     Raises RunError if the process was not started by `recycle agent JOB -- COMMAND`.
     """
-    return Session()
+    return Session(schedule)
 
 
 class Session:
@@ -71,10 +79,10 @@ class Session:
         worker: this process's position in the job, such as 1.0.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, schedule: ScheduleSource | None = None) -> None:
         if SESSION not in os.environ:
             raise RunError("this process has no session; start the script with: recycle agent JOB -- python SCRIPT ...")
-        self._is_in_script = True
+        self._is_in_script, self._own_schedule = True, schedule
         self._beats = itertools.count()
         self._process = Participant(os.environ[SESSION], self._device_state)
         self.job, self.worker = self._process.job, self._process.worker
@@ -141,8 +149,10 @@ class Session:
         Raises:
             RunError: a setting of the model or the optimizer is not supported, or `parallel_state` differs from the
                 job.
+            ScheduleError: the session's schedule does not fit the job, or does not pass `check`.
         """
         self._require_grid()
+        schedule = self._checked_schedule()
         if not 0 <= step < self.job.train.steps:
             raise RunError(f"step: {step} is not one of the run's, 0 to {self.job.train.steps - 1} ([train] steps)")
         process = self._process
@@ -154,7 +164,8 @@ class Session:
         self.step = step
         self._hook = _SessionHook(self._world, self._script, updates, self._script.is_sharded and not process.is_first)
         hooks = [*hooks, self._hook, *process.trace()]
-        self._pauses = process.main_loop(self._stages, updates, hooks, self._world.tensor, step - 1).pauses()
+        sent = schedule if self._world.rank == 0 else ""
+        self._pauses = process.main_loop(self._stages, updates, hooks, self._world.tensor, step - 1, sent).pauses()
 
     def steps(self) -> Iterator[int]:
         """Iterate over the steps of the run, from 0 or from the step at which this process joins."""
@@ -277,6 +288,18 @@ class Session:
         if self._script is None:
             raise RunError("the session has no model; call session.attach(model, optimizer, ..., data=...) first")
         return self._script
+
+    def _checked_schedule(self) -> str:
+        source, shape = self._own_schedule, self.job.shape
+        if source is None:
+            return ""
+        schedule = named_schedule(source, shape) if isinstance(source, str) else source
+        if schedule.shape != shape or schedule.failed:
+            raise ScheduleError("session(schedule=...): is not a schedule of all workers of the job's [shape]")
+        if schedule.placement != loop_placement(shape):
+            raise ScheduleError("session(schedule=...): its stages are not on the ranks where Megatron places them")
+        check_for_run(schedule, priced := price(self.job), priced.prices)
+        return schedule.dumps()
 
     def _require_grid(self) -> None:
         for kind in ("context", "expert_model"):

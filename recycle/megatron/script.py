@@ -142,6 +142,8 @@ class Script:
         if model_attribute(self.models[0], "share_embeddings_and_output_weights") not in (None, self.job.model.tied):
             stated = str(not self.job.model.tied).lower()
             raise RunError(f"model: share_embeddings_and_output_weights = {stated}; state [model] tied = {stated}")
+        if config.sequence_parallel:
+            raise RunError("config.sequence_parallel is set: a session does not support it; switch it off")
         for model in self.models:
             ddp = getattr(model, "ddp_config", None)
             if ddp is None:

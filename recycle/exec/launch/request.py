@@ -182,7 +182,7 @@ def job_of_script(job: PricedJob, steps: int) -> PricedJob:
     model = change(defaults.model, kind="emulated", **stated)
     kept = ("trace", "threads", "accumulation", "gradient_exponent", "non_finite")
     train = change(defaults.train, steps=steps, checkpoint_every=0, **{key: getattr(job.train, key) for key in kept})
-    membership = change(job.membership, drift=0.0)
+    membership = job.membership
     if membership.transport == "auto":
         membership = change(membership, transport="gloo")
     return change(

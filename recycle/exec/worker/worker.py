@@ -132,9 +132,10 @@ class Participant:
         hooks: Sequence[IterationHook],
         tensor_group: TensorGroup | None = None,
         at: int = -1,
+        schedule: str = "",
     ) -> MainLoop:
-        """Return the loop over generations, and tell the leader that this process is ready; `at` as above."""
-        self.member.send(Ready(self.specification.incarnation, at))
+        """Return the loop over generations, and tell the leader that this process is ready (`Ready`)."""
+        self.member.send(Ready(self.specification.incarnation, at, schedule))
         return MainLoop(
             job=self.job,
             member=self.member,
