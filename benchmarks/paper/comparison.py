@@ -250,7 +250,7 @@ def planner_times(every: dict[str, Scenario]) -> str:
 
 
 def own_cells(folder: Path) -> str:
-    """Return the table of the artifact's traces with the analytic model's throughputs, and where ReCycle comes second."""
+    """Return the table of the artifact's traces with the analytic model's throughputs, and where ReCycle is behind."""
     head, rows = ["model", "trace", "oobleck", "recycle", "checkpoint_restart"], own_profile.rows(folder)
     behind = []
     for row in rows:
