@@ -44,7 +44,6 @@ from recycle.solve.layout.limits import LIMIT_SECONDS, layout_limit
 from recycle.solve.normalize import normalize
 from recycle.solve.problem import Order, Problem
 from recycle.solve.search.initial_orders import ALL_POLICIES, find_start
-from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.local_search import search_from
 from recycle.solve.template import copy_to_pipelines, template_problem
 
@@ -52,8 +51,6 @@ QUICK_SECONDS, QUICK_POLICIES = 0.5, 4
 """Seconds for the orders of a first plan (`BOUND_SHARE` of them for its bound); number of policies."""
 EXACT_UP_TO, EXACT_FROM, SEARCH_SHARE = 250, 1.0, 0.5
 """Maximum operations and minimum remaining seconds for the exact model; share of the time for the search before."""
-ORDERS = 10_000
-"""Expected number of orders of a timed search, to decide about loading compiled kernels."""
 BOUND_SHARE = 0.4
 """Maximum share of the time for the bound if no thread computes it during the search."""
 FINISHING_SECONDS, FINISHING, CHECKING = 1e-5, 3.0, 1.0
@@ -198,8 +195,6 @@ def _plan(
             if progress:
                 progress(stage, period)
 
-        if is_timed:
-            load_if_worth_it(problem, ORDERS, deadline, is_search=False)
         report("constructing", inf)
         in_time = bound.until(Deadline(QUICK_SECONDS, stop) if quick else deadline)
         first = Effort(bound.value, in_time, progress=report)

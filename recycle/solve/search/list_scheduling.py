@@ -20,11 +20,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from math import ceil
 
 import numpy as np
 
 from recycle.solve.assignment import Assignment, possible_assignments
-from recycle.solve.problem import Order, Problem
+from recycle.solve.constants import IDLE_POLICIES
+from recycle.solve.problem import TOLERANCE, Order, Problem
 from recycle.solve.problem_arrays import Floats, Operations
 from recycle.solve.search.event_loop import UNLIMITED, priority_rule, run_event_loop
 
@@ -44,6 +46,8 @@ class Policy:
             is timed with the true times afterwards.
         group: with chunks, micro-batches per chunk before the next chunk, as in interleaved 1F1B; 0 takes the deepest
             chunk's forward first, and backwards by micro-batch.
+        idleness: share of the longest idle time of any worker up to which a worker waits for an F or I that is on its
+            way, so that a W remains for a longer wait; 0 runs a W in every wait.
     """
 
     assignment: Assignment
@@ -53,6 +57,7 @@ class Policy:
     weight_first: tuple[bool, ...]
     evenness: float = 0.0
     group: int = 0
+    idleness: float = 0.0
 
 
 def default_policy(problem: Problem, assignment: Assignment | None = None) -> Policy:
@@ -77,6 +82,9 @@ def groups(problem: Problem) -> tuple[int, ...]:
 
 def _portfolio(problem: Problem, plain: Policy) -> Iterator[Policy]:
     stages, ranks = problem.shape.stages, problem.shape.ranks
+    if problem.split:
+        for idleness, more in IDLE_POLICIES:
+            yield replace(plain, hold=round_trip(problem, more), idleness=idleness)
     yield plain
     firsts = (True, False) if problem.split else (False,)
     evennesses = (0.0,) if problem.is_even else (0.0, 1.0)
@@ -107,6 +115,16 @@ def warm_up(problem: Problem, more: int = 0) -> tuple[int, ...]:
     return tuple((chunks - 1) * ranks + 2 * (ranks - 1 - s % ranks) + 1 + more for s in range(stages))
 
 
+def round_trip(problem: Problem, more: int = 0) -> tuple[int, ...]:
+    """Return, per stage, the forwards that fill the time until a worker's first backward, plus `more`."""
+    stages, ranks = problem.shape.stages, problem.shape.ranks
+    waits = [problem.forward[s] * problem.fastest[s] + problem.return_path[s] for s in range(stages)]
+    return tuple(
+        max(1, more + ceil(waits[s % ranks] / (problem.forward[s] * problem.fastest[s]) - TOLERANCE))
+        for s in range(stages)
+    )
+
+
 def schedule_by_policy(problem: Problem, policy: Policy | None = None) -> Order:
     """Return the list scheduler's order for `policy`, complete and within the memory caps."""
     policy = policy or default_policy(problem)
@@ -114,6 +132,7 @@ def schedule_by_policy(problem: Problem, policy: Policy | None = None) -> Order:
         by_priority=0,
         hold=np.array(policy.hold, dtype=np.float64),
         weights=np.array(policy.weights),
+        idleness=policy.idleness,
         forward_first=np.array(policy.forward_first, dtype=np.int64),
         weight_first=np.array(policy.weight_first, dtype=np.int64),
     )

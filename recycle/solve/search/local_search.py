@@ -32,6 +32,7 @@ from recycle.solve.processes import map_unordered
 from recycle.solve.search.annealing import improve
 from recycle.solve.search.initial_orders import SearchStart
 from recycle.solve.search.insertion import vary_insertion
+from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.list_scheduling import Policy
 from recycle.solve.search.policy_search import vary_policy
 from recycle.solve.search.waves import best_wave
@@ -40,6 +41,7 @@ from recycle.solve.search.waves import best_wave
 def search_from(start: SearchStart, effort: Effort) -> Incumbent:
     """Return the best order, never worse than the best of the beginning."""
     problem, best, shape = start.problem, start.best, start.problem.shape
+    load_if_worth_it(problem, effort.orders, effort.deadline)
     is_time_left = effort.deadline.seconds_left > WAVE_SECONDS * problem.size
     if shape.chunks > 1 and is_time_left and not effort.is_met(problem, best.period):
         best = sort_by_period([best, best_wave(problem, effort.part(WAVE_SHARE))])[0]
