@@ -36,12 +36,14 @@ Placement = tuple[tuple[int, ...], ...]
 """The stages that each worker hosts, by worker index."""
 
 
+def placement_of(shape: Shape) -> Placement:
+    """Return the placement by the rule of the shape; nothing is placed if the shape has a cut."""
+    return tuple(map(shape.stages_of_rank, range(shape.ranks))) * shape.pipelines
+
+
 def loop_placement(shape: Shape) -> Placement:
-    """Place chunk c of rank r on stage c * P + r; place nothing if the shape has a cut."""
-    if shape.cut:
-        return ((),) * shape.worker_count
-    stages = [tuple(range(r, shape.stages, shape.ranks)) for r in range(shape.ranks)]
-    return tuple(stages[worker.rank] for worker in shape.workers())
+    """Place chunk c of rank r on stage c * P + r, whatever the rule of the shape, as files leave it out."""
+    return placement_of(replace(shape, placement="loop"))
 
 
 class _Options(TypedDict, total=False):

@@ -66,11 +66,14 @@ def memory_capped(
     shape: Shape, family: str, starts: Sequence[Orders], cap: int, optimizer: Optimizer, times: Times
 ) -> Schedule:
     """Build the compute-only schedule with the best order found from `starts`. Errors as in `zb_v`."""
-    stages = vee_stages(shape, family)
+    vee_stages(shape, family)
     orders = best_under_cap(starts, shape.micro_batches, cap, times)
-    metadata: dict[str, Any] = {"family": family}
-    if tuple(times) != UNIT_TIMES:
-        metadata["times"] = list(times)
+    stated = {"times": list(times)} if tuple(times) != UNIT_TIMES else {}
+    return _schedule(shape, family, orders, optimizer, **stated)
+
+
+def _schedule(shape: Shape, family: str, orders: Orders, optimizer: Optimizer, **stated: Any) -> Schedule:
+    stages, metadata = vee_stages(shape, family), {"family": family, **stated}
     work = [(cls, [hosted[chunk] for hosted in stages]) for cls, chunk in _CLASS_AND_CHUNK]
     return in_turn(shape, orders, work, optimizer=optimizer, metadata=metadata, stages=stages)
 
@@ -276,6 +279,23 @@ def zb_v(shape: Shape, optimizer: Optimizer = "staggered", times: Times = UNIT_T
     return memory_capped(shape, "zb-v", starts, 2 * shape.ranks, optimizer, times)
 
 
+def under_cap(shape: Shape, cap: int, times: Times = UNIT_TIMES) -> Iterator[Schedule]:
+    """Yield the candidates for a cap of any number of chunks, from the starts of all families that it allows.
+
+    Raises ScheduleError as `zb_v`.
+    """
+    ranks, micro_batches = shape.ranks, shape.micro_batches
+    starts = [
+        (2 * ranks, _hand_made),
+        (2 * (ranks // 2) + 2, lambda *_: _repeated_half(shape)),
+        (2 * ((ranks + 1) // 3 + 1), lambda *_: _repeated_min(shape)),
+    ]
+    for needed, start in starts:
+        if needed <= cap and (start is not _hand_made or micro_batches >= 2 * ranks - 1):
+            for _, orders in _candidates([start(ranks, micro_batches)], micro_batches, cap, times):
+                yield _schedule(shape, "v", orders, "staggered")
+
+
 def v_half(shape: Shape, optimizer: Optimizer = "staggered", times: Times = UNIT_TIMES) -> Schedule:
     """The compute-only V-half schedule of `shape`. Arguments and errors as in `zb_v`."""
     cap = 2 * (shape.ranks // 2) + 2
@@ -284,9 +304,13 @@ def v_half(shape: Shape, optimizer: Optimizer = "staggered", times: Times = UNIT
 
 def v_min(shape: Shape, optimizer: Optimizer = "staggered", times: Times = UNIT_TIMES) -> Schedule:
     """The compute-only V-min schedule of `shape`. Arguments and errors as in `zb_v`."""
-    block = building_block(shape.ranks, (1, 1, 1, 1), (0, 0 if shape.ranks % 3 else 2, 0))
     cap = 2 * ((shape.ranks + 1) // 3 + 1)
-    return memory_capped(shape, "v-min", [repeated(block, shape.micro_batches)], cap, optimizer, times)
+    return memory_capped(shape, "v-min", [_repeated_min(shape)], cap, optimizer, times)
+
+
+def _repeated_min(shape: Shape) -> Orders:
+    block = building_block(shape.ranks, (1, 1, 1, 1), (0, 0 if shape.ranks % 3 else 2, 0))
+    return repeated(block, shape.micro_batches)
 
 
 def _repeated_half(shape: Shape) -> Orders:

@@ -138,7 +138,7 @@ def run_event_loop(problem: Problem, arrays: ProblemArrays, host: Operations, ru
         host: worker of each (stage, micro-batch), flat.
 
     Raises:
-        PlanError: no further activation fits. Impossible if chunk c of rank r is on stage c * P + r.
+        PlanError: no further activation fits, which is impossible if a chunk's stages follow all of the one before.
     """
     queue = host * problem.shape.chunks + problem.stage_of // problem.shape.ranks
     queues = initial_queues(
@@ -298,7 +298,7 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
                 k = _first_ready(ready, head, tail, queue)
                 if k >= 0:
                     x = line[k]
-                    if in_flight[w] + size[x] <= hold[s + chunk * ranks] - deeper + 1e-9:
+                    if in_flight[w] + size[x] <= hold[s if chunks == 1 else x // n] - deeper + 1e-9:
                         if held[w] + size[x] > cap[w] + 1e-9 or outward[w] + size[x] > cap[w] - deeper + 1e-9:
                             is_blocked = True
                         elif forward < 0 or priority[x] < priority[forward]:
@@ -367,7 +367,7 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
             after = wakes[x]
             if after >= 0 and host[after % plane] != w:
                 v = host[after % plane]
-                lane = lane_between(w, v, kind == INPUT, workers, ranks)
+                lane = lane_between(w, v, workers, ranks)
                 hop = hop_of[x] if len(hop_of) > 0 else hops[lane] if len(hops) > 0 else link
                 if link > 0.0 and len(lane_free) == 0:
                     until += hop

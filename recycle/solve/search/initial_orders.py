@@ -8,6 +8,7 @@ memory suffices. In a split problem a whole B is an I directly followed by its W
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -16,7 +17,7 @@ from statistics import median_low
 import numpy as np
 
 from recycle.errors import ScheduleError
-from recycle.ir.families import BUILT_IN, FAMILIES, TWO_CHUNKS
+from recycle.ir.families import BUILT_IN, FAMILIES, TWO_CHUNKS, memory_capped
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward
 from recycle.ir.schedule import Schedule
 from recycle.solve.assignment import Assignment, assign_by_slots, possible_assignments
@@ -109,7 +110,7 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
     variants: list[Iterator[tuple[Order, InsertionParameters | None]]] = [
         insertion_orders(problem, assignments) if problem.size <= INSERTION_UP_TO else iter(()),
         ((incumbent, None) for incumbent in family_orders(problem)),
-    ]
+    ][:: -1 if problem.shape.placement == "v" else 1]
     simple = chain.from_iterable(islice(variant, most) for variant in variants)
     best = sort_by_period(orders)[0]
     inserted: tuple[Incumbent, InsertionParameters] | None = None
@@ -175,15 +176,23 @@ def _best_of_portfolio(
 
 def family_orders(problem: Problem) -> Iterator[Order]:
     """Yield the orders of all schedule families that fit; none if a worker is dead."""
-    for name in BUILT_IN:
-        if problem.dead or name in TWO_CHUNKS:  # these place their chunks on a V
-            continue
-        try:
-            order = order_from_schedule(problem, FAMILIES[name](problem.shape))
-        except ScheduleError:
-            continue
+    for schedule in () if problem.dead else _families(problem):
+        order = order_from_schedule(problem, schedule)
         if order is not None and problem.is_within_caps(order):
             yield order
+
+
+def _families(problem: Problem) -> Iterator[Schedule]:
+    shape = problem.shape
+    is_vee = shape.placement == "v"
+    if is_vee:
+        times = (sum(problem.forward), sum(problem.backward), sum(problem.weight))
+        cap = min(*problem.cap, shape.chunks * shape.micro_batches)
+        yield from memory_capped.under_cap(shape, int(cap), times)
+    for name in BUILT_IN:
+        if (name in TWO_CHUNKS) == is_vee:
+            with contextlib.suppress(ScheduleError):
+                yield FAMILIES[name](shape)
 
 
 def order_from_schedule(problem: Problem, schedule: Schedule) -> Order | None:

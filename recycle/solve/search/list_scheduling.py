@@ -81,7 +81,8 @@ def groups(problem: Problem) -> tuple[int, ...]:
 
 
 def _portfolio(problem: Problem, plain: Policy) -> Iterator[Policy]:
-    stages, ranks = problem.shape.stages, problem.shape.ranks
+    stages = problem.shape.stages
+    placed = problem.rank_of.tolist()
     if problem.split:
         for idleness, more in IDLE_POLICIES:
             yield replace(plain, hold=round_trip(problem, more), idleness=idleness)
@@ -92,14 +93,14 @@ def _portfolio(problem: Problem, plain: Policy) -> Iterator[Policy]:
         yield replace(
             plain,
             hold=warm_up(problem, more),
-            weights=tuple(s % ranks + 1 for s in range(stages)) if more == 0 else plain.weights,
+            weights=tuple(rank + 1 for rank in placed) if more == 0 else plain.weights,
             forward_first=(True,) * stages,
             weight_first=(weight_first,) * stages,
             evenness=evenness,
         )
     limits = [plain.weights]
     if problem.split:
-        limits += [(1,) * stages, (2,) * stages, tuple(max(1, s % ranks) for s in range(stages)), (4,) * stages]
+        limits += [(1,) * stages, (2,) * stages, tuple(max(1, rank) for rank in placed), (4,) * stages]
     holds = (plain.hold, *(warm_up(problem, more) for more in (0, 1, 3)))
     for hold, weights, weight_first in product(holds, limits, firsts[::-1]):
         policy = replace(plain, hold=hold, weights=weights, weight_first=(weight_first,) * stages)
@@ -109,20 +110,19 @@ def _portfolio(problem: Problem, plain: Policy) -> Iterator[Policy]:
 
 def warm_up(problem: Problem, more: int = 0) -> tuple[int, ...]:
     """Return, per stage, the warm-up forwards of 1F1B (with chunks: of interleaved 1F1B) plus `more`."""
-    stages, ranks, chunks = problem.shape.stages, problem.shape.ranks, problem.shape.chunks
+    ranks, chunks = problem.shape.ranks, problem.shape.chunks
+    behind = [ranks - 1 - rank for rank in problem.rank_of.tolist()]
     if chunks == 1:
-        return tuple(ranks - s + more for s in range(stages))
-    return tuple((chunks - 1) * ranks + 2 * (ranks - 1 - s % ranks) + 1 + more for s in range(stages))
+        return tuple(count + 1 + more for count in behind)
+    return tuple((chunks - 1) * ranks + 2 * count + 1 + more for count in behind)
 
 
 def round_trip(problem: Problem, more: int = 0) -> tuple[int, ...]:
     """Return, per stage, the forwards that fill the time until a worker's first backward, plus `more`."""
-    stages, ranks = problem.shape.stages, problem.shape.ranks
-    waits = [problem.forward[s] * problem.fastest[s] + problem.return_path[s] for s in range(stages)]
-    return tuple(
-        max(1, more + ceil(waits[s % ranks] / (problem.forward[s] * problem.fastest[s]) - TOLERANCE))
-        for s in range(stages)
-    )
+    ranks, chunks = problem.rank_of.tolist(), problem.shape.chunks
+    forward = [time * fastest for time, fastest in zip(problem.forward, problem.fastest, strict=True)]
+    counts = [more + ceil(1 + problem.return_path[rank] / forward[rank] - TOLERANCE) for rank in ranks]
+    return tuple(max(chunks, count) for count in counts)
 
 
 def schedule_by_policy(problem: Problem, policy: Policy | None = None) -> Order:
