@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,9 +23,10 @@ from recycle.ir.lower import lowered_graph
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import time_graph
 from recycle.job import Job, PricedJob, price
-from recycle.job.shape import Worker
+from recycle.job.shape import Placing, Worker
 from recycle.plans import (
     Move,
+    PlacedPeriod,
     Plan,
     cache_path,
     cached_plan,
@@ -36,7 +38,7 @@ from recycle.plans import (
 from recycle.solve import time_indexed
 from recycle.solve.adapt import adapt
 from recycle.solve.assignment import assign_by_slots
-from recycle.solve.bounds import RisingBound
+from recycle.solve.bounds import RisingBound, closed_form
 from recycle.solve.effort import Deadline, Effort, Incumbent, Progress, Stop, is_met
 from recycle.solve.fuse_backward import fuse_backward
 from recycle.solve.layout.elastic import elastic_plan, quick_elastic_plan, reroute_in_layout
@@ -57,6 +59,9 @@ FINISHING_SECONDS, FINISHING, CHECKING = 1e-5, 3.0, 1.0
 """Reserved after the search: seconds per operation until a simulation is timed, then simulations; of the check."""
 TOO_LATE_SHARE, TOO_LATE_SECONDS = 1.2, 0.5
 """Allowed delay of a plan; a job whose first plan would take longer is refused."""
+PLACEMENTS: tuple[Placing, ...] = ("loop", "v")
+TRIAL_SHARE = 0.15
+"""Share of the time for a plan of each placement, if the job leaves the choice open."""
 FIXED_SHARE = 0.25
 """Share of the time of an elastic layout for the plan of the fixed stages."""
 TRAINING_SECONDS = 1.2
@@ -98,6 +103,11 @@ def plan(
     """
     begun = time.perf_counter()
     job, failed = price(job), frozenset(failed)
+    if job.grid.placement == "auto":
+        options = {"quick": quick, "processes": processes, "stop": stop, "progress": progress}
+        return _plan_best_placement(job, failed, seconds, steps, begun, **options)
+    if job.planner.layout == "elastic" and job.grid.placement != "loop":
+        raise PlanError(f'[planner] layout: "elastic" needs [shape] placement = "loop", not "{job.grid.placement}"')
     if job.planner.layout == "elastic" and not quick:
         if seconds is None and steps is None and (steps := job.planner.steps) is None:
             seconds = job.planner.seconds
@@ -131,6 +141,52 @@ def plan(
         vector, vacant, moves, *_ = normalize(job, failed)
     result = searched(dead_roles(job.shape, vector), begun=begun)
     return replace(result.for_processes(vacant), moves=moves)
+
+
+def _plan_best_placement(
+    job: PricedJob, failed: frozenset[Worker], seconds: float | None, steps: int | None, begun: float, **options: Any
+) -> Plan:
+    if seconds is None and steps is None and (steps := job.planner.steps) is None:
+        seconds = job.planner.seconds
+
+    def planned(placement: Placing, share: float, left: float | None) -> Plan:
+        return plan(
+            _placed(job, placement),
+            failed,
+            seconds=None if left is None else left * share,
+            steps=None if steps is None else int(steps * share),
+            **options,
+        )
+
+    trials = {placement: planned(placement, TRIAL_SHARE, seconds) for placement in PLACEMENTS}
+    chosen = min(trials, key=lambda placement: trials[placement].period)
+    (other,) = [trial for placement, trial in trials.items() if placement != chosen]
+    left = None if seconds is None else seconds - (time.perf_counter() - begun)
+    best = trials[chosen]
+    if not options["quick"] and best.gap > 0 and (left is None or left > 0):
+        best = min(best, planned(chosen, 1.0 if steps is None else 1 - 2 * TRIAL_SHARE, left), key=lambda p: p.period)
+    assert other.placement is not None
+    return replace(
+        best,
+        seconds=round(time.perf_counter() - begun, 3),
+        other_placement=PlacedPeriod(other.placement, other.period, other.lower_bound),
+    )
+
+
+def _placed(job: PricedJob, placement: Placing) -> PricedJob:
+    return msgspec.structs.replace(job, grid=msgspec.structs.replace(job.grid, placement=placement))
+
+
+def choose_placement(job: Job) -> Placing:
+    """Return the placement with the shorter first fault-free plan; the choice depends on the job alone."""
+    priced = price(job)
+
+    def period(placement: Placing) -> float:
+        whole = Problem.from_job(_placed(priced, placement))
+        problem = template_problem(whole, job.shape.micro_batches)
+        return find_start(problem, Effort(closed_form(problem), Deadline(None)), QUICK_POLICIES).best.period
+
+    return min(PLACEMENTS, key=period)
 
 
 def plan_vector(
