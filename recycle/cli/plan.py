@@ -159,10 +159,8 @@ def _print_plan(result: Plan, failed: list[Worker], output: Path | None) -> None
     )
     _table(("vector", "period", "makespan", "bound", "gap", "seconds"), [(_vector(result.vector), *figures)])
     if (other := result.other_placement) is not None:
-        print(
-            f'placement "{result.placement}"; "{other.placement}" gives a period of {other.period:g} after a short'
-            f" search, at best {other.lower_bound:g}"
-        )
+        found = f"a period of {other.period:g} after a short search, at best {other.lower_bound:g}"
+        print(f'placement "{result.schedule.placing}"; "{other.placement}" gives {found}')
     _print_layout(result)
     if output is not None:
         print(f"{output}: written, hash {result.hash}")

@@ -28,7 +28,7 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.native import parse, render, words
 from recycle.job.profile import Profile
-from recycle.job.shape import MOST_BUCKETS, MicroBatch, Shape, Worker
+from recycle.job.shape import MOST_BUCKETS, MicroBatch, Placing, Shape, Worker
 
 Optimizer = Literal["staggered", "barrier"]
 Value = TypeVar("Value")
@@ -222,6 +222,15 @@ class Schedule:
 
     def stages_of(self, worker: Worker) -> tuple[int, ...]:
         return self.placement[self.shape.worker_index(worker)]
+
+    @property
+    def placing(self) -> Placing | None:
+        """Rule that gives the rank of each stage; None if the placement follows no rule."""
+        rules: tuple[Placing, ...] = ("loop", "v")
+        if self.shape.cut:
+            return None
+        shape, placed = self.shape, self.placement
+        return next((rule for rule in rules if placement_of(replace(shape, placement=rule)) == placed), None)
 
     def unit_runs(self, worker: Worker) -> tuple[tuple[int, int], ...]:
         """Return the units of the model that a worker hosts, as the fewest (first, end) ranges; empty without a cut."""

@@ -22,7 +22,7 @@ from recycle.ir.instruction import GatherParameters, Replay
 from recycle.ir.kinds import is_kind
 from recycle.ir.lower import implied_kinds, lower
 from recycle.ir.replays import ReplayTarget, Rotation, with_replays
-from recycle.ir.schedule import Schedule, placement_of
+from recycle.ir.schedule import Schedule
 from recycle.job import Job, price
 from recycle.job.pricing import profile_of_layout
 from recycle.job.profile import Profile
@@ -130,13 +130,6 @@ class Plan:
     def shape(self) -> Shape:
         return self.schedule.shape
 
-    @property
-    def placement(self) -> Placing | None:
-        """Rule by which the schedule places its stages; None if it follows none."""
-        rules: list[Placing] = ["loop", "v"]
-        placed = self.schedule.placement
-        return next((rule for rule in rules if placed == placement_of(replace(self.shape, placement=rule))), None)
-
     @cached_property
     def vector(self) -> Vector:
         """Dead workers of each rank: the plan's key in a library."""
@@ -166,7 +159,7 @@ class Plan:
             elastic["layout"] = self.schedule.metadata["layout"]
         if self.layout_limit is not None:
             elastic["layout_limit"] = msgspec.to_builtins(self.layout_limit)
-        placed = {"placement": self.placement}
+        placed = {"placement": self.schedule.placing}
         return {**figures(self), **placed, **elastic, "moves": [msgspec.to_builtins(move) for move in self.moves]}
 
     def text(self) -> str:

@@ -160,16 +160,15 @@ def _plan_best_placement(
 
     trials = {placement: planned(placement, TRIAL_SHARE, seconds) for placement in PLACEMENTS}
     chosen = min(trials, key=lambda placement: trials[placement].period)
-    (other,) = [trial for placement, trial in trials.items() if placement != chosen]
+    ((rejected, other),) = [trial for trial in trials.items() if trial[0] != chosen]
     left = None if seconds is None else seconds - (time.perf_counter() - begun)
     best = trials[chosen]
     if not options["quick"] and best.gap > 0 and (left is None or left > 0):
         best = min(best, planned(chosen, 1.0 if steps is None else 1 - 2 * TRIAL_SHARE, left), key=lambda p: p.period)
-    assert other.placement is not None
     return replace(
         best,
         seconds=round(time.perf_counter() - begun, 3),
-        other_placement=PlacedPeriod(other.placement, other.period, other.lower_bound),
+        other_placement=PlacedPeriod(rejected, other.period, other.lower_bound),
     )
 
 
