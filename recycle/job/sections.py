@@ -588,7 +588,7 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def shape(self) -> Shape:
         grid = self.grid
-        placement = "v" if grid.placement == "v" else "loop"
+        placement: Placing = "v" if grid.placement == "v" else "loop"
         return Shape(grid.pipelines, grid.ranks, grid.micro_batches, grid.chunks, placement=placement)
 
     def named_functions(self) -> dict[str, str]:

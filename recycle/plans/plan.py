@@ -159,7 +159,7 @@ class Plan:
             elastic["layout"] = self.schedule.metadata["layout"]
         if self.layout_limit is not None:
             elastic["layout_limit"] = msgspec.to_builtins(self.layout_limit)
-        placed = {"placement": self.schedule.placing}
+        placed = {"placement": self.schedule.placing} if self.shape.chunks > 1 else {}
         return {**figures(self), **placed, **elastic, "moves": [msgspec.to_builtins(move) for move in self.moves]}
 
     def text(self) -> str:

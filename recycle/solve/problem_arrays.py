@@ -54,7 +54,7 @@ class ProblemArrays(NamedTuple):
 def lane_between(sender: Any, receiver: Any, workers: int, ranks: int) -> Any:
     """Return the number of a lane, a directed pair of workers of one rank or of ranks next to each other."""
     ahead = (receiver - sender) % ranks
-    direction = (ahead > 0) + (ahead > 1)
+    direction = 1 * (ahead > 0) + 1 * (ahead > 1)
     return (sender + workers * direction) * (workers // ranks) + receiver // ranks
 
 
