@@ -43,7 +43,7 @@ def search_from(start: SearchStart, effort: Effort) -> Incumbent:
     problem, best, shape = start.problem, start.best, start.problem.shape
     load_if_worth_it(problem, effort.orders, effort.deadline)
     is_time_left = effort.deadline.seconds_left > WAVE_SECONDS * problem.size
-    if shape.chunks > 1 and is_time_left and not effort.is_met(problem, best.period):
+    if shape.chunks > 1 and shape.placement == "loop" and is_time_left and not effort.is_met(problem, best.period):
         best = sort_by_period([best, best_wave(problem, effort.part(WAVE_SHARE))])[0]
         effort.report("searching", best.period)
     inserted = start.inserted
