@@ -45,8 +45,8 @@ from recycle.solve.layout.elastic import elastic_plan, quick_elastic_plan, rerou
 from recycle.solve.layout.limits import LIMIT_SECONDS, layout_limit
 from recycle.solve.normalize import normalize
 from recycle.solve.problem import Order, Problem
-from recycle.solve.search.initial_orders import ALL_POLICIES, find_start
-from recycle.solve.search.local_search import search_from
+from recycle.solve.search.initial_orders import ALL_POLICIES, find_initial_order, find_starts
+from recycle.solve.search.local_search import search_from_all
 from recycle.solve.template import copy_to_pipelines, template_problem
 
 QUICK_SECONDS, QUICK_POLICIES = 0.5, 4
@@ -183,7 +183,7 @@ def choose_placement(job: Job) -> Placing:
     def period(placement: Placing) -> float:
         whole = Problem.from_job(_placed(priced, placement))
         problem = template_problem(whole, job.shape.micro_batches)
-        return find_start(problem, Effort(closed_form(problem), Deadline(None)), QUICK_POLICIES).best.period
+        return find_initial_order(problem, Effort(closed_form(problem)), QUICK_POLICIES).best.period
 
     return min(PLACEMENTS, key=period)
 
@@ -253,8 +253,8 @@ def _plan(
         report("constructing", inf)
         in_time = bound.until(Deadline(QUICK_SECONDS, stop) if quick else deadline)
         first = Effort(bound.value, in_time, progress=report)
-        start = find_start(problem, first, QUICK_POLICIES if quick else ALL_POLICIES)
-        best = start.best
+        starts = find_starts(problem, first, QUICK_POLICIES if quick else ALL_POLICIES)
+        best = begun_with = starts[0].best
         schedule = schedule_of(copied(best.order))
         simulated = time.perf_counter()
         graph = lowered_graph(schedule)
@@ -264,7 +264,7 @@ def _plan(
         report("searching", best.period)
         effort = Effort(bound.value, bound.until(deadline), steps, section.seed, processes, report)
         if not quick:
-            best = search_from(start, effort.part(SEARCH_SHARE if exactly else 1.0))
+            best = search_from_all(starts, effort.part(SEARCH_SHARE if exactly else 1.0))
     proven = bound.value
     if exactly and deadline.seconds_left > EXACT_FROM and not is_met(problem, best.period, proven):
         if progress:
@@ -273,7 +273,7 @@ def _plan(
         best = Incumbent(solved.order, solved.period)
         if problem.shape == whole.shape:  # the bound of a template holds only if pipelines exchange no micro-batches
             proven = max(proven, solved.bound)
-    if best.order != start.best.order:
+    if best.order != begun_with.order:
         searched = schedule_of(copied(best.order))
         searched_graph = lowered_graph(searched)
         searched_timeline = time_graph(searched_graph, profile)

@@ -1,7 +1,7 @@
 """Initial orders of a search: policies, templates, insertion and schedule families.
 
 Templates differ in the number of pipelines that run a micro-batch in each slot. A slow worker may hold up its peers
-more than it helps, so the search also starts without all workers slower than the median of their peers, and without
+more than it helps, so the search first starts without all workers slower than the median of their peers, and without
 each of these. A schedule family fits a problem if all workers are alive, chunk c of rank r is on stage c * P + r, and
 memory suffices. In a split problem a whole B is an I directly followed by its W.
 """
@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
+from math import inf
 from statistics import median_low
 
 import numpy as np
@@ -21,24 +22,23 @@ from recycle.ir.families import BUILT_IN, FAMILIES, TWO_CHUNKS, memory_capped
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward
 from recycle.ir.schedule import Schedule
 from recycle.solve.assignment import Assignment, assign_by_slots, possible_assignments
+from recycle.solve.bounds import closed_form
 from recycle.solve.constants import (
     INSERTION_UP_TO,
     MOST_LEFT_OUT,
     MOST_TEMPLATES,
-    NO_SLOW_SHARE,
     OPERATION_SECONDS,
     OPERATIONS_AFTER_TEMPLATE,
     POLICIES_AFTER_TEMPLATE,
     POLICIES_PER_ASSIGNMENT,
     PORTFOLIO_SHARE,
     SIMPLE_SHARE,
+    START_SHARE,
     TEMPLATE_SHARE,
     TOO_LATE,
-    WHOLE_SHARE,
-    WITHOUT_ONE_SHARE,
 )
 from recycle.solve.effort import Effort, Incumbent, Pace, sort_by_period
-from recycle.solve.problem import Order, Problem
+from recycle.solve.problem import TOLERANCE, Order, Problem
 from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT
 from recycle.solve.search.insertion import InsertionParameters, insertion_orders
 from recycle.solve.search.kernels import load_if_worth_it
@@ -68,17 +68,22 @@ class SearchStart:
     inserted: tuple[Incumbent, InsertionParameters] | None = None
 
 
-def find_start(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> SearchStart:
-    """Return the best start among the problem and the problem without slow workers, with `most` policies each."""
-    smaller = _without_slow(problem)
-    best = find_initial_order(problem, effort.part(WHOLE_SHARE if smaller else 1.0), most)
+def find_starts(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> list[SearchStart]:
+    """Return starts without the slow workers, without each of them and with all, of `most` policies each; best first.
+
+    Problems whose bound is above the best period are left out.
+    """
+    problems = [*_without_slow(problem), problem]
+    starts: list[SearchStart] = []
     pace = Pace(effort.deadline)
-    for turn, subproblem in enumerate(smaller):
-        if pace.is_over() or effort.is_met(problem, best.best.period):
+    for each in problems:
+        least = min((start.best.period for start in starts), default=inf)
+        if starts and (pace.is_over() or effort.is_met(problem, least)):
             break
-        candidate = find_initial_order(subproblem, effort.part(WITHOUT_ONE_SHARE if turn else NO_SLOW_SHARE), most)
-        best = min(best, candidate, key=lambda start: start.best.period)
-    return best
+        if len(problems) == 1 or closed_form(each) < least - TOLERANCE:
+            share = START_SHARE if len(problems) > 1 else 1.0
+            starts.append(find_initial_order(each, effort.part(share), most))
+    return sorted(starts, key=lambda start: start.best.period)
 
 
 def _without_slow(problem: Problem) -> list[Problem]:
