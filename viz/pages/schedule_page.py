@@ -115,6 +115,8 @@ class SchedulePage(Page):
         limits = [str(plan.layout_limit) if plan and plan.layout_limit else None for plan in plans]
         if any(limits):
             rows.append(["no layer moves", *limits])
+        if any(file.schedule.shape.chunks > 1 for file in self.files):
+            rows.append(["placement", *(file.schedule.placing for file in self.files)])
         rows.append(["optimizer", *(file.schedule.optimizer for file in self.files)])
         rows.append(["checker", *(_verdict(file) for file in self.files)])
         return head, rows
