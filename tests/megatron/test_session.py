@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import sys
@@ -25,7 +24,7 @@ from recycle.runs.logs import plan_file
 from tests.cli.command import Command
 from tests.exec.agents import Cluster
 from tests.exec.etcd_server import ETCD, EtcdServer
-from tests.exec.runs import events_of, lines_of
+from tests.exec.runs import events_of, lines_of, live_workers, of_kind, processes_writing_below
 from tests.warm import warm_children
 
 pytestmark = pytest.mark.process
@@ -87,7 +86,7 @@ def calm(survive: Survive) -> RunResult:
 
 
 def live(result: RunResult) -> list[int]:
-    return [line["live_workers"] for line in result.metrics]
+    return live_workers(result)
 
 
 def printed(result: RunResult, worker: str, what: str = "step") -> dict[int, float]:
@@ -124,7 +123,7 @@ def test_survivors_continue_in_their_processes_after_a_death(
     result = survive(job(), f"kill:1.1@2.{phase}", "--dropout=0.1", "--evaluate=2")
     assert live(result)[2:] == ([3] * 4 if step == 2 and phase != "commit" else [4, 3, 3, 3])
     assert result.losses == calm.losses
-    assert [event["worker"] for event in result.events if event["kind"] == "detected"] == ["1.1"]
+    assert [event["worker"] for event in of_kind(result, "detected")] == ["1.1"]
     assert all(printed(result, "0.1")[later] == pytest.approx(calm.losses[later], rel=1e-6) for later in (1, 4, 5))
     assert printed(result, "0.1", EVALUATION) == pytest.approx(printed(calm, "0.1", EVALUATION), rel=1e-6)
 
@@ -140,7 +139,7 @@ def test_a_returning_process_copies_the_state_of_a_peer(survive: Survive, calm: 
 @pytest.mark.soak
 def test_an_iteration_whose_gradient_is_not_finite_is_repeated(survive: Survive, calm: RunResult) -> None:
     result = survive(job(), "nan:1.1@2", "--dropout=0.1")
-    assert [event["step"] for event in result.events if event["kind"] == "undone"] == [2]
+    assert [event["step"] for event in of_kind(result, "undone")] == [2]
     assert result.losses == calm.losses
 
 
@@ -230,9 +229,7 @@ def test_a_script_brings_its_own_schedule_for_all_workers(survive: Survive, calm
     assert result.losses == calm.losses
     assert result.directory is not None
     first, after = (
-        Schedule.load(plan_file(result.directory / "plans", event["plan"]))
-        for event in result.events
-        if event["kind"] == "generation"
+        Schedule.load(plan_file(result.directory / "plans", event["plan"])) for event in of_kind(result, "generation")
     )
     own = named_schedule("gpipe", first.shape)
     assert all(computes(first, worker) == computes(own, worker) for worker in own.live)
@@ -247,17 +244,10 @@ def test_random_faults_leave_nothing_behind(survive: Survive, calm: RunResult) -
     shared, drawn = set(os.listdir("/dev/shm")), map(str, punish(job().shape, STEPS, 1.5, seed=3))
     result = survive(job(), *drawn, "--dropout=0.1", "--evaluate=2")
     assert result.losses == calm.losses
-    assert len({event["worker"] for event in result.events if event["kind"] == "detected"}) == 3
+    assert len({event["worker"] for event in of_kind(result, "detected")}) == 3
     assert set(os.listdir("/dev/shm")) <= shared
     assert result.directory is not None
-    assert not [link for link in _outputs() if str(result.directory) in link]
-
-
-def _outputs() -> Iterator[str]:
-    """Where all processes of this machine print to."""
-    for path in Path("/proc").glob("[0-9]*/fd/1"):
-        with contextlib.suppress(OSError):
-            yield os.readlink(path)
+    assert processes_writing_below(str(result.directory)) == []
 
 
 def test_the_script_starts_again_from_its_checkpoint_after_the_loss_of_a_stage(
