@@ -16,6 +16,7 @@ from itertools import chain, product
 from typing import Any
 
 import torch
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel.schedules import get_tensor_shapes
 from megatron.core.utils import get_model_config
 
@@ -328,6 +329,8 @@ class Script:
             tensor.copy_(source)
         self.optimizer.load_state_dict(state["optimizer"])
         for other, source in zip(self.others, state["others"], strict=True):
+            if isinstance(other, OptimizerParamScheduler):
+                other.num_steps = 0  # it adds the loaded steps to those of a checkpoint that the script has loaded
             other.load_state_dict(source)
         torch.set_rng_state(state["random"]["torch"])
 
