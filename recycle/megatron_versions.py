@@ -140,6 +140,19 @@ def pipeline_rank(rank: int) -> Iterator[None]:
         parallel_state.set_pipeline_model_parallel_rank(before)
 
 
+@contextmanager
+def data_parallel_rank(rank: int) -> Iterator[None]:
+    """Give this process another data-parallel rank in `parallel_state` inside the block."""
+    from megatron.core import parallel_state
+
+    before = parallel_state._MPU_DATA_PARALLEL_RANK
+    parallel_state._MPU_DATA_PARALLEL_RANK = rank
+    try:
+        yield
+    finally:
+        parallel_state._MPU_DATA_PARALLEL_RANK = before
+
+
 def loop_groups() -> Any:
     """The process groups that megatron-core's training loop passes on, from `parallel_state`."""
     from megatron.core import parallel_state

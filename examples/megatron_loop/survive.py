@@ -25,10 +25,10 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler  # n
 from megatron.core.utils import get_model_config  # noqa: E402
 
 import recycle.megatron  # noqa: E402
+from recycle.megatron.without_gpu import without_gpu  # noqa: E402
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from train import ON_GPU, ROWS, SEQUENCE, build_model, forward_step, micro_batches  # noqa: E402
-from without_gpu import without_gpu  # noqa: E402
 
 
 def main() -> None:

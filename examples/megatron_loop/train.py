@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -207,8 +206,7 @@ if __name__ == "__main__":
     if ON_GPU:
         main()
     else:
-        sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-        from without_gpu import without_gpu
+        from recycle.megatron.without_gpu import without_gpu
 
         with without_gpu():
             main()

@@ -101,6 +101,7 @@ class LiveWorld:
     Attributes:
         is_alone: no generation has run yet.
         peers: of the present generation; None between generations.
+        calling: the processes that make a call which is repeated as a whole (`complete`), while it runs.
         recover: called when a collective fails, or finds no generation, between iterations; returns in the next
             generation. None inside an iteration, which is repeated as a whole.
     """
@@ -112,6 +113,7 @@ class LiveWorld:
         self.size = pipelines * ranks * self.tensor_parallel
         self.is_alone = True
         self.peers: Peers | None = None
+        self.calling: Peers | None = None
         self.recover: Callable[[TransportError], None] | None = None
         self._firsts: dict[Worker, int] = {}
         self._step = 0
@@ -180,15 +182,32 @@ class LiveWorld:
             try:
                 if self.peers is None:
                     raise TransportError("the generation is over")
-                joined = [worker for worker, first in self._firsts.items() if first > self._step]
-                peers = EarlierPeers(self.peers, self.worker, joined) if joined else self.peers
-                self._last[key] = exchange(peers)
+                self.calling = self.present
+                self._last[key] = exchange(self.calling)
                 self._counts[key] += 1
             except TransportError as error:
                 recover(error)
             finally:
-                self.recover = recover
+                self.recover, self.calling = recover, None
         return self._last[key]
+
+    @property
+    def present(self) -> Peers | None:
+        """The processes that have come to the script's step; those that joined since begin with the next."""
+        joined = [worker for worker, first in self._firsts.items() if first > self._step]
+        return EarlierPeers(self.peers, self.worker, joined) if joined and self.peers is not None else self.peers
+
+    @property
+    def acting_rank(self) -> int:
+        """0 or the last rank if this process stands in for it, as the first live host of its stages; or its own."""
+        peers = self.present
+        if peers is None:
+            return self.rank
+        for rank in (0, self.size - 1):
+            worker, tensor_rank = self.place(rank)
+            if peers.holder(worker) == self.worker and tensor_rank == self.rank % self.tensor_parallel:
+                return rank
+        return self.rank
 
     def place(self, global_rank: int) -> Place:
         position, tensor_rank = divmod(global_rank, self.tensor_parallel)
@@ -266,7 +285,7 @@ class LiveGroup(_Group):  # type: ignore[misc]
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         op = ReduceOp.SUM if opts is None else opts.reduceOp
         self._require_rule("all_reduce")
-        if self._world.recover is None and not self._answers_alone:
+        if self._world.recover is None and not self._answers_alone and not isinstance(self._peers(), EarlierPeers):
             if self._scope is Scope.TENSOR and self._tensor is not None:
                 return LiveWork(_waits([self._tensor.allreduce([tensor], opts) for tensor in tensors]))
             return LiveWork(self._sum(tensors, op, self._peers()))
@@ -364,9 +383,10 @@ class LiveGroup(_Group):  # type: ignore[misc]
         return self._world.is_alone or self._scope is Scope.OWN
 
     def _peers(self) -> Peers:
-        if self._world.peers is None:
+        peers = self._world.calling or self._world.peers
+        if peers is None:
             raise TransportError("the generation is over")
-        return self._world.peers
+        return peers
 
     def _run(
         self,

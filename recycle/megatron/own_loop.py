@@ -23,13 +23,14 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from megatron.core import parallel_state
 
-from recycle.errors import RunError, ScheduleError
+from recycle.errors import RecycleError, RunError, ScheduleError
 from recycle.exec.device import DeviceState
 from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.hooks.phases import Phase
@@ -38,7 +39,7 @@ from recycle.exec.planning.run_checks import check_for_run
 from recycle.exec.protocol import STAGE_LOST, Commit, GenerationRecord
 from recycle.exec.transport.base import TransportError
 from recycle.exec.worker.iterations import Pause, Pauses
-from recycle.exec.worker.specification import SESSION
+from recycle.exec.worker.specification import REFUSED, SESSION
 from recycle.exec.worker.step_state import StepState
 from recycle.exec.worker.worker import Participant
 from recycle.ir.formats import named_schedule
@@ -105,8 +106,27 @@ class Session:
     @property
     def is_saver(self) -> bool:
         """Whether this process is the first live host of its stages, which saves them in the script's checkpoints."""
-        peers = self._world.peers
+        peers = self._world.present
         return self.worker.pipeline == 0 if peers is None else peers.is_first_host(self.worker)
+
+    @property
+    def is_attached(self) -> bool:
+        return self._script is not None
+
+    @property
+    def copies_state(self) -> bool:
+        """Whether this process has returned, and gets its state from a peer at its first step."""
+        return not self._process.is_first
+
+    @property
+    def directory(self) -> Path:
+        """Of the run."""
+        return Path(self._process.specification.run.directory)
+
+    @property
+    def acting_rank(self) -> int:
+        """The rank for which this process prints: its own, or 0 or the last one if it stands in for that."""
+        return self._world.acting_rank
 
     def _device_state(self) -> DeviceState:
         if self._is_in_script:
@@ -122,6 +142,8 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, RecycleError) and self._script is None:
+            self._process.end(str(error), REFUSED)
         if error is not None or self._script is None:
             return
         if self.step < self.job.train.steps:
@@ -241,14 +263,26 @@ class Session:
             raise RunError("session.evaluate: call it after a step, or before forward_backward, not between the two")
         arguments = Arguments(forward_step_func, seq_length, micro_batch_size, decoder_seq_length)
 
+        def run(peers: Peers) -> None:
+            results[:] = script.evaluate(arguments, data, peers, self.step)
+
+        self.repeat_together(run)
+        return results
+
+    def repeat_together(self, function: Callable[[Peers], None]) -> None:
+        """Call a function in all live processes between two steps; after a failure, they all call it again."""
+
         def run(peers: Peers | None) -> list[torch.Tensor]:
             assert peers is not None
-            results[:] = script.evaluate(arguments, data, peers, self.step)
+            function(peers)
             peers.gather(None, torch.zeros(1))  # all have finished, or all run it again
             return []
 
         self._world.complete(None, run)
-        return results
+
+    def set_alone(self, is_alone: bool) -> None:
+        """Let this process answer its collectives alone, as before `steps()`: others do not make them."""
+        self._world.is_alone = is_alone
 
     # The main loop.
 

@@ -18,6 +18,7 @@ from itertools import chain, product
 from typing import Any
 
 import torch
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel.schedules import get_tensor_shapes
 from megatron.core.utils import get_model_config
 
@@ -413,6 +414,8 @@ class Script:
 
     def load_settings(self, state: dict[str, Any]) -> None:
         for other, source in zip(self.others, state["others"], strict=True):
+            if isinstance(other, OptimizerParamScheduler):
+                other.num_steps = 0  # it adds the loaded steps to those of a checkpoint that the script has loaded
             other.load_state_dict(source)
         for optimizer, groups in zip(inner_optimizers(self.optimizer), state["groups"], strict=False):
             for group, settings in zip(optimizer.param_groups, groups, strict=True):

@@ -54,7 +54,7 @@ def job(
 def survive(servers: dict[str, object], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survive]:
     """Run the script: survive(job, "kill:1.1@3", ..., "--option")."""
 
-    def run(described: Job, *arguments: str, steps: int = STEPS) -> RunResult:
+    def run(described: Job, *arguments: str, steps: int = STEPS, script: Path = SCRIPT) -> RunResult:
         faults = [parse_fault(argument) for argument in arguments if not argument.startswith("-")]
         options = [argument for argument in arguments if argument.startswith("-")]
         result = train(
@@ -66,7 +66,7 @@ def survive(servers: dict[str, object], tmp_path_factory: pytest.TempPathFactory
             server=servers["gpt"],  # type: ignore[arg-type]
             command=[
                 sys.executable,
-                str(SCRIPT),
+                str(script),
                 f"--chunks={described.shape.chunks}",
                 f"--pipeline={described.shape.ranks}",
                 f"--tensor={described.grid.tensor_parallel}",
@@ -272,6 +272,28 @@ def test_the_script_starts_again_from_its_checkpoint_after_the_loss_of_a_stage(
     assert [event["step"] for event in events_of(tmp_path / "run", "restored")] == [3]
     survivor = (tmp_path / "run" / "logs" / "1.0.log").read_text()
     assert "worker 1.0 leaves the run: stage 1 has no live host left" in survivor
+
+
+def test_a_script_built_like_pretrain_survives_with_its_loaders_and_checkpoints(
+    survive: Survive, tmp_path: Path
+) -> None:
+    script, options = SCRIPT.with_name("pretrain.py"), (f"--train-iters={STEPS}", "--eval-interval=2")
+    calm = survive(job(), *options, script=script)
+    faults = "kill:0.0@2.step", "rejoin:0.0@4"  # the saver of stage 0 dies after a commit, and returns
+    result = survive(job(), *faults, *options, f"--save={tmp_path}", script=script)
+    assert result.losses == calm.losses
+    assert logged(result, "1.1", "validation after") == pytest.approx(logged(calm, "1.1", "validation after"), rel=1e-6)
+    assert logged(result, "1.1", "test") == pytest.approx(logged(calm, "1.1", "test"), rel=1e-6)
+    assert len(logged(calm, "1.1", "validation after")) == 3
+    saved = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
+    all_parts = {f"iter_{step:07d}/rank_{rank:03d}.pt" for step in range(STEPS) for rank in range(2)}
+    assert all_parts - saved <= {"iter_0000002/rank_000.pt"}  # which it may not have written before it died
+
+
+def logged(result: RunResult, worker: str, what: str) -> list[float]:
+    assert result.directory is not None
+    text = (result.directory / "logs" / f"{worker}.log").read_text()
+    return [float(loss) for loss in re.findall(rf"^{what}.* lm loss (\S+)$", text, re.MULTILINE)]
 
 
 @pytest.mark.soak
