@@ -450,7 +450,7 @@ def _norms_squared(model: Any) -> list[float]:
     for parameter in model.parameters():
         if parameter.requires_grad and not getattr(parameter, "shared", False):
             is_copied = not getattr(parameter, "tensor_model_parallel", False)
-            norms[is_copied].append(torch.linalg.vector_norm(parameter.main_grad, dtype=torch.float64).view(1))
+            norms[is_copied].append(torch.linalg.vector_norm(parameter.main_grad).double().view(1))
     return [float(torch.cat(parts).square().sum()) for parts in norms]
 
 
