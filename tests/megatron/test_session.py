@@ -210,7 +210,7 @@ def test_the_last_holder_of_a_part_of_the_optimizer_ends_the_run(survive: Surviv
         (("--layers=llama", "--per-token"), 1, "fast"),
         (("--fp16",), 1, "exact"),
         (("--layers=llama", "--dropout=0.1"), 2, "exact"),
-        (("--layers=mixtral", "--evaluate=2"), 2, "fast"),
+        (("--bf16", "--evaluate=2"), 2, "fast"),
     ],
 )
 def test_other_models_and_losses_survive_and_return(
@@ -314,6 +314,29 @@ def test_a_node_is_lost_and_returns(survive: Survive, tmp_path: Path) -> None:
         cluster.reach(lambda: cluster.events("rejoined") != [], "the return of the node")
         cluster.finish()
         cluster.assert_trained_as(calm)
+    finally:
+        cluster.end()
+        etcd.end()
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(ETCD is None, reason="no etcd: install Debian's etcd-server")
+def test_a_script_starts_again_on_all_nodes(survive: Survive, tmp_path: Path) -> None:
+    etcd, steps, described = EtcdServer(tmp_path), 8, job(3)
+    spread = msgspec.structs.replace(described, cluster=msgspec.structs.replace(described.cluster, workers_per_node=2))
+    calm = survive(described, steps=steps)
+    faults = [f"--fault=kill:{k}.{r}@{step}" for r, step in ((1, 3), (0, 6)) for k in range(3)]
+    cluster = Cluster(tmp_path, spread, etcd, tmp_path.name, f"--steps={steps}", "--restarts=1", *faults)
+    (tmp_path / "saved").mkdir()
+    try:
+        for node in range(3):
+            cluster.start(node, "--", sys.executable, str(SCRIPT), f"--checkpoints={tmp_path / 'saved'}")
+        for node in range(3):
+            cluster.reach_end(node, 75)
+        metrics = cluster.lines("metrics")
+        assert [line["loss"] for line in metrics] == calm.losses[:6]
+        assert [line["live_workers"] for line in metrics] == [6] * 6
+        assert [event["step"] for event in cluster.events("restored")] == [3]
     finally:
         cluster.end()
         etcd.end()
