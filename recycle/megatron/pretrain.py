@@ -202,9 +202,9 @@ class _Pretraining:
             reason = f"megatron.training cannot be imported ({first_line(error)})"
             remedy = "name a script in a folder of Megatron-LM, and install the packages that it needs"
             raise RunError(f"{self._script}: {reason}; {remedy}") from None
-        beside = self._script.resolve().parent / "megatron" / "core" / "package_info.py"
+        package_info = self._script.resolve().parent / "megatron" / "core" / "package_info.py"
         own = installed_versions()["megatron-core"]
-        version = runpy.run_path(str(beside))["__version__"] if beside.is_file() else own
+        version = runpy.run_path(str(package_info))["__version__"] if package_info.is_file() else own
         if version.split(".")[:2] != own.split(".")[:2]:
             raise RunError(
                 f"{self._script}: belongs to Megatron-LM {version}, and megatron-core {own} is installed; install"
@@ -290,7 +290,7 @@ class _Pretraining:
         return iterators
 
     def _samples_of(self, iterators: Any) -> Samples:
-        """The samples for which an iterator stands, or those of the first chunk that reads any."""
+        """The samples of an iterator; of a list of iterators, those of the first chunk with a dataset."""
         kinds = [self._samples[id(each)] for each in (iterators if isinstance(iterators, list) else [iterators])]
         return next((samples for samples in kinds if samples.dataset is not None), kinds[0])
 
