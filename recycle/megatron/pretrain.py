@@ -53,6 +53,7 @@ _REFUSED = (
     *("use_tp_pp_dp_mapping", "vision_pretraining"),
 )
 """Arguments of Megatron-LM that must not be set."""
+_START = "_initialize_distributed"
 _REPLACED = ("train", "train_step", "training_log", "save_checkpoint")
 
 
@@ -212,8 +213,8 @@ class _Pretraining:
             )
         self._training = training
         self._originals = {name: getattr(training, name) for name in _REPLACED}
-        self._initialize_distributed = initialize._initialize_distributed
-        initialize._initialize_distributed = self._start
+        self._initialize_distributed = getattr(initialize, _START)
+        setattr(initialize, _START, self._start)
         for name in (*_REPLACED, "build_train_valid_test_data_iterators"):
             setattr(training, name, getattr(self, name))
         training.get_forward_backward_func = lambda *_, **__: self.forward_backward
