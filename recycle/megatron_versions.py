@@ -278,6 +278,11 @@ def share_random_generator() -> None:
         def fork(self, name: str = "") -> Iterator[None]:
             yield
 
+        def get_states(self) -> dict[str, torch.Tensor]:
+            return {"shared": torch.zeros(0)}  # Megatron-LM refuses a checkpoint without states
+
+        def set_states(self, states: object) -> None: ...
+
     random._CUDA_RNG_STATE_TRACKER = SharedGenerator()
     random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
 

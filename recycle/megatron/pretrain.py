@@ -53,6 +53,7 @@ _REFUSED = (
     *("use_tp_pp_dp_mapping", "vision_pretraining"),
 )
 """Arguments of Megatron-LM that must not be set."""
+_START = "_initialize_distributed"
 _REPLACED = ("train", "train_step", "training_log", "save_checkpoint")
 
 
@@ -202,9 +203,9 @@ class _Pretraining:
             reason = f"megatron.training cannot be imported ({first_line(error)})"
             remedy = "name a script in a folder of Megatron-LM, and install the packages that it needs"
             raise RunError(f"{self._script}: {reason}; {remedy}") from None
-        beside = self._script.resolve().parent / "megatron" / "core" / "package_info.py"
+        package_info = self._script.resolve().parent / "megatron" / "core" / "package_info.py"
         own = installed_versions()["megatron-core"]
-        version = runpy.run_path(str(beside))["__version__"] if beside.is_file() else own
+        version = runpy.run_path(str(package_info))["__version__"] if package_info.is_file() else own
         if version.split(".")[:2] != own.split(".")[:2]:
             raise RunError(
                 f"{self._script}: belongs to Megatron-LM {version}, and megatron-core {own} is installed; install"
@@ -212,8 +213,8 @@ class _Pretraining:
             )
         self._training = training
         self._originals = {name: getattr(training, name) for name in _REPLACED}
-        self._initialize_distributed = initialize._initialize_distributed
-        initialize._initialize_distributed = self._start
+        self._initialize_distributed = getattr(initialize, _START)
+        setattr(initialize, _START, self._start)
         for name in (*_REPLACED, "build_train_valid_test_data_iterators"):
             setattr(training, name, getattr(self, name))
         training.get_forward_backward_func = lambda *_, **__: self.forward_backward
@@ -290,7 +291,7 @@ class _Pretraining:
         return iterators
 
     def _samples_of(self, iterators: Any) -> Samples:
-        """The samples for which an iterator stands, or those of the first chunk that reads any."""
+        """The samples of an iterator; of a list of iterators, those of the first chunk with a dataset."""
         kinds = [self._samples[id(each)] for each in (iterators if isinstance(iterators, list) else [iterators])]
         return next((samples for samples in kinds if samples.dataset is not None), kinds[0])
 
