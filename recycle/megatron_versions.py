@@ -248,6 +248,7 @@ def _dispatched(accepts: Callable[[Any], bool], own: Callable[..., Any], others:
 
 def share_random_generator() -> None:
     """Make all tensor ranks' draws come from the current random generator, instead of a generator for each region."""
+    import torch
     from megatron.core.tensor_parallel import random
 
     class SharedGenerator(random.CudaRNGStatesTracker):  # type: ignore[misc]
