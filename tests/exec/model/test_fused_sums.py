@@ -16,6 +16,7 @@ from recycle.exec.model.build import build_module
 from recycle.exec.model.providers import Providers
 from recycle.exec.model.state import accumulate
 from recycle.exec.model.state.accumulate import FUSED, ExactSum, FlatLayout, grid_exponent
+from recycle.exec.model.tensor_ranks import ensure_parallel_state
 from tests.exec.drive import CPU, build_pipeline, run_pipelines, small_job
 
 ADDENDS, EXPONENT = 18, 6
@@ -135,6 +136,7 @@ def test_stages_of_published_models_take_at_most_500_launches_per_billion_parame
         f'[model]\nkind = "{kind}"\nlayers = {layers}\nhidden = {hidden}\nheads = {heads}\nsequence = {sequence}\n'
         f"vocabulary = 32000\n{more}\n"
     )
+    ensure_parallel_state(None)
     with torch.device("meta"):
         part = build_module(job, 0, 0, Providers(), is_filled=False)
     shapes = [parameter.shape for parameter in part.parameters()]
