@@ -167,7 +167,7 @@ def run_worker(text: str) -> None:
     transport = process.transport
     try:
         build = partial(build_stages, job, device=transport.settings.device, tensor_group=tensor_group)
-        default_stages = list(range(worker.rank, job.shape.stages, job.shape.ranks))
+        default_stages = list(job.shape.stages_of_rank(worker.rank))
         indices = run.stages.get(specification.worker, [] if run.stages else default_stages)
         hosted: LocalStages
         if job.train.sharded_optimizer:
