@@ -6,6 +6,10 @@ Triton comes with torch's builds for GPUs; elsewhere these tests need `pip insta
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,6 +110,32 @@ def test_a_long_gradient_takes_a_launch_per_block(fused: Any, monkeypatch: pytes
     summed, _ = sums_of([addend])
     assert torch.equal(summed, on_cpu(monkeypatch, [addend])[0])
     assert fused.launches - launches == 3 == len(FlatLayout([addend.shape]).blocks(1024))
+
+
+COMPILE = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from recycle.exec.model.state.fused_sums import BLOCK, _round_and_add
+types = ["*fp64", "*fp64", "*bf16", "i32", "fp32", "fp32", "fp32", "constexpr"]
+source = ASTSource(
+    _round_and_add,
+    dict(zip(_round_and_add.arg_names, types)),
+    constexprs={"BLOCK": BLOCK},
+    attrs={(place,): [["tt.divisibility", 16]] for place in range(3)},
+)
+print(compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"])
+"""
+
+
+@pytest.mark.process
+def test_kernel_compiles_for_an_h100_with_wide_loads_and_subnormals(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    ptx = subprocess.check_output([sys.executable, "-W", "ignore", "-c", COMPILE], env=environment, text=True)
+    assert ".ftz" not in ptx, "numbers below 2^-126 would be flushed to zero"
+    assert "ld.global.v4.b32" in ptx, "eight bf16 numbers at a time"
+    assert "st.global.v2.b64" in ptx, "two sums at a time"
 
 
 @pytest.mark.slow
