@@ -21,7 +21,7 @@ from tests.exec.drive import (
     run_pipelines,
     small_job,
 )
-from tests.exec.runs import Run, figures, job
+from tests.exec.runs import Run, figures, job, live_workers
 
 pytestmark = pytest.mark.slow
 
@@ -128,7 +128,7 @@ def test_any_worker_may_die_and_rejoin_with_the_same_bits(
     schedule = FAMILIES[family](job.shape)
     result = launch(job, STEPS, fault, f"rejoin:{victim}@3", schedule=schedule)
     assert figures(result) == figures(whole)
-    assert [line["live_workers"] for line in result.metrics] == [4, 3, 3, 4, 4]
+    assert live_workers(result) == [4, 3, 3, 4, 4]
     assert result.digests == run(schedule, job, steps=STEPS).digests
     assert result.directory is not None
     for digest in {line["plan"] for line in result.metrics}:
