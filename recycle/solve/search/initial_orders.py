@@ -27,6 +27,8 @@ from recycle.solve.constants import (
     INSERTION_UP_TO,
     MOST_LEFT_OUT,
     MOST_TEMPLATES,
+    MOVED_UP_TO,
+    MOVED_WEIGHTS,
     OPERATION_SECONDS,
     OPERATIONS_AFTER_TEMPLATE,
     POLICIES_AFTER_TEMPLATE,
@@ -36,6 +38,7 @@ from recycle.solve.constants import (
     START_SHARE,
     TEMPLATE_SHARE,
     TOO_LATE,
+    VEE_SHARE,
 )
 from recycle.solve.effort import Effort, Incumbent, Pace, sort_by_period
 from recycle.solve.problem import TOLERANCE, Order, Problem
@@ -44,6 +47,7 @@ from recycle.solve.search.insertion import InsertionParameters, insertion_orders
 from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.list_scheduling import (
     Policy,
+    move_weights,
     portfolio,
     schedule_by_policy,
 )
@@ -109,14 +113,21 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
         is_late = OPERATION_SECONDS * problem.size > TOO_LATE * max(0.0, deadline.seconds_left)
         if is_late or effort.is_met(problem, unfolded.period):
             return SearchStart(problem, unfolded, first[0])
-    order, policy = _best_of_portfolio(problem, effort.part(PORTFOLIO_SHARE), most, assignments, first)
+    is_vee = problem.shape.placement == "v" and not problem.dead
+    pace = Pace(deadline.part(VEE_SHARE))
+    for family_order in islice(family_orders(problem), most) if is_vee else ():
+        orders.append(evaluate(problem, family_order))
+        if pace.is_over() or effort.is_met(problem, orders[-1].period):
+            break
+    policies = min(most, POLICIES_PER_ASSIGNMENT) if is_vee else most
+    order, policy = _best_of_portfolio(problem, effort.part(PORTFOLIO_SHARE), policies, assignments, first)
     orders.append(order)
     pace = Pace(deadline.part(SIMPLE_SHARE) if problem.shape.chunks > 1 else deadline)
     variants: list[Iterator[tuple[Order, InsertionParameters | None]]] = [
         insertion_orders(problem, assignments) if problem.size <= INSERTION_UP_TO else iter(()),
         ((incumbent, None) for incumbent in family_orders(problem)),
-    ][:: -1 if problem.shape.placement == "v" else 1]
-    simple = chain.from_iterable(islice(variant, most) for variant in variants)
+    ]
+    simple = chain.from_iterable(islice(variant, most) for variant in variants if not is_vee)
     best = sort_by_period(orders)[0]
     inserted: tuple[Incumbent, InsertionParameters] | None = None
     while not (pace.is_over() or effort.is_met(problem, best.period)) and (generated := next(simple, None)) is not None:
@@ -124,6 +135,8 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
         best = sort_by_period([best, incumbent])[0]
         if parameters is not None and (inserted is None or incumbent.period < inserted[0].period):
             inserted = incumbent, parameters
+    for moved in orders_with_moved_weights(problem, best.order) if problem.size <= MOVED_UP_TO else ():
+        best = sort_by_period([best, evaluate(problem, moved)])[0]
     return SearchStart(problem, best, policy, inserted)
 
 
@@ -165,11 +178,11 @@ def _best_of_portfolio(
 
     pace = Pace(effort.deadline)
     for count, policy in enumerate(policies()):
-        if count == POLICIES_PER_ASSIGNMENT:  # the first policies never wait for compiled kernels
-            load_if_worth_it(problem, 100, effort.deadline, is_search=False)
         is_late = pace.is_over()
         if best is not None and (is_late or count >= most or effort.is_met(problem, best.period)):
             break
+        if count == POLICIES_PER_ASSIGNMENT:  # the first policies never wait for compiled kernels
+            load_if_worth_it(problem, 100, effort.deadline, is_search=False)
         candidate = evaluate(problem, schedule_by_policy(problem, policy))
         if best is None or candidate.period < best.period:
             best, chosen = candidate, policy
@@ -185,6 +198,15 @@ def family_orders(problem: Problem) -> Iterator[Order]:
         order = order_from_schedule(problem, schedule)
         if order is not None and problem.is_within_caps(order):
             yield order
+            yield from orders_with_moved_weights(problem, order)
+
+
+def orders_with_moved_weights(problem: Problem, order: Order) -> Iterator[Order]:
+    """Yield the order with its W in other waits, if the backward pass is split."""
+    for idleness in MOVED_WEIGHTS if problem.split else ():
+        moved = move_weights(problem, order, idleness)
+        if moved is not None:
+            yield moved
 
 
 def _families(problem: Problem) -> Iterator[Schedule]:
