@@ -19,7 +19,9 @@ import numpy as np
 
 from recycle.errors import ScheduleError
 from recycle.ir.families import BUILT_IN, FAMILIES, TWO_CHUNKS, memory_capped
-from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward
+from recycle.ir.instruction import BackwardInput, BackwardWeight
+from recycle.ir.kinds import is_kind
+from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
 from recycle.solve.assignment import Assignment, assign_by_slots, possible_assignments
 from recycle.solve.bounds import closed_form
@@ -41,8 +43,7 @@ from recycle.solve.constants import (
     VEE_SHARE,
 )
 from recycle.solve.effort import Effort, Incumbent, Pace, sort_by_period
-from recycle.solve.problem import TOLERANCE, Order, Problem
-from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT
+from recycle.solve.problem import OPERATIONS_OF_KIND, TOLERANCE, Order, Problem
 from recycle.solve.search.insertion import InsertionParameters, insertion_orders
 from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.list_scheduling import (
@@ -224,23 +225,16 @@ def _families(problem: Problem) -> Iterator[Schedule]:
 
 def order_from_schedule(problem: Problem, schedule: Schedule) -> Order | None:
     """Convert a compute-only schedule into an order; None if only the schedule splits the backward pass."""
-    c = schedule.columns
-    operation = c.stage * problem.micro_batches + c.pipeline * problem.shape.micro_batches + c.index
-    operation = operation.astype(np.int64)
-    plane = problem.shape.stages * problem.micro_batches
-    worker = np.asarray(c.worker, dtype=np.int64)
-    kinds = {Forward.kind: (FORWARD,), Backward.kind: (INPUT, WEIGHT) if problem.split else (INPUT,)}
-    if problem.split:
-        kinds |= {BackwardInput.kind: (INPUT,), BackwardWeight.kind: (WEIGHT,)}
-    if not np.isin(c.kind, list(kinds)).all():
+    pieces, n = operations_of(schedule), problem.micro_batches
+    if not problem.split and is_kind(pieces.kind, (BackwardInput, BackwardWeight)).any():
         return None
-    place, stands_for = [], []
-    for kind, codes in kinds.items():
-        rows = np.flatnonzero(c.kind == kind)
-        for code in codes:
-            place.append(2 * rows + (code == 2))
-            stands_for.append(operation[rows] + code * plane)
-    line = np.argsort(np.concatenate(place), kind="stable")
-    operations = np.concatenate(stands_for)[line]
-    ends = np.cumsum(np.bincount(worker[np.concatenate(place)[line] // 2], minlength=problem.shape.worker_count))
-    return [program.tolist() for program in np.split(operations, ends[:-1])]
+    place, operations, worker = [], [], []
+    for kind, codes in OPERATIONS_OF_KIND.items():
+        at = np.flatnonzero(pieces.kind == kind)
+        for code in codes[: problem.kinds - codes[0]]:
+            place.append(3 * pieces.row[at] + code)
+            operations.append((code * problem.shape.stages + pieces.stage[at]) * n + pieces.micro_batch[at])
+            worker.append(pieces.worker[at])
+    line = np.argsort(np.concatenate(place))
+    ends = np.cumsum(np.bincount(np.concatenate(worker), minlength=problem.shape.worker_count))
+    return [program.tolist() for program in np.split(np.concatenate(operations)[line], ends[:-1])]
