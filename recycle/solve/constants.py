@@ -8,7 +8,7 @@ the remaining time or steps. The thresholds of the annealing moves are in `searc
 from __future__ import annotations
 
 # Initial orders
-START_SHARE = 0.15  # for each problem without some of the slow workers, and for the whole problem if there are such
+START_SHARE = 0.25  # for each problem without some of the slow workers, and for the whole problem if there are such
 MOST_LEFT_OUT = 4  # slow workers left out alone, slowest first
 TEMPLATE_SHARE, MOST_TEMPLATES = 0.15, 4
 PORTFOLIO_SHARE = 0.2
