@@ -9,6 +9,7 @@ from __future__ import annotations
 
 # Initial orders
 START_SHARE = 0.25  # for each problem without some of the slow workers, and for the whole problem if there are such
+NO_GAIN, NO_GAIN_SHARE = 1.02, 0.8  # ratio of bounds up to which slow workers do not help; share without them
 MOST_LEFT_OUT = 4  # slow workers left out alone, slowest first
 TEMPLATE_SHARE, MOST_TEMPLATES = 0.15, 4
 PORTFOLIO_SHARE = 0.2
@@ -23,7 +24,7 @@ UNFOLD_RULES = ((0.9, 0.5, 0.5), (0.9, 1.0, 0.5), (0.0, 0.0, 0.0), (1.0, 0.0, 0.
 """Share of its due time at which a micro-batch may begin; patience of F and I, and of W, in typical operation times."""
 
 # Local search
-FIRST_START_SHARE = 0.7  # of the remaining time for the best start, among those without some of the slow workers
+FIRST_START_SHARE = 0.85  # of the remaining time for the best start, among those without some of the slow workers
 WAVE_SHARE, WAVE_SECONDS = 0.35, 1e-5  # with several chunks; seconds per operation that waves need
 INSERTION_SHARE, PIPELINE_INSERTION_SHARE = 0.3, 0.08  # the second in one pipeline with one chunk
 INSERTION_RATIO = 1.15  # to the best period, up to which insertion is varied

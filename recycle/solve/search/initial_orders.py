@@ -31,6 +31,8 @@ from recycle.solve.constants import (
     MOST_TEMPLATES,
     MOVED_UP_TO,
     MOVED_WEIGHTS,
+    NO_GAIN,
+    NO_GAIN_SHARE,
     OPERATION_SECONDS,
     OPERATIONS_AFTER_TEMPLATE,
     POLICIES_AFTER_TEMPLATE,
@@ -76,18 +78,20 @@ class SearchStart:
 def find_starts(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> list[SearchStart]:
     """Return starts without the slow workers, without each of them and with all, of `most` policies each; best first.
 
-    Problems whose bound is above the best period are left out.
+    Problems whose bound is above the best period are left out. If slow workers hardly lower the bound, a problem
+    without them takes most of the time.
     """
-    problems = [*_without_slow(problem), problem]
+    smaller = sorted(_without_slow(problem), key=closed_form)
+    is_gain_small = bool(smaller) and closed_form(smaller[0]) <= NO_GAIN * closed_form(problem)
+    problems, share = ([smaller[0], problem], NO_GAIN_SHARE) if is_gain_small else ([*smaller, problem], START_SHARE)
     starts: list[SearchStart] = []
     pace = Pace(effort.deadline)
     for each in problems:
-        least = min((start.best.period for start in starts), default=inf)
-        if starts and (pace.is_over() or effort.is_met(problem, least)):
+        best = min((start.best.period for start in starts), default=inf)
+        if starts and (pace.is_over() or effort.is_met(problem, best)):
             break
-        if len(problems) == 1 or closed_form(each) < least - TOLERANCE:
-            share = START_SHARE if len(problems) > 1 else 1.0
-            starts.append(find_initial_order(each, effort.part(share), most))
+        if len(problems) == 1 or closed_form(each) < best - TOLERANCE:
+            starts.append(find_initial_order(each, effort.part(share if smaller else 1.0), most))
     return sorted(starts, key=lambda start: start.best.period)
 
 
