@@ -82,7 +82,8 @@ def find_starts(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> l
     without them takes most of the time.
     """
     smaller = sorted(_without_slow(problem), key=closed_form)
-    is_gain_small = bool(smaller) and closed_form(smaller[0]) <= NO_GAIN * closed_form(problem)
+    is_timed = effort.deadline.seconds_left < inf
+    is_gain_small = is_timed and bool(smaller) and closed_form(smaller[0]) <= NO_GAIN * closed_form(problem)
     problems, share = ([smaller[0], problem], NO_GAIN_SHARE) if is_gain_small else ([*smaller, problem], START_SHARE)
     starts: list[SearchStart] = []
     pace = Pace(effort.deadline)
