@@ -15,6 +15,7 @@ from recycle.ir.simulate import simulate
 from recycle.job import Job, PricedJob, price
 from recycle.plans import Entry, Plan, PlanLibrary, Vector, errors, failure_vector
 from recycle.solve.bounds import lower_bound
+from recycle.solve.bounds.bound import certify
 from recycle.solve.filling import LibraryProgressCallback, fill
 from recycle.solve.problem import Problem
 
@@ -135,4 +136,4 @@ def _priced(job: PricedJob, plan: Plan) -> tuple[PlanDrift, Plan | None]:
         profile=profile.digest(),
         limits=None if limits is None else tuple(limits),
     )
-    return PlanDrift(*stored, timeline.period, bound), priced
+    return PlanDrift(*stored, timeline.period, bound), certify(priced, bound, profile)
