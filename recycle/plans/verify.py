@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from itertools import accumulate, chain, product
@@ -27,7 +28,7 @@ from recycle.errors import PlanError
 from recycle.ir.check import check
 from recycle.ir.instruction import BackwardWeight
 from recycle.ir.kinds import is_kind
-from recycle.ir.schedule import Schedule, loop_placement
+from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import timeline_of
 from recycle.job.profile import Profile
 
@@ -161,9 +162,12 @@ class ExactJob:
     """The job in exact numbers, times in a unit; and the rules that contradict a window by themselves, if true."""
 
     def __init__(self, schedule: Schedule, stated: _Stated, profile: Profile, certificate: Certificate) -> None:
-        shape, stages = schedule.shape, schedule.shape.stages
+        if schedule.placing is None:
+            raise NotProven("no rule covers this placement")
+        shape, stages = replace(schedule.shape, placement=schedule.placing), schedule.shape.stages
         profile.require(shape)
-        self.n, self.ranks, self.is_staggered = shape.global_micro_batches, shape.ranks, schedule.optimizer != "barrier"
+        self.rank = shape.rank_of
+        self.n, self.is_staggered = shape.global_micro_batches, schedule.optimizer != "barrier"
         self.stages, self.window, self.unit = range(stages), _exact(certificate.window), _exact(certificate.unit)
 
         def times(values: Sequence[float]) -> list[Fraction]:
@@ -175,14 +179,13 @@ class ExactJob:
         if not stated.planner.get("decoupled", True):
             self.kinds, self.stash = 2, Fraction(1)
             inputs, weight = [a + b for a, b in zip(inputs, weight, strict=True)], [Fraction(0)] * stages
-        splits = is_kind(schedule.columns.kind, BackwardWeight).any()
         self.times = [forward, inputs, weight]
         reduce = times(profile.bucket_seconds(schedule.buckets, stages))
         self.update = [a + b + c * schedule.gathers for a, b, c in zip(reduce, step, gather, strict=True)]
         hosts = [[w for w in schedule.live if w.rank == self.rank(s)] for s in self.stages]
         caps = [min(limit, self.n * shape.chunks) for limit in stated.limits or [inf] * shape.ranks]
-        if schedule.placement != loop_placement(shape) or shape.cut or (self.kinds == 2 and splits):
-            raise NotProven("no rule covers this placement, or split backwards if the job has whole ones")
+        if self.kinds == 2 and is_kind(schedule.columns.kind, BackwardWeight).any():
+            raise NotProven("the bound is of whole backwards, which the schedule splits")
         if not all(hosts) or len(caps) != shape.ranks or min(forward + inputs) <= 0:
             raise NotProven("a stage has no host, no limit or no time above 0")
         self.hosts = [Counter((_exact(profile.speed_of(w)), _exact(caps[w.rank])) for w in live) for live in hosts]
@@ -200,10 +203,6 @@ class ExactJob:
         speeds = {speed for live in self.hosts for speed, _ in live}
         work = (t * speed for t in forward + inputs + [t / schedule.buckets for t in weight] for speed in speeds)
         self.grain = _common([*work, *links, *self.update, *reduce])
-
-    def rank(self, stage: int) -> int:
-        """Return the rank that hosts a stage: the placement."""
-        return stage % self.ranks
 
     def chunks(self, rank: int) -> list[int]:
         """Return the stages of a rank, named by its first stage."""

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -50,6 +51,7 @@ def certified(priced: PricedJob, problem: Problem, bound: Bound, order: Order | 
     )
 
 
+@pytest.mark.process
 def test_verifier_shares_no_code_with_the_planner():
     source = VERIFIER.read_text()
     imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -61,8 +63,11 @@ def test_verifier_shares_no_code_with_the_planner():
 
 
 def random_jobs() -> Iterator[tuple[PricedJob, list[Worker]]]:
-    yield from (cp_sat.small_job(random.Random(seed)) for seed in range(152))
-    yield from (drawn(family, seed, 0, 4)[:2] for family in FAMILIES for seed in range(8))
+    for seed in range(164):
+        priced, dead = cp_sat.small_job(random.Random(seed))
+        placement = "v" if priced.shape.chunks == 2 and seed % 2 else "loop"
+        yield msgspec.structs.replace(priced, grid=msgspec.structs.replace(priced.grid, placement=placement)), dead
+    yield from (drawn(family, seed, 0, 4)[:2] for family in FAMILIES for seed in range(6))
 
 
 @pytest.mark.search
@@ -87,7 +92,7 @@ def test_plan_file_has_its_certificate(tmp_path):
 
 
 @pytest.mark.search
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(small_jobs())
 def test_every_schedule_satisfies_every_row(case):
     priced, dead = case
@@ -100,9 +105,11 @@ def test_every_schedule_satisfies_every_row(case):
         runs = Runs(problem, order)
         for chain in {(0,), tuple(range(stages)), tuple(range(0, stages, ranks))}:
             begin, window = runs.window(chain)
-            grid = [(0.0, window / 23, 23), (window, 0.0, 1)]
+            grid = [(0.0, window / 11, 11), (window, 0.0, 1)]
             certificate = Certificate(0.0, 1.0, window, {}, [], list(chain), grid)
-            program = Program(ExactJob(problem.schedule(order), priced, priced.prices, certificate), certificate)
+            stated = SimpleNamespace(limits=priced.limits, planner={"decoupled": priced.planner.decoupled})
+            exact = ExactJob(problem.schedule(order), stated, priced.prices, certificate)  # type: ignore[arg-type]
+            program = Program(exact, certificate)
             assert runs.broken_rows(program, begin) == []
 
 
@@ -122,8 +129,9 @@ class Runs:
 
     def window(self, chain: tuple[int, ...]) -> tuple[float, float]:
         """The first start at the rank of the chain's first stage, and the time to its last update."""
-        problem, ranks = self.problem, self.problem.shape.ranks
-        chosen = [s for s in range(problem.shape.stages) if s % ranks == chain[0] % ranks or not problem.staggered]
+        problem, shape = self.problem, self.problem.shape
+        own = shape.stages_of_rank(shape.rank_of(chain[0]))
+        chosen = own if problem.staggered else range(shape.stages)
         begin = min(begun for (s, _), runs in self.of.items() if s in chosen for begun, *_ in runs)
         ends = [
             end + problem.update_seconds[s] for (s, _), runs in self.of.items() if s in chosen for _, end, _ in runs
@@ -133,7 +141,7 @@ class Runs:
     def broken_rows(self, program: Program, begin: float) -> list[Any]:
         stages = range(self.problem.shape.stages)
         broken = []
-        for rule, numbers in itertools.product(TOGETHER, itertools.product(stages, range(3), range(3), range(24))):
+        for rule, numbers in itertools.product(TOGETHER, itertools.product(stages, range(3), range(3), range(12))):
             place = numbers[: 2 if rule in ("rate", "memory", "share", "end") else 3] + numbers[3:]
             try:
                 terms, limit = program.row(rule, *place)
@@ -151,8 +159,8 @@ class Runs:
         stage, group, kind = part
         hosts = self.problem.hosts[stage]
         if len(program.groups[stage]) > 1:
-            ranks = self.problem.shape.ranks
-            chunks = [s for s in program.stages if s % ranks == stage % ranks]
+            rank_of = self.problem.shape.rank_of
+            chunks = [s for s in program.stages if rank_of(s) == rank_of(stage)]
             units = {w: sum(run[2] == w for s in chunks for run in self.of[s, 0]) for w in hosts}
             busiest = max(hosts, key=units.__getitem__)
             hosts = [w for w in hosts if (w == busiest) == (group == 0)]
@@ -206,7 +214,6 @@ CHANGES: dict[str, Change] = {
     "short grid": lambda certificate: certificate.update(grid=[[0.0, 1.0, 20]]),
     "descending grid": lambda certificate: certificate["grid"].reverse(),
     "coarse grid": lambda certificate: certificate.update(grid=[[0.0, 2.0, 30]]),
-    "endless grid": lambda certificate: certificate.update(grid=[[0.0, 1.0, 10**12]]),
     "faster forwards": lambda certificate: certificate["profile"].update(forward=0.5),
     "slower links": lambda certificate: certificate["profile"].update(latency=1.0),
     "slower worker": lambda certificate: certificate["profile"].update(speed={"0.0": 2.0}),
@@ -238,6 +245,12 @@ def test_changed_certificate_proves_nothing(planned, name):
     assert bound_of(changed) is None
 
 
+def test_grid_without_end_is_cut(planned):
+    changed = copy.deepcopy(planned)
+    changed["metadata"]["certificate"]["grid"] = [[0.0, 1.0, 10**12]]
+    assert bound_of(changed) == 29
+
+
 def test_certificate_proves_no_more_than_its_bound(planned):
     assert bound_of(planned) == 29
     for bound, proven in ((29.0, 29.0), (28.0, 28.0), (29.5, None), (30.0, None)):
@@ -263,6 +276,6 @@ def test_certificate_of_another_job_proves_nothing(planned, change):
     assert bound_of(changed) is None
 
 
-def test_certificate_of_other_hosts_or_optimizer_proves_nothing(planned):
-    for key, value in (("failed", []), ("failed", ["1.1"]), ("optimizer", "barrier")):
-        assert bound_of({**planned, key: value}) is None
+def test_certificate_of_other_hosts_proves_nothing(planned):
+    for failed in ([], ["1.1"], ["1.2", "1.1"]):
+        assert bound_of({**planned, "failed": failed}) is None

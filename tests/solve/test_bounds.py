@@ -25,8 +25,10 @@ from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
 from recycle.job.profile import Profile
 from recycle.job.shape import Worker
+from recycle.plans import Plan
 from recycle.solve import bounds, time_indexed
 from recycle.solve.bounds import RisingBound, closed_form, fluid, lower_bound, rising_bounds
+from recycle.solve.bounds.bound import Bound, certify
 from recycle.solve.effort import Deadline
 from recycle.solve.problem import Problem
 from recycle.solve.search.list_scheduling import portfolio, schedule_by_policy
@@ -53,6 +55,8 @@ needs_ortools = pytest.mark.skipif(
         ((16, 8, 6, 16), {"chunks": 2}, [], 47),  # no rank reduces before its last host is done
         ((4, 4, 8), {"chunks": 2}, [(1, 2)], 22 * 3),  # 64 units on 3 hosts
         ((3, 1, 3), {}, [(0, 0)], 15),  # 9 for 2 live workers: one has 5
+        ((1, 4, 8, 8), {"chunks": 2, "placement": "v"}, [], 48),  # the first micro-batch returns at 7, after 7 of 8 F
+        ((1, 2, 4), {"chunks": 2, "placement": "v", "link": 2}, [], 24 + 3),  # rank 0: 4 F, the first one returns at 7
         ((1, 4, 8, 8), {"chunks": 2, "staggered": False}, [], 51),
         ((1, 4, 1), {"chunks": 2, "staggered": False}, [], 8 + 8 + 1),  # one micro-batch, and its W
         ((1, 2, 4), {"link": 3}, [], 1 + 4 * 3 + 2 + 3 + 2),  # the fourth activation waits for the lane
@@ -114,7 +118,7 @@ def window(problem, order, rank):
     host = {x: w for w, program in enumerate(order) for x in program}
     n, stages = problem.micro_batches, problem.shape.stages
     places = [(x, x // n // stages, x // n % stages) for x in range(problem.size)]
-    chosen = [place for place in places if place[2] % problem.shape.ranks == rank or not problem.staggered]
+    chosen = [place for place in places if problem.shape.rank_of(place[2]) == rank or not problem.staggered]
     times = problem.times.reshape(3, -1)
     ends = (started[x] + times[kind, s] * problem.speed[host[x]] + problem.update_seconds[s] for x, kind, s in chosen)
     return max(ends) - min(started[x] for x, _, _ in chosen)
@@ -168,12 +172,29 @@ def tiny_problems(count: int) -> list[tuple[PricedJob, Problem]]:
     return problems
 
 
+def proven_of(priced: PricedJob, problem: Problem, bound: Bound) -> float | None:
+    """What the verifier says to the certificate of a bound, in a plan without instructions."""
+    schedule = problem.schedule([[] for _ in problem.cap])
+    limits = None if priced.limits is None else tuple(priced.limits)
+    planner = {"decoupled": priced.planner.decoupled}
+    plan = Plan(schedule, *[float(bound)] * 3, 0.0, priced.prices.digest(), limits, planner)
+    return certify(plan, bound, priced.prices).certified_bound
+
+
 @pytest.mark.search
 def test_bounds_are_not_above_the_optimum_of_exhaustive_search():
     met = 0
     for priced, problem in tiny_problems(80):
         optimum, bound = best_of_all(problem, priced.prices), lower_bound(problem)
         assert bound <= optimum + 1e-9, (priced, problem.dead)
+        assert proven_of(priced, problem, bound) == bound
+        for rule, *place in itertools.chain(
+            (("load", r) for r in range(problem.shape.ranks)),
+            (("lane", s) for s in range(problem.shape.stages)),
+            (("detour", *ranks) for ranks in itertools.product(range(problem.shape.ranks), repeat=2)),
+        ):
+            false = Bound.of_rule(optimum * (1 + 1e-6), False, rule, *place)
+            assert proven_of(priced, problem, false) is None
         met += bound > optimum - 1e-9
     assert met > 74
 
