@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recycle.cli.terminal import Result, print_table
+from recycle.cli.terminal import Result
 from recycle.errors import PlanError
 from recycle.ir.schedule import Schedule
 from recycle.job import Job, price
@@ -31,34 +30,28 @@ def verify(plan: Path, job: Path | None = None) -> Result:
     if not files:
         raise PlanError(f"{plan}: has no plan; recycle plan JOB --failures N --library {plan} makes some")
     key = None if job is None else job_key(price(Job.load(job)))
-    plans = [_verified(file, key) for file in files]
-    proven = all(each["proven"] for each in plans)
-    figures = {"proven": proven, "plans": plans} if plan.is_dir() else plans[0]
-    return Result(figures, partial(_print_verdicts, plans), int(not proven))
+    verdicts = [_verdict(file, key) for file in files]
+    proven = all(verdict["proven"] for verdict in verdicts)
+    figures = {"proven": proven, "plans": verdicts} if plan.is_dir() else verdicts[0]
+    return Result(figures, [_line(**verdict) for verdict in verdicts], int(not proven))
 
 
-def _verified(file: Path, key: str | None) -> dict[str, Any]:
+def _verdict(file: Path, key: str | None) -> dict[str, Any]:
     schedule = Schedule.load(file)
     plan = Plan.from_schedule(schedule, str(file))
     rules = [] if plan.certificate is None else list(dict.fromkeys(rule for rule, *_ in plan.certificate.rows))
-    figures = {"file": str(file), "bound": None, "period": plan.period, "gap": None, "rules": rules, "reason": None}
+    bound, period, reason = None, plan.period, None
     try:
         if key is not None and Entry.of(plan).job != key:
             raise NotProven("the plan is for another job")
         bound, period = verify_plan(schedule, str(file))
-    except NotProven as reason:
-        return {**figures, "proven": False, "reason": str(reason)}
-    return {**figures, "proven": True, "bound": bound, "period": period, "gap": max(0.0, period / bound - 1)}
+    except NotProven as error:
+        reason = str(error)
+    figures = {"bound": bound, "period": period, "gap": bound and max(0.0, period / bound - 1), "rules": rules}
+    return {"file": str(file), "proven": bound is not None, **figures, "reason": reason}
 
 
-def _print_verdicts(plans: list[dict[str, Any]]) -> None:
-    rows = [
-        (plan["file"], f"{plan['bound']:g}", f"{plan['period']:g}", f"{plan['gap']:.1%}", " ".join(plan["rules"]))
-        for plan in plans
-        if plan["proven"]
-    ]
-    if rows:
-        print_table(("plan", "proven bound", "period", "gap", "rules"), rows, left=("plan", "rules"))
-    for plan in plans:
-        if not plan["proven"]:
-            print(f"{plan['file']}: not proven: {plan['reason']}")
+def _line(file: str, bound: float | None, period: float, gap: float, rules: list[str], reason: str, **_: Any) -> str:
+    if bound is None:
+        return f"{file}: not proven: {reason}"
+    return f"{file}: no period is below {bound:g}; the plan's is {period:g}, gap {gap:.1%} (rules: {', '.join(rules)})"

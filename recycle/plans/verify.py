@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate, chain, product
 from math import ceil, floor, gcd, inf, lcm
 from typing import Any
@@ -39,8 +39,7 @@ TOLERANCE = Fraction(1, 10**9)
 F, I, W = 0, 1, 2  # noqa: E741
 Part = tuple[int, int, int]
 """Stage, group of hosts, kind."""
-Exact = Fraction | int
-Row = tuple[list[tuple[Part, int, Exact]], Exact]
+Row = tuple[Sequence[tuple[Part, int, Fraction | int]], Fraction | int]
 """The inequality: sum of coefficient * done(part, point of the grid) <= limit."""
 
 
@@ -125,8 +124,8 @@ def _most_completed(program: Program, rows: Sequence[Any]) -> Fraction:
             goal -= multiplier * (rule == "end")
             for part, at, coefficient in terms:
                 sums[part, at] = sums.get((part, at), Fraction(0)) + multiplier * coefficient
-    excess = sum(min(0, total) * program.most(*column) for column, total in sums.items())
-    return most + max(0, goal) * program.job.n - excess
+    excess = sum(-total * program.most(*column) for column, total in sums.items() if total < 0)
+    return most + max(Fraction(0), goal) * program.job.n + excess
 
 
 def _derived(derive: Callable[..., Any], number: int, rule: str, place: list[int]) -> Any:
@@ -147,6 +146,7 @@ def _read(schedule: Schedule, name: str) -> tuple[_Stated, Profile]:
     return stated, Profile.from_bytes(msgspec.json.encode(prices), f"{name}: certificate: profile")
 
 
+@lru_cache(4096)
 def _exact(value: float) -> Fraction:
     if not abs(value) < inf:
         raise NotProven(f"{value} is not a finite number")
@@ -182,13 +182,14 @@ class ExactJob:
         self.times = [forward, inputs, weight]
         reduce = times(profile.bucket_seconds(schedule.buckets, stages))
         self.update = [a + b + c * schedule.gathers for a, b, c in zip(reduce, step, gather, strict=True)]
-        hosts = [[w for w in schedule.live if w.rank == self.rank(s)] for s in self.stages]
+        live = schedule.live
+        hosts = [[w for w in live if w.rank == self.rank(s)] for s in self.stages]
         caps = [min(limit, self.n * shape.chunks) for limit in stated.limits or [inf] * shape.ranks]
         if self.kinds == 2 and is_kind(schedule.columns.kind, BackwardWeight).any():
             raise NotProven("the bound is of whole backwards, which the schedule splits")
         if not all(hosts) or len(caps) != shape.ranks or min(forward + inputs) <= 0:
             raise NotProven("a stage has no host, no limit or no time above 0")
-        self.hosts = [Counter((_exact(profile.speed_of(w)), _exact(caps[w.rank])) for w in live) for live in hosts]
+        self.hosts = [Counter((_exact(profile.speed_of(w)), _exact(caps[w.rank])) for w in ws) for ws in hosts]
         self.fastest = [[t * min(self.hosts[s])[0] for s, t in enumerate(kind)] for kind in self.times]
         some = slice(None if profile.links else 2)
         neighbors = [product(hosts[s][some], hosts[s + 1][some], [s]) for s in self.stages[:-1]]
@@ -356,7 +357,7 @@ class Program:
     def memory(self, stage: int, group: int, point: int) -> Row:
         job, chunks, (hosts, units) = self.job, self._chunks(stage), self.groups[stage][group]
         stash = job.stash * (job.kinds == 3)
-        caps = [(min(cap, units), count) for (_, cap), count in hosts.items()]
+        caps = [(min(cap, Fraction(units)), count) for (_, cap), count in hosts.items()]
         slots = sum(count * (floor(cap) if stash in (0, 1) else cap) for cap, count in caps)
         least = min(job.fastest[F][s] for s in chunks)
         shares = [(kind, share) for kind, share in ((I, 1 - stash), (W, stash)) if share]
@@ -375,7 +376,7 @@ class Program:
         at = bisect_left(self.grid, self.tails[stage, kind])
         return [(part, at, -1) for part in self._parts(stage, kind)], 0
 
-    def _after(self, nexts: list[Part], before: list[tuple[Part, Exact, Fraction]], point: int, more: Exact = 0) -> Row:
+    def _after(self, nexts: list[Part], before: Sequence[Any], point: int, more: Fraction | int = 0) -> Row:
         """Return: what is done of `nexts`, less the shares of `before` that were done `lag` earlier, is at most."""
         earlier = [(part, share, self.grid[point] - lag) for part, share, lag in before]
         terms: list[Any] = [(part, point, 1) for part in nexts]
@@ -384,7 +385,8 @@ class Program:
 
     def _tails(self) -> dict[tuple[int, int], Fraction | float]:
         """By stage and kind: when all operations must be done; infinite without a limit."""
-        job, stages, end = self.job, self.job.stages[self.stages[0] :], inf
+        job, stages = self.job, self.job.stages[self.stages[0] :]
+        end: Fraction | float = inf
         tails: dict[tuple[int, int], Fraction | float] = {}
         for s in stages:
             tails[s, W] = self.ends.get(s, inf)

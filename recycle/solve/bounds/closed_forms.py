@@ -43,12 +43,9 @@ Room = Callable[[float], float]
 def loads_and_detours(problem: Problem) -> Bound:
     """Return the best bound of load and detour, with the barrier of one iteration from an empty pipeline."""
     from_idle = not problem.staggered
-    loads = ((load(problem, r) + from_idle * _fill(problem, r), "load", r) for r in range(problem.shape.ranks))
-    length, *ranks = max(detours(problem, from_idle))
-    return max(
-        Bound.of_rule(value, problem.is_integral, rule, *place)
-        for value, rule, *place in (*loads, (length, "detour", *ranks))
-    )
+    loads = [(load(problem, r) + from_idle * _fill(problem, r), r) for r in range(problem.shape.ranks)]
+    longest = (("load", max(loads)), ("detour", max(detours(problem, from_idle))))
+    return max(Bound.of_rule(value, problem.is_integral, rule, *place) for rule, (value, *place) in longest)
 
 
 def load(problem: Problem, rank: int) -> float:

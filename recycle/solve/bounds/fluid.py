@@ -387,7 +387,7 @@ def fine_at_ends(problem: Problem, end: float) -> Floats:
 
 def _pieces(times: Floats) -> list[tuple[float, float, int]]:
     """Return (first, step, count) of equidistant parts. Lags remain multiples of the first step: it is rounded down."""
-    pieces = []
+    pieces = list[tuple[float, float, int]]()
     for part in np.split(times[:-1], np.flatnonzero(np.abs(np.diff(times[:-1], 2)) > TOLERANCE) + 2):
         step = float(part[1] - part[0]) if len(part) > 1 else 1.0
         unit = 10.0 ** (floor(log10(step)) - 10)
