@@ -356,7 +356,9 @@ def goodput_figure(trace: TraceSummary, systems: Sequence[SystemResult]) -> go.F
         scaled = reference.goodput * trace.live
         shapes.append(_line_at(scaled, FAILURE, "dash" if row else "solid"))
         text = f"{name}, fault-scaled: {scaled:.4g}"
-        notes.append({**_NOTE, "bgcolor": CLEAR, "x": scaled, "y": 1 + 0.1 * row, "text": text, "font": _font(MUTED)})
+        notes.append(
+            {**_NOTE, "bgcolor": CLEAR, "x": scaled, "y": 1, "yshift": 18 * row, "text": text, "font": _font(MUTED)}
+        )
     figure.update_layout(
         **frame(90 + _BAR * len(systems), 30 + 20 * len(notes), BOTTOM),
         xaxis=x_axis("samples per second", rangemode="tozero"),
