@@ -20,17 +20,17 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from recycle.exec.transport.base import TransportError, sum_groups
 from recycle.exec.transport.communicators import Communicators
-from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
-from recycle.exec.transport.lanes import LanePlugin
+from recycle.exec.transport.lanes import LaneTransport
 from recycle.exec.transport.plugin import TransportSettings
+from recycle.ir.communicators import lanes_of
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Receive, RecvGradient, ReduceGradients, Send, SendGradient, Transfer
 from recycle.ir.lower import lower
 from recycle.job.sections import MembershipSection
 from recycle.job.shape import Shape, Worker
 from tests.exec.accelerator.device import Device
-from tests.exec.accelerator.transport import SimulatedTransport
+from tests.exec.accelerator.transport import OwnDevice
 
 LATE = 20.0
 """Seconds after which an operation counts as hung."""
@@ -38,28 +38,25 @@ GRID = lower(one_f_one_b(Shape(2, 2, 3)))
 SWAPPED = {Worker(0, 0): Worker(1, 0), Worker(1, 0): Worker(0, 0)}
 """Two peers exchange roles."""
 LANES = [f"lane{a}>{b}" for k in (0, 1) for a, b in ((f"{k}.0", f"{k}.1"), (f"{k}.1", f"{k}.0"))]
-SUMS = ["stage0:0.0", "stage1:0.1"]
+SUMS = ["sum0.0>1.0", "sum0.1>1.1"]
 
 
-class Process(LanePlugin):
+class Process(OwnDevice):
     """A process and its main thread; `formed` lists the communicators that it has formed, without generation."""
 
     def __init__(self, store: Any, **limits: float) -> None:
-        super().__init__(TransportSettings(store, limits=MembershipSection(**limits)))  # type: ignore[arg-type]
-        self.device, self.formed = Device(eager=True), list[str]()
+        settings = TransportSettings(store, limits=MembershipSection(**limits))  # type: ignore[arg-type]
+        super().__init__(settings, Device(eager=True))
+        self.formed = list[str]()
         self._thread = ThreadPoolExecutor(1)
 
-    @classmethod
-    def refusal(cls, job: Any) -> str | None:
-        return None
-
-    def _form(self, groups: GroupsOfGeneration) -> GroupTransport:
-        transport = SimulatedTransport(self.settings, groups, self.communicators, self.device)
+    def _form(self, groups: GroupsOfGeneration) -> LaneTransport:
+        transport = super()._form(groups)
         make = transport._make
 
-        def record(name: str, rank: int, size: int) -> Any:
-            self.formed.append(name.split("/", 1)[1])
-            return make(name, rank, size)
+        def record(name: str, rank: int, size: int, ctas: int | None) -> Any:
+            self.formed.append(name.split("/")[1])
+            return make(name, rank, size, ctas)
 
         transport._make = record  # type: ignore[method-assign]
         return transport
@@ -195,7 +192,7 @@ def test_next_generation_reuses_all_idle_communicators(cluster: Cluster) -> None
     cluster.leave()
     cluster.restart(Worker(1, 1))
     finish(cluster.train(2))
-    assert cluster.formed() == ["lane1.0>1.1", "lane1.1>1.0", "stage1:0.1"]
+    assert cluster.formed() == ["lane1.0>1.1", "lane1.1>1.0", "sum0.1>1.1"]
 
 
 def test_lane_with_a_waiting_receive_forms_again(cluster: Cluster) -> None:
@@ -219,7 +216,7 @@ def test_process_with_a_broken_transport_reuses_nothing() -> None:
         cluster.processes[worker].does(lambda: transport.reduce(0, [torch.ones(1)])).result(LATE)
     cluster.leave()
     finish(cluster.train(1))
-    assert cluster.formed() == ["lane0.0>0.1", "lane0.1>0.0", "stage0:0.0"]
+    assert cluster.formed() == ["lane0.0>0.1", "lane0.1>0.0", "sum0.0>1.0"]
     cluster.end()
 
 

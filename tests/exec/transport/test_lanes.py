@@ -18,18 +18,17 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from recycle.errors import RunError
 from recycle.exec.transport.base import TransportError, sum_groups
-from recycle.exec.transport.communicators import Communicators
-from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.worker.member import FormingKeys
+from recycle.ir.communicators import lanes_of
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Compute, Receive, Send
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import Shape, Worker
 from tests.exec.accelerator.device import Device
-from tests.exec.accelerator.transport import SimulatedTransport
+from tests.exec.accelerator.transport import OwnDevice
 from tests.exec.keys import KeyServer
 
 MESSAGE = ((4,), torch.float32)
@@ -52,13 +51,11 @@ class Process:
     ) -> None:
         self.device, self.over = Device(eager=False, connections=connections), threading.Event()
         self.program = schedule.program(role)
-        members, lanes = sorted(schedule.live), {*lanes_of(schedule), *joins}
-        self.transport = SimulatedTransport(
-            TransportSettings(store),
-            GroupsOfGeneration("g", role, members, sum_groups(schedule), MESSAGE, lanes, over=self.over),
-            Communicators(),
-            self.device,
+        members = sorted(schedule.live)
+        groups = GroupsOfGeneration(
+            "g", role, members, sum_groups(schedule), MESSAGE, lanes_of(schedule), over=self.over, copies=joins
         )
+        self.transport = OwnDevice(TransportSettings(store), self.device)._form(groups)
         self._thread = ThreadPoolExecutor(1)
 
     def does(self, action: Callable[[], Any]) -> Future[Any]:
