@@ -19,11 +19,9 @@ from recycle.ir.instruction import RecvGradient, SendActivation
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
-from recycle.job import Job, price
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
-from recycle.plans import Plan
-from recycle.solve.planner import plan_for_training
+from tests.exec.sharing import shared_plan
 
 
 def lanes_after(pipelines: int, ranks: int, dead: Collection[Worker]) -> set[Lane]:
@@ -52,13 +50,6 @@ def test_no_worker_has_more_communicators_than_allowed(pipelines: int, ranks: in
     assert (max(map(len, shared)) > 1) == (most > LANES)
     if deaths <= 1:  # lanes within a pipeline keep theirs
         assert all(a.pipeline != b.pipeline for of_lanes in shared if len(of_lanes) > 1 for a, b in of_lanes)
-
-
-def shared_plan() -> Schedule:
-    """The plan for one dead worker of 6 x 4, whose neighbors have lanes to all of its peers."""
-    keys = "[shape]\npipelines = 6\nranks = 4\nmicro_batches = 12\n[memory]\nlimit = 8\n[planner]\nsteps = 1\n"
-    plan = Plan.from_text(plan_for_training(price(Job.from_toml(keys)), (0, 1, 0, 0), True), "plan")
-    return lower(plan.for_processes(frozenset([Worker(1, 1)])).schedule)
 
 
 def test_check_and_simulator_know_the_order_of_shared_transfers() -> None:

@@ -8,7 +8,17 @@ its place, so this class skips streams in use before the next communicator, and 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass, field
+
+
+@dataclass
+class _Batch:
+    """Communicators made at the same time, and the streams that they took, one each."""
+
+    streams: list[Hashable] = field(default_factory=list)
+    recorded: int = 0
 
 
 class StreamPool:
@@ -23,41 +33,48 @@ class StreamPool:
         self._ring = [draw()]
         while (stream := draw()) != self._ring[0]:
             self._ring.append(stream)
-        self._place, self._latest = 0, frozenset[Hashable]()
-        self._streams: dict[object, frozenset[Hashable]] = {}
+        self._place = 0
+        self._batch = _Batch()
+        self._batches: dict[object, _Batch] = {}
 
     def prepare(self) -> None:
-        """Skip streams in use, if there are others."""
+        """Skip streams in use, if there are others, before a communicator is made."""
         with self._lock:
             self._skip()
 
     def record(self, communicator: object) -> None:
-        """Record a new communicator. Of several new ones at a time each may have any of their streams."""
         with self._lock:
-            self._latest = self._taken() or self._latest
-            self._streams[communicator] = self._latest
+            self._look()
+            self._batch.recorded += 1
+            self._batches[communicator] = self._batch
             self._skip()
 
     def keep_only(self, communicators: Collection[object]) -> None:
         """Forget all other communicators, which were aborted."""
         with self._lock:
-            self._streams = {each: streams for each, streams in self._streams.items() if each in communicators}
+            self._batches = {each: batch for each, batch in self._batches.items() if each in communicators}
 
     def is_exclusive(self, communicator: object) -> bool:
         """Whether no other communicator can have the same stream."""
         with self._lock:
-            own = self._streams.get(communicator, frozenset())
-            others = (streams for other, streams in self._streams.items() if other is not communicator)
-            return bool(own) and all(own.isdisjoint(streams) for streams in others)
+            used = self._used()
+            batch = self._batches.get(communicator)
+            return batch is not None and all(used[stream] == 1 for stream in batch.streams)
 
-    def _taken(self) -> frozenset[Hashable]:
+    def _used(self) -> Counter[Hashable]:
+        batches = {id(batch): batch for batch in (self._batch, *self._batches.values())}
+        return Counter(stream for batch in batches.values() for stream in batch.streams)
+
+    def _look(self) -> None:
+        """Draw a stream, which tells the ones that were taken since the last time."""
+        if self._batch.recorded >= len(self._batch.streams):
+            self._batch = _Batch()
         before, self._place = self._place, self._ring.index(self._draw())
-        count = (self._place - before - 1) % len(self._ring)
-        return frozenset(self._ring[(before + 1 + number) % len(self._ring)] for number in range(count))
+        for number in range((self._place - before - 1) % len(self._ring)):
+            self._batch.streams.append(self._ring[(before + 1 + number) % len(self._ring)])
 
     def _skip(self) -> None:
-        used = frozenset[Hashable]().union(*self._streams.values())
         for _ in self._ring:
-            if self._ring[(self._place + 1) % len(self._ring)] not in used:
+            if not self._used()[self._ring[(self._place + 1) % len(self._ring)]]:
                 return
-            self._latest = self._taken() or self._latest
+            self._look()

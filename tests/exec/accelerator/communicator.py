@@ -86,7 +86,7 @@ class Communicator:
     ) -> None:
         device.check()
         device.make_communicator()
-        self.has_failed, self._blocks = False, ctas or CTAS
+        self.has_failed, self._blocks = False, min(ctas or CTAS, device.limits.multiprocessors)
         self.device, self._rank, self._size, self._ranks = device, rank, size, range(size)
         self.kept: dict[Work, list[torch.Tensor]] = {}
         self._aborted = threading.Event()

@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from recycle.exec.transport.base import TransportError
@@ -54,7 +54,7 @@ class Limits:
     hangs: float = 0.0
     many: int = 4
     pin_seconds: float = 0.0
-    seed: int = 0
+    random: Random = field(default_factory=lambda: Random(0))
 
 
 class Connection:
@@ -201,9 +201,9 @@ class Device:
         limits: Limits = Limits(),
     ) -> None:
         self.queue, self.limits = queue, limits
-        self._occupied, self._freed = 0, threading.Condition()
-        self._random, self._made = Random(limits.seed), deque[float]()
-        self._drawn, self.communicators = 0, 0
+        self.occupied, self._freed = 0, threading.Condition()
+        self._made = deque[float]()
+        self._drawn, self.communicators, self.hung = 0, 0, 0
         self._eager = os.environ.get("CUDA_MODULE_LOADING") == "EAGER" if eager is None else eager
         count = int(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS)) if connections is None else connections
         self._connections = [Connection() for _ in range(count)]
@@ -223,8 +223,8 @@ class Device:
     def occupy(self, blocks: int) -> None:
         """Take multiprocessors, as soon as there are enough, or give them back."""
         with self._freed:
-            self._freed.wait_for(lambda: self._occupied + blocks <= self.limits.multiprocessors)
-            self._occupied += blocks
+            self._freed.wait_for(lambda: self.occupied + blocks <= self.limits.multiprocessors)
+            self.occupied += blocks
             self._freed.notify_all()
 
     def make_communicator(self) -> None:
@@ -234,12 +234,13 @@ class Device:
             self._made.append(now)
             while self._made[0] < now - QUICK_SECONDS:
                 self._made.popleft()
-            hangs = len(self._made) > self.limits.many and self._random.random() < self.limits.hangs
+            hangs = len(self._made) > self.limits.many and self.limits.random.random() < self.limits.hangs
             if not hangs:
                 self.communicators += 1
                 if self.communicators > self.limits.communicators:
                     raise RuntimeError("accelerator error: out of memory for communicators")
         if hangs:
+            self.hung += 1
             threading.Event().wait()
 
     def free_communicator(self) -> None:
