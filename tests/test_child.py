@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from recycle.child import Child
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -66,10 +66,5 @@ def test_a_child_ends_with_its_parent(echo: str) -> None:
     pid = int(parent.stdout.readline())
     parent.kill()
     parent.communicate()
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and Path(f"/proc/{pid}/cmdline").exists():
-        if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
-            break
-        time.sleep(0.05)
-    else:
-        assert not Path(f"/proc/{pid}").exists()
+    status = Path(f"/proc/{pid}/stat")
+    until(lambda: not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] == "Z", 10.0)

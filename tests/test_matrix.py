@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -71,3 +72,18 @@ def test_nothing_is_tested_without_environments(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(sys, "argv", ["matrix", "--folder", str(tmp_path), "--others"])
     assert matrix.main() == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_names_and_calls_that_a_version_lacks_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used, copy = tmp_path / "recycle", tmp_path / "copy" / "megatron" / "core"
+    for folder in (used, copy, tmp_path / "tests"):
+        folder.mkdir(parents=True)
+    shutil.copy(matrix.ROOT / "tests" / "types.ini", tmp_path / "tests")
+    monkeypatch.setattr(matrix, "ROOT", tmp_path)
+    (copy / "__init__.py").write_text("def kept(a): ...\n")
+    (used / "__init__.py").write_text("from megatron.core import gone, kept\nkept(1)\nkept()\n")
+    found = matrix.misfits(matrix.Environment("new", Path(sys.executable), tmp_path / "copy"), tmp_path)
+    assert sorted(found) == [
+        'recycle/__init__.py:1: error: Module "megatron.core" has no attribute "gone"',
+        'recycle/__init__.py:3: error: Missing positional argument "a" in call to "kept"',
+    ]

@@ -18,6 +18,7 @@ from recycle.job import Job
 from recycle.job.profile import Profile
 from recycle.job.shape import Worker
 from recycle.plans import PlanLibrary
+from tests.waiting import until
 
 TINY = """
 [shape]
@@ -133,10 +134,7 @@ def test_ctrl_c_keeps_what_is_planned(tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
     )
     job = Job.load(tmp_path / "job.toml")
-    deadline = time.monotonic() + 300
-    while len(PlanLibrary(tmp_path / "plans", job).vectors()) < 5:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: len(PlanLibrary(tmp_path / "plans", job).vectors()) >= 5, 300.0)
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=120)
     assert running.returncode == 130

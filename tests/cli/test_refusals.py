@@ -10,7 +10,6 @@ from recycle import Link, Profile, Schedule, Shape
 from recycle.ir.families import FAMILIES, one_f_one_b
 from tests.cli.command import Command
 from tests.hugging_face.written import write_model
-from tests.ir.families import ANY, chunks_of
 from tests.tokens.tokenizers import WORDS, saved_tokenizer
 
 SHAPE = "[shape]\npipelines = 2\nranks = 2\nmicro_batches = 2\n"
@@ -149,11 +148,7 @@ REFUSED = [
         )
         for family in sorted(FAMILIES.keys() - {"interleaved"})
     ),
-    *(
-        (f"schedule {family} -P 2 -m 4 -V {chunks}", f"{family}: needs chunks = {chunks_of(family)}")
-        for family in sorted(FAMILIES.keys() - ANY)
-        for chunks in (3 - chunks_of(family), 3)
-    ),
+    ("schedule 1f1b -P 2 -m 4 -V 2", "1f1b: needs chunks = 1"),
     *(
         (f"simulate plan.json --times={times}", "--times", "F,I,W", "at least 0")
         for times in ("1,2", "1,2,3,4", "1,2,x", "1,2,nan", "1,2,inf", "-1,2,3", "", "1,,2")

@@ -18,6 +18,7 @@ from recycle.cli.train import end_at_termination, print_line
 from recycle.job.manifest import manifest_content, manifest_text
 from recycle.runs.logs import read_lines
 from tests.cli.command import Command, Outcome
+from tests.waiting import until
 
 EMULATED = """
 [shape]
@@ -53,9 +54,7 @@ def end_by_signal(command: Command, line: str, number: int, when: Callable[[], b
     signaled_at = [0.0]
 
     def send_signal() -> None:
-        deadline = time.monotonic() + 60
-        while not when() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(when)
         signaled_at[0] = time.monotonic()
         os.kill(os.getpid(), number)
 

@@ -20,7 +20,7 @@ from recycle.exec.faults.faults import parse_fault
 from recycle.exec.faults.kinds import KINDS, PHASES, FaultKind
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.processes.forkserver import ForkServer
-from tests.exec.runs import assert_same_training, job
+from tests.exec.runs import assert_same_training, job, of_kind
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "faults.md"
 JOB = job(
@@ -187,7 +187,7 @@ def matrix_row(name: str, struck: Sequence[str], launch: Launch, reference: RunR
         assert re.fullmatch(causes(name), cause), f"{strike}: {cause}"
         assert seconds <= limit(name) + LOAD_SECONDS, f"{strike}: {seconds} s"
         cells[phase] = f"{max(seconds, 0.0):.2f}"
-    deaths = [event for event in run.events if event["kind"] == "detected"]
+    deaths = of_kind(run, "detected")
     killed = sum(fault.startswith("kill:1.1@") for fault in faults)
     assert len(deaths) == len(strikes) + killed, f"{name}: {[(d['worker'], d['cause']) for d in deaths]}"
     return [f"`{name}`", *cells.values(), "identical"]

@@ -26,8 +26,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from recycle.cli.planner import plan_for_training
 from recycle.errors import JobError
 from recycle.exec.faults.faults import Fault, check_faults, parse_fault
@@ -35,8 +33,8 @@ from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.exec.processes.forkserver import ForkServer, last_lines
 from recycle.job import PricedJob
-from tests.exec.runs import job
-from tests.exec.sharded import stored
+from tests.exec.runs import figures, job, of_kind
+from tests.exec.sharded import last_checkpoint, require_equal
 from tests.warm import WarmProcess
 
 DEADLINE = 180.0
@@ -199,33 +197,18 @@ def run_interaction(interaction: Interaction, folder: Path, server: ForkServer) 
     calm = launch(interaction.sections, (), "calm")
     struck = launch(interaction.sections, interaction.faults, "struck")
     for name, run in (("plain", plain), ("calm", calm)):
-        lost = [f"{e['worker']} ({e['cause']})" for e in run.events if e["kind"] == "detected"]
+        lost = [f"{e['worker']} ({e['cause']})" for e in of_kind(run, "detected")]
         assert not lost, f"the {name} run lost {', '.join(lost)}"
     for name, run in (("features", calm), ("faults", struck)):
-        assert _training(run) == _training(plain), f"{name} changed losses or norms"
+        assert figures(run) == figures(plain), f"{name} changed losses or norms"
     assert struck.evaluations == calm.evaluations, "faults changed evaluations"
     assert struck.digests, "the run ended without final states"
     trained = _job(interaction.sections).train
     if trained.checkpoint_every:
-        _require_same_state(_last_checkpoint(struck), _last_checkpoint(calm))
+        require_equal(last_checkpoint(struck), last_checkpoint(calm))
     has_moved = any(event["kind"] == "layout" and event["moves"] for event in struck.events)
     if not has_moved and not trained.sharded_optimizer:  # else workers end with other layers or shards
         assert struck.digests.items() <= calm.digests.items(), "faults changed final states"
-
-
-def _last_checkpoint(run: RunResult) -> dict[str, torch.Tensor]:
-    assert run.directory is not None
-    return stored(max((run.directory / "checkpoints").glob("step-*")))
-
-
-def _require_same_state(struck: dict[str, torch.Tensor], calm: dict[str, torch.Tensor]) -> None:
-    assert struck.keys() == calm.keys(), "the checkpoints hold other tensors"
-    changed = [name for name in calm if not torch.equal(struck[name], calm[name])]
-    assert not changed, f"faults changed the checkpoint's {', '.join(changed)}"
-
-
-def _training(run: RunResult) -> list[tuple[int, float, float]]:
-    return [(line["step"], line["loss"], line["grad_norm"]) for line in run.metrics]
 
 
 def outcome_of(interaction: Interaction, deadline: float = DEADLINE) -> str:

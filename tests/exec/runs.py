@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,14 @@ def kinds(result: RunResult) -> list[str]:
     return [event["kind"] for event in result.events]
 
 
+def of_kind(result: RunResult, kind: str) -> list[dict[str, Any]]:
+    """The run's events of a kind."""
+    return [event for event in result.events if event["kind"] == kind]
+
+
 def only(result: RunResult, kind: str) -> dict[str, Any]:
     """The run's only event of a kind."""
-    (event,) = (event for event in result.events if event["kind"] == kind)
+    (event,) = of_kind(result, kind)
     return event
 
 
@@ -76,7 +82,7 @@ def assert_same_training(run: RunResult, reference: RunResult) -> None:
 
 def deaths(result: RunResult) -> list[tuple[str, str]]:
     """(worker, cause) of every death that was detected."""
-    return [(event["worker"], event["cause"]) for event in result.events if event["kind"] == "detected"]
+    return [(event["worker"], event["cause"]) for event in of_kind(result, "detected")]
 
 
 def live_workers(result: RunResult) -> list[int]:
@@ -104,6 +110,18 @@ def processes_writing_below(path: str) -> list[int]:
         except OSError:
             continue
     return result
+
+
+def listening(pid: int | str) -> set[tuple[str, int]]:
+    """Addresses and TCP ports on which a process listens, as the kernel has them."""
+    sockets = set()
+    with suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                sockets.add(os.readlink(entry.path))
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()]
+    places = (row[1].split(":") for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets)
+    return {(".".join(map(str, bytes.fromhex(address)[::-1])), int(port, 16)) for address, port in places}
 
 
 def heavy_libraries(pid: int) -> set[str]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
 from safetensors import safe_open
 
-from recycle.exec.launch.launcher import RunResult
+from recycle.exec import RunResult
 from recycle.exec.model.stored_tensors import piece_of
 from recycle.exec.model.weights import SHARED_WEIGHT
 from recycle.job import PricedJob
+from tests.exec.runs import figures
 
 
 def sharded(config: PricedJob, copies: int = 2) -> PricedJob:
@@ -21,11 +21,6 @@ def sharded(config: PricedJob, copies: int = 2) -> PricedJob:
     return config.with_sections(
         train=msgspec.structs.replace(config.train, sharded_optimizer=True, optimizer_copies=copies)
     )
-
-
-def bits(result: RunResult) -> list[tuple[Any, ...]]:
-    """What must not depend on how the state is held."""
-    return [(line["step"], line["loss"], line["grad_norm"]) for line in result.metrics]
 
 
 def joined(states: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -54,5 +49,18 @@ def stored(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def require_equal(result: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
-    assert result.keys() == wanted.keys()
-    assert [name for name in wanted if not torch.equal(result[name], wanted[name])] == []
+    assert result.keys() == wanted.keys(), "other tensors"
+    changed = [name for name in wanted if not torch.equal(result[name], wanted[name])]
+    assert not changed, f"other bits of {', '.join(changed)}"
+
+
+def last_checkpoint(run: RunResult) -> dict[str, torch.Tensor]:
+    """All tensors of a run's last checkpoint."""
+    assert run.directory is not None
+    return stored(max((run.directory / "checkpoints").glob("step-*")))
+
+
+def require_same_run(run: RunResult, wanted: RunResult) -> None:
+    """The losses, the norms and the last checkpoint are equal, to the bit."""
+    assert figures(run) == figures(wanted)
+    require_equal(last_checkpoint(run), last_checkpoint(wanted))

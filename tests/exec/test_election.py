@@ -17,6 +17,7 @@ from recycle.exec.leader.actions import Persist
 from recycle.exec.protocol import Commit, Cursor, Evaluated, GenerationRecord, Progress, RunInfo, Verified
 from recycle.job.sections import MembershipSection
 from tests.exec.etcd_server import EtcdServer, keys
+from tests.waiting import until
 
 LIVE = ["0.0", "1.0"]
 COMMIT = Commit(4, 0.1 + 0.2, 5e-324, 1.0, "staggered", "barrier", [0.1, math.inf])
@@ -101,10 +102,7 @@ def test_role_ends_with_its_lease_and_another_agent_may_have_it(own_etcd: EtcdSe
     time.sleep(3.0)
     assert not old.is_lost
     own_etcd.thaw()
-    deadline = time.monotonic() + SOON
-    while not (old.is_lost and new.campaign(address(1))):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: old.is_lost and new.campaign(address(1)))
     with pytest.raises(RoleLost):
         old.persist(Persist(CURSOR))
     old.resign()

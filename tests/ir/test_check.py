@@ -396,12 +396,3 @@ def test_random_programs_never_make_the_checker_raise(rng: random.Random) -> Non
     assert lower(schedule).columns is not None
     with contextlib.suppress(ScheduleError):
         assert timeline_of(schedule).makespan >= 0
-
-
-def test_the_first_thousand_findings_of_a_rule_are_listed_and_the_others_counted() -> None:
-    flood = Schedule.from_text(Shape(1, 2, 2), {"0.0": "0F0 " * 5000 + "0F1 0B0 0B1", "0.1": RANK_1.replace(",", " ")})
-    findings = check(flood)
-    assert len(findings) == 1000
-    assert findings.more == {"duplicate": 3999}
-    assert (findings.number("error"), findings.number("warning")) == (4999, 0)
-    assert summary(findings)[-1] == ("duplicate", "0.0", 1000, "0F0.0")

@@ -9,7 +9,6 @@ import pytest
 
 from recycle import Profile, Schedule, ScheduleError, Shape, check, lower, simulate
 from recycle.ir.families import one_f_one_b
-from recycle.ir.formats import chrome_trace
 from recycle.ir.lower import buckets_of, with_barrier
 from tests.ir.random_schedules import random_schedule
 
@@ -25,11 +24,6 @@ def in_buckets(schedule: Schedule, buckets: int) -> Schedule:
 def lowered() -> Schedule:
     """1F1B of two pipelines, each stage reduced in three buckets; worker 0.0 ends with the parts of 0W0.2."""
     return lower(in_buckets(one_f_one_b(TWO), 3))
-
-
-def test_a_chrome_trace_holds_the_lowered_buckets(lowered: Schedule) -> None:
-    text = "".join(chrome_trace.dumps(in_buckets(one_f_one_b(TWO), 3), SLOW_REDUCE))
-    assert chrome_trace.loads(text.encode()) == lowered
 
 
 def test_the_last_backward_is_split_and_each_bucket_is_summed_while_the_next_is_computed(lowered: Schedule) -> None:

@@ -18,7 +18,7 @@ from recycle.exec.launch.launcher import RunResult, train
 from tests.cli.command import Command
 from tests.exec.agents import Cluster
 from tests.exec.etcd_server import ETCD, EtcdServer
-from tests.exec.runs import lines_of
+from tests.exec.runs import lines_of, live_workers, of_kind
 from tests.warm import warm_children
 
 pytestmark = pytest.mark.process
@@ -71,7 +71,7 @@ def calm(survive: Survive) -> RunResult:
 
 
 def live(result: RunResult) -> list[int]:
-    return [line["live_workers"] for line in result.metrics]
+    return live_workers(result)
 
 
 def printed(result: RunResult, worker: str, what: str = "step") -> dict[int, float]:
@@ -108,7 +108,7 @@ def test_survivors_continue_in_their_processes_after_a_death(
     result = survive(job(), f"kill:1.1@2.{phase}", "--dropout=0.1", "--evaluate=2")
     assert live(result)[2:] == ([3] * 4 if step == 2 and phase != "commit" else [4, 3, 3, 3])
     assert result.losses == calm.losses
-    assert [event["worker"] for event in result.events if event["kind"] == "detected"] == ["1.1"]
+    assert [event["worker"] for event in of_kind(result, "detected")] == ["1.1"]
     assert all(printed(result, "0.1")[later] == pytest.approx(calm.losses[later], rel=1e-6) for later in (1, 4, 5))
     assert printed(result, "0.1", EVALUATION) == pytest.approx(printed(calm, "0.1", EVALUATION), rel=1e-6)
 
@@ -124,7 +124,7 @@ def test_a_returning_process_copies_the_state_of_a_peer(survive: Survive, calm: 
 @pytest.mark.soak
 def test_an_iteration_whose_gradient_is_not_finite_is_repeated(survive: Survive, calm: RunResult) -> None:
     result = survive(job(), "nan:1.1@2", "--dropout=0.1")
-    assert [event["step"] for event in result.events if event["kind"] == "undone"] == [2]
+    assert [event["step"] for event in of_kind(result, "undone")] == [2]
     assert result.losses == calm.losses
 
 

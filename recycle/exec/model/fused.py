@@ -86,7 +86,7 @@ def stay_on_device(part: torch.nn.Module) -> None:
                 module.__class__ = staying  # type: ignore[assignment]
         if isinstance(module, Router):
             stop_loss_logs(module)
-            if module.config.moe_router_enable_expert_bias and "expert_bias" not in module._parameters:
+            if module.config.moe_router_enable_expert_bias and "expert_bias" not in module._parameters:  # noqa: SLF001
                 module.balance()
 
 

@@ -26,7 +26,7 @@ from recycle.exec.processes.forkserver import ForkServer
 from recycle.job import Job
 from tests.exec.accelerator.struck import Hostile, over
 from tests.exec.fault_matrix import JOB
-from tests.exec.runs import Run, assert_same_training, calm_run
+from tests.exec.runs import Run, assert_same_training, calm_run, of_kind
 
 APART = 4
 """Steps from one kill to the next."""
@@ -48,14 +48,14 @@ def soak(kills: int, launch: Run, seed: int = 1) -> tuple[int, int]:
     hostile = over(Hostile, msgspec.structs.replace(JOB, train=train_section), form_timeout=FORM_TIMEOUT)
     run = launch(hostile, APART * kills, *faults)
     assert_same_training(run, calm_run(JOB, launch, APART * kills))
-    struck = Counter(event["worker"] for event in run.events if event["kind"] == "fault")
-    deaths = [event for event in run.events if event["kind"] == "detected"]
+    struck = Counter(event["worker"] for event in of_kind(run, "fault"))
+    deaths = of_kind(run, "detected")
     dead = Counter(event["worker"] for event in deaths)
     assert dead <= struck
     assert struck.total() - dead.total() <= 0.02 * kills + 1  # two kills of a worker may strike the same process
     assert {event["cause"] for event in deaths} == {"killed by SIGKILL"}
     assert struck.total() > 0.9 * kills - 1  # some workers are dead already
-    return dead.total(), sum(event["kind"] == "generation" for event in run.events)
+    return dead.total(), len(of_kind(run, "generation"))
 
 
 def main() -> None:

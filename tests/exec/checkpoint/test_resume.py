@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
@@ -36,6 +35,7 @@ from tests.exec.runs import (
     processes_writing_below,
 )
 from tests.exec.sharded import require_equal, stored
+from tests.waiting import until
 from tests.warm import start_recycle
 
 EVERY = {"checkpoint_every": 3, "checkpoint_keep": 9}
@@ -262,10 +262,7 @@ def test_next_launcher_continues_after_a_killed_one(emulated: RunResult, launch:
     (tmp_path / "job.toml").write_text(slow.to_toml())
     with (tmp_path / "output").open("wb") as output:
         launcher = start_recycle(("train", "job.toml", "--steps", "12", "--run", "run"), tmp_path, output)
-    deadline = time.monotonic() + 120
-    while "is complete" not in (tmp_path / "output").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: "is complete" in (tmp_path / "output").read_text(), 120.0)
     launcher.kill()
     assert launcher.wait(30) == -signal.SIGKILL
     launch(slow, 12, directory=tmp_path / "run", resume=True)

@@ -26,9 +26,10 @@ from tests.exec.runs import (
     figures,
     job,
     live_workers,
+    only,
     processes_writing_below,
 )
-from tests.exec.sharded import bits, sharded
+from tests.exec.sharded import sharded
 
 RUN_STEPS = 7
 MEMBERSHIP = {"heartbeat": 0.1, "dead_after": 3.0}
@@ -82,7 +83,7 @@ def test_cut_without_messages_warns_and_cut_between_hosts_fences_one_of_them(
     run = launch(job(4, 3, 2, model={"seconds_per_unit": 0.015}, **sections), steps, *faults)
     one_stage = job(4, 1, 2, model={"layers": 6}, **sections)  # emulated losses do not depend on the number of stages
     assert run.losses == launch(one_stage, steps).losses
-    (warning,) = (event["message"] for event in run.events if event["kind"] == "warning")
+    warning = only(run, "warning")["message"]
     assert re.fullmatch(
         r"worker (1\.0|3\.2) is cut off from worker (1\.0|3\.2); training continues, because .*",
         warning,
@@ -120,7 +121,7 @@ PARTS = sharded(JOB)
 def reference(launch: Run) -> RunResult:
     """The run without faults, which has the losses and norms of replicated state."""
     calm = calm_run(PARTS, launch, STEPS)
-    assert bits(calm) == bits(calm_run(JOB, launch, STEPS))
+    assert figures(calm) == figures(calm_run(JOB, launch, STEPS))
     return calm
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tests.cli.command import Command
 from tests.exec.agents import Cluster, start_command
 from tests.exec.etcd_server import EtcdServer, keys
 from tests.exec.runs import Run, calm_run, job, processes_writing_below
+from tests.waiting import until
 from tests.warm import start_recycle
 
 pytestmark = pytest.mark.process
@@ -55,10 +55,7 @@ def start(etcd: EtcdServer, tmp_path: Path) -> Iterator[Start]:
     yield begin
     for cluster in clusters:
         cluster.end()
-    deadline = time.monotonic() + 10
-    while processes_writing_below(str(tmp_path / "run")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not processes_writing_below(str(tmp_path / "run"))
+    until(lambda: not processes_writing_below(str(tmp_path / "run")))
 
 
 def assert_same_training(cluster: Cluster, launch: Run, steps: int = STEPS, of: Job | None = None) -> None:

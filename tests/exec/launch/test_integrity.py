@@ -17,7 +17,7 @@ from recycle.exec.launch.launcher import RunResult
 from recycle.ir.families import one_f_one_b
 from recycle.job import PricedJob
 from recycle.job.sections import IntegritySection
-from tests.exec.runs import Run, calm_run, figures, job, kinds, only
+from tests.exec.runs import Run, calm_run, figures, job, kinds, of_kind, only
 from tests.exec.sharded import sharded
 
 STEPS = 10
@@ -261,7 +261,7 @@ def test_faulty_worker_is_found_and_its_effects_are_rolled_back(scenario: Scenar
     assert run.evaluations == calm.evaluations
     if not (scenario.copies and scenario.restored):
         assert final_states(run) == final_states(calm)
-    events = {kind: [event for event in run.events if event["kind"] == kind] for kind in kinds(run)}
+    events = {kind: of_kind(run, kind) for kind in kinds(run)}
     corrupt = events.get("corrupt", [])
     for event, (steps, workers) in zip(corrupt, scenario.corrupt, strict=True):
         assert (event["step"] in steps, event["workers"]) == (True, workers.split())
@@ -325,7 +325,7 @@ def test_with_one_copy_only_parameters_have_something_to_be_compared_with(launch
     config = compared(3, "emulated", {"every": 2}, 1, **EVERY_OTHER)
     run = launch(config, STEPS, "flip=kernel:1.1@5")
     assert figures(run) == figures(calm_run(config, launch, STEPS))
-    warnings = [event["message"] for event in run.events if event["kind"] == "warning"]
+    warnings = [event["message"] for event in of_kind(run, "warning")]
     assert sum("only parameters are compared" in text for text in warnings) == 1
-    assert {tuple(event["workers"]) for event in run.events if event["kind"] == "corrupt"} == {("1.1",)}
+    assert {tuple(event["workers"]) for event in of_kind(run, "corrupt")} == {("1.1",)}
     assert "restored" in kinds(run)

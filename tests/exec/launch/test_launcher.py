@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +22,8 @@ from recycle.exec.processes.forkserver import ForkServer
 from recycle.job import price
 from recycle.runs.logs import read_lines, read_logs
 from tests.conftest import Servers
-from tests.exec.runs import Run, heavy_libraries, job, kinds, processes_writing_below
+from tests.exec.runs import Run, heavy_libraries, job, kinds, live_workers, of_kind, processes_writing_below
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -47,7 +47,7 @@ def test_job_without_a_planner_gets_the_commands_planner(launch: Run, servers: S
     config, fault = job(2, 2, 2), "kill:1.1@1"
     alone = train(config, tmp_path / "run", steps=STEPS, faults=[parse_fault(fault)], server=servers["emulated"])
     assert alone.losses == launch(config, STEPS, fault, planner=plan_for_training).losses
-    assert [line["live_workers"] for line in alone.metrics] == [4, 3, 3]
+    assert live_workers(alone) == [4, 3, 3]
 
 
 def test_a_directory_that_holds_a_run_is_not_overwritten(launch: Run, tmp_path: Path) -> None:
@@ -80,14 +80,9 @@ class _StrikeAtStart(Observer):
         self.log, self._sent = directory / "logs" / f"{worker}.log", sent
 
     def waiting(self, what: str) -> None:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            result = processes_writing_below(str(self.log))
-            if result:
-                self.log.write_text("about to load the weights\n")
-                os.kill(result[0], self._sent)
-                return
-            time.sleep(0.001)
+        until(lambda: processes_writing_below(str(self.log)))
+        self.log.write_text("about to load the weights\n")
+        os.kill(processes_writing_below(str(self.log))[0], self._sent)
 
 
 def test_a_worker_that_dies_while_starting_ends_the_run_with_its_last_lines(launch: Run, tmp_path: Path) -> None:
@@ -136,8 +131,8 @@ def test_a_run_ends_and_finds_deaths_at_once_though_its_fork_server_stands_still
         server=server,
     )
     assert run.losses == reference.losses
-    assert [line["live_workers"] for line in run.metrics] == [6, 6, 6, 5, 4, 4]
-    assert {event["worker"]: event["cause"] for event in run.events if event["kind"] == "detected"} == {
+    assert live_workers(run) == [6, 6, 6, 5, 4, 4]
+    assert {event["worker"]: event["cause"] for event in of_kind(run, "detected")} == {
         "1.1": "killed by SIGKILL",
         "0.0": "ended with exit code 1",
     }
@@ -225,10 +220,7 @@ def test_no_process_outlives_a_launcher_that_is_interrupted_or_killed(
     output, errors = launcher.communicate(timeout=30)
     assert launcher.returncode == code
     assert "Traceback" not in errors
-    deadline = time.monotonic() + 10
-    while any(_alive(pid) for pid in family) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not [pid for pid in family if _alive(pid)]
+    until(lambda: not any(map(_alive, family)))
     assert set(os.listdir("/dev/shm")) <= shared
     with (tmp_path / "run" / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"step": 99, "lo')  # a line that the end cut short

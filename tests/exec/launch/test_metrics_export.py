@@ -23,6 +23,7 @@ from recycle.runs.exporter import exposition
 from recycle.runs.metrics import RUN_METRICS
 from recycle.runs.read_report import RunReader
 from tests.exec.runs import Run, job
+from tests.waiting import until
 
 parser = pytest.importorskip("prometheus_client.parser")
 pytestmark = pytest.mark.process
@@ -186,11 +187,8 @@ def test_metrics_end_with_the_run_and_wait_for_its_files(tmp_path: Path) -> None
     assert scrape(port) == {}  # job.toml is not written yet
     (tmp_path / "job.toml").write_text(config.to_toml())
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 3, "time": 1.0, "loss": 0.5}) + "\n")
-    deadline = time.monotonic() + 20
-    while not (found := scrape(port)):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    assert value(found, "recycle_loss") == 0.5
+    until(lambda: scrape(port))
+    assert value(scrape(port), "recycle_loss") == 0.5
     export.close()
     with pytest.raises(URLError, match="refused"):
         scrape(port)

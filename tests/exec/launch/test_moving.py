@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from safetensors.torch import load_file
 
 from recycle import Worker
 from recycle.cli.planner import plan_for_training
@@ -22,8 +21,8 @@ from recycle.job.sections import IntegritySection
 from recycle.solve.planner import plan
 from tests.exec.accelerator.struck import named
 from tests.exec.accelerator.transport import Simulated
-from tests.exec.runs import Run, calm_run, figures, job, kinds
-from tests.exec.sharded import require_equal, sharded, stored
+from tests.exec.runs import Run, calm_run, figures, job, kinds, of_kind, only
+from tests.exec.sharded import last_checkpoint, require_equal, require_same_run, sharded
 
 pytestmark = pytest.mark.process
 
@@ -81,25 +80,6 @@ class AwaitsLayout(Observer):
         self._pause = min(8.0, 2 * self._pause)
 
 
-def last_folder(result: RunResult) -> Path:
-    assert result.directory is not None
-    folder = max((result.directory / "checkpoints").glob("step-*"))
-    assert (folder / "manifest.json").is_file()
-    return folder
-
-
-def final_state(result: RunResult) -> dict[str, bytes]:
-    """What the last checkpoint of a run holds whose hosts have all of their stages, by name."""
-    files = sorted(last_folder(result).glob("*.safetensors"))
-    tensors = {name: tensor for path in files for name, tensor in load_file(path).items()}
-    return {name: tensor.contiguous().view(-1).numpy().tobytes() for name, tensor in tensors.items()}
-
-
-def assert_same(struck: RunResult, calm: RunResult) -> None:
-    assert figures(struck) == figures(calm)
-    assert final_state(struck) == final_state(calm)
-
-
 def calm_of(config: PricedJob, launch: Run, steps: int | None = None) -> RunResult:
     """The run without moves, shards and faults; by default up to the first checkpoint."""
     train = msgspec.structs.replace(config.train, sharded_optimizer=False, optimizer_copies=2)
@@ -111,26 +91,24 @@ def calm_of(config: PricedJob, launch: Run, steps: int | None = None) -> RunResu
 
 def require_as_calm(result: RunResult, config: PricedJob, launch: Run, steps: int | None = None) -> None:
     calm = calm_of(config, launch, steps)
-    if not config.train.sharded_optimizer:
-        assert_same(result, calm)
-        return
-    assert figures(result) == figures(calm)
-    if config.grid.tensor_parallel == 1:
-        require_equal(stored(last_folder(result)), stored(last_folder(calm)))
+    if config.train.sharded_optimizer and config.grid.tensor_parallel > 1:
+        assert figures(result) == figures(calm)
+    else:
+        require_same_run(result, calm)
 
 
 def moved(result: RunResult) -> list[int]:
     """Steps with which layers moved, each once."""
-    return sorted({event["step"] for event in result.events if event["kind"] == "moved"})
+    return sorted({event["step"] for event in of_kind(result, "moved")})
 
 
 def layouts(result: RunResult) -> list[dict[str, Any]]:
-    return [event for event in result.events if event["kind"] == "layout"]
+    return of_kind(result, "layout")
 
 
 def is_of_units(result: RunResult, step: int) -> bool:
     """Whether all shards that were copied for the generation that began with a step are of units."""
-    events = (event for event in result.events if event["kind"] == "moved" and event["step"] == step)
+    events = (event for event in of_kind(result, "moved") if event["step"] == step)
     return all(" of layer " in name or " of the " in name for event in events for name in event["shards"])
 
 
@@ -214,20 +192,20 @@ def test_layers_move_and_no_bit_changes(scenario: Scenario, is_sharded: bool, la
     require_as_calm(result, config, launch)
     assert "restored" not in kinds(result)
     dead = {fault.split(":")[1].split("@")[0].partition("t")[0] for fault in faults if fault.startswith("kill")}
-    assert {event["worker"] for event in result.events if event["kind"] == "detected"} <= dead
+    assert {event["worker"] for event in of_kind(result, "detected")} <= dead
     moves = [event["step"] for event in layouts(result) if event["moves"]]
     first, last = scenario.away
     assert first <= moves[0] <= last
     assert set(moves) <= set(moved(result))
     if scenario.back:
         assert is_sharded or moved(result)[-1] == scenario.back
-        assert [event["step"] for event in result.events if event["kind"] == "rejoined"] == [scenario.back]
+        assert [event["step"] for event in of_kind(result, "rejoined")] == [scenario.back]
     if is_sharded:
         assert is_of_units(result, moves[0])
-        reported = [set(event["further_deaths"]) for event in result.events if event["kind"] == "shards"]
+        reported = [set(event["further_deaths"]) for event in of_kind(result, "shards")]
         assert not scenario.back or (reported[0], reported[-1]) == ({1}, {1})
     elif len(dead) == 2 and not scenario.back and "rejoin" not in scenario.faults:  # re-routed without any copy
-        second = [event["step"] for event in result.events if event["kind"] == "detected"][1]
+        second = [event["step"] for event in of_kind(result, "detected")][1]
         assert second not in moved(result)
 
 
@@ -247,7 +225,7 @@ def test_killed_re_routed_moved_re_joined_and_moved_back(launch: Run, chunks: in
     assert (returns["moves"], returns["returned"], returns["step"]) == (True, ["1.1"], back)
     periods = {line["step"]: line["period"] for line in struck.metrics}
     assert layout["period"] <= periods[back - 1] < layout["period_before"]  # with the barrier it is a little longer
-    event = next(event for event in struck.events if event["kind"] == "moved")
+    event = of_kind(struck, "moved")[0]
     assert event["bytes"] == 8 * 9 * (event["units"][1] - event["units"][0])
 
 
@@ -263,12 +241,9 @@ def test_differing_hosts_restore_a_state_from_before_a_move(launch: Run, kind: s
     struck = launch(config, 24, *faults, observer=AwaitsLayout())
     require_as_calm(struck, config, launch)
     assert {step for step in moved(struck) if step < 13} > {0}
-    (corrupt,) = (event for event in struck.events if event["kind"] == "corrupt")
+    corrupt = only(struck, "corrupt")
     assert (corrupt["workers"], corrupt["step"], corrupt["bits"][0]["bit"]) == ([], 16, 20)
-    assert (
-        "restored the state after step -1"
-        in [event for event in struck.events if event["kind"] == "undone"][-1]["cause"]
-    )
+    assert "restored the state after step -1" in of_kind(struck, "undone")[-1]["cause"]
 
 
 @pytest.mark.soak
@@ -279,9 +254,9 @@ def test_a_checkpoint_of_one_layout_is_read_into_another(launch: Run, tmp_path: 
     twice = launch(config, 2 * STEPS)
     launch(config, STEPS, schedule=own, directory=tmp_path / "away")
     on = train(config, tmp_path / "away", steps=2 * STEPS, planner=plan_for_training, resume=True)
-    assert_same(on, twice)
+    require_same_run(on, twice)
     launch(config, STEPS, directory=tmp_path / "back")
-    assert_same(train(config, tmp_path / "back", steps=2 * STEPS, schedule=own, resume=True), twice)
+    require_same_run(train(config, tmp_path / "back", steps=2 * STEPS, schedule=own, resume=True), twice)
 
 
 @pytest.mark.soak
@@ -307,4 +282,4 @@ def test_early_end_during_a_move_keeps_the_state_before_the_move(is_sharded: boo
     )
     assert "corrupt" not in kinds(result)
     assert (result.events[-1]["kind"], result.events[-1]["checkpoint"]) == ("stopped", "step-00000019")
-    assert final_state(result) == final_state(calm)
+    require_equal(last_checkpoint(result), last_checkpoint(calm))

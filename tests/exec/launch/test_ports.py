@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -16,23 +14,12 @@ from recycle.exec.ports import MOST_CHOICES, kernel_ports, listen_within, refusa
 from recycle.exec.transport.plugin import transport_named
 from tests.exec.agents import Cluster
 from tests.exec.etcd_server import EtcdServer
-from tests.exec.runs import Run, calm_run, job, processes_writing_below
+from tests.exec.runs import Run, calm_run, job, listening, processes_writing_below
 
 LOW, HIGH = kernel_ports()
 HALF = (HIGH + 1 - LOW) // 4 * 2
 PORTS = LOW + HALF // 2, LOW + HALF // 2 + HALF // 20
 STEPS = 30
-
-
-def listening(pid: int) -> set[int]:
-    """The TCP ports on which a process listens, as the kernel has them."""
-    sockets = set()
-    with suppress(OSError):
-        for entry in os.scandir(f"/proc/{pid}/fd"):
-            with suppress(OSError):
-                sockets.add(os.readlink(entry.path))
-    rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()]
-    return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
 
 
 @pytest.mark.process
@@ -42,9 +29,12 @@ def test_agents_and_workers_listen_within_the_range_only(etcd: EtcdServer, launc
     config = job(2, 2, 2, membership=limits, cluster={"workers_per_node": 2})
     cluster = Cluster(tmp_path, config, etcd, "ports", "--steps", f"{STEPS}", "--fault", "kill:1.1@4")
 
+    def ports_of(pid: int) -> set[int]:
+        return {port for _, port in listening(pid)}
+
     def ports() -> Iterator[tuple[bool, set[int]]]:
-        yield from ((False, listening(agent.pid)) for agent in cluster.agents.values())
-        yield from ((True, listening(pid)) for pid in processes_writing_below(str(tmp_path / "run" / "logs")))
+        yield from ((False, ports_of(agent.pid)) for agent in cluster.agents.values())
+        yield from ((True, ports_of(pid)) for pid in processes_writing_below(str(tmp_path / "run" / "logs")))
 
     try:
         for node in range(2):

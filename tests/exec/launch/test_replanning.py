@@ -16,7 +16,7 @@ from recycle.ir.instruction import Forward, Send
 from recycle.ir.lower import lower
 from recycle.job import PricedJob
 from recycle.solve.planner import plan_for_training
-from tests.exec.runs import Run, job
+from tests.exec.runs import Run, job, of_kind
 
 STEPS = 36
 
@@ -98,7 +98,7 @@ def forwards(schedule: Schedule, worker: Worker) -> int:
 
 
 def replanned(run: RunResult) -> list[dict[str, Any]]:
-    return [event for event in run.events if event["kind"] == "replanned"]
+    return of_kind(run, "replanned")
 
 
 def test_micro_batches_leave_a_slow_worker_and_return_and_no_bit_changes(launch: Run, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_messages_leave_a_slow_link_and_no_bit_changes(launch: Run, tmp_path: Pa
     )
     reference = free(launch, 18)
     assert (run.losses, run.digests, run.undone) == (reference.losses, reference.digests, [])
-    slow = {(e["worker"], e["peer"]): e["factor"] for e in run.events if e["kind"] == "slow-link"}
+    slow = {(e["worker"], e["peer"]): e["factor"] for e in of_kind(run, "slow-link")}
     assert slow == {("1.0", "1.1"): pytest.approx(5, rel=0.3), ("1.1", "1.0"): pytest.approx(5, rel=0.3)}
     away = next(e for e in replanned(run) if "messages from 1.0 to 1.1" in e["cause"])
     assert away["step"] > 1 + 8 // 2

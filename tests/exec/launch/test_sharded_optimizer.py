@@ -25,8 +25,8 @@ from recycle.ir.lower import with_barrier
 from recycle.job import PricedJob
 from recycle.plans.plan import with_updates_of
 from tests.exec.launch.test_optimizers import MIXED_OPTIMIZERS
-from tests.exec.runs import Run, calm_run, figures, job, kinds
-from tests.exec.sharded import joined, require_equal, sharded, stored
+from tests.exec.runs import Run, calm_run, figures, job, kinds, of_kind
+from tests.exec.sharded import joined, require_equal, require_same_run, sharded
 
 STEPS = 3
 """Runs with the same calm run."""
@@ -117,12 +117,7 @@ def emulated() -> PricedJob:
 
 
 def require_as_calm(result: RunResult, config: PricedJob, launch: Run) -> None:
-    wanted = calm_run(config, launch, FAULTY)  # in which every host has all
-    assert figures(result) == figures(wanted)
-    assert result.directory is not None
-    assert wanted.directory is not None
-    folder = f"checkpoints/step-{FAULTY - 1:08d}"
-    require_equal(stored(Path(result.directory) / folder), stored(Path(wanted.directory) / folder))
+    require_same_run(result, calm_run(config, launch, len(result.metrics)))  # in which every host has all
 
 
 @pytest.mark.process
@@ -147,7 +142,7 @@ def test_deaths_change_no_bit(faults: tuple[str, ...], launch: Run) -> None:
     assert kinds(result).count("restored") == 0
     if faults:
         assert kinds(result).count("detected") >= 1
-        shards = [event for event in result.events if event["kind"] == "moved"]
+        shards = of_kind(result, "moved")
         assert shards, "the survivors own the dead worker's shards"
         assert all(event["shards"] and event["bytes"] > 0 for event in shards)
 
@@ -157,7 +152,7 @@ def test_last_hosts_own_all_shards_until_a_rejoin(launch: Run) -> None:
     faults = ("kill:0.0@2", "kill:1.0@4", "rejoin:0.0@6")
     result = launch(sharded(emulated()), FAULTY, *faults)
     require_as_calm(result, emulated(), launch)
-    reported = [event["further_deaths"] for event in result.events if event["kind"] == "shards"]
+    reported = [event["further_deaths"] for event in of_kind(result, "shards")]
     assert reported == [[1, 1], [0, 1], [1, 1], [0, 1], [1, 1]], "survivors copy while training continues"
 
 
@@ -171,9 +166,9 @@ def test_run_resumed_with_shards_survives_two_simultaneous_deaths(launch: Run) -
         sharded(config), FAULTY, "kill:0.0@6.gather", "kill:2.0@6.step", directory=Path(begun.directory), resume=True
     )
     assert figures(result)[-FAULTY // 2 :] == figures(wanted)[-FAULTY // 2 :]
-    assert next(event["further_deaths"] for event in result.events if event["kind"] == "shards") == [1]
+    assert of_kind(result, "shards")[0]["further_deaths"] == [1]
     assert result.metrics[-1]["live_workers"] == 2
-    restored = [event["checkpoint"] for event in result.events if event["kind"] == "restored"]
+    restored = [event["checkpoint"] for event in of_kind(result, "restored")]
     assert restored == ["step-00000003"], "only the start of the run reads a checkpoint"
 
 
@@ -185,9 +180,9 @@ def test_a_shard_without_an_owner_comes_from_the_checkpoint(launch: Run) -> None
     # The checkpoint of step 3 is complete before step 5 begins, since the run had ended with it.
     result = launch(alone, FAULTY, "kill:1.1@5", directory=Path(begun.directory), resume=True)
     require_as_calm(result, emulated(), launch)
-    assert "step-00000003" in {event["checkpoint"] for event in result.events if event["kind"] == "restored"}
-    assert {tuple(event["further_deaths"]) for event in result.events if event["kind"] == "shards"} == {(0, 0)}
-    assert any("optimizer_copies = 1" in event["message"] for event in result.events if event["kind"] == "warning")
+    assert "step-00000003" in {event["checkpoint"] for event in of_kind(result, "restored")}
+    assert {tuple(event["further_deaths"]) for event in of_kind(result, "shards")} == {(0, 0)}
+    assert any("optimizer_copies = 1" in event["message"] for event in of_kind(result, "warning"))
     with pytest.raises(RunError, match=r"shard \d of stage 1's optimizer state has no live host left after step 1"):
         launch(alone, FAULTY, "kill:1.1@2")
 
@@ -259,26 +254,17 @@ def in_pieces(config: PricedJob, copies: int) -> PricedJob:
     return parts.with_sections(train=msgspec.structs.replace(parts.train, copy_bytes=PIECE))
 
 
-def require_same(result: RunResult, config: PricedJob, launch: Run) -> None:
-    wanted = calm_run(config, launch, COPY_STEPS)
-    assert figures(result) == figures(wanted)
-    assert "restored" not in kinds(result)
-    assert result.directory is not None
-    assert wanted.directory is not None
-    folder = f"checkpoints/step-{COPY_STEPS - 1:08d}"
-    require_equal(stored(Path(result.directory) / folder), stored(Path(wanted.directory) / folder))
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.process
 @pytest.mark.slow
 def test_copies_come_in_pieces_and_then_the_stage_bears_another_death(precision: str, launch: Run) -> None:
     config = gpt(3, precision)
     result = launch(in_pieces(config, 2), COPY_STEPS, "kill:1.0@1.forward", "kill:0.0@12.step")
-    require_same(result, config, launch)
-    reported = [(event["step"], event["further_deaths"]) for event in result.events if event["kind"] == "shards"]
+    require_as_calm(result, config, launch)
+    assert "restored" not in kinds(result)
+    reported = [(event["step"], event["further_deaths"]) for event in of_kind(result, "shards")]
     assert [deaths for _, deaths in reported] == [[1], [0], [1], [0]]
-    moved = [event for event in result.events if event["kind"] == "moved" and event["step"] < 12]
+    moved = [event for event in of_kind(result, "moved") if event["step"] < 12]
     assert {(event["worker"], event["source"]) for event in moved} == {("0.0", "2.0"), ("2.0", "0.0")}
     assert all(event["while_running"] for event in moved)
     pieces = max(event["bytes"] for event in moved) / PIECE
@@ -309,7 +295,8 @@ def test_death_of_source_or_target_restarts_the_copy_without_changing_bits(
 ) -> None:
     config = gpt(4, precision)
     result = launch(in_pieces(config, 3), COPY_STEPS, *faults)
-    require_same(result, config, launch)
-    reported = [event["further_deaths"] for event in result.events if event["kind"] == "shards"]
+    require_as_calm(result, config, launch)
+    assert "restored" not in kinds(result)
+    reported = [event["further_deaths"] for event in of_kind(result, "shards")]
     assert reported[0] == [2]
     assert reported[1] == [1]

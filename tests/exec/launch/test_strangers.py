@@ -17,7 +17,7 @@ from recycle.exec.launch.trackers import Observer
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.job import PricedJob
 from recycle.job.shape import Worker
-from tests.exec.runs import Run, calm_run, job, processes_writing_below
+from tests.exec.runs import Run, calm_run, job, listening, of_kind, processes_writing_below
 
 STEPS = 30
 VICTIM = "1.1"
@@ -70,28 +70,11 @@ def test_worker_declared_dead_changes_nothing_on_its_return(
     monkeypatch.setattr(LocalProcesses, "kill", unreachable)
     run = launch(slow, STEPS, observer=observer, directory=tmp_path)
     assert observer.back
-    assert [event["cause"] for event in run.events if event["kind"] == "detected"] == ["no heartbeat for 2 s"]
+    assert [event["cause"] for event in of_kind(run, "detected")] == ["no heartbeat for 2 s"]
     assert run.losses == reference(launch)
     assert VICTIM not in run.digests
     rows = [json.loads(line) for line in (tmp_path / "logs" / f"{VICTIM}.trace.jsonl").read_text().splitlines()]
     assert {row["generation"] for row in rows} == {1}
-
-
-def listening(pid: int | str) -> list[tuple[str, int]]:
-    """Addresses that a process listens on over IPv4."""
-    inodes = set()
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            inodes.add(os.readlink(f"/proc/{pid}/fd/{name}").removeprefix("socket:[").rstrip("]"))
-        except OSError:
-            continue
-    result = []
-    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "0A" and fields[9] in inodes:
-            address, _, port = fields[1].partition(":")
-            result.append((socket.inet_ntoa(bytes.fromhex(address)[::-1]), int(port, 16)))
-    return result
 
 
 class _Stranger(Observer):
@@ -99,7 +82,7 @@ class _Stranger(Observer):
 
     def __init__(self, directory: Path) -> None:
         self._logs, self._noise = directory / "logs", random.Random(0)
-        self._before = set(listening("self"))  # of earlier tests
+        self._before = listening("self")  # of earlier tests
         self.ports: list[tuple[str, int]] = []
         self._open: list[socket.socket] = []
 
@@ -129,7 +112,7 @@ def test_garbage_at_any_port_of_the_run_changes_nothing(slow: PricedJob, launch:
     assert len(stranger.ports) >= 5
     assert {address for address, _ in stranger.ports} == {"127.0.0.1"}
     assert run.losses == reference(launch)
-    assert [event["worker"] for event in run.events if event["kind"] == "detected"] == ["0.0"]
+    assert [event["worker"] for event in of_kind(run, "detected")] == ["0.0"]
 
 
 def test_nothing_that_comes_over_the_network_is_unpickled() -> None:

@@ -22,7 +22,7 @@ from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.model.tensor_ranks import begin_reduce_scatter, ensure_parallel_state, gather_sequences
 from recycle.exec.processes.forkserver import ForkServer
 from recycle.exec.transport.base import TransportError
-from tests.exec.runs import Run, figures, job, kinds
+from tests.exec.runs import Run, deaths, figures, job, kinds, live_workers, of_kind, only
 
 STEPS = 5
 
@@ -67,10 +67,10 @@ def test_killed_tensor_rank_removes_its_worker_and_keeps_the_bits(
     assert_same_bits(
         result, RunResult(healthy.metrics, digests={w: d for w, d in healthy.digests.items() if w != "0.0"})
     )
-    assert [line["live_workers"] for line in result.metrics] == [4, 3, 3, 3, 3]
-    detected = [(event["worker"], event["cause"]) for event in result.events if event["kind"] == "detected"]
+    assert live_workers(result) == [4, 3, 3, 3, 3]
+    detected = deaths(result)
     assert detected == [("1.1", "tensor rank 1 killed by SIGKILL"), ("0.0", "tensor rank 0 killed by SIGKILL")]
-    assert {event["worker"] for event in result.events if event["kind"] == "rejoined"} == {"1.1"}
+    assert {event["worker"] for event in of_kind(result, "rejoined")} == {"1.1"}
     logs = sorted(path.name for path in (tmp_path / "run" / "logs").iterdir())
     assert [name for name in logs if name.startswith("1.1")] == ["1.1.log", "1.1.trace.jsonl", "1.1t1.log"]
 
@@ -100,9 +100,9 @@ def test_hung_tensor_rank_is_detected(launch: Run) -> None:
     reference = launch(job(2, 2, 2), STEPS)
     result = launch(tested_job, STEPS, "hang:0.1t2@1", "rejoin:0.1@3")
     assert result.losses == reference.losses
-    (detected,) = [event for event in result.events if event["kind"] == "detected"]
+    detected = only(result, "detected")
     assert (detected["worker"], detected["cause"]) == ("0.1", "tensor rank 2: no heartbeat for 3 s")
-    assert [line["live_workers"] for line in result.metrics] == [4, 3, 3, 4, 4]
+    assert live_workers(result) == [4, 3, 3, 4, 4]
     assert set(result.digests) == {"0.0", "0.1", "1.0", "1.1"}
     assert result.digests["0.1"] == result.digests["1.1"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ from recycle.exec.planning.planning import PlanService
 from recycle.exec.processes.processes import Waker
 from recycle.job import PricedJob
 from recycle.solve.planner import plan_for_training
-from tests.exec.runs import Run, job, kinds
+from tests.exec.runs import Run, job, kinds, of_kind
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -69,11 +69,7 @@ class Answers:
 
     def wait_for(self, question: Question) -> Planned:
         """The answer, once it is there."""
-        deadline = time.monotonic() + 60
-        while question not in self.planned:
-            assert time.monotonic() < deadline
-            self.poll()
-            time.sleep(0.01)
+        until(lambda: self.poll() or question in self.planned)
         return self.planned[question]
 
     def plan(self, *failed: Worker) -> PreparedPlan:
@@ -195,6 +191,6 @@ def test_losses_stay_the_same_when_three_workers_die_after_all_planner_processes
     run = launch(JOB, 5, "kill:0.0@3", "kill:1.1@3", "kill:2.0@3", observer=_Strike(started, 1))
     assert run.losses == reference.losses
     assert len(started) >= 3  # the one that is asked has been replaced
-    assert [event["worker"] for event in run.events if event["kind"] == "detected"] != []
+    assert of_kind(run, "detected")
     assert run.metrics[-1]["live_workers"] == 3
     assert "warning" not in kinds(run)

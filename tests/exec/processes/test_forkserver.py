@@ -6,22 +6,16 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from recycle import RunError
 from recycle.exec.processes.forkserver import ForkServer, WorkerProcess
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def wait_until_forked(server: ForkServer, process: WorkerProcess) -> None:

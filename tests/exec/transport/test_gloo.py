@@ -29,6 +29,7 @@ from recycle.job.shape import Shape, Worker
 from recycle.plans.shards import owners_of
 from tests.exec.accelerator.device import Device
 from tests.exec.accelerator.transport import OwnDevice
+from tests.waiting import until
 
 PAIR = lower(one_f_one_b(Shape(1, 2, 8)))
 FIRST, LAST = PAIR.live
@@ -71,11 +72,11 @@ def test_sent_tensor_is_released_after_its_arrival(pair: Pair) -> None:
 
 
 def _await_release(kept: list[weakref.ref[torch.Tensor]], transport: GlooTransport) -> None:
-    deadline = time.monotonic() + LATE
-    while any(tensor() is not None for tensor in kept):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    def are_released() -> bool:
         transport._drop_sent(-2)  # as the next transfer does
+        return all(tensor() is None for tensor in kept)
+
+    until(are_released)
 
 
 @pytest.mark.parametrize("end", ["source", "receiver"])
@@ -158,10 +159,7 @@ def test_bucket_is_summed_before_its_hosts_wait_for_it(make: Callable[..., Group
         transport.begin([], 0)
         first, second = torch.full((3,), place + 1.0, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
         transport.reduce(0, [first], 0)
-        deadline = time.monotonic() + LATE
-        while not bool((first == 6.0).all()):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        until(lambda: bool((first == 6.0).all()))
         second += first[0] * (place + 1)
         transport.reduce(0, [second])
         return first, second

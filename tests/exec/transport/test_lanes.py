@@ -6,7 +6,6 @@ The workers are threads of this process, with a simulated device each (tests/exe
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -33,6 +32,7 @@ from tests.exec.accelerator.device import Device, Limits
 from tests.exec.accelerator.transport import OwnDevice
 from tests.exec.keys import KeyServer
 from tests.exec.sharing import shared_plan
+from tests.waiting import until
 
 MESSAGE = ((4,), torch.float32)
 SOON, LATE = 0.1, 20.0
@@ -80,13 +80,6 @@ class Process:
             elif isinstance(instruction, Send):
                 self.transport.send(instruction, torch.ones(4))
         self.transport.settle()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LATE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 Start = Callable[..., dict[Worker, Process]]

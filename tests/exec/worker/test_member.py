@@ -30,6 +30,7 @@ from recycle.exec.protocol import (
 )
 from recycle.exec.worker.member import FormingKeys, GenerationOver, Member, MemberState
 from tests.exec.keys import KeyServer
+from tests.waiting import until
 
 SOON = 10.0
 COMMIT = Commit(3, 1.5, 0.25, 1.0)
@@ -146,10 +147,7 @@ class Process:
         assert record.generation == generation
 
     def await_interrupts(self, count: int) -> None:
-        deadline = time.monotonic() + SOON
-        while self.interrupts < count:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        until(lambda: self.interrupts >= count)
 
 
 @pytest.fixture

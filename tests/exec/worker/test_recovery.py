@@ -25,7 +25,7 @@ from recycle.job.shape import Worker
 from recycle.plans import schedule_hash
 from recycle.plans.hosting import Hosts
 from recycle.runs.logs import plan_file
-from tests.exec.runs import Run, assert_same_training, calm_run, job, kinds
+from tests.exec.runs import Run, assert_same_training, calm_run, job, kinds, live_workers, of_kind
 
 STEPS = 7
 
@@ -48,7 +48,7 @@ def test_kill_changes_no_bit_and_logs_its_events(emulated: Job, launch: Run) -> 
     assert_same_training(run, calm_run(emulated, launch, STEPS))
     assert_plans_pass_check(run, emulated)
     assert kinds(run) == ["generation", "fault", "detected", "generation", "recovered"]
-    assert [line["live_workers"] for line in run.metrics] in ([6] * 3 + [5] * 4, [6] * 4 + [5] * 3)
+    assert live_workers(run) in ([6] * 3 + [5] * 4, [6] * 4 + [5] * 3)
     assert "1.1" not in run.digests
 
 
@@ -140,7 +140,7 @@ def test_proposal_carries_the_plan_if_its_file_cannot_be_written(
     run = launch(job(2, 2, 2), 4, "kill:1.1@1", directory=tmp_path)
     assert len(run.losses) == 4
     assert list((tmp_path / "plans").iterdir()) == []
-    assert len([event for event in run.events if event["kind"] == "warning"]) == 2
+    assert len(of_kind(run, "warning")) == 2
 
 
 def test_plan_is_read_from_the_proposal_or_a_late_file_and_checked(tmp_path: Path) -> None:

@@ -18,7 +18,16 @@ from recycle.ir.formats.run_trace import read_trace
 from recycle.ir.lower import with_barrier
 from recycle.job import PricedJob
 from recycle.runs.logs import log_path, read_lines
-from tests.exec.runs import Run, assert_same_training, calm_run, job, kinds, processes_writing_below
+from tests.exec.runs import (
+    Run,
+    assert_same_training,
+    calm_run,
+    job,
+    kinds,
+    live_workers,
+    of_kind,
+    processes_writing_below,
+)
 
 STEPS = 7
 FAR = {"clip": 1e9}
@@ -45,7 +54,7 @@ def modes(run: RunResult) -> list[str]:
 
 def undone(run: RunResult) -> list[tuple[int, int]]:
     """(step, number of workers) of undone steps."""
-    return [(event["step"], event["count"]) for event in run.events if event["kind"] == "undone"]
+    return [(event["step"], event["count"]) for event in of_kind(run, "undone")]
 
 
 def test_staggered_steps_have_the_bits_of_the_barrier(launch: Run) -> None:
@@ -135,7 +144,7 @@ def test_uncommitted_step_is_undone_by_all_live_workers_that_made_it(
     assert undone(run) == [(3, undoing)]
     assert kinds(run).count("detected") == 1 + len(also)
     assert modes(run) == ["barrier", "staggered", "staggered", "barrier", "staggered", "staggered", "staggered"]
-    assert [line["live_workers"] for line in run.metrics] == [6] * 3 + [5 - len(also)] * 4
+    assert live_workers(run) == [6] * 3 + [5 - len(also)] * 4
 
 
 def test_worker_may_die_after_its_last_step_and_rejoin_at_the_next(emulated: PricedJob, launch: Run) -> None:
@@ -144,7 +153,7 @@ def test_worker_may_die_after_its_last_step_and_rejoin_at_the_next(emulated: Pri
     reference = with_barriers(launch, emulated)
     assert_same_training(run, reference)
     assert run.digests == reference.digests
-    assert [(event["worker"], event["step"]) for event in run.events if event["kind"] == "rejoined"] == [("1.1", 4)]
+    assert [(event["worker"], event["step"]) for event in of_kind(run, "rejoined")] == [("1.1", 4)]
     assert {line["live_workers"] for line in run.metrics[4:]} == {6}
 
 
@@ -178,4 +187,4 @@ def test_unexpectedly_large_norm_undoes_the_step_and_clips_its_repetition(
     assert modes(run) == ["barrier" if step in (0, *clipped) else "staggered" for step in range(STEPS)]
     assert run.undone == [step for step in clipped if step]
     assert {count for _, count in undone(run)} == {4}
-    assert all("must be clipped" in event["cause"] for event in run.events if event["kind"] == "undone")
+    assert all("must be clipped" in event["cause"] for event in of_kind(run, "undone"))
