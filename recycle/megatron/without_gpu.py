@@ -33,7 +33,7 @@ def without_gpu() -> Iterator[None]:
     cuda: Any = torch.cuda
     cuda.current_device = lambda: torch.device("cpu")
     cuda.synchronize = lambda *_: None
-    cuda.Stream = cuda.current_stream = lambda *_: _NoStream()
+    cuda.Stream = cuda.current_stream = lambda *_, **__: _NoStream()
     cuda.stream = lambda stream: contextlib.nullcontext()
     cuda.get_rng_state, cuda.set_rng_state = lambda *_: torch.zeros(0), lambda *_: None
     with _CudaMeansCpu():
