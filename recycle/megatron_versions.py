@@ -271,6 +271,7 @@ def _dispatched(accepts: Callable[[Any], bool], own: Callable[..., Any], others:
 
 def share_random_generator() -> None:
     """Make all tensor ranks' draws come from the current random generator, instead of a generator for each region."""
+    import torch
     from megatron.core.tensor_parallel import random
 
     class SharedGenerator(random.CudaRNGStatesTracker):  # type: ignore[misc]
@@ -497,14 +498,32 @@ def gloo_group(store: Any, rank: int, size: int, device: Any, timeout: float) ->
     return gloo(store, rank, size, options)
 
 
-def nccl_group(store: Any, rank: int, size: int, timeout: float) -> Any:
-    """Form a NCCL group on the current GPU; `timeout` in seconds."""
+def nccl_group(store: Any, rank: int, size: int, timeout: float, device: Any, ctas: int | None) -> Any:
+    """Form a NCCL group on the current GPU, with one communicator and one high-priority stream for everything.
+
+    Args:
+        timeout: in seconds.
+        ctas: most thread blocks of an operation; None for NCCL's own choice.
+    """
     import torch
 
     nccl: Any = torch.distributed.ProcessGroupNCCL
     options = nccl.Options()
     options._timeout = timedelta(seconds=timeout)
-    return nccl(store, rank, size, options)
+    options.is_high_priority_stream = True
+    if ctas is not None:
+        options.config.max_ctas = ctas
+    group = nccl(store, rank, size, options)
+    group.eager_connect_single_device(device)  # else torch makes a communicator for each pair
+    return group
+
+
+def nccl_has_failed(group: Any) -> bool:
+    """Whether torch has seen an asynchronous error of the group; False where torch (before 2.7) does not tell."""
+    from torch._C import _distributed_c10d
+
+    get_error = getattr(group, "get_error", None)
+    return get_error is not None and get_error() != _distributed_c10d.ErrorType.SUCCESS
 
 
 def set_timeout(group: Any, seconds: float) -> None:

@@ -332,6 +332,7 @@ class RunInfo(Value, kw_only=True):
     faults: list[str]
     started: float
     resume: bool = False
+    transport: str = ""
 
 
 # Messages of a process.

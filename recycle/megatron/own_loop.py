@@ -110,10 +110,6 @@ class Session:
         return self.worker.pipeline == 0 if peers is None else peers.is_first_host(self.worker)
 
     @property
-    def is_attached(self) -> bool:
-        return self._script is not None
-
-    @property
     def copies_state(self) -> bool:
         """Whether this process has returned, and gets its state from a peer at its first step."""
         return not self._process.is_first

@@ -66,8 +66,6 @@ def run(script: Path, arguments: Sequence[str]) -> None:
         try:
             runpy.run_path(str(script), run_name="__main__")
         except AssertionError as error:  # Megatron-LM's way to refuse arguments
-            if current.is_attached:
-                raise
             traceback.print_exc()
             raise RunError(f"{script.name}: {first_line(error)}") from None
 
@@ -92,6 +90,10 @@ def require_fit(script: str, args: Any, job: Job) -> None:
                 f"{script}: its arguments give {what} {value}, the job has {key} = {wanted}; change one of them"
             )
     settings = [name for name in _REFUSED if getattr(args, name, None)]
+    batches = ("global_batch_size", "micro_batch_size")
+    settings += [
+        f"eval_{name}" for name in batches if getattr(args, f"eval_{name}", None) not in (None, getattr(args, name))
+    ]
     settings += ["cuda_graph_impl"] if getattr(args, "cuda_graph_impl", "none") != "none" else []
     settings += ["dataloader_type"] if args.dataloader_type == "external" else []
     if settings:
@@ -143,11 +145,9 @@ class _Reader:
 class _Consumed:
     """The samples before the run's iterations 0, which a returning process takes over from a peer."""
 
-    def __init__(self, training: Any) -> None:
-        self._training = training
-        self._args = args = training.get_args()
-        step = args.iteration
-        self._before = {name: getattr(args, name) - count for name, count in self._counts(step).items()}
+    def __init__(self, args: Any) -> None:
+        self._args = args
+        self._before = {name: getattr(args, name) - count for name, count in self._counts(args.iteration).items()}
 
     def _counts(self, step: int) -> dict[str, int]:
         args, evaluations = self._args, 0
@@ -156,11 +156,7 @@ class _Consumed:
         return {
             "consumed_train_samples": step * args.global_batch_size,
             "consumed_valid_samples": evaluations * args.global_batch_size,
-            "num_floating_point_operations_so_far": step * self._operations(),
         }
-
-    def _operations(self) -> int:
-        return int(self._training.num_floating_point_operations(self._args, self._args.global_batch_size))
 
     def at(self, step: int) -> dict[str, int]:
         return {name: self._before[name] + count for name, count in self._counts(step).items()}
@@ -227,7 +223,7 @@ class _Pretraining:
             training.initialize_megatron = lambda *given, **named: initialize_megatron(
                 *given, **named, allow_no_cuda=True
             )
-            training.set_jit_fusion_options = lambda: None
+            training.set_jit_fusion_options = lambda **_: None
             if hasattr(initialize, "fused_kernels"):
                 initialize.fused_kernels.load = lambda args: None
 
@@ -276,9 +272,8 @@ class _Pretraining:
         training, args = self._training, self._training.get_args()
         with self._alone():
             train, valid, test = training.build_train_valid_test_data_loaders(provider)
-        # Megatron asks rank 0, which has the datasets that processes of middle stages do not have.
+        # Middle stages have no datasets; Megatron asks rank 0 for these flags.
         args.do_train, args.do_valid = args.train_iters > 0, args.eval_iters > 0
-        args.do_test = args.do_valid and (test is not None or train is None)
         iterators = []
         for loader, position in (
             (train, args.consumed_train_samples),
@@ -311,7 +306,8 @@ class _Pretraining:
         from megatron.core.distributed import finalize_model_grads
         from megatron.core.utils import get_model_config
 
-        args, samples, consumed = self._training.get_args(), self._samples_of(data), _Consumed(self._training)
+        args, samples = self._training.get_args(), self._samples_of(data)
+        consumed = _Consumed(args)
         get_model_config(model[0]).finalize_model_grads_func = finalize_model_grads
 
         def iterator_of(pipeline: int) -> Any:
@@ -323,11 +319,12 @@ class _Pretraining:
         args.iteration = args.curr_iteration = next(self._steps)
         vars(args).update(consumed.at(args.iteration))
         self._samples_of(valid).position = args.consumed_valid_samples
-        self._session.set_alone(
-            True
-        )  # for collectives at the start of `train`, which peers of a returning process do not make
+        self._session.set_alone(True)  # peers of a returning process make no collectives at the start of `train`
         result = self._originals["train"](forward_step, model, optimizer, scheduler, data, valid, *others, **named)
         next(self._steps, None)
+        is_tested = torch.tensor(int(args.do_test))
+        torch.distributed.broadcast(is_tested, 0)
+        args.do_test = bool(is_tested)
         return result
 
     def train_step(

@@ -192,7 +192,15 @@ def run_worker(text: str) -> None:
         hooks.append(StateComparison(job, stages, updates, member.send, tensor_rank))
     deadline, set_waiting = job.train.checkpoint_deadline, member.progress.set_waiting
     saver = Saver(
-        checkpoints, process.name, stages, updates.all_at, member.send, tensor_parallel, deadline, set_waiting
+        checkpoints,
+        process.name,
+        stages,
+        updates.all_at,
+        member.send,
+        tensor_parallel,
+        deadline,
+        set_waiting,
+        reserves=job.train.checkpoint_every > 0,
     )
     hooks += [saver, *process.trace()]
     if job.evaluation.every:
