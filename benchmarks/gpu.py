@@ -401,7 +401,7 @@ def nccl_groups(device: torch.device) -> dict[str, Any]:
         began = time.perf_counter()
         if began - first > NCCL_SECONDS:
             break
-        groups = [nccl_group(dist.PrefixStore(f"{turn}/{lane}", store), 0, 1, 30.0) for lane in range(2)]
+        groups = [nccl_group(dist.PrefixStore(f"{turn}/{lane}", store), 0, 1, 30.0, device, 4) for lane in range(2)]
         for group in groups:
             tensor = torch.full((1024,), float(turn), device=device)
             group.allreduce([tensor]).wait()
