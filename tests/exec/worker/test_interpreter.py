@@ -101,7 +101,7 @@ class Streamed(Device):
 
     def __init__(self) -> None:
         super().__init__(eager=True)
-        self.main, self.side = self.compute, self.stream("side")
+        self.main, self.side = self.compute, self.draw()
 
     @contextmanager
     def on_other_stream(self, tensors: object) -> Iterator[None]:
