@@ -18,6 +18,7 @@ STILL = "[times]\nforward = 0\nbackward_input = 0\nbackward_weight = 0\n"
 PLAN = one_f_one_b(Shape(1, 2, 2)).dumps()
 TEXTS = {
     "job.toml": EMULATED,
+    "v.toml": EMULATED.replace("ranks = 2", 'ranks = 2\nchunks = 2\nplacement = "v"'),
     "wide.toml": EMULATED.replace("ranks = 2", "ranks = 2\ntensor_parallel = 2"),
     "still.toml": SHAPE + STILL,
     "sharded.toml": f"{SHAPE}[train]\nsharded_optimizer = true\n",
@@ -209,11 +210,18 @@ BY_RUNS = [
     ("agent job.toml -- ./missing.py", "./missing.py: cannot be run", "after --"),
     ("agent job.toml --node 0 -- python train.py", "--node", "need --store"),
     ("agent wide.toml -- python train.py", "wide.toml", "[shape] tensor_parallel", "write 1"),
+    ("agent v.toml -- python train.py", "[shape] placement", 'write "loop"'),
     ("agent sharded.toml -- python train.py", "[train] sharded_optimizer", "set it to false"),
 ]
 
 
 JOBS = [
+    ("plan", 'placement = "v"', '[shape] placement: "v" needs chunks = 2, not 1'),
+    (
+        "plan",
+        'chunks = 2\nplacement = "v"\n[planner]\nlayout = "elastic"',
+        '[planner] layout: "elastic" needs [shape] placement = "loop", not "v"',
+    ),
     ("plan", "[planner]\nreroute = false", "micro-batches of 0.1 when it is dead; set reroute"),
     ("plan", "[times]\nbackward_input = [1, 0]", "job.toml: [times] backward_input: stage 1 takes 0"),
     ("plan", "[times]\nlink = 1e308", "job.toml: [times] link: a transfer takes 1e+308, more than 1e+12"),
