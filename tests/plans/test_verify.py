@@ -245,6 +245,13 @@ def test_changed_certificate_proves_nothing(planned, name):
     assert bound_of(changed) is None
 
 
+def test_negative_multiplier_proves_no_larger_bound(planned):
+    changed = copy.deepcopy(planned)
+    rows = [["memory", [0, 0], [0], [-1000.0]]]  # no forward is done at time 0, so its limit alone would count
+    changed["metadata"]["certificate"].update(window=99.0, bound=100.0, grid=[[0.0, 1.0, 100]], rows=rows)
+    assert bound_of(changed) is None
+
+
 def test_grid_without_end_is_cut(planned):
     changed = copy.deepcopy(planned)
     changed["metadata"]["certificate"]["grid"] = [[0.0, 1.0, 10**12]]
