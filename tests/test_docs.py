@@ -148,7 +148,7 @@ def test_the_first_commands_of_the_readme_run_as_printed(
             main(shlex.split(command, comments=True))
         assert ended.value.code == 0, command
     printed = capsys.readouterr().out
-    assert re.search(r"^0 0 1 0 +27 +29 +27 +optimal", printed, flags=re.MULTILINE)
+    assert re.search(r"^0 0 1 0 +27 +29 +27 +27 +optimal", printed, flags=re.MULTILINE)
     drawn = [path.read_text() for path in (tmp_path / "failure.svg", ROOT / "docs" / "pictures" / "failure.svg")]
     assert [re.findall("period [0-9.]+", picture) for picture in drawn] == [["period 27", "period 27"]] * 2
 
