@@ -66,8 +66,8 @@ def test_the_viewers_page_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[
     exec(compile(code, "viewer.md", "exec"), {})
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].split() == ["own", "work", "+0.00"]
-    assert printed[-2].startswith("Idle for ")
-    assert printed[-1] == "['2W0.0', '2W0.1', '2W0.2']"
+    assert printed[-2] == "-6.0"
+    assert printed[-1].startswith("Idle for ")
 
 
 def test_tests_named_by_the_support_page_exist() -> None:
