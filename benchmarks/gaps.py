@@ -133,13 +133,18 @@ def tasks(section: Section) -> Iterator[Task]:
             if Problem.from_job(task.job, task.dead).size <= LARGEST:
                 yield task
     for chunks, rows in ((1, ONE_CHUNK), (2, TWO_CHUNKS)) if section.zero_bubble else ():
-        for model, ranks, micro_batches, limit in rows:
-            *times, link, stash = ZERO_BUBBLE[model]
-            keys = ("forward", "backward_input", "backward_weight")
-            of_chunk = {key: time / chunks for key, time in zip(keys, times, strict=True)}
-            shape = (1, ranks, micro_batches)
-            case = Case(model, shape, limit, "", 0, "", of_chunk | {"link": link}, stash, chunks=chunks)
-            yield Task(f"zero-bubble-v{chunks}", case.job(), ideal=micro_batches * sum(times))
+        for row in rows:
+            yield zero_bubble_task(row, chunks)
+
+
+def zero_bubble_task(row: tuple[str, int, int, int], chunks: int) -> Task:
+    """The job of a row of `ONE_CHUNK` or `TWO_CHUNKS`."""
+    model, ranks, micro_batches, limit = row
+    *times, link, stash = ZERO_BUBBLE[model]
+    keys = ("forward", "backward_input", "backward_weight")
+    of_chunk = {key: time / chunks for key, time in zip(keys, times, strict=True)}
+    case = Case(model, (1, ranks, micro_batches), limit, "", 0, "", of_chunk | {"link": link}, stash, chunks=chunks)
+    return Task(f"zero-bubble-v{chunks}", case.job(), ideal=micro_batches * sum(times))
 
 
 def steps_of(task: Task, seconds: float) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from recycle import Worker, simulate
 from recycle.ir.families import one_f_one_b
 from recycle.job import Job, price
 from recycle.solve.planner import plan
-from viz.figures.svg import animation
+from viz.figures import svg
 from viz.lanes import LaneTable, Panel, with_common_span
 
 ROOT = Path(__file__).parent.parent
@@ -49,6 +50,27 @@ def frames() -> list[Panel]:
             Panel("Its peers run them in their gaps", LaneTable.from_timeline(after), period=after.period),
         ]
     )
+
+
+def animation(panels: Sequence[Panel], *, seconds: float = 2.5, width: int = 960) -> str:
+    """Return an endless animation of panels as SVG text, `seconds` each; all must have the same workers.
+
+    Viewers without animation show the last panel.
+    """
+    left, height = svg._gutter(panels), svg.LANE * max(panel.table.lanes for panel in panels)
+    body: list[str] = []
+    for place, panel in enumerate(panels):
+        values = ";".join("1" if frame == place else "0" for frame in range(len(panels)))
+        body.append(
+            f'<g opacity="{int(place == len(panels) - 1)}"><animate attributeName="opacity" calcMode="discrete"'
+            f' values="{values}" dur="{svg._number(seconds * len(panels))}s" repeatCount="indefinite"/>'
+        )
+        shapes = svg._panel(panel, left, svg.TOP, width - left - svg.RIGHT, height)
+        body += [part for shape in shapes for part in svg._drawn(shape)]
+        body.append("</g>")
+    legend = svg._legend(panels, left, svg.height_of([height]) - svg.LEGEND)
+    body += [part for shape in legend for part in svg._drawn(shape)]
+    return svg._document(panels, body, width, svg.height_of([height]))
 
 
 if __name__ == "__main__":

@@ -154,7 +154,14 @@ def gallery(folder: Path) -> str:
             f" [open](gallery/{name}.html) |"
         )
         about = (FAMILIES[name].__doc__ or "").strip().split("\n\n")[0].replace("\n", " ").split(" Raises ")[0]
-        pictures += [f"## {name}", "", about, "", f"[![{name}](gallery/{name}.svg)](gallery/{name}.html)", ""]
+        pictures += [
+            f"## {name} {{#family-{name}}}",
+            "",
+            about,
+            "",
+            f"[![{name}](gallery/{name}.svg)](gallery/{name}.html)",
+            "",
+        ]
     return "\n".join(
         [
             "# Gallery",

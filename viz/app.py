@@ -69,7 +69,7 @@ def build_app(
     app.server.config["SEND_FILE_MAX_AGE_DEFAULT"] = 31_536_000
     # Dash calls a callable layout on every visit, so a live run appears in its current state.
     title = sources[0].name if len(sources) == 1 else ""
-    app.layout = lambda: _layout(pages, title)
+    app.layout = lambda: _layout(pages, title, workspace)
     lanes_view.register(app, workspace.cache)
     bench.register(app, workspace.cache)
     keep_in_address(app, TABS, State(TABS, "children"))
@@ -100,11 +100,11 @@ def _index(page: Page, modules: Mapping[str, str]) -> str:
     )
 
 
-def _layout(pages: Sequence[Page], title: str) -> html.Div:
+def _layout(pages: Sequence[Page], title: str, workspace: Workspace) -> html.Div:
     tabs = [dcc.Tab(label=page.title, value=page.prefix) for page in pages]
     is_named = title and pages[0].title != title  # otherwise the first mode has this title
     heading = [html.Span("recycle", className="mark"), html.H1(title)] if is_named else [html.H1("recycle")]
-    content = [dcc.Tabs(tabs, value=pages[0].prefix, id=TABS), *bench.bench(pages, _fresh(pages[0]))]
+    content = [dcc.Tabs(tabs, value=pages[0].prefix, id=TABS), *bench.bench(pages, _fresh(pages[0]), workspace.given)]
     opened = dcc.Store(id=OPENED, data=[pages[0].prefix])
     top = html.Header([*heading], className="top")
     return html.Div([top, html.Main(content), bench.bar(), opened], className="application")

@@ -22,11 +22,14 @@ from recycle.ir.simulate import TOLERANCE, Timeline, time_graph
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
 from viz.analysis.bubbles import CAUSE_TEXTS
-from viz.analysis.memory import memory_curve
+from viz.analysis.memory import knows_bytes, memory_curve, micro_batches_held
 from viz.kinds import describe, is_schedule_work
 from viz.lane_cache import CachedLanes, TimelineContext
 from viz.lanes import Flag
-from viz.numbers import PLAN_UNIT, TimeUnit, percent, short
+from viz.numbers import PLAN_UNIT, TimeUnit, bytes_text, percent, short
+
+MAX_HELD = 24
+"""Micro-batches that are listed individually."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +116,12 @@ def worker_details(entry: CachedLanes, lane: int) -> Details:
         lines.append("has failed")
     worker, context = _worker(entry, lane), entry.context
     if worker is not None and context is not None and not table.failed[lane]:
-        peak, _, row = memory_curve(context.timeline, worker).peak
-        limit = f" of {short(context.limits[worker % len(context.limits)])}" if context.limits else ""
+        held, (_, time, row) = memory_of_workers(context)[worker], memory_curve(context.timeline, worker).peak
         setter = f", from {context.timeline.schedule.instruction(row)} on" if row >= 0 else ""
-        lines.append(f"holds at most {short(peak)}{limit} activations{setter}")
+        lines.append(f"holds at most {held}{'' if held and held.in_bytes else ' activations'}{setter}")
+        if held_then := micro_batches_held(context.timeline, worker, time):
+            omitted = f" and {len(held_then) - MAX_HELD} more" if len(held_then) > MAX_HELD else ""
+            lines.append(f"holds then: {', '.join(held_then[:MAX_HELD])}{omitted}")
     return Details(f"Worker {table.labels[lane]}", lines)
 
 
@@ -132,30 +137,34 @@ def _worker(entry: CachedLanes, lane: int) -> int | None:
 
 
 class Figure(NamedTuple):
+    """A figure of a timeline: its number in the unit of its text (a share for percents), and what it means."""
+
     name: str
     value: str
     meaning: str
+    number: float
 
 
 PERIOD = "Distance between two iterations in steady state, which throughput follows."
 MAKESPAN = "From the first start to the last end of one iteration that begins idle."
+EXECUTED = "From its first start to its last end, as executed."
 BOUND = (
     "No schedule for these failures, times and limits has a shorter period; the gap is how far this one may be above"
     " the best."
 )
-BUBBLES = "Share of the time of all live workers in which they do not compute."
-PEAK = "Most activations, in chunks, that a worker holds at a time: of all workers, the one closest to its limit."
+BUBBLES = "Share of the live workers' time in steady state in which they do not compute."
+FROM_IDLE = "The same share within the makespan of one iteration that begins and ends idle."
+PEAK = "Most memory of any worker, of all workers the one closest to its limit: in bytes where the profile states them,"
+PEAK += " else in activations of a worker's whole part of the model."
 RATIO = "Period divided by that of 1F1B with all workers, for the same times per layer."
 
 
 def headline(entry: CachedLanes) -> list[Figure]:
-    """Return the figures of cached lanes, without a makespan equal to the period; [] without a timeline."""
-    all_figures = figures(entry.context, entry.unit)
-    return [
-        figure
-        for figure in all_figures
-        if figure is all_figures[0] or (figure.name, figure.value) != ("makespan", all_figures[0].value)
-    ]
+    """Return the figures of cached lanes without those that period and bubbles repeat; [] without a timeline."""
+    shown = figures(entry.context, entry.unit)
+    value = {figure.name: figure.value for figure in shown}
+    repeats = {"makespan": "period", "bubbles from idle": "bubbles"}
+    return [figure for figure in shown if figure.value != value.get(repeats.get(figure.name, ""))]
 
 
 def figures_table(
@@ -170,27 +179,67 @@ def figures_table(
 
 
 def figures(context: TimelineContext | None, unit: TimeUnit) -> list[Figure]:
+    """Return the figures of a timeline, the same on every page and in every table."""
     if context is None:
         return []
-    timeline, limits = context.timeline, context.limits
-    bubbles = Figure("bubbles", percent(timeline.bubble_ratio), BUBBLES)
-    makespan = unit.amount(timeline.makespan)
+    timeline = context.timeline
+
+    def time(name: str, seconds: float, meaning: str, suffix: str = "") -> Figure:
+        return Figure(name, unit.text(seconds) + suffix, meaning, seconds * unit.scale)
+
+    def share(name: str, value: float, meaning: str) -> Figure:
+        return Figure(name, percent(value), meaning, value)
+
+    from_idle = timeline.bubble_ratio
     if context.executed:
-        return [Figure("makespan", makespan, "From its first start to its last end, as executed."), bubbles]
-    result = [Figure("period", unit.amount(timeline.period), PERIOD)]
+        return [time("makespan", timeline.makespan, EXECUTED), share("bubbles", from_idle, FROM_IDLE)]
+    result = [time("period", timeline.period, PERIOD)]
     if context.bound is not None:
         bound, gap = context.bound
-        above = f"gap {percent(gap)}" if gap > 1e-9 else "optimal"
-        result.append(Figure("bound", f"{unit.amount(bound)} ({above})", BOUND))
-    result.append(bubbles)
-    ranks = timeline.schedule.shape.ranks
-    peaks = [(peak, w % ranks) for w, peak in enumerate(timeline.peak_activations) if peak is not None]
-    if peaks:
-        peak, rank = max(peaks, key=lambda item: item[0] / ((limits[item[1]] or 1.0) if limits else 1.0))
-        result.append(Figure("peak memory", short(peak) + (f" of {short(limits[rank])}" if limits else ""), PEAK))
+        result.append(time("bound", bound, BOUND, f" (gap {percent(gap)})" if gap > 1e-9 else " (optimal)"))
     if usual := one_f_one_b_period(timeline):
-        result.append(Figure("1F1B", f"× {short(timeline.period / usual)}", RATIO))
-    return [*result, Figure("makespan", makespan, MAKESPAN)]
+        ratio = timeline.period / usual
+        result.append(Figure("1F1B", f"\N{MULTIPLICATION SIGN} {short(ratio)}", RATIO, ratio))
+    result.append(share("bubbles", steady_bubbles(timeline), BUBBLES))
+    if peaks := [held for held in memory_of_workers(context) if held is not None]:
+        peak = max(peaks, key=lambda held: held.amount / (held.limit or 1.0))
+        result.append(Figure("peak memory", str(peak), PEAK, peak.amount))
+    makespan = time("makespan", timeline.makespan, MAKESPAN)
+    return [*result, makespan, share("bubbles from idle", from_idle, FROM_IDLE)]
+
+
+def steady_bubbles(timeline: Timeline) -> float:
+    """Return the share of the live workers' time in steady state in which they do not compute."""
+    busy = [seconds for seconds in timeline.busy if seconds is not None]
+    return max(0.0, 1 - sum(busy) / (timeline.period * len(busy))) if busy and timeline.period else 0.0
+
+
+class HeldMemory(NamedTuple):
+    """Most memory of a worker and its limit, in bytes or in activations of a worker's whole part of the model."""
+
+    amount: float
+    limit: float | None
+    in_bytes: bool
+
+    def __str__(self) -> str:
+        text_of = bytes_text if self.in_bytes else short
+        return text_of(self.amount) + ("" if self.limit is None else f" of {text_of(self.limit)}")
+
+
+def memory_of_workers(context: TimelineContext) -> list[HeldMemory | None]:
+    """Return the memory of each worker, None for failed ones; in bytes where the profile states them."""
+    timeline, ranks = context.timeline, context.timeline.schedule.shape.ranks
+    in_bytes = knows_bytes(timeline.profile)
+    unit = 1.0 if in_bytes else 1.0 / context.chunks
+    held = timeline.peak_bytes if in_bytes else timeline.peak_activations
+    limits = (
+        [timeline.profile.capacity] * ranks if in_bytes else [*context.limits] if context.limits else [None] * ranks
+    )
+
+    def memory(peak: float, limit: float | None) -> HeldMemory:
+        return HeldMemory(peak * unit, None if limit is None else limit * unit, in_bytes)
+
+    return [None if peak is None else memory(peak, limits[w % ranks]) for w, peak in enumerate(held)]
 
 
 def one_f_one_b_period(timeline: Timeline) -> float | None:

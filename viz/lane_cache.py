@@ -37,6 +37,7 @@ from recycle.ir.simulate import Timeline, slack
 from recycle.job.shape import Worker
 from recycle.plans import Plan
 from viz.analysis.bubbles import Bubbles, DependencyIndex
+from viz.condition import Condition
 from viz.figures.boxes import box_parts
 from viz.figures.palette import (
     CHUNK_PAINTS,
@@ -93,11 +94,15 @@ def describe_table(table: LaneTable) -> dict[str, Any]:
     """Return the canvas's data besides the columns: lane names, and the drawing of each kind and mark."""
     places = {paint.key: place for place, paint in enumerate(PAINTS)}
     return {
-        "labels": table.labels,
+        "labels": [
+            f"{label} \N{MULTIPLICATION SIGN}{table.speed[str(worker)]:g}" if str(worker) in table.speed else label
+            for label, worker in zip(table.labels, table.workers, strict=True)
+        ],
         "pipelines": [worker.pipeline for worker in table.workers],
         "ranks": [worker.rank for worker in table.workers],
         "failed": np.flatnonzero(table.failed).tolist(),
         "span": table.span,
+        "halt": table.halt,
         "unit": time_unit(table),
         "by_rank": "stage" if table.shape.chunks == 1 else "rank",
         "bits": {flag.name: int(flag) for flag in Flag},
@@ -185,6 +190,8 @@ class TimelineContext:
         ids: the table's instruction id of each row of `timeline`; None if they are equal.
         executed: whether the timeline was executed; its order then follows no model of times.
         plan: the plan that was timed; None for other schedules.
+        share: a chunk's part of the times in a scenario; below 1 on pages whose schedules differ in chunks.
+        condition: slow workers and links that the times include.
     """
 
     timeline: Timeline
@@ -192,12 +199,20 @@ class TimelineContext:
     limits: Limits = None
     executed: bool = False
     plan: Plan | None = None
+    share: float = 1.0
+    condition: Condition | None = None
 
     @classmethod
     def of_plan(cls, timeline: Timeline, limits: Limits = None) -> TimelineContext:
         """Return the context of a planned timeline, with the limits of its plan, or `limits` if the plan has none."""
         plan = plan_of(timeline.schedule)
         return cls(timeline, limits=(plan.limits if plan else None) or limits, plan=plan)
+
+    @property
+    def chunks(self) -> int:
+        """Chunks in a worker's whole part of the model, the unit of memory on pages."""
+        shape = self.timeline.schedule.shape
+        return 1 if shape.cut else shape.chunks
 
     @property
     def bound(self) -> tuple[float, float] | None:
@@ -231,7 +246,7 @@ class TimelineContext:
 
     @cached_property
     def bubbles(self) -> Bubbles:
-        return Bubbles(self.timeline, self.limits)
+        return Bubbles(self.timeline, self.limits, self.chunks)
 
     def row(self, table: LaneTable, operation: int) -> int:
         instruction = int(table.instruction_id[operation])
@@ -330,6 +345,10 @@ class LaneCache:
     def get(self, digest: object) -> CachedLanes | None:
         """Return the table of a hash, or of an address with the hash; None if it was never added or was evicted."""
         return self._kept.get(str(digest).removeprefix("lanes/").removesuffix(".bin"))
+
+
+def lanes_address(digest: str) -> str:
+    return f"lanes/{digest}.bin"
 
 
 def _bytes(entry: CachedLanes) -> int:

@@ -6,9 +6,9 @@ A planned table has its timeline's times; an executed one counts from its first 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntFlag
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,13 @@ class Flag(IntFlag):
     VIOLATION = 4
 
 
+class Marks(NamedTuple):
+    """Rows of a lowered schedule that break a rule, and further rows of findings; drawn even if they take no time."""
+
+    violations: Sequence[int] = ()
+    involved: Sequence[int] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class LaneTable:
     """Operations by lane (CSR), sorted by start.
@@ -51,6 +58,7 @@ class LaneTable:
         instruction_of: instruction id -> the instruction.
         origin: time 0 in seconds since the start of the run; 0 for a plan.
         unit: "s" for times known to be seconds, "" for times in the profile's unit.
+        speed: worker -> factor on its times, of slow and fast workers.
         weight_share: the weight half's share of a whole backward, for drawing both halves.
         paired: (pipeline, micro-batch) of the backward of overlapped pairs, for each operation, zeros elsewhere; None
             in a table without pairs.
@@ -75,6 +83,7 @@ class LaneTable:
     unit: Literal["s", ""] = ""
     weight_share: float = 0.5
     halt: float | None = None
+    speed: Mapping[str, float] = field(default_factory=dict)
     paired: tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint32]] | None = None
 
     def __len__(self) -> int:
@@ -112,17 +121,16 @@ class LaneTable:
 
     @classmethod
     def from_timeline(
-        cls, timeline: Timeline, *, process_of: Mapping[Worker, Worker] | None = None, violations: Iterable[int] = ()
+        cls, timeline: Timeline, *, process_of: Mapping[Worker, Worker] | None = None, marks: Marks | None = None
     ) -> LaneTable:
         """Build the lanes of a planned iteration.
 
         Args:
             process_of: role -> process with that role, where the names differ.
-            violations: rows of `timeline.schedule` that break a rule.
         """
         schedule = timeline.schedule
         return cls._from_schedule(
-            schedule, timeline.start, timeline.end, timeline.profile, process_of, timeline.critical_path, violations
+            schedule, timeline.start, timeline.end, timeline.profile, process_of, timeline.critical_path, marks
         )
 
     def with_times_of(self, timeline: Timeline) -> LaneTable:
@@ -130,22 +138,21 @@ class LaneTable:
         rows, columns = self.instruction_id, timeline.schedule.columns
         start, end, worker = timeline.start[rows], timeline.end[rows], columns.worker[rows]
         is_drawn = ~_transfers(columns) | (timeline.end > timeline.start)
+        instants = rows[self.end <= self.start]
+        is_drawn[instants] = True
         if np.count_nonzero(is_drawn) != len(rows) or not is_drawn[rows].all() or not _is_sorted(end, start, worker):
-            marked = rows[self.has(Flag.VIOLATION)].tolist()
-            return replace(LaneTable.from_timeline(timeline, violations=marked), labels=self.labels)
+            marks = Marks(rows[self.has(Flag.VIOLATION)].tolist(), instants.tolist())
+            return replace(LaneTable.from_timeline(timeline, marks=marks), labels=self.labels)
         critical = np.zeros(len(columns), dtype=np.uint8)
         critical[list(timeline.critical_path)] = Flag.CRITICAL
         share = weight_share(timeline.profile, timeline.schedule.shape)
         flags = self.flags & ~np.uint8(Flag.CRITICAL) | critical[rows]
-        return replace(self, start=start, end=end, flags=flags, weight_share=share)
+        speed = timeline.profile.speed
+        return replace(self, start=start, end=end, flags=flags, weight_share=share, speed=speed)
 
     @classmethod
-    def until_deadlock(cls, schedule: Schedule, profile: Profile, violations: Iterable[int] = ()) -> LaneTable:
-        """Build the lanes of an order that deadlocks: timed until `halt`, then the rest of each program back to back.
-
-        Args:
-            violations: rows of the lowered schedule that break a rule.
-        """
+    def until_deadlock(cls, schedule: Schedule, profile: Profile, marks: Marks | None = None) -> LaneTable:
+        """Build the lanes of an order that deadlocks: timed until `halt`, then the programs' rests back to back."""
         graph = event_graph(lower(schedule))
         columns, nodes = graph.schedule.columns, graph.dependencies.nodes
         rows = len(columns)
@@ -160,7 +167,7 @@ class LaneTable:
         total = np.concatenate([[0.0], np.cumsum(stuck_seconds)])
         never = halt + total[:-1] - total[columns.offsets[columns.worker]]
         start, end = np.where(is_run, start, never), np.where(is_run, start + seconds, never + stuck_seconds)
-        return replace(cls._from_schedule(graph.schedule, start, end, profile, None, (), violations), halt=halt)
+        return replace(cls._from_schedule(graph.schedule, start, end, profile, None, (), marks), halt=halt)
 
     @classmethod
     def _from_schedule(
@@ -171,14 +178,15 @@ class LaneTable:
         profile: Profile,
         process_of: Mapping[Worker, Worker] | None,
         critical: Iterable[int],
-        violations: Iterable[int],
+        marks: Marks | None,
     ) -> LaneTable:
+        marks = marks or Marks()
         shape, columns = schedule.shape, schedule.columns
         failed = np.array([worker in schedule.failed for worker in shape.workers()], dtype=np.bool_)
         is_rerouted = away_from(columns, columns.worker // shape.ranks)
         flags = is_rerouted * int(Flag.REROUTED)
         flags[list(critical)] |= Flag.CRITICAL
-        flags[list(violations)] |= Flag.VIOLATION
+        flags[list(marks.violations)] |= Flag.VIOLATION
         labels = []
         for worker in shape.workers():
             process = (process_of or {}).get(worker, worker)
@@ -191,10 +199,12 @@ class LaneTable:
             start,
             end,
             flags,
+            [*marks.violations, *marks.involved],
             labels=tuple(labels),
             failed=failed,
             instruction_of=schedule.instruction,
             weight_share=weight_share(profile, shape),
+            speed=profile.speed,
         )
 
     @classmethod
@@ -220,6 +230,7 @@ class LaneTable:
             trace.start - origin,
             trace.end - origin,
             flags,
+            (),
             labels=tuple(labels),
             failed=is_dead,
             instruction_of=trace.instruction,
@@ -230,10 +241,19 @@ class LaneTable:
 
     @classmethod
     def _build(
-        cls, shape: Shape, columns: Columns, start: Floats, end: Floats, flags: npt.NDArray[Any], **attributes: Any
+        cls,
+        shape: Shape,
+        columns: Columns,
+        start: Floats,
+        end: Floats,
+        flags: npt.NDArray[Any],
+        instants: Sequence[int],
+        **attributes: Any,
     ) -> LaneTable:
-        # Receives, and sends over a free link, take no time and are not drawn.
-        drawn = np.flatnonzero(~_transfers(columns) | (end > start))
+        # Receives, and sends over a free link, take no time and are not drawn without a finding.
+        is_drawn = ~_transfers(columns) | (end > start)
+        is_drawn[list(instants)] = True
+        drawn = np.flatnonzero(is_drawn)
         keys = end[drawn], start[drawn], columns.worker[drawn]
         rows = drawn if _is_sorted(*keys) else drawn[np.lexsort(keys)]
         counts = np.bincount(columns.worker[rows], minlength=shape.worker_count)

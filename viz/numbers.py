@@ -31,6 +31,11 @@ def signed_percent(share: float) -> str:
     return f"{signed(100 * share)} %"
 
 
+def bytes_text(amount: float) -> str:
+    """Format bytes: "1.5 GB"."""
+    return f"{short(amount / 1e9)} GB"
+
+
 MAX_TICKS = 10
 
 

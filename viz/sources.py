@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from recycle.ir.check import Finding, Findings, check
 from recycle.ir.families import FAMILIES
 from recycle.ir.formats.schedule_input import ScheduleInput
 from recycle.ir.lower import lower_with_origin
+from recycle.ir.rules.rule import ProgramPosition
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, timeline_of
 from recycle.job.profile import Profile
@@ -25,7 +27,7 @@ from recycle.job.shape import Shape, Worker
 from recycle.plans import Plan
 from recycle.runs.logs import TRACE
 from viz.lane_cache import ComparedTimeline, TimelineContext, plan_of, release_memory
-from viz.lanes import LaneTable, Panel
+from viz.lanes import LaneTable, Marks, Panel
 from viz.run import Run
 from viz.run_files import describe_folder, is_run_directory, load_run, runs_in
 
@@ -40,7 +42,7 @@ class ScheduleFile:
     Attributes:
         timeline: None when the order deadlocks; `lanes` then shows it until the deadlock.
         problem: reason for a missing timeline; "" otherwise.
-        origin: row of `lanes` instructions -> row of `schedule`, -1 for instructions added by lowering; None if equal.
+        origin: row of the lowered schedule -> row of `schedule`, -1 for instructions added by lowering; None if equal.
         chunk_time: time of each of F, I and W of a chunk, if no times are stated and the page's files differ in chunks
             per worker (see `equal_work_times`); else None.
         executed: whether the timeline was executed, in seconds.
@@ -62,11 +64,12 @@ class ScheduleFile:
     def name(self) -> str:
         return self.path.name
 
-    @property
+    @cached_property
     def context(self) -> TimelineContext | None:
         if self.timeline is None:
             return None
-        return replace(TimelineContext.of_plan(self.timeline), executed=self.executed)
+        share = 1.0 if self.chunk_time is None else self.chunk_time
+        return replace(TimelineContext.of_plan(self.timeline), executed=self.executed, share=share)
 
     @property
     def plan(self) -> Plan | None:
@@ -96,15 +99,13 @@ class ScheduleFile:
 
     def _place(self, worker: str, position: int | None) -> Place:
         w, lanes = self.schedule.shape.worker_index(Worker.parse(worker)), self.lanes
-        # Transfers without duration are not drawn; take the next instruction, or the worker's last.
         operations = np.arange(lanes.offsets[w], lanes.offsets[w + 1])
         if position is None or not len(operations):
             return w, 0.0, lanes.span
         rows = lanes.instruction_id.astype(np.int64)[operations]
         rows = rows if self.origin is None else self.origin[rows]
-        later = np.flatnonzero(rows >= int(self.schedule.columns.offsets[w]) + position)
-        at = int(operations[later[rows[later].argmin()]]) if len(later) else int(operations[-1])
-        return w, float(lanes.start[at]), float(lanes.end[at])
+        at = operations[rows == int(self.schedule.columns.offsets[w]) + position]  # drawn, see `schedule_source`
+        return (w, float(lanes.start[at[0]]), float(lanes.end[at[0]])) if len(at) else (w, 0.0, lanes.span)
 
 
 def schedule_source(
@@ -114,19 +115,24 @@ def schedule_source(
     profile = profile or Profile.uniform()
     findings = check(schedule, profile=profile)
     release_memory()
-    origin, marked = None, []
+    origin, marks = None, Marks()
     if findings:
         begins, index = schedule.columns.offsets, schedule.shape.worker_index
-        placed = [(f.worker, f.position) for f in findings if f.worker is not None and f.position is not None]
-        broken = [int(begins[index(Worker.parse(worker))]) + position for worker, position in placed]
         _, origin = lower_with_origin(schedule)
-        marked = np.flatnonzero(np.isin(origin, broken)).tolist()
+
+        def rows_of(places: Iterable[Finding | ProgramPosition]) -> list[int]:
+            placed = [(p.worker, p.position) for p in places if p.worker is not None and p.position is not None]
+            broken = [int(begins[index(Worker.parse(worker))]) + position for worker, position in placed]
+            rows: list[int] = np.flatnonzero(np.isin(origin, broken)).tolist()
+            return rows
+
+        marks = Marks(rows_of(findings), rows_of(other for finding in findings for other in finding.others))
     timeline, problem = None, ""
     try:
         timeline = timeline_of(schedule, profile)
-        lanes = LaneTable.from_timeline(timeline, violations=marked)
+        lanes = LaneTable.from_timeline(timeline, marks=marks)
     except RecycleError as error:
-        lanes, problem = LaneTable.until_deadlock(schedule, profile, marked), str(error)
+        lanes, problem = LaneTable.until_deadlock(schedule, profile, marks), str(error)
     release_memory()
     return ScheduleFile(path, schedule, timeline, lanes, findings, problem, origin, left_out=tuple(left_out))
 

@@ -22,6 +22,7 @@ from recycle.job.pricing import profile_of_layout
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
 from recycle.plans import Entry, Plan, PlanLibrary, dead_roles, failure_vector, rename, require_hosts
+from viz.condition import Condition
 from viz.lane_cache import BoundedCache, TimelineContext
 from viz.lanes import LaneTable
 
@@ -41,6 +42,7 @@ class PlannedOutcome:
 
     Attributes:
         plan: in the names of the processes; live workers that it leaves idle are among its failed workers.
+        condition: slow workers and links that the times include.
         source: "library", or "planned" for a new plan.
     """
 
@@ -49,6 +51,7 @@ class PlannedOutcome:
     timeline: Timeline
     source: Source
     seconds: float
+    condition: Condition
 
     @cached_property
     def lanes(self) -> LaneTable:
@@ -60,7 +63,7 @@ class PlannedOutcome:
 
     @cached_property
     def context(self) -> TimelineContext:
-        return TimelineContext(self.timeline, limits=self.plan.limits, plan=self.plan)
+        return TimelineContext(self.timeline, limits=self.plan.limits, plan=self.plan, condition=self.condition)
 
 
 class WhatIf:
@@ -89,7 +92,8 @@ class WhatIf:
         job = None if job is None else price(job)
         self.job, self.library, self.planner, self.rerouting = job, library, planner, rerouting
         self.searcher, self.for_job = searcher, for_job
-        self._slow_workers: tuple[tuple[tuple[Worker, float], ...], WhatIf] | None = None
+        self._slowed: tuple[Condition, WhatIf] | None = None
+        self.condition = Condition()
         self.profile = job.prices if job else Profile.uniform()
         self.limits = job.limits if job else None
         self.shape = job.shape if job else self._shape_of_library()
@@ -122,22 +126,22 @@ class WhatIf:
         """Return a set of dead workers with the given failure vector."""
         return dead_roles(self.shape, vector)
 
-    def for_slow_workers(self, slow: Sequence[tuple[Worker, float]]) -> WhatIf:
-        """Return the `WhatIf` for slow workers, given with their factors; it has no library.
+    def under(self, condition: Condition) -> WhatIf:
+        """Return the `WhatIf` for the slow workers and links of a condition; with any, it has no library.
 
         Raises PlanError if no planner is available.
         """
-        if not slow:
+        slow = condition._replace(failed=frozenset())
+        if not slow.names():
             return self
         if self.job is None or self.for_job is None:
             raise PlanError("slow workers: planning needs a job file, recycle view job.toml")
-        key = tuple(slow)
         with self._lock:
-            if self._slow_workers is None or self._slow_workers[0] != key:
-                speed = self.profile.speed | {str(w): factor * self.profile.speed_of(w) for w, factor in key}
-                prices = replace(self.profile, speed=speed)
-                self._slow_workers = key, self.for_job(msgspec.structs.replace(self.job, prices=prices))
-            return self._slow_workers[1]
+            if self._slowed is None or self._slowed[0] != slow:
+                prices = slow.slow_down(self.profile, self.shape)
+                self._slowed = slow, self.for_job(msgspec.structs.replace(self.job, prices=prices))
+                self._slowed[1].condition = slow
+            return self._slowed[1]
 
     def outcome(self, failed: Iterable[Worker]) -> PlannedOutcome:
         """Return the plan without `failed`. Only one plan is made at a time.
@@ -177,7 +181,7 @@ class WhatIf:
         shape, job = plan.schedule.shape, self.job
         profile = profile_of_layout(job, self.profile, shape) if job else self.profile
         timeline = simulate(plan.schedule, profile)
-        return PlannedOutcome(failed, plan, timeline, source, time.perf_counter() - start)
+        return PlannedOutcome(failed, plan, timeline, source, time.perf_counter() - start, self.condition)
 
     def _plan(self, failed: frozenset[Worker]) -> tuple[Plan, Source]:
         vector = failure_vector(self.shape, failed)

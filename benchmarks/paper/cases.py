@@ -1,4 +1,4 @@
-"""What the comparison is made on: settings of the job files beside this one, failures at even distances; and tables."""
+"""Settings of the comparison (the job files in this folder), failures at equal intervals, and Markdown tables."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Every table of docs/measurements/comparison.md, and the page itself.
+"""Write docs/measurements/comparison.md and all of its tables.
 
     python -m benchmarks.paper.comparison [--traces DIR] [--output docs/measurements/comparison.md] [--days N]
 
-Settings are the job files beside this one, priced by the analytic model; failures are generated, or read from the
-public traces where they are at hand. Nothing here is measured on GPUs.
+Settings are the job files in this folder, priced by the analytic model. Failures are generated, or read from the
+public traces in --traces. Nothing is measured on GPUs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from recycle.systems.scenario import Scenario
 from recycle.systems.system import DoesNotFit
 
 NAMES = [*(name for name in SYSTEMS if name not in elastic.MOVING), "bamboo_1f1b_buffers"]
-"""Those that move layers have a section of their own (`elastic`)."""
+"""Systems that move layers are compared in another section (`elastic`)."""
 SHOWN = [name for name in NAMES if name != "live_migration"]
 """Columns of goodput: live migration is compared with hot spares in one sentence."""
 LADDER = ("recycle_adaptive", "recycle_decoupled", "recycle")
@@ -236,7 +236,7 @@ def calibration(folder: Path) -> str:
 
 
 def planner_times(every: dict[str, Scenario]) -> str:
-    """The plan that is there when a failure strikes unplanned: the list scheduler's, in the job's own shape."""
+    """Return the table of quick plans, which a run uses after a failure that the library does not cover."""
     rows = []
     for name, setting in every.items():
         count = max(2, round(0.05 * setting.shape.worker_count))
@@ -250,7 +250,7 @@ def planner_times(every: dict[str, Scenario]) -> str:
 
 
 def own_cells(folder: Path) -> str:
-    """The artifact's traces on throughputs of our own, and where ReCycle does not come first."""
+    """Return the table of the artifact's traces with the analytic model's throughputs, and where ReCycle is behind."""
     head, rows = ["model", "trace", "oobleck", "recycle", "checkpoint_restart"], own_profile.rows(folder)
     behind = []
     for row in rows:

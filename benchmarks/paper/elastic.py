@@ -1,10 +1,10 @@
-"""Layers that move and layers that stay: the section of docs/measurements/comparison.md on them.
+"""Compare elastic layouts with fixed ones, for a section of docs/measurements/comparison.md.
 
     python -m benchmarks.paper.elastic [SETTING ...] [--sets N] [--days N]
 
-Settings are the job files beside this one, priced by the analytic model. With dead nodes the ideal is the fault-free
-zero-bubble schedule times the share of live nodes; of each number of dead nodes it is the mean over random sets.
-Nothing here is measured on GPUs.
+Settings are the job files in this folder, priced by the analytic model. The ideal with dead nodes is the throughput of
+the fault-free zero-bubble schedule times the share of live nodes. Figures are means over random sets of dead nodes.
+Nothing is measured on GPUs.
 """
 
 from __future__ import annotations

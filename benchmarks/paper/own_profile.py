@@ -1,7 +1,7 @@
-"""The published artifact's bookkeeping on throughputs of our own: the analytic model's, simulated system by system.
+"""The published artifact's rules on throughputs that each system reaches with the analytic model.
 
-The artifact's tables were measured on GPUs of another kind, so absolute figures differ; what can be held against each
-other is how much of the throughput on 30 nodes a system keeps on a trace.
+The artifact's tables were measured on other GPUs, so absolute figures differ. Comparable is the share of the throughput
+on 30 nodes that a system keeps on a trace.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ MODELS = {
 }
 """Batches of 8,160 and 1,020 samples: the multiples of five pipelines next below the artifact's 8,192 and 1,024."""
 RULE = {"oobleck": "oobleck", "recycle": "oobleck", "checkpoint_restart": "varuna"}
-"""Whose pauses a system gets: ReCycle those of Oobleck, checkpoint-restart those of Varuna."""
+"""System -> system of the artifact with the same rule for pauses."""
 
 
 def throughputs(setting: Scenario, name: str) -> tuple[float, ...]:
-    """Samples per second of a system at 30, 29, … 15 nodes; who is dead is drawn."""
+    """Return samples per second of a system at 30, 29, … 15 nodes, with randomly chosen dead nodes."""
     system, order = KNOWN[name](setting), random.Random(0).sample(range(MOST), MOST)
     return tuple(
         system.begin(setting.all_nodes - frozenset(order[: MOST - n])).rate for n in range(MOST, LEAST - 1, -1)

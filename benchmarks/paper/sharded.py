@@ -1,11 +1,9 @@
-"""What a sharded optimizer frees on 256 and 2,048 GPUs, and what that gives: the tables of
-docs/measurements/sharding.md.
+"""Memory and throughput with a sharded optimizer on 256 and 2,048 GPUs: the tables of docs/measurements/sharding.md.
 
     python -m benchmarks.paper.sharded [--copies N]
 
-The settings are the job files beside this one, priced by the analytic model: 18b on its 256 GPUs, 145b on 2,048 in
-place of 1,536. Every system chooses its shape anew in both modes; recycle also how it steps. Nothing is measured on
-GPUs.
+Settings are the job files in this folder, priced by the analytic model: 18b on 256 GPUs, 145b on 2,048 instead of
+1,536. Each system chooses a shape in both modes, and recycle also how it steps. Nothing is measured on GPUs.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from recycle.systems.recycle import ReCycle
 from recycle.systems.scenario import Scenario
 
 OTHERS = ("hot_spare", "checkpoint_restart", "oobleck", "sample_dropping")
-"""Beside recycle: two that shard and two that do not."""
+"""Compared systems: two that shard and two that do not."""
 
 
 def jobs() -> Iterator[tuple[str, Job]]:
@@ -67,13 +65,13 @@ def main() -> None:
             row, reached = recycled(name, setting, base)
             mine.append(row)
             base = base or reached
-            beside = [f"{one.samples_per_second:.1f} ({one.layout})" for one in references(setting)]
+            others = [f"{one.samples_per_second:.1f} ({one.layout})" for one in references(setting)]
             for other in OTHERS:
                 system = SYSTEMS[other](setting)
                 state = system.begin(setting.all_nodes)
-                beside.append(f"{state.rate:.1f} ({state.layout})" if state.rate else "does not fit")
+                others.append(f"{state.rate:.1f} ({state.layout})" if state.rate else "does not fit")
                 assert copies or not copies_of(system)
-            theirs.append([name, row[2], f"{reached:.1f} ({row[3]})", *beside])
+            theirs.append([name, row[2], f"{reached:.1f} ({row[3]})", *others])
     head = ["setting", "GPUs", "optimizer state", "D x P", "steps", "bytes per parameter", "GB fixed", "activations"]
     print(table([*head, "samples/s", "of replicated"], mine))
     print(table(["setting", "optimizer state", "recycle", "1F1B", "zero-bubble", *OTHERS], theirs))

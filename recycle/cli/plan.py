@@ -104,6 +104,8 @@ def plan(
     if priced.planner.layout == "elastic" and (failures is not None or library is not None):
         what = "--library" if failures is None else "--failures"
         raise PlanError(f"plan: {what}: elastic layouts are planned for one set of dead workers: give --failed alone")
+    if failures is not None or library is not None:
+        priced = price(loaded.settled())  # all plans of a library have one placement
     processes = processes or len(os.sched_getaffinity(0))
     drifting = profile is not None and library is not None and failed is None
     if failures is None and not drifting:
@@ -156,6 +158,9 @@ def _print_plan(result: Plan, failed: list[Worker], output: Path | None) -> None
         f"{result.seconds:.1f}",
     )
     _table(("vector", "period", "makespan", "bound", "gap", "seconds"), [(_vector(result.vector), *figures)])
+    if (other := result.other_placement) is not None:
+        found = f"a period of {other.period:g} after a short search, at best {other.lower_bound:g}"
+        print(f'placement "{result.schedule.placing}"; "{other.placement}" gives {found}')
     _print_layout(result)
     if output is not None:
         print(f"{output}: written, hash {result.hash}")

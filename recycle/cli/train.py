@@ -134,7 +134,7 @@ def train(
         resume: continue from the newest complete checkpoint, in this job's shape.
         explain: check the job, print every key with its meaning and stop.
     """
-    described = Job.load(job)
+    described = Job.load(job).settled()
     own, count, faults = resolve_request(described, schedule, steps, fault, punish)
 
     if explain:
@@ -273,7 +273,7 @@ def agent(
             loads its newest checkpoint. The run directory gets a number.
         command: your own script, with recycle.megatron.session, and its arguments.
     """
-    described = Job.load(job)
+    described = Job.load(job).settled()
     if command and "/" in command[0] and shutil.which(command[0]) is None:
         raise JobError(f"{command[0]}: cannot be run: name a program, for example python, and its arguments after --")
     if command and store is None and described.membership.store == "launcher":

@@ -8,6 +8,8 @@ DualPipe's pair hides the communication of one half with the computation of the 
 section 3.2). autograd runs a backward on the stream of its forward, so the pair's forward uses the other stream. Work
 on it starts after all earlier work, and work after the pair waits for both halves. Only tensors passed to it are
 recorded on it.
+
+Copies of the state run on a separate stream (`CopyStream`), which never waits for another process.
 """
 
 from __future__ import annotations
@@ -223,6 +225,54 @@ class CudaStreams:
 
 def streams_of(device: torch.device) -> Streams | None:
     return CudaStreams(device) if device.type == "cuda" else None
+
+
+class CopyStream(Protocol):
+    """Copies between tensors, one after the other, concurrent with the computation.
+
+    A copy reads its source at some time between the last `follow` before it and the first `join` or `settle` after it.
+    """
+
+    def follow(self) -> None:
+        """Let later copies wait for all work given to the device so far."""
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None: ...
+
+    def join(self) -> None:
+        """Let later work wait for all copies so far."""
+
+    def settle(self) -> None:
+        """Wait until all copies so far have ended."""
+
+
+class HostCopies:
+    """Copies on a CPU, which have ended when `copy` returns."""
+
+    def follow(self) -> None:
+        return
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source)
+
+    join = settle = follow
+
+
+class CudaCopies(CudaStreams):
+    """Copies on a separate stream. Not yet run on a GPU."""
+
+    def follow(self) -> None:
+        self._side.wait_stream(torch.cuda.current_stream(self._device))
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        with torch.cuda.stream(self._side):
+            target.copy_(source, non_blocking=True)
+
+    def settle(self) -> None:
+        self._side.synchronize()
+
+
+def copy_stream_of(device: torch.device) -> CopyStream:
+    return CudaCopies(device) if device.type == "cuda" else HostCopies()
 
 
 class Progress:

@@ -418,9 +418,10 @@ class FaultReached(UpMessage):
 
 
 class Leaving(UpMessage):
-    """The process was asked to leave."""
+    """The process was asked to leave, or its agent asks for it, with a reason."""
 
     incarnation: int
+    reason: str = ""
 
 
 WorkerMessage = (

@@ -28,7 +28,7 @@ from recycle.ir.instruction import (
 )
 from recycle.ir.native import parse, render, words
 from recycle.job.profile import Profile
-from recycle.job.shape import MOST_BUCKETS, MicroBatch, Shape, Worker
+from recycle.job.shape import MOST_BUCKETS, MicroBatch, Placing, Shape, Worker
 
 Optimizer = Literal["staggered", "barrier"]
 Value = TypeVar("Value")
@@ -36,12 +36,14 @@ Placement = tuple[tuple[int, ...], ...]
 """The stages that each worker hosts, by worker index."""
 
 
+def placement_of(shape: Shape) -> Placement:
+    """Return the placement by the rule of the shape; nothing is placed if the shape has a cut."""
+    return tuple(map(shape.stages_of_rank, range(shape.ranks))) * shape.pipelines
+
+
 def loop_placement(shape: Shape) -> Placement:
-    """Place chunk c of rank r on stage c * P + r; place nothing if the shape has a cut."""
-    if shape.cut:
-        return ((),) * shape.worker_count
-    stages = [tuple(range(r, shape.stages, shape.ranks)) for r in range(shape.ranks)]
-    return tuple(stages[worker.rank] for worker in shape.workers())
+    """Place chunk c of rank r on stage c * P + r, whatever the rule of the shape, as files leave it out."""
+    return placement_of(replace(shape, placement="loop"))
 
 
 class _Options(TypedDict, total=False):
@@ -220,6 +222,15 @@ class Schedule:
 
     def stages_of(self, worker: Worker) -> tuple[int, ...]:
         return self.placement[self.shape.worker_index(worker)]
+
+    @property
+    def placing(self) -> Placing | None:
+        """Rule that gives the rank of each stage; None if the placement follows no rule."""
+        rules: tuple[Placing, ...] = ("loop", "v")
+        if self.shape.cut:
+            return None
+        shape, placed = self.shape, self.placement
+        return next((rule for rule in rules if placement_of(replace(shape, placement=rule)) == placed), None)
 
     def unit_runs(self, worker: Worker) -> tuple[tuple[int, int], ...]:
         """Return the units of the model that a worker hosts, as the fewest (first, end) ranges; empty without a cut."""

@@ -12,6 +12,7 @@ import tomllib
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -40,9 +41,19 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
     Attributes:
         planned_by: `module:function` that makes plans for runs without a plan library. The public API sets it, because
             this package must not import the planner.
+        placed_by: `module:function` that chooses the placement of a job that leaves it open; likewise.
     """
 
     planned_by: ClassVar[str]
+    placed_by: ClassVar[str]
+
+    def settled(self) -> Self:
+        """Return the job with a placement in place of `[shape] placement = "auto"`, the one for the fault-free plan."""
+        if self.grid.placement != AUTO:
+            return self
+        module, _, function = self.placed_by.partition(":")
+        placement = getattr(import_module(module), function)(self)
+        return msgspec.structs.replace(self, grid=msgspec.structs.replace(self.grid, placement=placement))
 
     def without_weights(self) -> Self:
         """Return the job without `[model] weights`, for processes that receive their state elsewhere."""

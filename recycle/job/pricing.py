@@ -97,11 +97,14 @@ def activation_limits(job: Sections, profile: Profile | None = None) -> list[flo
         return [float(limit)] * ranks
     if isinstance(limit, list):
         return [float(entry) for entry in limit]
-    profile, stages = profile or profile_of(job), job.shape.stages
+    profile, shape, stages = profile or profile_of(job), job.shape, job.shape.stages
     activation, room = profile.per_stage("activation", stages), byte_limit(job, profile)
     assert room is not None
-    free = [room - profile.fixed_bytes(range(r, stages, ranks), stages) for r in range(ranks)]
-    return [float(free[r] // max(max(activation[r::ranks]), 1e-30)) for r in range(ranks)]
+    limits = []
+    for hosted in map(shape.stages_of_rank, range(ranks)):
+        free = room - profile.fixed_bytes(hosted, stages)
+        limits.append(float(free // max(*(activation[stage] for stage in hosted), 1e-30)))
+    return limits
 
 
 def byte_limit(job: Sections, profile: Profile) -> float | None:

@@ -243,6 +243,21 @@ class Profile:
             links.append(link or Link(self.latency, self.bandwidth))
         return links
 
+    def scaled(self, factor: float) -> Profile:
+        """Return the profile in another unit of time: every time `factor` times as long."""
+
+        def scale(value: Any) -> Any:
+            return value and ([factor * entry for entry in value] if isinstance(value, list) else factor * value)
+
+        times = ("forward", "backward_input", "backward_weight", "reduce", "reduce_latency", "step", "gather")
+        changed = {name: scale(getattr(self, name)) for name in (*times, "overlapped_pair", "redundant_forward")}
+
+        def rate(bandwidth: float | None) -> float | None:
+            return bandwidth / factor if bandwidth and factor else None
+
+        links = {pair: Link(factor * link.latency, rate(link.bandwidth)) for pair, link in self.links.items()}
+        return replace(self, **changed, latency=factor * self.latency, bandwidth=rate(self.bandwidth), links=links)
+
     @property
     def are_peers_alike(self) -> bool:
         """Whether the workers of a stage are interchangeable: no speeds, and no link that names a pipeline."""

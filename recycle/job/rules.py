@@ -47,6 +47,14 @@ def _times(job: Sections) -> Iterator[str]:
                 yield f"[times] {key}: {place}must be finite and at least 0, got {entry}"
 
 
+def _placement(job: Sections) -> Iterator[str]:
+    grid = job.grid
+    if grid.placement != "loop" and grid.chunks != 2:
+        yield f'[shape] placement: "{grid.placement}" needs chunks = 2, not {grid.chunks}'
+    if grid.placement != "loop" and job.planner.layout == "elastic":
+        yield f'[planner] layout: "elastic" needs [shape] placement = "loop", not "{grid.placement}"'
+
+
 def _memory(job: Sections) -> Iterator[str]:
     shape, memory, limit = job.shape, job.memory, job.memory.limit
     for key, written in (("activation", memory.activation), ("static", memory.static)):
@@ -292,4 +300,4 @@ def _integrity(job: Sections) -> Iterator[str]:
         )
 
 
-_RULES = (_times, _memory, _store, _metrics, _model, _family, _parallel, _data, _train, _integrity)
+_RULES = (_times, _placement, _memory, _store, _metrics, _model, _family, _parallel, _data, _train, _integrity)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from recycle.errors import JobError
 from recycle.job.profile import PerStage
 from recycle.job.ramp import sequences_before
-from recycle.job.shape import MOST_BUCKETS, Shape
+from recycle.job.shape import MOST_BUCKETS, Placing, Shape
 
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -50,6 +50,9 @@ class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
         ranks: workers of a pipeline, P.
         micro_batches: micro-batches of each pipeline in an iteration, m; the most with `[train] rampup_batch_size`.
         chunks: stages of a worker, V; the model has P·V stages.
+        placement: ranks that host the stages. "loop": rank r hosts stages r, r + P, and so on. "v", with two chunks:
+            rank r hosts stages r and 2P - 1 - r, which needs less memory for the same speed. "auto": the one with the
+            shorter period; a library or a run takes the one for the fault-free plan.
         tensor_parallel: processes of a worker, T. Each has a T-th of the attention heads, feed-forward units and
             vocabulary, which T must divide.
         sequence_parallel: whether each of the T processes holds a T-th of every sequence where a layer does not need
@@ -61,6 +64,7 @@ class ShapeSection(Struct, frozen=True, forbid_unknown_fields=True):
     ranks: Positive
     micro_batches: Positive
     chunks: Positive = 1
+    placement: Placing | Literal["auto"] = "loop"
     tensor_parallel: Positive = 1
     sequence_parallel: bool = False
     expert_parallel: bool = False
@@ -465,10 +469,13 @@ class ClusterSection(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         workers_per_node: workers of a node. Peers of a stage are never all on one node.
         restarts: processes of a worker after its first; a worker that fails more often stays out.
+        gpu_checks (seconds): interval in which NVML is asked for the health of the GPUs, if nvidia-ml-py is installed
+            (docs/guides/cluster.md); 0 for never.
     """
 
     workers_per_node: Positive = 1
     restarts: Count = 3
+    gpu_checks: Seconds = 30.0
 
 
 class IntegritySection(Struct, frozen=True, forbid_unknown_fields=True):
@@ -584,7 +591,8 @@ class Sections(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def shape(self) -> Shape:
         grid = self.grid
-        return Shape(grid.pipelines, grid.ranks, grid.micro_batches, grid.chunks)
+        placement: Placing = "v" if grid.placement == "v" else "loop"
+        return Shape(grid.pipelines, grid.ranks, grid.micro_batches, grid.chunks, placement=placement)
 
     def named_functions(self) -> dict[str, str]:
         """Return the user's functions and classes that the job names, by key."""

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from recycle.errors import JobError
 
+Placing = Literal["loop", "v"]
+"""Rule that gives the rank of each stage."""
 MOST_BUCKETS = 64
 """Maximum number of gradient buckets per stage; with more of them latency dominates."""
 _PAIR = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
@@ -60,6 +62,8 @@ class Shape:
             the unit in which activations are counted.
         cut: units of the model in each stage, if workers host parts of different sizes; its length is the number of
             stages, and the schedule's placement maps stages to workers. Empty: P * V stages.
+        placement: "loop": chunk c of rank r is stage c * P + r. "v": chunks alternately go down and up the ranks, so
+            with two of them rank r hosts stages r and 2 P - 1 - r. Shapes that differ in this alone are equal.
 
     Raises:
         JobError: a size is not a whole number of at least 1, or is implausibly large.
@@ -70,6 +74,7 @@ class Shape:
     micro_batches: int
     chunks: int = 1
     cut: tuple[int, ...] = ()
+    placement: Placing = field(default="loop", compare=False)
 
     def __post_init__(self) -> None:
         for name in ("pipelines", "ranks", "micro_batches", "chunks"):
@@ -92,6 +97,15 @@ class Shape:
     def stages(self) -> int:
         """S = P * V, or the length of `cut`."""
         return len(self.cut) or self.ranks * self.chunks
+
+    def rank_of(self, stage: int) -> int:
+        """Return the rank that hosts a stage of a shape without a cut."""
+        chunk, place = divmod(stage, self.ranks)
+        return self.ranks - 1 - place if self.placement == "v" and chunk % 2 else place
+
+    def stages_of_rank(self, rank: int) -> tuple[int, ...]:
+        """Return the stages of a rank, one of each chunk, ascending; none with a cut."""
+        return tuple(stage for stage in range(0 if self.cut else self.stages) if self.rank_of(stage) == rank)
 
     @property
     def units(self) -> int:

@@ -200,7 +200,7 @@ class Script:
         forwards: dict[Worker, list[Instruction]] = {worker: [] for worker in peers.live}
         for stage in range(shape.stages):
             for k, j in product(range(shape.pipelines), range(shape.micro_batches)):
-                host = peers.holder(Worker(k, stage % shape.ranks))
+                host = peers.holder(Worker(k, shape.rank_of(stage)))
                 forwards[host].append(Forward(stage, MicroBatch(k, j)))
         dead = frozenset(shape.workers()) - set(peers.live)
         program = lower(forward_only(Schedule.build(shape, forwards, failed=dead))).program(self._worker)

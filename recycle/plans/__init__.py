@@ -12,7 +12,7 @@ from recycle.plans.library import (
     errors,
     plan_key,
 )
-from recycle.plans.plan import LayoutLimit, Plan, RaisedLimit, schedule_hash, with_updates_of
+from recycle.plans.plan import LayoutLimit, PlacedPeriod, Plan, RaisedLimit, schedule_hash, with_updates_of
 from recycle.plans.roles import (
     Move,
     Vector,
@@ -32,6 +32,7 @@ __all__ = [
     "Entry",
     "LayoutLimit",
     "Move",
+    "PlacedPeriod",
     "Plan",
     "PlanLibrary",
     "RaisedLimit",

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from recycle.ir.schedule import Schedule, loop_placement
+from recycle.ir.schedule import Schedule, placement_of
 from recycle.job.cut import units_of
 from recycle.job.sections import Sections
 from recycle.job.shape import Worker
@@ -52,7 +52,7 @@ class Hosts:
         """
         shape = job.shape
         if schedule is None:
-            return cls.of(job, dict(zip(shape.workers(), loop_placement(shape), strict=True)))
+            return cls.of(job, dict(zip(shape.workers(), placement_of(shape), strict=True)))
         stages = {worker: tuple(sorted(schedule.stages_of(worker))) for worker in schedule.live}
         if (by_rank := stages_by_rank(schedule)) is not None:
             stages |= {worker: by_rank[worker.rank] for worker in shape.workers() if worker.rank in by_rank}

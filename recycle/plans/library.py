@@ -24,7 +24,7 @@ from recycle.files import read_whole, write_whole
 from recycle.ir.check import check
 from recycle.ir.event_graph import EventGraph
 from recycle.ir.lower import lowered_graph
-from recycle.ir.schedule import Schedule
+from recycle.ir.schedule import Placement, Schedule, loop_placement, placement_of
 from recycle.ir.simulate import time_graph
 from recycle.job import Job, PricedJob, price
 from recycle.job.profile import Profile
@@ -158,7 +158,8 @@ def job_key(job: PricedJob) -> str:
     """Hash what a library's plans must fit. Planning effort and seed do not count."""
     section, train = job.planner, job.train
     updates = job.ties, train.reduce_buckets, train.sharded_optimizer
-    return _key(job.shape, job.prices.digest(), job.limits, section.decoupled, section.staggered, updates)
+    placement = placement_of(job.shape)
+    return _key(job.shape, placement, job.prices.digest(), job.limits, section.decoupled, section.staggered, updates)
 
 
 def _key_of_plan(plan: Plan) -> str:
@@ -166,11 +167,12 @@ def _key_of_plan(plan: Plan) -> str:
     staggered = plan.schedule.optimizer == "staggered"
     decoupled = bool(plan.planner.get("decoupled", True))
     updates = plan.schedule.ties, plan.schedule.buckets, plan.schedule.gathers
-    return _key(plan.shape, plan.profile, limits, decoupled, staggered, updates)
+    return _key(plan.shape, plan.schedule.placement, plan.profile, limits, decoupled, staggered, updates)
 
 
 def _key(
     shape: Shape,
+    placement: Placement,
     profile: str,
     limits: list[float] | None,
     decoupled: bool,
@@ -179,7 +181,8 @@ def _key(
 ) -> str:
     sizes = [shape.pipelines, shape.ranks, shape.micro_batches, shape.chunks]
     ties, buckets, gathers = updates
-    updates_part = [part for part in (ties, buckets) if part not in ((), 1)] + (["gathers"] if gathers else [])
+    updates_part: list[Any] = [part for part in (ties, buckets) if part not in ((), 1)]
+    updates_part += (["gathers"] if gathers else []) + ([placement] if placement != loop_placement(shape) else [])
     text = json.dumps([VERSION, sizes, profile, limits, decoupled, staggered, *updates_part])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

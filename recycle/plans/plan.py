@@ -26,7 +26,7 @@ from recycle.ir.schedule import Schedule
 from recycle.job import Job, price
 from recycle.job.pricing import profile_of_layout
 from recycle.job.profile import Profile
-from recycle.job.shape import Shape, Worker
+from recycle.job.shape import Placing, Shape, Worker
 from recycle.plans.roles import Move, Vector, align, assign_roles, rename
 
 VERSION = 1
@@ -75,6 +75,14 @@ class LayoutLimit(msgspec.Struct, frozen=True):
         return f"{now} {verb} no faster layout{whole}; {needed} would allow a period of {self.period:g}"
 
 
+class PlacedPeriod(msgspec.Struct, frozen=True):
+    """The best period found and the proven lower bound for a placement."""
+
+    placement: Placing
+    period: float
+    lower_bound: float
+
+
 def _as_in_job(key: str) -> str:
     section, name = key.split(".")
     return f"[{section}] {name}"
@@ -100,6 +108,7 @@ class Plan:
         planner: the `[planner]` section and the result of the search.
         fixed_bound: lower bound for the job's own stages, if `lower_bound` covers every layout.
         layout_limit: why no layer of an elastic layout moves.
+        other_placement: what the other placement gives, if the job leaves the choice open.
         moves: workers that change stage before the schedule can run. The schedule then names *positions*: a position
             that a mover leaves is failed, a position that it takes over is live. Plans in role names have no moves.
     """
@@ -115,6 +124,7 @@ class Plan:
     moves: tuple[Move, ...] = ()
     fixed_bound: float | None = None
     layout_limit: LayoutLimit | None = None
+    other_placement: PlacedPeriod | None = None
 
     @property
     def shape(self) -> Shape:
@@ -143,11 +153,14 @@ class Plan:
     def summary(self) -> dict[str, Any]:
         """Return the figures as `recycle plan --json` prints them."""
         elastic: dict[str, Any] = {} if self.fixed_bound is None else {"fixed_bound": self.fixed_bound}
+        if self.other_placement is not None:
+            elastic["other_placement"] = msgspec.to_builtins(self.other_placement)
         if "layout" in self.schedule.metadata:
             elastic["layout"] = self.schedule.metadata["layout"]
         if self.layout_limit is not None:
             elastic["layout_limit"] = msgspec.to_builtins(self.layout_limit)
-        return {**figures(self), **elastic, "moves": [msgspec.to_builtins(move) for move in self.moves]}
+        placed = {"placement": self.schedule.placing} if self.shape.chunks > 1 else {}
+        return {**figures(self), **placed, **elastic, "moves": [msgspec.to_builtins(move) for move in self.moves]}
 
     def text(self) -> str:
         """Return the text of the plan file, a native schedule file."""
@@ -236,6 +249,7 @@ class _Metadata(msgspec.Struct):
     moves: tuple[Move, ...] = ()
     fixed_bound: float | None = None
     layout_limit: LayoutLimit | None = None
+    other_placement: PlacedPeriod | None = None
 
 
 def schedule_hash(schedule: Schedule) -> str:

@@ -237,7 +237,7 @@ def _copies(
     until = dict.fromkeys(shape.workers(), 0.0)
     moves = []
     for role, mover in zip(taken, given, strict=False):  # surplus workers stand idle
-        amount = sum(static[role.rank :: shape.ranks])
+        amount = sum(static[stage] for stage in shape.stages_of_rank(role.rank))
         peers = [w for w in (Worker(k, role.rank) for k in range(shape.pipelines)) if w not in failed]
         times = profile.copy_seconds(
             shape, [shape.worker_index(w) for w in peers], [shape.worker_index(mover)] * len(peers), amount

@@ -58,8 +58,8 @@ def possible_assignments(problem: Problem) -> list[Assignment]:
 
 def home_hosts(problem: Problem) -> Operations:
     """Return [stages, pipelines, micro-batches per pipeline], the worker of each in the fault-free layout."""
-    shape, stages = problem.shape, problem.shape.stages
-    homes = np.arange(shape.pipelines)[None, :] * shape.ranks + np.arange(stages)[:, None] % shape.ranks
+    shape = problem.shape
+    homes = np.arange(shape.pipelines)[None, :] * shape.ranks + problem.rank_of[:, None]
     return np.repeat(homes[:, :, None], shape.micro_batches, axis=2)
 
 
@@ -82,7 +82,7 @@ def assign_by_slots(problem: Problem, running: int | None = None) -> Assignment:
     running = running or fewest
     for place, at_work in enumerate(_slots(problem, running)):
         for s in range(stages):
-            rank = s % shape.ranks
+            rank = shape.rank_of(s)
             count = dict.fromkeys(live[s], 0) | dict.fromkeys(live[s] & set(at_work), 1)
             for k in at_work:
                 if k not in live[s]:
@@ -118,7 +118,7 @@ def avoid_slow_links(problem: Problem, assignment: Assignment) -> Assignment:
                 host_now = int(host[s, g])
                 most, other = TOLERANCE, g
                 now = cost(s, g, host_now)
-                if now <= 4 * problem.hop + TOLERANCE:
+                if now <= 4 * problem.links[0] + TOLERANCE:
                     continue
                 for h in together:
                     host_then = int(host[s, h])

@@ -8,7 +8,7 @@ the remaining time or steps. The thresholds of the annealing moves are in `searc
 from __future__ import annotations
 
 # Initial orders
-WHOLE_SHARE, NO_SLOW_SHARE, WITHOUT_ONE_SHARE = 0.25, 0.3, 0.1  # whole problem; without all slow workers, without one
+START_SHARE = 0.15  # for each problem without some of the slow workers, and for the whole problem if there are such
 MOST_LEFT_OUT = 4  # slow workers left out alone, slowest first
 TEMPLATE_SHARE, MOST_TEMPLATES = 0.15, 4
 PORTFOLIO_SHARE = 0.2
@@ -17,10 +17,12 @@ POLICIES_AFTER_TEMPLATE, OPERATIONS_AFTER_TEMPLATE = 60, 600_000  # policies, or
 OPERATION_SECONDS, TOO_LATE = 1e-5, 4.0  # policies are skipped if they need `TOO_LATE` times the remaining time
 INSERTION_UP_TO = 200_000  # operations
 POLICIES_PER_ASSIGNMENT = 4  # then only policies with the best assignment
+IDLE_POLICIES = ((1.0, -1), (1.0, 0), (0.75, 0), (0.75, -1))  # idleness, and forwards beyond the round trip
 UNFOLD_RULES = ((0.9, 0.5, 0.5), (0.9, 1.0, 0.5), (0.0, 0.0, 0.0), (1.0, 0.0, 0.5))
 """Share of its due time at which a micro-batch may begin; patience of F and I, and of W, in typical operation times."""
 
 # Local search
+FIRST_START_SHARE = 0.7  # of the remaining time for the best start, among those without some of the slow workers
 WAVE_SHARE, WAVE_SECONDS = 0.35, 1e-5  # with several chunks; seconds per operation that waves need
 INSERTION_SHARE, PIPELINE_INSERTION_SHARE = 0.3, 0.08  # the second in one pipeline with one chunk
 INSERTION_RATIO = 1.15  # to the best period, up to which insertion is varied

@@ -19,7 +19,7 @@ def _transfers(
         for r in range(shape.ranks)
     ]
     for boundary in range(shape.stages - 1):
-        hosts, following = live[boundary % shape.ranks], live[(boundary + 1) % shape.ranks]
+        hosts, following = live[shape.rank_of(boundary)], live[shape.rank_of(boundary + 1)]
         near, far = (side.ravel() for side in np.meshgrid(hosts, following))
         near, far = near[near != far], far[near != far]
         for sender, receiver in ((near, far), (far, near)):
@@ -34,8 +34,7 @@ def link_times(shape: Shape, dead: frozenset[Worker], profile: Profile) -> tuple
 
 def lanes_between(shape: Shape, sender: Operations | np.int64, receiver: Operations | np.int64) -> Operations:
     """Return the lane numbers of pairs of workers on neighboring ranks, given by index."""
-    is_gradient = (sender - receiver) % shape.ranks == 1
-    lanes: Operations = lane_between(sender, receiver, is_gradient, shape.worker_count, shape.ranks)
+    lanes: Operations = lane_between(sender, receiver, shape.worker_count, shape.ranks)
     return lanes
 
 
@@ -43,7 +42,7 @@ def hops_between(shape: Shape, dead: frozenset[Worker], profile: Profile) -> tup
     """Return `Problem.hops`: transfer time per lane; empty if links between neighboring ranks are uniform."""
     if not profile.links or shape.ranks == 1:
         return ()
-    hops, unlike = np.zeros(2 * shape.worker_count * shape.pipelines), False
+    hops, unlike = np.zeros(3 * shape.worker_count * shape.pipelines), False
     for sender, receiver, seconds in _transfers(shape, dead, profile):
         lanes = lanes_between(shape, sender, receiver)
         hops[lanes] = np.maximum(hops[lanes], seconds)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,9 +23,10 @@ from recycle.ir.lower import lowered_graph
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import time_graph
 from recycle.job import Job, PricedJob, price
-from recycle.job.shape import Worker
+from recycle.job.shape import Placing, Worker
 from recycle.plans import (
     Move,
+    PlacedPeriod,
     Plan,
     cache_path,
     cached_plan,
@@ -36,30 +38,30 @@ from recycle.plans import (
 from recycle.solve import time_indexed
 from recycle.solve.adapt import adapt
 from recycle.solve.assignment import assign_by_slots
-from recycle.solve.bounds import RisingBound
+from recycle.solve.bounds import RisingBound, closed_form
 from recycle.solve.effort import Deadline, Effort, Incumbent, Progress, Stop, is_met
 from recycle.solve.fuse_backward import fuse_backward
 from recycle.solve.layout.elastic import elastic_plan, quick_elastic_plan, reroute_in_layout
 from recycle.solve.layout.limits import LIMIT_SECONDS, layout_limit
 from recycle.solve.normalize import normalize
 from recycle.solve.problem import Order, Problem
-from recycle.solve.search.initial_orders import ALL_POLICIES, find_start
-from recycle.solve.search.kernels import load_if_worth_it
-from recycle.solve.search.local_search import search_from
+from recycle.solve.search.initial_orders import ALL_POLICIES, find_initial_order, find_starts
+from recycle.solve.search.local_search import search_from_all
 from recycle.solve.template import copy_to_pipelines, template_problem
 
 QUICK_SECONDS, QUICK_POLICIES = 0.5, 4
 """Seconds for the orders of a first plan (`BOUND_SHARE` of them for its bound); number of policies."""
 EXACT_UP_TO, EXACT_FROM, SEARCH_SHARE = 250, 1.0, 0.5
 """Maximum operations and minimum remaining seconds for the exact model; share of the time for the search before."""
-ORDERS = 10_000
-"""Expected number of orders of a timed search, to decide about loading compiled kernels."""
 BOUND_SHARE = 0.4
 """Maximum share of the time for the bound if no thread computes it during the search."""
 FINISHING_SECONDS, FINISHING, CHECKING = 1e-5, 3.0, 1.0
 """Reserved after the search: seconds per operation until a simulation is timed, then simulations; of the check."""
 TOO_LATE_SHARE, TOO_LATE_SECONDS = 1.2, 0.5
 """Allowed delay of a plan; a job whose first plan would take longer is refused."""
+PLACEMENTS: tuple[Placing, ...] = ("loop", "v")
+TRIAL_SHARE = 0.15
+"""Share of the time for a plan of each placement, if the job leaves the choice open."""
 FIXED_SHARE = 0.25
 """Share of the time of an elastic layout for the plan of the fixed stages."""
 TRAINING_SECONDS = 1.2
@@ -101,6 +103,11 @@ def plan(
     """
     begun = time.perf_counter()
     job, failed = price(job), frozenset(failed)
+    if job.grid.placement == "auto":
+        options = {"quick": quick, "processes": processes, "stop": stop, "progress": progress}
+        return _plan_best_placement(job, failed, seconds, steps, begun, **options)
+    if job.planner.layout == "elastic" and job.grid.placement != "loop":
+        raise PlanError(f'[planner] layout: "elastic" needs [shape] placement = "loop", not "{job.grid.placement}"')
     if job.planner.layout == "elastic" and not quick:
         if seconds is None and steps is None and (steps := job.planner.steps) is None:
             seconds = job.planner.seconds
@@ -134,6 +141,51 @@ def plan(
         vector, vacant, moves, *_ = normalize(job, failed)
     result = searched(dead_roles(job.shape, vector), begun=begun)
     return replace(result.for_processes(vacant), moves=moves)
+
+
+def _plan_best_placement(
+    job: PricedJob, failed: frozenset[Worker], seconds: float | None, steps: int | None, begun: float, **options: Any
+) -> Plan:
+    if seconds is None and steps is None and (steps := job.planner.steps) is None:
+        seconds = job.planner.seconds
+
+    def planned(placement: Placing, share: float, left: float | None) -> Plan:
+        return plan(
+            _placed(job, placement),
+            failed,
+            seconds=None if left is None else left * share,
+            steps=None if steps is None else int(steps * share),
+            **options,
+        )
+
+    trials = {placement: planned(placement, TRIAL_SHARE, seconds) for placement in PLACEMENTS}
+    chosen = min(trials, key=lambda placement: trials[placement].period)
+    ((rejected, other),) = [trial for trial in trials.items() if trial[0] != chosen]
+    left = None if seconds is None else seconds - (time.perf_counter() - begun)
+    best = trials[chosen]
+    if not options["quick"] and best.gap > 0 and (left is None or left > 0):
+        best = min(best, planned(chosen, 1.0 if steps is None else 1 - 2 * TRIAL_SHARE, left), key=lambda p: p.period)
+    return replace(
+        best,
+        seconds=round(time.perf_counter() - begun, 3),
+        other_placement=PlacedPeriod(rejected, other.period, other.lower_bound),
+    )
+
+
+def _placed(job: PricedJob, placement: Placing) -> PricedJob:
+    return msgspec.structs.replace(job, grid=msgspec.structs.replace(job.grid, placement=placement))
+
+
+def choose_placement(job: Job) -> Placing:
+    """Return the placement with the shorter first fault-free plan; the choice depends on the job alone."""
+    priced = price(job)
+
+    def period(placement: Placing) -> float:
+        whole = Problem.from_job(_placed(priced, placement))
+        problem = template_problem(whole, job.shape.micro_batches)
+        return find_initial_order(problem, Effort(closed_form(problem)), QUICK_POLICIES).best.period
+
+    return min(PLACEMENTS, key=period)
 
 
 def plan_vector(
@@ -198,13 +250,11 @@ def _plan(
             if progress:
                 progress(stage, period)
 
-        if is_timed:
-            load_if_worth_it(problem, ORDERS, deadline, is_search=False)
         report("constructing", inf)
         in_time = bound.until(Deadline(QUICK_SECONDS, stop) if quick else deadline)
         first = Effort(bound.value, in_time, progress=report)
-        start = find_start(problem, first, QUICK_POLICIES if quick else ALL_POLICIES)
-        best = start.best
+        starts = find_starts(problem, first, QUICK_POLICIES if quick else ALL_POLICIES)
+        best = begun_with = starts[0].best
         schedule = schedule_of(copied(best.order))
         simulated = time.perf_counter()
         graph = lowered_graph(schedule)
@@ -214,7 +264,7 @@ def _plan(
         report("searching", best.period)
         effort = Effort(bound.value, bound.until(deadline), steps, section.seed, processes, report)
         if not quick:
-            best = search_from(start, effort.part(SEARCH_SHARE if exactly else 1.0))
+            best = search_from_all(starts, effort.part(SEARCH_SHARE if exactly else 1.0))
     proven = bound.value
     if exactly and deadline.seconds_left > EXACT_FROM and not is_met(problem, best.period, proven):
         if progress:
@@ -223,7 +273,7 @@ def _plan(
         best = Incumbent(solved.order, solved.period)
         if problem.shape == whole.shape:  # the bound of a template holds only if pipelines exchange no micro-batches
             proven = max(proven, solved.bound)
-    if best.order != start.best.order:
+    if best.order != begun_with.order:
         searched = schedule_of(copied(best.order))
         searched_graph = lowered_graph(searched)
         searched_timeline = time_graph(searched_graph, profile)

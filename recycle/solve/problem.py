@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from math import gcd
 
 import numpy as np
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from recycle.errors import PlanError
 from recycle.ir.columns import MOST_INSTRUCTIONS, Columns
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward, Instruction
-from recycle.ir.schedule import Optimizer, Schedule, loop_placement
+from recycle.ir.schedule import Optimizer, Schedule, placement_of
 from recycle.job import PricedJob
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
@@ -164,6 +164,11 @@ class Problem:
         return feeds
 
     @cached_property
+    def rank_of(self) -> Operations:
+        """Rank that hosts each stage."""
+        return np.array([self.shape.rank_of(s) for s in range(self.shape.stages)], dtype=np.int64)
+
+    @cached_property
     def stage_of(self) -> Operations:
         return np.repeat(np.arange(self.shape.stages), self.micro_batches)
 
@@ -196,7 +201,7 @@ class Problem:
     @property
     def lanes(self) -> int:
         """Size of the range of lane numbers; 0 if transfers never queue."""
-        return 2 * self.shape.worker_count * self.shape.pipelines if self.may_queue else 0
+        return 3 * self.shape.worker_count * self.shape.pipelines if self.may_queue else 0
 
     def hop_between(self, sender: int, receiver: int) -> float:
         """Return the transfer time between two workers, by index; 0 for a single worker."""
@@ -231,11 +236,9 @@ class Problem:
     @cached_property
     def hosts(self) -> list[list[int]]:
         """Live workers of each stage, by worker index."""
-        ranks = self.shape.ranks
-        return [
-            [k * ranks + s % ranks for k in range(self.shape.pipelines) if Worker(k, s % ranks) not in self.dead]
-            for s in range(self.shape.stages)
-        ]
+        shape = self.shape
+        workers = [[Worker(k, shape.rank_of(s)) for k in range(shape.pipelines)] for s in range(shape.stages)]
+        return [[shape.worker_index(w) for w in hosts if w not in self.dead] for hosts in workers]
 
     @cached_property
     def fastest(self) -> list[float]:
@@ -267,12 +270,18 @@ class Problem:
         """Per stage: least time from the end of an F until its backward can start, through all later stages."""
         out, back = self.remaining_path
         stages = self.shape.stages
-        return [out[s + 1] + back[s + 1] + 2 * (stages - 1 - s) * self.hop for s in range(stages)]
+        return [out[s + 1] + back[s + 1] + 2 * self.remaining_hops[s] for s in range(stages)]
 
-    @property
-    def hop(self) -> float:
-        """Time of the fastest transfer between neighboring stages; 0 if one worker hosts all stages."""
-        return self.links[0] if self.shape.ranks > 1 else 0.0
+    @cached_property
+    def hop_after(self) -> list[float]:
+        """Per stage: time of the fastest transfer to the next stage; 0 on the same rank, and for the last stage."""
+        ranks = self.rank_of.tolist()
+        return [self.links[0] if here != there else 0.0 for here, there in pairwise([*ranks, ranks[-1]])]
+
+    @cached_property
+    def remaining_hops(self) -> list[float]:
+        """Per stage: time of the fastest transfers from it to the last stage."""
+        return list(accumulate(self.hop_after[::-1]))[::-1]
 
     @cached_property
     def peers_are_alike(self) -> bool:
@@ -287,7 +296,8 @@ class Problem:
     @cached_property
     def rank_update_seconds(self) -> tuple[float, ...]:
         """Per rank: reduce and step of all its stages, which its workers run in sequence at the end."""
-        return tuple(sum(self.update_seconds[rank :: self.shape.ranks]) for rank in range(self.shape.ranks))
+        stages = map(self.shape.stages_of_rank, range(self.shape.ranks))
+        return tuple(sum(self.update_seconds[s] for s in hosted) for hosted in stages)
 
     @cached_property
     def arrays(self) -> ProblemArrays:
@@ -299,6 +309,7 @@ class Problem:
             split=self.split,
             staggered=self.staggered,
             times=self.times,
+            rank_of=self.rank_of,
             update_seconds=np.array(self.rank_update_seconds, dtype=np.float64),
             link=float(self.link),
             hops=np.array(self.hops, dtype=np.float64),
@@ -392,7 +403,7 @@ class Problem:
             pipeline=micro_batch // m,
             index=micro_batch % m,
         )
-        return Schedule(self.shape, columns, loop_placement(self.shape), self.dead, self.optimizer)
+        return Schedule(self.shape, columns, placement_of(self.shape), self.dead, self.optimizer)
 
 
 def _require_size(shape: Shape, split: bool) -> None:

@@ -22,6 +22,7 @@ class ProblemArrays(NamedTuple):
         stages, micro_batches, ranks: S, n and P.
         split, staggered: as in `Problem`.
         times: [3 * S], F, I (or B) and W of every stage at speed 1.
+        rank_of: [S], rank that hosts each stage.
         update_seconds: [P], reduce and step of all stages of a rank.
         link: time of the slowest transfer.
         hops: transfer time of each lane, indexed by `lanes_between`; empty if all transfers take `link`.
@@ -37,6 +38,7 @@ class ProblemArrays(NamedTuple):
     split: bool
     staggered: bool
     times: Floats
+    rank_of: Operations
     update_seconds: Floats
     link: float
     hops: Floats
@@ -49,12 +51,11 @@ class ProblemArrays(NamedTuple):
 
 
 @called_by_kernels
-def lane_between(sender: Any, receiver: Any, is_gradient: Any, workers: int, ranks: int) -> Any:
-    """Return the number of a lane, a directed pair of workers.
-
-    With three ranks or more, gradients go to other ranks than activations; their lanes have the higher numbers.
-    """
-    return (sender + workers * (is_gradient & (ranks > 2))) * (workers // ranks) + receiver // ranks
+def lane_between(sender: Any, receiver: Any, workers: int, ranks: int) -> Any:
+    """Return the number of a lane, a directed pair of workers of one rank or of ranks next to each other."""
+    ahead = (receiver - sender) % ranks
+    direction = 1 * (ahead > 0) + 1 * (ahead > 1)
+    return (sender + workers * direction) * (workers // ranks) + receiver // ranks
 
 
 def seeded(seed: int) -> Operations:

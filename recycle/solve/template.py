@@ -17,7 +17,6 @@ from math import floor, inf
 
 import numpy as np
 
-from recycle.job.shape import Shape
 from recycle.solve.assignment import Assignment, assign_by_load, avoid_slow_links
 from recycle.solve.constants import UNFOLD_RULES
 from recycle.solve.effort import Deadline, Incumbent, Pace
@@ -43,7 +42,7 @@ def template_problem(problem: Problem, micro_batches: int, running: int = 1) -> 
         problem,
         links=problem.links if not problem.hops else (problem.links[0],),
         hops=(),
-        shape=Shape(1, shape.ranks, micro_batches, shape.chunks),
+        shape=replace(shape, pipelines=1, micro_batches=micro_batches),
         dead=frozenset(),
         speed=tuple(max(problem.speed[w] for w in live) * max(1.0, running / len(live)) for live in hosts),
         cap=tuple(share_of(min(problem.cap[w] for w in live), len(live)) for live in hosts),

@@ -73,9 +73,9 @@ def solve(
     """Return the best order, or the bound that `seconds` prove, with at most `most` variables."""
     period = time_order(problem, start).period
     unit = problem.grain
-    is_one_rank_linked = problem.shape.ranks == 1 and problem.link > 0
+    is_linked_on_rank = 0 in problem.hop_after[:-1] and problem.link > 0
     is_fixed = not problem.reroute and problem.shape.pipelines > 1
-    if not unit or len(problem.links) > 1 or is_one_rank_linked or is_fixed:
+    if not unit or len(problem.links) > 1 or is_linked_on_rank or is_fixed:
         return ExactResult(start, period, bound, "not modelled")
     first, last = ceil(bound / unit - TOLERANCE), ceil(period / unit - TOLERANCE) - 1
     if first > last:
@@ -208,9 +208,10 @@ class TimeGrid:
                 earliest[y] = max(earliest[y], earliest[x])
                 latest[x] = min(latest[x], latest[y])
             for x, s in enumerate(stage):
-                closing = opening[s % ranks] + self.slots - self.update_slots(s)
+                rank = problem.shape.rank_of(s)
+                closing = opening[rank] + self.slots - self.update_slots(s)
                 latest[x] = min(latest[x], closing - self.shortest(x))
-                opening[s % ranks] = min(opening[s % ranks], latest[x])
+                opening[rank] = min(opening[rank], latest[x])
             if any(first > last for first, last in zip(earliest, latest, strict=True)):
                 break
         windows = [range(first, last + 1) for first, last in zip(earliest, latest, strict=True)]
@@ -312,11 +313,11 @@ class _Program:
 
     def _worker(self, w: int) -> None:
         grid, problem = self.grid, self.grid.problem
-        n, plane, ranks = problem.micro_batches, grid.plane, problem.shape.ranks
-        places = [x for x in range(plane) if x // n % ranks == w % ranks and w in grid.hosts(x)]
+        n, plane, hosted = problem.micro_batches, grid.plane, problem.shape.stages_of_rank(w % problem.shape.ranks)
+        places = [x for x in range(plane) if x // n in hosted and w in grid.hosts(x)]
         rows = [x + kind * plane for x in places for kind in range(problem.kinds)]
         work: list[tuple[float, int | None]] = [(grid.length(x, w), self.by[x, w][-1]) for x in rows]
-        updates = sum(grid.update_slots(s) for s in range(w % ranks, problem.shape.stages, ranks))
+        updates = sum(map(grid.update_slots, hosted))
         self._row(work, "<", grid.slots - updates)
         stash = problem.stash if problem.split else 0.0
         for slot in range(min(grid.windows[x][0] for x in rows), max(grid.windows[x][-1] for x in rows) + 1):
@@ -331,11 +332,11 @@ class _Program:
     def _windows(self) -> None:
         grid, n = self.grid, self.grid.problem.micro_batches
         last = (grid.problem.kinds - 1) * grid.plane
-        ranks = grid.problem.shape.ranks
         for x in range(grid.plane):
             s, hosts = x // n, grid.hosts(x)
+            rank = grid.problem.shape.rank_of(s)
             length = grid.slots - grid.update_slots(s)
-            for slot, is_open in zip(grid.opens[s % ranks], [*self.open[s % ranks], None], strict=True):
+            for slot, is_open in zip(grid.opens[rank], [*self.open[rank], None], strict=True):
                 ended = [(1, self._ended(last + x, w, slot + length)) for w in hosts]
                 if is_open is None:  # in the last of its slots the window is open in any case
                     self._row(ended, "=", 1)

@@ -326,8 +326,8 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
         return self._per_rank(self.scenario.owned_per_stage())
 
     def _per_rank(self, per_stage: list[float]) -> list[float]:
-        ranks = self.scenario.shape.ranks
-        return [sum(per_stage[rank::ranks]) for rank in range(ranks)]
+        shape = self.scenario.shape
+        return [sum(per_stage[s] for s in shape.stages_of_rank(rank)) for rank in range(shape.ranks)]
 
     @cached_property
     def _copying(self) -> Profile:
@@ -352,9 +352,8 @@ def _misfit(scenario: Scenario, job: PricedJob) -> DoesNotFit | None:
     activation = profile.per_stage("activation", shape.stages)
     worker = scenario.fullest(
         [
-            profile.fixed_bytes(range(rank, shape.stages, shape.ranks), shape.stages)
-            + shape.chunks * max(activation[rank :: shape.ranks])
-            for rank in range(shape.ranks)
+            profile.fixed_bytes(stages, shape.stages) + shape.chunks * max(activation[s] for s in stages)
+            for stages in map(shape.stages_of_rank, range(shape.ranks))
         ]
     )
     if worker.fits:

@@ -370,10 +370,11 @@ def slot_nodes(shape: Shape, workers_per_node: int) -> tuple[int, ...]:
 
 def _memory(job: PricedJob) -> tuple[float, ...] | None:
     limits, ranks, stages = job.limits, job.shape.ranks, job.shape.stages
+    hosted = [job.shape.stages_of_rank(rank) for rank in range(ranks)]
     if (stated := byte_limit(job, job.prices)) is not None:
         return (stated,) * ranks
     if limits is None:
         return None
     activation = job.prices.per_stage("activation", stages)
-    fixed = [job.prices.fixed_bytes(range(r, stages, ranks), stages) for r in range(ranks)]
-    return tuple(fixed[r] + limit * max(activation[r::ranks]) for r, limit in enumerate(limits))
+    fixed = [job.prices.fixed_bytes(own, stages) for own in hosted]
+    return tuple(fixed[r] + limit * max(activation[s] for s in hosted[r]) for r, limit in enumerate(limits))

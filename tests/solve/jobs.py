@@ -14,8 +14,9 @@ from recycle.job.shape import Worker
 def job(
     pipelines: int, ranks: int, micro_batches: int, limit: int | list[int] | None = None, **other: Any
 ) -> PricedJob:
-    """A job of unit times; `other` may hold keys of [times] and [planner], `weight_stash` and `chunks`."""
-    shape = {"pipelines": pipelines, "ranks": ranks, "micro_batches": micro_batches, "chunks": other.pop("chunks", 1)}
+    """A job of unit times; `other` may hold keys of [times] and [planner], `weight_stash`, `chunks` and `placement`."""
+    shape = {"pipelines": pipelines, "ranks": ranks, "micro_batches": micro_batches}
+    shape |= {key: other.pop(key) for key in ("chunks", "placement") if key in other}
     memory = {"limit": limit, "weight_stash": other.pop("weight_stash", 1.0)}
     keys = ("decoupled", "staggered", "reroute", "seed", "steps", "seconds", "move", "iterations_between_changes")
     planner = {key: other.pop(key) for key in keys if key in other}
@@ -44,6 +45,7 @@ def small_jobs(draw: st.DrawFn) -> tuple[PricedJob, list[Worker]]:
     per_stage = st.lists(_time, min_size=ranks * chunks, max_size=ranks * chunks)
     priced = job(
         pipelines, ranks, draw(st.integers(1, 4)), limit, chunks=chunks,
+        placement=draw(st.sampled_from(["loop", "v"])) if chunks == 2 else "loop",
         forward=draw(per_stage), backward_input=draw(per_stage), backward_weight=draw(per_stage),
         link=draw(st.sampled_from([0.0, 0.0, 0.2, 1.0])), step=draw(st.sampled_from([0.0, 0.5])),
         weight_stash=draw(st.sampled_from([0.0, 0.5, 1.0])),

@@ -26,7 +26,7 @@ def test_slots_give_each_worker_at_most_one_micro_batch_of_a_stage(case):
         assert set(row) <= set(problem.hosts[stage])
         assert len({*zip(row, assignment.slot.tolist(), strict=True)}) == n
         for g, w in enumerate(row):
-            home = g // problem.shape.micro_batches * problem.shape.ranks + stage % problem.shape.ranks
+            home = g // problem.shape.micro_batches * problem.shape.ranks + problem.shape.rank_of(stage)
             assert w == home or home not in problem.hosts[stage]
     fewest = min(len(hosts) for hosts in problem.hosts)
     assert assignment.slots == max(problem.shape.micro_batches, -(-n // fewest))

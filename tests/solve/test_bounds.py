@@ -53,6 +53,8 @@ needs_ortools = pytest.mark.skipif(
         ((16, 8, 6, 16), {"chunks": 2}, [], 47),  # no rank reduces before its last host is done
         ((4, 4, 8), {"chunks": 2}, [(1, 2)], 22 * 3),  # 64 units on 3 hosts
         ((3, 1, 3), {}, [(0, 0)], 15),  # 9 for 2 live workers: one has 5
+        ((1, 4, 8, 8), {"chunks": 2, "placement": "v"}, [], 48),  # the first micro-batch returns at 7, after 7 of 8 F
+        ((1, 2, 4), {"chunks": 2, "placement": "v", "link": 2}, [], 24 + 3),  # rank 0: 4 F, the first one returns at 7
         ((1, 4, 8, 8), {"chunks": 2, "staggered": False}, [], 51),
         ((1, 4, 1), {"chunks": 2, "staggered": False}, [], 8 + 8 + 1),  # one micro-batch, and its W
         ((1, 2, 4), {"link": 3}, [], 1 + 4 * 3 + 2 + 3 + 2),  # the fourth activation waits for the lane
@@ -114,7 +116,7 @@ def window(problem, order, rank):
     host = {x: w for w, program in enumerate(order) for x in program}
     n, stages = problem.micro_batches, problem.shape.stages
     places = [(x, x // n // stages, x // n % stages) for x in range(problem.size)]
-    chosen = [place for place in places if place[2] % problem.shape.ranks == rank or not problem.staggered]
+    chosen = [place for place in places if problem.shape.rank_of(place[2]) == rank or not problem.staggered]
     times = problem.times.reshape(3, -1)
     ends = (started[x] + times[kind, s] * problem.speed[host[x]] + problem.update_seconds[s] for x, kind, s in chosen)
     return max(ends) - min(started[x] for x, _, _ in chosen)

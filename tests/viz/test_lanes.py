@@ -14,7 +14,7 @@ from recycle.runs import logs as runs
 from tests.viz.components import decode
 from viz.figures.boxes import boxes
 from viz.lane_cache import COLUMNS, encode
-from viz.lanes import NO_PIPELINE, Flag, LaneTable
+from viz.lanes import NO_PIPELINE, Flag, LaneTable, Marks
 
 
 def texts(table: LaneTable, operations: np.ndarray) -> list[str]:
@@ -22,7 +22,7 @@ def texts(table: LaneTable, operations: np.ndarray) -> list[str]:
 
 
 def test_a_timeline_becomes_lanes_sorted_by_start(broken_timeline: Timeline) -> None:
-    table = LaneTable.from_timeline(broken_timeline, violations=[0])
+    table = LaneTable.from_timeline(broken_timeline, marks=Marks([0]))
     assert table.failed.tolist() == [False, False, False, True, False, False]
     assert table.lane.tolist() == [0] * 6 + [1] * 9 + [2] * 7 + [4] * 6 + [5] * 9
     for lane in range(table.lanes):

@@ -42,10 +42,38 @@ def places(component: Any) -> list[Any]:
 def test_the_critical_path_adds_up_to_the_makespan(entry: CachedLanes) -> None:
     texts = words(plain(panels.explained(entry, entry.context)))
     assert "52 of 64 instructions are critical" in " ".join(texts)
-    at = texts.index("share")
-    rows = [texts[at + 1 + 4 * i : at + 5 + 4 * i] for i in range(2)]
-    assert [(row[0], float(row[2])) for row in rows] == [("B", 22.0), ("F", 11.0)]
-    assert sum(float(row[3].rstrip("%")) for row in rows) == pytest.approx(100, abs=0.1)
+    assert {"B 22", "F 11"} <= set(texts)
+
+
+def test_the_parts_of_the_time_add_up_to_the_makespan_and_lead_to_their_longest_gap(entry: CachedLanes) -> None:
+    card = panels.time_card(entry, entry.context)
+    texts = words(plain(card))[7:]
+    rows = dict(zip(texts[::4], texts[1::4], strict=False))
+    assert rows == {
+        "B": "16",
+        "F": "8",
+        "warm-up": "1.5",
+        "waits for a value": "1.5",
+        "memory limit": "3",
+        "no work left": "3",
+    }
+    assert sum(map(float, rows.values())) == entry.context.timeline.makespan
+    assert places(card)[0] == [[3, 0.0, 3.0]]
+
+
+def test_re_routed_work_is_listed_by_dead_worker_and_host(broken_timeline: Timeline) -> None:
+    entry = entry_of(broken_timeline)
+    (card,) = panels.rerouted_card(entry, entry.context)
+    texts = words(plain(card))
+    assert [texts[at : at + 4] for at in (6, 11)] == [
+        ["1.1 → 0.1", "0", "3", "33.3 %"],
+        ["1.1 → 2.1", "1", "3", "33.3 %"],
+    ]
+    starts = {str(entry.table.instruction(i)): entry.table.start[i] for i in range(len(entry.table))}
+    expected = [[1, starts[f"1{kind}1.0"], starts[f"1{kind}1.0"] + 1] for kind in "FIW"]
+    assert [button["data-places"] for button in of_type(plain(card), "Button")[1:2]] == [json.dumps(expected)]
+    whole = entry_of(simulate(one_f_one_b(Shape(1, 2, 2))))
+    assert panels.rerouted_card(whole, whole.context) == []
 
 
 @pytest.mark.parametrize(
@@ -60,13 +88,15 @@ def test_the_range_in_view_is_summed_up(
     entry: CachedLanes, window: list[float] | None, sentence: str, share: str | None
 ) -> None:
     texts = words(plain(panels.in_view(entry, entry.context, {"window": window})))
-    assert texts[0] == sentence
+    assert sentence in texts
     assert (texts[texts.index("F") + 2] if "F" in texts else None) == share
 
 
 def test_the_longest_bubbles_have_causes_and_places(entry: CachedLanes) -> None:
     card = panels.longest_bubbles(entry, entry.context)
-    assert "Idle for 6: the memory limit holds back 0F0.4; next is 0B0.0." in words(plain(card))
+    assert "Idle for 6: the memory limit holds back 0F0.4 (here +1 activation, limit 4); next is 0B0.0." in words(
+        plain(card)
+    )
     gaps = entry.context.bubbles.gaps.longest(None, panels.MAX_BUBBLES_LISTED)
     assert places(card) == [[[gap.worker.rank, gap.start, gap.end]] for gap in gaps]
     three = entry_of(simulate(one_f_one_b(Shape(3, 4, 8))))
@@ -79,8 +109,8 @@ def test_the_longest_bubbles_have_causes_and_places(entry: CachedLanes) -> None:
 def test_every_worker_has_its_busy_time_peak_and_limit(entry: CachedLanes) -> None:
     texts = words(plain(panels.workers(entry, entry.context)))
     assert [texts[6 + 6 * rank : 12 + 6 * rank] for rank in (0, 3)] == [
-        ["0.0", "24", "9", "9", "4", "4"],
-        ["0.3", "24", "9", "0", "1", "1"],
+        ["0.0", "24", "9", "9", "0", "4 of 4"],
+        ["0.3", "24", "9", "0", "0", "1 of 1"],
     ]
 
 
@@ -147,6 +177,7 @@ def test_a_worker_is_summed_up(broken_timeline: Timeline) -> None:
         "7 instructions, busy 81.8 % of the time",
         "3 of them re-routed to it",
         "holds at most 2 of 3 activations, from 1F1.0 on",
+        "holds then: 1F0.0, 1F1.0",
     ]
     assert details_of(entry, lane=3).lines[-1] == "has failed"
 

@@ -1,8 +1,9 @@
-"""Other times for a timeline: the lanes that come back are the simulator's, and a bound of other times goes. Dead and
-slow workers as text: single ones, pipelines, stages and nodes; what names nothing is refused."""
+"""The scenario of a page: every figure and lane under it is the simulator's, and a bound of other times goes. Dead and
+slow workers and slow links as text; what names nothing is refused."""
 
 from __future__ import annotations
 
+import random
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,75 +11,80 @@ from typing import Any
 
 import pytest
 
-from recycle import JobError, Profile, Schedule, Shape, simulate
+from recycle import JobError, Profile, Schedule, Shape, Timeline, simulate
+from recycle.cli.simulate import figures as simulated_figures
 from recycle.errors import PlanError
-from recycle.ir.families import one_f_one_b, zb_h1
-from tests.viz.components import decode, plain, words
+from recycle.ir.families import FAMILIES, one_f_one_b, zb_h1
+from tests.ir.random_schedules import random_schedule
+from tests.viz.components import decode, of_type, plain, words
 from tests.viz.conftest import planned
+from tests.viz.scenarios import expected_timeline, random_scenario
 from viz.app import build_app
+from viz.condition import parse
 from viz.details import headline
 from viz.lane_cache import CachedLanes, TimelineContext, encode
-from viz.lanes import LaneTable
-from viz.pages import scenario
-from viz.pages.scenario import parse, time_fields
-from viz.sources import schedule_source
+from viz.lanes import LaneTable, Marks
+from viz.numbers import percent, short
+from viz.pages import panels
+from viz.pages.compare_page import ComparePage
+from viz.pages.scenario import curves
+from viz.pages.scoreboard_page import ScoreboardPage, rank
+from viz.scenario import PageModel, Scenario, prices_of_file
+from viz.sources import ScheduleFile, equal_work_times, family_sources, schedule_source
 
 SHAPE = Shape(3, 4, 2)
 GIVEN = Profile.uniform(link=0.5)
-LABELS = ("named",)
 
 
 def context(schedule: Schedule, profile: Profile = GIVEN, limits: tuple[float, ...] | None = None) -> TimelineContext:
     return TimelineContext.of_plan(simulate(schedule, profile), limits)
 
 
-def in_times(context: TimelineContext, texts: dict[str, Any]) -> tuple[LaneTable, TimelineContext]:
-    named = replace(LaneTable.from_timeline(context.timeline, violations=[3]), labels=LABELS)
-    return scenario.retime(named, context, *scenario.from_fields(context, texts))
+def in_times(context: TimelineContext, times: str, workers: str = "") -> CachedLanes:
+    return PageModel().entry(named(context.timeline), context, Scenario.of(times, workers))
+
+
+def named(timeline: Timeline) -> LaneTable:
+    labels = tuple(f"worker {worker}" for worker in timeline.schedule.shape.workers())
+    return replace(LaneTable.from_timeline(timeline, marks=Marks([3])), labels=labels)
 
 
 @pytest.mark.parametrize("link", ["0.5", "0", "7"])
 @pytest.mark.parametrize("schedule", [one_f_one_b(Shape(2, 4, 6)), zb_h1(Shape(1, 4, 8))])
 def test_other_times_match_the_simulator_and_keep_names_and_violations(schedule: Schedule, link: str) -> None:
-    texts = {"F": "2", "I": "1 2 3 4", "W": "0.5,0.5,0.5,1", "link": link, "reduce": "0.1", "step": "3"}
     profile = Profile(2.0, [1, 2, 3, 4], [0.5, 0.5, 0.5, 1], latency=float(link), reduce=0.1, step=3.0)
     expected = simulate(schedule, profile)
-    table, retimed = in_times(context(schedule), texts)
-    assert retimed.timeline.period == expected.period
-    assert retimed.timeline.critical_path == expected.critical_path
-    assert retimed.timeline.peak_activations == expected.peak_activations
-    assert encode(table) == encode(replace(LaneTable.from_timeline(expected, violations=[3]), labels=LABELS))
+    entry = in_times(context(schedule), f"F=2 I=1,2,3,4 W=0.5,0.5,0.5,1 link={link} reduce=0.1 step=3")
+    assert entry.context.timeline.period == expected.period
+    assert entry.context.timeline.critical_path == expected.critical_path
+    assert entry.context.timeline.peak_activations == expected.peak_activations
+    assert encode(entry.table) == encode(named(expected))
 
 
 def test_missing_fields_keep_their_values(broken: Schedule) -> None:
     before = context(broken, replace(GIVEN, forward=[1.0, 3.0]), (4.0, 3.0))
-    assert scenario.field_values(before) == {
-        "F": "1 3", "I": "1", "W": "1", "link": "0.5", "reduce": "0", "step": "0", "limit": "4 3"
-    }  # fmt: skip
-    _, retimed = in_times(before, scenario.field_values(before))
-    assert retimed.timeline is before.timeline
-    assert retimed.limits == (4.0, 3.0)
-    _, retimed = in_times(before, {"limit": "2"})
-    assert retimed.limits == (2.0, 2.0)
-    _, retimed = in_times(before, {"limit": " "})
-    assert retimed.limits is None
+    assert in_times(before, "").context is before
+    assert in_times(before, "F=1,3 link=0.5 limit=4,3").context is before
+    assert in_times(before, "limit=2").context.limits == (2.0, 2.0)
+    assert in_times(before, "I=2").context.limits == (4.0, 3.0)
 
 
-def test_a_dropped_profile_or_job_gives_all_times_and_limits(broken: Schedule, tmp_path: Path) -> None:
-    before = context(broken)
+def test_a_dropped_profile_or_job_gives_all_times_and_limits(broken: Schedule) -> None:
+    before, model = context(broken), PageModel()
     lanes = LaneTable.from_timeline(before.timeline)
     profile = Profile([1.0, 3.0], 1.0, 2.0, latency=0.25, speed={"0.1": 1.5}, weight_stash=0.25)
-    profile.save(tmp_path / "measured.json")
-    priced = scenario.from_file(before, "measured.json", (tmp_path / "measured.json").read_text())
-    table, retimed = scenario.retime(lanes, before, *priced)
+    text = '{"forward": [1, 3], "backward_weight": 2, "latency": 0.25, "speed": {"0.1": 1.5}, "weight_stash": 0.25}'
+    entry = model.entry(lanes, before, Scenario(f"file={model.keep_file('measured.json', text)}"))
     expected = simulate(broken, profile)
-    assert retimed.timeline.period == expected.period
-    assert retimed.timeline.peak_activations == expected.peak_activations
-    assert encode(table) == encode(LaneTable.from_timeline(expected))
+    assert entry.context.timeline.period == expected.period
+    assert entry.context.timeline.peak_activations == expected.peak_activations
+    assert encode(entry.table) == encode(LaneTable.from_timeline(expected))
     job = "[shape]\npipelines = 3\nranks = 2\nmicro_batches = 2\n[times]\nforward = 2\n[memory]\nlimit = 2\n"
-    _, retimed = scenario.retime(lanes, before, *scenario.from_file(before, "job.toml", job))
-    assert retimed.timeline.makespan == simulate(broken, Profile.uniform(2.0)).makespan
-    assert retimed.limits == (2.0, 2.0)
+    entry = model.entry(lanes, before, Scenario(f"file={model.keep_file('job.toml', job)} step=1"))
+    assert entry.context.timeline.makespan == simulate(broken, Profile.uniform(2.0, step=1.0)).makespan
+    assert entry.context.limits == (2.0, 2.0)
+    with pytest.raises(JobError, match="file of times is not known to this viewer"):
+        model.entry(lanes, before, Scenario("file=0123"))
 
 
 @pytest.mark.parametrize(
@@ -103,68 +109,147 @@ def test_a_dropped_profile_or_job_gives_all_times_and_limits(broken: Schedule, t
 def test_other_files_of_times_are_refused_in_one_line(broken: Schedule, name: str, text: str, message: str) -> None:
     planned_context = context(broken)
     with pytest.raises(JobError) as refused:
-        scenario.from_file(planned_context, name, text)
+        prices_of_file(planned_context, name, text)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("texts", "message"),
+    ("times", "message"),
     [
-        ({"F": "x"}, "Forward (F): write a number, or 2, one per stage, of at least 0; got 'x'"),
-        ({"W": "-1"}, "Backward, weight (W): write"),
-        ({"I": "nan"}, "Backward, input (I): write"),
-        ({"link": "1 2"}, "Transfer: write a number, of at least 0"),
-        ({"limit": "1 2 3"}, "Memory limit: write a number, or 2, one per rank"),
-        ({"step": "1e200"}, "the times add up to more than"),
+        ("F=x", "Forward (F): write a number, or 2, one per stage, of at least 0; got 'x'"),
+        ("W=-1", "Backward, weight (W): write"),
+        ("I=nan", "Backward, input (I): write"),
+        ("link=1,2", "Transfer: write a number, of at least 0"),
+        ("limit=1,2,3", "Memory limit: write a number, or 2, one per rank"),
+        ("step=1e200", "the times add up to more than"),
+        ("G=1", "times: 'G' is not a field; write FIELD=NUMBER with one of F, I, W"),
     ],
 )
-def test_wrong_fields_are_refused_in_one_line(broken: Schedule, texts: dict[str, Any], message: str) -> None:
+def test_wrong_fields_are_refused_in_one_line(broken: Schedule, times: str, message: str) -> None:
     with pytest.raises(JobError) as refused:
-        in_times(context(broken), texts)
+        in_times(context(broken), times)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_an_executed_step_keeps_its_times(broken_timeline: Any) -> None:
+def test_an_executed_step_and_slow_workers_of_a_plan_keep_their_times(broken_timeline: Timeline) -> None:
     executed = TimelineContext(broken_timeline, executed=True)
-    with pytest.raises(JobError, match="an executed step keeps its measured times"):
-        in_times(executed, {"F": "2"})
-    entry = CachedLanes(LaneTable.from_timeline(broken_timeline), b"", executed)
-    assert words(plain(time_fields(entry, executed)))[0] == "An executed step keeps its measured times."
+    assert in_times(executed, "F=2", "0.1=2").context is executed
+    slow = Profile(speed={"0.1": 1.5})
+    planned_slow = replace(context(broken_timeline.schedule, slow), condition=parse("0.1=1.5", Shape(3, 2, 2)))
+    assert in_times(planned_slow, "", "0.1=1.5").context is planned_slow
 
 
 def test_the_bound_is_shown_where_it_holds(broken: Schedule) -> None:
     """The bound 10 was proven for times of 1 and 2 activations per worker."""
-    limited = planned(broken, 11.0, 10.0, (2.0, 2.0))
-    before = context(limited, Profile.uniform(), (2.0, 2.0))
-
-    def names(texts: dict[str, str]) -> set[str]:
-        table, retimed = in_times(before, texts)
-        return {figure.name for figure in headline(CachedLanes(table, b"", retimed))}
-
-    assert "bound" in names({})
-    assert "bound" in names({"limit": "1"})
-    assert "bound" not in names({"limit": "3"})
-    assert "bound" not in names({"limit": ""})
-    assert "bound" not in names({"F": "2"})
+    before = context(planned(broken, 11.0, 10.0, (2.0, 2.0)), Profile.uniform(), (2.0, 2.0))
+    shown = {
+        times: {figure.name for figure in headline(in_times(before, times))}
+        for times in ("", "limit=1", "limit=3", "F=2")
+    }
+    assert {times: "bound" in names for times, names in shown.items()} == {
+        "": True, "limit=1": True, "limit=3": False, "F=2": False
+    }  # fmt: skip
 
 
-def test_the_page_gets_lanes_and_headline_of_other_times(broken: Schedule) -> None:
+def test_the_page_gets_lanes_and_headline_of_a_scenario(broken: Schedule) -> None:
     client = build_app([schedule_source(Path("broken"), broken)]).server.test_client()
     address = re.search(r"lanes/\w+\.bin", client.get("/").get_data(as_text=True))[0]  # type: ignore[index]
-    route = "/" + address.replace("lanes/", "retime/")
-    answer = client.post(route, json={"F": "2"}).get_json()
+
+    def send(**body: Any) -> Any:
+        return client.post("/scenario", json={"addresses": [address], "active": 0, **body})
+
+    answer = send(times="F=2").get_json()
     expected = simulate(broken, Profile.uniform(2.0))
-    assert decode(client.get("/" + answer["address"]).data)["description"]["span"] == expected.makespan
-    assert words(answer["headline"])[:2] == ["period ", f"{expected.period:.4g}"]
-    assert client.post(route, json={}).get_json()["address"] == address
-    assert "Forward (F): write" in client.post(route, json={"F": "?"}).get_json()["problem"]
-    from_file = client.post(route, json={"file": ["p.json", '{"forward": 2}']}).get_json()
-    assert from_file["address"] == answer["address"]
-    refused = [client.post(route, json=body).status_code for body in ({"file": ["p.json"]}, [1])]
-    large = client.post(route, data=b"x" * 2**21, content_type="application/json").status_code
-    assert [*refused, large, client.post("/retime/0.bin", json={}).status_code] == [400, 400, 413, 404]
+    assert decode(client.get("/" + answer["addresses"][0]).data)["description"]["span"] == expected.makespan
+    assert words(answer["headline"])[:2] == ["period ", short(expected.period, 6)]
+    assert send().get_json()["addresses"] == [address]
+    assert "Forward (F): write" in send(times="F=?").get_json()["problem"]
+    digest = client.post("/scenario", json={"file": ["p.json", '{"forward": 2}']}).get_json()["digest"]
+    assert send(times=f"file={digest}").get_json()["addresses"] == answer["addresses"]
+    assert send(addresses=["lanes/0.bin"]).get_json()["addresses"] == [None]
+    refused = [client.post("/scenario", json=body).status_code for body in ({"file": ["p.json"]}, [1], {})]
+    large = client.post("/scenario", data=b"x" * 2**21, content_type="application/json").status_code
+    assert [*refused, large] == [400, 400, 400, 413]
+
+
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 220), marks=pytest.mark.soak)])
+def test_every_figure_of_every_page_is_the_simulators(seeds: range) -> None:
+    for seed in seeds:
+        rng = random.Random(seed)
+        schedules = [random_schedule(rng) for _ in range(2)] + [FAMILIES["zb-v"](Shape(1, 4, 4, chunks=2))]
+        shares = [share or 1.0 for share in equal_work_times(schedules)]
+        files = [
+            replace(schedule_source(Path(str(place)), schedule, Profile.uniform(share, share, share)), chunk_time=share)
+            for place, (schedule, share) in enumerate(zip(schedules, shares, strict=True))
+        ]
+        scenario = random_scenario(rng, [schedule.shape for schedule in schedules])
+        model = PageModel()
+        texts = page_texts(files, model, scenario)
+        for file, share in zip(files, shares, strict=True):
+            timeline = expected_timeline(file.schedule, share, scenario)
+            check_figures(file, timeline, simulated_figures(timeline, timeline.gaps()), model, scenario, texts)
+
+
+def page_texts(files: list[ScheduleFile], model: PageModel, scenario: Scenario) -> dict[str, list[str]]:
+    """The texts of the scoreboard by schedule, and of the comparison's figures."""
+    (table,) = of_type(plain(ScoreboardPage(files, model).content(scenario)), "Tbody")
+    rows = [words(row) for row in table["children"]]
+    compared = ComparePage(lambda: files, model)
+    cards = plain(compared.compare([f"file/{place}" for place in range(3)], scenario=scenario))
+    columns = [words(row)[1:4] for row in of_type(cards[0], "Tbody")[0]["children"]]
+    names = [words(row)[0] for row in of_type(cards[0], "Tbody")[0]["children"]]
+    by_file = {
+        str(place): [f"{name}: {column[place]}" for name, column in zip(names, columns, strict=True)]
+        for place in range(3)
+    }
+    return {row[0]: row for row in rows} | {f"compared {name}": lines for name, lines in by_file.items()}
+
+
+def check_figures(
+    file: ScheduleFile, timeline: Timeline, simulated: dict[str, Any], model: PageModel, scenario: Scenario,
+    texts: dict[str, list[str]],
+) -> None:  # fmt: skip
+    entry = model.entry(file.lanes, file.context, scenario)
+    period, makespan, from_idle = (simulated[name] for name in ("period", "makespan", "bubble_ratio"))
+    live = [seconds for seconds in timeline.busy if seconds is not None]
+    steady = percent(max(0.0, 1 - sum(live) / (period * len(live))))
+    held = [peak for peak in simulated["peak_activations"] if peak is not None]
+    chunks = file.schedule.shape.chunks
+    shown = {figure.name: figure.value for figure in panels.figures_of(entry.context, entry.unit)}
+    assert (shown["period"], shown["makespan"]) == (short(period, 6), short(makespan, 6))
+    assert (shown["bubbles"], shown["bubbles from idle"]) == (steady, percent(from_idle))
+    assert shown["peak memory"].split(" of ")[0] == short(max(held) / chunks)
+    row, compared = texts[file.name], texts[f"compared {file.name}"]
+    assert set(shown.values()) <= set(row)
+    assert {f"{name}: {value}" for name, value in shown.items()} <= set(compared)
+    assert {figure.value for figure in headline(entry)} <= set(shown.values())
+    workers = words(plain(panels.workers(entry, entry.context)))
+    inner = [value for value in simulated["inner_bubble"] if value is not None]
+    assert short(max(inner)) in workers
+    assert entry.table.span == pytest.approx(makespan)
+    critical = words(plain(panels.critical_path(entry, entry.context)))
+    assert any(f"makespan of {short(makespan, 6)};" in text for text in critical)
+    lost = sum(float(value) for value in entry.context.bubbles.gaps.seconds.sum(axis=0))
+    assert lost == pytest.approx(sum(value for value in simulated["bubble"] if value is not None))
+
+
+def test_a_curve_is_the_period_of_each_schedule_over_one_time() -> None:
+    model, files = PageModel(), family_sources(Shape(1, 4, 8))
+    timelines = [(each.name, model.put(each.lanes, each.context)) for each in files if isinstance(each, ScheduleFile)]
+    figure, hint = curves(model, "link", 1.0, timelines, Scenario("W=2 link=9"))
+    lines = {line["name"]: (line["x"], line["y"]) for line in of_type(plain(figure), "Graph")[0]["figure"]["data"]}
+    assert len(lines) == len(files)
+    for file in files:
+        assert isinstance(file, ScheduleFile)
+        x, y = lines[file.name]
+        for place in (0, 12, 24):
+            scenario = Scenario(f"W=2 link={x[place]}")
+            assert y[place] == expected_timeline(file.schedule, file.chunk_time or 1.0, scenario).period
+    winners = [row.file.name for row in rank(files, model, Scenario("W=2 link=0"))[:1]]
+    assert words(plain(hint))[0].startswith(f"{winners[0]} has the shortest period")
+    assert curves(model, "limit", 1.0, timelines, Scenario()) == []
 
 
 @pytest.mark.parametrize(
@@ -176,6 +261,7 @@ def test_the_page_gets_lanes_and_headline_of_other_times(broken: Schedule) -> No
         ("node:0/6", ["0.0", "0.1", "0.2", "0.3", "1.0", "1.1"]),
         ("0.1=1.5, 2.0=0.5", ["0.1=1.5", "2.0=0.5"]),
         ("0.1=1.5 0.1", ["0.1"]),
+        ("0.1>0.2=4 1.0", ["1.0", "0.1>0.2=4"]),
         ("", []),
     ],
 )
@@ -195,6 +281,8 @@ def test_a_condition_is_read_and_written_as_text(text: str, names: list[str]) ->
         ("node:0/0", "'node:0/0' does not exist"),
         ("0.1=0", "'0.1=0': write how many times as long it takes"),
         ("9.9=2", "slow workers"),
+        ("0.1>0.9=2", "slow links"),
+        ("0.1>0.2", "'0.1>0.2': write how many times as long it takes"),
         ("0.0 " * 3000, "3000 are named; at most 2048"),
     ],
 )

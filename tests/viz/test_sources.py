@@ -20,7 +20,9 @@ from recycle.plans import Move, Plan
 from tests.hostile import any_bytes, mutated
 from tests.viz.components import canvases, of_type, plain, words
 from viz.pages.schedule_page import SchedulePage
+from viz.pages.scoreboard_page import rank, times_text
 from viz.pages.validate_page import MAX_BYTES, ValidatePage, inspect, printable, read_dropped
+from viz.scenario import PageModel
 from viz.sources import ScheduleFile, family_sources, load_sources, schedule_source
 
 
@@ -44,8 +46,8 @@ def test_files_of_unlike_chunks_have_the_same_work_and_the_page_says_so(saved: t
     assert [periods(files(path)) for path in saved] == [[33], [48]]  # alone each chunk takes 1
     both = files(*saved)
     assert periods(both) == [33, 24]
-    assert SchedulePage(both).times().endswith("so for a chunk 1 in 1f1b.json; 0.5 in zb-v.json.")
-    assert SchedulePage(files(saved[0], saved[0])).times() == ""
+    assert times_text(both).endswith("so for a chunk 1 in 1f1b.json; 0.5 in zb-v.json.")
+    assert times_text(files(saved[0], saved[0])) == ""
 
 
 def test_stated_times_take_precedence(saved: tuple[Path, Path]) -> None:
@@ -207,9 +209,8 @@ def test_the_layout_lists_hosted_and_copied_layers() -> None:
 
 def test_the_bound_of_a_cut_is_shown_where_the_period_is_the_plans() -> None:
     """The plan's hash is that of the given stages' prices, the timeline's that of the cut's."""
-    page = SchedulePage([schedule_source(Path("moved.json"), moved_plan())])
-    _, rows = page.figures()
-    assert {row[0]: row[1] for row in rows}["bound"].startswith("1 (")
+    (row,) = rank([schedule_source(Path("moved.json"), moved_plan())], PageModel())
+    assert row.figures["bound"].value.startswith("1 (")
 
 
 def test_a_deadlock_is_drawn_next_to_a_schedule_that_runs(broken: Schedule) -> None:
@@ -217,6 +218,21 @@ def test_a_deadlock_is_drawn_next_to_a_schedule_that_runs(broken: Schedule) -> N
     page = SchedulePage([schedule_source(Path(name), file) for name, file in (("runs", broken), ("stuck", stuck))])
     assert any(text.startswith("stuck: ") and "deadlocks" in text for text in words(plain(page.layout())))
     assert {view["data-span"] for view in canvases(plain(page.timelines()))} == {"11.0"}
-    rows = {row[0]: row[1:] for row in page.figures()[1]}
-    assert (rows["makespan"], rows["bound"]) == (["11", None], ["10 (gap 10 %)", None])
-    assert rows["largest bubble"] == [5.0, None]
+    runs, deadlocks = rank(page.files, page.cache)
+    assert (runs.figures["makespan"].value, runs.figures["bound"].value) == ("11", "10 (gap 10 %)")
+    assert deadlocks.figures == {}
+
+
+def test_a_send_or_receive_of_a_deadlock_is_framed_where_it_is() -> None:
+    programs = {
+        "0.0": "0F0.0 0RECV_B0.0@0.1 0SEND_F0.0@0.1 0B0.0 0REDUCE_GRAD 0STEP",
+        "0.1": "1RECV_F0.0@0.0 1F0.0 1B0.0 1SEND_B0.0@0.0 1REDUCE_GRAD 1STEP",
+    }
+    file = schedule_source(Path("dead.json"), Schedule.from_text(Shape(1, 2, 1), programs))
+    (finding,) = [finding for finding in file.findings if finding.others]
+    table = file.lanes
+    involved = [(finding.worker, finding.position), *((other.worker, other.position) for other in finding.others)]
+    for (worker, position), (lane, start, end) in zip(involved, file.places(finding), strict=True):
+        drawn = [i for i in range(*table.offsets[lane : lane + 2]) if (table.start[i], table.end[i]) == (start, end)]
+        assert programs[str(worker)].split()[position] in [str(table.instruction(i)) for i in drawn]
+    assert SchedulePage([file]).first_panel == "findings"

@@ -17,9 +17,10 @@ from recycle.plans import Plan, PlanLibrary
 from recycle.solve.filling import plan_library
 from recycle.solve.planner import plan
 from tests.viz.components import drawn, of_type, plain, words
+from viz.condition import named_workers, parse
 from viz.export import export
 from viz.pages.plans_page import PlansPage, _moved, _what
-from viz.pages.scenario import named_workers, parse, worker_buttons
+from viz.pages.scenario import worker_buttons
 from viz.what_if import WhatIf
 
 JOB = Job.from_toml("[shape]\npipelines = 3\nranks = 2\nmicro_batches = 2\n[memory]\nlimit = 3\n")
@@ -171,7 +172,7 @@ def test_a_slow_worker_stays_slow_when_another_fails() -> None:
     both = page.toggle("0.1=2", [Worker(1, 1)])
     assert (both, page.toggle(both, [Worker(0, 1)])) == ("1.1,0.1=2", "0.1,1.1")
     with pytest.raises(PlanError, match="planning needs a job file"):
-        WhatIf(JOB, None, None).for_slow_workers([(Worker(0, 1), 2.0)])
+        WhatIf(JOB, None, None).under(parse("0.1=2", JOB.shape))
 
 
 def test_the_library_is_listed_by_failures_with_its_figures(library: Path) -> None:

@@ -9,20 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from recycle.ir.columns import Ints, Rows
+from recycle.ir.columns import Columns, Floats, Ints, Rows
 from recycle.ir.dependencies import Cause
 from recycle.ir.event_graph import event_edges
 from recycle.ir.gaps import Gap, GapCause, Gaps
 from recycle.ir.instruction import AsyncInstruction, is_kind
 from recycle.ir.kinds import KIND_CLASSES
+from recycle.ir.memory import activation_changes
 from recycle.ir.simulate import TOLERANCE, Timeline
 from recycle.ir.trace import away_from
-from viz.numbers import PLAN_UNIT, TimeUnit
+from viz.numbers import PLAN_UNIT, TimeUnit, short
 
 MAX_LISTED = 12
 """Inputs or outputs that are listed individually."""
@@ -137,12 +138,16 @@ CAUSE_TEXTS = {
 }
 
 
-CAUSE_TITLES = {
+IdlePart = GapCause | Literal["warm-up"]
+"""A cause, or any cause before a worker's first instruction."""
+WARM_UP: Literal["warm-up"] = "warm-up"
+IDLE_TITLES: dict[IdlePart, str] = {
+    WARM_UP: "warm-up",
     GapCause.INPUT: "waits for a value",
+    GapCause.ORDER: "program order",
+    GapCause.MEMORY: "memory limit",
     GapCause.TRANSFER: "waits for a transfer",
     GapCause.REDUCE: "waits for a reduce or step",
-    GapCause.MEMORY: "memory limit",
-    GapCause.ORDER: "program order",
     GapCause.NOTHING_LEFT: "no work left",
 }
 
@@ -150,9 +155,19 @@ CAUSE_TITLES = {
 class Bubbles:
     """The bubbles of one timeline; `limits` as in `Timeline.gaps`."""
 
-    def __init__(self, timeline: Timeline, limits: Sequence[float] | None = None) -> None:
-        self.timeline = timeline
+    def __init__(self, timeline: Timeline, limits: Sequence[float] | None = None, chunks: int = 1) -> None:
+        self.timeline, self.limits, self.chunks = timeline, limits, chunks
         self.gaps: Gaps = timeline.gaps(limits)
+
+    @cached_property
+    def _added(self) -> Floats:
+        return activation_changes(self.timeline.schedule, self.timeline.profile, in_bytes=False)[0]
+
+    def _cost(self, gap: Gap) -> str:
+        """What the ready instruction of a gap would hold if it ran there, of the limit."""
+        added = float(self._added[gap.ready]) / self.chunks
+        limit = f", limit {short(self.limits[gap.worker.rank] / self.chunks)}" if self.limits and added else ""
+        return f"here +{short(added)} activation{limit}" if added else "here no more memory"
 
     def in_interval(self, worker: int, begin: float, end: float) -> list[Gap]:
         gaps = self.gaps
@@ -166,11 +181,13 @@ class Bubbles:
             return f"{idle}: its program has ended; the iteration ends at {unit.text(gap.end)}."
         following = schedule.instruction(gap.row)
         if gap.cause == GapCause.MEMORY:
-            return f"{idle}: the memory limit holds back {schedule.instruction(gap.ready)}; next is {following}."
+            held_back = f"{schedule.instruction(gap.ready)} ({self._cost(gap)})"
+            return f"{idle}: the memory limit holds back {held_back}; next is {following}."
         if gap.cause == GapCause.ORDER and gap.ready == gap.row:
             return f"{idle}: {following} had all its inputs but had not started."
         if gap.cause == GapCause.ORDER:
-            return f"{idle}: {schedule.instruction(gap.ready)} could run, the program's order puts {following} first."
+            ready = f"{schedule.instruction(gap.ready)} could run ({self._cost(gap)})"
+            return f"{idle}: {ready}, the program's order puts {following} first."
         if gap.waits_for < 0:
             return f"{idle} before {following}."
         awaited = instruction_name(timeline, gap.waits_for)
@@ -193,6 +210,7 @@ class RangeStatistics:
         operations: instructions, transfers excluded, that overlap the range.
         work: kind -> seconds.
         rerouted: seconds of `work` spent on micro-batches of other pipelines.
+        idle: part -> (seconds, its longest gap).
     """
 
     begin: float
@@ -201,7 +219,7 @@ class RangeStatistics:
     operations: int
     work: dict[int, float]
     rerouted: float
-    bubbles: dict[GapCause, float]
+    idle: dict[IdlePart, tuple[float, Gap]]
 
     @property
     def total(self) -> float:
@@ -222,7 +240,13 @@ def range_statistics(timeline: Timeline, gaps: Gaps, begin: float, end: float) -
     seconds = np.bincount(c.kind[~is_transfer], weights=inside[~is_transfer], minlength=len(KIND_CLASSES))
     lost = np.clip(gaps.end, begin, end) - np.clip(gaps.start, begin, end)
     lost = np.where(is_live[gaps.worker], lost, 0.0)
-    causes = np.bincount(gaps.cause, weights=lost, minlength=len(GapCause))
+    is_warm_up = _before_first(c)[gaps.row] & (gaps.row >= 0)
+    idle: dict[IdlePart, tuple[float, Gap]] = {}
+    for part in IDLE_TITLES:
+        places = np.flatnonzero((is_warm_up if part == WARM_UP else (gaps.cause == part) & ~is_warm_up) & (lost > 0))
+        if len(places):
+            (longest,) = gaps.at(places[[int(lost[places].argmax())]])
+            idle[part] = float(lost[places].sum()), longest
     is_rerouted = away_from(c, c.worker // schedule.shape.ranks)
     return RangeStatistics(
         begin,
@@ -231,5 +255,13 @@ def range_statistics(timeline: Timeline, gaps: Gaps, begin: float, end: float) -
         int(((inside > 0) & ~is_transfer).sum()),
         {kind: float(seconds[kind]) for kind in range(len(KIND_CLASSES)) if seconds[kind] > 0},
         float(inside[is_rerouted & ~is_transfer].sum()),
-        {cause: float(causes[cause]) for cause in GapCause if causes[cause] > 0},
+        idle,
     )
+
+
+def _before_first(c: Columns) -> npt.NDArray[np.bool_]:
+    """Whether each row is the first instruction of its worker, transfers excluded."""
+    rows = np.flatnonzero(~is_kind(c.kind, AsyncInstruction))
+    is_first = np.zeros(len(c), dtype=np.bool_)
+    is_first[rows[np.unique(c.worker[rows], return_index=True)[1]]] = True
+    return is_first

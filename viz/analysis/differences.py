@@ -13,21 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from recycle.errors import RecycleError
 from recycle.ir.columns import Floats, Rows
-from recycle.ir.gaps import GapCause
 from recycle.ir.kinds import Compute, StageWide, ValueKind, per_kind
 from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import TOLERANCE, Timeline
 from recycle.ir.trace import first_impossible, transfer_leads
 from recycle.job.shape import Shape, Worker
-from viz.analysis.bubbles import instruction_name, range_statistics
+from viz.analysis.bubbles import IDLE_TITLES, IdlePart, instruction_name, range_statistics
 from viz.numbers import PLAN_UNIT, TimeUnit
 
 
@@ -76,10 +75,12 @@ def is_weight_half(first: Timeline, matches: Matches) -> npt.NDArray[np.bool_]:
 
 
 def match(first: Timeline, second: Timeline) -> Matches:
-    """Match the instructions of two timelines of any shapes; O(n log n)."""
+    """Match the instructions of two timelines; none if their stages hold different layers. O(n log n)."""
     shapes = first.schedule.shape, second.schedule.shape
     first_items, second_items = _WorkItems.from_timeline(first, shapes), _WorkItems.from_timeline(second, shapes)
     a, b = first_items.shared_parts(second_items), second_items.shared_parts(first_items)
+    if not _have_same_layers(*shapes):
+        b = b.subset(np.zeros(len(b.key), dtype=np.bool_))
     _, in_a, in_b = np.intersect1d(a.key, b.key, assume_unique=True, return_indices=True)
     order = np.lexsort((a.row[in_a], a.start[in_a]))
     in_a, in_b = in_a[order], in_b[order]
@@ -92,6 +93,11 @@ def match(first: Timeline, second: Timeline) -> Matches:
         first_items.unmatched_rows(a.row[in_a]),
         second_items.unmatched_rows(b.row[in_b]),
     )
+
+
+def _have_same_layers(first: Shape, second: Shape) -> bool:
+    ends, other_ends = (np.cumsum(shape.stage_sizes) / sum(shape.stage_sizes) for shape in (first, second))
+    return first.stages == second.stages and bool(np.allclose(ends, other_ends))
 
 
 class _WorkItems(NamedTuple):
@@ -121,13 +127,11 @@ class _WorkItems(NamedTuple):
         """Drop the weight parts without an instruction in `other`."""
         is_shared = ~self.is_part
         is_shared[self.is_part] = np.isin(self.key[self.is_part], other.key[~other.is_part], assume_unique=True)
-        return _WorkItems(
-            self.key[is_shared],
-            self.row[is_shared],
-            self.worker[is_shared],
-            self.start[is_shared],
-            self.is_part[is_shared],
-        )
+        return self.subset(is_shared)
+
+    def subset(self, chosen: npt.NDArray[np.bool_]) -> _WorkItems:
+        part = self.is_part[chosen]
+        return _WorkItems(self.key[chosen], self.row[chosen], self.worker[chosen], self.start[chosen], part)
 
     def unmatched_rows(self, matched: Rows) -> Rows:
         is_unmatched = np.zeros(int(self.row.max(initial=-1)) + 1, dtype=np.bool_)
@@ -159,7 +163,7 @@ def _keys(schedule: Schedule, shapes: Sequence[Shape]) -> tuple[Rows, Rows, Rows
     return key, work_rows.row[keyed][place], worker[place]
 
 
-TimePart = GapCause | Literal["own work", "re-routed work"]
+TimePart = IdlePart | Literal["own work", "re-routed work"]
 
 
 def split(timeline: Timeline, limits: Sequence[float] | None = None) -> dict[TimePart, float]:
@@ -170,7 +174,9 @@ def split(timeline: Timeline, limits: Sequence[float] | None = None) -> dict[Tim
         "own work": (sum(statistics.work.values()) - statistics.rerouted) / workers,
         "re-routed work": statistics.rerouted / workers,
     }
-    return parts | {cause: statistics.bubbles.get(cause, 0.0) / workers for cause in GapCause}
+    return parts | {
+        part: statistics.idle[part][0] / workers if part in statistics.idle else 0.0 for part in IDLE_TITLES
+    }
 
 
 class TimeShare(NamedTuple):
@@ -185,24 +191,12 @@ class TimeShare(NamedTuple):
         return self.second - self.first
 
 
-GROUPS: dict[str, tuple[TimePart, ...]] = {
-    "own work": ("own work",),
-    "extra work (re-routed)": ("re-routed work",),
-    "dependency wait": (GapCause.INPUT, GapCause.ORDER),
-    "memory wait": (GapCause.MEMORY,),
-    "communication": (GapCause.TRANSFER,),
-    "reduce and step": (GapCause.REDUCE,),
-    "no work left": (GapCause.NOTHING_LEFT,),
-}
-"""Parts under the names that readers see; ORDER waits count as dependency waits, because the order waits for inputs."""
+PART_TITLES: dict[Any, str] = {"own work": "own work", "re-routed work": "extra work (re-routed)", **IDLE_TITLES}
 
 
 def shares(first: dict[TimePart, float], second: dict[TimePart, float]) -> list[TimeShare]:
     """Split the difference of two makespans; the differences of the parts add up to it."""
-    return [
-        TimeShare(title, sum(first[part] for part in parts), sum(second[part] for part in parts))
-        for title, parts in GROUPS.items()
-    ]
+    return [TimeShare(title, first[part], second[part]) for part, title in PART_TITLES.items()]
 
 
 class Divergence(NamedTuple):
@@ -331,4 +325,7 @@ def require_one_clock(executed: Timeline) -> tuple[int, float]:
 
 
 def scale_timeline(timeline: Timeline, scale: float) -> Timeline:
-    return replace(timeline, start=timeline.start * scale, end=timeline.end * scale, period=timeline.period * scale)
+    """Return a timeline in another unit of time, with its profile."""
+    start, end = scale * timeline.start, scale * timeline.end
+    period, profile = scale * timeline.period, timeline.profile.scaled(scale)
+    return replace(timeline, profile=profile, start=start, end=end, period=period)

@@ -63,13 +63,32 @@ def memory_curve(timeline: Timeline, worker: int, changes: tuple[Floats, Floats]
     )
 
 
+def micro_batches_held(timeline: Timeline, worker: int, time: float) -> list[str]:
+    """Return the instructions whose activations a worker holds at a time, by start."""
+    c, schedule = timeline.schedule.columns, timeline.schedule
+    added, freed = activation_changes(schedule, timeline.profile, in_bytes=False)
+    held: dict[tuple[int, ...], float] = {}
+    names: dict[tuple[int, ...], str] = {}
+    for row in range(int(c.offsets[worker]), int(c.offsets[worker + 1])):
+        first, second = (c.stage, c.pipeline, c.index), (c.stage2, c.pipeline2, c.index2)
+        key, backward = (tuple(int(column[row]) for column in columns) for columns in (first, second))
+        if added[row] and timeline.start[row] <= time:
+            held[key], names[key] = held.get(key, 0.0) + added[row], str(schedule.instruction(row))
+        if freed[row] and timeline.end[row] <= time:
+            key = key if backward[1] < 0 else backward
+            held[key] = held.get(key, 0.0) - freed[row]
+    return [name for key, name in names.items() if held[key] > TOLERANCE]
+
+
 def knows_bytes(profile: Profile) -> bool:
     """Return whether a profile states sizes; without sizes each activation counts 1."""
     return profile.capacity is not None or profile.activation != 1.0 or profile.static != 0.0
 
 
 def held_by_all(entry: CachedLanes, context: TimelineContext) -> tuple[Singles, Singles, Singles]:
-    """Return the memory of all workers at each operation of a table, in bytes if the profile states sizes.
+    """Return the memory of all workers at each operation.
+
+    It is in bytes if the profile states sizes, else in activations of a worker's whole part of the model.
 
     Returns (limit of each lane, NaN without one; memory from the start of each operation; memory from its end). Memory
     does not change between operations.
@@ -77,6 +96,7 @@ def held_by_all(entry: CachedLanes, context: TimelineContext) -> tuple[Singles, 
     table, timeline = entry.table, context.timeline
     schedule, profile = timeline.schedule, timeline.profile
     in_bytes = knows_bytes(profile)
+    unit = 1.0 if in_bytes else 1.0 / context.chunks
     changes = activation_changes(schedule, profile, in_bytes=in_bytes)
     fixed = static_bytes(schedule, profile) if in_bytes else [0.0] * schedule.shape.worker_count
     limits = np.full(table.lanes, np.nan, dtype=np.float32)
@@ -88,11 +108,12 @@ def held_by_all(entry: CachedLanes, context: TimelineContext) -> tuple[Singles, 
         if in_bytes:
             limits[lane] = np.nan if profile.capacity is None else profile.capacity
         elif context.limits:
-            limits[lane] = context.limits[w % len(context.limits)]
+            limits[lane] = unit * context.limits[w % len(context.limits)]
         curve = memory_curve(timeline, w, changes)
         operations = slice(int(table.offsets[lane]), int(table.offsets[lane + 1]))
         for times, values in ((table.start, from_start), (table.end, from_end)):
-            values[operations] = curve.held[np.searchsorted(curve.time, times[operations], side="right") - 1] + fixed[w]
+            held = curve.held[np.searchsorted(curve.time, times[operations], side="right") - 1]
+            values[operations] = unit * held + fixed[w]
     return limits, from_start, from_end
 
 

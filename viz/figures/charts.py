@@ -244,6 +244,50 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 """Dashes distinguish lines besides color; texts distinguish bars."""
 SHAPES = ("", "/", "x", "-", "\\", "|", "+", ".")
+
+
+def period_curves_figure(
+    title: str, values: Sequence[float], periods: Mapping[str, Sequence[float]], mark: float | None
+) -> go.Figure:
+    """Return the period of each timeline over the values of one time, with a line at `mark`."""
+    figure = go.Figure()
+    for place, (name, seconds) in enumerate(periods.items()):
+        line = {"color": COLOURS[place % len(COLOURS)], "dash": DASHES[place % len(DASHES)]}
+        add_line(figure, values, seconds, name, f"{name}: period %{{y:.6g}} at %{{x:.4g}}", line)
+    shapes = [] if mark is None else [_line_at(mark, FAILURE, "dot")]
+    figure.update_layout(
+        frame(240 + 12 * len(periods), 8, BOTTOM) | {"showlegend": True},
+        legend={"orientation": "h", "y": -0.3, "yanchor": "top", "font": {"size": 10.5}},
+        shapes=shapes,
+        uirevision=title,
+        xaxis=x_axis(title),
+        yaxis=y_axis("period"),
+    )
+    return figure
+
+
+def memory_period_figure(points: Sequence[Sequence[Any]], memory_title: str) -> go.Figure:
+    """Return a plot of timelines, as (name, period, memory): the lower left is best."""
+    names, periods, memory = zip(*points, strict=True)
+    figure = go.Figure()
+    figure.add_scatter(
+        x=periods,
+        y=memory,
+        mode="markers+text",
+        text=names,
+        textposition=[f"{side} center" for side in ("top", "bottom") * len(points)][: len(points)],
+        marker={"size": 11, "color": [COLOURS[place % len(COLOURS)] for place in range(len(points))]},
+        hovertemplate="%{text}: period %{x:.6g}, memory %{y:.4g}<extra></extra>",
+        cliponaxis=False,
+    )
+    figure.update_layout(
+        frame(340, 30, BOTTOM),
+        xaxis=x_axis("period, in the unit of the times"),
+        yaxis=y_axis(memory_title, rangemode="tozero"),
+    )
+    return figure
+
+
 HOUR = 3600.0
 SHORTEST = 1 / 1000
 """Shortest drawn pause as a share of the trace; a shorter one would be thinner than a pixel and hide other lines."""

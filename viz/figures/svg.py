@@ -94,25 +94,6 @@ def svg(panels: Sequence[Panel], *, width: int = 960) -> str:
     return _document(panels, body, width, height_of(heights))
 
 
-def animation(panels: Sequence[Panel], *, seconds: float = 2.5, width: int = 960) -> str:
-    """Return an endless animation of panels as SVG text, `seconds` each; all must have the same workers.
-
-    Viewers without animation show the last panel.
-    """
-    left, height = _gutter(panels), LANE * max(panel.table.lanes for panel in panels)
-    body: list[str] = []
-    for place, panel in enumerate(panels):
-        values = ";".join("1" if frame == place else "0" for frame in range(len(panels)))
-        body.append(
-            f'<g opacity="{int(place == len(panels) - 1)}"><animate attributeName="opacity" calcMode="discrete"'
-            f' values="{values}" dur="{_number(seconds * len(panels))}s" repeatCount="indefinite"/>'
-        )
-        body += [part for shape in _panel(panel, left, TOP, width - left - RIGHT, height) for part in _drawn(shape)]
-        body.append("</g>")
-    body += [part for shape in _legend(panels, left, height_of([height]) - LEGEND) for part in _drawn(shape)]
-    return _document(panels, body, width, height_of([height]))
-
-
 def height_of(heights: Sequence[float]) -> float:
     """Return the height of a picture whose panels have lanes of the given total heights."""
     return TOP + sum(heights) + (TITLE + AXIS + GAP) * len(heights) + LEGEND

@@ -9,6 +9,7 @@ from viz.pages.report_page import ReportPage
 from viz.pages.run_page import RunPage
 from viz.pages.runs_page import RunsPage, StartPage
 from viz.pages.schedule_page import SchedulePage
+from viz.pages.scoreboard_page import ScoreboardPage
 from viz.pages.systems_page import SystemsPage
 from viz.pages.validate_page import ValidatePage
 
@@ -18,6 +19,7 @@ PAGES: tuple[type[Page], ...] = (
     RunsPage,
     RunPage,
     ReportPage,
+    ScoreboardPage,
     SchedulePage,
     ComparePage,
     PlansPage,

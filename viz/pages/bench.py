@@ -15,10 +15,13 @@ from viz.lane_cache import CachedLanes, LaneCache, TimelineContext, release_memo
 from viz.pages import panels, parts, scenario
 from viz.pages.lanes_view import selection_details
 from viz.pages.page import TABS, Mode, Page
+from viz.scenario import PageModel
 
-SELECTION, EXPLAIN, IN_VIEW, WORKERS, SCENARIO, FOUND = "selection", "explain", "view", "workers", "scenario", "found"
+SELECTION, FIGURES, EXPLAIN, IN_VIEW, WORKERS = "selection", "figures", "explain", "view", "workers"
+SCENARIO, FOUND = "scenario", "found"
 PANEL_TITLES = {
     SELECTION: "Selection",
+    FIGURES: "Figures",
     EXPLAIN: "Explain",
     IN_VIEW: "In view",
     WORKERS: "Workers",
@@ -31,10 +34,10 @@ INVITATION = (
 )
 STORES = ("choice", "links", "linked", "asked")
 PANELS: dict[str, Callable[[CachedLanes, TimelineContext, dict[str, Any]], list[Any]]] = {
+    FIGURES: panels.figures,
     EXPLAIN: panels.explained,
     IN_VIEW: panels.in_view,
     WORKERS: panels.workers,
-    SCENARIO: scenario.time_fields,
     FOUND: panels.hits,
 }
 """Panel about the current timeline -> function that builds its content for a browser's request."""
@@ -42,15 +45,16 @@ SLOTS = ("page", "controls", "lanes", "panels")
 """Places of each page in the application; a page with lanes leaves the first one empty, another page the others."""
 
 
-def bench(pages: Sequence[Page], first: html.Div | Mode) -> list[html.Div]:
+def bench(pages: Sequence[Page], first: html.Div | Mode, given: TimelineContext | None = None) -> list[html.Div]:
     """Build the pages without lanes, and the workbench with lanes and dock.
 
     Args:
         pages: all pages of the application; each gets its places here.
         first: content of the first page; other pages are filled when opened, see `slots`.
+        given: see `Workspace.given`.
     """
     first_content = {SELECTION: parts.hint(INVITATION), FOUND: parts.hint("Type a query above, and press Enter.")}
-    page_parts = {SCENARIO: [part for page in pages for part in page.scenario()]}
+    page_parts = {SCENARIO: scenario.form(given, [part for page in pages for part in page.scenario()])}
     shared = [
         _panel(name, title, [*page_parts.get(name, []), html.Div(first_content.get(name), id=panel_id(name))])
         for name, title in PANEL_TITLES.items()
@@ -63,6 +67,7 @@ def bench(pages: Sequence[Page], first: html.Div | Mode) -> list[html.Div]:
     dock = html.Aside([tabs, *shared, *page_slots["panels"]], className="bench-dock")
     workbench = parts.div(
         "bench",
+        parts.div("banner", hidden=True, **parts.attributes(role="status")),
         parts.div("bench-controls", *page_slots["controls"]),
         parts.div("bench-main", parts.div("bench-lanes", *page_slots["lanes"]), _splitter(), dock),
         *(dcc.Store(id=store_id(store)) for store in STORES),
@@ -126,7 +131,7 @@ def bar() -> html.Div:
     )
 
 
-def register(app: Dash, cache: LaneCache) -> None:
+def register(app: Dash, cache: PageModel) -> None:
     def store_input(store: str) -> Input:
         return Input(store_id(store), "data")
 

@@ -16,7 +16,7 @@ from flask import Response, abort
 
 from recycle.errors import RecycleError
 from viz.figures.palette import SHADES
-from viz.lane_cache import BoundedCache, LaneCache, content_hash, release_memory
+from viz.lane_cache import BoundedCache, content_hash, lanes_address, release_memory
 from viz.pages import parts
 from viz.pages.comparison import (
     ComparedPair,
@@ -29,9 +29,11 @@ from viz.pages.comparison import (
     largest,
     shade_legend,
 )
-from viz.pages.lanes_view import cached_response, lanes_address, lanes_view
+from viz.pages.lanes_view import cached_response, lanes_view
 from viz.pages.page import Mode, Page, Workspace, keep_in_address
+from viz.pages.scenario import INPUTS
 from viz.run import Run
+from viz.scenario import PageModel, Scenario
 from viz.sources import ScheduleFile
 
 MAX_COMPARED = 4
@@ -47,7 +49,7 @@ class ComparePage(Page):
     has_lanes, first_panel = True, "differences"
     invitation = "Both on one axis: which instructions start later, where the time goes, where they first differ."
 
-    def __init__(self, now: Callable[[], Sequence[Run | ScheduleFile]], cache: LaneCache | None = None) -> None:
+    def __init__(self, now: Callable[[], Sequence[Run | ScheduleFile]], cache: PageModel | None = None) -> None:
         super().__init__(cache)
         self.now = now
         self.shades: BoundedCache[str, bytes] = BoundedCache(MAX_BYTES, len)
@@ -92,19 +94,21 @@ class ComparePage(Page):
         colour: Colour = "later",
         arrangement: LaneArrangement = "stacked",
         ghost: bool = False,
+        scenario: Scenario | None = None,
     ) -> list[Any]:
         if len(keys) < 2:
             return [parts.empty_state("Choose two or more to compare.")]
         try:
-            comparison = self.comparison(keys)
+            comparison = self.comparison(keys, scenario)
         except RecycleError as error:
             return [parts.problems([str(error)]), parts.empty_state("These cannot be put on one time axis.")]
         ignored = [f"only the first {MAX_COMPARED} are compared"] if len(keys) > MAX_COMPARED else []
         together = arrangement == "interleaved" and comparison.is_same_workers
         if arrangement == "interleaved" and not together:
             ignored.append("the timelines have different workers, so their lanes cannot be interleaved")
-        shades = [self._shades(pair, colour == "later") for pair in comparison.pairs]
-        legends = [shade_legend(pair, comparison) for pair in comparison.pairs] if colour == "later" else []
+        shades = [self._shades(pair, colour == "later" and pair.is_matched) for pair in comparison.pairs]
+        is_shaded = colour == "later" and all(pair.is_matched for pair in comparison.pairs)
+        legends = [shade_legend(pair, comparison) for pair in comparison.pairs] if is_shaded else []
         left = parts.gutter(*comparison.tables) + LETTER_PIXELS * together
         if together:
             blocks = [self._interleaved(comparison, shades, left), *legends]
@@ -140,6 +144,7 @@ class ComparePage(Page):
                 span=comparison.span,
                 left=left,
                 context=item.context,
+                is_timed=True,
                 ghost=first if ghost and place and first.workers == item.lanes.workers else None,
                 extra={"data-shades": json.dumps([shades[place - 1]])} if place else None,
                 legend=legends[place - 1] if place and legends else None,
@@ -160,15 +165,18 @@ class ComparePage(Page):
             left=left,
             rows=first.lanes.lanes * len(comparison.timelines),
             context=first.context,
+            is_timed=True,
             extra={"data-with": json.dumps(addresses), "data-shades": json.dumps([None, *shades])},
         )
 
-    def compare(self, keys: Sequence[str], arrangement: LaneArrangement = "stacked") -> list[Any]:
+    def compare(
+        self, keys: Sequence[str], arrangement: LaneArrangement = "stacked", scenario: Scenario | None = None
+    ) -> list[Any]:
         """Build the content below the lanes: figures, parts of the difference, largest differences."""
         if len(keys) < 2:
             return []
         try:
-            comparison = self.comparison(keys)
+            comparison = self.comparison(keys, scenario)
         except RecycleError:
             return []  # the lanes' place shows the message
         cards = [
@@ -179,12 +187,12 @@ class ComparePage(Page):
         release_memory()
         return cards
 
-    def comparison(self, keys: Sequence[str]) -> Comparison:
+    def comparison(self, keys: Sequence[str], scenario: Scenario | None = None) -> Comparison:
         """Return `Comparison.of_keys` for the first MAX_COMPARED keys, computed once."""
         with self._lock:
-            request = (tuple(keys[:MAX_COMPARED]), list(self.now()))
+            request = (tuple(keys[:MAX_COMPARED]), list(self.now()), scenario)
             if self._last is None or self._last[0] != request:
-                self._last = request, Comparison.of_keys(request[1], request[0])
+                self._last = request, Comparison.of_keys(request[1], request[0], self.cache, scenario)
                 release_memory()
             return self._last[1]
 
@@ -204,17 +212,16 @@ class ComparePage(Page):
             self.input("colour", "value"),
             Input(arrangement, "value"),
             self.input("ghost", "value"),
+            *INPUTS,
         )
-        def draw(
-            keys: list[str] | None, colour: Colour, lane_arrangement: LaneArrangement, ghost: list[str] | None
-        ) -> Any:
+        def draw(keys: Any, colour: Colour, lane_arrangement: LaneArrangement, ghost: Any, *scenario: Any) -> Any:
             with self._answering:
-                return self.lanes(keys or [], colour, lane_arrangement, bool(ghost))
+                return self.lanes(keys or [], colour, lane_arrangement, bool(ghost), Scenario.of(*scenario))
 
-        @app.callback(self.output("answer"), Input(chosen, "value"), Input(arrangement, "value"))
-        def show(keys: list[str] | None, lane_arrangement: LaneArrangement) -> Any:
+        @app.callback(self.output("answer"), Input(chosen, "value"), Input(arrangement, "value"), *INPUTS)
+        def show(keys: list[str] | None, lane_arrangement: LaneArrangement, *scenario: Any) -> Any:
             with self._answering:  # the lanes are answered first
-                return self.compare(keys or [], lane_arrangement)
+                return self.compare(keys or [], lane_arrangement, Scenario.of(*scenario))
 
 
 _COLOURS = {"later": "how much later it starts", "kind": "kind of work"}

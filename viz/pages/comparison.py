@@ -29,11 +29,12 @@ from viz.analysis.differences import (
 )
 from viz.details import figures_table
 from viz.figures.palette import SHADES
-from viz.lane_cache import ComparedTimeline, TimelineContext
+from viz.lane_cache import ComparedTimeline
 from viz.lanes import LaneTable
 from viz.numbers import TimeUnit, signed, signed_percent, time_unit
 from viz.pages import parts
 from viz.run import Run
+from viz.scenario import PageModel, Scenario
 from viz.sources import Place, ScheduleFile
 
 LATE = 0.01
@@ -65,6 +66,10 @@ class ComparedPair(NamedTuple):
     matches: Matches
 
     @property
+    def is_matched(self) -> bool:
+        return len(self.matches.first) > 0
+
+    @property
     def edges(self) -> tuple[float, float]:
         """Bounds of the shades either way, in the timelines' unit: smallest difference, half of the largest."""
         smallest = LATE * self.first.timeline.makespan
@@ -82,11 +87,16 @@ class ComparedPair(NamedTuple):
     def divergences(self, unit: TimeUnit) -> list[tuple[str, Divergence]]:
         """Return the first point where a worker runs other instructions, and the first differing start."""
         a, b = self.first.timeline, self.second.timeline
+        if not self.is_matched:
+            return []
         candidates = [
             ("First difference", first_order_divergence(a, b)),
             ("First difference of starts", first_start_difference(a, b, self.matches, LATE * a.makespan, unit)),
         ]
         return [(title, divergence) for title, divergence in candidates if divergence is not None]
+
+
+_UNMATCHED = "{} cuts the model into other stages than the first, so their instructions are not matched."
 
 
 class Comparison(NamedTuple):
@@ -97,18 +107,33 @@ class Comparison(NamedTuple):
     notes: list[str]
 
     @classmethod
-    def of_keys(cls, sources: Sequence[Source], keys: Sequence[str]) -> Comparison:
-        """Put the timelines of `keys` on one clock, and compare each with the first.
+    def of_keys(
+        cls,
+        sources: Sequence[Source],
+        keys: Sequence[str],
+        model: PageModel | None = None,
+        scenario: Scenario | None = None,
+    ) -> Comparison:
+        """Put the timelines of `keys` under a scenario on one clock, and compare each with the first.
 
         Raises RecycleError if a key is unknown or its plan has no timeline, and as `align_clocks` does.
         """
+        model, scenario = model or PageModel(), scenario or Scenario()
         available = choices(sources)
         for key in keys:
             if key not in available:
                 raise RecycleError(f"compare: {key!r} is not one of the timelines that can be compared")
-        timelines, notes = align_clocks([make(title) for title, make in map(available.__getitem__, keys)])
+        timelines = []
+        for title, make in map(available.__getitem__, keys):
+            given = make(title)
+            entry = model.entry(given.lanes, given.context, scenario)
+            timelines.append(given._replace(lanes=entry.table, context=entry.context or given.context))
+        timelines, notes = align_clocks(timelines)
         first, *others = timelines
         pairs = [ComparedPair(first, other, match(first.timeline, other.timeline)) for other in others]
+        notes += [
+            _UNMATCHED.format(other.title) for other, pair in zip(others, pairs, strict=True) if not pair.is_matched
+        ]
         return cls(timelines, pairs, notes)
 
     @property
@@ -148,7 +173,7 @@ def align_clocks(timelines: Sequence[ComparedTimeline]) -> tuple[list[ComparedTi
         notes.append(f"{item.title}: 1 unit = {scale:.4g} s; {method}.")
         timeline = scale_timeline(item.timeline, scale)
         lanes = replace(LaneTable.from_timeline(timeline), unit="s")
-        aligned.append(ComparedTimeline(item.title, TimelineContext(timeline, limits=item.context.limits), lanes))
+        aligned.append(ComparedTimeline(item.title, replace(item.context, timeline=timeline, plan=None), lanes))
     return aligned, notes
 
 
@@ -162,12 +187,20 @@ def _checked(transfers: int, uncertainty: float) -> str:
 
 
 def figures(comparison: Comparison) -> html.Div:
-    first = comparison.timelines[0].timeline.makespan
-    differences = [item.timeline.makespan / first - 1 if first else 0.0 for item in comparison.timelines]
+    is_executed = any(item.context.executed for item in comparison.timelines)
+    lengths = [item.timeline.makespan if is_executed else item.timeline.period for item in comparison.timelines]
+    differences = [length / lengths[0] - 1 if lengths[0] else 0.0 for length in lengths]
     against = [None, *("the same" if abs(share) < 5e-4 else signed_percent(share) for share in differences[1:])]
     live_workers = [len(item.timeline.schedule.live) for item in comparison.timelines]
     head, rows = figures_table([(item.title, item.context) for item in comparison.timelines], comparison.unit)
-    return parts.table(head, [*rows, ["against the first", *against], ["live workers", *live_workers]])
+    return parts.table(
+        head,
+        [
+            *rows,
+            [f"{'makespan' if is_executed else 'period'} against the first", *against],
+            ["live workers", *live_workers],
+        ],
+    )
 
 
 def difference(comparison: Comparison, pair: ComparedPair, arrangement: LaneArrangement) -> html.Section:
@@ -184,6 +217,8 @@ def difference(comparison: Comparison, pair: ComparedPair, arrangement: LaneArra
     words = f"{len(pair.matches.first):,} instructions are in both"
     words += f", {moved_count:,} of them on another worker" if moved_count else ""
     words += f"; {missing[0]:,} only in the first, {missing[1]:,} only in the second." if any(missing) else "."
+    words = words if pair.is_matched else _UNMATCHED.format(pair.second.title)
+    same = "Both run the same instructions at the same times." if pair.is_matched else ""
     divergences = []
     for title, divergence in pair.divergences(unit):
         lane, graph = place_of(comparison, pair, divergence, arrangement)
@@ -194,9 +229,7 @@ def difference(comparison: Comparison, pair: ComparedPair, arrangement: LaneArra
     return parts.card(
         f"{pair.second.title} against {pair.first.title}",
         html.P(words, className="says"),
-        html.Ul(divergences, className="says")
-        if divergences
-        else html.P("Both run the same instructions at the same times."),
+        html.Ul(divergences, className="says") if divergences else html.P(same),
         parts.table((f"per live worker{unit.suffix}", "first", "second", "difference"), rows),
         caption=(
             "Mean over the live workers: each is at work or waits for something at every moment, so the parts add"

@@ -18,7 +18,7 @@ from flask import Response, abort, request
 from viz.analysis.memory import encode_held
 from viz.details import details
 from viz.kinds import summary
-from viz.lane_cache import LaneCache, TimelineContext, encode
+from viz.lane_cache import LaneCache, TimelineContext, encode, lanes_address
 from viz.lanes import LaneTable, Panel, with_common_span
 from viz.numbers import time_unit
 from viz.pages import parts
@@ -41,6 +41,7 @@ def lanes_view(
     rows: int | None = None,
     context: TimelineContext | None = None,
     ghost: LaneTable | None = None,
+    is_timed: bool = False,
     extra: Mapping[str, str] | None = None,
     legend: Any = None,
 ) -> html.Div:
@@ -54,7 +55,8 @@ def lanes_view(
         span: length of the time axis, if longer than the table.
         rows: number of rows; None: one per lane.
         ghost: lanes of the same workers, drawn as outlines.
-        more: attributes for the canvas, see `assets/modules/derived.js` and `layers.js`.
+        is_timed: whether the lanes are under the scenario already, which the browser applies to others.
+        extra: attributes for the canvas, see `assets/modules/derived.js` and `layers.js`.
     """
     address = lanes_address(cache.put(table, context, span)) if cache else _embedded(table)
     lanes: dict[str, Any] = {"--lanes": rows or table.lanes}  # the style sheet computes a height from it
@@ -67,7 +69,7 @@ def lanes_view(
         data_margins=" ".join(map(str, parts.margins(table, left))),
         data_span=str(span or table.span),
         data_linked=linked,
-        data_halt=None if table.halt is None else str(table.halt),
+        data_timed="yes" if is_timed else None,
         data_ghost=lanes_address(cache.put(ghost)) if cache and ghost else None,
         **(extra or {}),
     )
@@ -107,10 +109,6 @@ def static_timelines(prefix: str, panels: Sequence[Panel], empty_text: str) -> h
 
 def _embedded(table: LaneTable) -> str:
     return f"{COMPRESSED},{b64encode(gzip.compress(encode(table), 6, mtime=0)).decode()}"
-
-
-def lanes_address(digest: str) -> str:
-    return f"lanes/{digest}.bin"
 
 
 def cached_response(content: bytes, digest: str) -> Response:

@@ -13,10 +13,11 @@ from typing import Any, Protocol
 
 from dash import Dash, Input, Output, State, dcc, html
 
-from viz.lane_cache import LaneCache
+from viz.lane_cache import TimelineContext
 from viz.pages import parts
 from viz.run import Run
 from viz.run_files import REFRESH_SECONDS, LiveRun
+from viz.scenario import PageModel
 from viz.sources import ScheduleFile, SystemComparison
 from viz.what_if import WhatIf
 
@@ -59,7 +60,7 @@ class Workspace:
     comparisons: Mapping[str, SystemComparison] = field(default_factory=dict)
     is_example: bool = False
     run_folders: Sequence[Path] = ()
-    cache: LaneCache = field(default_factory=LaneCache)
+    cache: PageModel = field(default_factory=PageModel)
     pages: list[Page] = field(default_factory=list)
 
     @classmethod
@@ -70,6 +71,11 @@ class Workspace:
 
     def sources(self) -> list[Run | ScheduleFile]:
         return [*self.files, *(live.run for live in self.runs)]
+
+    @property
+    def given(self) -> TimelineContext | None:
+        """A timeline with the times that the fields of the scenario start from; None without files."""
+        return next((file.context for file in self.files if file.context is not None and not file.executed), None)
 
 
 class Page(Protocol):
@@ -86,12 +92,12 @@ class Page(Protocol):
     prefix: str
     invitation: str = ""
     has_lanes: bool = False
-    first_panel: str = "selection"
+    first_panel: Any = "selection"
     worker_panel: str = "selection"
-    cache: LaneCache
+    cache: PageModel
 
-    def __init__(self, cache: LaneCache | None = None) -> None:
-        self.cache = cache or LaneCache()
+    def __init__(self, cache: PageModel | None = None) -> None:
+        self.cache = cache or PageModel()
 
     @classmethod
     @abstractmethod
@@ -153,7 +159,7 @@ class PageOfRun(Page):
 
     kind: str
 
-    def __init__(self, live: LiveRun, prefix: str = "", cache: LaneCache | None = None) -> None:
+    def __init__(self, live: LiveRun, prefix: str = "", cache: PageModel | None = None) -> None:
         super().__init__(cache)
         self.live, self.prefix = live, prefix or self.kind
 

@@ -12,124 +12,161 @@ from typing import Any
 import numpy as np
 from dash import html
 
-from recycle.ir.gaps import Gap, GapCause
+from recycle.ir.gaps import Gap, GapCause, Gaps
+from recycle.ir.instruction import AsyncInstruction, is_kind
 from recycle.ir.kinds import KIND_CLASSES
 from recycle.ir.simulate import TOLERANCE
-from viz.analysis.bubbles import CAUSE_TITLES, instruction_name, range_statistics
+from viz.analysis.bubbles import IDLE_TITLES, instruction_name, range_statistics
+from viz.analysis.rerouting import reroutings
+from viz.details import PEAK, memory_of_workers
+from viz.details import figures as figures_of
 from viz.kinds import is_schedule_work, mark_text
 from viz.lane_cache import CachedLanes, TimelineContext
 from viz.numbers import PLACE_DIGITS, percent, short
 from viz.pages import parts
 
-MAX_BUBBLES_LISTED, MAX_HITS, MAX_WORKERS = 12, 40, 64
-MAX_BUBBLES_READ = 400
-"""Number of the longest bubbles to consider; equal ones are shown once."""
+MAX_BUBBLES_LISTED, MAX_HITS, MAX_WORKERS, MAX_PLACES = 12, 40, 64, 12
 
 
 def critical_path(entry: CachedLanes, context: TimelineContext) -> html.Section:
     timeline, unit = context.timeline, entry.unit
     rows = np.array(timeline.critical_path, dtype=np.int64)
-    kinds = timeline.schedule.columns.kind[rows]
-    seconds = np.bincount(kinds, weights=(timeline.end - timeline.start)[rows], minlength=len(KIND_CLASSES))
-    waited = timeline.makespan - float(seconds.sum())
-    cells: list[list[parts.Cell]] = [
-        [
-            kind_name(int(kind)),
-            int((kinds == kind).sum()),
-            float(seconds[kind]) * unit.scale,
-            _share(seconds[kind], context),
-        ]
-        for kind in np.argsort(-seconds, kind="stable").tolist()
-        if seconds[kind] > 0
+    kinds, seconds = timeline.schedule.columns.kind[rows], (timeline.end - timeline.start)[rows]
+    spent = {kind_name(kind): float(seconds[kinds == kind].sum()) for kind in np.unique(kinds).tolist()}
+    spent["between instructions"] = timeline.makespan - sum(spent.values())
+    words = [
+        f"{name} {unit.amount(time)}"
+        for name, time in sorted(spent.items(), key=lambda item: -item[1])
+        if time > timeline.makespan * TOLERANCE
     ]
-    if waited > timeline.makespan * TOLERANCE:
-        cells.append(["between instructions", None, waited * unit.scale, _share(waited, context)])
     free = ""
     if context.slack is not None:
         work = is_schedule_work(timeline.schedule.columns.kind)
         critical = int((context.slack[work] <= timeline.makespan * TOLERANCE).sum())
         free = f" {critical:,} of {int(work.sum()):,} instructions are critical: delaying one delays the iteration."
-    return parts.card(
-        "Critical path",
-        parts.table(("", "instructions", f"time{unit.suffix}", "share"), cells),
-        caption=f"One chain of waits over the makespan of {unit.amount(timeline.makespan)}; key p draws it.{free}",
-    )
+    caption = f"One chain of waits over the makespan of {unit.text(timeline.makespan)}; key p draws it.{free}"
+    return parts.card("Critical path", parts.chips(words), caption=caption)
 
 
 def longest_bubbles(entry: CachedLanes, context: TimelineContext) -> html.Section:
-    groups: dict[Any, list[Gap]] = {}
-    for gap in context.bubbles.gaps.longest(None, MAX_BUBBLES_READ):
-        groups.setdefault((gap.worker.rank, gap.cause, f"{gap.start:.9g} {gap.end:.9g}"), []).append(gap)
+    groups = alike(context.bubbles.gaps)
     if not groups:
         return parts.card("Bubbles", html.P("No worker is idle before its program ends."))
-    totals = context.bubbles.gaps.seconds.sum(axis=0)
-    order = [GapCause(int(cause)) for cause in np.argsort(-totals, kind="stable") if totals[cause] > 0]
     unit = entry.unit
-    spent = "; ".join(f"{CAUSE_TITLES[cause]} {unit.amount(float(totals[cause]))}" for cause in order)
     rows: list[list[parts.Cell]] = []
-    for gap, *others in list(groups.values())[:MAX_BUBBLES_LISTED]:
+    for gap, count in groups:
         lane = context.lane(entry.table, gap.worker)
         show = parts.show_button([(lane, gap.start, gap.end)]) if lane >= 0 else None
-        worker_text = f"{gap.worker}, and {len(others)} similar on its rank" if others else str(gap.worker)
+        worker_text = f"{gap.worker}, and {count - 1} similar on its rank" if count > 1 else str(gap.worker)
         reason = html.Div(context.bubbles.reason(gap, unit))
-        rows.append([worker_text, html.Div([html.Strong(CAUSE_TITLES[gap.cause]), reason]), show])
-    return parts.card(
-        "Longest bubbles",
-        parts.table(("worker", "cause", ""), rows, "findings"),
-        caption=f"Total over all workers: {spent}.",
-    )
+        rows.append([worker_text, html.Div([html.Strong(IDLE_TITLES[gap.cause]), reason]), show])
+    return parts.card("Longest bubbles", parts.table(("worker", "cause", ""), rows, "findings"))
+
+
+def time_card(
+    entry: CachedLanes, context: TimelineContext, begin: float = 0.0, end: float | None = None
+) -> html.Section:
+    """Build the time of a range as a waterfall: work by kind, then idle time by part, each with its longest gap."""
+    unit = entry.unit
+    end = context.timeline.makespan if end is None else end
+    statistics = range_statistics(context.timeline, context.bubbles.gaps, begin, end)
+    bars: list[tuple[str, float, Gap | None]] = []
+    for kind, seconds in sorted(statistics.work.items(), key=lambda item: -item[1]):
+        bars.append((kind_name(kind), seconds, None))
+    bars += [(IDLE_TITLES[part], *statistics.idle[part]) for part in IDLE_TITLES if part in statistics.idle]
+    rows: list[list[parts.Cell]] = []
+    left = 0.0
+    for title, seconds, gap in bars:
+        size = {"marginLeft": f"{100 * left:.3f}%", "width": f"{100 * statistics.share(seconds):.3f}%"}
+        bar = parts.div("ledger", html.Div(className="idle" if gap else "", style=size))
+        lane = context.lane(entry.table, gap.worker) if gap else -1
+        show = parts.show_button([(lane, gap.start, gap.end)], f"The longest: {title}") if gap and lane >= 0 else None
+        mean = seconds / max(1, statistics.workers)
+        rows.append([title, bar, mean * unit.scale, percent(statistics.share(seconds)), show])
+        left += statistics.share(seconds)
+    if statistics.rerouted:
+        mean = statistics.rerouted / statistics.workers
+        rows.append(["re-routed", None, mean * unit.scale, percent(statistics.share(statistics.rerouted)), None])
+    range_text = f"{short(statistics.begin * unit.scale, PLACE_DIGITS)} to {unit.text(statistics.end)}"
+    caption = f"From {range_text}: {statistics.operations:,} instructions on {statistics.workers:,} live workers."
+    head = ("", "", f"mean time{unit.suffix}", "share", "")
+    return parts.card("Where the time goes", parts.table(head, rows), caption=caption)
+
+
+def rerouted_card(entry: CachedLanes, context: TimelineContext) -> list[Any]:
+    """Build the map from dead workers to the workers that run their micro-batches; [] without re-routed work."""
+    unit = entry.unit
+    rows: list[list[parts.Cell]] = []
+    for each in reroutings(context.timeline)[:MAX_WORKERS]:
+        lane = context.lane(entry.table, each.host)
+        times = context.timeline.start[each.rows], context.timeline.end[each.rows]
+        places = [(lane, float(start), float(end)) for start, end in zip(*times, strict=True)][:MAX_PLACES]
+        show = parts.show_button(places, f"Show the work of {each.home} on {each.host}") if lane >= 0 else None
+        names = ", ".join(map(str, each.micro_batches))
+        arrow = f"{each.home} \N{RIGHTWARDS ARROW} {each.host}"
+        rows.append([arrow, names, each.seconds * unit.scale, percent(each.share), show])
+    if not rows:
+        return []
+    only = html.Button("Only re-routed", className="quiet", type="button", **parts.attributes(data_only="REROUTED"))
+    head = ("from, to", "micro-batches", f"work{unit.suffix}", "share of its work", only)
+    return [parts.card("Re-routed", parts.table(head, rows))]
+
+
+def alike(gaps: Gaps) -> list[tuple[Gap, int]]:
+    """Return the longest gaps before programs end, each with the number of equal ones on its rank, itself included."""
+    places = np.flatnonzero(gaps.cause != GapCause.NOTHING_LEFT)
+    rank = gaps.worker[places] % gaps.schedule.shape.ranks
+    scale = 1e9 / max(float(gaps.end.max(initial=0.0)), 1e-300)
+    times = [np.rint(column[places] * scale) for column in (gaps.start, gaps.end)]
+    keys = np.stack([rank, gaps.cause[places], *times], axis=1)
+    _, first, counts = np.unique(keys, axis=0, return_index=True, return_counts=True)
+    length = (gaps.start - gaps.end)[places[first]]
+    longest = np.lexsort((first, length))[:MAX_BUBBLES_LISTED]
+    return list(zip(gaps.at(places[first[longest]]), counts[longest].tolist(), strict=True))
+
+
+def figures(entry: CachedLanes, context: TimelineContext, _: Any = None) -> list[Any]:
+    rows: list[list[parts.Cell]] = [
+        [each.name, html.Strong(each.value), html.Span(each.meaning, className="hint")]
+        for each in figures_of(context, entry.unit)
+    ]
+    return [parts.card("Figures", parts.table(("", "", ""), rows)), *rerouted_card(entry, context)]
 
 
 def explained(entry: CachedLanes, context: TimelineContext, _: Any = None) -> list[Any]:
-    return [critical_path(entry, context), longest_bubbles(entry, context)]
+    return [time_card(entry, context), longest_bubbles(entry, context), critical_path(entry, context)]
 
 
 def in_view(entry: CachedLanes, context: TimelineContext, request: Mapping[str, Any]) -> list[Any]:
-    """Build work by kind and bubbles by cause in the requested time range; without a range, of the whole timeline."""
-    unit, begin, end = entry.unit, 0.0, context.timeline.makespan
+    """Build the time of the requested range; without a range, of the whole timeline."""
     match request.get("window"):
         case [int() | float() as first, int() | float() as last] if isfinite(first) and isfinite(last):
-            begin, end = first, last
-    statistics = range_statistics(context.timeline, context.bubbles.gaps, begin, end)
-    rows: list[list[parts.Cell]] = []
-    for kind, seconds in sorted(statistics.work.items(), key=lambda item: -item[1]):
-        rows.append([kind_name(kind), seconds * unit.scale, percent(statistics.share(seconds))])
-    if statistics.rerouted:
-        rows.append(
-            ["of which re-routed", statistics.rerouted * unit.scale, percent(statistics.share(statistics.rerouted))]
-        )
-    for cause, seconds in sorted(statistics.bubbles.items(), key=lambda item: -item[1]):
-        rows.append([f"idle: {CAUSE_TITLES[cause]}", seconds * unit.scale, percent(statistics.share(seconds))])
-    range_text = f"{short(statistics.begin * unit.scale, PLACE_DIGITS)} to {unit.text(statistics.end)}"
-    words = f"From {range_text}: {statistics.operations:,} instructions on {statistics.workers:,} live workers."
-    head = ("", f"worker time{unit.suffix}", "share")
-    return [parts.hint(words), parts.table(head, rows)]
+            return [time_card(entry, context, first, last)]
+    return [time_card(entry, context)]
 
 
 def workers(entry: CachedLanes, context: TimelineContext, _: Any = None) -> list[Any]:
-    unit = entry.unit
-    timeline, shape = context.timeline, context.timeline.schedule.shape
-    columns = zip(timeline.busy, timeline.bubble, timeline.inner_bubble, timeline.peak_activations, strict=True)
-    rows: list[list[parts.Cell]] = []
-    for w, (worker, (busy, bubble, inner, peak)) in enumerate(zip(shape.workers(), columns, strict=True)):
-        times = [None if value is None else float(value) * unit.scale for value in (busy, bubble, inner)]
-        rows.append([str(worker), *times, peak, context.limits[w % shape.ranks] if context.limits else None])
-    caption = ""
-    if len(rows) > MAX_WORKERS:
-        # Browsers take seconds for a thousand rows.
-        rows = sorted(rows, key=lambda row: -(row[3] if isinstance(row[3], float) else 0.0))[:MAX_WORKERS]
-        caption = f"{MAX_WORKERS} of {shape.worker_count}, largest inner bubble first. "
-    if not context.limits:
-        rows = [row[:-1] for row in rows]
-    head = (
+    """Build a row for each worker, equal ones in one row."""
+    unit, timeline = entry.unit, context.timeline
+    c, workers_of_grid = timeline.schedule.columns, list(timeline.schedule.shape.workers())
+    sent = np.where(is_kind(c.kind, AsyncInstruction), timeline.end - timeline.start, 0.0)
+    sending = np.bincount(c.worker, weights=sent, minlength=len(workers_of_grid)).tolist()
+    columns = timeline.busy, timeline.bubble, timeline.inner_bubble, sending, memory_of_workers(context)
+    groups: dict[tuple[str | None, ...], list[str]] = {}
+    for worker, *times, held in zip(workers_of_grid, *columns, strict=True):
+        texts = [None if time is None else short(time * unit.scale) for time in times]
+        groups.setdefault((*texts, None if held is None else str(held)), []).append(str(worker))
+    rows: list[list[parts.Cell]] = [
+        [names[0] + (f", and {len(names) - 1} alike" if len(names) > 1 else ""), *texts]
+        for texts, names in list(groups.items())[:MAX_WORKERS]
+    ]
+    head = [
         "worker",
-        f"busy{unit.suffix}",
-        f"bubble{unit.suffix}",
-        f"inner bubble{unit.suffix}",
-        "peak activations",
-        *(["limit"] * bool(context.limits)),
-    )
-    return [parts.table(head, rows), parts.hint(f"{caption}Activations are counted in chunks.")]
+        *(f"{name}{unit.suffix}" for name in ("busy", "bubble", "inner bubble", "sending")),
+        "peak memory",
+    ]
+    omitted = f"The first {MAX_WORKERS} of {len(groups)}. " if len(groups) > MAX_WORKERS else ""
+    return [parts.table(head, rows, "sortable"), parts.hint(f"{omitted}{PEAK}")]
 
 
 def hits(entry: CachedLanes, context: TimelineContext, result: Mapping[str, Any]) -> list[Any]:
@@ -163,8 +200,3 @@ def kind_name(kind: int) -> str:
     """Return the token of a kind, or its title if the token is not a word."""
     cls = KIND_CLASSES[kind]
     return cls.token if cls.token[0].isalpha() else cls.row.title
-
-
-def _share(seconds: Any, context: TimelineContext) -> str:
-    makespan = context.timeline.makespan
-    return percent(float(seconds) / makespan) if makespan else "–"

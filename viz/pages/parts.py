@@ -103,9 +103,9 @@ def problems(lines: Sequence[str]) -> Any:
     )
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], kind: str = "") -> html.Div:
+def table(head: Sequence[Cell], rows: Sequence[Sequence[Cell]], kind: str = "") -> html.Div:
     """Build a table. The first column names the rows, except for another `kind` (a class of `assets/style.css`)."""
-    top = html.Thead(html.Tr([html.Th(cell, scope="col") for cell in head]))
+    top = html.Thead(html.Tr([html.Th(cell_content(cell), scope="col") for cell in head]))
     body = html.Tbody([_row(row, is_named=not kind) for row in rows])
     return html.Div(html.Table([top, body]), className=f"facts {kind}".strip())
 

@@ -13,19 +13,20 @@ from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 from recycle.errors import RecycleError
 from recycle.job.shape import Worker
 from recycle.plans import Move
+from viz.condition import FORMS, Condition, named_workers, parse
 from viz.details import figures_table
-from viz.lane_cache import LaneCache
 from viz.lanes import Panel
 from viz.numbers import PLACE_DIGITS, percent, short
 from viz.pages import parts
 from viz.pages.bench import SCENARIO, store_id
 from viz.pages.lanes_view import lanes_view, static_timelines
-from viz.pages.page import OPENED, TABS, Mode, Page, Workspace, keep_in_address
-from viz.pages.scenario import FAILED, FORMS, Condition, failed_field, named_workers, parse, worker_buttons
+from viz.pages.page import OPENED, TABS, Mode, Page, Workspace
+from viz.pages.scenario import FAILED, TIMES, worker_buttons
+from viz.scenario import PageModel, Scenario
 from viz.what_if import PlannedOutcome, WhatIf
 
 MAX_ENTRIES = 100
-HISTORY, CRUMBS = 50, 5
+HISTORY = 50
 MAX_MOVES = 8
 GHOST_HINT = "Outlines show the previous plan where lanes are high enough."
 
@@ -38,7 +39,7 @@ class PlansPage(Page):
     has_lanes, first_panel, worker_panel = True, SCENARIO, SCENARIO
     invitation = "Press a worker to fail it and see the new plan; the one before stays as an outline."
 
-    def __init__(self, what_if: WhatIf, cache: LaneCache | None = None) -> None:
+    def __init__(self, what_if: WhatIf, cache: PageModel | None = None) -> None:
         super().__init__(cache)
         self.what_if = what_if
 
@@ -52,7 +53,6 @@ class PlansPage(Page):
             buttons.append(("longer", "Search longer"))
         controls = parts.div(
             "row",
-            *failed_field(),
             *(html.Button(text, id=self.name(part), n_clicks=0) for part, text in buttons),
             dcc.Download(id=self.name("saved")),
         )
@@ -120,7 +120,7 @@ class PlansPage(Page):
             caption += f" Limit: {', '.join(f'{limit:g}' for limit in dict.fromkeys(limits))} activations."
         return parts.card("Library", parts.table(head, rows, "library"), caption=caption)
 
-    def outcome_cards(self, text: str, history: Sequence[str]) -> list[Any]:
+    def outcome_cards(self, text: str, history: Sequence[str], times: str = "") -> list[Any]:
         condition, what_if = self._condition(text)
         current = what_if.outcome(condition.failed)
         columns: list[tuple[str, PlannedOutcome | None]] = [(_title(condition), current)]
@@ -131,19 +131,14 @@ class PlansPage(Page):
         if text and (not history or history[-1]):
             columns.append(("all workers", self._outcome_or_none("")))
         outcomes = [(title, outcome) for title, outcome in columns if outcome is not None]
-        head, rows = figures_table([(title, outcome.context) for title, outcome in outcomes])
+        scenario = Scenario.of(times, "")
+        contexts = [self.cache.context_under(outcome.context, scenario) for _, outcome in outcomes]
+        head, rows = figures_table([(title, context) for (title, _), context in zip(outcomes, contexts, strict=True)])
         rows.append(["found in", *(f"{short(outcome.seconds)} s" for _, outcome in outcomes)])
-        steps = [html.Span(self._title(step)) for step in history[-CRUMBS:]]
-        crumbs = html.Nav(
-            [*steps, html.Span(_title(condition), className="now")],
-            className="crumbs",
-            **parts.attributes(role="group", aria_label="Failed workers, step by step"),
-        )
         origin = "Read from the library" if current.source == "library" else "Planned"
         moves_text = f" {_moved(current)}" if current.plan.moves or current.plan.layout_limit else ""
         idle = f" Idle: {', '.join(map(str, current.idle[:12]))}." if current.idle else ""
         return [
-            *([crumbs] if steps else []),
             parts.card(
                 _title(condition).capitalize(),
                 parts.table(head, rows),
@@ -233,10 +228,14 @@ class PlansPage(Page):
 
     def download(self, text: str) -> dict[str, Any]:
         """Return file name and text of the plan for a download; `recycle check` and `recycle view` read it."""
-        failed = parse(text, self.what_if.shape).failed
-        names = "-".join(map(str, sorted(failed)[:8])) + (f"-and-{len(failed) - 8}-more" if len(failed) > 8 else "")
-        content = self._outcome(text).plan.text()
-        return {"content": content, "filename": f"plan-without-{names}.json" if failed else "plan.json"}
+        condition = parse(text, self.what_if.shape)
+        slow = [str(worker) for worker, _ in condition.slow] + [f"{a}-{b}" for a, b, _ in condition.links]
+        parts_of_name = ["plan"]
+        for word, names in (("without", list(map(str, sorted(condition.failed)))), ("slow", slow)):
+            if names:
+                more = [f"and-{len(names) - 8}-more"] if len(names) > 8 else []
+                parts_of_name += [word, *names[:8], *more]
+        return {"content": self._outcome(text).plan.text(), "filename": "-".join(parts_of_name) + ".json"}
 
     def pressed_worker(self, choice: Any) -> Worker | None:
         """Return the worker whose name was pressed next to the canvas; None for other selections or in another mode."""
@@ -249,7 +248,7 @@ class PlansPage(Page):
 
     def _condition(self, text: str) -> tuple[Condition, WhatIf]:
         condition = parse(text, self.what_if.shape)
-        return condition, self.what_if.for_slow_workers(condition.slow)
+        return condition, self.what_if.under(condition)
 
     def _outcome(self, text: str) -> PlannedOutcome:
         condition, what_if = self._condition(text)
@@ -267,7 +266,6 @@ class PlansPage(Page):
     def register(self, app: Dash) -> None:
         # Search and download apply to the visible plan: the last answered text, whatever the field holds.
         trail_now = self.state("trail", "data")
-        keep_in_address(app, FAILED, State(FAILED, "type"))
 
         @app.callback(
             Output(FAILED, "value", allow_duplicate=True),
@@ -301,16 +299,17 @@ class PlansPage(Page):
             Input(FAILED, "value"),
             Input(OPENED, "data"),
             self.input("searched", "data"),
+            Input(TIMES, "value"),
             trail_now,
         )
-        def show(text: str | None, opened: list[str], _: int, trail: Trail) -> tuple[Any, ...]:
+        def show(text: str | None, opened: list[str], _: int, times: str, trail: Trail) -> tuple[Any, ...]:
             if self.prefix not in opened:  # plans take time, and the page was not opened
                 return (no_update,) * 3
             text = text or ""
             trail = trail if trail[-1] == text else [*trail, text][-HISTORY:]
             try:
                 failed = parse(text, self.what_if.shape).failed
-                return self.outcome_cards(text, trail[:-1]), worker_buttons(self.what_if.shape, failed), trail
+                return self.outcome_cards(text, trail[:-1], times), worker_buttons(self.what_if.shape, failed), trail
             except RecycleError as error:
                 return parts.problems([str(error)]), no_update, no_update
 
@@ -363,8 +362,9 @@ def _title(condition: Condition) -> str:
     names = [str(worker) for worker in sorted(condition.failed)]
     omitted = f" and {len(names) - 6} more" if len(names) > 6 else ""
     title = f"without {', '.join(names[:6])}{omitted}" if names else "all workers"
-    slow = ", ".join(f"{worker} {factor:g} times as long" for worker, factor in condition.slow[:6])
-    return f"{title}, {slow}" if slow else title
+    slow = [(str(worker), factor) for worker, factor in condition.slow]
+    slow += [(f"link {a}>{b}", factor) for a, b, factor in condition.links]
+    return ", ".join([title, *(f"{name} {factor:g} times as long" for name, factor in slow[:6])])
 
 
 def _vector(vector: Sequence[int]) -> str:

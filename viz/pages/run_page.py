@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
+from recycle.errors import RecycleError
 from viz.figures.charts import curves_figure, event_text
 from viz.lane_cache import StepLanes
 from viz.lanes import Flag, LaneTable
-from viz.numbers import percent, seconds_unit
+from viz.numbers import PLACE_DIGITS, percent, seconds_unit, short
 from viz.pages import parts
 from viz.pages.lanes_view import lanes_view, static_timelines
 from viz.pages.page import TABS, Mode, PageOfRun, keep_in_address
+from viz.pages.scenario import INPUTS
+from viz.scenario import Scenario
 
 MAX_EVENTS = 60
 
@@ -115,9 +119,9 @@ class RunPage(PageOfRun):
             for title, step in self.run.notable_steps
         ]
 
-    def overview(self) -> list[Any]:
+    def overview(self, scenario: Scenario | None = None) -> list[Any]:
         run = self.run
-        rows = self.segment_rows()
+        rows = self.segment_rows(scenario)
         hint = f"Losses appear here as {run.path / 'metrics.jsonl'} grows."
         curves: Any = parts.empty_state("No step is committed yet.", hint)
         if run.metrics:
@@ -174,11 +178,14 @@ class RunPage(PageOfRun):
             return "".join(mode for mode, _ in counts)
         return ", ".join(f"{mode} in {parts.count_text(count, 'step')}" for mode, count in counts)
 
-    def segment_rows(self) -> list[list[parts.Cell]]:
+    def segment_rows(self, scenario: Scenario | None = None) -> list[list[parts.Cell]]:
         rows: list[list[parts.Cell]] = []
         for segment in self.run.segments:
             context = self.run.plan_context(segment.plan)
-            schedule, plan = self.run.plan(segment.plan), context.plan if context else None
+            if context is not None and scenario is not None:
+                with suppress(RecycleError):  # the form of the scenario shows the message
+                    context = self.cache.context_under(context, scenario)
+            schedule, bound = self.run.plan(segment.plan), context.bound if context else None
             measured = self.run.measured_period(segment.first, segment.last)
             rows.append(
                 [
@@ -186,9 +193,9 @@ class RunPage(PageOfRun):
                     segment.workers,
                     segment.plan[:12] if segment.plan else None,
                     self.modes(segment.first, segment.last) or (schedule.optimizer if schedule else None),
-                    plan.period if plan else context.timeline.period if context else None,
-                    plan.lower_bound if plan else None,
-                    percent(plan.gap) if plan else None,
+                    short(context.timeline.period, PLACE_DIGITS) if context else None,
+                    bound and short(bound[0], PLACE_DIGITS),
+                    bound and percent(bound[1]),
                     seconds_unit(measured).amount(measured) if measured is not None else None,
                 ]
             )
@@ -323,11 +330,12 @@ class RunPage(PageOfRun):
             ),
             self.output("step", "value", again=True),
             self.input("tick", "n_intervals"),
+            *INPUTS,
             self.state("began", "data"),
             self.state("follow", "value"),
             prevent_initial_call=True,
         )
-        def read_again(_: int, has_begun: bool, follow: list[str] | None) -> Any:
+        def read_again(_: int, times: str, workers: str, has_begun: bool, follow: list[str] | None) -> Any:
             self.refresh()
             # Timelines follow only the newest step, except the first iteration of all, which draws them.
             first_iteration = True if self.run.steps and not has_begun else no_update
@@ -336,7 +344,8 @@ class RunPage(PageOfRun):
             slider = self.slider()
             controls = "controls" if self.run.steps else "controls hidden"
             follow_class = "" if self.run.live else "hidden"
-            page = [self.overview(), self.notable_steps(), self.events(), controls, follow_class, not self.run.live]
+            overview = self.overview(Scenario.of(times, workers))
+            page = [overview, self.notable_steps(), self.events(), controls, follow_class, not self.run.live]
             return *page, first_iteration, step, slider["min"], slider["max"], slider["marks"], step
 
 

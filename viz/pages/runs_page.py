@@ -83,18 +83,6 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         return []
 
 
-COMMANDS = (
-    ("recycle view plan.json", "a schedule: its lanes, figures and findings"),
-    ("recycle view fault-free.json adaptive.json", "two schedules on one time axis"),
-    ("recycle view runs/latest", "a run, finished or live: losses, failures, planned and executed steps"),
-    ("recycle view runs", "all runs of a folder: when, steps, losses, speed, failures"),
-    ("recycle view job.toml", "plans of a job: press workers to fail them and see the plan without them"),
-    ("recycle view job.toml plans", "the same with a library of plans, and the library itself"),
-    ("recycle view comparison.json", "resilience systems over a failure trace, from recycle compare"),
-    ("recycle view plan.json --export plan.svg", "a picture; .html for a page that needs no server"),
-)
-
-
 class StartPage(Page):
     prefix, title = "start", "Start"
 
@@ -116,17 +104,16 @@ class StartPage(Page):
             for page in self.workspace.pages
             if page.invitation
         ]
-        rows: list[Any] = [html.Tr([html.Td(html.Code(command)), html.Td(text)]) for command, text in COMMANDS]
         words = (
             "3 pipelines of 4 stages with 6 micro-batches each, once with all workers and once without worker 1.2, in"
             " units of one forward."
         )
         examples = html.P(words, className="says"), parts.div("start", *links)
-        commands = parts.div("facts commands", html.Table(html.Tbody(rows)))
+        own = html.Code("recycle view FILE | RUN_DIR | JOB.toml"), " shows your own; ", html.Code("recycle view --help")
         caption = "The page is served only to this machine and loads nothing from other servers."
         return html.Div(
             [
                 parts.card("Examples, because no file was given", *examples),
-                parts.card("View your own files", commands, caption=caption),
+                parts.card("View your own files", html.P([*own, " lists all forms."]), caption=caption),
             ]
         )

@@ -1,261 +1,72 @@
-"""The scenario panel: times of instructions, memory limits, and dead or slow workers.
+"""The scenario panel: fields and sliders of times and limit, the text of workers and links, and curves of the period.
 
-Times and limits come from fields, or from a dropped profile or job; the order of the schedule stays. The browser sends
-them to `retime/<hash>.bin` during typing, and draws the returned lanes and headline (see `assets/modules/times.js`).
-
-Dead and slow workers are one text that asks for another plan: `1.2, pipeline:0, stage:3, node:1/8, 0.1=1.5`.
-`pipeline:K`, `stage:S` (all workers of a position) and `node:N/W` (node N with W workers per node, see
-`recycle.job.shape`) name several dead workers; `0.1=1.5` is a worker that takes 1.5 times as long for all its work. The
-page's address keeps the text; buttons and lanes edit it, and the page of plans draws the plan for it
-(`viz.pages.plans_page`).
+The browser sends the scenario to the route `scenario` during typing, and draws the returned lanes and headline (see
+`assets/modules/scenario.js`); tables and comparisons follow by callbacks. All read the same `viz.scenario.PageModel`.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import plotly.utils
-from dash import Dash, dcc, html
+from dash import Dash, Input, Output, State, dcc, html, no_update
 from flask import Response, abort, request
 
-from recycle.errors import JobError, PlanError, RecycleError, errors_as
-from recycle.ir.event_graph import load_compiled
-from recycle.ir.simulate import time_graph
-from recycle.job import Job, price
-from recycle.job.pricing import profile_of_layout
-from recycle.job.profile import PerStage, Profile
-from recycle.job.sections import ANALYTIC
+from recycle.errors import RecycleError
 from recycle.job.shape import Shape, Worker, place_workers
-from viz.lane_cache import CachedLanes, LaneCache, Limits, TimelineContext
-from viz.lanes import LaneTable
+from viz.condition import FORMS, named_workers
+from viz.figures.charts import period_curves_figure
+from viz.lane_cache import TimelineContext
+from viz.numbers import short
 from viz.pages import parts
-from viz.pages.lanes_view import lanes_address
+from viz.scenario import FIELDS, PageModel, Scenario
 
-
-class Field(NamedTuple):
-    """A field of the panel.
-
-    Attributes:
-        name: in the request, and in the page's address.
-        key: entry of the profile that it sets.
-        is_per_stage: whether it accepts a number per stage.
-    """
-
-    name: str
-    title: str
-    key: str
-    is_per_stage: bool = True
-
-
-FIELDS = (
-    Field("F", "Forward (F)", "forward"),
-    Field("I", "Backward, input (I)", "backward_input"),
-    Field("W", "Backward, weight (W)", "backward_weight"),
-    Field("link", "Transfer", "latency", is_per_stage=False),
-    Field("reduce", "Reduce", "reduce"),
-    Field("step", "Step", "step"),
-)
-LIMIT = "limit"
-"""Field of the memory limit in activations: a number, or one per rank; unlimited if empty."""
-COMPILED_ROWS = 20_000
-"""Rows of a timeline from which other times are computed by compiled loops."""
-_LONGEST = 100_000
-
-
-def field_values(context: TimelineContext) -> dict[str, str]:
-    profile = context.timeline.profile
-    values = {field.name: _text(getattr(profile, field.key)) for field in FIELDS}
-    return values | {LIMIT: _text(list(context.limits)) if context.limits else ""}
-
-
-def from_fields(context: TimelineContext, texts: Mapping[str, Any]) -> tuple[Profile, Limits]:
-    """Apply the fields (name -> text) to a timeline's profile and limits; missing fields keep their values.
-
-    Raises JobError if a text does not have the required form.
-    """
-    profile, shape = context.timeline.profile, context.timeline.schedule.shape
-    changed: dict[str, Any] = {}
-    for name, title, key, is_per_stage in FIELDS:
-        if name in texts and str(texts[name]).strip() != _text(getattr(profile, key)):
-            changed[key] = _number(title, texts[name], shape.stages if is_per_stage else 1, "stage")
-    if "latency" in changed:
-        changed |= {"bandwidth": None, "links": {}}
-    limits = _limits(texts[LIMIT], shape.ranks) if LIMIT in texts else context.limits
-    return replace(profile, **changed) if changed else profile, limits
-
-
-def from_file(context: TimelineContext, name: str, text: str) -> tuple[Profile, Limits]:
-    """Return profile and limits of a dropped profile or job.
-
-    Args:
-        name: file name; a job's ends with `.toml`.
-        text: content. Files that it refers to are not read.
-
-    Raises JobError if the content is invalid, has another shape, or refers to a file of times.
-    """
-    shape = context.timeline.schedule.shape
-    if not name.lower().endswith(".toml"):
-        profile = Profile.from_bytes(text.encode(), name)
-        with errors_as(JobError, name):
-            profile.require(shape)
-        return profile, context.limits
-    job = Job.from_toml(text, name)
-    if job.times.profile not in (None, ANALYTIC):
-        raise JobError(f"{name}: [times] profile names a file, which the page does not read: drop that file here")
-    priced = price(job)
-    if replace(shape, cut=()) != priced.shape:
-        raise JobError(f"{name} has the shape {priced.shape}, the timeline has {shape}: they must be the same")
-    return profile_of_layout(priced, priced.prices, shape), None if priced.limits is None else tuple(priced.limits)
-
-
-def retime(
-    table: LaneTable, context: TimelineContext, profile: Profile, limits: Limits
-) -> tuple[LaneTable, TimelineContext]:
-    """Return the lanes and context of a planned timeline under other times and limits; violations stay marked.
-
-    Raises JobError if the timeline was executed, or the times add up to too much.
-    """
-    if context.executed:
-        raise JobError("times: an executed step keeps its measured times; choose a plan")
-    before = context.timeline
-    if len(before.start) >= COMPILED_ROWS:  # one of many requests, so the first may take seconds
-        load_compiled()
-    timeline = before if profile is before.profile else time_graph(context.graph, profile)
-    stashes = [(each.weight_stash, each.redundant_stash) for each in (profile, before.profile)]
-    if stashes[0] == stashes[1]:  # then held activations depend on the order alone
-        timeline.__dict__["peak_activations"] = before.peak_activations
-    return table.with_times_of(timeline), TimelineContext(timeline, limits=limits, plan=context.plan)
-
-
-def _limits(text: Any, ranks: int) -> Limits:
-    if not str(text or "").strip():
-        return None
-    value = _number("Memory limit", text, ranks, "rank")
-    return tuple(value) if isinstance(value, list) else (value,) * ranks
-
-
-def _number(title: str, text: Any, count: int, noun: str) -> PerStage:
-    words = str(text)[:_LONGEST].replace(",", " ").split()
-    try:
-        values = [float(word) for word in words]
-    except ValueError:
-        values = []
-    form = "a number" + (f", or {count}, one per {noun}" if count > 1 else "")
-    if len(values) not in {1, count} or not all(math.isfinite(value) and value >= 0 for value in values):
-        raise JobError(f"{title}: write {form}, of at least 0; got {str(text)[:40]!r}")
-    return values[0] if len(values) == 1 else values
-
-
-def _text(value: Any) -> str:
-    values = list(value) if isinstance(value, list | tuple) else [value]
-    texts = [f"{number:.6g}" for number in values]
-    return texts[0] if len(set(texts)) == 1 else " ".join(texts)
-
-
-FORMS = "1.2, pipeline:0, stage:3, node:1/8 (the second node of 8 workers each), or 0.1=1.5 for a slow worker"
-MAX_NAMED = 2048
-
-
-class Condition(NamedTuple):
-    """Dead workers, and slow workers with their factors.
-
-    Attributes:
-        slow: (worker, factor) of live workers, by worker.
-    """
-
-    failed: frozenset[Worker] = frozenset()
-    slow: tuple[tuple[Worker, float], ...] = ()
-
-    def names(self) -> list[str]:
-        """Return a text for each worker, in the form that `parse` reads."""
-        return [*map(str, sorted(self.failed)), *(f"{worker}={factor:g}" for worker, factor in self.slow)]
-
-    def with_failed(self, failed: Iterable[Worker]) -> Condition:
-        """Return the condition with other dead workers; dead workers are removed from `slow`."""
-        dead = frozenset(failed)
-        return Condition(dead, tuple(item for item in self.slow if item[0] not in dead))
-
-
-def parse(text: str, shape: Shape) -> Condition:
-    """Parse a condition. Raises PlanError that describes the error."""
-    words = text.replace(",", " ").split()
-    if len(words) > MAX_NAMED:
-        raise PlanError(f"failed workers: {len(words)} are named; at most {MAX_NAMED}")
-    failed: set[Worker] = set()
-    slow: dict[Worker, float] = {}
-    try:
-        for word in words:
-            name, is_slow, factor = word.partition("=")
-            if is_slow:
-                slow[shape.require(Worker.parse(name), "slow workers")] = _factor(word, factor)
-            else:
-                failed |= named_workers(word, shape)
-    except JobError as error:
-        raise PlanError(str(error)) from None
-    return Condition(frozenset(), tuple(sorted(slow.items()))).with_failed(failed)
-
-
-def named_workers(word: str, shape: Shape) -> frozenset[Worker]:
-    """Return the workers that `1.2`, `pipeline:0`, `stage:3` or `node:1/8` names. Raises JobError or PlanError."""
-    kind, is_group, which = word.partition(":")
-    if not is_group:
-        return frozenset([shape.require(Worker.parse(word), "failed workers")])
-    if kind not in _GROUPS:
-        raise PlanError(f"failed workers: {word!r} is not a worker or group: write {FORMS}")
-    try:
-        number, *size = (int(part) for part in which.split("/"))
-        if number < 0 or min(size, default=1) < 1:
-            raise IndexError(which)
-        return frozenset(_GROUPS[kind](shape, *size)[number])
-    except (ValueError, TypeError, IndexError):
-        raise PlanError(f"failed workers: {word!r} does not exist in {shape}: write {FORMS}") from None
-
-
-_GROUPS: dict[str, Callable[..., Sequence[Sequence[Worker]]]] = {
-    "pipeline": lambda shape: [[Worker(k, r) for r in range(shape.ranks)] for k in range(shape.pipelines)],
-    "stage": lambda shape: [[Worker(k, r) for k in range(shape.pipelines)] for r in range(shape.ranks)],
-    "node": place_workers,
-}
-
-
-def _factor(word: str, text: str) -> float:
-    try:
-        factor = float(text)
-    except ValueError:
-        factor = math.nan
-    if not (math.isfinite(factor) and factor > 0):
-        raise PlanError(f"slow workers: {word!r}: write how many times as long it takes, for example 0.1=1.5")
-    return factor
-
-
-FAILED = "fail"
-"""Identifier of the field of dead and slow workers; its name in the address."""
+TIMES, FAILED, CURVE = "times", "fail", "curve"
+"""Identifiers of the scenario's two texts, also their names in the address, and of the field of the curves."""
+INPUTS = Input(TIMES, "value"), Input(FAILED, "value")
+"""The scenario, for callbacks: `Scenario.of(times, workers)`."""
 BUTTONS, MAX_NODES = 512, 64
 """Maximum workers with a button each, and nodes; beyond, lanes or typed names select workers."""
-MAX_BYTES = 2**20
+MAX_BYTES, MAX_TIMELINES = 2**20, 64
+MAX_POINTS, MIN_POINTS, CURVE_ROWS = 25, 5, 2_500_000
+"""Points of a curve; fewer for many instructions, and no curves if the fewest would simulate more than `CURVE_ROWS`."""
 HINT = (
-    "A number, or one per stage with spaces between; of the limit one per rank, in activations. The order of the"
-    " schedule stays as it is. Bound and gap are shown where they hold for these times. A profile (.json) or job"
-    " (.toml) that you choose or drop on the fields gives all of them."
+    "For every timeline of the page: a number, or one per stage with commas between; of the limit one per rank, in"
+    " activations of a worker's whole part of the model. Without a value, times stay as given. The order of schedules"
+    " stays as it is; executed steps keep their times. A slider shows the period over its values. A profile (.json) or"
+    " job (.toml) that you choose or drop here gives all values."
 )
-_LONGEST_NAME = 120
+
+
+def form(given: TimelineContext | None, controls: Sequence[Any]) -> list[Any]:
+    """Build the panel, with `controls` of pages; `assets/modules/scenario.js` adds fields and sliders to `.retime`."""
+    profile = given.timeline.profile if given else None
+    fields = []
+    for field in FIELDS:
+        value = getattr(profile, field.key) if profile and field.key else None
+        share = given.share if given and field.is_work else 1.0
+        text = short(value / share, 6) if isinstance(value, float | int) else ""
+        fields.append({"name": field.name, "title": field.title, "given": text})
+    attributes = parts.attributes(data_fields=json.dumps(fields), data_file_bytes=str(MAX_BYTES))
+    return [
+        parts.card("Times and limits", html.Div(className="retime", **attributes)),
+        parts.div("row", *failed_field()),
+        dcc.Input(id=TIMES, type="text", value="", className="hidden"),
+        dcc.Store(id=CURVE),
+        dcc.Store(id="scenario"),
+        *controls,
+        parts.loading_area("curves"),
+        parts.hint(HINT),
+    ]
 
 
 def failed_field() -> list[Any]:
-    field = dcc.Input(
-        id=FAILED,
-        type="text",
-        value="",
-        placeholder="1.2, node:0/8, 0.1=1.5",
-        debounce=True,
-        n_submit=0,
-        size="30",
-    )
-    return [html.Label("Failed and slow workers", htmlFor=FAILED), field]
+    hint = "1.2, node:0/8, 0.1=1.5, 0.1>0.2=4"
+    title = f"{FORMS}. Dead workers need plans: recycle view job.toml"
+    field: Any = dcc.Input(id=FAILED, type="text", value="", placeholder=hint, debounce=True, n_submit=0, size="30")
+    return [html.Label("Failed and slow workers, slow links", htmlFor=FAILED, title=title), field]
 
 
 def worker_buttons(shape: Shape, failed: Iterable[Worker]) -> Any:
@@ -287,53 +98,86 @@ def _button(word: str, title: str, shape: Shape, dead: frozenset[Worker]) -> htm
     )
 
 
-def time_fields(_: CachedLanes, context: TimelineContext, __: Any = None) -> list[Any]:
-    if context.executed:
-        return [parts.empty_state("An executed step keeps its measured times.", "Choose a plan to try other times.")]
-    titles = {field.name: field.title for field in FIELDS} | {LIMIT: "Memory limit"}
-    rows = [_field(name, titles[name], value) for name, value in field_values(context).items()]
-    reset = html.Button("As given", className="quiet", type="button", **parts.attributes(data_retime_reset="yes"))
-    choose = html.Button(
-        "Profile or job …", className="quiet", type="button", **parts.attributes(data_retime_file=str(MAX_BYTES))
-    )
-    message = parts.div("status retime-message", role="status")
-    buttons = parts.div("retime-buttons", reset, choose)
-    fields = parts.div("retime", *rows, buttons, message)
-    return [parts.card("Times and limits", fields, parts.hint(HINT))]
+def curves(model: PageModel, field: str, most: float, timelines: Sequence[Any], scenario: Scenario) -> list[Any]:
+    """Build the periods of timelines, given as (title, address), over the values of a field from 0 to `most`."""
+    title = next((each.title for each in FIELDS if each.name == field and each.key), None)
+    contexts = {}
+    for name, address in timelines[:MAX_TIMELINES]:
+        entry = model.get(address)
+        if entry is not None and entry.context is not None and not entry.context.executed:
+            contexts[str(name)] = entry.context
+    rows = sum(len(context.timeline.start) for context in contexts.values())
+    if title is None or not contexts or not most > 0:
+        return []
+    if rows * MIN_POINTS > CURVE_ROWS:
+        return [parts.hint(f"Curves are drawn up to {CURVE_ROWS // MIN_POINTS:,} instructions.")]
+    points = max(MIN_POINTS, min(MAX_POINTS, CURVE_ROWS // rows))
+    values = [most * place / (points - 1) for place in range(points)]
+    texts = scenario.fields()
+    now = texts.pop(field, "")
+
+    def period(context: TimelineContext, value: float) -> float:
+        words = " ".join(f"{name}={text}" for name, text in {**texts, field: repr(value)}.items())
+        return model.context_under(context, scenario._replace(times=words)).timeline.period
+
+    periods = {name: [period(context, value) for value in values] for name, context in contexts.items()}
+    try:
+        mark = float(now)
+    except ValueError:
+        mark = None
+    figure = period_curves_figure(title, values, periods, mark)
+    description = f"Period of each timeline over {title}"
+    return [
+        parts.figure_view("", figure, "curves-figure", description),
+        parts.hint(_shortest(values, periods)),
+    ]
 
 
-def _field(name: str, title: str, value: str) -> html.Label:
-    identifier = {"type": "retime", "field": name}
-    entry = dcc.Input(value=value, id=identifier, type="text", placeholder="none", autoComplete="off", spellCheck=False)
-    return html.Label([html.Span(title), entry], **parts.attributes(data_field=name, data_given=value))
+def _shortest(values: Sequence[float], periods: dict[str, list[float]]) -> str:
+    best = [min(periods, key=lambda name: (round(periods[name][place], 9), name)) for place in range(len(values))]
+    turns = [place for place in range(1, len(best)) if best[place] != best[place - 1]]
+    words = [f"{best[0]} has the shortest period" if len(periods) > 1 else ""]
+    words += [f"then {best[place]} from {short(values[place])}" for place in turns]
+    return ", ".join(filter(None, words)) + ("." if len(periods) > 1 else "")
 
 
-def register(app: Dash, cache: LaneCache) -> None:
-    def answer(digest: str) -> Response:
-        entry = cache.get(digest) or abort(404)
+def register(app: Dash, model: PageModel) -> None:
+    from viz.pages.page import keep_in_address
+
+    def answer() -> Response:
         if request.content_length is None or request.content_length > MAX_BYTES:
             abort(413)
-        request_values, context = request.get_json(silent=True), entry.context
-        if context is None or not isinstance(request_values, dict):
-            abort(400)
+        match request.get_json(silent=True):
+            case {"file": [str(name), str(text)]}:
+                return _answer({"digest": model.keep_file(name[:120], text)})
+            case {"addresses": [*addresses], **rest} if len(addresses) <= MAX_TIMELINES:
+                pass
+            case _:
+                abort(400)
+        scenario = Scenario.of(rest.get("times"), rest.get("workers"))
         try:
-            match request_values.get("file"):
-                case [str(name), str(text)]:
-                    priced = from_file(context, name[:_LONGEST_NAME], text)
-                case None:
-                    priced = from_fields(context, request_values)
-                case _:
-                    abort(400)
-            digest = cache.put(*retime(entry.table, context, *priced))
+            timed = [model.under(str(address), scenario) for address in addresses]
         except RecycleError as error:
             return _answer({"problem": str(error)})
-        retimed = cache.get(digest)
-        return _answer(
-            {"address": lanes_address(digest), "headline": parts.headline_figures(retimed) if retimed else []}
-        )
+        active = rest.get("active")
+        shown = model.get(timed[active]) if isinstance(active, int) and 0 <= active < len(timed) else None
+        return _answer({"addresses": timed, "headline": parts.headline_figures(shown) if shown else []})
 
-    app.server.add_url_rule("/retime/<digest>.bin", "retime", answer, methods=["POST"])
+    app.server.add_url_rule("/scenario", "scenario", answer, methods=["POST"])
+    for text in (TIMES, FAILED):
+        keep_in_address(app, text, State(text, "type"))
+    parts.in_browser(app, "underScenario", Output("scenario", "data"), *INPUTS, prevent_initial_call=False)
+
+    @app.callback(Output("curves", "children"), Input(CURVE, "data"), *INPUTS, prevent_initial_call=True)
+    def draw_curves(curve: Any, times: str, workers: str) -> Any:
+        match curve:
+            case {"field": str(field), "most": float(most) | int(most), "timelines": [*timelines]}:
+                try:
+                    return curves(model, field, float(most), timelines, Scenario.of(times, workers))
+                except RecycleError:
+                    return no_update  # the form shows the message
+        return []
 
 
-def _answer(head: dict[str, Any]) -> Response:
-    return Response(json.dumps(head, cls=plotly.utils.PlotlyJSONEncoder), mimetype="application/json")
+def _answer(content: dict[str, Any]) -> Response:
+    return Response(json.dumps(content, cls=plotly.utils.PlotlyJSONEncoder), mimetype="application/json")

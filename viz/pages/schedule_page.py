@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
 from dash import html
 
-from recycle.ir.simulate import Timeline
-from viz.details import figures_table
-from viz.lane_cache import LaneCache
+from viz.lane_cache import lanes_address
 from viz.pages import parts
-from viz.pages.lanes_view import lanes_address, lanes_view, static_timelines
+from viz.pages.lanes_view import lanes_view, static_timelines
 from viz.pages.page import Mode, Page, Workspace
+from viz.pages.scoreboard_page import rank, table_of, times_text
+from viz.scenario import PageModel
 from viz.sources import ScheduleFile
 
-MAX_FINDINGS, MAX_WORKERS = 30, 64
+MAX_FINDINGS, MAX_WORKERS, MAX_PLACES = 30, 64, 12
+"""Maximum findings, workers, and places shown of a cycle of waits."""
 
 
 class SchedulePage(Page):
@@ -24,7 +25,7 @@ class SchedulePage(Page):
     has_lanes = True
     invitation = "Lanes of a classic schedule and of one without a worker, whose micro-batches its peers run."
 
-    def __init__(self, files: Sequence[ScheduleFile], cache: LaneCache | None = None) -> None:
+    def __init__(self, files: Sequence[ScheduleFile], cache: PageModel | None = None) -> None:
         super().__init__(cache)
         self.files = files
 
@@ -33,16 +34,23 @@ class SchedulePage(Page):
         return [cls(workspace.files, workspace.cache)] if workspace.files else []
 
     @property
+    def first_panel(self) -> str:
+        return "findings" if any(file.findings for file in self.files) else "selection"
+
+    @property
     def title(self) -> str:
         return self.files[0].name if len(self.files) == 1 else "Schedules"
 
     def layout(self) -> Mode:
         problems = [f"{file.name}: {file.problem}; shown up to the deadlock" for file in self.files if file.problem]
-        caption = " ".join(filter(None, (FIGURES_CAPTION, self.times())))
-        panels: dict[str, Any] = {"Figures": parts.card("Figures", parts.table(*self.figures()), caption=caption)}
+        panels: dict[str, Any] = {}
         if layouts := [self.layout_of(file) for file in self.files if file.schedule.shape.cut]:
             panels["Layout"] = layouts
-        if findings := [self.findings(file) for file in self.files if file.findings]:
+        if findings := [
+            findings_of(file, f"Findings in {file.name}", MAX_FINDINGS, place)
+            for place, file in enumerate(self.files)
+            if file.findings
+        ]:
             panels["Findings"] = findings
         return Mode([parts.problems(problems), *self.timelines()], panels)
 
@@ -54,9 +62,11 @@ class SchedulePage(Page):
             content.append(
                 static_timelines(f"{self.prefix}-{place}", file.panels(), f"{file.name} has no instructions.")
             )
-        content.append(parts.card("Figures", parts.table(*self.figures()), caption=FIGURES_CAPTION))
+        table = table_of(rank(self.files, self.cache), self.files, None)
+        content.append(parts.card("Figures", table, caption=times_text(self.files)))
         content += [self.layout_of(file) for file in self.files]
-        return [*content, *(self.findings(file) for file in self.files if file.findings)]
+        found = [file for file in self.files if file.findings]
+        return [*content, *(parts.findings(f"Findings in {file.name}", file.findings, MAX_FINDINGS) for file in found)]
 
     def preloaded_lanes(self) -> list[str]:
         span = self.span
@@ -90,35 +100,6 @@ class SchedulePage(Page):
             views.append(view)
         return views
 
-    def times(self) -> str:
-        """Describe the default times of files without stated times."""
-        names_of_time: dict[float, list[str]] = {}
-        for file in self.files:
-            if file.chunk_time is not None:
-                names_of_time.setdefault(file.chunk_time, []).append(file.name)
-        executed_names = [file.name for file in self.files if file.executed]
-        executed = f"{', '.join(executed_names)}: as executed, in seconds." if executed_names else ""
-        if not names_of_time:
-            return executed
-        chunks = "; ".join(
-            f"{time:.3g} in {', '.join(names)}" for time, names in sorted(names_of_time.items(), reverse=True)
-        )
-        sentence = f"F, I and W each take 1 for a worker's whole part of the model, so for a chunk {chunks}."
-        return f"{sentence} {executed}".strip()
-
-    def figures(self) -> tuple[list[str], list[list[parts.Cell]]]:
-        head, rows = figures_table([(file.name, file.context) for file in self.files])
-        for name, values in _LARGEST.items():
-            largest = [max(values(file.timeline), default=None) if file.timeline else None for file in self.files]
-            rows.append([name, *largest])
-        plans = [file.plan for file in self.files]
-        limits = [str(plan.layout_limit) if plan and plan.layout_limit else None for plan in plans]
-        if any(limits):
-            rows.append(["no layer moves", *limits])
-        rows.append(["optimizer", *(file.schedule.optimizer for file in self.files)])
-        rows.append(["checker", *(_verdict(file) for file in self.files)])
-        return head, rows
-
     def layout_of(self, file: ScheduleFile) -> Any:
         schedule = file.schedule
         if not schedule.shape.cut:
@@ -135,9 +116,9 @@ class SchedulePage(Page):
             rows.append([str(worker), _runs(hosted), _runs(kept_units), copied, amount or None])
         head = ("worker", "hosts layers", "already held", "copies layers", "bytes")
         count = len({move.worker for move in moves})
-        title = (
-            f"Layout of {file.name}: {parts.count_text(count, 'worker')} {'takes' if count == 1 else 'take'} on layers"
-        )
+        limit = f"; no layer moves: {plan.layout_limit}" if plan and plan.layout_limit else ""
+        title = f"Layout of {file.name}{limit}: {parts.count_text(count, 'worker')}"
+        title += f" {'takes' if count == 1 else 'take'} on layers"
         ordered = [row for row in rows if row[3]] + [row for row in rows if not row[3]]
         if len(ordered) > MAX_WORKERS:
             title += f"; {MAX_WORKERS} of {len(ordered)} workers, those that copy first"
@@ -145,25 +126,14 @@ class SchedulePage(Page):
             [html.Summary(title), parts.table(head, ordered[:MAX_WORKERS])], className="card", open=bool(moves)
         )
 
-    def findings(self, file: ScheduleFile) -> html.Section:
-        return parts.findings(f"Findings in {file.name}", file.findings, MAX_FINDINGS)
+
+def findings_of(file: ScheduleFile, title: str, most: int, graph: int | None = None) -> Any:
+    """Build the first findings in a file, each with a button that frames its places in timeline `graph` of the page."""
+    places = [file.places(finding)[:MAX_PLACES] for finding in file.findings[:most]]
+    buttons: list[parts.Cell] = [parts.show_button(each, graph=graph) if each else "" for each in places]
+    return parts.findings(title, file.findings, most, buttons) if file.findings else []
 
 
 def _runs(units: Sequence[int]) -> str:
     runs = [[unit for _, unit in run] for _, run in groupby(enumerate(units), key=lambda each: each[1] - each[0])]
     return ", ".join(f"{run[0]}\N{EN DASH}{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-
-
-_LARGEST: dict[str, Callable[[Timeline], list[float]]] = {
-    "largest bubble": lambda timeline: [value for value in timeline.bubble if value is not None],
-    "largest inner bubble": lambda timeline: [value for value in timeline.inner_bubble if value is not None],
-}
-FIGURES_CAPTION = (
-    "Makespan: one iteration from idle. Period: distance of two iterations in steady state, which throughput follows."
-    " Every forward and each half of a backward takes 1 unless a profile says otherwise."
-)
-
-
-def _verdict(file: ScheduleFile) -> str:
-    counts = [(file.findings.number("error"), "error"), (file.findings.number("warning"), "warning")]
-    return ", ".join(parts.count_text(count, severity) for count, severity in counts if count) or "valid"

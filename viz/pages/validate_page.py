@@ -26,10 +26,10 @@ from recycle.ir.instruction import Transfer, parse_instruction
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import Shape, Worker
 from viz.lanes import LaneTable
-from viz.numbers import short
 from viz.pages import parts
 from viz.pages.lanes_view import lanes_view
 from viz.pages.page import Mode, Page, Workspace
+from viz.pages.schedule_page import findings_of
 from viz.sources import ScheduleFile, executed_source, schedule_source
 
 MAX_BYTES = 2**25
@@ -148,8 +148,6 @@ def printable(name: str) -> str:
 
 
 MAX_FINDINGS = 200
-MAX_PLACES = 12
-"""Maximum places shown of a cycle of waits."""
 
 FORMATS = "native JSON, torch's schedule CSV, a Chrome trace, a trace of torch's profiler, a Megatron table; or gzip"
 
@@ -191,7 +189,7 @@ class ValidatePage(Page):
             return [lanes], [parts.problems([str(error)])], f"{name}: refused", "status"
         left_out = [f"skipped, because it cannot be read: {line}" for line in file.left_out]
         problems = parts.problems([*left_out, *([file.problem] if file.problem else [])])
-        panel = [problems, self.verdict(file), self.findings(file)]
+        panel = [problems, self.verdict(file), findings_of(file, "Findings", MAX_FINDINGS)]
         return self.lanes(file), panel, f"{name}: read", "status calm"
 
     def verdict(self, file: ScheduleFile) -> html.Section:
@@ -201,22 +199,11 @@ class ValidatePage(Page):
         failed = ", ".join(map(str, sorted(schedule.failed)[:12]))
         words = [f"{schedule.shape}", f"{len(schedule.columns):,} instructions", f"optimizer {schedule.optimizer}"]
         words += [f"failed: {failed}"] if failed else []
-        if file.timeline is not None:
-            words += [f"makespan {short(file.timeline.makespan)}", f"period {short(file.timeline.period)}"]
         verdict = "Valid" if not errors and not warnings else "Valid, with warnings" if not errors else "Not valid"
         return parts.card(
             f"{file.name}: {verdict}" + ("" if verdict == "Valid" else count),
             parts.chips(words),
         )
-
-    def findings(self, file: ScheduleFile) -> Any:
-        if not file.findings:
-            return []
-        buttons: list[parts.Cell] = [
-            parts.show_button(places[:MAX_PLACES], f"Show where {finding.rule} was found") if places else ""
-            for finding, places in ((finding, file.places(finding)) for finding in file.findings[:MAX_FINDINGS])
-        ]
-        return parts.findings("Findings", file.findings, MAX_FINDINGS, buttons)
 
     def lanes(self, file: ScheduleFile) -> list[Any]:
         if not len(file.lanes):

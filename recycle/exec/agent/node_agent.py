@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from recycle.exec.gpus import GpuWatch
 from recycle.exec.links import Hub, Link, is_own_user
 from recycle.exec.members import members_of, split_member
 from recycle.exec.processes.processes import LocalProcesses
@@ -145,6 +146,7 @@ class NodeAgent:
         heartbeat: seconds between heartbeats of a process.
         listener: socket that processes connect to.
         drain: called with the connection and message of a client that asks to drain workers.
+        watch: of the GPUs of the node; a worker with a defective one is asked to leave, and not started on it.
 
     Attributes:
         is_holding: the last `batch` call held back reports, for at most `HOLD_SECONDS`.
@@ -160,7 +162,10 @@ class NodeAgent:
         listener: socket.socket,
         processes: LocalProcesses,
         drain: Callable[[Link, Drain], None] = lambda link, message: None,
+        watch: GpuWatch | None = None,
     ) -> None:
+        self._watch = watch or GpuWatch({}, 0.0, lambda: None)
+        self._places: dict[Worker, str] = {}
         self.node, self.session, self._hub = node, session, hub
         self._pause, self._tensor_parallel, self._drain = heartbeat, tensor_parallel, drain
         self._processes = processes
@@ -232,11 +237,14 @@ class NodeAgent:
         """Tell the leader that all processes of the node leave; return whether none is left."""
         running = [worker for worker in self._started if self._processes.running(worker)]
         for worker in running:
-            number = self._incarnation(worker)
-            if self._asked_to_leave.get(worker) != number:
-                self._asked_to_leave[worker] = number
-                self._take_message(str(worker), Said(Leaving(number)))
+            self._ask_to_leave(worker)
         return not running
+
+    def _ask_to_leave(self, worker: Worker, reason: str = "") -> None:
+        number = self._incarnation(worker)
+        if self._asked_to_leave.get(worker) != number:
+            self._asked_to_leave[worker] = number
+            self._take_message(str(worker), Said(Leaving(number, reason)))
 
     # The leader.
 
@@ -248,6 +256,9 @@ class NodeAgent:
     def batch(self, hold: bool = False) -> Batch | None:
         """Return the events since the last call, or None; with `hold`, reports may wait for other processes."""
         self._collect_ends()
+        for worker, place in self._places.items():
+            if (defect := self._watch.defect(place)) and self._processes.running(worker):
+                self._ask_to_leave(worker, defect)
         now = time.monotonic()
         is_due = now >= self._beats_due and bool(self._beats)
         is_urgent = bool(self._ended or self._fresh_keys or is_due)
@@ -277,6 +288,8 @@ class NodeAgent:
     def _collect_ends(self) -> None:
         self._kill_requested()
         gone = self._processes.take_ends()
+        if gone:
+            self._watch.check()  # before the leader starts them again
         while gone and self._hub.dispatch():
             pass  # their last messages count, and precede their end
         for worker, (how, lines) in gone.items():
@@ -290,7 +303,7 @@ class NodeAgent:
                     link.name = ""  # another process of the worker has ended, and this process is being killed
             self._ended.append(Ended(str(worker), number, how, lines))
         for worker, start in list(self._to_start.items()):
-            if not self._processes.running(worker):
+            if not (self._processes.running(worker) or self._watch.is_checking):
                 del self._to_start[worker]
                 self._start(start)
 
@@ -301,7 +314,7 @@ class NodeAgent:
                 worker = Worker.parse(name)
                 if order.incarnation <= self._incarnation(worker):
                     return
-                if self._processes.running(worker):
+                if self._processes.running(worker) or self._watch.is_checking:
                     self._to_kill[worker] = order.incarnation - 1
                     self._to_start[worker] = order
                 else:
@@ -315,8 +328,15 @@ class NodeAgent:
                 self._pass_on(order, body)
 
     def _start(self, order: Start) -> None:
-        self._started[Worker.parse(order.worker)] = AgentProcess(order.worker, order.incarnation, order.generation)
-        self._processes.start(order)
+        worker = Worker.parse(order.worker)
+        self._started[worker] = started = AgentProcess(order.worker, order.incarnation, order.generation)
+        self._places[worker] = order.place
+        if (defect := self._watch.defect(order.place)) is None:
+            self._processes.start(order)
+            return
+        how = f"was not started: {defect}"
+        self._started[worker] = msgspec.structs.replace(started, how=how)
+        self._ended.append(Ended(order.worker, order.incarnation, how))
 
     def _pass_on(self, message: Any, body: bytes | None) -> None:
         if not isinstance(message, LeaderMessage):

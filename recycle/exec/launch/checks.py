@@ -25,7 +25,7 @@ from recycle.exec.launch.trackers import asks_for_gpu
 from recycle.exec.model.build import build_module
 from recycle.exec.model.providers import Providers
 from recycle.exec.model.state.rules import require_optimizers
-from recycle.exec.transport.plugin import transport_named, transport_of
+from recycle.exec.transport.plugin import name_of, transport_named, transport_of
 from recycle.exec.worker.specification import REFUSED
 from recycle.job import Job
 from recycle.job.sections import ShapeSection
@@ -79,7 +79,8 @@ def check_request(
         from recycle.exec.model.engine import choose_layers
 
         layers = choose_layers(job, device)
-    return Findings(text_digest, transport.environment, gpu, *layers)
+    identity = transport.gpus(), name_of(transport)
+    return Findings(text_digest, transport.environment, gpu, *layers, *identity)
 
 
 def _require_matches(job: Job, providers: Providers) -> None:

@@ -123,7 +123,7 @@ def train(
         JobError, ScheduleError: the request is impossible; no process was started.
         RunError: the run cannot continue.
     """
-    job = Providers(model, data, loss, evaluation).write_names(job)
+    job = Providers(model, data, loss, evaluation).write_names(job).settled()
     if resume and directory is not None:
         require_unused(Path(directory))
     if schedule is None and planner is None:

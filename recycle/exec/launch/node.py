@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from recycle.exec.agent.node_agent import HOLD_SECONDS, NodeAgent
+from recycle.exec.gpus import GpuWatch, gpus_of
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory
 from recycle.exec.links import Hub, Link, listen_locally
@@ -46,8 +47,14 @@ class Node:
         specification = request.specification(directory, agent=self.socket, address=address)
         self.processes = LocalProcesses(server, specification, places, self.waker, tensor_parallel)
         self.processes.watch(self.hub.fileno())
+        ranks = range(tensor_parallel)
+        of_places = {
+            str(place): gpus_of(specification.gpus, range(number * len(ranks), (number + 1) * len(ranks)))
+            for number, place in enumerate(places)
+        }
+        self._watch = GpuWatch(of_places, request.job.cluster.gpu_checks, self.waker.wake)
         self.agent = NodeAgent(
-            node, session, self.hub, self._heartbeat, tensor_parallel, listener, self.processes, drain
+            node, session, self.hub, self._heartbeat, tensor_parallel, listener, self.processes, drain, self._watch
         )
 
     def wait(self) -> None:
@@ -55,6 +62,7 @@ class Node:
         self.processes.wait(HOLD_SECONDS if self.agent.is_holding else self._heartbeat / 2)
 
     def close(self) -> None:
+        self._watch.close()
         self.processes.end(patience=0.0)
         self.hub.close()
         self.waker.close()

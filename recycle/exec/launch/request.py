@@ -40,6 +40,7 @@ class Findings(msgspec.Struct, frozen=True):
         gpu: name of the first GPU, if the job asks for the model's share of its peak.
         layers: implementation of the model's layers, if the job leaves the choice to this machine.
         notice: why these are not Transformer Engine's.
+        gpus, transport: as of `RunSpecification`.
     """
 
     text_digest: str | None = None
@@ -47,6 +48,8 @@ class Findings(msgspec.Struct, frozen=True):
     gpu: str = ""
     layers: str = ""
     notice: str = ""
+    gpus: Sequence[str] = ()
+    transport: str = ""
 
     def applied_to(self, job: Job) -> Any:
         """Return the job, of the same class, with its layers."""
@@ -123,6 +126,8 @@ class RunRequest:
             started=directory.started,
             directory=str(directory.path),
             environment=dict(self.findings.environment),
+            gpus=list(self.findings.gpus),
+            transport=self.findings.transport,
             command=list(self.command),
         )
 

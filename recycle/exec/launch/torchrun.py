@@ -20,6 +20,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from recycle.errors import JobError, RecycleError, RunError
+from recycle.exec.device import copy_stream_of
 from recycle.exec.hooks.evaluation import Evaluation, evaluation_schedule
 from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.hooks.integrity import StateComparison
@@ -76,7 +77,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
     if "RANK" not in os.environ:
         raise JobError("RANK is not set: start this with torchrun, or train with: recycle train")
     load_plugins()
-    described = Job.load(given.job)
+    described = Job.load(given.job).settled()
     own = named_schedule(given.schedule, described.shape)
     request = request_run(described, steps=given.steps, schedule=own)
     findings = check_request(request.job, request.steps, (), request.absent)
@@ -115,7 +116,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
         )
     )
     commits = _TorchrunCommits(job, steps, store, workers, rank, given.metrics if first else None)
-    updates, hooks = StepState(stages), list[IterationHook]()
+    updates, hooks = StepState(stages, stream=copy_stream_of(device)), list[IterationHook]()
     if job.integrity.compares_states:
         hooks.append(StateComparison(job, stages, updates))
     if job.evaluation.every:

@@ -230,6 +230,8 @@ class Membership(RunState):
     def take_leaving(self, member: str, leaving: Leaving) -> None:
         worker = worker_of(member)
         if leaving.incarnation == self.processes[worker].incarnation:
+            if leaving.reason:
+                self.log("warning", message=f"worker {worker} is asked to leave: {leaving.reason}")
             self._note_departure(worker, None, by_signal=True)
 
     def ask_to_leave(self, asked: DepartureAsked) -> None:

@@ -28,7 +28,7 @@ from recycle.exec.planning.planner_process import Planner, PlannerAnswer, Planne
 from recycle.exec.planning.run_checks import ScheduleFacts, check_for_run, periods_of
 from recycle.exec.processes.processes import Waker
 from recycle.files import write_whole
-from recycle.ir.schedule import Schedule, loop_placement
+from recycle.ir.schedule import Schedule, placement_of
 from recycle.job import PricedJob
 from recycle.job.profile import Profile
 from recycle.job.shape import Worker
@@ -62,7 +62,7 @@ class PlanService:
         self._job, self._directory, self._profiles, self._waker = job, directory, profiles, waker
         self._schedule = schedule
         # If the user's placement is the same for all workers of a rank, the plans of other live workers keep it.
-        usual = schedule is None or schedule.placement == loop_placement(job.shape) or stages_by_rank(schedule) is None
+        usual = schedule is None or schedule.placement == placement_of(job.shape) or stages_by_rank(schedule) is None
         self._like = None if usual else schedule
         self._planner = planner
         self._by_vector = job.prices.are_peers_alike

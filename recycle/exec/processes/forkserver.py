@@ -288,9 +288,13 @@ def _fork(function: str, argument: str, log: str, after: list[int]) -> int:
 
 
 def call(function: str, argument: str) -> None:
-    """Call `package.module:function` with this argument."""
+    """Call `package.module:function` with this argument. A refusal is one line and exit code 1."""
     module, _, name = function.partition(":")
-    getattr(importlib.import_module(module), name)(argument)
+    try:
+        getattr(importlib.import_module(module), name)(argument)
+    except RecycleError as refusal:
+        print(refusal, file=sys.stderr)
+        sys.exit(1)
 
 
 _CALL = """

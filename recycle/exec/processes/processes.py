@@ -57,21 +57,26 @@ PER_PEER = 4
 """Open files of a worker per peer: in the group of all and among a stage's hosts, for two generations."""
 
 
+WANTED = 1 << 14
+"""Open files that a process may have, if the hard limit allows it: communicators open files for every connection."""
+
+
 def require_open_files(started_here: int, in_all: int) -> None:
-    """Raise this process's limit of open files, which its children inherit, to the run's needs.
+    """Raise this process's limit of open files, which its children inherit, to `WANTED` or the run's needs.
 
     `started_here` of the run's `in_all` processes start from this one. Raises JobError if that is impossible.
     """
     needed = BASE + max(PER_CHILD * started_here, PER_PEER * in_all)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
+    limit = 1 << 62 if hard == resource.RLIM_INFINITY else hard
+    if limit < needed:
         raise JobError(
             f"a run of {in_all} processes, {started_here} of them on this machine, needs {needed} open files, and the"
             f" limit here is {hard}; raise it: ulimit -n {needed}"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    wanted = min(limit, max(needed, WANTED))
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 END_SECONDS = 5.0

@@ -24,7 +24,7 @@ from recycle.ir.lower import buckets_of
 from recycle.ir.schedule import Schedule
 from recycle.ir.trace import Trace, WorkerTimes, stage_times, worker_times
 from recycle.job import Job, price
-from recycle.job.profile import Link, Profile
+from recycle.job.profile import Profile
 from recycle.runs.logs import load_trace, plan_file, read_lines
 
 
@@ -56,7 +56,7 @@ def executed(directory: str | Path) -> ExecutedRun:
     profile = job.prices
     unit = job.seconds_per_unit
     ran = load_trace(directory, job.shape)
-    base = _in_seconds(profile, unit or 0.0)
+    base = profile.scaled(unit or 0.0)
     measured = _measured(ran.without(_repartitioned(directory, ran)), job, base)
     if measured is None:
         raise RecycleError(f"{directory}: has no iteration with the job's own stages, so there is nothing to profile")
@@ -137,20 +137,3 @@ def _speeds(per_worker: WorkerTimes, usual: Mapping[str, list[float]], job: Job)
         for worker, stage_ratios in sorted(ratios.items())
         if abs(np.log(median(stage_ratios))) > np.log1p(threshold)
     }
-
-
-def _in_seconds(profile: Profile, unit: float) -> Profile:
-    def scaled(value: Any) -> Any:
-        return [unit * entry for entry in value] if isinstance(value, list) else unit * value
-
-    times = ("forward", "backward_input", "backward_weight", "reduce", "reduce_latency", "step", "gather")
-    changed: dict[str, Any] = {name: scaled(getattr(profile, name)) for name in times}
-    bandwidth = profile.bandwidth / unit if profile.bandwidth and unit else None
-    links = {
-        pair: Link(link.latency * unit, link.bandwidth / unit if link.bandwidth and unit else None)
-        for pair, link in profile.links.items()
-    }
-    pair_time = None if profile.overlapped_pair is None else scaled(profile.overlapped_pair)
-    return replace(
-        profile, **changed, latency=profile.latency * unit, bandwidth=bandwidth, links=links, overlapped_pair=pair_time
-    )

@@ -23,13 +23,14 @@ from msgspec import Struct
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from recycle.child import serve
+from recycle.exec.device import copy_stream_of
 from recycle.exec.emulation import EmulatedStage
 from recycle.exec.model.build import build_stages
 from recycle.exec.model.stage import Stage
 from recycle.exec.model.state.layouts import Shards
 from recycle.exec.profile.memory import allocated_by, capacity
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
-from recycle.exec.transport.plugin import ANYWHERE, TransportSettings, gpu_or_cpu, transport_named
+from recycle.exec.transport.plugin import TransportSettings, gpu_or_cpu, transport_named
 from recycle.exec.worker.step_state import StepState
 from recycle.ir.kinds import ValueKind
 from recycle.job import Job, price
@@ -82,6 +83,7 @@ class PeerRequest(Struct, frozen=True):
 
     Attributes:
         store: file that the groups form on.
+        transport: to connect over.
         sums: buffers to sum together, by bytes and bytes of an entry.
         copies: owners of each shard of a sharded optimizer, one shard per peer; 0 for none.
         weights: parameters to gather, by bytes and bytes of an entry, if there are shards.
@@ -90,6 +92,7 @@ class PeerRequest(Struct, frozen=True):
     rank: int
     peers: int
     store: str
+    transport: str
     messages: list[int]
     sums: list[tuple[tuple[int, int], ...]]
     repeats: int
@@ -113,7 +116,8 @@ class MeasuredStage:
         self._device = gpu_or_cpu()
         built = allocated_by(self._build, self._device)
         self._static = float(built.kept)
-        self._updates = StepState({index: self.stage}, is_on_host=job.train.undo == "host")
+        stream = copy_stream_of(self._device)
+        self._updates = StepState({index: self.stage}, is_on_host=job.train.undo == "host", stream=stream)
         self._generator = torch.Generator().manual_seed(index)
 
     def _build(self) -> None:
@@ -255,20 +259,32 @@ def measure_peers(request: PeerRequest) -> PeerFigures:
     keys = FileStore(request.store, request.peers)
     seconds = request.timeout
     limits = MembershipSection(transport_timeout=seconds, dead_after=seconds, form_timeout=seconds)
-    plugin = transport_named(ANYWHERE)(TransportSettings(keys, limits=limits))
+    kind = transport_named(request.transport)
+    device = kind.device(request.rank)
+    plugin = kind(TransportSettings(keys, device, limits=limits))
     owners = {0: owners_of(peers, peers, request.copies)} if request.copies else {}
     transport = plugin.open(
-        GroupsOfGeneration("profile", role, peers, {0: peers}, ((1,), torch.float32), owners=owners)
+        GroupsOfGeneration(
+            "profile",
+            role,
+            peers,
+            {0: peers},
+            ((1,), torch.float32),
+            lanes=[(peers[0], peers[1]), (peers[1], peers[0])],
+            owners=owners,
+        )
     )
+    zeros = partial(torch.zeros, device=device)
+    settle = transport.settle if plugin.progress.clock.runs_behind else lambda: None
     messages = []
     for size in request.messages if request.rank < 2 else []:
-        tensor = torch.zeros(max(1, size // 4), dtype=torch.float32)
-        turn = partial(_exchange, transport, request.rank == 0, peers[1 - request.rank], tensor)
+        tensor = zeros(max(1, size // 4), dtype=torch.float32)
+        turn = partial(_exchange, transport, request.rank == 0, peers[1 - request.rank], tensor, settle)
         messages.append(_median(turn, request.repeats) / 2)
-    barrier = [torch.zeros(1)]
+    barrier = [zeros(1)]
     sums, latencies, gathers = list[float](), list[float](), list[float]()
     for buffers in request.sums:
-        tensors = [torch.zeros(size // each, dtype=_DTYPES[each]) for size, each in buffers]
+        tensors = [zeros(size // each, dtype=_DTYPES[each]) for size, each in buffers]
         minimal = [tensor[: request.peers if request.copies else 1].clone() for tensor in tensors]
         transport.reduce(0, barrier)
         if not request.copies:
@@ -279,17 +295,20 @@ def measure_peers(request: PeerRequest) -> PeerFigures:
             parts = [torch.tensor_split(tensor, request.peers) for tensor in whole]
             results.append(_median(partial(transport.reduce_scatter, 0, parts), request.repeats))
     for size, each in request.weights:
-        weights = torch.tensor_split(torch.zeros(size // each, dtype=_DTYPES[each]), request.peers)
+        weights = torch.tensor_split(zeros(size // each, dtype=_DTYPES[each]), request.peers)
         transport.reduce(0, barrier)
         gathers.append(_median(partial(transport.gather, 0, weights), request.repeats))
     transport.reduce(0, barrier)  # all processes stay until the last has finished
     return PeerFigures(messages, sums, latencies, gathers)
 
 
-def _exchange(transport: GroupTransport, begins: bool, peer: Worker, tensor: torch.Tensor) -> None:
+def _exchange(
+    transport: GroupTransport, begins: bool, peer: Worker, tensor: torch.Tensor, settle: Callable[[], None]
+) -> None:
     turns = [transport.send_state, transport.receive_state]
     for turn in turns if begins else turns[::-1]:
         turn(peer, [tensor])
+    settle()
 
 
 _DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}

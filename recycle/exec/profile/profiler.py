@@ -1,7 +1,7 @@
 """The profiler: a Profile from measurements of a job's real stages on this machine.
 
 Stages are measured one after the other in a child process; sums over a stage's hosts and links are measured between
-several processes (measure.py). Figures are medians over repeats.
+several processes over the job's transport (measure.py). Figures are medians over repeats.
 Limits: links are local to this machine, and stages are measured alone.
 """
 
@@ -31,7 +31,7 @@ from recycle.exec.launch.checks import check_request
 from recycle.exec.processes.forkserver import worker_environment
 from recycle.exec.profile.measure import PeerFigures, PeerRequest, StageFigures
 from recycle.exec.protocol import LINE_SEPARATOR, with_last_lines
-from recycle.exec.transport.plugin import transport_of
+from recycle.exec.transport.plugin import name_of, transport_of
 from recycle.job import Job, price
 from recycle.job.footprint import reducing_bytes
 from recycle.job.profile import Link, Profile
@@ -63,9 +63,11 @@ def measure(job: Job, repeats: int = 20, report: MeasureProgress = lambda *_: No
             figures.append(msgspec.json.decode(line, type=StageFigures))
             report("stages", len(figures), stages)
     report("links", 0, 1)
-    link, sums = _links(job, figures, repeats)
+    transport, peers = connection_of(job)
+    link, sums = _links(job, figures, repeats, transport, peers)
     report("links", 1, 1)
-    return replace(assemble(job, figures, link, repeats), **sums)
+    profile = assemble(job, figures, link, repeats)
+    return replace(profile, **sums, measured={**profile.measured, "links": transport})
 
 
 def assemble(job: Job, figures: Sequence[StageFigures], link: Link, repeats: int) -> Profile:
@@ -167,23 +169,24 @@ def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
     return Link(float(latency), float(1 / slope) if slope > 0 else None)
 
 
-def _links(job: Job, figures: Sequence[StageFigures], repeats: int) -> tuple[Link, dict[str, Any]]:
+def _links(
+    job: Job, figures: Sequence[StageFigures], repeats: int, transport: str, peers: int
+) -> tuple[Link, dict[str, Any]]:
     shape = job.shape
     wanted = [stage.gradients for stage in figures]
     sums = sorted(set(wanted)) if shape.pipelines > 1 else []
     sizes = sorted({*MESSAGES, max(4, max(stage.message for stage in figures))}) if shape.worker_count > 1 else []
     if not sizes:
         return Link(), {}
-    peers = max(2, shape.pipelines)
     is_sharded = job.train.sharded_optimizer and bool(sums)
-    copies = job.train.optimizer_copies if is_sharded else 0
+    copies = min(peers, job.train.optimizer_copies) if is_sharded else 0
     weights = sorted({stage.weights for stage in figures}) if is_sharded else []
     with ExitStack() as stack:
         store = str(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="recycle-"))) / "store")
         children = []
         for rank in range(peers):
             timeout = job.membership.transport_timeout
-            request = PeerRequest(rank, peers, store, sizes, sums, repeats, timeout, copies, weights)
+            request = PeerRequest(rank, peers, store, transport, sizes, sums, repeats, timeout, copies, weights)
             children.append(stack.enter_context(closing(_MeasuringProcess("peer", job, request))))
         stage, *_ = [msgspec.json.decode(next(child.lines()), type=PeerFigures) for child in children]
     if not sums:
@@ -197,6 +200,23 @@ def _links(job: Job, figures: Sequence[StageFigures], repeats: int) -> tuple[Lin
         by_weights = dict(zip(weights, stage.gathers, strict=True))
         measured["gather"] = [by_weights[stage.weights] for stage in figures]
     return fit_link(sizes, stage.messages), measured
+
+
+def connection_of(job: Job) -> tuple[str, int]:
+    """The transport to measure over, and the number of processes that it connects on this machine.
+
+    If NCCL has a GPU for two but not for all hosts of a stage, as many as have one are measured. With one GPU all
+    share it.
+    """
+    plugin, hosts = transport_of(job), max(2, job.shape.pipelines)
+    try:
+        plugin.require_machine(hosts)
+    except JobError:
+        hosts = min(hosts, len(plugin.gpus()))
+        if hosts < 2:
+            shared = "gloo" if job.train.sharded_optimizer else "staged"
+            return shared, max(2, job.shape.pipelines)
+    return name_of(plugin), hosts
 
 
 class _MeasuringProcess(Child):

@@ -23,7 +23,7 @@ from recycle.errors import JobError, RunError
 from recycle.exec.ports import refusal_of_nccl
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.lanes import LanePlugin, LaneTransport
-from recycle.exec.transport.plugin import TransportSettings, computes_on_gpu, own_device
+from recycle.exec.transport.plugin import TransportSettings, computes_on_gpu, own_device, visible_gpus
 from recycle.job import Job
 from recycle.megatron_versions import nccl_batch, nccl_group
 
@@ -68,6 +68,10 @@ class Nccl(LanePlugin):
     @classmethod
     def device(cls, local_index: int) -> torch.device:
         return own_device(local_index)
+
+    @classmethod
+    def gpus(cls) -> list[str]:
+        return visible_gpus()
 
     def _form(self, groups: GroupsOfGeneration) -> LaneTransport:
         return NcclTransport(self.settings, groups, self.communicators)

@@ -76,6 +76,11 @@ class TransportPlugin(ABC):
     def device(cls, local_index: int) -> torch.device:
         return torch.device("cpu")
 
+    @classmethod
+    def gpus(cls) -> list[str]:
+        """UUIDs of the GPUs of this machine, in the order in which `device` counts them; [] if it takes none."""
+        return []
+
     def offer(self, generation: str, process: Worker) -> None:
         """Publish what this process can reuse in a generation, before acknowledging it. May raise RunError."""
         return
@@ -131,6 +136,11 @@ def own_device(local_index: int) -> torch.device:
     return device
 
 
+def visible_gpus() -> list[str]:
+    """UUIDs of the GPUs that this process sees, in the order of their numbers."""
+    return [f"GPU-{torch.cuda.get_device_properties(place).uuid}" for place in range(torch.cuda.device_count())]
+
+
 def computes_on_gpu(job: Job) -> bool:
     return job.model.kind != "emulated" and torch.cuda.device_count() > 0
 
@@ -141,8 +151,6 @@ TRANSPORTS = {
     "staged": "recycle.exec.transport.staged:Staged",
 }
 """Name -> `module:class`; "auto" takes the first that fits. Entry points of other packages add names."""
-ANYWHERE = "gloo"
-"""The transport that works on any machine; links are measured over it."""
 
 
 def transport_named(name: str) -> type[TransportPlugin]:
@@ -166,6 +174,12 @@ def transport_named(name: str) -> type[TransportPlugin]:
             f'[membership] transport: "{name}" is not a known transport; give one of {names}, or "package.module:Class"'
         )
     return value
+
+
+def name_of(plugin: type[TransportPlugin]) -> str:
+    """The name by which `transport_named` finds the plug-in."""
+    place = f"{plugin.__module__}:{plugin.__qualname__}"
+    return next((name for name, known in TRANSPORTS.items() if known == place), place)
 
 
 def _is_plugin(value: Any) -> TypeGuard[type[TransportPlugin]]:

@@ -15,7 +15,7 @@ import torch
 from recycle.exec.ports import refusal_of_gloo
 from recycle.exec.transport.gloo import Gloo, GlooTransport
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
-from recycle.exec.transport.plugin import TransportSettings, own_device
+from recycle.exec.transport.plugin import TransportSettings, own_device, visible_gpus
 from recycle.job import Job
 
 
@@ -34,6 +34,10 @@ class Staged(Gloo):
     @classmethod
     def device(cls, local_index: int) -> torch.device:
         return own_device(local_index)
+
+    @classmethod
+    def gpus(cls) -> list[str]:
+        return visible_gpus()
 
     def _form(self, groups: GroupsOfGeneration) -> GroupTransport:
         return StagedTransport(self.settings, groups)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from recycle.exec.gpus import own_index
 from recycle.exec.worker.specification import SESSION, WorkerSpecification
 from recycle.job import Job
 from recycle.job.shape import Worker
@@ -24,12 +25,16 @@ def run_command(text: str) -> None:
     """Run the command of a worker's JSON specification."""
     specification = msgspec.json.decode(text, type=WorkerSpecification)
     run, worker = specification.run, Worker.parse(specification.worker)
-    shape = Job.from_toml(run.job).shape
+    shape, place = Job.from_toml(run.job).shape, specification.local_index
+    if run.gpus:
+        from recycle.exec.transport.plugin import transport_named  # has torch
+
+        place = own_index(run.gpus, transport_named(run.transport).gpus(), place)
     os.environ |= {
         SESSION: text,
         "RANK": str(worker.rank * shape.pipelines + worker.pipeline),
         "WORLD_SIZE": str(shape.worker_count),
-        "LOCAL_RANK": str(specification.local_index),
+        "LOCAL_RANK": str(place),
         **run.environment,
     }
     os.environ.pop("PYTHONWARNINGS", None)  # of the fork server

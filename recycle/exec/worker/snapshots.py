@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from recycle.exec.checksums import PARAMETERS, Checksum
+from recycle.exec.device import CopyStream
 from recycle.exec.leader.commit import Comparison
 from recycle.exec.model.integrity import RunningChecksum
 from recycle.exec.model.stage import Stage, buffers_for, copy_state
@@ -29,7 +30,10 @@ class _Snapshot(NamedTuple):
 
 
 class StateCopy:
-    def __init__(self, live: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:
+    """A copy of `live`, piece by piece; complete after `CopyStream.join` only."""
+
+    def __init__(self, live: Sequence[torch.Tensor], into: Sequence[torch.Tensor], stream: CopyStream) -> None:
+        self._stream = stream
         self._pieces = [
             pair
             for source, copy in zip(live, into, strict=True)
@@ -44,7 +48,7 @@ class StateCopy:
         if not self._pieces:
             return False
         live, into = self._pieces.pop()
-        into.copy_(live, non_blocking=True)  # asynchronous between device and host; ordered on the device
+        self._stream.copy(into, live)
         return True
 
     def finish(self) -> None:
@@ -53,19 +57,17 @@ class StateCopy:
 
 
 class _PartCopy:
-    def __init__(self, live: Sequence[torch.Tensor], into: Sequence[torch.Tensor] | None) -> None:
-        self._copy: StateCopy | None = None if into is None else StateCopy(live, into)
-        into = live if into is None else into
-        self._is_awaited = any(source.is_cuda and not copy.is_cuda for source, copy in zip(live, into, strict=True))
-        self._checksum = RunningChecksum(into)
+    def __init__(self, live: Sequence[torch.Tensor], into: Sequence[torch.Tensor] | None, stream: CopyStream) -> None:
+        self._stream = stream
+        self._copy: StateCopy | None = None if into is None else StateCopy(live, into, stream)
+        self._checksum = RunningChecksum(live if into is None else into)
 
     def piece(self) -> bool:
         if self._copy is not None:
             if self._copy.piece():
                 return True
             self._copy = None
-            if self._is_awaited:
-                torch.cuda.current_stream().synchronize()
+            self._stream.settle()
         return self._checksum.piece()
 
     def finish(self) -> Checksum:
@@ -79,9 +81,10 @@ class StateSnapshots:
         self,
         stages: Mapping[int, Stage],
         empty_like: Callable[[torch.Tensor], torch.Tensor],
+        stream: CopyStream,
         hosted: LocalStages | None = None,
     ) -> None:
-        self._stages, self._empty_like, self._hosted = stages, empty_like, hosted
+        self._stages, self._empty_like, self._stream, self._hosted = stages, empty_like, stream, hosted
         self._snapshots: dict[int, _Snapshot] = {}
         self._part_copies: dict[int, dict[int, _PartCopy]] = {}
         self._comparison: Comparison | None = None
@@ -99,7 +102,7 @@ class StateSnapshots:
         state = {number: live for part in parts.values() for number, live in part.items() if number < PARAMETERS}
         buffers = self._buffers(comparison, state) if comparison.is_kept else {}
         self._part_copies = {
-            index: {number: _PartCopy(live, buffers.get(number)) for number, live in part.items()}
+            index: {number: _PartCopy(live, buffers.get(number), self._stream) for number, live in part.items()}
             for index, part in parts.items()
         }
 
@@ -114,6 +117,7 @@ class StateSnapshots:
         older = {number: last.pop(number, []) for number in state}
         del last  # free unused buffers before allocating
         buffers = {number: buffers_for(live, older[number], self._empty_like) for number, live in state.items()}
+        self._stream.follow()  # memory of new buffers may still be in use by earlier work
         self._snapshots[comparison.step] = _Snapshot(self._layout(), buffers)
         return buffers
 

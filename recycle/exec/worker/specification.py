@@ -19,6 +19,8 @@ class RunSpecification(Struct, frozen=True, kw_only=True):
         address: of this machine, for the other workers.
         started: when the run started, by this machine's monotonic clock.
         environment: variables that the transport needs.
+        gpus: UUIDs of the machine's GPUs at the start, by local number; empty if the transport computes on CPUs.
+        transport: the one chosen at the start.
         command: the user's script and its arguments, which runs in a session; empty for recycle's own trainer.
     """
 
@@ -31,6 +33,8 @@ class RunSpecification(Struct, frozen=True, kw_only=True):
     started: float
     directory: str
     environment: dict[str, str] = {}
+    gpus: list[str] = []
+    transport: str = ""
     command: list[str] = []
 
 
@@ -41,7 +45,7 @@ class WorkerSpecification(Struct, frozen=True, kw_only=True):
         incarnation: number of this position's process, from 0.
         restored: step of the checkpoint to start from; None for the initial state.
         tensor_rank: of this process in its worker.
-        local_index: index of this process on its machine, which is its GPU's number.
+        local_index: index of this process on its machine, and of its GPU in `RunSpecification.gpus`.
     """
 
     run: RunSpecification

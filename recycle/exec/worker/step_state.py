@@ -3,7 +3,8 @@
 A step before its iteration's commit first saves the state in a second set of buffers, for an exact undo. The next step
 needs the commit, so one set is enough: a stage is at most one iteration behind the committed one (with its reduced
 gradient) or ahead of it. A thread copies the committed state in the bubbles of the schedule, and the step copies the
-remainder. Snapshots (snapshots.py) are saved in the same way.
+remainder. Snapshots (snapshots.py) are saved in the same way. On a GPU, copies run on a separate stream, and the
+step waits for them there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 
 from recycle.errors import RunError
 from recycle.exec.checksums import Checksum
+from recycle.exec.device import CopyStream, HostCopies
 from recycle.exec.leader.commit import Comparison
 from recycle.exec.model.stage import Stage, buffers_for, copy_state, on_host
 from recycle.exec.protocol import Commit
@@ -37,6 +39,7 @@ class StepState:
         known_commit: returns the commit of an iteration, or None; called from the thread. None: no early copies.
         is_on_host: whether previous states are saved in host memory, not on the stages' device.
         hosted: the owner of the stages, which may change; None if they never change.
+        stream: for copies of the states.
     """
 
     def __init__(
@@ -46,12 +49,14 @@ class StepState:
         known_commit: Callable[[int], Commit | None] | None = None,
         is_on_host: bool = False,
         hosted: LocalStages | None = None,
+        stream: CopyStream | None = None,
     ) -> None:
         self._stages, self._decided, self._empty_like = (
             stages,
             known_commit,
             on_host if is_on_host else torch.empty_like,
         )
+        self._stream = stream or HostCopies()
         self._at = dict.fromkeys(stages, at)
         self._reduced, self._rolled_to = -1, at
         self._gathered: dict[int, int] = {}
@@ -59,7 +64,7 @@ class StepState:
         self._copies: dict[int, StateCopy | None] = {}
         self._last, self._is_due = -1, False
         self._comparison: Comparison | None = None
-        self.snapshots = StateSnapshots(stages, self._empty_like, hosted)
+        self.snapshots = StateSnapshots(stages, self._empty_like, self._stream, hosted)
         self._may_copy = threading.Event()
         self._lock = threading.Lock()
         if known_commit is not None:
@@ -69,6 +74,7 @@ class StepState:
         with self._lock:
             self._last, self._copies, self._comparison = iteration - 1, dict.fromkeys(self._stages), None
             self._is_due = self._decided is not None
+            self._stream.follow()
 
     def compare_during_waits(self, comparison: Comparison) -> None:
         """Compare the state at the beginning of the iteration, during waits, once it is committed."""
@@ -101,6 +107,7 @@ class StepState:
     def compare_state(self, comparison: Comparison) -> None:
         """Compare the current, committed state, during waits or when `checksums` is called."""
         with self._lock:
+            self._stream.follow()
             self.snapshots.compare(comparison)
 
     def checksums(self) -> Mapping[int, Checksum]:
@@ -121,8 +128,12 @@ class StepState:
         """Step a stage before the commit, with its unclipped gradient; `roll_to` can undo the step."""
         with self._lock:
             self.snapshots.finish_stage(index)
-            copy = self._copies.pop(index, None) or self._copy(index)
+            copy = self._copies.pop(index, None)
+            if copy is None:
+                self._stream.follow()
+                copy = self._copy(index)
         copy.finish()
+        self._stream.join()
         self._gathered.pop(index, None)
         self._stages[index].step(iteration, 1.0)
         self._at[index] = iteration
@@ -171,6 +182,7 @@ class StepState:
         with self._lock:
             self._copies, self._is_due = {}, False
             self._may_copy.clear()
+            self._stream.join()  # before buffers of cancelled copies are freed
             if restores and self._is_ahead(committed):
                 if not self.snapshots.restore(committed):
                     raise RunError(f"this worker has no snapshot after step {committed}, which training restores")
@@ -191,12 +203,13 @@ class StepState:
             self.step(index, commit)
 
     def _copy(self, index: int) -> StateCopy:
-        return StateCopy(self._stages[index].state_tensors(), self._buffers(index))
+        return StateCopy(self._stages[index].state_tensors(), self._buffers(index), self._stream)
 
     def _buffers(self, index: int) -> Sequence[torch.Tensor]:
         live, before = self._stages[index].state_tensors(), self._before.get(index, [])
         if [tensor.shape for tensor in before] != [tensor.shape for tensor in live]:
             self._before[index] = before = buffers_for(live, before, self._empty_like)
+            self._stream.follow()  # their memory may still be in use by earlier work
         return before
 
     def _copy_during_waits(self, known_commit: Callable[[int], Commit | None]) -> None:

@@ -22,8 +22,9 @@ import torch
 
 from recycle.errors import RecycleError, RunError, first_line
 from recycle.exec.checkpoint.checkpoint import folder_of, load
-from recycle.exec.device import DeviceState
+from recycle.exec.device import DeviceState, copy_stream_of
 from recycle.exec.faults.injector import EXCHANGE_SECONDS, FaultInjector, start_injector
+from recycle.exec.gpus import own_index, stay_near
 from recycle.exec.hooks.background_copies import BackgroundCopies
 from recycle.exec.hooks.evaluation import Evaluation
 from recycle.exec.hooks.hook import IterationHook
@@ -80,10 +81,11 @@ class Participant:
         if specification.generation or specification.restored is not None:
             job = job.without_weights()
         self.job = job
-        plugin = transport_of(job)
+        plugin = transport_named(run.transport) if run.transport else transport_of(job)
         self._links, self._keys = PacedLinks.for_job(job, self.worker), FormingKeys(run.agent)
         tensor = self.tensor_rank, self.tensor_parallel
-        device = plugin.device(specification.local_index)
+        device = plugin.device(own_index(run.gpus, plugin.gpus(), specification.local_index))
+        stay_near(run.gpus, specification.local_index)
         self.transport = plugin(TransportSettings(self._keys, device, run.address, tensor, job.membership, self._links))
         self.member = Member(
             run.agent,
@@ -106,7 +108,8 @@ class Participant:
         """`at` is the iteration of a state that the user's script has loaded; -1 for none."""
         restored = self.specification.restored
         at = at if restored is None else restored
-        return StepState(hosted.stages, at, self.member.known_commit, self.job.train.undo == "host", hosted)
+        stream = copy_stream_of(self.transport.settings.device)
+        return StepState(hosted.stages, at, self.member.known_commit, self.job.train.undo == "host", hosted, stream)
 
     def injector(self, hosted: LocalStages) -> FaultInjector:
         return start_injector(
@@ -164,7 +167,7 @@ def run_worker(text: str) -> None:
     transport = process.transport
     try:
         build = partial(build_stages, job, device=transport.settings.device, tensor_group=tensor_group)
-        default_stages = list(range(worker.rank, job.shape.stages, job.shape.ranks))
+        default_stages = list(job.shape.stages_of_rank(worker.rank))
         indices = run.stages.get(specification.worker, [] if run.stages else default_stages)
         hosted: LocalStages
         if job.train.sharded_optimizer:

@@ -32,6 +32,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import accumulate, chain, product
 from typing import Any
 
 from recycle.errors import ScheduleError
@@ -52,7 +53,11 @@ _CLASS_AND_CHUNK: tuple[tuple[type[Compute], int], ...] = (
     (BackwardWeight, 1),
     (BackwardWeight, 0),
 )
+_HOLDS = (1, 1, 0, 0, -1, -1)
+"""Activations that each kind of work takes or frees."""
 PERIOD = 6
+_SLOW_WAYS = ((0,), (1,), (2,), (3,), (0, 2), (1, 3))
+"""Ways on which the building blocks of `under_cap` may take two slots from rank to rank."""
 
 Times = tuple[float, float, float]
 """Durations of F, I and W of one chunk, in any unit."""
@@ -66,30 +71,33 @@ def memory_capped(
     shape: Shape, family: str, starts: Sequence[Orders], cap: int, optimizer: Optimizer, times: Times
 ) -> Schedule:
     """Build the compute-only schedule with the best order found from `starts`. Errors as in `zb_v`."""
-    stages = vee_stages(shape, family)
+    vee_stages(shape, family)
     orders = best_under_cap(starts, shape.micro_batches, cap, times)
-    metadata: dict[str, Any] = {"family": family}
-    if tuple(times) != UNIT_TIMES:
-        metadata["times"] = list(times)
+    stated = {"times": list(times)} if tuple(times) != UNIT_TIMES else {}
+    return _schedule(shape, family, orders, optimizer, **stated)
+
+
+def _schedule(shape: Shape, family: str, orders: Orders, optimizer: Optimizer, **stated: Any) -> Schedule:
+    stages, metadata = vee_stages(shape, family), {"family": family, **stated}
     work = [(cls, [hosted[chunk] for hosted in stages]) for cls, chunk in _CLASS_AND_CHUNK]
     return in_turn(shape, orders, work, optimizer=optimizer, metadata=metadata, stages=stages)
 
 
-def building_block(ranks: int, steps: Sequence[int], waits: Sequence[int]) -> list[list[int]]:
+def building_block(ranks: int, steps: Sequence[Sequence[int]], waits: Sequence[int]) -> list[list[int]]:
     """Return the slots of F0, F1, I1 and I0 on each rank, for the first micro-batch.
 
     Args:
-        steps: slots from one rank to the next on the way down (F0), up (F1), down again (I1) and up again (I0).
+        steps: slots between ranks r and r + 1, for each r, on the way down (F0), up (F1), down again (I1) and up (I0).
         waits: slots lost at each of the three turns.
     """
     block: list[list[int]] = [[] for _ in range(ranks)]
     slot = 0
-    ranks_in_order = range(ranks)
-    for step, wait in zip(steps, (*waits, 0), strict=True):
-        for n, rank in enumerate(ranks_in_order):
-            block[rank].append(slot + n * step)
-        slot += (ranks - 1) * step + 1 + wait
-        ranks_in_order = ranks_in_order[::-1]
+    for way, (hops, wait) in enumerate(zip(steps, (*waits, 0), strict=True)):
+        path = range(ranks)[:: -1 if way % 2 else 1]
+        for n, rank in enumerate(path):
+            slot += hops[min(rank, path[n - 1])] if n else 0
+            block[rank].append(slot)
+        slot += 1 + wait
     return block
 
 
@@ -182,7 +190,7 @@ def _links(ranks: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
 def _squeeze(orders: Orders, micro_batches: int, cap: int, times: Times, rule: _Rule) -> tuple[Score, Orders]:
     ranks = len(orders)
     cost = [times[0], times[0], times[1], times[1], times[2], times[2]]
-    holds = [1, 1, 0, 0, -1, -1]
+    holds = list(_HOLDS)
     links = list(_links(ranks))
     if rule.backwards:
         orders = [order[::-1] for order in orders]
@@ -276,6 +284,41 @@ def zb_v(shape: Shape, optimizer: Optimizer = "staggered", times: Times = UNIT_T
     return memory_capped(shape, "zb-v", starts, 2 * shape.ranks, optimizer, times)
 
 
+def under_cap(shape: Shape, cap: int, times: Times = UNIT_TIMES) -> Iterator[Schedule]:
+    """Yield schedules for a cap of any number of chunks without end of the search for blocks, the likeliest first.
+
+    Of the blocks with one or two slots from rank to rank, those that hold most under the cap, then the shortest, give
+    the shortest schedules. Raises ScheduleError as `zb_v`.
+    """
+    ranks, micro_batches = shape.ranks, shape.micro_batches
+    is_known = cap >= 2 * ranks and micro_batches >= 2 * ranks - 1
+    known = [_hand_made(ranks, micro_batches)] if is_known else []
+    for start in chain(known, (repeated(block, micro_batches) for block in _blocks(ranks, cap))):
+        if max(map(_peak, start)) <= cap:
+            for _, orders in _candidates([start], micro_batches, cap, times):
+                yield _schedule(shape, "v", orders, "staggered")
+
+
+def _blocks(ranks: int, cap: int) -> list[list[list[int]]]:
+    plain, last = [1] * (ranks - 1), ranks - 1
+    found: dict[tuple[float, int, str], list[list[int]]] = {}
+    for count, is_deep in product(sorted({*range(min(4, ranks)), last // 4, last // 2, last}), (False, True)):
+        slow = [1 + (r >= last - count if is_deep else r < count) for r in range(last)]
+        for slow_ways, waits in product(_SLOW_WAYS, product(range(PERIOD), repeat=3)):
+            if sum(waits) > PERIOD:
+                continue
+            block = building_block(ranks, [slow if way in slow_ways else plain for way in range(4)], waits)
+            if all(len({slot % PERIOD for slot in slots}) == 4 for slots in block):
+                held = 1 + max(i0 - f0 + i1 - f1 for f0, f1, i1, i0 in block) / PERIOD
+                if held <= cap:
+                    found[-held, block[0][-1], str(block)] = block
+    return [found[key] for key in sorted(found)]
+
+
+def _peak(order: Sequence[int]) -> int:
+    return max(accumulate(_HOLDS[work] for work in order))
+
+
 def v_half(shape: Shape, optimizer: Optimizer = "staggered", times: Times = UNIT_TIMES) -> Schedule:
     """The compute-only V-half schedule of `shape`. Arguments and errors as in `zb_v`."""
     cap = 2 * (shape.ranks // 2) + 2
@@ -284,13 +327,18 @@ def v_half(shape: Shape, optimizer: Optimizer = "staggered", times: Times = UNIT
 
 def v_min(shape: Shape, optimizer: Optimizer = "staggered", times: Times = UNIT_TIMES) -> Schedule:
     """The compute-only V-min schedule of `shape`. Arguments and errors as in `zb_v`."""
-    block = building_block(shape.ranks, (1, 1, 1, 1), (0, 0 if shape.ranks % 3 else 2, 0))
     cap = 2 * ((shape.ranks + 1) // 3 + 1)
-    return memory_capped(shape, "v-min", [repeated(block, shape.micro_batches)], cap, optimizer, times)
+    return memory_capped(shape, "v-min", [_repeated_min(shape)], cap, optimizer, times)
+
+
+def _repeated_min(shape: Shape) -> Orders:
+    block = building_block(shape.ranks, [[1] * shape.ranks] * 4, (0, 0 if shape.ranks % 3 else 2, 0))
+    return repeated(block, shape.micro_batches)
 
 
 def _repeated_half(shape: Shape) -> Orders:
-    block = building_block(shape.ranks, (2, 1, 2, 1), (0, 0 if shape.ranks % 2 else 3, 1))
+    steps = [[2] * shape.ranks, [1] * shape.ranks]
+    block = building_block(shape.ranks, steps * 2, (0, 0 if shape.ranks % 2 else 3, 1))
     return repeated(block, shape.micro_batches)
 
 

@@ -1,7 +1,5 @@
 """Lower bounds on the period for any assignment to live hosts and any order, so that a plan can report its gap.
 
-The loop placement gives the hosts of a stage: chunk c of rank r on stage c * P + r.
-
 closed_forms  load, memory and paths through the ranks
 fluid         a linear program over a few stages, which raises the closed forms
 
@@ -59,7 +57,7 @@ def _chains(problem: Problem) -> list[tuple[int, ...]]:
         chains = [(0, longest), (0, loaded), (0, held), max(detours)[1:], (held,)]
         chains = chains if shape.chunks == 1 else chains[::-1]
     return [
-        tuple(s for s in range(shape.stages) if s % shape.ranks in chosen)
+        tuple(s for s in range(shape.stages) if shape.rank_of(s) in chosen)
         for chosen in dict.fromkeys(map(frozenset, chains))
     ]
 

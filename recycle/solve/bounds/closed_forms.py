@@ -1,6 +1,6 @@
 """Closed-form lower bounds on period and makespan: the least work and waiting of the hosts of one rank.
 
-A rank hosts one stage, or with several chunks the stages r, r + P, ... on the same workers. A *unit* is one micro-batch
+A rank hosts one stage, or with several chunks one of each on the same workers, r first. A *unit* is one micro-batch
 in one chunk. A bound is the smallest period in which the live hosts have room for all units (`_least`).
 
 S is the first start among all hosts of rank r, and w* its host. w* begins its next program only after S + T, and its
@@ -67,7 +67,9 @@ def lanes(problem: Problem) -> float:
         waits = ceil(problem.micro_batches / (len(hosts) * len(receivers))) - 1
         own = (problem.forward[s] + problem.backward[s] + problem.weight[s]) * problem.fastest[s]
         start = 0.0 if problem.staggered else _fill(problem, s)
-        bound = max(bound, start + own + waits * problem.hop + problem.return_path[s] + problem.update_seconds[s])
+        bound = max(
+            bound, start + own + waits * problem.hop_after[s] + problem.return_path[s] + problem.update_seconds[s]
+        )
     return bound
 
 
@@ -140,7 +142,7 @@ def detours(problem: Problem, from_idle: bool = False) -> list[tuple[float, int,
             first = tail
         length = path + last_backward(problem, r)
         lengths += [(length + first, 0, r), (length + longest[0], longest[1], r)]
-        path += (problem.forward[r] + problem.backward[r]) * problem.fastest[r] + 2 * problem.hop
+        path += (problem.forward[r] + problem.backward[r]) * problem.fastest[r] + 2 * problem.hop_after[r]
     return lengths
 
 
@@ -173,8 +175,8 @@ def last_backward(problem: Problem, rank: int) -> float:
 
 def _idle(problem: Problem, rank: int, worker: int) -> Floats:
     stages, (out, back) = _stages(problem, rank), problem.remaining_path
-    hops = (problem.shape.stages - 1 - rank) + (problem.shape.stages - 1 - stages[-1])
-    path = out[rank] + back[stages[-1] + 1] + hops * problem.hop
+    hops = problem.remaining_hops[rank] + problem.remaining_hops[stages[-1]]
+    path = out[rank] + back[stages[-1] + 1] + hops
     forwards = np.floor(np.minimum(problem.cap[worker], np.arange(problem.micro_batches * len(stages) + 1)) + TOLERANCE)
     longest = max(problem.forward[s] for s in stages) * problem.speed[worker]
     return np.where(forwards > 0, np.maximum(0.0, path - forwards * longest), 0.0)
@@ -217,10 +219,10 @@ def _least(problem: Problem, rooms: Sequence[tuple[int, Room]], total: float, fi
     return low
 
 
-def _stages(problem: Problem, rank: int) -> range:
-    return range(rank, problem.shape.stages, problem.shape.ranks)
+def _stages(problem: Problem, rank: int) -> tuple[int, ...]:
+    return problem.shape.stages_of_rank(rank)
 
 
 def _fill(problem: Problem, stage: int) -> float:
     out, _ = problem.remaining_path
-    return out[0] - out[stage] + stage * problem.hop
+    return out[0] - out[stage] + problem.remaining_hops[0] - problem.remaining_hops[stage]

@@ -135,8 +135,8 @@ class _FluidRelaxation:
 
     def __init__(self, problem: Problem, window: float, stages: Sequence[int], points: int | None) -> None:
         self.problem, self.stages = problem, stages
-        ranks = problem.shape.ranks
-        counted = [s for s in stages if s % ranks == stages[0] % ranks] if problem.staggered else stages
+        rank_of = problem.shape.rank_of
+        counted = [s for s in stages if rank_of(s) == rank_of(stages[0])] if problem.staggered else stages
         self.ends = {s: window - problem.update_seconds[s] for s in counted}
         end = max(max(self.ends.values()), problem.unit)
         self.crews, self.groups = _grouped(problem, stages)
@@ -205,7 +205,8 @@ class _FluidRelaxation:
         return held + [self._lag(near, far, kind) for near, far in pairwise(self.stages) for kind in (0, 1)]
 
     def _lag(self, near: int, far: int, kind: int) -> float:
-        between = (far - near) * self.problem.hop + sum(self._time(s, kind) for s in range(near + 1, far))
+        hops = self.problem.remaining_hops
+        between = hops[near] - hops[far] + sum(self._time(s, kind) for s in range(near + 1, far))
         return between + min(self._time(near, kind), self._time(far, kind))
 
     def add_goal(self) -> None:
@@ -226,22 +227,22 @@ class _FluidRelaxation:
         for s in range(self.stages[0], problem.shape.stages):
             back = path + self._time(s, 0) + problem.return_path[s]
             heads |= {(0, s): path, (1, s): back, (2, s): back + self._time(s, 1)}
-            path += self._time(s, 0) + problem.hop
+            path += self._time(s, 0) + problem.hop_after[s]
         return heads
 
     def _tails(self) -> dict[tuple[int, int], float]:
-        problem, hop, end = self.problem, self.problem.hop, inf
+        problem, hops, end = self.problem, self.problem.hop_after, inf
         tails: dict[tuple[int, int], float] = {}
         for s in range(self.stages[0], problem.shape.stages):
             if s in self.ends:
                 end = min(end, self.ends[s] - (self._time(s, 2) if problem.split else 0.0))
             tails[1, s], tails[2, s] = end, self.ends.get(s, inf)
-            end -= self._time(s, 1) + hop
+            end -= self._time(s, 1) + hops[s]
         end = inf
         for s in range(problem.shape.stages - 1, self.stages[0] - 1, -1):
             end = min(end, tails[1, s] - self._time(s, 1))
             tails[0, s] = end
-            end -= self._time(s, 0) + hop
+            end -= self._time(s, 0) + hops[s - 1]
         chosen = {(kind, s): tails[kind, s] for s in self.stages for kind in range(problem.kinds)}
         return {place: end for place, end in chosen.items() if end < inf}
 
@@ -326,9 +327,9 @@ class _FluidRelaxation:
 
 
 def _grouped(problem: Problem, stages: Sequence[int]) -> tuple[list[_Crew], list[tuple[int, _Crew]]]:
-    ranks, crews_of_all, groups = problem.shape.ranks, list[_Crew](), list[tuple[int, _Crew]]()
-    for rank in dict.fromkeys(s % ranks for s in stages):
-        chunks = [s for s in stages if s % ranks == rank]
+    rank_of, crews_of_all, groups = problem.shape.rank_of, list[_Crew](), list[tuple[int, _Crew]]()
+    for rank in dict.fromkeys(map(rank_of, stages)):
+        chunks = [s for s in stages if rank_of(s) == rank]
         crews = _crews(problem, rank, len(chunks))
         crews_of_all += crews
         groups += [(s, crew) for s in chunks for crew in crews]

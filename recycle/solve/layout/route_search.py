@@ -124,6 +124,7 @@ def _legs_of(
         split=split,
         staggered=staggered,
         times=seconds.ravel(),
+        rank_of=none,
         update_seconds=np.zeros(workers),
         link=float(hop.max()),
         hops=np.zeros(0),

@@ -118,12 +118,12 @@ def _live(problem: Problem) -> Operations:
 
 
 def _is_mobile(problem: Problem, wide: bool) -> Flags:
-    stages, ranks = problem.shape.stages, problem.shape.ranks
+    ranks = problem.shape.ranks
     live, speed = _live(problem).reshape(-1, ranks), np.array(problem.speed).reshape(-1, ranks)
     fastest = np.array(problem.fastest[:ranks])
     is_left: Flags = (live == 0) | (speed > fastest + TOLERANCE)
-    home, rank = np.arange(problem.micro_batches) // problem.shape.micro_batches, np.arange(stages) % ranks
-    is_displaced = (is_left | _has_slow_link(problem))[home][:, rank].T & problem.reroute
+    home = np.arange(problem.micro_batches) // problem.shape.micro_batches
+    is_displaced = (is_left | _has_slow_link(problem))[home][:, problem.rank_of].T & problem.reroute
     return np.repeat(is_displaced.any(axis=1), problem.micro_batches) if wide else is_displaced.ravel()
 
 
@@ -131,7 +131,7 @@ def _has_slow_link(problem: Problem) -> Flags:
     shape = problem.shape
     slow: Flags = np.zeros((shape.pipelines, shape.ranks), dtype=np.bool_)
     if problem.hops:
-        hops = np.array(problem.hops).reshape(2, shape.pipelines, shape.ranks, shape.pipelines)
+        hops = np.array(problem.hops).reshape(3, shape.pipelines, shape.ranks, shape.pipelines)
         slow[:] = (hops > problem.links[0] + TOLERANCE).any(axis=(0, 3))
     return slow
 

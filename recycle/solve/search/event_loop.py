@@ -35,6 +35,8 @@ class Rule(NamedTuple):
         by_priority: 1 for the rule by priority, 0 for the rule by policy.
         hold, weights, forward_first, weight_first: [stages]; see `list_scheduling.Policy`.
         patience, weight_patience: seconds that an F or I, and a W, waits for a more urgent operation; by priority only.
+        idleness: share of the longest idle time of any worker up to which a worker waits for an F or I rather than run
+            a W that would delay it; by policy only.
         starts: [micro-batches], (stage, micro-batch) at which each micro-batch enters the model.
         release: [micro-batches], earliest entry, in seconds.
     """
@@ -47,6 +49,7 @@ class Rule(NamedTuple):
     weight_first: Operations
     patience: float
     weight_patience: float
+    idleness: float
     starts: Operations
     release: Floats
 
@@ -63,6 +66,7 @@ def priority_rule(priority: Floats, stages: int, starts: Operations) -> Rule:
         weight_first=no,
         patience=0.0,
         weight_patience=0.0,
+        idleness=0.0,
         starts=starts,
         release=np.zeros(len(starts)),
     )
@@ -91,6 +95,8 @@ class Queues(NamedTuple):
         arrives: [workers], arrival time of the running operation's result at another worker.
         lane_free: [lanes], end of the last transfer of each lane, the running operation's included.
         expected, urgency: [2 * workers], arrival time and priority of the most urgent announced F, and backward.
+        ended: [workers], end of each worker's latest operation; negative before its first one.
+        idle: [workers], time that each worker has waited since its first operation.
         woken, is_woken: [workers], workers to ask at this instant, and 1 for each of them.
         begun: [operations], operations in the order of their starts; the result.
         start: [operations], start times.
@@ -116,6 +122,8 @@ class Queues(NamedTuple):
     lane_free: Floats
     expected: Floats
     urgency: Floats
+    ended: Floats
+    idle: Floats
     woken: Operations
     is_woken: Operations
     begun: Operations
@@ -130,7 +138,7 @@ def run_event_loop(problem: Problem, arrays: ProblemArrays, host: Operations, ru
         host: worker of each (stage, micro-batch), flat.
 
     Raises:
-        PlanError: no further activation fits. Impossible if chunk c of rank r is on stage c * P + r.
+        PlanError: no further activation fits, which is impossible if a chunk's stages follow all of the one before.
     """
     queue = host * problem.shape.chunks + problem.stage_of // problem.shape.ranks
     queues = initial_queues(
@@ -193,6 +201,8 @@ def initial_queues(
         lane_free=np.zeros(lanes),
         expected=np.full(2 * workers, -1.0),
         urgency=np.zeros(2 * workers),
+        ended=np.full(workers, -1.0),
+        idle=np.zeros(workers),
         woken=zeros(workers),
         is_woken=zeros(workers),
         begun=zeros(operations),
@@ -217,7 +227,7 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
     held, outward, in_flight = queues.held, queues.outward, queues.in_flight
     running, begun, start = queues.running, queues.begun, queues.start
     expected, urgency, woken, is_woken = queues.expected, queues.urgency, queues.woken, queues.is_woken
-    arrives, lane_free = queues.arrives, queues.lane_free
+    arrives, lane_free, ended, idle = queues.arrives, queues.lane_free, queues.ended, queues.idle
     plane = problem.stages * n
     count_of_queues = len(begins) - 1
     workers = len(held)
@@ -226,6 +236,7 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
     events = [(rule.release[g], rule.starts[g]) for g in range(len(rule.starts))]
     heapq.heapify(events)
     done = 0
+    longest_idle = 0.0
     while len(events) > 0:
         now = events[0][0]
         count = 0
@@ -287,7 +298,7 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
                 k = _first_ready(ready, head, tail, queue)
                 if k >= 0:
                     x = line[k]
-                    if in_flight[w] + size[x] <= hold[s + chunk * ranks] - deeper + 1e-9:
+                    if in_flight[w] + size[x] <= hold[s if chunks == 1 else x // n] - deeper + 1e-9:
                         if held[w] + size[x] > cap[w] + 1e-9 or outward[w] + size[x] > cap[w] - deeper + 1e-9:
                             is_blocked = True
                         elif forward < 0 or priority[x] < priority[forward]:
@@ -322,9 +333,20 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
                     x = backward
                 elif forward >= 0 and has_room:
                     x = forward
+                elif x >= 0 and forward < 0 and rule.idleness > 0.0:
+                    until = expected[workers + w]
+                    is_next = now + 1e-9 < expected[w] and (until <= now + 1e-9 or expected[w] < until)
+                    if is_next and held[w] + 1.0 <= cap[w] + 1e-9 and in_flight[w] + 1.0 <= hold[s] + 1e-9:
+                        until = expected[w]
+                    may_idle = idle[w] + until - now <= rule.idleness * longest_idle + 1e-9
+                    if may_idle and now + 1e-9 < until < now + times[x // n] * speed[w] - 1e-9:
+                        x = -1
             if x < 0:
                 continue
             # --- start the operation
+            if ended[w] >= 0.0:
+                idle[w] += now - ended[w]
+                longest_idle = max(longest_idle, idle[w])
             kind = x // plane
             if kind == WEIGHT:
                 waiting_head[w] += 1
@@ -340,11 +362,12 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
             begun[done] = x
             done += 1
             until = now + times[x // n] * speed[w]
+            ended[w] = until
             heapq.heappush(events, (until, -w - 1))
             after = wakes[x]
             if after >= 0 and host[after % plane] != w:
                 v = host[after % plane]
-                lane = lane_between(w, v, kind == INPUT, workers, ranks)
+                lane = lane_between(w, v, workers, ranks)
                 hop = hop_of[x] if len(hop_of) > 0 else hops[lane] if len(hops) > 0 else link
                 if link > 0.0 and len(lane_free) == 0:
                     until += hop
@@ -353,7 +376,7 @@ def list_schedule(problem: ProblemArrays, rule: Rule, queues: Queues) -> int:
                     until = max(until, lane_free[lane]) + hop
                     lane_free[lane] = until
                     arrives[w] = until
-                if by_priority:
+                if by_priority or rule.idleness > 0.0:
                     k = after // plane * workers + v
                     if expected[k] <= now + 1e-9 or priority[after] < urgency[k]:
                         expected[k] = until

@@ -1,43 +1,44 @@
 """Initial orders of a search: policies, templates, insertion and schedule families.
 
 Templates differ in the number of pipelines that run a micro-batch in each slot. A slow worker may hold up its peers
-more than it helps, so the search also starts without all workers slower than the median of their peers, and without
+more than it helps, so the search first starts without all workers slower than the median of their peers, and without
 each of these. A schedule family fits a problem if all workers are alive, chunk c of rank r is on stage c * P + r, and
 memory suffices. In a split problem a whole B is an I directly followed by its W.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
+from math import inf
 from statistics import median_low
 
 import numpy as np
 
 from recycle.errors import ScheduleError
-from recycle.ir.families import BUILT_IN, FAMILIES, TWO_CHUNKS
+from recycle.ir.families import BUILT_IN, FAMILIES, TWO_CHUNKS, memory_capped
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward
 from recycle.ir.schedule import Schedule
 from recycle.solve.assignment import Assignment, assign_by_slots, possible_assignments
+from recycle.solve.bounds import closed_form
 from recycle.solve.constants import (
     INSERTION_UP_TO,
     MOST_LEFT_OUT,
     MOST_TEMPLATES,
-    NO_SLOW_SHARE,
     OPERATION_SECONDS,
     OPERATIONS_AFTER_TEMPLATE,
     POLICIES_AFTER_TEMPLATE,
     POLICIES_PER_ASSIGNMENT,
     PORTFOLIO_SHARE,
     SIMPLE_SHARE,
+    START_SHARE,
     TEMPLATE_SHARE,
     TOO_LATE,
-    WHOLE_SHARE,
-    WITHOUT_ONE_SHARE,
 )
 from recycle.solve.effort import Effort, Incumbent, Pace, sort_by_period
-from recycle.solve.problem import Order, Problem
+from recycle.solve.problem import TOLERANCE, Order, Problem
 from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT
 from recycle.solve.search.insertion import InsertionParameters, insertion_orders
 from recycle.solve.search.kernels import load_if_worth_it
@@ -67,17 +68,22 @@ class SearchStart:
     inserted: tuple[Incumbent, InsertionParameters] | None = None
 
 
-def find_start(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> SearchStart:
-    """Return the best start among the problem and the problem without slow workers, with `most` policies each."""
-    smaller = _without_slow(problem)
-    best = find_initial_order(problem, effort.part(WHOLE_SHARE if smaller else 1.0), most)
+def find_starts(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> list[SearchStart]:
+    """Return starts without the slow workers, without each of them and with all, of `most` policies each; best first.
+
+    Problems whose bound is above the best period are left out.
+    """
+    problems = [*_without_slow(problem), problem]
+    starts: list[SearchStart] = []
     pace = Pace(effort.deadline)
-    for turn, subproblem in enumerate(smaller):
-        if pace.is_over() or effort.is_met(problem, best.best.period):
+    for each in problems:
+        least = min((start.best.period for start in starts), default=inf)
+        if starts and (pace.is_over() or effort.is_met(problem, least)):
             break
-        candidate = find_initial_order(subproblem, effort.part(WITHOUT_ONE_SHARE if turn else NO_SLOW_SHARE), most)
-        best = min(best, candidate, key=lambda start: start.best.period)
-    return best
+        if len(problems) == 1 or closed_form(each) < least - TOLERANCE:
+            share = START_SHARE if len(problems) > 1 else 1.0
+            starts.append(find_initial_order(each, effort.part(share), most))
+    return sorted(starts, key=lambda start: start.best.period)
 
 
 def _without_slow(problem: Problem) -> list[Problem]:
@@ -109,7 +115,7 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
     variants: list[Iterator[tuple[Order, InsertionParameters | None]]] = [
         insertion_orders(problem, assignments) if problem.size <= INSERTION_UP_TO else iter(()),
         ((incumbent, None) for incumbent in family_orders(problem)),
-    ]
+    ][:: -1 if problem.shape.placement == "v" else 1]
     simple = chain.from_iterable(islice(variant, most) for variant in variants)
     best = sort_by_period(orders)[0]
     inserted: tuple[Incumbent, InsertionParameters] | None = None
@@ -157,9 +163,10 @@ def _best_of_portfolio(
         )
         yield from portfolios[assignments.index(chosen.assignment) if chosen else 0]
 
-    load_if_worth_it(problem, 100, effort.deadline, is_search=False)
     pace = Pace(effort.deadline)
     for count, policy in enumerate(policies()):
+        if count == POLICIES_PER_ASSIGNMENT:  # the first policies never wait for compiled kernels
+            load_if_worth_it(problem, 100, effort.deadline, is_search=False)
         is_late = pace.is_over()
         if best is not None and (is_late or count >= most or effort.is_met(problem, best.period)):
             break
@@ -174,15 +181,23 @@ def _best_of_portfolio(
 
 def family_orders(problem: Problem) -> Iterator[Order]:
     """Yield the orders of all schedule families that fit; none if a worker is dead."""
-    for name in BUILT_IN:
-        if problem.dead or name in TWO_CHUNKS:  # these place their chunks on a V
-            continue
-        try:
-            order = order_from_schedule(problem, FAMILIES[name](problem.shape))
-        except ScheduleError:
-            continue
+    for schedule in () if problem.dead else _families(problem):
+        order = order_from_schedule(problem, schedule)
         if order is not None and problem.is_within_caps(order):
             yield order
+
+
+def _families(problem: Problem) -> Iterator[Schedule]:
+    shape = problem.shape
+    is_vee = shape.placement == "v"
+    if is_vee:
+        times = (sum(problem.forward), sum(problem.backward), sum(problem.weight))
+        cap = min(*problem.cap, shape.chunks * shape.micro_batches)
+        yield from memory_capped.under_cap(shape, int(cap), times)
+    for name in BUILT_IN:
+        if (name in TWO_CHUNKS) == is_vee:
+            with contextlib.suppress(ScheduleError):
+                yield FAMILIES[name](shape)
 
 
 def order_from_schedule(problem: Problem, schedule: Schedule) -> Order | None:

@@ -229,14 +229,14 @@ def insert(problem: ProblemArrays, state: Insertion) -> None:
             x = s * n + g
             w = host[x]
             if w >= 0:
-                ready = now + delay[s] + _hop(problem, before, w, False)
+                ready = now + delay[s] + _hop(problem, before, w)
                 at = _forward_gap(problem, state, w, ready, times[s] * speed[w])
             else:
                 at = NEVER
                 least = NEVER
-                for v in range(s % ranks, workers, ranks):
+                for v in range(problem.rank_of[s], workers, ranks):
                     if quota[s * workers + v] > 0:
-                        ready = now + delay[s] + _hop(problem, before, v, False)
+                        ready = now + delay[s] + _hop(problem, before, v)
                         time = times[s] * speed[v]
                         favour = state.preference * (quota[s * workers + v] + (1 if v == home[x] else 0))
                         if ready + time - favour >= least:
@@ -261,7 +261,7 @@ def insert(problem: ProblemArrays, state: Insertion) -> None:
         for s in range(stages - 1, -1, -1):
             x = s * n + g
             w = host[x]
-            ready = now + delay[stages + s] + _hop(problem, before, w, True)
+            ready = now + delay[stages + s] + _hop(problem, before, w)
             time = times[stages + s] * speed[w]
             at = _gap(problem, state, w, ready, time)
             start[plane + x] = at
@@ -285,12 +285,12 @@ def insert(problem: ProblemArrays, state: Insertion) -> None:
 
 
 @called_by_kernels
-def _hop(problem: ProblemArrays, before: int, w: int, goes_back: bool) -> float:
+def _hop(problem: ProblemArrays, before: int, w: int) -> float:
     if before < 0 or before == w:
         return 0.0
     if len(problem.hops) == 0:
         return problem.link
-    hop: float = problem.hops[lane_between(before, w, goes_back, len(problem.speed), problem.ranks)]
+    hop: float = problem.hops[lane_between(before, w, len(problem.speed), problem.ranks)]
     return hop
 
 

@@ -20,11 +20,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from math import ceil
 
 import numpy as np
 
 from recycle.solve.assignment import Assignment, possible_assignments
-from recycle.solve.problem import Order, Problem
+from recycle.solve.constants import IDLE_POLICIES
+from recycle.solve.problem import TOLERANCE, Order, Problem
 from recycle.solve.problem_arrays import Floats, Operations
 from recycle.solve.search.event_loop import UNLIMITED, priority_rule, run_event_loop
 
@@ -44,6 +46,8 @@ class Policy:
             is timed with the true times afterwards.
         group: with chunks, micro-batches per chunk before the next chunk, as in interleaved 1F1B; 0 takes the deepest
             chunk's forward first, and backwards by micro-batch.
+        idleness: share of the longest idle time of any worker up to which a worker waits for an F or I that is on its
+            way, so that a W remains for a longer wait; 0 runs a W in every wait.
     """
 
     assignment: Assignment
@@ -53,6 +57,7 @@ class Policy:
     weight_first: tuple[bool, ...]
     evenness: float = 0.0
     group: int = 0
+    idleness: float = 0.0
 
 
 def default_policy(problem: Problem, assignment: Assignment | None = None) -> Policy:
@@ -76,7 +81,11 @@ def groups(problem: Problem) -> tuple[int, ...]:
 
 
 def _portfolio(problem: Problem, plain: Policy) -> Iterator[Policy]:
-    stages, ranks = problem.shape.stages, problem.shape.ranks
+    stages = problem.shape.stages
+    placed = problem.rank_of.tolist()
+    if problem.split:
+        for idleness, more in IDLE_POLICIES:
+            yield replace(plain, hold=round_trip(problem, more), idleness=idleness)
     yield plain
     firsts = (True, False) if problem.split else (False,)
     evennesses = (0.0,) if problem.is_even else (0.0, 1.0)
@@ -84,14 +93,14 @@ def _portfolio(problem: Problem, plain: Policy) -> Iterator[Policy]:
         yield replace(
             plain,
             hold=warm_up(problem, more),
-            weights=tuple(s % ranks + 1 for s in range(stages)) if more == 0 else plain.weights,
+            weights=tuple(rank + 1 for rank in placed) if more == 0 else plain.weights,
             forward_first=(True,) * stages,
             weight_first=(weight_first,) * stages,
             evenness=evenness,
         )
     limits = [plain.weights]
     if problem.split:
-        limits += [(1,) * stages, (2,) * stages, tuple(max(1, s % ranks) for s in range(stages)), (4,) * stages]
+        limits += [(1,) * stages, (2,) * stages, tuple(max(1, rank) for rank in placed), (4,) * stages]
     holds = (plain.hold, *(warm_up(problem, more) for more in (0, 1, 3)))
     for hold, weights, weight_first in product(holds, limits, firsts[::-1]):
         policy = replace(plain, hold=hold, weights=weights, weight_first=(weight_first,) * stages)
@@ -101,10 +110,19 @@ def _portfolio(problem: Problem, plain: Policy) -> Iterator[Policy]:
 
 def warm_up(problem: Problem, more: int = 0) -> tuple[int, ...]:
     """Return, per stage, the warm-up forwards of 1F1B (with chunks: of interleaved 1F1B) plus `more`."""
-    stages, ranks, chunks = problem.shape.stages, problem.shape.ranks, problem.shape.chunks
+    ranks, chunks = problem.shape.ranks, problem.shape.chunks
+    behind = [ranks - 1 - rank for rank in problem.rank_of.tolist()]
     if chunks == 1:
-        return tuple(ranks - s + more for s in range(stages))
-    return tuple((chunks - 1) * ranks + 2 * (ranks - 1 - s % ranks) + 1 + more for s in range(stages))
+        return tuple(count + 1 + more for count in behind)
+    return tuple((chunks - 1) * ranks + 2 * count + 1 + more for count in behind)
+
+
+def round_trip(problem: Problem, more: int = 0) -> tuple[int, ...]:
+    """Return, per stage, the forwards that fill the time until a worker's first backward, plus `more`."""
+    ranks, chunks = problem.rank_of.tolist(), problem.shape.chunks
+    forward = [time * fastest for time, fastest in zip(problem.forward, problem.fastest, strict=True)]
+    counts = [more + ceil(1 + problem.return_path[rank] / forward[rank] - TOLERANCE) for rank in ranks]
+    return tuple(max(chunks, count) for count in counts)
 
 
 def schedule_by_policy(problem: Problem, policy: Policy | None = None) -> Order:
@@ -114,6 +132,7 @@ def schedule_by_policy(problem: Problem, policy: Policy | None = None) -> Order:
         by_priority=0,
         hold=np.array(policy.hold, dtype=np.float64),
         weights=np.array(policy.weights),
+        idleness=policy.idleness,
         forward_first=np.array(policy.forward_first, dtype=np.int64),
         weight_first=np.array(policy.weight_first, dtype=np.int64),
     )

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
+from recycle.solve.bounds import closed_form
 from recycle.solve.constants import (
     ANNEALING_UP_TO,
+    FIRST_START_SHARE,
     INSERTION_RATIO,
     INSERTION_SHARE,
     LESS_POLICY_SHARE,
@@ -27,21 +31,39 @@ from recycle.solve.constants import (
     WAVE_SHARE,
 )
 from recycle.solve.effort import STEPS_OF_ORDER, Deadline, Effort, Incumbent, Stop, sort_by_period
-from recycle.solve.problem import Problem
+from recycle.solve.problem import TOLERANCE, Problem
 from recycle.solve.processes import map_unordered
 from recycle.solve.search.annealing import improve
 from recycle.solve.search.initial_orders import SearchStart
 from recycle.solve.search.insertion import vary_insertion
+from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.list_scheduling import Policy
 from recycle.solve.search.policy_search import vary_policy
 from recycle.solve.search.waves import best_wave
 
 
+def search_from_all(starts: Sequence[SearchStart], effort: Effort) -> Incumbent:
+    """Return the best order of searches from each start, in turn; starts whose bound is above the best are left out."""
+    best, dead = starts[0].best, starts[0].problem.dead
+    for turn, start in enumerate(starts):
+        problem, remaining = start.problem, effort.remaining()
+        if turn and (effort.deadline.is_over or closed_form(problem) > best.period - TOLERANCE):
+            continue
+        begun = replace(start, best=best) if problem.dead <= dead else start
+        found = search_from(begun, remaining if turn + 1 == len(starts) else remaining.part(FIRST_START_SHARE))
+        if found.period < best.period:
+            best, dead = found, problem.dead
+        if effort.is_met(problem, best.period):
+            break
+    return best
+
+
 def search_from(start: SearchStart, effort: Effort) -> Incumbent:
     """Return the best order, never worse than the best of the beginning."""
     problem, best, shape = start.problem, start.best, start.problem.shape
+    load_if_worth_it(problem, effort.orders, effort.deadline)
     is_time_left = effort.deadline.seconds_left > WAVE_SECONDS * problem.size
-    if shape.chunks > 1 and is_time_left and not effort.is_met(problem, best.period):
+    if shape.chunks > 1 and shape.placement == "loop" and is_time_left and not effort.is_met(problem, best.period):
         best = sort_by_period([best, best_wave(problem, effort.part(WAVE_SHARE))])[0]
         effort.report("searching", best.period)
     inserted = start.inserted

@@ -171,7 +171,7 @@ def forward_pass(problem: ProblemArrays, order: TimedOrder, since: float, number
     timed_in, visited, stack, place_of_next = order.timed_in, order.visited, order.stack, order.next
     first, free, release = order.first, order.free, order.release
     needs, feeds, n, link = problem.needs, problem.feeds, problem.micro_batches, problem.link
-    times, speed, hops, ranks, plane = problem.times, problem.speed, problem.hops, problem.ranks, problem.stages * n
+    times, speed, hops, ranks = problem.times, problem.speed, problem.hops, problem.ranks
     workers = len(offsets) - 1
     queues = len(order.lane_first) > 0
     waiting = 0
@@ -238,7 +238,7 @@ def forward_pass(problem: ProblemArrays, order: TimedOrder, since: float, number
                     i -= 1
                 if v != w:
                     if len(hops) > 0:
-                        sent += hops[lane_between(w, v, x >= plane, workers, ranks)]
+                        sent += hops[lane_between(w, v, workers, ranks)]
                     else:
                         sent += link
                     new_arrival[x] = sent
@@ -281,9 +281,7 @@ def _right_shift(problem: ProblemArrays, order: TimedOrder, count: int, due: Flo
     offsets, sequence, host, link = order.offsets, order.sequence, order.host, problem.link
     place, visited, lane_first = order.place, order.visited, order.lane_first
     feeds, times, speed, update_seconds = problem.feeds, problem.times, problem.speed, problem.update_seconds
-    hops = problem.hops
-    plane, n, ranks = problem.stages * problem.micro_batches, problem.micro_batches, problem.ranks
-    workers = len(speed)
+    hops, n, ranks, workers = problem.hops, problem.micro_batches, problem.ranks, len(speed)
     queues = len(lane_first) > 0
     for lane in range(len(lane_first)):
         lane_first[lane] = NEVER
@@ -299,7 +297,7 @@ def _right_shift(problem: ProblemArrays, order: TimedOrder, count: int, due: Flo
             sent = latest[after]
             v = host[after]
             if v != w:
-                lane = lane_between(w, v, x >= plane, workers, ranks)
+                lane = lane_between(w, v, workers, ranks)
                 hop = hops[lane] if len(hops) > 0 else link
                 if queues:
                     sent = min(sent, lane_first[lane]) - hop
@@ -322,8 +320,7 @@ def _right_shift(problem: ProblemArrays, order: TimedOrder, count: int, due: Flo
 def _longest_lane(problem: ProblemArrays, order: TimedOrder, latest: Floats) -> float:
     sequence, host, feeds, link = order.sequence, order.host, problem.feeds, problem.link
     lane_first, lane_free, times, speed = order.lane_first, order.lane_free, problem.times, problem.speed
-    hops = problem.hops
-    plane, n, ranks, workers = problem.stages * problem.micro_batches, problem.micro_batches, problem.ranks, len(speed)
+    hops, n, ranks, workers = problem.hops, problem.micro_batches, problem.ranks, len(speed)
     for lane in range(len(lane_first)):
         lane_free[lane] = lane_first[lane]
     for k in range(len(sequence)):
@@ -331,7 +328,7 @@ def _longest_lane(problem: ProblemArrays, order: TimedOrder, latest: Floats) -> 
         w = host[x]
         after = feeds[x]
         if after >= 0 and host[after] != w:
-            lane = lane_between(w, host[after], x >= plane, workers, ranks)
+            lane = lane_between(w, host[after], workers, ranks)
             hop = hops[lane] if len(hops) > 0 else link
             lane_free[lane] = max(lane_free[lane], latest[x] + times[x // n] * speed[w]) + hop
     longest = 0.0

@@ -100,8 +100,9 @@ def _shortest_interval(problem: Problem) -> float:
     shape, longest = problem.shape, 0.0
     times = problem.times.reshape(3, shape.stages)
     for rank, hosts in enumerate(problem.hosts[: shape.ranks]):
-        f, i, w = times[:, rank :: shape.ranks] * problem.fastest[rank]
-        return_path = np.array(problem.return_path)[rank :: shape.ranks]
+        stages = list(shape.stages_of_rank(rank))
+        f, i, w = times[:, stages] * problem.fastest[rank]
+        return_path = np.array(problem.return_path)[stages]
         held = f + i + return_path + (problem.stash * w if problem.split else 0.0)
         pace = sum(problem.fastest[rank] / problem.speed[worker] for worker in hosts)
         slots = sum(problem.cap[worker] for worker in hosts)
@@ -114,10 +115,10 @@ def _unhindered(problem: Problem) -> Floats:
     starts, now = np.zeros((problem.kinds, stages)), 0.0
     times = problem.times.reshape(3, stages) * np.array(problem.fastest)
     for kind, unhindered in ((0, range(stages)), (1, range(stages)[::-1])):
-        for turn, s in enumerate(unhindered):
-            now += problem.hop if turn else 0.0
+        for s in unhindered:
+            now += problem.hop_after[s] if kind else 0.0
             starts[kind, s] = now
-            now += times[kind, s]
+            now += times[kind, s] + (0.0 if kind else problem.hop_after[s])
             if kind == 1 and problem.split:
                 starts[2, s] = now
     return starts

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from recycle.exec.agent.node_agent import HOLD_SECONDS, NodeAgent
+from recycle.exec.gpus import GpuWatch
 from recycle.exec.links import Hub, Link, LinkClosed, connect_locally, listen_locally
 from recycle.exec.processes.processes import LocalProcesses
 from recycle.exec.protocol import (
@@ -26,6 +27,7 @@ from recycle.exec.protocol import (
     Keys,
     Kill,
     Leave,
+    Leaving,
     Permit,
     Propose,
     Ready,
@@ -76,14 +78,38 @@ class Processes:
         return worker in self.alive
 
 
+class Watch:
+    """Stands for the checks of GPUs; a test says which are defective, and when a check ends."""
+
+    def __init__(self) -> None:
+        self.defects: dict[str, str] = {}
+        self.is_checking, self.checks = False, 0
+
+    def check(self) -> None:
+        self.checks += 1
+
+    def defect(self, place: str) -> str | None:
+        return self.defects.get(place)
+
+
 class Node:
     """An agent with the processes 0.0 and 0.1 of two workers, each in its first incarnation."""
 
     def __init__(self, tensor_parallel: int) -> None:
         self.hub, self.processes, self.drained = Hub(), Processes(), list[Drain]()
         listener, self.address = listen_locally()
-        processes = cast(LocalProcesses, self.processes)
-        self.agent = NodeAgent(3, "session", self.hub, HEARTBEAT, tensor_parallel, listener, processes, self._drain)
+        processes, self.watch = cast(LocalProcesses, self.processes), Watch()
+        self.agent = NodeAgent(
+            3,
+            "session",
+            self.hub,
+            HEARTBEAT,
+            tensor_parallel,
+            listener,
+            processes,
+            self._drain,
+            cast(GpuWatch, self.watch),
+        )
         for worker in (A, B):
             self.agent.obey(Start(str(worker), 0, str(worker), 0))
 
@@ -140,6 +166,28 @@ def propose(generation: int) -> Propose:
 
 def beat(count: int) -> Heartbeat:
     return Heartbeat(count, count, False, "1F", 0.5)
+
+
+def test_a_worker_is_not_started_on_a_defective_gpu(node: Node) -> None:
+    node.processes.ends(A, "killed by SIGKILL")
+    assert [ended.how for ended in node.batch().ended] == ["killed by SIGKILL"]
+    assert node.watch.checks == 1
+    node.watch.is_checking = True
+    node.agent.obey(Start("0.0", 1, "0.0", 4))
+    assert node.agent.batch() is None
+    assert [order.incarnation for order in node.processes.started] == [0, 0], "it waits for the check"
+    node.watch.is_checking, node.watch.defects = False, {"0.0": "GPU-a is lost"}
+    assert node.batch().ended == [Ended("0.0", 1, "was not started: GPU-a is lost")]
+    assert [order.incarnation for order in node.processes.started] == [0, 0]
+    assert node.agent.hello().processes[0].how == "was not started: GPU-a is lost"
+    node.agent.obey(Start("0.0", 2, "0.1", 4))  # at another place
+    assert [order.incarnation for order in node.processes.started] == [0, 0, 2]
+
+
+def test_a_worker_whose_gpu_becomes_defective_is_asked_to_leave_once(node: Node) -> None:
+    node.watch.defects = {"0.1": "GPU-b is lost"}
+    assert node.batch().said == [FromWorker("0.1", Leaving(0, "GPU-b is lost"), 0)]
+    assert node.agent.batch() is None
 
 
 def test_messages_of_a_process_arrive_in_order_before_its_end(node: Node) -> None:

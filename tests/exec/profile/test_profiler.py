@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,10 +18,13 @@ from recycle.exec.model.state.accumulate import ALIGNMENT
 from recycle.exec.profile.executed import executed
 from recycle.exec.profile.measure import StageFigures
 from recycle.exec.profile.memory import allocated_by, capacity, machine_memory
-from recycle.exec.profile.profiler import assemble, fit_link, measure
+from recycle.exec.profile.profiler import assemble, connection_of, fit_link, measure
+from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
+from recycle.exec.transport.staged import Staged, StagedTransport
 from recycle.ir.families import one_f_one_b
 from recycle.job import PricedJob
 from recycle.solve.planner import plan
+from tests.exec.accelerator.transport import SIMULATED
 from tests.exec.runs import Run, job
 
 pytestmark = pytest.mark.process
@@ -121,6 +127,50 @@ def test_measured_profile_of_an_emulated_job_is_its_own() -> None:
     assert 0 <= min(excess(measured)) <= max(excess(measured)) < 0.02
     assert measured.per_stage("reduce", 2) == [0.0, 0.0]
     assert (measured.activation, measured.weight_stash, measured.static) == ([1.0, 1.0], 0.5, [0.0, 0.0])
+
+
+SECONDS = 0.02
+
+
+class Delayed(Staged):
+    """Copies in host memory, and takes longer for each message."""
+
+    def _form(self, groups: GroupsOfGeneration) -> GroupTransport:
+        return DelayedTransport(self.settings, groups)
+
+
+class DelayedTransport(StagedTransport):
+    def _start_send(self, peer: Any, tensor: torch.Tensor, tag: int) -> Any:
+        time.sleep(SECONDS)
+        return super()._start_send(peer, tensor, tag)
+
+
+@pytest.mark.parametrize("transport", [f"{__name__}:Delayed", SIMULATED])
+def test_links_are_measured_over_the_transport_of_the_job(transport: str) -> None:
+    profile = measure(job(2, 2, 2, membership={"transport": transport}), 2)
+    assert profile.measured["links"] == transport
+    assert (profile.latency >= SECONDS) == (transport != SIMULATED)
+    assert min(profile.per_stage("reduce", 2)) > 0
+
+
+@pytest.mark.parametrize(
+    ("gpus", "pipelines", "sharded", "expected"),
+    [
+        (8, 4, False, ("nccl", 4)),
+        (8, 1, False, ("nccl", 2)),
+        (2, 4, False, ("nccl", 2)),
+        (1, 4, False, ("staged", 4)),
+        (1, 4, True, ("gloo", 4)),
+        (0, 4, False, ("gloo", 4)),
+    ],
+)
+def test_as_many_processes_are_measured_as_the_machine_connects(
+    gpus: int, pipelines: int, sharded: bool, expected: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda place: SimpleNamespace(uuid=place))
+    train = {"sharded_optimizer": sharded, "optimizer_copies": 2}
+    assert connection_of(job(pipelines, 2, 4, kind="gpt", train=train)) == expected
 
 
 def test_link_is_fitted_exactly_and_never_negative() -> None:

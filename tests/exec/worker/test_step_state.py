@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import pytest
+import torch
 from msgspec.structs import replace
 
 from recycle import RunError
@@ -78,11 +79,59 @@ def trained(kind: str, steps: int) -> list[list[str]]:
     return after
 
 
-def test_step_ahead_equals_the_committed_step_and_undo_restores_every_bit(kind: str) -> None:
+class LatestCopies:
+    """A stream whose copies run as late as a GPU's may: when other work waits for them."""
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self._queued: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def follow(self) -> None:
+        return
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.fill_(torch.nan)
+        self._queued.append((target, source))
+
+    def join(self) -> None:
+        for target, source in self._queued:
+            target.copy_(source)
+        self._queued.clear()
+
+    settle = join
+
+
+class EarliestCopies(LatestCopies):
+    """A stream whose copies read what was there at the last `follow`."""
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self._stages = stages
+        self._seen: dict[int, torch.UntypedStorage] = {}
+
+    def follow(self) -> None:
+        storages = [tensor.untyped_storage() for stage in self._stages for tensor in stage.state_tensors()]
+        self._seen = {storage.data_ptr(): storage.clone() for storage in storages}
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        seen = torch.empty(0, dtype=source.dtype)
+        seen.set_(
+            self._seen[source.untyped_storage().data_ptr()], source.storage_offset(), source.shape, source.stride()
+        )
+        target.copy_(seen)
+
+    def join(self) -> None:
+        return
+
+    settle = join
+
+
+@pytest.mark.parametrize("copies", [None, LatestCopies, EarliestCopies])
+def test_step_ahead_equals_the_committed_step_and_undo_restores_every_bit(
+    kind: str, copies: type[LatestCopies] | None
+) -> None:
     expected = trained(kind, 3)
     assert len(set(map(str, expected))) == 4
     stages = pipeline(kind)
-    updates = StepState(dict(enumerate(stages)))
+    updates = StepState(dict(enumerate(stages)), stream=copies and copies(stages))
     for step in range(3):
         for _ in range(2):
             iterate(stages, updates, step, ahead=True)
@@ -92,6 +141,7 @@ def test_step_ahead_equals_the_committed_step_and_undo_restores_every_bit(kind: 
             assert digests(stages) == expected[step]
             assert updates.stages_ahead(step - 1) == []
         iterate(stages, updates, step, ahead=True)
+        updates.begin_iteration(step + 1)
 
 
 def test_stage_behind_the_commit_steps_with_its_reduced_gradient(kind: str) -> None:
@@ -215,8 +265,9 @@ def sums_of(stages: Sequence[Stage]) -> dict[int, Checksum]:
     return {index: RunningChecksum(stages[index].state_tensors()).finish() for index in (0, 1)}
 
 
-def test_each_of_the_last_two_snapshots_can_be_restored(stages: list[Stage]) -> None:
-    updates, after = StepState(dict(enumerate(stages))), {-1: digests(stages)}
+@pytest.mark.parametrize("copies", [LatestCopies, EarliestCopies])
+def test_each_of_the_last_two_snapshots_can_be_restored(stages: list[Stage], copies: type[LatestCopies]) -> None:
+    updates, after = StepState(dict(enumerate(stages)), stream=copies(stages)), {-1: digests(stages)}
     for step in range(6):
         if step % 2 == 0:
             updates.compare_state(Comparison(step - 1))

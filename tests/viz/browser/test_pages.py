@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -16,11 +18,14 @@ from recycle.job import Job
 from recycle.solve.planner import plan
 from tests.test_site import site
 from tests.viz.browser.page import served
+from tests.viz.scenarios import expected_timeline, random_scenario
 from viz.app import build_app
 from viz.export import export
 from viz.lanes import LaneTable
+from viz.numbers import short
 from viz.pages.validate_page import MAX_BYTES
-from viz.sources import load_source, schedule_source
+from viz.scenario import Scenario
+from viz.sources import ScheduleFile, family_sources, load_source, schedule_source
 from viz.what_if import WhatIf
 
 __all__ = ["site"]
@@ -109,6 +114,49 @@ def test_two_schedules_are_compared_stacked_and_interleaved(journey: Any, addres
     drawn(page, "compare-all")
     page.go_back()
     drawn(page, "compare-1")
+
+
+ROWS = """wanted => {
+  const lines = [...document.querySelectorAll('.scoreboard tbody tr')];
+  const rows = lines.map(row => [...row.cells].map(cell => cell.innerText));
+  return rows.length === 3 && rows.every(row => row[2] === wanted[row[0]]);
+}"""
+FIGURES = """wanted => [...document.querySelectorAll('#compare-answer tr')].some(
+  row => [...row.cells].map(cell => cell.innerText).join() === wanted.join())"""
+
+
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 22), marks=pytest.mark.soak)])
+def test_every_page_shows_one_scenario_through_links_reloads_and_tabs(journey: Any, seeds: range) -> None:
+    shape = Shape(1, 4, 4)
+    files = [file for file in family_sources(shape) if isinstance(file, ScheduleFile)]
+    files = [file for file in files if file.name in ("1f1b", "zb-h1", "zb-v")]
+    address = served(app=build_app(files))
+
+    def check(page: Any, scenario: Scenario) -> None:
+        expected = {file.name: expected_timeline(file.schedule, file.chunk_time or 1, scenario) for file in files}
+        periods = {name: short(timeline.period, 6) for name, timeline in expected.items()}
+        page.click(".tab:has-text('Scoreboard')")
+        page.wait_for_function(ROWS, arg=periods)
+        page.click(".tab:has-text('Schedules')")
+        for place, (name, timeline) in enumerate(expected.items()):
+            view = f"recycle.views.get('schedules-{place}')"
+            page.wait_for_function(f"span => Math.abs({view}?.table.span / span - 1) < 1e-6", arg=timeline.makespan)
+            page.evaluate(f"() => recycle.use({view})")
+            page.wait_for_selector(f"#headline:has-text('period {periods[name]}')")
+        page.click(".tab:has-text('Compare')")
+        page.wait_for_function(FIGURES, arg=["period", *list(periods.values())[:2]])
+
+    rng = random.Random(seeds.start)
+    for _ in seeds:
+        scenario = random_scenario(rng, [shape])
+        page = journey(f"{address}/?{urlencode({'times': scenario.times, 'fail': scenario.workers})}")
+        check(page, scenario)
+        page.reload()
+        check(page, scenario)
+        page.locator(".bench-tab", has_text="Scenario").click()
+        page.fill(".retime [data-field=I] input[type=text]", "1.75")
+        words = [word for word in scenario.times.split() if not word.startswith("I=")]
+        check(page, Scenario(" ".join([*words, "I=1.75"]), scenario.workers))
 
 
 def test_a_pressed_worker_fails_and_undo_restores_it(journey: Any, address: str) -> None:

@@ -57,8 +57,6 @@ def test_zoom_hover_and_keys_send_no_requests(page: Page) -> None:
     page.page.wait_for_function(f"() => {VIEW}.view.t0 > 1 && {VIEW}.view.y0 === 1 && {VIEW}.view.y1 === 4")
     page.press("z")
     page.page.wait_for_function(f"() => {VIEW}.view.t0 < 0 && {VIEW}.view.y1 === 6")
-    page.press("r")
-    assert page.status().startswith("0 to 11, 6 rows: busy 54.5 %, bubble 45.5 %")
     page.press("t")
     page.page.wait_for_selector(".lanes-listing tbody tr")
     page.show(t0=2.1, t1=2.9, y0=0, y1=2)
@@ -92,7 +90,7 @@ def test_a_selection_by_pointer_or_keys_is_explained(page: Page) -> None:
     assert page.press("b") == "worker 0.0 idle from 2 to 5"
     (x0, y), (x1, _) = page.point(2.0, 0), page.point(5.0, 0)
     page.drag_pixels((x0, y - 6), (x1, y - 6))  # along the axis
-    page.page.wait_for_selector("[data-panel=view] .hint:has-text('From 2')")
+    page.page.wait_for_selector("[data-panel=view] .caption:has-text('From 2')")
     assert page.complaints == []
 
 
@@ -129,11 +127,6 @@ def test_a_link_restores_the_view_and_back_undoes_selections(page: Page, broken:
     assert page(f"() => {VIEW}.view.t0") == pytest.approx(window["t0"], rel=1e-6)
     restored = page(f"() => [{VIEW}.rows.grouping, {VIEW}.rows.pinned, {VIEW}.notes[0].text]")
     assert restored == ["stage", [0], "starts first"]
-    page(f"() => {{ recycle.use({VIEW}); return recycle.retime({VIEW}, {{ F: '3' }}); }}")
-    page.page.wait_for_function("() => location.search.includes('times=')")
-    page.open(page("() => location.search"))
-    span = simulate(broken, Profile.uniform(3.0)).makespan
-    page.page.wait_for_function(f"span => {VIEW}.table.span === span", arg=span)
     page.open(link.replace("plan=", "plan=0"))
     page.page.wait_for_function(f"() => {VIEW}.status.textContent.startsWith('The link was made for different lanes')")
     for query in ("?view=schedules-0&t0=x&t1=1e999&lanes=9-3&sel=1e9&fold=a.b&notes=[[", "?view=%3Cscript%3E"):
@@ -142,34 +135,55 @@ def test_a_link_restores_the_view_and_back_undoes_selections(page: Page, broken:
     assert page.complaints == []
 
 
-def test_other_times_are_set_by_fields_or_a_file_and_reset(page: Page, broken: Schedule) -> None:
+def test_the_scenario_is_set_by_fields_sliders_or_a_file_and_reset(page: Page, broken: Schedule) -> None:
     def drawn(profile: Profile) -> None:
         timeline = simulate(broken, profile)
         page.page.wait_for_function(f"span => {VIEW}.table.span === span && !{VIEW}.asked", arg=timeline.makespan)
         script = "text => document.querySelector('#headline').innerText.startsWith(text)"
-        page.page.wait_for_function(script, arg=f"period {timeline.period:.4g}")
+        page.page.wait_for_function(script, arg=f"period {timeline.period:.6g}")
 
     def choose(name: str, text: str) -> None:
         with page.page.expect_file_chooser() as chooser:
-            page.page.click("[data-retime-file]")
+            page.page.click("text=Profile or job")
         chooser.value.set_files({"name": name, "mimeType": "text/plain", "buffer": text.encode()})
 
     page.press(".")
     page.page.locator(".bench-tab", has_text="Scenario").click()
     forward = ".retime [data-field=F] input"
-    page.page.fill(forward, "3")
+    page.page.fill(f"{forward}[type=text]", "3")
     drawn(Profile.uniform(3.0))
     assert page(f"() => {VIEW}.table.instruction({VIEW}.selected)") == "0F0.0"
-    page.page.fill(forward, "many")
+    page.page.wait_for_selector("#curves .js-plotly-plot")
+    page.page.fill(f"{forward}[type=text]", "many")
     page.page.wait_for_selector("text=Forward (F): write a number, or 2, one per stage")
+    page.page.focus(f"{forward}[type=range]")
+    page.page.keyboard.press("Home")
+    drawn(Profile.uniform(0.0))
     choose("bad.json", "{")
     page.page.wait_for_selector(".retime-message:has-text('bad.json: ')")
     choose("measured.json", '{"forward": [2, 3], "latency": 0.5}')
     drawn(Profile([2.0, 3.0], latency=0.5))
-    page.page.wait_for_function(f"() => document.querySelector('{forward}')?.value === '2 3'")
-    page.page.fill(".retime [data-field=link] input", "0")
+    page.page.wait_for_selector(".banner:has-text('times of measured.json')")
+    page.page.fill(".retime [data-field=link] input[type=text]", "0")
     drawn(Profile([2.0, 3.0]))
-    page.page.click("[data-retime-reset]")
+    page.page.fill("#fail", "0.0=2")
+    page.page.keyboard.press("Enter")
+    drawn(Profile([2.0, 3.0], speed={"0.0": 2.0}))
+    assert page(f"() => {VIEW}.table.labels[0]") == "0.0 \N{MULTIPLICATION SIGN}2"
+    page.page.click(".banner button")
     drawn(Profile.uniform())
-    page.page.wait_for_function(f"() => document.querySelector('{forward}')?.value === '1'")
+    assert page.complaints == []
+
+
+def test_memory_is_told_under_the_pointer_and_re_routed_work_stands_out(page: Page) -> None:
+    page.press("Shift+M")
+    page.page.wait_for_function(f"() => {VIEW}.held?.values && !{VIEW}.asked")
+    for t, text in ((4.0, "holds 2 activations"), (0.4, "holds 1 activations")):
+        page.page.mouse.move(*page.point(t, 4.5))
+        page.page.wait_for_function("text => document.querySelector('.lanes-tip').innerText.includes(text)", arg=text)
+    page.press("Shift+M")
+    page.page.locator(".bench-tab", has_text="Figures").click()
+    page.page.click("text=Only re-routed")
+    page.page.wait_for_function(f"() => {VIEW}.flow?.length === 6")
+    assert light(page.colour(0.12, 0.25)) > light(palette.FORWARD.fill) + 60
     assert page.complaints == []

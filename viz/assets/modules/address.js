@@ -32,11 +32,11 @@ export function keepInAddress({ outputs_list: { id } }, value, choices) {
   if (!controls.has(id)) {
     controls.set(id, { first: value, choices });
     const initial = valueInAddress(query, id, controls.get(id));
-    if (id === "fail" && initial && !query.has("pages")) setProps("pages", { value: "plans" });
+    if (id === "fail" && initial && !query.has("pages") && document.querySelector('.mode[data-page="plans"]')) setProps("pages", { value: "plans" });
     return asText(initial) !== asText(value) ? initial : no_update;
   }
   controls.get(id).choices = choices;
-  const isStep = (query.get(id) ?? asText(controls.get(id).first)) !== asText(value) && !isMoving();
+  const isStep = (query.get(id) ?? asText(controls.get(id).first)) !== asText(value) && id !== "times" && !isMoving();
   if (choices === "text" && !value) query.delete(id); else query.set(id, asText(value));
   writeAddress(query, isStep);
   return no_update;

@@ -76,7 +76,7 @@ function interleaved(tables, addresses) {
   const per = (values) => Array.from({ length: lanes }, (_, lane) => values(tables[lane % each], Math.floor(lane / each), lane % each));
   const longest = tables.reduce((most, table) => (table.span > most.span ? table : most));
   const derived = Object.assign(Object.create(first), columns, {
-    lanes, offsets, each, gather, sources: tables, length: offsets[lanes], compared: tables.flatMap((table) => table.compared || []), chunk_paints: null, paints, span: longest.span, unit: longest.unit,
+    lanes, offsets, each, gather, sources: tables, shares: Float32Array.from(per((table, own) => table.busyShare[own])), length: offsets[lanes], compared: tables.flatMap((table) => table.compared || []), chunk_paints: null, paints, span: longest.span, unit: longest.unit,
     labels: per((table, own, place) => `${table.labels[own]} ${name(place)}`),
     pipelines: per((table, own) => table.pipelines[own]), ranks: per((table, own) => table.ranks[own]),
     isFailed: Uint8Array.from(per((table, own) => table.isFailed[own])),

@@ -123,8 +123,7 @@ export const dock = {
       }
       const { address } = view.root.dataset, panel = dock.panel, { t0, t1 } = view.view;
       tellStore("headline-of", address);
-      if (panel === "scenario") ask({ panel, address: view.root.dataset.original || address });
-      if (panel === "explain" || panel === "workers") ask({ panel, address });
+      if (["figures", "explain", "workers"].includes(panel)) ask({ panel, address });
       if (panel === "view") ask({ panel, address, window: view.range ? [view.range.t0, view.range.t1] : [t0, t1] });
     }, WAIT);
   },
@@ -148,6 +147,8 @@ document.addEventListener("click", (event) => {
   if (tab) dock.open(tab.dataset.panel);
   const button = event.target.closest && event.target.closest("[data-places]");
   if (button) go(button);
+  const only = event.target.closest && event.target.closest("[data-only]");
+  if (only) viewInUse()?.only(only.dataset.only);
 });
 
 /* Select the only place, or frame several. */

@@ -2,7 +2,7 @@
    the arrows of the selection, in canvas pixels. */
 import { Shares, bandRows } from "viz/raster.js";
 import { drawHeld, drawHeldMarks } from "viz/strips.js";
-const MIN_OPERATION = 3, MIN_LANE = 3, LABEL_LANE = 16, LABEL_OPERATION = 16, MIN_TEXT = 8, MAX_LABELS = 4000, SMALLEST = 0.65;
+const MIN_OPERATION = 3, MIN_LANE = 3, LABEL_LANE = 16, LABEL_OPERATION = 12, UPRIGHT = 9, UPRIGHT_LANE = 34, MIN_TEXT = 8, MAX_LABELS = 4000, SMALLEST = 0.65;
 
 /* `view` is {t0, t1, y0, y1} in time and rows, `plot` the place of the axes. */
 export class Picture {
@@ -123,13 +123,14 @@ export class Picture {
       const end = table.beganBefore(lane, view.t1);
       for (let i = table.firstAfter(lane, view.t0); i < end; i++) {
         const begin = table.start[i], long = table.end[i] - begin, flags = table.flags[i], list = parts[table.kind[i]];
-        if (long <= 0) continue;
+        if (long <= 0 && !(flags & broken)) continue; // only a finding is drawn without duration
         for (const [paint, first, last, top, bottom] of list) {
           const x0 = this.x(begin + first * long), x1 = this.x(begin + last * long);
           const y0 = Math.round(middle + top * tall), y1 = Math.max(y0 + 1, Math.round(middle + bottom * tall));
           if (x1 <= 0 || x0 >= this.width) continue;
           const colour = this.paints(i)[paint], busy = table.isWork[table.kind[i]];
           const right = last === 1 && x1 - x0 > 3 ? x1 - gap : Math.max(x1, x0 + 1);
+          if (!busy && flags & broken) { raster.fill(x0 - 2, y0 - 3, right + 2, y1 + 2, theme.failure.line); continue; }
           raster.fill(x0, y0, right, y1, colour.fill);
           if (!busy || y1 - y0 < 4) continue;
           if (flags & away) {
@@ -138,7 +139,7 @@ export class Picture {
           }
           if (flags & broken) raster.frame(x0, y0, right, y1, theme.failure.line, 2 * Math.max(1, Math.round(this.ratio)));
         }
-        if (level === 2 && (table.end[i] - Math.max(begin, view.t0)) * this.perTime >= LABEL_OPERATION * this.ratio) this.boxes.push(i, row);
+        if (level === 2 && (table.end[i] - Math.max(begin, view.t0)) * this.perTime >= (tall < UPRIGHT_LANE * this.ratio ? LABEL_OPERATION : UPRIGHT) * this.ratio) this.boxes.push(i, row);
       }
     }
   }
@@ -183,10 +184,20 @@ export class Picture {
       const x0 = Math.max(0, (begin + first * long - this.view.t0) * this.perTime), x1 = Math.min(this.width, (begin + last * long - this.view.t0) * this.perTime);
       use(`${weight}${letters}px ${theme.font}`);
       const fit = (x1 - x0) / context.measureText(text).width;
+      const middle = [(x0 + x1) / 2, (row + 0.5 - this.view.y0 + (top + bottom) / 2) * this.perRow + this.ratio];
+      if (fit < SMALLEST && context.measureText(text).width < 0.95 * high && x1 - x0 >= 0.8 * letters) { // upright
+        context.fillStyle = this.paints(i)[paint].ink;
+        context.save();
+        context.translate(...middle);
+        context.rotate(-Math.PI / 2);
+        context.fillText(text, 0, 0);
+        context.restore();
+        return;
+      }
       if (fit < SMALLEST || high < 0.8 * letters) return;
       if (fit < 1) use(`${weight}${SMALLEST * letters}px ${theme.font}`);
       context.fillStyle = this.paints(i)[paint].ink;
-      context.fillText(text, (x0 + x1) / 2, (row + 0.5 - this.view.y0 + (top + bottom) / 2) * this.perRow + this.ratio);
+      context.fillText(text, ...middle);
     };
     for (let k = 0; k < boxes.length; k += 2) {
       const i = boxes[k], row = boxes[k + 1], { parts } = table.kinds[table.kind[i]], text = table.label(i), below = table.backwardLabel(i, this.rows.lane(row));
@@ -295,7 +306,7 @@ export class Picture {
         if (lane < 0 || y < 0 || y > this.height) continue;
         context.fillStyle = theme.ink;
         context.fillText(table.labels[lane], this.left - 8 * ratio, this.top + y);
-        if (!laneRoom || table.isFailed[lane]) continue;
+        if (!laneRoom || table.isFailed[lane] || typeof table.halt === "number") continue;
         context.fillStyle = theme.muted;
         context.fillText(percent(table.busyShare[lane]), this.left - names - 14 * ratio, this.top + y);
       }
@@ -328,7 +339,7 @@ export class Picture {
       context.fillStyle = theme.ink;
       const text = `${group.shut ? "▸" : "▾"} ${group.name}${group.shut ? ` (${group.size})` : ""}`;
       context.fillText(text, 6 * ratio, this.top + y);
-      if (y1 - y < 2.2 * room) continue;
+      if (y1 - y < 2.2 * room || typeof table.halt === "number") continue;
       const lanes = Array.from(rows.order.subarray(rows.first[group.top], rows.first[group.bottom])).filter((lane) => !table.isFailed[lane]);
       context.font = `${0.92 * size}px ${theme.font}`;
       context.fillStyle = theme.muted;

@@ -39,7 +39,7 @@ export function drawFlow(picture, context, view) {
     });
     context.stroke();
   };
-  for (const [colour, wide] of [[theme.paper, 4], [theme.ink, 1.6]]) {
+  for (const [colour, wide] of view.flow.isLoose ? [] : [[theme.paper, 4], [theme.ink, 1.6]]) {
     context.strokeStyle = colour;
     context.lineWidth = wide * ratio;
     line();

@@ -3,9 +3,9 @@ import { dock, useView } from "viz/dock.js";
 import { remember } from "viz/link.js";
 import { writeNote } from "viz/notes.js";
 import { LAYERS, element, inSight, viewInUse } from "viz/page.js";
-import { Shares } from "viz/raster.js";
 import { Rows } from "viz/rows.js";
 import { earliest, searchTable } from "viz/search.js";
+import { switchTheme } from "viz/theme.js";
 const TYPING = 150; // milliseconds after the last key until a search starts
 const fast = (event) => (event.shiftKey ? 3 : 1);
 const isWork = (view) => (i) => view.table.isWork[view.table.kind[i]];
@@ -71,19 +71,6 @@ function violation(view) {
   return view.announce("no operation breaks a rule");
 }
 
-/* Summarize how the visible lanes spend the visible time. */
-function range(view) {
-  const { table, rows } = view, { t0, t1, y0, y1 } = view.view, from = Math.max(0, t0), to = Math.min(view.span, t1);
-  const shares = new Shares(table, 1).of(rows, Math.max(0, Math.floor(y0)), Math.min(rows.count, Math.ceil(y1)), from, 1 / (to - from));
-  const spent = table.busy.map((paint, place) => [table.paints[paint].name, shares[place * 3]]).filter(([, share]) => share > 0);
-  const busy = spent.reduce((sum, [, share]) => sum + share, 0), percent = (share) => `${(100 * share).toFixed(1)} %`;
-  const lanes = Math.ceil(Math.min(rows.count, y1)) - Math.max(0, Math.floor(y0));
-  view.announce([
-    `${table.time(from)} to ${table.time(to)}, ${lanes} rows: busy ${percent(busy)}, bubble ${percent(1 - busy)}`,
-    ...spent.map(([name, share]) => `${name.toLowerCase()} ${percent(share)}`),
-  ].join("; "));
-}
-
 const far = (event) => (event.shiftKey ? "change" : "step");
 
 /* Press a button of the visible player. */
@@ -120,7 +107,7 @@ const KEYS = [
   ["n", "write a note at the selection; links include it", { n: (v) => writeNote(v) }],
   ["PgUp / PgDn", "previous and next step of a run (Shift: change of workers or plan)", { PageUp: (v, e) => go(`${far(e)} before`), PageDown: (v, e) => go(`${far(e)} after`) }],
   ["Space", "play the steps of a run, or pause", { " ": () => go("play") }],
-  ["r", "how the lanes and time shown are spent", { r: range }],
+  ["r", "how the lanes and time shown are spent", { r: () => dock.open("view") }],
   ["e", "next operation that breaks a rule", { e: violation }],
   ["i / o", "close or open the panel; put it below or at the right", { i: () => dock.shut(), o: () => dock.turn() }],
   ["/", "search: kind:W mb:1.3 stage:2 dur>1.2", { "/": () => document.querySelector(".lanes-search").focus() }],
@@ -185,7 +172,7 @@ function search() {
   if (document.querySelector(".lanes-search")) return;
   const place = document.querySelector(".bar-tools") || document.querySelector(".top") || document.body;
   const field = element("input", {
-    type: "search", className: "lanes-search", placeholder: "Search  kind:W mb:1.3 stage:2 dur>1.2", spellcheck: false, ariaLabel: "Search operations",
+    type: "search", className: "lanes-search", placeholder: "Search  kind:F mb:3 stage:2", spellcheck: false, ariaLabel: "Search operations",
   });
   const isShown = (view) => view && view.root.isConnected;
   field.addEventListener("keydown", (event) => {
@@ -201,10 +188,19 @@ function search() {
     field.waits = setTimeout(() => { if (isShown(viewInUse())) outline(viewInUse(), field.value); }, TYPING);
   });
   field.addEventListener("search", () => { if (!field.value && viewInUse()?.matches) find(viewInUse(), ""); }); // its cross, which fires late
-  const named = (text, title, onclick) => element("button", { type: "button", title, onclick }, text);
+  const named = (text, title, onclick) => element("button", { type: "button", title, ariaLabel: text.length > 1 ? text : title, onclick }, text);
   const keys = named("Keys", "key ?", () => help());
   const docked = document.querySelector(".bar-tools") ? [named("Panel", "key i; o puts it below or at the right", () => dock.shut())] : [];
-  place.append(field, keys, ...docked);
+  const copy = () => navigator.clipboard.writeText(location.href).then(() => viewInUse()?.announce("copied"), () => viewInUse()?.announce("The browser refuses to copy: copy the address."));
+  place.append(field, keys, ...docked, named("◐", "Switch between light and dark", switchTheme), named("⧉", "Copy a link to what the page shows", copy), named("⤓", "Save the lanes as a picture", () => savePicture(viewInUse())));
+}
+
+function savePicture(view) {
+  view?.canvas.toBlob((blob) => {
+    const link = element("a", { href: URL.createObjectURL(blob), download: `${view.name}.png` });
+    link.click();
+    URL.revokeObjectURL(link.href);
+  });
 }
 
 /* Outline matches while typing; an incomplete query is not an error. */
@@ -223,7 +219,11 @@ function find(view, query, dir = 1) {
   view.matches = matches && matches.slice(0, 1000);
   view.redraw();
   if (!matches) return view.announce("");
-  if (!matches.length) return view.announce(`No match for ${query}`);
+  if (!matches.length) {
+    dock.listMatches(view, query, { operations: [], total: 0 });
+    dock.open("found");
+    return view.announce(`No match for ${query}`);
+  }
   const place = matches.findIndex((i) => i > view.selected), next = dir > 0 ? place : (place < 0 ? matches.length : place) - (matches.includes(view.selected) ? 2 : 1);
   const chosen = ((next < 0 ? (dir > 0 ? 0 : matches.length - 1) : next) + matches.length) % matches.length;
   view.select(matches[chosen], true);

@@ -96,9 +96,9 @@ function places(picture, context, { places: all, theme, rows }) {
 }
 
 /* The time of a deadlock; later operations never run and are pale. */
-function halt(picture, context, { root, theme }) {
-  if (root.dataset.halt === undefined) return;
-  const { view, perTime, ratio, width, height } = picture, x = (Number(root.dataset.halt) - view.t0) * perTime;
+function halt(picture, context, { table, theme }) {
+  if (typeof table.halt !== "number") return;
+  const { view, perTime, ratio, width, height } = picture, x = (table.halt - view.t0) * perTime;
   if (x >= width) return;
   context.globalAlpha = 0.55;
   context.fillStyle = theme.paper;

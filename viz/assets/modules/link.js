@@ -2,7 +2,6 @@
    other lanes (another `plan`) restores only the window. */
 import { notesAsText, notesOf } from "viz/notes.js";
 import { LAYERS, lastShown, readAddress, state, viewInUse, writeAddress } from "viz/page.js";
-import { retime } from "viz/times.js";
 const WAIT = 300;
 let timer = null;
 
@@ -25,7 +24,7 @@ export function remember(view) {
       gap: view.gap ? [view.gap.lane, short(view.gap.from), short(view.gap.to)].join("_") : "",
       pins: view.rows.pinned.join("."), range: view.range ? [short(view.range.t0), short(view.range.t1)].join("_") : "",
       shows: LAYERS.filter(([, flag]) => view[flag]).map(([name]) => name).join("."),
-      times: view.times ? JSON.stringify(view.times) : "", notes: notesAsText(view),
+      notes: notesAsText(view),
     };
     const chosen = (from) => `${from.get("view")} ${from.get("sel") || ""} ${from.get("gap") || ""}`, before = chosen(query);
     for (const [name, value] of Object.entries(words)) {
@@ -56,9 +55,8 @@ export function restore(view) {
   for (const [name, flag] of LAYERS) view[flag] = shown.includes(name);
   if (same) view.notes = notesOf(view, query.get("notes"));
   mark(view, query, number("sel"), same);
-  const times = same && query.get("times");
-  if (times && times !== JSON.stringify(view.times || null)) retimeAs(view, times);
   state.active = view;
+  view.used = true; // otherwise a view that is attached later becomes the current one
 }
 
 const numbers = (text) => (text || "").split("_").map(Number);
@@ -75,12 +73,6 @@ function mark(view, query, selected, same) {
   } else if (same && Number.isInteger(lane) && lane >= 0 && lane < view.table.lanes && to > from) {
     view.selectGap(lane, from, to);
   }
-}
-
-function retimeAs(view, text) {
-  let values;
-  try { values = JSON.parse(text); } catch { return; }
-  if (values && typeof values === "object") retime(view, values).then((problem) => { if (problem) view.announce(problem); });
 }
 
 window.addEventListener("popstate", () => {

@@ -47,7 +47,7 @@ function create(view) {
   const copy = () => navigator.clipboard.writeText(place.copied).then(() => view.announce("copied"), () => view.announce(refused));
   const button = element("button", { type: "button", onclick: copy }, "Copy the table");
   const place = element("section", { className: "lanes-listing", ariaLabel: "Table of what is in view" }, button, element("div", { className: "facts" }));
-  view.root.querySelector(".lanes-status").before(place);
+  view.root.querySelector(".lanes-foot").before(place);
   return place;
 }
 

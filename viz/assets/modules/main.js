@@ -8,13 +8,14 @@ import { element, state, views } from "viz/page.js";
 import { earliest, searchTable } from "viz/search.js";
 import { arrows } from "viz/selection.js";
 import { fetchTable } from "viz/table.js";
-import { retime } from "viz/times.js";
+import "viz/scoreboard.js";
+import { setTimes, underScenario } from "viz/scenario.js";
 import { useView } from "viz/dock.js";
 import { attachAll } from "viz/view.js";
 
-export const callbacks = { arrows, keepInAddress, showMode };
+export const callbacks = { arrows, keepInAddress, showMode, underScenario };
 window.recycle = {
-  views, element, table: fetchTable, search: searchTable, earliest, retime, use: useView,
+  views, element, table: fetchTable, search: searchTable, earliest, setTimes, use: useView,
   get active() { return state.active; }, set active(view) { state.active = view; },
 };
 attachAll(); // views that exist already

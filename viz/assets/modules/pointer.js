@@ -2,6 +2,7 @@
 import { drawCursor, drawZoomBox } from "viz/axes.js";
 import { markRange } from "viz/flow.js";
 import { element } from "viz/page.js";
+import { heldAt } from "viz/strips.js";
 const CLICK = 4, DOUBLE = 350, WHEEL = 0.0015, NAME = 7.5; // NAME: pixels of a character of a lane's name
 const FLAT = 0.6, FLATTEST = 30; // a flatter box keeps the rows
 
@@ -31,7 +32,8 @@ export const pointerMethods = {
 
   /* Lines of the tooltip for an operation, a gap, or a folded group. */
   words({ t, row, lane, operation }) {
-    if (operation >= 0) return this.table.describe(operation, lane);
+    const held = lane >= 0 ? heldAt(this, lane, t) : [];
+    if (operation >= 0) return [...this.table.describe(operation, lane), ...held];
     if (lane < 0) {
       const group = this.rows.groupAt(row);
       return group ? [group.name, `${group.size} workers, folded`] : [];
@@ -39,7 +41,7 @@ export const pointerMethods = {
     const { table } = this, gap = table.gapAt(lane, t), failed = table.isFailed[lane] ? "has failed" : "idle";
     const lines = [`worker ${table.labels[lane]}: ${failed}`];
     if (gap && !table.isFailed[lane]) lines.push(`from ${table.time(gap[0])} to ${table.time(gap[1])}, ${table.time(gap[1] - gap[0])}`);
-    return lines;
+    return [...lines, ...held];
   },
 
   _tip(event, lines) {

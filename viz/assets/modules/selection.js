@@ -57,6 +57,13 @@ export const selectionMethods = {
     return this.redraw();
   },
 
+  /* Show only operations with a mark, all others pale; or everything again. */
+  only(mark) {
+    const marked = this.flow?.isLoose ? null : Array.from(this.table.flags.keys()).filter((i) => this.table.has(i, mark) && this.table.isWork[this.table.kind[i]]);
+    this.flow = marked && Object.assign(marked, { isLoose: true });
+    this.redraw();
+  },
+
   clear() {
     this._choose(this.lane, -1, null);
     this.flow = this.range = null;

@@ -87,6 +87,14 @@ function curveOf({ table, held }, lane) {
   return held.curve;
 }
 
+/* What a lane holds at a time, in a line; nothing unless memory is shown and loaded. */
+export function heldAt(view, lane, t) {
+  const { table, held } = view, found = (view.showsHeld || view.showsMemory) && held?.table === table && held.values;
+  if (!found || table.isFailed[lane]) return [];
+  const i = table.beganBefore(lane, t) - 1, value = i < table.offsets[lane] ? 0 : table.end[i] > t ? found.from[i] : found.after[i], limit = found.limits[lane];
+  return [`holds ${amount(value, found.inBytes)}${Number.isNaN(limit) ? "" : ` of ${amount(limit, found.inBytes)}`}${found.inBytes ? "" : " activations"}`];
+}
+
 export function drawMemory(view, picture) {
   const place = view.root.querySelector(".lanes-memory"), { table, lane } = view;
   place.hidden = !view.showsMemory;
@@ -195,15 +203,15 @@ export function drawHeldMarks(picture, context, view) {
   context.textBaseline = "top";
   context.font = `${letters}px ${theme.font}`;
   for (let row = row0; row < row1; row++) {
-    const lane = rows.lane(row);
-    if (lane < 0 || table.isFailed[lane]) continue;
+    const lanes = Array.from(rows.order.subarray(rows.first[row], rows.first[row + 1])).filter((one) => !table.isFailed[one]), [lane] = lanes;
+    if (!lanes.length) continue;
     const bottom = (row + 1 - picture.view.y0) * perRow, limit = found.limits[lane], hasLimit = !Number.isNaN(limit);
     if (hasLimit) line(context, 0, width, bottom - (limit / found.most) * (perRow - 1), theme.failure.mark, 1.5 * ratio, [6 * ratio, 4 * ratio]);
     if (perRow < MIN_TEXT * ratio) continue;
     let peak = 0;
-    for (let i = table.offsets[lane]; i < table.offsets[lane + 1]; i++) if (found.from[i] > peak) peak = found.from[i];
+    for (const one of lanes) for (let i = table.offsets[one]; i < table.offsets[one + 1]; i++) if (found.from[i] > peak) peak = found.from[i];
     context.fillStyle = peak > limit * (1 + 1e-6) ? theme.failure.mark : theme.ink;
     const text = `${amount(peak, found.inBytes)}${hasLimit ? ` of ${amount(limit, found.inBytes)}` : ""}`;
-    context.fillText(text, 6 * ratio, bottom - perRow + Math.min(8 * ratio, 0.3 * perRow));
+    context.fillText(lanes.length > 1 ? `most of ${lanes.length}: ${text}` : text, 6 * ratio, bottom - perRow + Math.min(8 * ratio, 0.3 * perRow));
   }
 }

@@ -14,9 +14,11 @@ import { lastShown, state, views, whenChanged } from "viz/page.js";
 import { pointerMethods } from "viz/pointer.js";
 import { Raster, colourWord } from "viz/raster.js";
 import { Rows } from "viz/rows.js";
+import { addressUnder, fitSpans } from "viz/scenario.js";
 import { selectionMethods } from "viz/selection.js";
 import { drawDeltas, drawMemory } from "viz/strips.js";
 import { fetchTable } from "viz/table.js";
+import { isDark, onTheme } from "viz/theme.js";
 const TOGETHER = 400, MAX_UNDONE = 100;
 
 export class View {
@@ -56,6 +58,7 @@ export class View {
     this.used = !isInUse && (state.left === this.name || Boolean(before?.used && active === before));
     if (this.used) state.active = this;
     else if (!isInUse) state.active = views.get(document.querySelector(".lanes-view[data-attached]").dataset.name);
+    fitSpans([this]);
     restore(this);
     modes.carry(this);
     this.redraw();
@@ -189,23 +192,7 @@ export class View {
     this.root.dataset.level = this.level;
   }
 
-  _theme() {
-    const style = getComputedStyle(this.root), colour = (name) => style.getPropertyValue(name).trim();
-    // in the dark a failed lane must not be the brightest part
-    const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
-    const failure = { ...this.table.failure, ...(isDark ? { fill: "#3B281D", hatch: "#6B4329" } : {}) }, words = (paint) => ({ fill: colourWord(paint.fill), hatch: colourWord(paint.hatch), ink: paint.ink });
-    this.theme = {
-      ink: colour("--ink"), muted: colour("--muted"), paper: colour("--card"), lane: colour("--lane"), memory: colour("--memory"), font: style.fontFamily,
-      words: {
-        lane: colourWord(colour("--lane")), grid: colourWord(colour("--grid")), rule: colourWord(colour("--rule-strong")), held: colourWord(colour("--memory")), border: colourWord("#111111"),
-      },
-      paints: this.table.paints.map(words),
-      chunks: this.table.chunk_paints ? this.table.chunk_paints.map((paints) => paints.map(words)) : null,
-      failure: {
-        fill: colourWord(failure.fill), hatch: colourWord(failure.hatch), line: colourWord(failure.line), mark: failure.line, ink: failure.ink,
-      },
-    };
-  }
+  _theme() { this.theme = themeOf(this.root, this.table); }
 
   _listen() {
     const { signal } = this.ended, stage = this.root.querySelector(".lanes-stage");
@@ -215,7 +202,7 @@ export class View {
     });
     resized.observe(this.overlay);
     signal.addEventListener("abort", () => resized.disconnect());
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this._theme(); this.redraw(); }, { signal });
+    onTheme(() => { this._theme(); this.redraw(); }, signal);
     const used = () => useView(this);
     for (const event of ["pointerdown", "wheel", "focusin"]) this.root.addEventListener(event, used, { capture: true, passive: true, signal });
     stage.addEventListener("pointermove", (event) => this._hover(event), { capture: true, signal });
@@ -282,6 +269,23 @@ function within(low, high, least, most, short) {
   return [begin, begin + long];
 }
 
+/* Colours and fonts of a table on a page; in the dark a failed lane must not be the brightest part. */
+export function themeOf(root, table) {
+  const style = getComputedStyle(root), colour = (name) => style.getPropertyValue(name).trim();
+  const failure = { ...table.failure, ...(isDark() ? { fill: "#3B281D", hatch: "#6B4329" } : {}) }, words = (paint) => ({ fill: colourWord(paint.fill), hatch: colourWord(paint.hatch), ink: paint.ink });
+  return {
+    ink: colour("--ink"), muted: colour("--muted"), paper: colour("--card"), lane: colour("--lane"), memory: colour("--memory"), font: style.fontFamily,
+    words: {
+      lane: colourWord(colour("--lane")), grid: colourWord(colour("--grid")), rule: colourWord(colour("--rule-strong")), held: colourWord(colour("--memory")), border: colourWord("#111111"),
+    },
+    paints: table.paints.map(words),
+    chunks: table.chunk_paints ? table.chunk_paints.map((paints) => paints.map(words)) : null,
+    failure: {
+      fill: colourWord(failure.fill), hatch: colourWord(failure.hatch), line: colourWord(failure.line), mark: failure.line, ink: failure.ink,
+    },
+  };
+}
+
 Object.assign(View.prototype, pointerMethods, selectionMethods);
 
 /* Attach views that appear in the page, and forget those that are gone. */
@@ -300,9 +304,14 @@ function attach(root) {
     };
     look();
   });
-  Promise.all([tableOf(root), inSight]).then(([table]) => {
+  const { dataset } = root, given = dataset.address;
+  const timed = addressUnder(given, dataset.timed).then((address) => {
+    if (address !== given) Object.assign(dataset, { original: given, address, span: "" });
+    return tableOf(root);
+  });
+  Promise.all([timed, inSight]).then(([table]) => {
     const view = new View(root, table);
-    if (root.dataset.ghost) fetchTable(root.dataset.ghost).then((old) => { view.ghost = old; view.redraw(); }, () => {});
+    if (dataset.ghost) addressUnder(dataset.ghost, dataset.timed).then(fetchTable).then((old) => { view.ghost = old; view.redraw(); }, () => {});
   }).catch(failed);
 }
 

@@ -1,0 +1,66 @@
+"""Exact accumulation of one gradient as one Triton kernel, which tests, rounds and adds in one pass over memory.
+
+Has the bits of `ExactSum.add` on the CPU. Triton compiles a kernel at its first use, and loading it then waits for the
+whole device, so `compiled_for` compiles all variants before training: both types of gradients, aligned or not.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from recycle.exec.model.state.accumulate import FUSED
+
+BLOCK = 2048
+"""Elements of a program of the kernel."""
+
+
+@triton.jit(do_not_specialize=["size"])  # type: ignore[untyped-decorator]
+def _round_and_add(sums, violation, addend, size, scale, unit, bound, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < size
+    value = tl.load(addend + places, mask=inside, other=0.0).to(tl.float32)
+    scaled = value * scale
+    magnitude = tl.abs(scaled)
+    # Adding 2^23 rounds smaller numbers half to even; larger ones are integers. Comparisons with NaN are false.
+    rounded = tl.where(magnitude < 8388608.0, magnitude + 8388608.0 - 8388608.0, magnitude)
+    rounded = tl.where(scaled < 0.0, -rounded, rounded)
+    before = tl.load(sums + places, mask=inside, other=0.0)
+    tl.store(sums + places, before + rounded.to(tl.float64) * unit, mask=inside)
+    is_out_of_bounds = ~((value >= -bound) & (value <= bound))
+    tl.store(violation + places * 0, tl.full([BLOCK], float("nan"), tl.float64), mask=is_out_of_bounds)
+
+
+class FusedAdd:
+    """Adds gradients to sums; for each gradient one launch per `FUSED` elements.
+
+    Attributes:
+        launches: launches of this object.
+    """
+
+    def __init__(self) -> None:
+        self.launches = 0
+
+    def __call__(
+        self, sums: torch.Tensor, violation: torch.Tensor, addend: torch.Tensor, scale: float, unit: float, bound: float
+    ) -> None:
+        """Add `addend`, fp32 or bf16 [n], rounded to multiples of `unit` = 1 / `scale`, to `sums`, fp64 [n].
+
+        Writes NaN to `violation`, fp64 [1], if the absolute value of an element exceeds `bound` or is NaN.
+        """
+        with torch.cuda.device_of(sums):  # type: ignore[no-untyped-call]
+            for target, part in zip(torch.split(sums, FUSED), torch.split(addend.contiguous(), FUSED), strict=True):
+                programs = (triton.cdiv(part.numel(), BLOCK),)
+                _round_and_add[programs](target, violation, part, part.numel(), scale, unit, bound, BLOCK=BLOCK)
+                self.launches += 1
+
+
+def compiled_for(device: torch.device) -> FusedAdd:
+    """The kernel, compiled for a device. Raises an exception of Triton's if that is impossible."""
+    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    for dtype in (torch.float32, torch.bfloat16):
+        addend = torch.zeros(2, dtype=dtype, device=device)
+        for begin in (0, 1):
+            FusedAdd()(sums[:1], sums[:1], addend[begin : begin + 1], 1.0, 1.0, 1.0)
+    return FusedAdd()

@@ -1,0 +1,143 @@
+"""Exact sums by one Triton kernel, in Triton's interpreter, against `ExactSum` on the CPU: equal bits.
+
+Triton comes with torch's builds for GPUs; elsewhere these tests need `pip install triton`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from recycle import Job
+from recycle.exec.model.build import build_module
+from recycle.exec.model.providers import Providers
+from recycle.exec.model.state import accumulate
+from recycle.exec.model.state.accumulate import FUSED, ExactSum, FlatLayout, grid_exponent
+from tests.exec.drive import CPU, build_pipeline, run_pipelines, small_job
+
+ADDENDS, EXPONENT = 18, 6
+GRID = grid_exponent(ADDENDS, EXPONENT)
+PUBLISHED = {
+    "GPT-3 1.3B, 6 of 24 layers": ("gpt", 6, 2048, 16, 2048, ""),
+    "Llama-3 8B, 4 of 32 layers": ("llama", 4, 4096, 32, 4096, "ffn = 14336\nconfig = {num_query_groups = 8}"),
+}
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The kernel in the interpreter, which sums created by the test use."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # read when the kernel is defined
+    pytest.importorskip("triton")
+    from recycle.exec.model.state import fused_sums
+
+    kernel = fused_sums.compiled_for(CPU)
+    monkeypatch.setattr(accumulate, "fused_add", lambda device: kernel)
+    return kernel
+
+
+def special_values() -> torch.Tensor:
+    """Subnormals, infinities, NaN, numbers whose scaled value overflows, bounds, ties, and a sample of all others."""
+    ties = (torch.arange(-9.0, 10.0) / 2) * 2.0**-GRID
+    bounds = torch.tensor([2.0**EXPONENT, math.nextafter(2.0**EXPONENT, math.inf), 2.0**EXPONENT + 2.0**-17])
+    large = torch.tensor([2.0 ** (23 - GRID), 2.0 ** (23 - GRID) - 2.0 ** (-1 - GRID), 2.0**127, 3e38, math.inf])
+    tiny = torch.tensor([2.0**-149, 2.0**-127, 2.0**-126, 0.0, 2.0 ** (-1 - GRID)])
+    generator = torch.Generator().manual_seed(0)
+    words = torch.randint(-(2**31), 2**31, (5000,), generator=generator).to(torch.int32)
+    positive = torch.cat([bounds, large, tiny])
+    return torch.cat([ties, positive, -positive, torch.tensor([math.nan]), words.view(torch.float32)])
+
+
+def sums_of(addends: list[torch.Tensor]) -> tuple[torch.Tensor, bool]:
+    """The sum of the addends and whether all were within bounds, between two other parameters."""
+    layout = FlatLayout([torch.Size([3]), addends[0].shape, torch.Size([2])])
+    accumulator = ExactSum(layout, ADDENDS, EXPONENT, CPU)
+    for addend in addends:
+        accumulator.add(1, addend)
+    before, summed, after = layout.views(accumulator.buffer)
+    assert not before.any()
+    assert not after.any()
+    return summed, accumulator.is_within_bounds()
+
+
+def bits(sums: torch.Tensor) -> torch.Tensor:
+    """Bits of a sum; of all NaNs the same."""
+    return torch.where(sums.isnan(), torch.nan, sums).view(torch.int64)
+
+
+def on_cpu(monkeypatch: pytest.MonkeyPatch, addends: list[torch.Tensor]) -> tuple[torch.Tensor, bool]:
+    with monkeypatch.context() as unfused:
+        unfused.setattr(accumulate, "fused_add", lambda device: None)
+        return sums_of(addends)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_value_has_the_bits_of_the_cpu(fused: Any, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    values = special_values().to(dtype)
+    for value in values[: -5000 + 20]:  # one by one, because one value out of bounds is enough
+        (summed, within), (expected, expected_within) = sums_of([value[None]]), on_cpu(monkeypatch, [value[None]])
+        assert torch.equal(bits(summed), bits(expected)), float(value)
+        assert within == expected_within == (abs(float(value)) <= 2.0**EXPONENT), float(value)
+    (summed, _), (expected, _) = sums_of([values, values.flip(0)]), on_cpu(monkeypatch, [values, values.flip(0)])
+    assert torch.equal(bits(summed), bits(expected))
+
+
+@pytest.mark.parametrize("size", [1, 2047, 2048, 2049, 5000])
+def test_tails_and_strided_gradients_are_added_whole(fused: Any, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    addends = [torch.randn(size, generator=generator) for _ in range(2)]
+    addends.append(torch.randn(size, 3, generator=generator)[:, 1])
+    launches = fused.launches
+    (summed, within), (expected, _) = sums_of(addends), on_cpu(monkeypatch, addends)
+    assert torch.equal(summed, expected)
+    assert within
+    assert fused.launches - launches == 3
+
+
+def test_a_long_gradient_takes_a_launch_per_block(fused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from recycle.exec.model.state import fused_sums
+
+    monkeypatch.setattr(fused_sums, "FUSED", 1024)
+    addend = torch.randn(2500, generator=torch.Generator().manual_seed(1))
+    launches = fused.launches
+    summed, _ = sums_of([addend])
+    assert torch.equal(summed, on_cpu(monkeypatch, [addend])[0])
+    assert fused.launches - launches == 3 == len(FlatLayout([addend.shape]).blocks(1024))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_stage_launches_once_per_parameter_and_micro_batch_with_equal_bits(
+    fused: Any, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    job = small_job(ranks=2, train={"precision": precision})
+    launches, count = fused.launches, 4
+    pipeline = build_pipeline(job)
+    run_pipelines([pipeline], step=0, count=count)
+    parameters = sum(len(stage.parameters) for stage in pipeline)
+    assert fused.launches - launches == count * (parameters + 1)  # and the loss
+    monkeypatch.setattr(accumulate, "fused_add", lambda device: None)
+    expected = build_pipeline(job)
+    run_pipelines([expected], step=0, count=count)
+    for stage, other in zip(pipeline, expected, strict=True):
+        for buffer, other_buffer in zip(stage.gradient_buffers(), other.gradient_buffers(), strict=True):
+            assert torch.equal(buffer, other_buffer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_stages_of_published_models_take_at_most_500_launches_per_billion_parameters(name: str) -> None:
+    kind, layers, hidden, heads, sequence, more = PUBLISHED[name]
+    job = Job.from_toml(
+        f"[shape]\npipelines = 1\nranks = 1\nmicro_batches = 1\n"
+        f'[model]\nkind = "{kind}"\nlayers = {layers}\nhidden = {hidden}\nheads = {heads}\nsequence = {sequence}\n'
+        f"vocabulary = 32000\n{more}\n"
+    )
+    with torch.device("meta"):
+        part = build_module(job, 0, 0, Providers(), is_filled=False)
+    shapes = [parameter.shape for parameter in part.parameters()]
+    launches, size = len(FlatLayout(shapes).blocks(FUSED)), sum(shape.numel() for shape in shapes)
+    assert launches == len(shapes)
+    assert 1e9 * launches / size <= 500

@@ -1,0 +1,151 @@
+/* The scenario of the page (viz/scenario.py): its texts, form, banner and sliders. All timelines that the server did not time
+   itself (`data-timed`) are replaced by those under the scenario, together; answers to outdated questions are dropped. */
+import { dock } from "viz/dock.js";
+import { element, inSight, readAddress, setProps, viewInUse, views, whenChanged } from "viz/page.js";
+import { fetchTable } from "viz/table.js";
+const HEADERS = { "Content-Type": "application/json" }, STEPS = 40;
+const hasServer = () => document.getElementById("times") !== null;
+const texts = { times: readAddress().get("times") || "", workers: readAddress().get("fail") || "" };
+let question = 0, names = "";
+
+const post = (body) => fetch("scenario", { method: "POST", headers: HEADERS, body: JSON.stringify(body) }).then((answer) => {
+  if (!answer.ok) throw new Error("The scenario could not be sent. Reload the page.");
+  return answer.json();
+});
+const fields = () => Object.fromEntries(texts.times.split(" ").filter(Boolean).map((word) => word.split(/=(.*)/)));
+const isGiven = () => !texts.times && !texts.workers;
+
+/* The address of lanes under the scenario; a scenario that does not fit leaves them as given. */
+export async function addressUnder(address, isTimed) {
+  if (isTimed || isGiven() || !hasServer()) return address;
+  const { addresses } = await post({ addresses: [address], ...texts });
+  return addresses?.[0] || address;
+}
+
+function say(text) {
+  for (const place of document.querySelectorAll(".retime-message")) place.textContent = text;
+  document.querySelector(".banner")?.classList.toggle("wrong", Boolean(text));
+  drawBanner(text);
+}
+
+/* Give linked timelines with one unit one span. */
+export function fitSpans(all) {
+  for (const view of all) {
+    const linked = [view, ...view.linkedViews].filter((other) => other.table.unit[1] === view.table.unit[1]);
+    const longest = Math.max(...linked.map((other) => other.table.span)) || 1;
+    for (const other of linked) {
+      if (other.span === longest) continue;
+      Object.assign(other, { isWhole: other.view.t0 <= 0 && other.view.t1 >= other.span, span: longest, isLate: true });
+    }
+    for (const other of linked) {
+      if (!other.isLate) continue;
+      other.isLate = false;
+      other.show(other.isWhole ? { t0: -Infinity, t1: Infinity } : {}, false);
+    }
+  }
+}
+
+async function apply() {
+  const own = ++question, all = [...views.values()].filter((view) => view.root.isConnected && !view.root.dataset.timed);
+  if (!all.length) return say("");
+  const active = all.indexOf(viewInUse()), given = all.map(({ root: { dataset } }) => dataset.original || dataset.address);
+  const { addresses, headline, problem } = await post({ addresses: given, active, ...texts });
+  if (own !== question) return undefined;
+  if (problem) return say(problem);
+  const tables = await Promise.all(addresses.map((address) => address && fetchTable(address)));
+  if (own !== question) return undefined;
+  all.forEach((view, place) => {
+    const { dataset } = view.root, table = tables[place];
+    if (!table || dataset.address === addresses[place] || !view.root.isConnected) return;
+    dataset.original = given[place];
+    view.replace(table, addresses[place]);
+  });
+  fitSpans(all);
+  if (active >= 0 && headline.length) dock.headline(addresses[active], headline);
+  return say("");
+}
+
+/* Called with the two texts: by Dash, and whenever one changes. */
+export function underScenario(_, times, workers) {
+  const isNew = (times || "") !== texts.times || (workers || "") !== texts.workers;
+  Object.assign(texts, { times: times || "", workers: workers || "" });
+  fill();
+  if (isNew) apply().catch((error) => say(error.message)); else drawBanner("");
+  return window.dash_clientside.no_update;
+}
+
+export const setTimes = (value) => setProps("times", { value });
+
+function drawBanner(problem) {
+  const banner = document.querySelector(".banner");
+  if (!banner) return;
+  const { file, ...own } = fields(), words = Object.entries(own).map(([name, value]) => `${name} = ${value}`);
+  if (file) words.unshift(names || "times of a file");
+  if (texts.workers) words.push(texts.workers);
+  const reset = element("button", { type: "button", className: "quiet", onclick: () => { setTimes(""); setProps("fail", { value: "" }); } }, "Reset");
+  banner.hidden = isGiven();
+  banner.replaceChildren(element("strong", {}, "Scenario: "), words.join(", "), problem ? element("span", { className: "status" }, problem) : "", reset);
+}
+
+/* Build the form, and set its fields to the scenario. */
+function fill() {
+  const own = fields();
+  for (const form of document.querySelectorAll(".retime")) {
+    if (!form.firstChild) build(form);
+    for (const label of form.querySelectorAll("[data-field]")) {
+      const [text, slider] = label.querySelectorAll("input"), value = own[label.dataset.field] || "";
+      if (text !== document.activeElement) text.value = value;
+      if (slider !== document.activeElement) slider.value = value || label.dataset.given || 0;
+    }
+  }
+}
+
+function build(form) {
+  const all = JSON.parse(form.dataset.fields), numbers = all.map(({ given }) => Number(given) || 0), most = 4 * Math.max(...numbers, 1);
+  form.append(...all.map(({ name, title, given }) => {
+    const label = element("label", {}, element("span", {}, title), element("input", { type: "text", placeholder: given || "as given", autocomplete: "off", spellcheck: false }),
+      element("input", { type: "range", min: 0, max: name === "limit" ? 16 : most, step: (name === "limit" ? 16 : most) / STEPS, ariaLabel: `${title}, slider` }));
+    Object.assign(label.dataset, { field: name, given, most: String(most) });
+    return label;
+  }));
+  const press = (text, onclick) => element("button", { type: "button", className: "quiet", onclick }, text);
+  const choose = () => { const input = element("input", { type: "file", accept: ".json,.toml", onchange: () => take(input.files[0]) }); input.click(); };
+  form.append(element("div", { className: "retime-buttons" }, press("As given", () => setTimes("")), press("Profile or job …", choose)), element("div", { className: "status retime-message", role: "status" }));
+}
+
+/* All timelines in sight, for curves: [title, address as given]. */
+const timelines = () => [...document.querySelectorAll(".lanes-view, .lanes-spark")].filter(inSight)
+  .map(({ dataset, ariaLabel }) => [dataset.title || ariaLabel || dataset.name, dataset.original || dataset.address]);
+
+function curve(label) {
+  const { field, most } = label.dataset;
+  if (field !== "limit") setProps("curve", { data: { field, most: Number(most), timelines: timelines() } });
+}
+
+function typed(form, event) {
+  const label = event.target.closest("[data-field]");
+  if (!label) return;
+  const value = event.target.value.trim().replace(/[\s,]+/g, ","), own = { ...fields(), [label.dataset.field]: value };
+  if (event.target.type === "range") curve(label);
+  setTimes(Object.entries(own).filter(([, text]) => text !== "").map((pair) => pair.join("=")).join(" "));
+}
+
+async function take(file) {
+  const most = Number(document.querySelector(".retime").dataset.fileBytes) / 2;
+  if (!file) return;
+  if (file.size > most) { say(`${file.name} is too large for the page (at most ${most / 2 ** 20} MB): use recycle view --profile.`); return; }
+  const { digest } = await post({ file: [file.name, await file.text()] });
+  names = `times of ${file.name}`;
+  setTimes(`file=${digest}`);
+}
+
+const ACTIONS = {
+  input: typed,
+  focusin: (_, { target }) => { const label = target.closest("[data-field]"); if (label) curve(label); },
+  dragover: (_, event) => event.preventDefault(),
+  drop: (_, event) => { event.preventDefault(); take(event.dataTransfer.files[0]); },
+};
+for (const [name, act] of Object.entries(ACTIONS)) {
+  document.addEventListener(name, (event) => { const form = event.target.closest?.(".retime"); if (form) act(form, event); });
+}
+whenChanged(() => { if (document.querySelector(".retime:empty")) { fill(); drawBanner(""); } });

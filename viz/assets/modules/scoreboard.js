@@ -1,0 +1,60 @@
+/* Tables of schedules and workers: sorted by a press on a head, pictures of lanes, and two picked rows to compare. */
+import { Picture } from "viz/draw.js";
+import { element, inSight, readAddress, setProps, whenChanged, writeAddress } from "viz/page.js";
+import { Raster } from "viz/raster.js";
+import { Rows } from "viz/rows.js";
+import { fetchTable } from "viz/table.js";
+import { themeOf } from "viz/view.js";
+const SORTED = ".scoreboard, .sortable", WIDTH = 200, LANE = 7, LOW = 16, HIGH = 56;
+
+/* Draw the lanes of a table, with a time axis of length `span`. */
+function draw(place, table, span) {
+  const ratio = window.devicePixelRatio || 1, high = Math.min(HIGH, Math.max(LOW, LANE * table.lanes)), canvas = element("canvas", { role: "img", ariaLabel: `Lanes of ${place.dataset.title}` });
+  const rows = new Rows(table, "pipeline", new Set()), theme = themeOf(place, table), box = { left: 0, top: 0, width: WIDTH, height: high };
+  const picture = new Picture(table, rows, { t0: 0, t1: span, y0: 0, y1: rows.count }, box, ratio, theme), raster = new Raster(picture.width, picture.height);
+  picture._fill(raster, {});
+  Object.assign(canvas, { width: raster.width, height: raster.height });
+  Object.assign(canvas.style, { width: `${WIDTH}px`, height: `${high}px` });
+  canvas.getContext("2d").putImageData(raster.image, 0, 0);
+  place.replaceChildren(canvas);
+}
+
+function drawAll() {
+  const places = [...document.querySelectorAll(".lanes-spark:empty:not([data-asked])")].filter(inSight);
+  for (const place of places) place.dataset.asked = "yes";
+  Promise.all(places.map((place) => fetchTable(place.dataset.address))).then((tables) => {
+    places.forEach((place, at) => draw(place, tables[at], Math.max(...tables.filter((table) => table.unit[1] === tables[at].unit[1]).map((table) => table.span)) || 1));
+  });
+}
+whenChanged(drawAll, ["hidden"]);
+
+const keyOf = (cell) => { const text = cell?.querySelector("[data-sort]")?.dataset.sort ?? cell?.textContent ?? ""; return text === "–" ? NaN : Number.isNaN(Number(text)) ? text : Number(text); };
+
+function sort(head) {
+  const table = head.closest("table"), body = table.tBodies[0], at = head.cellIndex, up = head.ariaSort === "ascending" ? -1 : 1;
+  for (const other of head.parentElement.cells) other.ariaSort = "none";
+  head.ariaSort = up > 0 ? "ascending" : "descending";
+  const compare = (a, b) => (typeof a === "number" && typeof b === "number" ? (Number.isNaN(a) ? 1 : Number.isNaN(b) ? -1 : up * (a - b)) : up * String(a).localeCompare(String(b), "en", { numeric: true }));
+  body.append(...[...body.rows].sort((a, b) => compare(keyOf(a.cells[at]), keyOf(b.cells[at]))));
+}
+
+/* Pick a row; the second one is compared with the first. */
+function pick(row) {
+  const was = row.ariaSelected === "true";
+  row.ariaSelected = String(!was);
+  const picked = [...row.parentElement.rows].filter((other) => other.ariaSelected === "true");
+  if (picked.length < 2) return;
+  const value = picked.sort((a, b) => (a === row) - (b === row)).map((other) => other.querySelector("[data-pick]").dataset.pick), query = readAddress();
+  for (const other of picked) other.ariaSelected = "false";
+  query.set("compare-chosen", value.join(","));
+  writeAddress(query);
+  if (document.getElementById("compare-chosen")) setProps("compare-chosen", { value });
+  setProps("pages", { value: "compare" });
+}
+
+function press(event) {
+  const head = event.target.closest?.(`:is(${SORTED}) thead th`), row = event.target.closest?.(".scoreboard tbody tr");
+  if (head) sort(head); else if (row?.querySelector("[data-pick]")) pick(row);
+}
+document.addEventListener("click", press);
+document.addEventListener("keydown", (event) => { if (event.key === "Enter" && event.target.closest?.("[data-pick]")) press(event); });

@@ -1,0 +1,130 @@
+"""The page that ranks several schedules: their figures and lanes in a table, and memory against period."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from dash import Dash, html
+
+from recycle.errors import RecycleError
+from viz.details import Figure, figures
+from viz.figures.charts import memory_period_figure
+from viz.lane_cache import CachedLanes, lanes_address, release_memory
+from viz.pages import parts
+from viz.pages.page import Mode, Page, Workspace
+from viz.pages.scenario import INPUTS
+from viz.scenario import PageModel, Scenario
+from viz.sources import ScheduleFile
+
+FIRST = 3
+"""Number of schedules from which the page is the first."""
+MAX_PICTURED = 300_000
+"""Maximum instructions of all schedules for pictures of their lanes."""
+_PICK = "Press two rows to compare them, a head to sort."
+
+
+class ScoreboardPage(Page):
+    prefix, title = "scoreboard", "Scoreboard"
+    has_lanes, first_panel = True, "scenario"
+
+    def __init__(self, files: Sequence[ScheduleFile], cache: PageModel | None = None) -> None:
+        super().__init__(cache)
+        self.files = files
+
+    @classmethod
+    def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
+        return [cls(workspace.files, workspace.cache)] if len(workspace.files) >= FIRST else []
+
+    @property
+    def begins_with_graph(self) -> bool:
+        return True
+
+    def layout(self) -> Mode:
+        return Mode([], {}, identifier=self.name("shown"))
+
+    def content(self, scenario: Scenario) -> list[Any]:
+        """Build table and plot. Raises RecycleError for a scenario that does not fit the schedules."""
+        ranked = rank(self.files, self.cache, scenario)
+        caption = f"{times_text(self.files)} {_PICK}"
+        content = [parts.card("Schedules", table_of(ranked, self.files, self.cache), caption=caption)]
+        plotted = [row for row in ranked if {"period", "peak memory"} <= row.figures.keys()]
+        points = [[row.file.name, *(row.figures[name].number for name in ("period", "peak memory"))] for row in plotted]
+        if points:
+            in_bytes = all("B" in row.figures["peak memory"].value for row in plotted)
+            figure = memory_period_figure(points, f"peak memory ({'bytes' if in_bytes else 'activations'})")
+            plot = parts.figure_view("", figure, self.name("plot"), "Peak memory of each schedule against its period")
+            content.append(parts.card("Memory against period", plot, caption="The lower left is best."))
+        return [html.Div(content, className="wide")]
+
+    def register(self, app: Dash) -> None:
+        @app.callback(self.output("shown"), *INPUTS)
+        def show(times: str, workers: str) -> Any:
+            try:
+                content = self.content(Scenario.of(times, workers))
+            except RecycleError as error:
+                return parts.problems([str(error)])
+            release_memory()
+            return content
+
+
+class RankedSchedule(NamedTuple):
+    file: ScheduleFile
+    entry: CachedLanes
+    figures: dict[str, Figure]
+
+
+def rank(files: Sequence[ScheduleFile], model: PageModel, scenario: Scenario | None = None) -> list[RankedSchedule]:
+    """Return the schedules under a scenario, shortest period first. Raises JobError or PlanError."""
+    ranked = []
+    for file in files:
+        entry = model.entry(file.lanes, file.context, scenario or Scenario())
+        ranked.append(RankedSchedule(file, entry, {each.name: each for each in figures(entry.context, entry.unit)}))
+    return sorted(ranked, key=lambda row: row.figures["period"].number if "period" in row.figures else float("inf"))
+
+
+def table_of(ranked: Sequence[RankedSchedule], files: Sequence[ScheduleFile], model: PageModel | None) -> html.Div:
+    """Build a row per schedule with its figures; with a model also with its lanes, to sort and to pick."""
+    names = dict.fromkeys(name for row in ranked for name in row.figures)
+    is_pictured = model is not None and sum(len(file.lanes) for file in files) <= MAX_PICTURED
+    rows: list[list[parts.Cell]] = []
+    for file, entry, by_name in ranked:
+        key = f"file/{files.index(file)}" if model is not None and file.timeline is not None else None
+        pick = parts.attributes(data_pick=key, tabIndex="0" if key else None)
+        cells: list[parts.Cell] = [html.Span(file.name, title=str(file.schedule.shape), **pick)]
+        if is_pictured and model is not None:
+            cells.append(_picture(file, entry, model))
+        for name in names:
+            figure = by_name.get(name)
+            cells.append(figure and html.Span(figure.value, **parts.attributes(data_sort=str(figure.number))))
+        rows.append([*cells, _verdict(file)])
+    head = ["", *(["lanes"] * is_pictured), *names, "checker"]
+    return parts.table(head, rows, "" if model is None else "scoreboard")
+
+
+def _picture(file: ScheduleFile, entry: CachedLanes, model: PageModel) -> html.Div:
+    timed, given = (
+        lanes_address(model.put(table, context))
+        for table, context in ((entry.table, entry.context), (file.lanes, file.context))
+    )
+    attributes = parts.attributes(data_address=timed, data_original=given, data_title=file.name)
+    return html.Div(className="lanes-spark", **attributes)
+
+
+def times_text(files: Sequence[ScheduleFile]) -> str:
+    """Describe the times of files without stated times, and those of executed files."""
+    names_of_time: dict[float, list[str]] = {}
+    for file in files:
+        if file.chunk_time is not None:
+            names_of_time.setdefault(file.chunk_time, []).append(file.name)
+    text = ""
+    if names_of_time:
+        chunks = (f"{time:.3g} in {', '.join(names)}" for time, names in sorted(names_of_time.items(), reverse=True))
+        text = f"F, I and W each take 1 for a worker's whole part of the model, so for a chunk {'; '.join(chunks)}."
+    executed = ", ".join(file.name for file in files if file.executed)
+    return f"{text} {f'{executed}: as executed, in seconds.' if executed else ''}".strip()
+
+
+def _verdict(file: ScheduleFile) -> str:
+    counts = [(file.findings.number("error"), "error"), (file.findings.number("warning"), "warning")]
+    return ", ".join(parts.count_text(count, severity) for count, severity in counts if count) or "valid"
