@@ -1,9 +1,10 @@
-"""How long the communicators of a generation take to form: rounds, communicators, and seconds.
+"""How long the communicators of a generation take to form: communicators of a worker, and seconds.
 
     python benchmarks/formation.py [--seconds 0.2] [--shapes 16x16x64,...]
 
-For each shape one worker dies, rejoins, and dies again. Plans, order of formation and reuse of communicators are the
-executor's. Time is simulated: forming a communicator keeps all its members busy for the given seconds.
+For each shape one worker dies, rejoins, and dies again. Plans, shared communicators, order of formation and reuse are
+the executor's. Time is simulated: each communicator takes the given seconds from when all its members have begun it,
+and a process forms a few at a time.
 
     start       no communicator exists
     fault       in the middle of an iteration: receives wait on every lane, so no lane is reused; sums without the dead
@@ -13,9 +14,9 @@ executor's. Time is simulated: forming a communicator keeps all its members busy
     fault again in the middle of an iteration, like the first one; lanes that the plan without faults does not need were
                 kept as spares
 
-`changed` counts the communicators that the previous generation did not have, `degree` is the most that one process
-forms, `rounds` the longest chain of communicators that form one after the other, and `sorted` that chain if all formed
-again in the order of their names.
+`most` is the largest number of communicators of a worker, `formed` of those that one worker forms, `in turn` the
+seconds if a process formed one at a time. `step` is the simulated time of an iteration with shared communicators, over
+that with one per lane.
 """
 
 from __future__ import annotations
@@ -27,18 +28,22 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from recycle import Job, Schedule, Worker
+from recycle import Job, Schedule, Worker, simulate
 from recycle.exec.transport.base import Lane, sum_groups
-from recycle.exec.transport.communicators import SPARES
-from recycle.exec.transport.formation import formation_order, lanes_of
+from recycle.exec.transport.formation import AT_ONCE, SUM, formation_order
+from recycle.ir.communicators import lanes_of
 from recycle.ir.lower import lower
 from recycle.job import price
+from recycle.job.footprint import COMMUNICATORS
+from recycle.job.profile import Profile
 from recycle.plans import Plan
 from recycle.solve.planner import plan_for_training
 
 SHAPES = "4x4x8,8x8x32,16x16x64,32x16x64,24x64x64"
-Key = tuple[int | None, tuple[Worker, ...]]
-"""Number of the sum, None for a lane, and its members, processes by rank."""
+LATENCY = 0.1
+"""Time of a transfer, in units of a forward, for `step`."""
+Key = tuple[str, tuple[Worker, ...]]
+"""Purpose, and members, processes by rank."""
 
 
 def plan(pipelines: int, ranks: int, micro_batches: int, dead: Collection[Worker]) -> tuple[Schedule, dict]:
@@ -53,21 +58,25 @@ def plan(pipelines: int, ranks: int, micro_batches: int, dead: Collection[Worker
 def needed(schedule: Schedule, roles: Mapping[Worker, Worker], joins: Collection[Lane] = ()) -> list[Key]:
     """The communicators of a generation, in the order in which they form."""
     process = {role: played_by for played_by, role in roles.items()}
-    lanes = {*lanes_of(schedule), *((roles[source], roles[joiner]) for source, joiner in joins)}
+    copies = {(roles[source], roles[joiner]) for source, joiner in joins}
     keys = []
-    for wanted in formation_order(lanes, sum_groups(schedule)):
+    for wanted in formation_order(lanes_of(schedule), sum_groups(schedule), copies):
         members = tuple(process[role] for role in wanted.members)
-        keys.append((wanted.stage, members if wanted.stage is None else tuple(sorted(members))))
+        keys.append((wanted.purpose, members if len(wanted.lanes) == 1 else tuple(sorted(members))))
     return keys
 
 
-def rounds(keys: Sequence[Key]) -> int:
-    """The longest chain of communicators, each of which forms once all its members are free."""
-    free: dict[Worker, int] = {}
+def turns(keys: Sequence[Key], at_once: int) -> int:
+    """The longest chain of communicators, each of which begins once it is among the first of all its members."""
+    free: dict[Worker, list[int]] = {}
+    last = 0
     for _, members in keys:
-        ends = 1 + max(free.get(worker, 0) for worker in members)
-        free.update(dict.fromkeys(members, ends))
-    return max(free.values(), default=0)
+        slots = [free.setdefault(worker, [0] * at_once) for worker in members]
+        ends = 1 + max(min(of_worker) for of_worker in slots)
+        for of_worker in slots:
+            of_worker[of_worker.index(min(of_worker))] = ends
+        last = max(last, ends)
+    return last
 
 
 def spares(held: Collection[Key], needed_now: Collection[Key]) -> set[Key]:
@@ -77,8 +86,13 @@ def spares(held: Collection[Key], needed_now: Collection[Key]) -> set[Key]:
         if key not in needed_now:
             for worker in key[1]:
                 of.setdefault(worker, []).append(key)
-    dropped = {key for keys in of.values() for key in keys[: max(0, len(keys) - SPARES)]}
+    own = Counter(worker for key in needed_now for worker in key[1])
+    dropped = {key for w, keys in of.items() for key in keys[: max(0, len(keys) + own[w] - COMMUNICATORS)]}
     return set(held) - set(needed_now) - dropped
+
+
+def degree(keys: Collection[Key]) -> int:
+    return max(Counter(worker for _, members in keys for worker in members).values(), default=0)
 
 
 def main() -> None:
@@ -86,25 +100,30 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.2, help="that a communicator takes to form")
     parser.add_argument("--shapes", default=SHAPES, help="pipelines x ranks x micro-batches, with commas between them")
     options = parser.parse_args()
+    profile = Profile(latency=LATENCY)
     print(f"{options.seconds} s per communicator; Python {platform.python_version()}, torch {torch.__version__}")
-    columns = ("needed", "changed", "made", "degree", "rounds", "seconds", "sorted", "seconds")
+    columns = ("needed", "most", "changed", "made", "formed", "seconds", "in turn", "step")
     print(f"{'shape':10} {'generation':12}" + "".join(f"{column:>9}" for column in columns))
     for shape in options.shapes.split(","):
         size = tuple(map(int, shape.split("x")))
         dead = Worker(1, size[1] // 2)
 
         def row(
-            name: str, of: Sequence[Key], before: Collection[Key], kept: Collection[Key], shape: str = shape
+            name: str,
+            of: Sequence[Key],
+            before: Collection[Key],
+            kept: Collection[Key],
+            step: float,
+            shape: str = shape,
         ) -> None:
             made = [key for key in of if key not in kept]
-            degree = max(Counter(worker for _, members in made for worker in members).values(), default=0)
-            by_name = sorted(of, key=lambda key: (key[0] is not None, key[0] or 0, key[1]))
-            chain, chain_before = rounds(made), rounds(by_name)
-            figures = (len(of), len(set(of) - set(before)), len(made), degree, chain)
+            figures = (len(of), degree(of), len(set(of) - set(before)), len(made), degree(made))
+            seconds = [options.seconds * turns(made, at_once) for at_once in (AT_ONCE, 1)]
             print(
                 f"{shape:10} {name:12}"
                 + "".join(f"{figure:9}" for figure in figures)
-                + f"{chain * options.seconds:9.1f}{chain_before:9}{chain_before * options.seconds:9.1f}",
+                + "".join(f"{each:9.1f}" for each in seconds)
+                + f"{step:9.4f}",
                 flush=True,
             )
 
@@ -114,13 +133,16 @@ def main() -> None:
         all_live, without = needed(healthy, healthy_roles), needed(failed, failed_roles)
         joined = needed(healthy, healthy_roles, [(source, dead)])
         survive = [key for key in all_live if dead not in key[1]]
-        sums = [key for key in survive if key[0] is not None]
-        row("start", all_live, (), ())
-        row("fault", without, all_live, sums)
-        row("fault, idle", without, all_live, survive)
-        row("re-join", joined, without, without)
+        sums = [key for key in survive if key[0] == SUM]
+        steps = [
+            simulate(plan, profile, shared=True).period / simulate(plan, profile).period for plan in (healthy, failed)
+        ]
+        row("start", all_live, (), (), steps[0])
+        row("fault", without, all_live, sums, steps[1])
+        row("fault, idle", without, all_live, survive, steps[1])
+        row("re-join", joined, without, without, steps[0])
         idle = spares([*without, *joined], joined)
-        row("fault again", without, joined, {*idle, *sums})
+        row("fault again", without, joined, {*idle, *sums}, steps[1])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """A tiny GPT under many random faults: whether its results are equal, and what it leaves behind.
 
-    python benchmarks/soak.py [--steps N] [--mean STEPS] [--seed N] [--kind gpt|emulated]
+    python benchmarks/soak.py [--steps N] [--mean STEPS] [--seed N] [--kind gpt|emulated|script]
+
+The kind `script` is examples/megatron_loop/survive.py in a session.
 
 Faults of every kind that ends a worker, and rejoins, at a mean distance of `mean` iterations. Kinds that end the
 process are six times as frequent as those that are found by a deadline. The exit status is 1 unless every loss and the
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +62,7 @@ dead_after = 4.0
 hung_after = 4.0
 transport_timeout = 15.0
 """
+SCRIPT = Path(__file__).parents[1] / "examples" / "megatron_loop" / "survive.py"
 GONE = ("kill", "segfault", "exception", "oom")
 FROZEN = tuple(name for name, kind in KINDS.items() if kind.ends and name not in GONE)
 MIB = 1 << 20
@@ -94,14 +98,16 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--mean", type=float, default=5.0, help="iterations between two faults")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kind", choices=("gpt", "emulated"), default="gpt")
+    parser.add_argument("--kind", choices=("gpt", "emulated", "script"), default="gpt")
     arguments = parser.parse_args()
-    job = Job.from_toml(JOB.format(kind=arguments.kind))
+    is_script = arguments.kind == "script"
+    job = Job.from_toml(JOB.format(kind="gpt" if is_script else arguments.kind))
+    command = [sys.executable, str(SCRIPT), "--micro-batches=2", "--dropout=0.1"] if is_script else []
     faults = punish(job.shape, arguments.steps, arguments.mean, arguments.seed, kinds=[*GONE * 6, *FROZEN])
-    calm, *_ = run(job, arguments.steps, [])  # first, so that what a process opens once is open
+    calm, *_ = run(job, arguments.steps, [], command)  # first, so that what a process opens once is open
     before = left()
     began = time.monotonic()
-    struck, memory, spans = run(job, arguments.steps, faults)
+    struck, memory, spans = run(job, arguments.steps, faults, command)
     seconds = time.monotonic() - began
     after = left()
     drawn, found = Counter(fault.kind for fault in faults), Counter(event["kind"] for event in struck.events)
@@ -119,10 +125,10 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def run(job: Job, steps: int, faults: list[Fault]) -> tuple[RunResult, Memory, list[Span]]:
+def run(job: Job, steps: int, faults: list[Fault], command: Sequence[str] = ()) -> tuple[RunResult, Memory, list[Span]]:
     """One run with its own fork server, and the times of its report."""
     memory = Memory()
-    server = ForkServer(job.model.kind)
+    server = ForkServer("script" if command else job.model.kind)
     with tempfile.TemporaryDirectory(prefix="recycle-soak-") as folder:
         try:
             result = train(
@@ -133,6 +139,7 @@ def run(job: Job, steps: int, faults: list[Fault]) -> tuple[RunResult, Memory, l
                 planner=plan_for_training,
                 observer=memory,
                 server=server,
+                command=command,
             )
             spans = load_report(Path(folder) / "run").spans
         finally:

@@ -3,7 +3,7 @@ shows.
 
     python docs/screenshots.py [--out FOLDER] [--only NAME,…]
 
-Each page, also empty and with errors, is opened as a user would, in light and dark at 1280 × 800 and 2560 × 1440
+Each page, also empty and with errors, is opened as a user would, in light and dark at 1280 × 800 and 1920 × 1080
 pixels. What docs/guides/viewer.md shows goes to `docs/pictures`, in light at 1280 × 800; all others to FOLDER. Trains
 an emulated job of six workers with a kill and a re-join for the page of a run. Needs Debian's `chromium` and Playwright
 for Python: pip install 'recycle-pipeline[test]'.
@@ -33,13 +33,13 @@ from recycle.exec.processes.forkserver import ForkServer
 from recycle.ir.families import one_f_one_b
 from recycle.solve.planner import plan
 from viz.app import build_app, serve
-from viz.sources import load_source, schedule_source
+from viz.sources import family_sources, load_source, schedule_source
 from viz.what_if import WhatIf
 
 ROOT = Path(__file__).parent.parent
 SHOWN = ("timeline", "compare", "what-if", "large")
 """Pictures that docs/guides/viewer.md shows."""
-SIZES, SCHEMES = ((1280, 800), (2560, 1440)), ("light", "dark")
+SIZES, SCHEMES = ((1280, 800), (1920, 1080)), ("light", "dark")
 JOB = """
 [shape]
 pipelines = 3
@@ -144,6 +144,11 @@ def examples() -> str:
 
 
 @cache
+def families() -> str:
+    return served(lambda: build_app(family_sources(Shape(1, 4, 8))))
+
+
+@cache
 def two_plans() -> str:
     sources = [
         schedule_source(Path("fault-free.json"), fault_free()),
@@ -239,6 +244,15 @@ def interleaved(page: Any, folder: Path) -> None:
     drawn(page)
 
 
+def scoreboard(page: Any, _: Path) -> None:
+    page.goto(families() + "?times=link%3D0.25")
+    page.wait_for_selector(".lanes-spark canvas")
+    page.focus(".retime [data-field=link] input[type=range]")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("#curves .js-plotly-plot")
+    page.wait_for_timeout(500)
+
+
 def explain(page: Any, folder: Path) -> None:
     opened(page, two_plans(), "?panel=explain")
     drawn(page)
@@ -321,6 +335,7 @@ PICTURES: dict[str, Callable[[Any, Path], None]] = {
     "large": large_timeline,
     "compare": compare,
     "interleaved": interleaved,
+    "scoreboard": scoreboard,
     "explain": explain,
     "what-if": what_if,
     "no-library": library,

@@ -66,9 +66,11 @@ class RecycleError(Exception):
 
     Attributes:
         code: stable name of the kind of error, printed after the message; listed in docs/reference/codes.md.
+        exit_code: of a command that ends with the error.
     """
 
     code = "input-error"
+    exit_code = 2
 
     def __init__(self, message: object = "") -> None:
         super().__init__(_one_line(str(message)))
@@ -114,6 +116,7 @@ class RunError(RecycleError):
     """A training run that cannot start or cannot continue; names the worker or the stage."""
 
     code = "run-error"
+    exit_code = 1
 
 
 @contextmanager

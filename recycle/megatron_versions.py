@@ -140,6 +140,19 @@ def pipeline_rank(rank: int) -> Iterator[None]:
         parallel_state.set_pipeline_model_parallel_rank(before)
 
 
+@contextmanager
+def data_parallel_rank(rank: int) -> Iterator[None]:
+    """Give this process another data-parallel rank in `parallel_state` inside the block."""
+    from megatron.core import parallel_state
+
+    before = parallel_state._MPU_DATA_PARALLEL_RANK
+    parallel_state._MPU_DATA_PARALLEL_RANK = rank
+    try:
+        yield
+    finally:
+        parallel_state._MPU_DATA_PARALLEL_RANK = before
+
+
 def loop_groups() -> Any:
     """The process groups that megatron-core's training loop passes on, from `parallel_state`."""
     from megatron.core import parallel_state
@@ -203,6 +216,29 @@ def without_gradient_sums(models: Any) -> Iterator[None]:
             del model.finish_grad_sync
 
 
+@contextmanager
+def without_parameter_gathers(models: Any) -> Iterator[None]:
+    """Inside the block megatron-core's distributed optimizer does not gather the parameters that it has stepped."""
+    for model in models:
+        model.start_param_sync = lambda *arguments, **named: None  # hides the method
+    try:
+        yield
+    finally:
+        for model in models:
+            del model.start_param_sync
+
+
+def loss_scalers(optimizer: Any) -> list[Any]:
+    """megatron-core's scalers of the loss, for fp16; [] for another optimizer, or without one."""
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [scaler for part in parts if (scaler := getattr(part, "grad_scaler", None)) is not None]
+
+
+def inner_optimizers(optimizer: Any) -> list[Any]:
+    """torch's optimizers inside megatron-core's; with its distributed optimizer their parameters are parts."""
+    return [part.optimizer for part in getattr(optimizer, "chained_optimizers", [optimizer])]
+
+
 def describe_group(group: Any, name: str, rank: int) -> None:
     """Add a process group that torch did not create to torch's tables.
 
@@ -241,6 +277,11 @@ def share_random_generator() -> None:
         @contextmanager
         def fork(self, name: str = "") -> Iterator[None]:
             yield
+
+        def get_states(self) -> dict[str, torch.Tensor]:
+            return {"shared": torch.zeros(0)}  # Megatron-LM refuses a checkpoint without states
+
+        def set_states(self, states: object) -> None: ...
 
     random._CUDA_RNG_STATE_TRACKER = SharedGenerator()
     random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
@@ -456,14 +497,32 @@ def gloo_group(store: Any, rank: int, size: int, device: Any, timeout: float) ->
     return gloo(store, rank, size, options)
 
 
-def nccl_group(store: Any, rank: int, size: int, timeout: float) -> Any:
-    """Form a NCCL group on the current GPU; `timeout` in seconds."""
+def nccl_group(store: Any, rank: int, size: int, timeout: float, device: Any, ctas: int | None) -> Any:
+    """Form a NCCL group on the current GPU, with one communicator and one high-priority stream for everything.
+
+    Args:
+        timeout: in seconds.
+        ctas: most thread blocks of an operation; None for NCCL's own choice.
+    """
     import torch
 
     nccl: Any = torch.distributed.ProcessGroupNCCL
     options = nccl.Options()
     options._timeout = timedelta(seconds=timeout)
-    return nccl(store, rank, size, options)
+    options.is_high_priority_stream = True
+    if ctas is not None:
+        options.config.max_ctas = ctas
+    group = nccl(store, rank, size, options)
+    group.eager_connect_single_device(device)  # else torch makes a communicator for each pair
+    return group
+
+
+def nccl_has_failed(group: Any) -> bool:
+    """Whether torch has seen an asynchronous error of the group; False where torch (before 2.7) does not tell."""
+    from torch._C import _distributed_c10d
+
+    get_error = getattr(group, "get_error", None)
+    return get_error is not None and get_error() != _distributed_c10d.ErrorType.SUCCESS
 
 
 def set_timeout(group: Any, seconds: float) -> None:

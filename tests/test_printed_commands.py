@@ -259,6 +259,8 @@ def prepare(place: str, command: Command) -> None:
     for name in ("fault-free.json", "adaptive.json", "plan.json", "1f1b.json", "zb-h1.json", "mine.json"):
         family = "zb-h1" if name == "zb-h1.json" else "1f1b"
         assert command("schedule", family, "-D", "2", "-P", "3", "-m", "2", "-o", name).status == 0
+    if place == "verify":
+        assert command("plan", "job.toml", "-o", "plan.json").status == 0
 
 
 def write_texts() -> None:

@@ -152,6 +152,7 @@ BOUND = (
     "No schedule for these failures, times and limits has a shorter period; the gap is how far this one may be above"
     " the best."
 )
+CERTIFIED = " recycle verify proves this bound again from the plan file."
 BUBBLES = "Share of the live workers' time in steady state in which they do not compute."
 FROM_IDLE = "The same share within the makespan of one iteration that begins and ends idle."
 PEAK = "Most memory of any worker, of all workers the one closest to its limit: in bytes where the profile states them,"
@@ -196,7 +197,9 @@ def figures(context: TimelineContext | None, unit: TimeUnit) -> list[Figure]:
     result = [time("period", timeline.period, PERIOD)]
     if context.bound is not None:
         bound, gap = context.bound
-        result.append(time("bound", bound, BOUND, f" (gap {percent(gap)})" if gap > 1e-9 else " (optimal)"))
+        certified = context.plan is not None and context.plan.certified_bound == bound
+        meaning = BOUND + CERTIFIED * certified
+        result.append(time("bound", bound, meaning, f" (gap {percent(gap)})" if gap > 1e-9 else " (optimal)"))
     if usual := one_f_one_b_period(timeline):
         ratio = timeline.period / usual
         result.append(Figure("1F1B", f"\N{MULTIPLICATION SIGN} {short(ratio)}", RATIO, ratio))

@@ -209,6 +209,12 @@ class TimelineContext:
         return cls(timeline, limits=(plan.limits if plan else None) or limits, plan=plan)
 
     @property
+    def key(self) -> bytes:
+        """What distinguishes contexts of equal lanes."""
+        proven = self.plan and (self.plan.lower_bound, self.plan.period, self.plan.limits, self.plan.profile)
+        return f"{self.timeline.profile.digest()} {self.limits} {self.executed} {self.share} {proven}".encode()
+
+    @property
     def chunks(self) -> int:
         """Chunks in a worker's whole part of the model, the unit of memory on pages."""
         shape = self.timeline.schedule.shape
@@ -323,7 +329,7 @@ class CachedLanes:
 
 
 class LaneCache:
-    """Thread-safe cache of tables by the hash of their `lanes.bin`."""
+    """Thread-safe cache of tables by the hash of their `lanes.bin` and context."""
 
     def __init__(self, max_bytes: int = MAX_BYTES, min_tables: int = 4) -> None:
         self._kept: BoundedCache[str, CachedLanes] = BoundedCache(max_bytes, _bytes, min_tables)
@@ -337,7 +343,7 @@ class LaneCache:
                 self._kept.put(digest, replace(entry, span=span))
             return digest
         content = encode(table)
-        digest = content_hash(content)
+        digest = content_hash(content + (context.key if context else b""))
         self._kept.put(digest, CachedLanes(table, content, context, span))
         self._digests[table] = digest
         return digest

@@ -81,6 +81,7 @@ class PageModel(LaneCache):
         super().__init__(*arguments)
         self._under: BoundedCache[tuple[str, Scenario], str] = BoundedCache(4096, lambda _: 1)
         self.files: BoundedCache[str, tuple[str, str]] = BoundedCache(8, lambda _: 1)
+        self.curves: BoundedCache[Any, dict[str, list[float]]] = BoundedCache(8, lambda _: 1)
 
     def keep_file(self, name: str, text: str) -> str:
         """Keep a dropped profile or job; returns its digest for `file=DIGEST`."""
@@ -91,29 +92,28 @@ class PageModel(LaneCache):
     def under(self, address: str, scenario: Scenario) -> str | None:
         """Return the address of lanes under a scenario; None if they are not cached. Raises JobError or PlanError."""
         entry = self.get(address)
-        if entry is None:
-            return None
-        key = self.put(entry.table, entry.context, entry.span), scenario
-        known = self._under.get(key)
-        if known is None or self.get(known) is None:
-            known = self._under.put(key, self.put(*self.timed(entry.table, entry.context, scenario)))
-        return lanes_address(known)
-
-    def timed(
-        self, table: LaneTable, context: TimelineContext | None, scenario: Scenario
-    ) -> tuple[LaneTable, TimelineContext | None]:
-        """Return lanes and context under a scenario; executed and deadlocked timelines stay as they are."""
-        if context is None or context.executed or not any(scenario):
-            return table, context
-        retimed = self.context_under(context, scenario)
-        return table if retimed is context else table.with_times_of(retimed.timeline), retimed
+        return (
+            None if entry is None else lanes_address(self._put_under(entry.table, entry.context, scenario, entry.span))
+        )
 
     def entry(self, table: LaneTable, context: TimelineContext | None, scenario: Scenario) -> CachedLanes:
         """Return the cached lanes of a timeline under a scenario. Raises JobError or PlanError."""
-        address = self.under(self.put(table, context), scenario)
-        entry = self.get(address)
+        entry = self.get(self._put_under(table, context, scenario))
         assert entry is not None
         return entry
+
+    def _put_under(
+        self, table: LaneTable, context: TimelineContext | None, scenario: Scenario, span: float | None = None
+    ) -> str:
+        given = self.put(table, context, span)
+        if context is None or context.executed or not any(scenario):
+            return given
+        known = self._under.get((given, scenario))
+        if known is None or self.get(known) is None:
+            timed = self.context_under(context, scenario)
+            lanes = table if timed is context else table.with_times_of(timed.timeline)
+            known = self._under.put((given, scenario), self.put(lanes, timed))
+        return known
 
     def context_under(self, context: TimelineContext, scenario: Scenario) -> TimelineContext:
         profile, limits = self.prices(context, scenario)

@@ -15,7 +15,6 @@ from typing import Literal
 import msgspec
 
 from recycle.errors import PlanError, RecycleError
-from recycle.ir.memory import held_activations
 from recycle.ir.simulate import Timeline, simulate
 from recycle.job import Job, PricedJob, price
 from recycle.job.pricing import profile_of_layout
@@ -32,8 +31,6 @@ Source = Literal["library", "planned"]
 _PlanFunction = Callable[[frozenset[Worker]], tuple[Plan, Source]]
 MAX_ROWS, MIN_ROWS = 4_000_000, 250_000
 """Maximum rows of all cached timelines, and the least rows that each counts. The last two always stay."""
-MAX_COUNTED = 2_000_000
-"""Maximum instructions over all plans of a library for which the table shows peaks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,16 +108,6 @@ class WhatIf:
 
     def entries(self) -> list[Entry]:
         return self.library.usable() if self.library else []
-
-    def peaks(self, entries: Sequence[Entry]) -> list[float | None]:
-        """Return the largest activations on any worker under each plan; None beyond `MAX_COUNTED`."""
-        instructions = 3 * self.shape.stages * self.shape.global_micro_batches
-        peaks: list[float | None] = []
-        for place, entry in enumerate(entries):
-            plan = self.library.read(entry) if self.library and (place + 1) * instructions <= MAX_COUNTED else None
-            activations = held_activations(plan.schedule, self.profile, in_bytes=False)[0] if plan else None
-            peaks.append(max(activations, default=0.0) if activations is not None else None)
-        return peaks
 
     def workers_of_vector(self, vector: Sequence[int]) -> frozenset[Worker]:
         """Return a set of dead workers with the given failure vector."""

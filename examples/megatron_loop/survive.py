@@ -22,36 +22,58 @@ warnings.simplefilter("ignore")  # megatron-core tells of every optional package
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler  # noqa: E402
+from megatron.core.utils import get_model_config  # noqa: E402
 
 import recycle.megatron  # noqa: E402
+from recycle.megatron.without_gpu import without_gpu  # noqa: E402
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from train import ON_GPU, ROWS, SEQUENCE, build_model, forward_step, micro_batches  # noqa: E402
-from without_gpu import without_gpu  # noqa: E402
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schedule", help="a family or a schedule file; recycle plans when left out")
     parser.add_argument("--pipeline", type=int, default=2, help="ranks of a pipeline")
     parser.add_argument("--chunks", type=int, default=1, help="model chunks of a rank")
+    parser.add_argument("--tensor", type=int, default=1, help="tensor ranks of a worker")
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--bf16", action="store_true", help="weights and activations in bf16")
+    parser.add_argument("--fp16", action="store_true", help="weights and activations in fp16, with a scaled loss")
+    parser.add_argument("--per-token", action="store_true", help="mean loss of all tokens, of which some do not count")
+    parser.add_argument("--layers", choices=("gpt", "llama", "mixtral"), default="gpt")
+    parser.add_argument("--instances", type=int, default=0, help="of the distributed optimizer; 0: not distributed")
     parser.add_argument("--tied", action="store_true", help="embedding and output layer share a weight")
     parser.add_argument("--evaluate", type=int, default=0, help="steps between evaluations")
     parser.add_argument("--checkpoints", type=Path, help="folder for a checkpoint of each step")
     given = parser.parse_args()
     torch.manual_seed(1234)
-    with recycle.megatron.session() as session:  # + instead of init_process_group
+    with recycle.megatron.session(given.schedule) as session:  # + instead of init_process_group
         parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=given.tensor,
             pipeline_model_parallel_size=given.pipeline,
             virtual_pipeline_model_parallel_size=given.chunks if given.chunks > 1 else None,
+            num_distributed_optimizer_instances=given.instances or 1,
         )
         model = build_model(given)
         optimizer = get_megatron_optimizer(
-            OptimizerConfig(optimizer="adam", lr=1e-3, min_lr=1e-4, weight_decay=0.01, clip_grad=1.0, bf16=given.bf16),
+            OptimizerConfig(
+                optimizer="adam",
+                lr=1e-3,
+                min_lr=1e-4,
+                weight_decay=0.01,
+                clip_grad=1.0,
+                bf16=given.bf16,
+                fp16=given.fp16,
+                initial_loss_scale=2.0**6,
+                loss_scale_window=3,
+                use_distributed_optimizer=given.instances > 0,
+            ),
             model,
         )
+        if given.fp16:
+            get_model_config(model[0]).grad_scale_func = optimizer.scale_loss
         scheduler = OptimizerParamScheduler(
             optimizer,
             init_lr=0.0,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -34,12 +33,23 @@ from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed  # noqa: E402
 from megatron.core.transformer.module import Float16Module  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+from megatron.core.utils import get_model_config  # noqa: E402
 
 import recycle.megatron  # noqa: E402
 from recycle.exec.model.gpt import layer_spec  # noqa: E402
+from recycle.megatron_versions import complete_local_layers  # noqa: E402
 
 SEQUENCE, ROWS, VOCABULARY = 64, 2, 128
 ON_GPU = torch.cuda.is_available()
+LLAMA = {
+    "normalization": "RMSNorm",
+    "gated_linear_unit": True,
+    "activation_func": torch.nn.functional.silu,
+    "add_bias_linear": False,
+    "num_query_groups": 2,
+}
+LAYERS = {"gpt": {}, "llama": LLAMA, "mixtral": {**LLAMA, "num_moe_experts": 4, "moe_router_topk": 2}}
+"""Kind of layers -> its settings in `TransformerConfig`."""
 
 
 def main() -> None:
@@ -94,8 +104,12 @@ def main() -> None:
 
 def build_model(given: argparse.Namespace) -> list[Any]:
     """The model chunks of this rank, in DDP."""
-    bf16 = getattr(given, "bf16", False)
+    bf16, fp16 = getattr(given, "bf16", False), getattr(given, "fp16", False)
+    dtype = torch.bfloat16 if bf16 else torch.float16 if fp16 else torch.float32
+    layers = getattr(given, "layers", "gpt")
+    complete_local_layers()  # mixtures of experts ask for names of Transformer Engine
     config = TransformerConfig(
+        **LAYERS[layers],
         num_layers=4,
         hidden_size=64,
         num_attention_heads=4,
@@ -103,9 +117,12 @@ def build_model(given: argparse.Namespace) -> list[Any]:
         hidden_dropout=getattr(given, "dropout", 0.0),
         attention_dropout=getattr(given, "dropout", 0.0),
         bf16=bf16,
-        params_dtype=torch.bfloat16 if bf16 else torch.float32,
-        pipeline_dtype=torch.bfloat16 if bf16 else torch.float32,
+        fp16=fp16,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        calculate_per_token_loss=getattr(given, "per_token", False),
         use_cpu_initialization=not ON_GPU,
+        tensor_model_parallel_size=getattr(given, "tensor", 1),
         pipeline_model_parallel_size=given.pipeline,
         virtual_pipeline_model_parallel_size=given.chunks if given.chunks > 1 else None,
         batch_p2p_comm=ON_GPU,
@@ -127,14 +144,21 @@ def build_model(given: argparse.Namespace) -> list[Any]:
                 pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
                 post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
                 share_embeddings_and_output_weights=getattr(given, "tied", False),
+                position_embedding_type="learned_absolute" if layers == "gpt" else "rope",
                 vp_stage=vp_stage,
             )
         draw(module)
         if ON_GPU:
             module.cuda()
-        if bf16:
+        if bf16 or fp16:
             module = Float16Module(config, module)
-        chunks.append(DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), module))
+        instances = getattr(given, "instances", 0)
+        ddp = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True,
+            use_distributed_optimizer=instances > 0,
+            num_distributed_optimizer_instances=instances or 1,
+        )
+        chunks.append(DistributedDataParallel(config, ddp, module))
     return chunks
 
 
@@ -167,9 +191,13 @@ def forward_step(data: Iterator[torch.Tensor], model: torch.nn.Module) -> Any:
         input_ids=tokens[:, :-1], position_ids=positions, attention_mask=None, labels=tokens[:, 1:].contiguous()
     )
 
-    def loss(losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        mean = losses.float().mean()
-        return mean, mean.detach().clone()
+    def loss(losses: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if not get_model_config(model).calculate_per_token_loss:
+            mean = losses.float().mean()
+            return mean, mean.detach().clone()
+        counts = tokens[:, 1:] % 5 > 0
+        total = (losses.float() * counts).sum()
+        return total, counts.sum().int(), total.detach() / counts.sum()
 
     return output, loss
 
@@ -178,8 +206,7 @@ if __name__ == "__main__":
     if ON_GPU:
         main()
     else:
-        sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-        from without_gpu import without_gpu
+        from recycle.megatron.without_gpu import without_gpu
 
         with without_gpu():
             main()

@@ -1,7 +1,7 @@
 """The `recycle` command: parses arguments, calls the library and prints. `app` maps commands to files.
 
-Exit codes: 0 done; 1 errors found by `check`, or a run that could not continue; 2 bad input; 130 Ctrl-C; 143 SIGTERM or
-SIGHUP.
+Exit codes: 0 done; 1 errors found by `check`, or a run that could not continue; 2 bad input; 75 a stage of your own
+script is lost; 130 Ctrl-C; 143 SIGTERM or SIGHUP.
 Errors are one line on standard error, without a traceback. Characters missing in the terminal's encoding are escaped.
 """
 
@@ -13,7 +13,7 @@ import os
 import sys
 import warnings
 
-from recycle.errors import RecycleError, RunError
+from recycle.errors import RecycleError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a write to standard output; `recycle.files` reports errors of files."""
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
         finally:
             sys.stdout.flush()
     except RecycleError as error:
-        _end(f"{error} [{error.code}]", 1 if isinstance(error, RunError) else 2)
+        _end(f"{error} [{error.code}]", error.exit_code)
     except BrokenPipeError:
         _end("", 1)
     except OSError as error:

@@ -29,7 +29,14 @@ from recycle.errors import JobError, PlanError
 from recycle.job.reference import described_names
 
 COMMANDS = {
-    **{"schedule": "schedule", "check": "schedule", "simulate": "simulate", "convert": "schedule", "plan": "plan"},
+    **{
+        "schedule": "schedule",
+        "check": "schedule",
+        "simulate": "simulate",
+        "convert": "schedule",
+        "plan": "plan",
+        "verify": "verify",
+    },
     **{"train": "train", "agent": "train", "drain": "runs", "report": "runs", "tokenize": "conversion"},
     **dict.fromkeys(("import-hf", "export-hf", "import-megatron", "export-megatron"), "conversion"),
     **{"profile": "profile", "compare": "compare", "view": "view"},

@@ -154,10 +154,13 @@ def _print_plan(result: Plan, failed: list[Worker], output: Path | None) -> None
         f"{result.period:g}",
         f"{result.makespan:g}",
         f"{result.lower_bound:g}",
+        _certified(result.certified_bound),
         _gap(result.gap),
         f"{result.seconds:.1f}",
     )
-    _table(("vector", "period", "makespan", "bound", "gap", "seconds"), [(_vector(result.vector), *figures)])
+    _table(
+        ("vector", "period", "makespan", "bound", "certified", "gap", "seconds"), [(_vector(result.vector), *figures)]
+    )
     if (other := result.other_placement) is not None:
         found = f"a period of {other.period:g} after a short search, at best {other.lower_bound:g}"
         print(f'placement "{result.schedule.placing}"; "{other.placement}" gives {found}')
@@ -287,13 +290,14 @@ def _rows(shape: Shape, entries: list[Entry]) -> list[dict[str, Any]]:
 def _library_table(rows: list[dict[str, Any]], title: str) -> None:
     print(title)
     _table(
-        ("vector", "failures", "period", "bound", "gap", "throughput", "of ideal", "seconds"),
+        ("vector", "failures", "period", "bound", "certified", "gap", "throughput", "of ideal", "seconds"),
         [
             (
                 _vector(row["vector"]),
                 str(row["failures"]),
                 f"{row['period']:g}",
                 f"{row['lower_bound']:g}",
+                _certified(row["certified_bound"]),
                 _gap(row["gap"]),
                 _share(row["throughput"]),
                 _share(row["of_ideal"]),
@@ -334,6 +338,10 @@ def _drift_table(drifts: list[PlanDrift], threshold: float, now: Mapping[Vector,
 
 def _gap(gap: float) -> str:
     return f"{gap:.1%}" if gap > 1e-9 else "optimal"
+
+
+def _certified(bound: float | None) -> str:
+    return "none" if bound is None else f"{bound:g}"
 
 
 def _share(share: float | None) -> str:

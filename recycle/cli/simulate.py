@@ -32,6 +32,7 @@ def simulate(
     job: Path | None = None,
     link: list[str] | None = None,
     serialised: bool = False,
+    shared: bool = False,
 ) -> Result:
     """Time a schedule: makespan, period, bubbles, peaks per worker, critical path, what each worker waits for.
 
@@ -47,11 +48,12 @@ def simulate(
         job: job file: its times, and its memory limits in the gaps.
         link (WORKER,WORKER=FACTOR): multiply the time of transfers between two workers, as in 1.0,1.1=4; repeatable.
         serialised: one transfer per worker at a time, unbuffered, in program order.
+        shared: the same on communicators that several lanes share, as over NCCL.
     """
     source = formats.read_input(file)
     pricing.require_one("simulate", times=times, profile=profile, job=job)
     schedule, limits, byte_limit = source.schedule, None, None
-    is_priced = serialised or any(option is not None for option in (times, profile, job, overlap, comm, link))
+    is_priced = serialised or shared or any(option is not None for option in (times, profile, job, overlap, comm, link))
     ran = None if is_priced else source.executed()
     if ran is not None:
         timeline = ran
@@ -63,7 +65,7 @@ def simulate(
             times, profile, overlap, comm, source.profile if job is None else lambda: prices
         )
         given = pricing.with_slow_links(given, schedule.shape, link or ())
-        timeline = timeline_of(schedule, given, serialised=serialised)
+        timeline = timeline_of(schedule, given, serialised=serialised, shared=shared)
     gaps = timeline.gaps(limits, byte_limit)
     errors = check(schedule, profile=timeline.profile).number("error")
     if errors:

@@ -158,6 +158,7 @@ def train_here(
     faults: list[Fault],
     run: Path | None,
     command: Sequence[str] = (),
+    script_restarts: int = 0,
     resume: bool = False,
 ) -> None:
     """Train on this machine, and print progress and result; arguments as for `train` and `launcher.train`."""
@@ -181,6 +182,7 @@ def train_here(
                 resume=resume,
                 stop=stop,
                 command=command,
+                script_restarts=script_restarts,
             )
         except KeyboardInterrupt:
             print_line(f"\ninterrupted after step {lines.last}; all workers have ended; run directory {directory}")
@@ -195,29 +197,6 @@ def train_here(
     if result.period_error is not None:
         print(f"executed period: {result.period_error:+.1%} of the planned one (median over the steps)")
     print(f"done: {_steps(result)}; run directory {directory}; see it with: recycle view {directory}")
-
-
-def _train_with_restarts(
-    described: Job,
-    job: Path,
-    own: Schedule | None,
-    steps: int,
-    faults: list[Fault],
-    run: Path | None,
-    command: Sequence[str],
-    restarts: int,
-) -> None:
-    from recycle.exec.leader.forming import StageLost
-
-    for attempt in range(restarts + 1):
-        directory = run if run is None or not attempt else run.with_name(f"{run.name}-{attempt}")
-        try:
-            train_here(described, job, own, steps, faults if not attempt else [], directory, command)
-            return
-        except StageLost as lost:
-            if attempt == restarts:
-                raise
-            print_line(f"{lost}; the script starts again, {attempt + 1} of {restarts}")
 
 
 def agent(
@@ -269,8 +248,8 @@ def agent(
         steps: iterations; else the job's own number.
         resume: continue from the newest complete checkpoint of the run directory if the store does not have the run;
             the same on all nodes.
-        restarts: how often your own script is started again on this machine after all hosts of a stage died; it then
-            loads its newest checkpoint. The run directory gets a number.
+        restarts: how often your own script is started again in all processes after all hosts of a stage died; it then
+            loads its newest checkpoint. Afterwards the agent ends with exit code 75; the same on all nodes.
         command: your own script, with recycle.megatron.session, and its arguments.
     """
     described = Job.load(job).settled()
@@ -280,10 +259,10 @@ def agent(
         if node is not None or nodes is not None or resume:
             raise JobError("--node, --nodes and --resume need --store: without one this machine runs all workers")
         own, count, faults = resolve_request(described, schedule, steps, fault, punish)
-        _train_with_restarts(described, job, own, count, faults, run, command, restarts)
+        train_here(described, job, own, count, faults, run, command, restarts)
         return
-    if restarts:
-        raise JobError("--restarts: is for your own script on one machine; leave it out")
+    if restarts and not command:
+        raise JobError("--restarts: is for your own script after --; [cluster] restarts counts those of a worker")
     if store is not None:
         membership = msgspec.structs.replace(described.membership, store=store)
         described = msgspec.structs.replace(described, membership=membership)
@@ -314,6 +293,7 @@ def agent(
         faults=faults,
         observer=ProgressLines(count, described.shape),
         command=command or (),
+        script_restarts=restarts,
     )
     directory = run or Path("runs") / name
     with end_at_termination(described.membership.grace) as stop:

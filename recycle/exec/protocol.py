@@ -12,6 +12,8 @@ from msgspec import Struct
 
 ENDED_EARLY: Final = "ended early"
 """The outcome of a run that ended early on request, and can be resumed."""
+STAGE_LOST: Final = 75
+"""Exit code of a user's script, and of its agent, when a stage has no live host: load the newest checkpoint."""
 StepMode = Literal["staggered", "barrier"]
 """How stages step: each after its own reduce, validated by the commit later; or all after the commit (barrier)."""
 
@@ -136,6 +138,7 @@ class GenerationRecord(Progress):
         behind: background copies while the generation runs, of shards that lost copies in a death.
         places: position -> position whose place on the nodes it uses, if different.
         incarnations: worker -> number of its latest process, from 0, if not 0.
+        script_starts: how often all processes of the user's script were started again after the loss of a stage.
     """
 
     generation: int
@@ -152,6 +155,7 @@ class GenerationRecord(Progress):
     behind: list[Copy] = []
     places: dict[str, str] = {}
     incarnations: dict[str, int] = {}
+    script_starts: int = 0
 
     @property
     def has_gone_back(self) -> bool:
@@ -328,6 +332,7 @@ class RunInfo(Value, kw_only=True):
     faults: list[str]
     started: float
     resume: bool = False
+    transport: str = ""
 
 
 # Messages of a process.
@@ -338,10 +343,12 @@ class Ready(UpMessage):
 
     Attributes:
         at: iteration of the state that a user's script has loaded; -1 for none.
+        schedule: the script's own schedule of all workers, as text; empty without one, and from all but one process.
     """
 
     incarnation: int
     at: int = -1
+    schedule: str = ""
 
 
 class Acknowledged(UpMessage):
@@ -541,10 +548,11 @@ class Stop(DownMessage):
 
 
 class Leave(DownMessage):
-    """This process of the worker is released, and may end."""
+    """This process of the worker is released, and may end; with exit code `STAGE_LOST` if `stage_lost` says why."""
 
     worker: str
     incarnation: int
+    stage_lost: str = ""
 
 
 class Strike(DownMessage):
@@ -559,6 +567,8 @@ LeaderMessage = Propose | Permit | Committed | EvaluationResult | Stop | Leave |
 
 class Start(DownMessage):
     """Start a process of the worker, from the checkpoint of step `restored`, None for the initial state.
+
+    A user's script loads its own checkpoint; `restored` is then any number if all processes start with a state.
 
     Attributes:
         place: position whose place on its node the process uses.
@@ -594,7 +604,11 @@ class Rejected(DownMessage):
 
 
 class Over(DownMessage):
-    """The run has ended: empty after its last iteration, `ENDED_EARLY`, or why it cannot continue."""
+    """The run has ended.
+
+    Attributes:
+        outcome: empty after its last iteration, `ENDED_EARLY`, or the exit code and why it cannot continue.
+    """
 
     outcome: str
 

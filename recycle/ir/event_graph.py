@@ -33,6 +33,7 @@ from recycle.ir.columns import (
     rows_before,
     serial_chains,
 )
+from recycle.ir.communicators import shared_chains
 from recycle.ir.compiled import COMPILE_FROM, load, run
 from recycle.ir.dependencies import Cause, Dependencies, dependencies
 from recycle.ir.instruction import (
@@ -269,6 +270,7 @@ class EventGraph:
     Attributes:
         offsets, sources: CSR of predecessors of each node.
         order: topological order; shorter than the number of nodes if the graph has a cycle.
+        shared: chains of transfers that wait for each other, beyond those of a lane (see `event_edges`); None for none.
         origin: row before lowering of each row, -1 for rows that lowering added; None if unknown.
     """
 
@@ -277,7 +279,7 @@ class EventGraph:
     offsets: Rows
     sources: Rows
     order: Rows
-    serialised: bool
+    shared: tuple[Rows, Rows] | None
     origin: Rows | None = None
 
     @property
@@ -299,18 +301,18 @@ class EventGraph:
         """The edges into the next iteration, indexed by place as in `ranked`."""
         columns, within, place = self.schedule.columns, self.dependencies, self.ranked.place
         chains = [compute_chains(columns), lane_chains(columns)]
-        if self.serialised:
-            chains.append(serial_chains(columns, within.sends))
+        if self.shared is not None:
+            chains.append(self.shared)
         placed = [(chain, place[rows]) for chain, rows in chains]
         return repeats(place[within.carried_source], place[within.carried_target], placed)
 
 
 def event_edges(
-    columns: Columns, graph: Dependencies, serialised: bool = False
+    columns: Columns, graph: Dependencies, shared: tuple[Rows, Rows] | None = None
 ) -> tuple[Rows, Rows, npt.NDArray[np.uint8]]:
     """Return (source, target, `Cause`) of all edges: dependencies, program order and lane order.
 
-    If `serialised`, each worker carries one transfer at a time, unbuffered and in program order (one NCCL stream).
+    The transfers of a chain of `shared` follow each other at one of their ends, unbuffered and in program order.
     """
     before = rows_before(columns, ~is_kind(columns.kind, AsyncInstruction))
     extra = [
@@ -327,8 +329,8 @@ def event_edges(
             (consecutive(program_chains(columns, sums)), Cause.LANE),
             (_arrivals(graph, columns, rows_before(columns, sums)), Cause.LANE),
         ]
-    if serialised:
-        extra.append((consecutive(serial_chains(columns, graph.sends)), Cause.LANE))
+    if shared is not None:
+        extra.append((consecutive(shared), Cause.LANE))
     return (
         np.concatenate([graph.source, *(edges[0] for edges, _ in extra)]),
         np.concatenate([graph.target, *(edges[1] for edges, _ in extra)]),
@@ -336,13 +338,23 @@ def event_edges(
     )
 
 
-def event_graph(schedule: Schedule, serialised: bool = False, graph: Dependencies | None = None) -> EventGraph:
-    """Build the event graph of a lowered schedule, from its dependencies `graph` if known. See `event_edges`."""
+def event_graph(
+    schedule: Schedule, serialised: bool = False, graph: Dependencies | None = None, shared: bool = False
+) -> EventGraph:
+    """Build the event graph of a lowered schedule, from its dependencies `graph` if known. See `event_edges`.
+
+    If `serialised`, each worker carries one transfer at a time (one NCCL stream); if `shared`, one per communicator.
+    """
     graph = graph or dependencies(schedule)
-    source, target, _ = event_edges(schedule.columns, graph, serialised)
+    chains = None
+    if serialised:
+        chains = serial_chains(schedule.columns, graph.sends)
+    elif shared:
+        chains = shared_chains(schedule, graph.sends)
+    source, target, _ = event_edges(schedule.columns, graph, chains)
     offsets, sources = group_edges(source, target, graph.nodes)
     order = topological_order(source, target, graph.nodes)
-    return EventGraph(schedule, graph, offsets, sources, order, serialised)
+    return EventGraph(schedule, graph, offsets, sources, order, chains)
 
 
 def _arrivals(graph: Dependencies, columns: Columns, row_before: Rows) -> tuple[Rows, Rows]:

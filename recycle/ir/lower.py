@@ -71,10 +71,10 @@ def lower_with_origin(schedule: Schedule) -> tuple[Schedule, Rows]:
     return schedule, origin
 
 
-def lowered_graph(schedule: Schedule, serialised: bool = False) -> EventGraph:
+def lowered_graph(schedule: Schedule, serialised: bool = False, shared: bool = False) -> EventGraph:
     """Build the event graph of the lowered schedule, for callers that both simulate and check."""
     lowered, origin = lower_with_origin(schedule)
-    return replace(event_graph(lowered, serialised), origin=origin)
+    return replace(event_graph(lowered, serialised, shared=shared), origin=origin)
 
 
 def implied_kinds() -> tuple[type[Instruction], ...]:

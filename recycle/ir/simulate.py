@@ -171,15 +171,18 @@ class _Printed(str):
         return None
 
 
-def simulate(schedule: Schedule, profile: Profile | None = None, *, serialised: bool = False) -> Timeline:
+def simulate(
+    schedule: Schedule, profile: Profile | None = None, *, serialised: bool = False, shared: bool = False
+) -> Timeline:
     """Simulate a schedule. Warns with `ScheduleWarning` if a forward or backward is missing; raises as `timeline_of`.
 
     Args:
         schedule: lowered or compute-only; missing transfers, reduces and steps are implied, as `lower` adds them.
         profile: seconds and bytes; one unit for each of F, I and W if None.
         serialised: each worker carries one transfer at a time, unbuffered, in program order.
+        shared: the same for lanes that share a communicator, as over NCCL (`recycle.ir.communicators`).
     """
-    timeline = timeline_of(schedule, profile, serialised=serialised)
+    timeline = timeline_of(schedule, profile, serialised=serialised, shared=shared)
     if count := incomplete_count(schedule):
         shape = schedule.shape
         warnings.warn(
@@ -192,14 +195,16 @@ def simulate(schedule: Schedule, profile: Profile | None = None, *, serialised: 
     return timeline
 
 
-def timeline_of(schedule: Schedule, profile: Profile | None = None, *, serialised: bool = False) -> Timeline:
+def timeline_of(
+    schedule: Schedule, profile: Profile | None = None, *, serialised: bool = False, shared: bool = False
+) -> Timeline:
     """Simulate a schedule without warnings.
 
     Raises:
         JobError: the times overflow, or do not fit the schedule (see `durations`).
         ScheduleError: the order has a cycle and could never finish (`check` shows where).
     """
-    return time_graph(lowered_graph(schedule, serialised), profile or Profile.uniform())
+    return time_graph(lowered_graph(schedule, serialised, shared), profile or Profile.uniform())
 
 
 def time_graph(graph: EventGraph, profile: Profile) -> Timeline:

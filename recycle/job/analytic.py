@@ -32,13 +32,13 @@ from recycle.job.footprint import (
     MESSAGES_UNDER_WAY,
     ON_GPU,
     PRECISION_BYTES,
-    USABLE,
     Pieces,
     moved_bytes,
     parameter_bytes,
     reducing_bytes,
     shards_held,
     undone_bytes,
+    usable_bytes,
 )
 from recycle.job.layers import Layer, ring_seconds, stage_profile, stage_sums
 from recycle.job.profile import Profile
@@ -222,7 +222,7 @@ def profile(job: Sections, stages: Sequence[int], pieces: Pieces = ON_GPU) -> Pr
     step = [MEAN * min(pieces.stepped, each / (weigh.state + weigh.gradient)) for each in held]
     static = [sum(each) for each in zip(held, step, stage_sums(cut, "undo"), strict=True)]
     gpu = GPUS[job.analytic.gpu]
-    changes: dict[str, Any] = {"static": static, "capacity": USABLE * gpu.memory}
+    changes: dict[str, Any] = {"static": static, "capacity": usable_bytes(gpu.memory)}
     if job.train.sharded_optimizer:
         plain = with_shards(job, plain, held)
 

@@ -16,6 +16,10 @@ Enough for two micro-batches from both neighbors, however many peers a plan has 
 """
 MESSAGES_UNDER_WAY = POSTED_AHEAD + 1
 """Messages of a worker besides the one in use: received and waiting, plus one being sent."""
+COMMUNICATORS = 16
+"""Most communicators of a process, if its stages have few sets of hosts."""
+COMMUNICATOR_BYTES = 64 << 20
+"""Device memory of a NCCL communicator: buffers of about 10 MB per channel and peer."""
 SHARD_PIECE = 1 << 16
 """Elements of a shard's sum or parameters that a host sends at a time."""
 AWAITED = 2
@@ -116,3 +120,8 @@ def moved_bytes(precision: str, accumulation: str) -> int:
     """
     product = 0 if (precision, accumulation) == ("fp32", "fast") else 2 * PRECISION_BYTES[precision]
     return product + 2 * GRADIENT_BYTES[accumulation]
+
+
+def usable_bytes(memory: float) -> float:
+    """Return the bytes of a GPU to plan with, besides its communicators."""
+    return USABLE * memory - COMMUNICATORS * COMMUNICATOR_BYTES

@@ -294,7 +294,7 @@ class Profile:
             unknown = set(entries(content, JobError)) - {f.name for f in fields(cls)}
             if unknown:
                 raise JobError(f"{sorted(unknown)[0]!r} is not a field of a profile")
-            return msgspec.json.decode(content, type=cls)
+            return replace(msgspec.json.decode(content, type=cls))  # sets also the fields that are left out
         except (msgspec.MsgspecError, JobError, UnicodeDecodeError, RecursionError) as error:
             raise JobError(f"{name}: {error}") from None
 

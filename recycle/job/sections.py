@@ -470,7 +470,7 @@ class ClusterSection(Struct, frozen=True, forbid_unknown_fields=True):
         workers_per_node: workers of a node. Peers of a stage are never all on one node.
         restarts: processes of a worker after its first; a worker that fails more often stays out.
         gpu_checks (seconds): interval in which NVML is asked for the health of the GPUs, if nvidia-ml-py is installed
-            (docs/guides/cluster.md); 0 for never.
+            (docs/guides/transports.md); 0 for never.
     """
 
     workers_per_node: Positive = 1

@@ -101,11 +101,15 @@ class Shape:
     def rank_of(self, stage: int) -> int:
         """Return the rank that hosts a stage of a shape without a cut."""
         chunk, place = divmod(stage, self.ranks)
-        return self.ranks - 1 - place if self.placement == "v" and chunk % 2 else place
+        return self.ranks - 1 - place if self._goes_up(chunk) else place
 
     def stages_of_rank(self, rank: int) -> tuple[int, ...]:
         """Return the stages of a rank, one of each chunk, ascending; none with a cut."""
-        return tuple(stage for stage in range(0 if self.cut else self.stages) if self.rank_of(stage) == rank)
+        chunks = range(0 if self.cut else self.chunks)
+        return tuple(c * self.ranks + (self.ranks - 1 - rank if self._goes_up(c) else rank) for c in chunks)
+
+    def _goes_up(self, chunk: int) -> bool:
+        return self.placement == "v" and chunk % 2 == 1
 
     @property
     def units(self) -> int:

@@ -125,6 +125,7 @@ class ModelChunk:
             activation.requires_grad_(not call.forward_only)
         is_first, self._has_run = not self._has_run, True
         kept: list[Any] = []
+        data = self._data_of(micro_batch)  # before the generators are seeded: opening a loader draws from them
         with ExitStack() as stack:
             if self._seen_rank is not None:
                 stack.enter_context(pipeline_rank(self._seen_rank))
@@ -132,7 +133,7 @@ class ModelChunk:
                 stack.enter_context(call.seeded(self._stage, micro_batch))
             output, tokens = forward_step(
                 call.forward_step_func,
-                self._data_of(micro_batch),
+                data,
                 self.model,
                 call.micro_batches,
                 activation,

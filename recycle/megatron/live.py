@@ -10,6 +10,19 @@ Its collectives run over the live processes of the present generation (`Peers`):
                         stages
     all processes       the live processes                              as above
 
+A worker is T processes that die together. A group is of one tensor rank of its workers, or of all T; then results are
+combined over them, in the order of tensor ranks.
+
+Megatron's distributed optimizer splits a stage's optimizer state among the hosts of an instance: a block of pipelines.
+A dead member's entry is then that of the first live host of its stage that holds the same part.
+
+    group               collective       result, inside an iteration
+    an instance         all_reduce       each member once
+    its hosts of a      reduce_scatter   this host's part of the sum over all live hosts of the stage
+    stage               all_gather       each part from its first live holder
+    holders of a part   all_reduce       unchanged, because reduce_scatter has summed all
+    of a stage
+
 A collective without a rule raises RunError, and names the call: it never returns as if it had worked. Before the first
 generation a process answers alone: sums are its own values, gathers are copies.
 """
@@ -18,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from itertools import product
 from typing import Any
 
 import torch
@@ -25,10 +39,11 @@ import torch.distributed as dist
 from torch.distributed import HashStore, ProcessGroup, ReduceOp, Work  # type: ignore[attr-defined]
 
 from recycle.errors import RunError
+from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.base import TransportError
 from recycle.job.shape import Worker
 from recycle.megatron.peers import EarlierPeers, Peers
-from recycle.megatron.transfer import receive_value, send_value
+from recycle.megatron.transfer import pack, receive_value, send_value, unpack
 from recycle.megatron_versions import use_one_backend
 
 BACKEND = "live"
@@ -42,11 +57,20 @@ class Scope(Enum):
     """Kind of a group, by its nominal members."""
 
     OWN = "this process"
+    TENSOR = "the tensor ranks of a worker"
     HOSTS = "all hosts of a stage"
     PIPELINE = "a pipeline"
     ENDS = "the ends of a pipeline"
+    INSTANCE = "an optimizer instance"
+    HOLDERS = "the holders of a part of the optimizer's state"
     WORLD = "all processes"
     OTHER = "other processes"
+
+
+Place = tuple[Worker, int]
+"""A process: its worker and tensor rank."""
+_Key = tuple[int | None, bool]
+"""Of collectives in one order: the rank of a pipeline whose hosts make them, or None; and whether all T ranks do."""
 
 
 class LiveWork(Work):
@@ -70,30 +94,37 @@ class LiveWorld:
     """All groups of this process.
 
     Args:
-        pipelines, ranks: D and P of the job. Global rank r D + k is worker k.r, as in Megatron's default order.
+        pipelines, ranks: D and P of the job. Global rank (r D + k) T + t is tensor rank t of worker k.r, as in
+            Megatron's default order.
+        tensor: the tensor ranks of this worker; None if T = 1.
 
     Attributes:
         is_alone: no generation has run yet.
         peers: of the present generation; None between generations.
+        calling: the processes that make a call which is repeated as a whole (`complete`), while it runs.
         recover: called when a collective fails, or finds no generation, between iterations; returns in the next
             generation. None inside an iteration, which is repeated as a whole.
     """
 
-    def __init__(self, worker: Worker, pipelines: int, ranks: int) -> None:
-        self.worker, self._pipelines, self._ranks = worker, pipelines, ranks
+    def __init__(self, worker: Worker, pipelines: int, ranks: int, tensor: TensorGroup | None = None) -> None:
+        self.worker, self._pipelines, self._ranks, self.tensor = worker, pipelines, ranks, tensor
+        self.tensor_parallel, tensor_rank = (1, 0) if tensor is None else (tensor.size(), tensor.rank())
+        self.rank = (worker.rank * pipelines + worker.pipeline) * self.tensor_parallel + tensor_rank
+        self.size = pipelines * ranks * self.tensor_parallel
         self.is_alone = True
         self.peers: Peers | None = None
+        self.calling: Peers | None = None
         self.recover: Callable[[TransportError], None] | None = None
         self._firsts: dict[Worker, int] = {}
         self._step = 0
-        self._counts: dict[int | None, int] = {None: 0, worker.rank: 0}
-        self._last: dict[int | None, list[torch.Tensor]] = {}
+        self._counts: dict[_Key, int] = dict.fromkeys(product((None, worker.rank), (False, True)), 0)
+        self._last: dict[_Key, list[torch.Tensor]] = {}
 
     def begin_step(self, step: int) -> None:
         """The script comes to a step, and counts its collectives from there."""
         self._step = step
-        for number, count in self._counts.items():
-            self._counts[number] = max(count, step * _CALLS)
+        for key, count in self._counts.items():
+            self._counts[key] = max(count, step * _CALLS)
 
     def enter(self, peers: Peers, step: int) -> None:
         """Run collectives over these processes from now on; called in all of them at the start of a generation.
@@ -104,10 +135,10 @@ class LiveWorld:
         Raises TransportError.
         """
         own = self._firsts.get(self.worker, step)
-        numbers = list(self._counts)
-        rows = peers.gather(None, torch.tensor([own, *(self._counts[number] for number in numbers)]))
+        rows = peers.gather(None, torch.tensor([own, *self._counts.values()]))
         self._firsts = {worker: int(row[0]) for worker, row in rows.items()}
-        for place, number in enumerate(numbers, 1):
+        for place, key in enumerate(list(self._counts), 1):
+            number, _ = key
             counts = {
                 worker: int(row[place]) for worker, row in rows.items() if number is None or worker.rank == number
             }
@@ -117,49 +148,79 @@ class LiveWorld:
                 if counts[source] <= count:
                     continue
                 if self.worker == source:
-                    send_value(peers.transport, worker, self._last.get(number, []))
+                    send_value(peers.transport, worker, self._last.get(key, []))
                 elif self.worker == worker:
-                    self._last[number], _ = receive_value(peers.transport, source)
-                    self._counts[number] = counts[source]
+                    self._last[key], _ = receive_value(peers.transport, source)
+                    self._counts[key] = counts[source]
+        if self.tensor is not None:
+            self._agree_with_tensor_ranks(self.tensor)
         self.is_alone, self.peers = False, peers
 
+    def _agree_with_tensor_ranks(self, tensor: TensorGroup) -> None:
+        """Get results that only other tensor ranks have; where all T make a collective, they are the same."""
+        for key in [key for key in self._counts if key[1]]:
+            counts = [int(count) for count in tensor.gather_all(torch.tensor([self._counts[key]]))]
+            source = counts.index(max(counts))
+            if counts[source] > min(counts):
+                own = pack(self._last.get(key, []) if tensor.rank() == source else [])
+                sizes = [int(size) for size in tensor.gather_all(torch.tensor([len(own)]))]
+                contents = tensor.gather_all(torch.nn.functional.pad(own, (0, max(sizes) - len(own))))
+                self._last[key], self._counts[key] = unpack(contents[source][: sizes[source]]), counts[source]
+
     def complete(
-        self, number: int | None, exchange: Callable[[Peers | None], list[torch.Tensor]]
+        self,
+        number: int | None,
+        exchange: Callable[[Peers | None], list[torch.Tensor]],
+        by_all_tensor_ranks: bool = True,
     ) -> list[torch.Tensor]:
         """Run a collective between iterations, through failures; return its result."""
-        recover, count = self.recover, self._counts[number]
+        key = number, by_all_tensor_ranks
+        recover, count = self.recover, self._counts[key]
         assert recover is not None
-        while self._counts[number] == count:
+        while self._counts[key] == count:
             self.recover = None
             try:
                 if self.peers is None:
                     raise TransportError("the generation is over")
-                joined = [worker for worker, first in self._firsts.items() if first > self._step]
-                peers = EarlierPeers(self.peers, self.worker, joined) if joined else self.peers
-                self._last[number] = exchange(peers)
-                self._counts[number] += 1
+                self.calling = self.present
+                self._last[key] = exchange(self.calling)
+                self._counts[key] += 1
             except TransportError as error:
                 recover(error)
             finally:
-                self.recover = recover
-        return self._last[number]
+                self.recover, self.calling = recover, None
+        return self._last[key]
 
     @property
-    def rank(self) -> int:
-        return self.worker.rank * self._pipelines + self.worker.pipeline
+    def present(self) -> Peers | None:
+        """The processes that have come to the script's step; those that joined since begin with the next."""
+        joined = [worker for worker, first in self._firsts.items() if first > self._step]
+        return EarlierPeers(self.peers, self.worker, joined) if joined and self.peers is not None else self.peers
 
     @property
-    def size(self) -> int:
-        return self._pipelines * self._ranks
+    def acting_rank(self) -> int:
+        """0 or the last rank if this process stands in for it, as the first live host of its stages; or its own."""
+        peers = self.present
+        if peers is None:
+            return self.rank
+        for rank in (0, self.size - 1):
+            worker, tensor_rank = self.place(rank)
+            if peers.holder(worker) == self.worker and tensor_rank == self.rank % self.tensor_parallel:
+                return rank
+        return self.rank
 
-    def workers(self, global_ranks: Sequence[int]) -> list[Worker]:
-        return [Worker(rank % self._pipelines, rank // self._pipelines) for rank in global_ranks]
+    def place(self, global_rank: int) -> Place:
+        position, tensor_rank = divmod(global_rank, self.tensor_parallel)
+        return Worker(position % self._pipelines, position // self._pipelines), tensor_rank
 
-    def scope(self, members: Sequence[Worker]) -> Scope:
+    def scope(self, members: Sequence[Worker], tensor_ranks: int, size: int) -> Scope:
+        """`members` without repetitions, of which a group of `size` processes has so many tensor ranks."""
         pipelines, ranks = ({member[axis] for member in members} for axis in (0, 1))
+        if tensor_ranks not in (1, self.tensor_parallel) or size != len(members) * tensor_ranks:
+            return Scope.OTHER
         if len(members) == 1:
-            return Scope.OWN
-        if len(members) == self.size:
+            return Scope.OWN if tensor_ranks == 1 else Scope.TENSOR
+        if len(members) == self._pipelines * self._ranks:
             return Scope.WORLD if self._ranks > 1 else Scope.HOSTS
         if len(ranks) == 1 and len(members) == self._pipelines:
             return Scope.HOSTS
@@ -167,6 +228,13 @@ class LiveWorld:
             return Scope.PIPELINE
         if len(pipelines) == 1 and ranks == {0, self._ranks - 1}:
             return Scope.ENDS
+        first, count = min(pipelines), len(pipelines)
+        if len(ranks) in (1, self._ranks) and count > 1 and len(members) == count * len(ranks):
+            if first % count == 0 and pipelines == set(range(first, first + count)):
+                return Scope.INSTANCE
+            step = self._pipelines // count
+            if len(ranks) == 1 and pipelines == set(range(first % step, self._pipelines, step)):
+                return Scope.HOLDERS
         return Scope.OTHER
 
     def join(self) -> None:
@@ -176,7 +244,7 @@ class LiveWorld:
 
         def create(options: Any, _: Any) -> LiveGroup:
             own = options.global_ranks_in_group or range(self.size)
-            return LiveGroup(self, options.group_rank, self.workers(own))
+            return LiveGroup(self, options.group_rank, list(map(self.place, own)))
 
         dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
         dist.init_process_group(BACKEND, rank=self.rank, world_size=self.size, store=HashStore())
@@ -187,10 +255,15 @@ _Group: Any = ProcessGroup  # its methods have overloads that torch.distributed 
 
 
 class LiveGroup(_Group):  # type: ignore[misc]
-    def __init__(self, world: LiveWorld, rank: int, members: Sequence[Worker]) -> None:
-        super().__init__(rank, len(members))
-        self._world, self._members, self._scope = world, list(members), world.scope(members)
-        self._name = ""
+    def __init__(self, world: LiveWorld, rank: int, places: Sequence[Place]) -> None:
+        super().__init__(rank, len(places))
+        self._world, self._places, self._name = world, list(places), ""
+        self._members = list(dict.fromkeys(worker for worker, _ in places))
+        tensor_ranks = len({tensor_rank for _, tensor_rank in places})
+        self._scope = world.scope(self._members, tensor_ranks, len(places))
+        self._tensor = world.tensor if tensor_ranks > 1 else None
+        ranks = {member.rank for member in self._members}
+        self._rank_of_all = ranks.pop() if len(ranks) == 1 else None
 
     def getBackendName(self) -> str:
         return BACKEND
@@ -212,7 +285,9 @@ class LiveGroup(_Group):  # type: ignore[misc]
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         op = ReduceOp.SUM if opts is None else opts.reduceOp
         self._require_rule("all_reduce")
-        if self._world.recover is None and not self._answers_alone:
+        if self._world.recover is None and not self._answers_alone and not isinstance(self._peers(), EarlierPeers):
+            if self._scope is Scope.TENSOR and self._tensor is not None:
+                return LiveWork(_waits([self._tensor.allreduce([tensor], opts) for tensor in tensors]))
             return LiveWork(self._sum(tensors, op, self._peers()))
         return self._run(
             "all_reduce", lambda peers: self._summed(tensors, op, peers), lambda sums: _copy(tensors, sums)
@@ -244,9 +319,44 @@ class LiveGroup(_Group):  # type: ignore[misc]
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
         parts = list(output.view(self.size(), -1).unbind())
+        if self._is_instance_of_stage:
+            if not self._answers_alone:  # else the other parts stay as they are
+                self._gather_parts(output, tensor)
+            return LiveWork()
         return self.allgather([parts], [tensor.reshape(-1)])
 
     _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(
+        self, outputs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None
+    ) -> Work:
+        for output, tensor in zip(outputs, tensors, strict=True):
+            self.all_gather_single(output, tensor)
+        return LiveWork()
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
+        """`tensor` becomes the sum, and `output` may be a part of it."""
+        if not self._answers_alone:
+            if not self._is_instance_of_stage or self._world.recover is not None:
+                raise self._refusal("reduce_scatter")
+            self._sum_over_hosts([tensor], ReduceOp.SUM if opts is None else opts.reduceOp, self._peers())()
+        part = tensor.view(self.size(), -1)[self.rank()].view_as(output)
+        if part.data_ptr() != output.data_ptr():
+            output.copy_(part)
+        return LiveWork()
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None
+    ) -> Work:
+        for output, tensor in zip(outputs, tensors, strict=True):
+            self.reduce_scatter_single(output, tensor, opts)
+        return LiveWork()
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def gather(self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any) -> Work:
         def take(entries: list[torch.Tensor]) -> None:
@@ -273,9 +383,10 @@ class LiveGroup(_Group):  # type: ignore[misc]
         return self._world.is_alone or self._scope is Scope.OWN
 
     def _peers(self) -> Peers:
-        if self._world.peers is None:
+        peers = self._world.calling or self._world.peers
+        if peers is None:
             raise TransportError("the generation is over")
-        return self._world.peers
+        return peers
 
     def _run(
         self,
@@ -289,11 +400,11 @@ class LiveGroup(_Group):  # type: ignore[misc]
             take(exchange(None))
         elif self._world.recover is None:
             take(exchange(self._peers()))
-        elif self._scope is Scope.ENDS:
+        elif self._scope in (Scope.ENDS, Scope.INSTANCE, Scope.HOLDERS, Scope.TENSOR):
             raise self._refusal(f"{call} between iterations")
         else:
             number = self._members[0].rank if self._scope is Scope.HOSTS else None
-            take(self._world.complete(number, exchange))
+            take(self._world.complete(number, exchange, self._tensor is not None))
         return LiveWork()
 
     def _summed(self, tensors: Sequence[torch.Tensor], op: Any, peers: Peers | None) -> list[torch.Tensor]:
@@ -307,18 +418,23 @@ class LiveGroup(_Group):  # type: ignore[misc]
 
     def _sum(self, tensors: list[torch.Tensor], op: Any, peers: Peers) -> Callable[[], None] | None:
         scope, is_average = self._scope, op == ReduceOp.AVG
+        if scope is Scope.HOLDERS:
+            return lambda: self._divide(tensors, is_average)
         is_large = sum(tensor.nbytes for tensor in tensors) > MOST_BYTES
-        if scope is Scope.PIPELINE and not (is_large and op == ReduceOp.SUM):
+        if scope is Scope.INSTANCE or (scope is Scope.PIPELINE and not (is_large and op == ReduceOp.SUM)):
             for tensor in tensors:
                 tensor.copy_(_combined(self._entries("all_reduce", tensor, peers), op))
             return None
         once = scope in (Scope.PIPELINE, Scope.ENDS)
         if (once and op != ReduceOp.SUM) or (is_average and scope is not Scope.HOSTS):
             raise self._refusal(f"all_reduce with {_name(op)}")
-        group = peers.transport.group_of(self._number(peers))
         if once and not peers.is_first_host(self._world.worker):
             for tensor in tensors:
                 tensor.zero_()
+        return self._sum_over_hosts(tensors, op, peers)
+
+    def _sum_over_hosts(self, tensors: list[torch.Tensor], op: Any, peers: Peers) -> Callable[[], None]:
+        group, is_average = peers.transport.group_of(self._number(peers)), op == ReduceOp.AVG
         options: Any = dist.AllreduceOptions()
         options.reduceOp = ReduceOp.SUM if is_average else op
         works = [] if group is None else [group.allreduce([tensor], options) for tensor in tensors]
@@ -326,14 +442,39 @@ class LiveGroup(_Group):  # type: ignore[misc]
         def finish() -> None:
             if group is not None:
                 peers.transport.await_collective(works, group)
-            for tensor in tensors if is_average else ():
-                tensor /= self.size()
+            if self._tensor is not None:
+                _waits([self._tensor.allreduce([tensor], options) for tensor in tensors])()
+            self._divide(tensors, is_average)
 
         return finish
+
+    def _divide(self, tensors: list[torch.Tensor], is_average: bool) -> None:
+        for tensor in tensors if is_average else ():
+            tensor /= self.size()
+
+    @property
+    def _is_instance_of_stage(self) -> bool:
+        return self._scope is Scope.INSTANCE and self._rank_of_all is not None
+
+    def _gather_parts(self, output: torch.Tensor, tensor: torch.Tensor) -> None:
+        """Fill `output`; exact, because each part is added to zeros, as integers."""
+        if self._world.recover is not None:
+            raise self._refusal("all_gather between iterations")
+        peers, own = self._peers(), self._world.worker
+        parts = torch.zeros_like(output)
+        if peers.holders(own)[0] == own:
+            parts.view(self.size(), -1)[self.rank()] = tensor.reshape(-1)
+        self._sum_over_hosts([parts.view(torch.int32)], ReduceOp.SUM, peers)()
+        output.copy_(parts)
 
     def _combined_from(self, peers: Peers, tensor: torch.Tensor, op: Any) -> torch.Tensor:
         """What `_sum` computes, without a group of exactly these processes."""
         entries = peers.gather(self._number(peers), tensor)
+        if self._tensor is not None:
+            parts = self._tensor.gather_all(torch.stack(list(entries.values())))
+            entries = {
+                worker: _combined(column, op) for worker, column in zip(entries, zip(*parts, strict=True), strict=True)
+            }
         if self._scope is Scope.PIPELINE:
             is_large = tensor.nbytes > MOST_BYTES
             members = [Worker(0, member.rank) if is_large else member for member in self._members]
@@ -343,8 +484,8 @@ class LiveGroup(_Group):  # type: ignore[misc]
         return _combined(list(entries.values()), op)
 
     def _number(self, peers: Peers) -> int | None:
-        if self._scope is Scope.HOSTS:
-            return self._members[0].rank
+        if self._scope in (Scope.HOSTS, Scope.INSTANCE):
+            return self._rank_of_all
         if self._scope is Scope.ENDS:
             if peers.tied is None:
                 raise RunError(
@@ -360,10 +501,16 @@ class LiveGroup(_Group):  # type: ignore[misc]
             return [tensor] * self.size()
         if self._scope is Scope.ENDS:
             raise self._refusal(call)
+        if self._scope is Scope.TENSOR and self._tensor is not None:
+            return self._tensor.gather_all(tensor)
         if tensor.nbytes > MOST_BYTES:
             raise self._refusal(f"{call} of {tensor.nbytes:,} bytes, more than {MOST_BYTES:,},")
-        by_worker = peers.gather(self._members[0].rank if self._scope is Scope.HOSTS else None, tensor)
-        return [by_worker[peers.holder(member)] for member in self._members]
+        by_worker = peers.gather(self._number(peers), tensor)
+        entries = [by_worker[peers.holder(member)] for member in self._members]
+        if self._tensor is None:
+            return entries
+        parts = [part.unbind() for part in self._tensor.gather_all(torch.stack(entries))]
+        return [parts[tensor_rank][self._members.index(worker)] for worker, tensor_rank in self._places]
 
     def _refusal(self, call: str) -> RunError:
         members = f"ranks {' '.join(map(str, dist.get_process_group_ranks(self)))}"
@@ -380,11 +527,18 @@ def _refused(call: str) -> Callable[..., Any]:
 
 
 for _call in (
-    *("scatter", "reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base", "reduce_scatter_single_coalesced"),
-    *("allgather_coalesced", "all_gather_single_coalesced", "alltoall", "all_to_all_single", "alltoall_base"),
-    *("allgather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced", "send", "recv", "recv_anysource"),
+    *("scatter", "reduce_scatter", "allgather_coalesced", "alltoall", "all_to_all_single", "alltoall_base"),
+    *("send", "recv", "recv_anysource"),
 ):
     setattr(LiveGroup, _call, _refused(_call))
+
+
+def _waits(works: Sequence[Any]) -> Callable[[], None]:
+    def finish() -> None:
+        for work in works:
+            work.wait()
+
+    return finish
 
 
 def _copy(into: Sequence[torch.Tensor], entries: Sequence[torch.Tensor]) -> None:

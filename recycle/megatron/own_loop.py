@@ -23,38 +23,52 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
+from megatron.core import parallel_state
 
-from recycle.errors import RunError
+from recycle.errors import RecycleError, RunError, ScheduleError
 from recycle.exec.device import DeviceState
 from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.hooks.phases import Phase
-from recycle.exec.protocol import Commit, GenerationRecord
+from recycle.exec.model.tensor_group import TensorGroup
+from recycle.exec.planning.run_checks import check_for_run
+from recycle.exec.protocol import STAGE_LOST, Commit, GenerationRecord
 from recycle.exec.transport.base import TransportError
 from recycle.exec.worker.iterations import Pause, Pauses
-from recycle.exec.worker.specification import SESSION
+from recycle.exec.worker.specification import REFUSED, SESSION
+from recycle.exec.worker.step_state import StepState
 from recycle.exec.worker.worker import Participant
-from recycle.ir.schedule import Schedule
+from recycle.ir.formats import named_schedule
+from recycle.ir.instruction import Instruction
+from recycle.ir.schedule import Schedule, loop_placement
+from recycle.job import price
 from recycle.job.shape import Worker
 from recycle.megatron.live import LiveWorld
 from recycle.megatron.micro_batches import IteratorOf
+from recycle.megatron.order import ScheduleSource
 from recycle.megatron.peers import Peers
 from recycle.megatron.placement import current_grid
 from recycle.megatron.script import Arguments, Script, ScriptStages
+from recycle.megatron.transfer import receive_value, send_value
 from recycle.megatron_versions import share_random_generator
 
 _PHASES = ("next", "reduced", "stepped")
 
 
-def session() -> Session:
+def session(schedule: ScheduleSource | None = None) -> Session:
     """Return the session of this process, to be used as a context manager around the script's work.
+
+    Args:
+        schedule: runs while all workers live, in place of the planner's: a schedule of all pipelines, the name of a
+            family, or the path of a schedule file; the same in all processes. It must place stages as Megatron does.
 
     Raises RunError if the process was not started by `recycle agent JOB -- COMMAND`.
     """
-    return Session()
+    return Session(schedule)
 
 
 class Session:
@@ -66,15 +80,17 @@ class Session:
         worker: this process's position in the job, such as 1.0.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, schedule: ScheduleSource | None = None) -> None:
         if SESSION not in os.environ:
             raise RunError("this process has no session; start the script with: recycle agent JOB -- python SCRIPT ...")
-        self._is_in_script = True
+        self._is_in_script, self._own_schedule = True, schedule
         self._beats = itertools.count()
         self._process = Participant(os.environ[SESSION], self._device_state)
         self.job, self.worker = self._process.job, self._process.worker
         shape = self.job.shape
-        self._world = LiveWorld(self.worker, shape.pipelines, shape.ranks)
+        size = self._process.tensor_parallel
+        tensor = TensorGroup(self._process.tensor_rank, size) if size > 1 else None
+        self._world = LiveWorld(self.worker, shape.pipelines, shape.ranks, tensor)
         self._script: Script | None = None
         self._hook: _SessionHook | None = None
         self._stages: ScriptStages
@@ -90,8 +106,27 @@ class Session:
     @property
     def is_saver(self) -> bool:
         """Whether this process is the first live host of its stages, which saves them in the script's checkpoints."""
-        peers = self._world.peers
+        peers = self._world.present
         return self.worker.pipeline == 0 if peers is None else peers.is_first_host(self.worker)
+
+    @property
+    def is_attached(self) -> bool:
+        return self._script is not None
+
+    @property
+    def copies_state(self) -> bool:
+        """Whether this process has returned, and gets its state from a peer at its first step."""
+        return not self._process.is_first
+
+    @property
+    def directory(self) -> Path:
+        """Of the run."""
+        return Path(self._process.specification.run.directory)
+
+    @property
+    def acting_rank(self) -> int:
+        """The rank for which this process prints: its own, or 0 or the last one if it stands in for that."""
+        return self._world.acting_rank
 
     def _device_state(self) -> DeviceState:
         if self._is_in_script:
@@ -107,6 +142,8 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, RecycleError) and self._script is None:
+            self._process.end(str(error), REFUSED)
         if error is not None or self._script is None:
             return
         if self.step < self.job.train.steps:
@@ -134,20 +171,23 @@ class Session:
         Raises:
             RunError: a setting of the model or the optimizer is not supported, or `parallel_state` differs from the
                 job.
+            ScheduleError: the session's schedule does not fit the job, or does not pass `check`.
         """
         self._require_grid()
+        schedule = self._checked_schedule()
         if not 0 <= step < self.job.train.steps:
             raise RunError(f"step: {step} is not one of the run's, 0 to {self.job.train.steps - 1} ([train] steps)")
         process = self._process
         models = list(model) if isinstance(model, Sequence) else [model]
         self._script = Script(self.job, self.worker, models, optimizer, others, data)
-        self._stages = ScriptStages(self.job, self.worker, self._script, process.is_first)
+        self._stages = ScriptStages(self.job, self.worker, self._script, self._world, process.is_first)
         hooks: list[IterationHook] = [process.injector(self._stages)] if process.specification.run.faults else []
         updates = process.step_state(self._stages, step - 1)
         self.step = step
-        self._hook = _SessionHook(self._world, self._script)
+        self._hook = _SessionHook(self._world, self._script, updates, self._script.is_sharded and not process.is_first)
         hooks = [*hooks, self._hook, *process.trace()]
-        self._pauses = process.main_loop(self._stages, updates, hooks, at=step - 1).pauses()
+        sent = schedule if self._world.rank == 0 else ""
+        self._pauses = process.main_loop(self._stages, updates, hooks, self._world.tensor, step - 1, sent).pauses()
 
     def steps(self) -> Iterator[int]:
         """Iterate over the steps of the run, from 0 or from the step at which this process joins."""
@@ -223,14 +263,26 @@ class Session:
             raise RunError("session.evaluate: call it after a step, or before forward_backward, not between the two")
         arguments = Arguments(forward_step_func, seq_length, micro_batch_size, decoder_seq_length)
 
+        def run(peers: Peers) -> None:
+            results[:] = script.evaluate(arguments, data, peers, self.step)
+
+        self.repeat_together(run)
+        return results
+
+    def repeat_together(self, function: Callable[[Peers], None]) -> None:
+        """Call a function in all live processes between two steps; after a failure, they all call it again."""
+
         def run(peers: Peers | None) -> list[torch.Tensor]:
             assert peers is not None
-            results[:] = script.evaluate(arguments, data, peers, self.step)
+            function(peers)
             peers.gather(None, torch.zeros(1))  # all have finished, or all run it again
             return []
 
         self._world.complete(None, run)
-        return results
+
+    def set_alone(self, is_alone: bool) -> None:
+        """Let this process answer its collectives alone, as before `steps()`: others do not make them."""
+        self._world.is_alone = is_alone
 
     # The main loop.
 
@@ -243,8 +295,9 @@ class Session:
         except StopIteration as end:
             self._is_over = True
             if not end.value:
-                print(f"worker {self.worker} leaves the run", flush=True)
-                sys.exit(0)
+                lost = self._process.member.stage_lost
+                print(f"worker {self.worker} leaves the run{lost and ': '}{lost}", flush=True)
+                sys.exit(STAGE_LOST if lost else 0)
         finally:
             self._is_in_script, self._world.recover = True, self._recover
 
@@ -270,14 +323,30 @@ class Session:
             raise RunError("the session has no model; call session.attach(model, optimizer, ..., data=...) first")
         return self._script
 
+    def _checked_schedule(self) -> str:
+        source, shape = self._own_schedule, self.job.shape
+        if source is None:
+            return ""
+        schedule = named_schedule(source, shape) if isinstance(source, str) else source
+        if schedule.shape != shape or schedule.failed:
+            raise ScheduleError("session(schedule=...): is not a schedule of all workers of the job's [shape]")
+        if schedule.placement != loop_placement(shape):
+            raise ScheduleError("session(schedule=...): its stages are not on the ranks where Megatron places them")
+        check_for_run(schedule, priced := price(self.job), priced.prices)
+        return schedule.dumps()
+
     def _require_grid(self) -> None:
+        for kind in ("context", "expert_model"):
+            if (size := getattr(parallel_state, f"get_{kind}_parallel_world_size")()) > 1:
+                raise RunError(f"{kind}_parallel_size = {size}: a session does not support it; write 1")
         grid, shape = current_grid(), self.job.shape
         place = Worker(grid.replica, grid.rank)
-        sizes = (grid.replicas, grid.ranks, grid.chunks)
-        if sizes != (shape.pipelines, shape.ranks, shape.chunks):
+        sizes = (grid.replicas, grid.ranks, grid.chunks, parallel_state.get_tensor_model_parallel_world_size())
+        stated = (shape.pipelines, shape.ranks, shape.chunks, self.job.grid.tensor_parallel)
+        if sizes != stated:
             raise RunError(
-                "parallel_state has data, pipeline and virtual pipeline sizes {} {} {}, [shape] pipelines, ranks and"
-                " chunks are {} {} {}".format(*sizes, shape.pipelines, shape.ranks, shape.chunks)
+                "parallel_state has data, pipeline, virtual pipeline and tensor sizes {} {} {} {}, [shape] pipelines,"
+                " ranks, chunks and tensor_parallel are {} {} {} {}".format(*sizes, *stated)
             )
         if place != self.worker:
             raise RunError(
@@ -287,10 +356,18 @@ class Session:
 
 
 class _SessionHook(IterationHook):
-    """Tells the groups and the script of each generation."""
+    """Tells the groups and the script of each generation.
 
-    def __init__(self, world: LiveWorld, script: Script) -> None:
-        self._world, self._script = world, script
+    With a distributed optimizer a generation may form before the script has returned from a step. A process that joins
+    then gets what the script changes after the step at the beginning of the next iteration.
+
+    Args:
+        lacks: this process lacks such settings.
+    """
+
+    def __init__(self, world: LiveWorld, script: Script, updates: StepState, lacks: bool) -> None:
+        self._world, self._script, self._updates, self._lacks = world, script, updates, lacks
+        self._receivers: list[Worker] = []
         self.loss: float | None = None
 
     def save(self, record: GenerationRecord, commit: Commit | None) -> None:
@@ -302,12 +379,27 @@ class _SessionHook(IterationHook):
         schedule: Schedule = generation.schedule
         tied = schedule.shape.stages if schedule.ties else None
         transport: Any = generation.transport
-        self._script.transport = transport
-        peers = Peers(transport, sorted(map(Worker.parse, generation.record.live)), tied)
+        peers = Peers(transport, sorted(map(Worker.parse, generation.record.live)), tied, self._script.shards)
+        self._script.peers = peers
         self._world.enter(peers, generation.record.committed + 1)
         if generation.record.committed < 0:
             self._script.share_embedding()
         self._require_equal_weights(peers, generation.record.committed)
+        if self._script.is_sharded:
+            lacking = peers.gather(None, torch.tensor([self._lacks]))
+            self._receivers = [worker for worker, lacks in lacking.items() if lacks]
+
+    def begin_iteration(self, iteration: int, program: Sequence[Instruction]) -> None:
+        script, own = self._script, self._world.worker
+        for receiver in self._receivers:
+            hosts = (worker for worker in script.peers.live if worker.rank == receiver.rank)
+            giver = next(worker for worker in hosts if worker not in self._receivers)
+            if own == giver:
+                send_value(script.peers.transport, receiver, script.settings())
+            elif own == receiver:
+                script.load_settings(receive_value(script.peers.transport, giver)[0])
+                self._lacks = False
+        self._receivers = []
 
     def _require_equal_weights(self, peers: Peers, committed: int) -> None:
         own, checksums = self._world.worker, peers.gather(None, self._script.checksum())
@@ -319,6 +411,12 @@ class _SessionHook(IterationHook):
     def reach(self, phase: Phase, step: int) -> None:
         if phase == "reduced":
             self._script.prepare_step()
+        elif phase == "stepped" and self._script.is_sharded:
+            self._script.gather_parameters()
+            self._updates.mark_all_gathered(step)
+
+    def rolled_back(self, committed: int) -> None:
+        self._script.rolled_back(committed)
 
     def end_generation(self) -> None:
         self._world.peers = None

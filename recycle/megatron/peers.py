@@ -18,14 +18,25 @@ class Peers:
         transport: of the generation; its roles are the processes' positions.
         live: sorted.
         tied: number of the sum over the hosts of first and last stage; None if they share no weight.
+        shards: parts of a stage's optimizer state; worker k.r holds part k mod shards.
     """
 
-    def __init__(self, transport: GroupTransport, live: Sequence[Worker], tied: int | None = None) -> None:
-        self.transport, self.live, self.tied = transport, list(live), tied
+    def __init__(
+        self, transport: GroupTransport, live: Sequence[Worker], tied: int | None = None, shards: int = 1
+    ) -> None:
+        self.transport, self.live, self.tied, self.shards = transport, list(live), tied, shards
+
+    def holders(self, worker: Worker) -> list[Worker]:
+        """The live hosts of the worker's stages that hold the same part of the optimizer's state."""
+        return [
+            host
+            for host in self.live
+            if host.rank == worker.rank and (host.pipeline - worker.pipeline) % self.shards == 0
+        ]
 
     def holder(self, worker: Worker) -> Worker:
-        """The worker itself, or, if it is dead, the first live host of its stages."""
-        return worker if worker in self.live else next(host for host in self.live if host.rank == worker.rank)
+        """The worker itself, or, if it is dead, the first of its holders."""
+        return worker if worker in self.live else self.holders(worker)[0]
 
     def is_first_host(self, worker: Worker) -> bool:
         return worker == next(host for host in self.live if host.rank == worker.rank)
@@ -46,7 +57,8 @@ class EarlierPeers(Peers):
     """
 
     def __init__(self, peers: Peers, own: Worker, joined: Collection[Worker]) -> None:
-        super().__init__(peers.transport, [worker for worker in peers.live if worker not in joined], peers.tied)
+        live = [worker for worker in peers.live if worker not in joined]
+        super().__init__(peers.transport, live, peers.tied, peers.shards)
         self._own = own
 
     def gather(self, number: int | None, tensor: torch.Tensor) -> dict[Worker, torch.Tensor]:

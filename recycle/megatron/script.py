@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain, product
 from typing import Any
 
 import torch
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel.schedules import get_tensor_shapes
 from megatron.core.utils import get_model_config
 
 from recycle.errors import RunError
 from recycle.exec.model.state.accumulate import ExactSum, FlatLayout
-from recycle.exec.protocol import Copy
+from recycle.exec.protocol import STAGE_LOST, Copy, GenerationRecord
 from recycle.exec.transport.base import Transport
 from recycle.exec.transport.groups import GroupTransport
 from recycle.exec.worker.interpreter import Interpreter
@@ -33,6 +36,7 @@ from recycle.job import Job
 from recycle.job.shape import MicroBatch, Worker
 from recycle.megatron.chunk import Call, ModelChunk
 from recycle.megatron.gradient_sync import GradientSync
+from recycle.megatron.live import LiveWorld
 from recycle.megatron.loop import model_attribute, require_fit
 from recycle.megatron.micro_batches import IteratorOf, MicroBatches
 from recycle.megatron.order import completing_computes
@@ -41,9 +45,12 @@ from recycle.megatron.transfer import receive_value, send_value
 from recycle.megatron_versions import (
     forget_gradient_groups,
     gradient_buffers,
+    inner_optimizers,
     loop_groups,
+    loss_scalers,
     reset_gradients,
     without_gradient_sums,
+    without_parameter_gathers,
 )
 from recycle.plans.hosting import Hosts
 
@@ -73,6 +80,8 @@ class Script:
         arguments: of the present iteration.
         results: of `Session.forward_backward`.
         stepped: (success, norm of the gradient, number of its zeros), as megatron-core's optimizer returns them.
+        is_sharded: the optimizer is megatron-core's distributed one.
+        shards: parts of a stage's optimizer state (`Peers`); 1 if each host holds all of it.
     """
 
     def __init__(
@@ -88,6 +97,9 @@ class Script:
         shape, self.config = job.shape, get_model_config(models[0])
         indices = range(worker.rank, shape.stages, shape.ranks)
         self._require_support()
+        ddp = models[0].ddp_config
+        self.is_sharded = ddp.use_distributed_optimizer
+        self.shards = shape.pipelines // ddp.num_distributed_optimizer_instances if self.is_sharded else 1
         require_fit(models, indices, shape.stages, self.config, shape.ranks == 1 < shape.stages)
         self.stages = {
             index: ScriptStage(self, model, index, number if len(models) > 1 else None)
@@ -97,16 +109,19 @@ class Script:
         self.arguments: Arguments | None = None
         self.results: list[Any] = []
         self.stepped: tuple[Any, ...] = (True, None, None)
-        self.transport: GroupTransport
+        self.peers: Peers
         self.call: Call
         self.completing: set[Compute] = set()
         self._reduced: set[int] = set()
-        self._norms: dict[int, float] = {}
+        self._norms: dict[int, list[float]] = {}
         self._worker = worker
         self._sums = {index: self._exact_sums(model) for index, model in zip(indices, models, strict=True)}
         self._stack = ExitStack()
         self._evaluation: tuple[Arguments, Mapping[int, MicroBatches]]
-        self._at = -1
+        self._at = self._begun = -1
+        self._scalers = loss_scalers(optimizer)
+        self._before: tuple[list[torch.Tensor], list[Any]] = [], []
+        self._loss_scale, self._tokens = 1.0, 0
 
     def _exact_sums(self, model: Any) -> list[tuple[ExactSum, torch.Tensor]]:
         """For each buffer of gradients the sum of all micro-batches; [] if the buffers themselves are the sums."""
@@ -128,22 +143,31 @@ class Script:
         if model_attribute(self.models[0], "share_embeddings_and_output_weights") not in (None, self.job.model.tied):
             stated = str(not self.job.model.tied).lower()
             raise RunError(f"model: share_embeddings_and_output_weights = {stated}; state [model] tied = {stated}")
-        for name in ("fp16", "calculate_per_token_loss"):
-            if getattr(config, name, False):
-                raise RunError(f"config.{name} is set: a session does not support it; switch it off")
+        if config.sequence_parallel:
+            raise RunError("config.sequence_parallel is set: a session does not support it; switch it off")
         for model in self.models:
             ddp = getattr(model, "ddp_config", None)
             if ddp is None:
                 raise RunError("model: is not in megatron-core's DistributedDataParallel; wrap every chunk")
             if ddp.use_distributed_optimizer:
-                raise RunError(
-                    "DistributedDataParallelConfig.use_distributed_optimizer: a session does not support the"
-                    " distributed optimizer; switch it off"
-                )
+                self._require_copies(ddp)
             if ddp.overlap_grad_reduce and self.job.train.accumulation == "exact":
                 raise RunError(
                     "DistributedDataParallelConfig.overlap_grad_reduce: exact sums are complete after the last"
                     ' backward; switch it off, or set [train] accumulation = "fast"'
+                )
+
+    def _require_copies(self, ddp: Any) -> None:
+        name = "DistributedDataParallelConfig"
+        if ddp.num_distributed_optimizer_instances == 1:
+            raise RunError(
+                f"{name}.num_distributed_optimizer_instances = 1: each part of the optimizer's state has one holder,"
+                " and a death would lose it; set it to 2 or more, there and in initialize_model_parallel"
+            )
+        for field in ("overlap_param_gather", "overlap_grad_reduce"):
+            if getattr(ddp, field):
+                raise RunError(
+                    f"{name}.{field}: a session does not support it with the distributed optimizer; switch it off"
                 )
 
     # An iteration.
@@ -151,7 +175,9 @@ class Script:
     def begin(self, step: int) -> None:
         """Start an iteration from zero gradients."""
         assert self.arguments is not None
-        self._reduced, self._at = set(), step - 1
+        self._reduced, self._at, self._begun = set(), step - 1, step
+        self._before = [buffer.clone() for buffer in self._buffers()], [deepcopy(s.state_dict()) for s in self._scalers]
+        self._loss_scale = float(self._scalers[0].scale) if self._scalers else 1.0
         self.completing.clear()
         reset_gradients(self.models)
         self.optimizer.zero_grad()
@@ -160,6 +186,21 @@ class Script:
         self._enter(self.arguments, self._data, step)
         self.call.seeded = lambda stage, micro_batch: self._seeded(step, stage, micro_batch)
         self._stack.enter_context(self.call.sync.off())
+
+    def rolled_back(self, committed: int) -> None:
+        """Undo what an iteration that was not committed has changed before its step."""
+        if self._begun <= committed:
+            return
+        self._begun = committed
+        buffers, scalers = self._before
+        for buffer, before in zip(self._buffers(), buffers, strict=True):
+            buffer.copy_(before)
+        for scaler, state in zip(self._scalers, scalers, strict=True):
+            scaler.load_state_dict(state)
+
+    def _buffers(self) -> Iterator[torch.Tensor]:
+        """Such as the expert bias of a router, which `finalize_model_grads` changes."""
+        return chain.from_iterable(model.module.buffers() for model in self.models)
 
     def _enter(
         self, arguments: Arguments, data: Mapping[int, MicroBatches], step: int, evaluates: bool = False
@@ -174,7 +215,7 @@ class Script:
             tp_group=groups.tp,
             cp_group=groups.cp,
         )[0]
-        self.transport.message = tuple(message), config.pipeline_dtype or config.params_dtype
+        self.peers.transport.message = tuple(message), config.pipeline_dtype or config.params_dtype
         self.call = Call(
             config,
             arguments.forward_step,
@@ -196,7 +237,7 @@ class Script:
         data = {index: MicroBatches(iterator_of, shape.micro_batches) for index in self.stages}
         self._evaluation = arguments, data
         stages: Any = self.stages
-        interpreter = Interpreter(stages, shape.stages, self.transport, lambda stage: None)
+        interpreter = Interpreter(stages, shape.stages, self.peers.transport, lambda stage: None)
         forwards: dict[Worker, list[Instruction]] = {worker: [] for worker in peers.live}
         for stage in range(shape.stages):
             for k, j in product(range(shape.pipelines), range(shape.micro_batches)):
@@ -245,11 +286,11 @@ class Script:
         if len(self._reduced) < len(self.stages):
             return
         self.interrupt()
-        exact = list(chain(*self._sums.values()))
+        exact, is_per_token = list(chain(*self._sums.values())), self.config.calculate_per_token_loss
         if exact:
-            self.transport.reduce(self._worker.rank, [sums.buffer for sums, _ in exact])
+            self.peers.transport.reduce(self._worker.rank, [sums.buffer for sums, _ in exact])
             for sums, buffer in exact:
-                sums.mean(self.job.shape.pipelines, buffer)
+                sums.mean(1 if is_per_token else self.job.shape.pipelines, buffer)
                 if not sums.is_within_bounds():
                     buffer.fill_(math.nan)
         else:
@@ -258,12 +299,31 @@ class Script:
             self.config.finalize_model_grads_func(
                 self.models, None, pg_collection=loop_groups(), force_all_reduce=False
             )
+        if is_per_token:
+            self._divide_by_tokens()
         self.results[:] = self.call.results
-        self._norms = {index: _norm_squared(stage.model) for index, stage in self.stages.items()}
+        self._norms = {index: _norms_squared(stage.model) for index, stage in self.stages.items()}
 
-    def norm_squared(self, stage: int) -> float:
-        """Of the reduced gradient of a stage, before the optimizer clips it."""
-        return self._norms[stage]
+    def _divide_by_tokens(self) -> None:
+        """megatron-core would send the number of tokens along whole pipelines."""
+        last = self.job.shape.ranks - 1
+        tokens = self.peers.gather(None, self.call.tokens)
+        self._tokens = sum(int(count) for worker, count in tokens.items() if worker.rank == last)
+        for model in self.models if self._tokens else ():
+            model.scale_gradients(1.0 / self._tokens)
+
+    def mean_loss(self, loss: torch.Tensor) -> float:
+        """Of a micro-batch whose `forward_step` has returned `loss`, such that the mean over all is the step's."""
+        if self.config.calculate_per_token_loss:
+            return float(loss) * self.job.shape.global_micro_batches / max(1, self._tokens)
+        return float(loss) * self.job.shape.micro_batches
+
+    def norms_squared(self, stage: int) -> list[float]:
+        """Of the reduced gradient of a stage, before the optimizer clips it; 0 if the loss scaler skips the step.
+
+        First of parameters that are split over tensor ranks, then of the others.
+        """
+        return [norm / self._loss_scale**2 if self.stepped[0] else 0.0 for norm in self._norms[stage]]
 
     def prepare_step(self) -> None:
         """Do what needs other processes in the optimizer's step: the norm and the clipping of the gradient."""
@@ -284,10 +344,16 @@ class Script:
             return
         self._at = iteration
         if hasattr(self.optimizer, "step_with_ready_grads"):
-            if self.stepped[0]:
-                self.optimizer.step_with_ready_grads()
+            with without_parameter_gathers(self.models) if self.is_sharded else nullcontext():
+                if self.stepped[0]:
+                    self.optimizer.step_with_ready_grads()
             return
         self.optimizer.step()
+
+    def gather_parameters(self) -> None:
+        """Get the parts of the parameters that other hosts of the stages have stepped."""
+        for model in self.models:
+            model.start_param_sync(force_sync=True)
 
     def _parameters(self) -> Iterator[Any]:
         for model in self.models:
@@ -319,23 +385,73 @@ class Script:
         return torch.tensor(sums, dtype=torch.float64)
 
     def state(self) -> dict[str, Any]:
-        others = [other.state_dict() for other in self.others]
-        random = {"torch": torch.get_rng_state()}
-        return {"model": self._tensors(), "optimizer": self.optimizer.state_dict(), "others": others, "random": random}
+        return {
+            "model": self._tensors(),
+            "optimizer": None if self.is_sharded else self.optimizer.state_dict(),
+            "scalers": [scaler.state_dict() for scaler in self._scalers],
+            "random": {"torch": torch.get_rng_state()},
+            "settings": None if self.is_sharded else self.settings(),  # megatron-core's scheduler loads only once
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
         for tensor, source in zip(self._tensors(), state["model"], strict=True):
             tensor.copy_(source)
-        self.optimizer.load_state_dict(state["optimizer"])
-        for other, source in zip(self.others, state["others"], strict=True):
-            other.load_state_dict(source)
+        if not self.is_sharded:
+            self.optimizer.load_state_dict(state["optimizer"])
+        for scaler, source in zip(self._scalers, state["scalers"], strict=True):
+            scaler.load_state_dict(source)
+        if not self.is_sharded:
+            self.load_settings(state["settings"])
         torch.set_rng_state(state["random"]["torch"])
 
+    def settings(self) -> dict[str, Any]:
+        """What the script changes after a step: its further objects, and settings of a sharded optimizer's groups."""
+        inner = inner_optimizers(self.optimizer) if self.is_sharded else []
+        return {
+            "others": [other.state_dict() for other in self.others],
+            "groups": [[_without_parameters(group) for group in optimizer.param_groups] for optimizer in inner],
+        }
 
-def _norm_squared(model: Any) -> float:
-    gradients = [p.main_grad for p in model.parameters() if p.requires_grad and not getattr(p, "shared", False)]
-    norms = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients])
-    return float((norms * norms).sum())
+    def load_settings(self, state: dict[str, Any]) -> None:
+        for other, source in zip(self.others, state["others"], strict=True):
+            if isinstance(other, OptimizerParamScheduler):
+                other.num_steps = 0  # it adds the loaded steps to those of a checkpoint that the script has loaded
+            other.load_state_dict(source)
+        for optimizer, groups in zip(inner_optimizers(self.optimizer), state["groups"], strict=False):
+            for group, settings in zip(optimizer.param_groups, groups, strict=True):
+                group.update(settings)
+
+    def optimizer_part(self) -> list[Any]:
+        """This process's part of a sharded optimizer's state, with the parameters that it steps."""
+        inner = inner_optimizers(self.optimizer)
+        return [[optimizer.state_dict(), list(map(_detached, _parameters_of(optimizer)))] for optimizer in inner]
+
+    def load_optimizer_part(self, parts: list[Any]) -> None:
+        for optimizer, (state, parameters) in zip(inner_optimizers(self.optimizer), parts, strict=True):
+            optimizer.load_state_dict(state)
+            for parameter, source in zip(_parameters_of(optimizer), parameters, strict=True):
+                _detached(parameter).copy_(source)
+
+
+def _parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
+    return chain.from_iterable(group["params"] for group in optimizer.param_groups)
+
+
+def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach()
+
+
+def _norms_squared(model: Any) -> list[float]:
+    norms = [torch.zeros(1, dtype=torch.float64)], [torch.zeros(1, dtype=torch.float64)]
+    for parameter in model.parameters():
+        if parameter.requires_grad and not getattr(parameter, "shared", False):
+            is_copied = not getattr(parameter, "tensor_model_parallel", False)
+            norms[is_copied].append(torch.linalg.vector_norm(parameter.main_grad).double().view(1))
+    return [float(torch.cat(parts).square().sum()) for parts in norms]
 
 
 class _Layout:
@@ -343,26 +459,29 @@ class _Layout:
 
     incomplete: frozenset[int] = frozenset()
 
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
     def reduce(self, stage: ScriptStage, transport: Transport, bucket: int, buckets: int) -> None:
         stage.script.reduce(stage.index)
 
     def reduced(self, stage: ScriptStage) -> Iterator[tuple[int, list[float], Collection[int], int]]:
-        yield stage.index, [stage.script.norm_squared(stage.index)], (), 0
+        norms, has_copies = stage.script.norms_squared(stage.index), stage.script.job.grid.tensor_parallel > 1
+        yield stage.index, norms, (1,) if has_copies else (), 0
 
     def gathered(self) -> list[torch.Tensor]:
-        return []
+        """Not empty if a step changes only parts of the parameters."""
+        return list(_parameters_of(self._script.optimizer)) if self._script.is_sharded else []
 
 
 class ScriptStage(ModelChunk):
     """A chunk with what iterations need of a `recycle.exec.model.stage.Stage`."""
 
-    layout = _Layout()
-
     def __init__(self, script: Script, model: Any, index: int, number: int | None) -> None:
         super().__init__(
             model, index, script.job.shape.stages, number, None, script.job.planner.decoupled, script.config
         )
-        self.script, self.index = script, index
+        self.script, self.index, self.layout = script, index, _Layout(script)
 
     def begin_iteration(self, step: int) -> None:
         if self.index == min(self.script.stages):
@@ -400,7 +519,7 @@ class ScriptStage(ModelChunk):
     def loss_sum(self) -> float | None:
         if not self._is_last:
             return None
-        losses = [float(loss) * self.call.micro_batches for loss in self.call.losses.values()]
+        losses = [self.script.mean_loss(loss) for loss in self.call.losses.values()]
         # On a grid the sum is exact, and does not depend on which process runs a micro-batch.
         return sum(round(loss * _LOSS_GRID) / _LOSS_GRID if math.isfinite(loss) else loss for loss in losses)
 
@@ -430,8 +549,8 @@ class ScriptStage(ModelChunk):
 class ScriptStages(LocalStages):
     """All chunks of the process. They never change; a process that joins copies the state of all at once."""
 
-    def __init__(self, job: Job, worker: Worker, script: Script, holds: bool) -> None:
-        self._script = script
+    def __init__(self, job: Job, worker: Worker, script: Script, world: LiveWorld, holds: bool) -> None:
+        self._script, self._world = script, world
         self._units = [unit for units in Hosts.at_start(job, None).units[worker] for unit in range(*units)]
         super().__init__(worker, lambda indices, **_: dict[int, Any](script.stages), (), script.stages, holds)
 
@@ -453,3 +572,35 @@ class ScriptStages(LocalStages):
         state, size = receive_value(transport, peer)
         self._script.load_state(state)
         return size
+
+    def gather(self, transport: GroupTransport, record: GenerationRecord, is_stale: bool) -> bool:
+        """Give a joining process its part of a sharded optimizer's state, then complete the parameters of all."""
+        script = self._script
+        if not script.is_sharded:
+            return False
+        peers = Peers(transport, sorted(map(Worker.parse, record.live)), shards=script.shards)
+        joining = sorted(map(Worker.parse, record.joins))
+        for part in product(range(script.shards), range(script.job.shape.ranks)):
+            self._copy_part(peers, Worker(*part), joining, record.committed)
+        if is_stale:
+            self._world.is_alone, self._world.peers = False, peers
+            script.gather_parameters()
+        return True
+
+    def _copy_part(self, peers: Peers, part: Worker, joining: Collection[Worker], committed: int) -> None:
+        script, holders = self._script, peers.holders(part)
+        givers = [holder for holder in holders if holder not in joining]
+        if not givers:
+            print(
+                f"part {part.pipeline} of the optimizer's state of rank {part.rank} has no live holder after step"
+                f" {committed}; load the newest checkpoint",
+                flush=True,
+            )
+            sys.exit(STAGE_LOST)
+        for joiner in (holder for holder in holders if holder in joining):
+            if self.worker == givers[0]:
+                send_value(peers.transport, joiner, script.optimizer_part())
+            elif self.worker == joiner:
+                state, _ = receive_value(peers.transport, givers[0])
+                script.load_optimizer_part(state)
+                peers.transport.settle()

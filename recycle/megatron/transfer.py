@@ -28,9 +28,7 @@ def send_value(transport: GroupTransport, peer: Worker, value: Any) -> None:
         return _PLACE, len(tensors) - 1
 
     structure = _mapped(value, lambda leaf: place(leaf) if isinstance(leaf, torch.Tensor) else leaf)
-    written = io.BytesIO()
-    torch.save((structure, [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]), written)
-    content = torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8)
+    content = pack((structure, [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]))
     for parts in ([torch.tensor([content.numel()])], [content], [t.contiguous() for t in tensors if t.numel()]):
         transport.send_state(peer, parts)
 
@@ -45,13 +43,24 @@ def receive_value(transport: GroupTransport, peer: Worker) -> tuple[Any, int]:
     content = torch.empty(int(size), dtype=torch.uint8)
     transport.receive_state(peer, [content])
     try:
-        structure, layouts = torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=True)
+        structure, layouts = unpack(content)
     except pickle.UnpicklingError as error:
         raise RunError(f"the state of worker {peer} cannot be read: {first_line(error)}") from None
     tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in layouts]
     transport.receive_state(peer, [tensor for tensor in tensors if tensor.numel()])
     value = _mapped(structure, lambda leaf: tensors[leaf[1]] if _is_place(leaf) else leaf)
     return value, int(size) + sum(tensor.nbytes for tensor in tensors)
+
+
+def pack(value: Any) -> torch.Tensor:
+    """A value as bytes [any size]; `unpack` reads it."""
+    written = io.BytesIO()
+    torch.save(value, written)
+    return torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8)
+
+
+def unpack(content: torch.Tensor) -> Any:
+    return torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=True)
 
 
 def _is_place(value: Any) -> bool:

@@ -109,7 +109,7 @@ class Entry(msgspec.Struct, frozen=True):
         vector: dead workers of each rank.
         digest: hash of the file content.
         hash: content hash of the schedule, its name in runs.
-        makespan, period, lower_bound, gap, seconds, profile: as in `Plan`.
+        makespan, period, lower_bound, certified_bound, gap, seconds, profile: as in `Plan`.
         job: hash of all that the plan must fit: shape, profile, limits and techniques.
         quick: whether no search was made yet, so a better plan may exist.
     """
@@ -126,6 +126,7 @@ class Entry(msgspec.Struct, frozen=True):
     profile: str
     job: str
     quick: bool = False
+    certified_bound: float | None = None
 
     @classmethod
     def of(cls, plan: Plan, file: str = "", digest: str = "") -> Entry:

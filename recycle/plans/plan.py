@@ -28,6 +28,7 @@ from recycle.job.pricing import profile_of_layout
 from recycle.job.profile import Profile
 from recycle.job.shape import Placing, Shape, Worker
 from recycle.plans.roles import Move, Vector, align, assign_roles, rename
+from recycle.plans.verify import Certificate
 
 VERSION = 1
 """Version of plan files and of cached planner results."""
@@ -108,6 +109,7 @@ class Plan:
         planner: the `[planner]` section and the result of the search.
         fixed_bound: lower bound for the job's own stages, if `lower_bound` covers every layout.
         layout_limit: why no layer of an elastic layout moves.
+        certificate: proof of a bound that `plans.verify` verifies; None if no bound has one, as of elastic layouts.
         other_placement: what the other placement gives, if the job leaves the choice open.
         moves: workers that change stage before the schedule can run. The schedule then names *positions*: a position
             that a mover leaves is failed, a position that it takes over is live. Plans in role names have no moves.
@@ -124,7 +126,13 @@ class Plan:
     moves: tuple[Move, ...] = ()
     fixed_bound: float | None = None
     layout_limit: LayoutLimit | None = None
+    certificate: Certificate | None = None
     other_placement: PlacedPeriod | None = None
+
+    @property
+    def certified_bound(self) -> float | None:
+        """The bound that the certificate proves. `lower_bound` may be higher, from branch and bound."""
+        return None if self.certificate is None else self.certificate.bound
 
     @property
     def shape(self) -> Shape:
@@ -160,13 +168,17 @@ class Plan:
         if self.layout_limit is not None:
             elastic["layout_limit"] = msgspec.to_builtins(self.layout_limit)
         placed = {"placement": self.schedule.placing} if self.shape.chunks > 1 else {}
-        return {**figures(self), **placed, **elastic, "moves": [msgspec.to_builtins(move) for move in self.moves]}
+        built = {"certificate": msgspec.to_builtins(self.certificate), "moves": msgspec.to_builtins(list(self.moves))}
+        return {**figures(self), **placed, **elastic, **built}
+
+    def as_schedule(self) -> Schedule:
+        """Return the schedule with all results as metadata."""
+        inputs = {"profile": self.profile, "limits": self.limits and list(self.limits), "planner": dict(self.planner)}
+        return self.schedule.with_metadata(**self.summary(), **inputs, plan_version=VERSION)
 
     def text(self) -> str:
         """Return the text of the plan file, a native schedule file."""
-        inputs = {"profile": self.profile, "limits": self.limits and list(self.limits), "planner": dict(self.planner)}
-        metadata = {**self.schedule.metadata, **self.summary(), **inputs, "plan_version": VERSION}
-        return replace(self.schedule, metadata=metadata).dumps()
+        return self.as_schedule().dumps()
 
     def show(self, profile: Profile | None = None) -> Any:
         """Draw the lanes as a picture for notebooks, timed by `profile`; its `.page()` supports zoom and search."""
@@ -232,7 +244,7 @@ def in_process_names(plan: Plan) -> Schedule:
 
 def figures(plan: Any) -> dict[str, Any]:
     """Return the figures of a plan or library entry by name, with the vector as a list."""
-    names = ("makespan", "period", "lower_bound", "gap", "seconds")
+    names = ("makespan", "period", "lower_bound", "certified_bound", "gap", "seconds")
     return {"vector": list(plan.vector), **{name: getattr(plan, name) for name in names}}
 
 
@@ -249,6 +261,7 @@ class _Metadata(msgspec.Struct):
     moves: tuple[Move, ...] = ()
     fixed_bound: float | None = None
     layout_limit: LayoutLimit | None = None
+    certificate: Certificate | None = None
     other_placement: PlacedPeriod | None = None
 
 

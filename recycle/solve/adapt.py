@@ -15,7 +15,6 @@ from itertools import product
 import numpy as np
 
 from recycle.errors import PlanError
-from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward
 from recycle.ir.lower import lower
 from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
@@ -23,19 +22,11 @@ from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
 from recycle.plans import Plan, dead_roles, errors, with_updates_of
 from recycle.solve.assignment import assign_to_peers
-from recycle.solve.problem import Order, Problem
-from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT
+from recycle.solve.problem import OPERATIONS_OF_KIND, Order, Problem
 from recycle.solve.search.list_scheduling import schedule_by_priority
 
 PATIENCES = (0.0, 0.5, 1.0)
 """Time that an operation waits for a more urgent one, in typical operation times."""
-_OPERATIONS: dict[int, tuple[int, ...]] = {
-    Forward.kind: (FORWARD,),
-    Backward.kind: (INPUT, WEIGHT),
-    BackwardInput.kind: (INPUT,),
-    BackwardWeight.kind: (WEIGHT,),
-}
-"""Operations of a `Problem` that an instruction stands for."""
 
 
 def adapt(job: PricedJob, like: Schedule, vector: Sequence[int]) -> Plan:
@@ -56,7 +47,7 @@ def adapt(job: PricedJob, like: Schedule, vector: Sequence[int]) -> Plan:
     pieces = operations_of(original.schedule)
     home = np.full(planes, -1, dtype=np.int64)
     priority = np.zeros(problem.size)
-    for kind, operations in _OPERATIONS.items():
+    for kind, operations in OPERATIONS_OF_KIND.items():
         of_kind = np.flatnonzero((pieces.kind == kind) & pieces.valid)
         place = pieces.stage[of_kind] * n + pieces.micro_batch[of_kind]
         home[place] = pieces.worker[of_kind]

@@ -8,21 +8,23 @@ the remaining time or steps. The thresholds of the annealing moves are in `searc
 from __future__ import annotations
 
 # Initial orders
-START_SHARE = 0.15  # for each problem without some of the slow workers, and for the whole problem if there are such
+START_SHARE = 0.25  # for each problem without some of the slow workers, and for the whole problem if there are such
+NO_GAIN, NO_GAIN_SHARE = 1.02, 0.8  # ratio of bounds up to which slow workers do not help; share without them
 MOST_LEFT_OUT = 4  # slow workers left out alone, slowest first
 TEMPLATE_SHARE, MOST_TEMPLATES = 0.15, 4
 PORTFOLIO_SHARE = 0.2
-SIMPLE_SHARE = 0.25  # for insertion and families with several chunks per worker
+SIMPLE_SHARE, VEE_SHARE = 0.25, 0.4  # for insertion and families with several chunks per worker; on the V
 POLICIES_AFTER_TEMPLATE, OPERATIONS_AFTER_TEMPLATE = 60, 600_000  # policies, or operations they schedule if more
 OPERATION_SECONDS, TOO_LATE = 1e-5, 4.0  # policies are skipped if they need `TOO_LATE` times the remaining time
 INSERTION_UP_TO = 200_000  # operations
 POLICIES_PER_ASSIGNMENT = 4  # then only policies with the best assignment
 IDLE_POLICIES = ((1.0, -1), (1.0, 0), (0.75, 0), (0.75, -1))  # idleness, and forwards beyond the round trip
+MOVED_WEIGHTS, MOVED_UP_TO = (1.0, 1.25), 10_000  # idleness with which the W of an order move into waits; operations
 UNFOLD_RULES = ((0.9, 0.5, 0.5), (0.9, 1.0, 0.5), (0.0, 0.0, 0.0), (1.0, 0.0, 0.5))
 """Share of its due time at which a micro-batch may begin; patience of F and I, and of W, in typical operation times."""
 
 # Local search
-FIRST_START_SHARE = 0.7  # of the remaining time for the best start, among those without some of the slow workers
+FIRST_START_SHARE = 0.85  # of the remaining time for the best start, among those without some of the slow workers
 WAVE_SHARE, WAVE_SECONDS = 0.35, 1e-5  # with several chunks; seconds per operation that waves need
 INSERTION_SHARE, PIPELINE_INSERTION_SHARE = 0.3, 0.08  # the second in one pipeline with one chunk
 INSERTION_RATIO = 1.15  # to the best period, up to which insertion is varied

@@ -106,7 +106,7 @@ class Effort:
     reported: float = field(default=inf, init=False)
 
     def __post_init__(self) -> None:
-        self._pace, self._orders = Pace(self.deadline), 0
+        self._pace, self._orders, self.bound = Pace(self.deadline), 0, float(self.bound)
 
     def part(self, share: float, remaining_share: float = 1.0, **changes: Any) -> Effort:
         """Return a share of the steps, or of the time, with changed attributes.

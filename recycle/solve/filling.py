@@ -188,5 +188,7 @@ def _store(library: PlanLibrary | None, before: Entry | None, new: Plan) -> Entr
             return msgspec.structs.replace(before, quick=False)
         kept = library.read(before)
         if kept is not None:
-            new = replace(kept, planner={**kept.planner, "quick": False}, lower_bound=new.lower_bound)
+            best = max(kept, new, key=lambda plan: plan.certified_bound or 0.0)
+            searched = {**kept.planner, "quick": False}
+            new = replace(kept, planner=searched, lower_bound=new.lower_bound, certificate=best.certificate)
     return Entry.of(new) if library is None else library.add(new)

@@ -58,13 +58,13 @@ class StageBounds:
 
     def __init__(self, job: PricedJob, failures: int, above: float = float("inf")) -> None:
         whole = Problem.from_job(job)
-        base = closed_form(whole)
+        base = float(closed_form(whole))
         self.rows: list[list[float]] = []
         for rank in range(job.shape.ranks):
             row = [base]
             for k in range(1, min(failures, job.shape.pipelines - 1) + 1):
                 dead = frozenset(Worker(p, rank) for p in range(job.shape.pipelines - k, job.shape.pipelines))
-                bound = closed_form(replace(whole, dead=dead))
+                bound = float(closed_form(replace(whole, dead=dead)))
                 if bound > above + TOLERANCE:
                     break
                 row.append(max(row[-1], bound))

@@ -39,6 +39,7 @@ from recycle.solve import time_indexed
 from recycle.solve.adapt import adapt
 from recycle.solve.assignment import assign_by_slots
 from recycle.solve.bounds import RisingBound, closed_form
+from recycle.solve.bounds.bound import certify
 from recycle.solve.effort import Deadline, Effort, Incumbent, Progress, Stop, is_met
 from recycle.solve.fuse_backward import fuse_backward
 from recycle.solve.layout.elastic import elastic_plan, quick_elastic_plan, reroute_in_layout
@@ -265,7 +266,7 @@ def _plan(
         effort = Effort(bound.value, bound.until(deadline), steps, section.seed, processes, report)
         if not quick:
             best = search_from_all(starts, effort.part(SEARCH_SHARE if exactly else 1.0))
-    proven = bound.value
+    proven = float(bound.value)
     if exactly and deadline.seconds_left > EXACT_FROM and not is_met(problem, best.period, proven):
         if progress:
             progress("proving", best.period)
@@ -288,7 +289,7 @@ def _plan(
     if wrong:
         raise PlanError(f"the planner made an invalid schedule, which is a bug: {wrong[0]}")
     limits = job.limits
-    return Plan(
+    result = Plan(
         schedule=schedule,
         makespan=timeline.makespan,
         period=timeline.period,
@@ -303,6 +304,7 @@ def _plan(
             "solver": "HiGHS",
         },
     )
+    return certify(result, bound.value, profile)
 
 
 def _require_time(problem: Problem, seconds: float) -> None:

@@ -28,13 +28,20 @@ from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
 from recycle.plans import failure_vector, require_hosts
 from recycle.solve.links import hops_between, lanes_between, link_times
-from recycle.solve.problem_arrays import Operations, ProblemArrays
+from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT, Operations, ProblemArrays
 
 Order = list[list[int]]
 """Operations of each worker in program order, by worker index; empty for a dead worker."""
 
 _WHOLE: list[type[Instruction]] = [Forward, Backward]
 _SPLIT: list[type[Instruction]] = [Forward, BackwardInput, BackwardWeight]
+OPERATIONS_OF_KIND: dict[int, tuple[int, ...]] = {
+    Forward.kind: (FORWARD,),
+    Backward.kind: (INPUT, WEIGHT),
+    BackwardInput.kind: (INPUT,),
+    BackwardWeight.kind: (WEIGHT,),
+}
+"""Operations that an instruction stands for; a whole B is an I directly followed by its W, if the problem splits it."""
 _FACTORS = (1, 2, 4, 5, 10, 20, 100)
 """Denominators of times that count as whole in some unit."""
 MOST_OPERATIONS = MOST_INSTRUCTIONS

@@ -15,6 +15,7 @@ from recycle.ir.simulate import simulate
 from recycle.job import Job, PricedJob, price
 from recycle.plans import Entry, Plan, PlanLibrary, Vector, errors, failure_vector
 from recycle.solve.bounds import lower_bound
+from recycle.solve.bounds.bound import certify
 from recycle.solve.filling import LibraryProgressCallback, fill
 from recycle.solve.problem import Problem
 
@@ -120,7 +121,8 @@ def refresh(
 def _priced(job: PricedJob, plan: Plan) -> tuple[PlanDrift, Plan | None]:
     profile, limits = job.prices, job.limits
     problem = Problem.from_job(job, plan.schedule.failed)
-    bound = lower_bound(problem)
+    proven = lower_bound(problem)
+    bound = float(proven)
     stored = (failure_vector(job.shape, plan.schedule.failed), plan.period, plan.gap)
     is_split = bool(plan.planner.get("decoupled", True))
     same_rules = (plan.schedule.optimizer, is_split) == (problem.optimizer, problem.split)
@@ -135,4 +137,4 @@ def _priced(job: PricedJob, plan: Plan) -> tuple[PlanDrift, Plan | None]:
         profile=profile.digest(),
         limits=None if limits is None else tuple(limits),
     )
-    return PlanDrift(*stored, timeline.period, bound), priced
+    return PlanDrift(*stored, timeline.period, bound), certify(priced, proven, profile)

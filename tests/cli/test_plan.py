@@ -55,7 +55,9 @@ def test_worked_example_is_planned_for_named_workers(plan):
     planned = plan(WORKED_EXAMPLE, "--failed 1.2 -o plan.json --json").json
     assert planned["vector"] == [0, 0, 1, 0]
     assert (planned["period"], planned["lower_bound"], planned["gap"], planned["moves"]) == (27, 27, 0, [])
-    assert set(planned) == {"vector", "makespan", "period", "lower_bound", "gap", "seconds", "moves"}
+    figures = {"vector", "makespan", "period", "lower_bound", "certified_bound", "gap", "seconds"}
+    assert set(planned) == figures | {"certificate", "moves"}
+    assert planned["certified_bound"] == planned["certificate"]["bound"] == 27
     schedule = Schedule.load("plan.json")
     assert schedule.failed == {Worker(1, 2)}
     assert simulate(schedule).period == 27
@@ -76,7 +78,9 @@ def test_a_library_is_written_and_re_used(plan, tmp_path):
     assert {path.name for path in (tmp_path / "plans").glob("*.json")} == {*named, "manifest.json"}
     assert len(named) == 3
     assert plan(TINY, "--failures 1 --library plans --json").json == printed  # seconds are those kept
-    assert plan(TINY, "--failed 2.1 --library plans --json").json == printed["plans"][2]
+    one = plan(TINY, "--failed 2.1 --library plans --json").json
+    assert one.pop("certificate")["bound"] == one["certified_bound"]
+    assert one == printed["plans"][2]
 
 
 def test_library_table_shows_relative_throughput(plan):

@@ -214,7 +214,7 @@ def test_run_is_resumed_or_refused(command: Command, job: Path) -> None:
     job.write_text(EMULATED.replace("pipelines = 2", "pipelines = 1").replace("micro_batches = 2", "micro_batches = 4"))
     outcome = command("train job.toml --resume --steps 8")
     assert outcome.status == 0
-    assert "continues at step 6 from checkpoint step-00000005 with 2 workers" in outcome.out
+    assert "continues at step 6 from step-00000005 with 2 workers" in outcome.out
     assert [step for step, *_ in losses(str(run))] == list(range(8))
     manifest = run / "checkpoints" / "step-00000005" / "manifest.json"
     manifest.write_text(manifest_text(manifest_content(manifest.parent) | {"version": 7}))

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from examples.megatron_loop.without_gpu import without_gpu
 from recycle.exec.data.batches import load_corpus
 from recycle.exec.leader.commit import clip_factor
 from recycle.job import Job
+from recycle.megatron.without_gpu import without_gpu
 from tests.exec.megatron_data import MegatronBatches
 from tests.warm import WarmPool
 

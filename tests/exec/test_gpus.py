@@ -122,7 +122,7 @@ def test_a_process_stays_on_the_processors_near_its_gpu(library: Nvml) -> None:
     library.gpus["GPU-c"].processors = 1 << 63  # none of them is allowed here
     seen: list[set[int]] = []
 
-    def bind() -> None:  # a thread of its own, whose affinity ends with it
+    def bind() -> None:  # in a new thread, with which the affinity ends
         for place in (2, 1):
             stay_near(GPUS, place)
             seen.append(os.sched_getaffinity(0))

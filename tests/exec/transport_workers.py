@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from recycle.exec.transport.base import TransportError, sum_groups
-from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.gloo import Gloo
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings
 from recycle.exec.transport.staged import Staged
+from recycle.ir.communicators import lanes_of
 from recycle.ir.instruction import (
     Instruction,
     RecvActivation,
@@ -69,6 +69,7 @@ def _make_worker(store: Any, _rank: int) -> Callable[..., str]:
     def run(kind: str, *case: Any) -> str:
         nonlocal plugin
         if type(plugin) is not PLUGINS[kind]:  # gloo's would shut the sockets that another keeps
+            Simulated.accelerator = None  # on which the last plug-in keeps communicators
             plugin = PLUGINS[kind](settings)
         try:
             _case(store, watch, plugin, *case)

@@ -25,8 +25,10 @@ from recycle.ir.simulate import simulate
 from recycle.job import PricedJob
 from recycle.job.profile import Profile
 from recycle.job.shape import Worker
+from recycle.plans import Plan
 from recycle.solve import bounds, time_indexed
 from recycle.solve.bounds import RisingBound, closed_form, fluid, lower_bound, rising_bounds
+from recycle.solve.bounds.bound import Bound, certify
 from recycle.solve.effort import Deadline
 from recycle.solve.problem import Problem
 from recycle.solve.search.list_scheduling import portfolio, schedule_by_policy
@@ -170,12 +172,29 @@ def tiny_problems(count: int) -> list[tuple[PricedJob, Problem]]:
     return problems
 
 
+def proven_of(priced: PricedJob, problem: Problem, bound: Bound) -> float | None:
+    """What the verifier says to the certificate of a bound, in a plan without instructions."""
+    schedule = problem.schedule([[] for _ in problem.cap])
+    limits = None if priced.limits is None else tuple(priced.limits)
+    planner = {"decoupled": priced.planner.decoupled}
+    plan = Plan(schedule, *[float(bound)] * 3, 0.0, priced.prices.digest(), limits, planner)
+    return certify(plan, bound, priced.prices).certified_bound
+
+
 @pytest.mark.search
 def test_bounds_are_not_above_the_optimum_of_exhaustive_search():
     met = 0
     for priced, problem in tiny_problems(80):
         optimum, bound = best_of_all(problem, priced.prices), lower_bound(problem)
         assert bound <= optimum + 1e-9, (priced, problem.dead)
+        assert proven_of(priced, problem, bound) == bound
+        for rule, *place in itertools.chain(
+            (("load", r) for r in range(problem.shape.ranks)),
+            (("lane", s) for s in range(problem.shape.stages)),
+            (("detour", *ranks) for ranks in itertools.product(range(problem.shape.ranks), repeat=2)),
+        ):
+            false = Bound.of_rule(optimum * (1 + 1e-6), False, rule, *place)
+            assert proven_of(priced, problem, false) is None
         met += bound > optimum - 1e-9
     assert met > 74
 

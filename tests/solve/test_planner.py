@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.automatic_schedules import AUTOMATIC
+from benchmarks.gaps import ONE_CHUNK, zero_bubble_task
 from recycle.errors import PlanError
 from recycle.ir.check import check
 from recycle.ir.simulate import simulate
@@ -165,12 +167,34 @@ def slowed(priced, speed):
         ((5, 4, 6), 1, [(3, 0), (3, 1), (3, 2)], (1, 3), 2.0),
         ((3, 4, 6), 2, [], (0, 0), 3.0),
         ((4, 2, 8), None, [(1, 0)], (2, 1), 1.5),
+        ((6, 3, 6), 3, [], (0, 1), 3.0),
     ],
 )
 def test_plan_is_not_worse_than_without_the_slow_worker(shape, limit, dead, slow, factor):
     priced = slowed(job(*shape, limit, steps=400), {f"{slow[0]}.{slow[1]}": factor})
     dead = [Worker(*position) for position in dead]
     assert plan(priced, dead).period <= plan(priced, [*dead, Worker(*slow)]).period
+
+
+@pytest.mark.parametrize("row", range(6))
+def test_first_plans_are_as_short_as_zero_bubbles_automatic_schedules(row):
+    task = zero_bubble_task(ONE_CHUNK[row], 1)
+    assert plan(task.job, quick=True).period <= task.ideal * (AUTOMATIC[1][row] + 5e-5)
+
+
+def test_placement_is_chosen_by_the_period():
+    shape = {"chunks": 2, "limit": 8, "steps": 200}
+    priced = job(3, 4, 8, placement="auto", **shape)
+    planned = plan(priced, [DEAD])
+    loop, v = (plan(job(3, 4, 8, placement=placement, **shape), [DEAD]) for placement in ("loop", "v"))
+    assert planned.period == min(loop.period, v.period)
+    other = planned.other_placement
+    assert {planned.schedule.placing, other.placement} == {"loop", "v"}
+    assert other.lower_bound == (v if other.placement == "v" else loop).lower_bound <= other.period
+    require_valid(planned, priced, [DEAD])
+    assert Plan.from_text(planned.text()).other_placement == other
+    assert priced.settled().grid.placement == "v"
+    assert plan(priced.settled(), steps=200).period == 48 < plan(job(3, 4, 8, **shape)).period
 
 
 def test_slow_worker_keeps_its_micro_batches_without_re_routing():

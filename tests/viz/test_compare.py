@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recycle import RecycleError, Schedule, Shape
-from recycle.ir.families import one_f_one_b, zb_h1
+from recycle import Profile, RecycleError, Schedule, Shape, simulate
+from recycle.ir.families import one_f_one_b, zb_h1, zb_v
 from tests.viz.components import canvases, drawn, of_type, plain, words
-from tests.viz.conftest import planned
+from tests.viz.conftest import PROFILE, planned
 from viz.analysis.differences import align
+from viz.details import one_f_one_b_period
 from viz.lane_cache import ComparedTimeline
 from viz.pages.compare_page import ComparePage
 from viz.pages.comparison import Comparison, align_clocks, choices, first_choice
@@ -130,12 +131,27 @@ def test_the_weight_half_of_a_whole_backward_is_named() -> None:
     assert any(text.endswith("(weight half)") for text in texts)
 
 
+def test_schedules_with_other_stages_are_compared_by_figures_alone() -> None:
+    shape = Shape(1, 4, 8)
+    named = (("whole", one_f_one_b(shape), 1.0), ("chunks", zb_v(Shape(1, 4, 8, chunks=2)), 0.5))
+    files = [schedule_source(Path(name), each, Profile.uniform(time, time, time)) for name, each, time in named]
+    page = ComparePage(lambda: files)
+    texts = words(plain(page.compare(KEYS)))
+    assert any("cuts the model into other stages" in text for text in texts)
+    row = texts.index("period against the first")
+    assert texts[row + 2] == "-27.3 %"
+    assert not json.loads(canvases(plain(page.lanes(KEYS)))[1]["data-shades"])[0]["is_shaded"]
+
+
 def test_plan_and_executed_step_are_compared_in_the_unit_of_their_axis(run_dir: Path) -> None:
     page = ComparePage(lambda: [load_run(run_dir)])
     keys = first_choice(page.now())
     texts = words(plain(page.compare(keys)))
     assert {"per live worker (ms)", "the same", "Both run the same instructions at the same times."} <= set(texts)
     assert {view["data-word"] for view in canvases(plain(page.lanes(keys)))} == {"ms"}
+    plan = simulate(page.now()[0].plan("bbbb1111"), PROFILE)  # type: ignore[union-attr]
+    scaled = page.comparison(keys).timelines[0].timeline
+    assert scaled.period / one_f_one_b_period(scaled) == pytest.approx(plan.period / one_f_one_b_period(plan))
 
 
 def test_what_cannot_be_compared_says_why(page: ComparePage) -> None:

@@ -104,6 +104,11 @@ def test_the_longest_bubbles_have_causes_and_places(entry: CachedLanes) -> None:
     bubbles = {(lane % 4, start, end) for ((lane, start, end),) in places(card)}
     assert len(bubbles) == len(places(card)) == panels.MAX_BUBBLES_LISTED
     assert "0.0, and 2 similar on its rank" in words(plain(card))
+    many = entry_of(simulate(one_f_one_b(Shape(96, 4, 8))))
+    texts = words(plain(panels.longest_bubbles(many, many.context)))
+    assert {text for text in texts if "similar" in text} == {
+        f"0.{rank}, and 95 similar on its rank" for rank in range(4)
+    }
 
 
 def test_every_worker_has_its_busy_time_peak_and_limit(entry: CachedLanes) -> None:

@@ -18,7 +18,7 @@ from recycle.runs.report import TimePart
 from tests.viz.components import canvases, drawn, of_type, plain, words
 from tests.viz.conftest import PROFILE
 from viz.app import build_app
-from viz.figures.charts import FILLS, over_time_figure, parts_figure
+from viz.figures.charts import FILLS, INTERRUPTIONS, over_time_figure, parts_figure
 from viz.kinds import label
 from viz.lanes import Flag
 from viz.numbers import short
@@ -282,11 +282,15 @@ def times(run_dir: Path) -> ReportPage:
 def test_iterations_and_changes_are_drawn_at_their_times(times: ReportPage) -> None:
     report = times.run.report
     figure = over_time_figure(report, times.run.metrics, 6)
-    seconds, _, workers = figure.data
+    seconds, _, loss, workers = figure.data
     assert list(seconds.x) == [line["time"] for line in times.run.metrics]
     assert list(workers.y) == [6, 6, 6, 5, 5, 5, 6, 6, 6]
     assert sum(seconds.y) == pytest.approx(report.measured)
-    assert [shape.x0 for shape in figure.layout.shapes] == [change.time for change in report.changes]
+    assert list(loss.y) == [line["loss"] for line in times.run.metrics]
+    lines, bands = ([shape for shape in figure.layout.shapes if shape.type == kind] for kind in ("line", "rect"))
+    assert [line.x0 for line in lines] == [change.time for change in report.changes]
+    interrupted = [span for span in report.spans if span.part in INTERRUPTIONS and span.seconds > 1e-3 * report.wall]
+    assert [(band.x0, band.x1) for band in bands] == [(span.start, span.end) for span in interrupted] != []
     assert [note.text for note in figure.layout.annotations] == [change.what for change in report.changes]
 
 

@@ -69,6 +69,15 @@ def test_missing_fields_keep_their_values(broken: Schedule) -> None:
     assert in_times(before, "I=2").context.limits == (4.0, 3.0)
 
 
+def test_equal_lanes_keep_their_own_limits(broken: Schedule) -> None:
+    model = PageModel()
+    bare, limited = (schedule_source(Path(str(each)), each) for each in (broken, planned(broken, 11, 10, (4.0, 3.0))))
+    addresses = [model.put(file.lanes, file.context) for file in (bare, limited)]
+    for times, limits in (("limit=2", [(2.0, 2.0)] * 2), ("", [None, (4.0, 3.0)])):
+        timed = [model.get(model.under(address, Scenario(times))) for address in addresses]
+        assert [entry.context.limits for entry in timed] == limits
+
+
 def test_a_dropped_profile_or_job_gives_all_times_and_limits(broken: Schedule) -> None:
     before, model = context(broken), PageModel()
     lanes = LaneTable.from_timeline(before.timeline)
@@ -167,7 +176,8 @@ def test_the_page_gets_lanes_and_headline_of_a_scenario(broken: Schedule) -> Non
     assert send().get_json()["addresses"] == [address]
     assert "Forward (F): write" in send(times="F=?").get_json()["problem"]
     digest = client.post("/scenario", json={"file": ["p.json", '{"forward": 2}']}).get_json()["digest"]
-    assert send(times=f"file={digest}").get_json()["addresses"] == answer["addresses"]
+    addresses = [*send(times=f"file={digest}").get_json()["addresses"], *answer["addresses"]]
+    assert len({client.get(f"/{each}").data for each in addresses}) == 1
     assert send(addresses=["lanes/0.bin"]).get_json()["addresses"] == [None]
     refused = [client.post("/scenario", json=body).status_code for body in ({"file": ["p.json"]}, [1], {})]
     large = client.post("/scenario", data=b"x" * 2**21, content_type="application/json").status_code

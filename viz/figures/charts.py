@@ -57,6 +57,8 @@ FILLS = {
     TimePart.ENDING: (OPTIMIZER.fill, "x"),
 }
 """Color and hatch of each part of the time."""
+INTERRUPTIONS = TimePart.REDONE, TimePart.PLANNING, TimePart.FORMING, TimePart.MOVING, TimePart.CHECKPOINTING
+"""Parts with a band over the time, in the colors of the bar of parts."""
 MAX_TEXTS, LONGEST_TEXT = 24, 26
 """Maximum number of changes with a text, and characters of a text; beyond, only lines are drawn."""
 ROWS, ROW = 3, 16
@@ -190,7 +192,7 @@ def event_text(event: Mapping[str, Any]) -> str:
 
 
 def over_time_figure(report: RunReport, metrics: Sequence[Mapping[str, Any]], workers: int) -> go.Figure:
-    """Return three stacked plots over the seconds since the run's start."""
+    """Return four stacked plots over the seconds since the run's start, with a band for each interruption."""
     times = [line["time"] for line in metrics]
     steps = [line["step"] for line in metrics]
     step_seconds = dict.fromkeys(steps, 0.0)
@@ -201,20 +203,29 @@ def over_time_figure(report: RunReport, metrics: Sequence[Mapping[str, Any]], wo
     rows: tuple[tuple[str, str, list[Any], str, str], ...] = (
         ("y", "seconds", [step_seconds[step] for step in steps], FORWARD.fill, "%{y:.4g} s"),
         ("y2", "tokens/s", [line.get("tokens_per_second") for line in metrics], RECOVERY, "%{y:,.0f} tokens/s"),
-        ("y3", "live workers", [line.get("live_workers") for line in metrics], OPTIMIZER.fill, "%{y} live workers"),
+        ("y3", "loss", [line.get("loss") for line in metrics], BACKWARD_WEIGHT.fill, "loss %{y:.6g}"),
+        ("y4", "live workers", [line.get("live_workers") for line in metrics], OPTIMIZER.fill, "%{y} live workers"),
     )
     for place, name, values, colour, hover in rows:
-        style = {"color": colour, "shape": "vh" if place == "y3" else "linear"}
-        mode = "lines+markers" if len(steps) <= 120 and place != "y3" else "lines"
+        style = {"color": colour, "shape": "vh" if place == "y4" else "linear"}
+        mode = "lines+markers" if len(steps) <= 120 and place != "y4" else "lines"
         hover = f"step %{{customdata}}, %{{x:.2f}} s: {hover}"
         add_line(figure, times, values, name, hover, style, mode, customdata=steps, marker={"size": 4}, yaxis=place)
+    layout = marked_layout([_mark(change, len(report.changes)) for change in report.changes], 620, 20, "left")
+    edges = {"y0": 0, "y1": 1, "yref": "paper", "line": {"width": 0}, "layer": "below", "opacity": 0.3, "type": "rect"}
+    layout["shapes"] += [
+        {**edges, "x0": span.start, "x1": span.end, "fillcolor": FILLS[span.part][0]}
+        for span in report.spans
+        if span.part in INTERRUPTIONS and span.seconds > SHORTEST * report.wall
+    ]
     figure.update_layout(
-        **marked_layout([_mark(change, len(report.changes)) for change in report.changes], 520, 20, "left"),
+        **layout,
         uirevision="over-time",  # keeps the zoom when a live run is redrawn
-        xaxis=x_axis("seconds since the start", anchor="y3", rangemode="tozero"),
-        yaxis=y_axis("iteration, s", 0.66, rangemode="tozero"),
-        yaxis2=y_axis("tokens/s", 0.3, 0.6, rangemode="tozero"),
-        yaxis3=workers_axis("workers", 0.24, workers),
+        xaxis=x_axis("seconds since the start", anchor="y4", rangemode="tozero"),
+        yaxis=y_axis("iteration, s", 0.76, rangemode="tozero"),
+        yaxis2=y_axis("tokens/s", 0.5, 0.71, rangemode="tozero"),
+        yaxis3=y_axis("loss", 0.24, 0.45),
+        yaxis4=workers_axis("workers", 0.19, workers),
     )
     return figure
 
@@ -356,7 +367,9 @@ def goodput_figure(trace: TraceSummary, systems: Sequence[SystemResult]) -> go.F
         scaled = reference.goodput * trace.live
         shapes.append(_line_at(scaled, FAILURE, "dash" if row else "solid"))
         text = f"{name}, fault-scaled: {scaled:.4g}"
-        notes.append({**_NOTE, "bgcolor": CLEAR, "x": scaled, "y": 1 + 0.1 * row, "text": text, "font": _font(MUTED)})
+        notes.append(
+            {**_NOTE, "bgcolor": CLEAR, "x": scaled, "y": 1, "yshift": 18 * row, "text": text, "font": _font(MUTED)}
+        )
     figure.update_layout(
         **frame(90 + _BAR * len(systems), 30 + 20 * len(notes), BOTTOM),
         xaxis=x_axis("samples per second", rangemode="tozero"),

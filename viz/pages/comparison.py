@@ -246,24 +246,16 @@ def largest(comparison: Comparison, pair: ComparedPair) -> html.Details:
     is_half = is_weight_half(a, matches)
     for place in order.tolist():
         row, other = int(matches.first[place]), int(matches.second[place])
+        worker, other_worker = a.schedule.position(row)[0], b.schedule.position(other)[0]
         rows.append(
             [
                 f"{a.schedule.instruction(row)}{' (weight half)' if is_half[place] else ''}",
-                str(a.schedule.position(row)[0]),
-                str(b.schedule.position(other)[0]),
+                f"{worker} \N{RIGHTWARDS ARROW} {other_worker}" if matches.moved[place] else str(worker),
                 unit.text(float(matches.time[place])),
-                unit.text(float(matches.time[place] + matches.delta[place])),
                 signed(float(matches.delta[place]) * unit.scale),
             ]
         )
-    head = (
-        "instruction",
-        "worker",
-        "worker in the second",
-        "starts",
-        "starts in the second",
-        f"difference{unit.suffix}",
-    )
+    head = ("instruction", "worker", "starts", f"later by{unit.suffix}")
     title = f"Largest differences of {pair.second.title}"
     return html.Details([html.Summary(title), parts.table(head, rows)], className="card")
 

@@ -94,9 +94,9 @@ class PlansPage(Page):
             return parts.card("Library", parts.empty_state("No plan library was given.", hint))
         listed = entries[:MAX_ENTRIES]
         fault_free_period = next((entry.period for entry in entries if not entry.failures), None)
-        head = ("failures", "dead per rank", "period", "bound", "gap", "throughput", "peak activations", "")
+        head = ("failures", "dead per rank", "period", "bound", "gap", "throughput", "")
         rows: list[list[parts.Cell]] = []
-        for entry, peak in zip(listed, self.what_if.peaks(listed), strict=True):
+        for entry in listed:
             identifier = {"type": self.name("entry"), "vector": ",".join(map(str, entry.vector))}
             failed_text = _vector(entry.vector)
             rows.append(
@@ -107,7 +107,6 @@ class PlansPage(Page):
                     entry.lower_bound,
                     _gap(entry.gap),
                     percent(fault_free_period / entry.period) if fault_free_period and entry.period else None,
-                    peak,
                     None if is_exported else parts.button("Show", identifier, f"Show the plan for {failed_text} dead"),
                 ]
             )
@@ -343,7 +342,6 @@ class PlansPage(Page):
                 is_better, message = self.search(trail[-1])
                 return message, count + 1 if is_better else no_update
 
-        # Peaks come from the plans, which takes a moment for a large library: do not block others.
         @app.callback(self.output("library"), self.input("library", "id"))
         def list_library(_: str) -> Any:
             return self.library()

@@ -18,6 +18,9 @@ PARTS_CAPTION = (
     "Every second of the wall clock is in one part. Useful is what a live worker computed on average in iterations that"
     " count; waiting is the rest of these, silences before their detection, and workers whose return is awaited."
 )
+BANDS_CAPTION = (
+    "Bands are interruptions, in the colors of the bar below: redone, planning, forming, moving, checkpointing."
+)
 CHANGES_CAPTION = (
     "From the last commit of a generation to the start of the next. Slower after: how much longer the iterations until"
     " the next change take by their plans than with all workers."
@@ -53,7 +56,7 @@ class ReportPage(PageOfRun):
         cards = [
             parts.problems(self.run.problems),
             parts.chips(facts(report)),
-            parts.card("Iterations over time", curves),
+            parts.card("The run over time", curves, caption=BANDS_CAPTION),
             parts.card("Where the time went", bar, parts.table(PARTS_HEAD, part_rows(report)), caption=PARTS_CAPTION),
         ]
         if report.changes:

@@ -115,12 +115,16 @@ def curves(model: PageModel, field: str, most: float, timelines: Sequence[Any], 
     values = [most * place / (points - 1) for place in range(points)]
     texts = scenario.fields()
     now = texts.pop(field, "")
+    others = " ".join(f"{name}={text}" for name, text in texts.items())
 
     def period(context: TimelineContext, value: float) -> float:
-        words = " ".join(f"{name}={text}" for name, text in {**texts, field: repr(value)}.items())
+        words = f"{others} {field}={value!r}"
         return model.context_under(context, scenario._replace(times=words)).timeline.period
 
-    periods = {name: [period(context, value) for value in values] for name, context in contexts.items()}
+    key = field, most, tuple(map(tuple, timelines)), scenario._replace(times=others)
+    periods = model.curves.get(key) or model.curves.put(
+        key, {name: [period(context, value) for value in values] for name, context in contexts.items()}
+    )
     try:
         mark = float(now)
     except ValueError:

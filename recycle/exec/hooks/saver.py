@@ -2,6 +2,8 @@
 
 One host of each stage writes it, chosen by the plan and the generation record. The copy is taken between the commit and
 the next step, so it never has a step that might be undone. Its buffers are reused; files are serialized one by one.
+Buffers in pinned memory take seconds to allocate, and wait for the device: they are allocated when a generation begins,
+before any receive is posted, and each counts as progress.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Saver(IterationHook):
     Args:
         all_at: whether the last step of every stage was a given iteration (`StepState.all_at`).
         send: reports saved parts to the leader; from any thread.
-        set_waiting: called with True before a wait for the disk and False after it.
+        set_waiting: called with True before a wait for the disk and False after it; each call is progress.
+        reserves: whether to allocate buffers when a generation begins, instead of with the first checkpoint.
     """
 
     def __init__(
@@ -43,8 +46,9 @@ class Saver(IterationHook):
         tensor_parallel: int = 1,
         deadline: float = math.inf,
         set_waiting: Callable[[bool], None] = lambda waiting: None,
+        reserves: bool = False,
     ) -> None:
-        self._deadline, self._set_waiting = deadline, set_waiting
+        self._deadline, self._set_waiting, self._reserves = deadline, set_waiting, reserves
         self._root, self._name, self._stages, self._all_at = root, name, stages, all_at
         self._hosts: Mapping[int, Sequence[str]] = {}
         self._worker, self._tensor_rank = split_member(name)
@@ -60,6 +64,15 @@ class Saver(IterationHook):
         if generation.hosts.keys() != self._hosts.keys():
             self._copies = {}
         self._hosts = generation.hosts
+        if self._reserves:
+            for index in self._own_numbers(generation.record):
+                self._buffers(index, self._parts()[index].tensors)
+
+    def _own_numbers(self, record: GenerationRecord) -> list[int]:
+        return [index for index, hosts in self._hosts.items() if writer_of(index, hosts, record) == self._worker]
+
+    def _parts(self) -> dict[int, StoredPart]:
+        return {number: part for stage in self._stages.values() for number, part in stage.stored().items()}
 
     def save(self, record: GenerationRecord, commit: Commit | None) -> None:
         """Copy and write this process's stages if the commit requests a checkpoint and they are in its state.
@@ -68,11 +81,7 @@ class Saver(IterationHook):
         """
         if commit is None or not commit.checkpoint or commit.step == self._saved_step or not self._all_at(commit.step):
             return
-        own_numbers = [
-            index
-            for index, hosts in self._hosts.items()
-            if writer_of(index, hosts, record) == self._worker and (commit.step, index) not in self._reported
-        ]
+        own_numbers = [index for index in self._own_numbers(record) if (commit.step, index) not in self._reported]
         if not own_numbers:
             return
         self._saved_step = commit.step
@@ -82,8 +91,7 @@ class Saver(IterationHook):
             for index in own_numbers:
                 self._report(commit.step, index, Saved(error="the previous checkpoint is still being written"))
             return
-        began = time.monotonic()
-        parts = {number: part for stage in self._stages.values() for number, part in stage.stored().items()}
+        began, parts = time.monotonic(), self._parts()
         copied = [(index, parts[index], self._copy(index, parts[index].tensors)) for index in own_numbers]
         self._writing = self._thread.submit(self._write, commit.step, copied, time.monotonic() - began)
 
@@ -104,8 +112,16 @@ class Saver(IterationHook):
         if not self._writing.done():
             raise RunError(f"{self._root}: a checkpoint was not written within {self._deadline:g} s; check the disk")
 
+    def _buffers(self, index: int, live: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        def allocate(tensor: torch.Tensor) -> torch.Tensor:
+            self._set_waiting(False)
+            return on_host(tensor)
+
+        self._copies[index] = buffers_for(live, self._copies.pop(index, []), allocate)
+        return self._copies[index]
+
     def _copy(self, index: int, live: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        copies = self._copies[index] = buffers_for(live, self._copies.pop(index, []), on_host)
+        copies = self._buffers(index, live)
         copy_state(copies, live)
         if any(tensor.is_cuda for tensor in live):
             torch.cuda.current_stream().synchronize()  # the next step changes them

@@ -172,7 +172,10 @@ class _Agent:
             if self._outcome is None:
                 self._local_node.wait()
         if self._outcome not in ("", ENDED_EARLY):
-            raise RunError(self._outcome)
+            code, _, reason = self._outcome.partition(" ")
+            error = RunError(reason)
+            error.exit_code = int(code)
+            raise error
         self._local_node.processes.end(patience=0.0)  # processes still running came back too late to take part
         self._disconnect()
         self._forget_run()
@@ -263,7 +266,7 @@ class _Agent:
             self.give_up_role()
         except RunError as error:
             if self._runtime is not None:
-                self._end_run(str(error))
+                self._end_run(f"{error.exit_code} {error}")
                 self._forget_run()
             raise
 

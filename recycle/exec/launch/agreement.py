@@ -38,6 +38,7 @@ def open_agreed_directory(
         faults=[str(fault) for fault in request.faults],
         started=time.time(),
         resume=resume,
+        transport=request.findings.transport,
     )
     if (info := election.run()) is not None:
         _require_same(own, info, election, node, run)
@@ -78,6 +79,11 @@ def _require_same(own: RunInfo, info: RunInfo, election: Election, node: int, ru
     ):
         if own_value != agreed:
             raise JobError(f"node {node}: run {run!r} has {difference}; give another --id")
+    if own.transport != info.transport:
+        raise JobError(
+            f"node {node}: run {run!r} uses the transport {info.transport}, this node selects {own.transport}; check"
+            " its GPUs, or state [membership] transport"
+        )
     if own.resume != info.resume and election.register()[0] is None:  # else the register decides
         first, second = ("with", "without") if info.resume else ("without", "with")
         raise JobError(

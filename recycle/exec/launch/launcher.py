@@ -99,6 +99,7 @@ def train(
     evaluation: DataProvider | None = None,
     stop: threading.Event | None = None,
     command: Sequence[str] = (),
+    script_restarts: int = 0,
 ) -> RunResult:
     """Train a job on this machine, through injected and real faults.
 
@@ -118,6 +119,7 @@ def train(
         stop: when set, the run ends with the present or next iteration, and a checkpoint of its state.
         command: your own Megatron script and its arguments, started once per worker instead of recycle's trainer (see
             docs/guides/own-loop.md).
+        script_restarts: how often the script is started again, from its own checkpoint, after the loss of a stage.
 
     Raises:
         JobError, ScheduleError: the request is impossible; no process was started.
@@ -137,6 +139,7 @@ def train(
         faults=faults,
         observer=observer,
         command=command,
+        script_restarts=script_restarts,
     )
     processes_here = (job.shape.worker_count - len(request.absent)) * job.grid.tensor_parallel
     with contextlib.ExitStack() as closing:

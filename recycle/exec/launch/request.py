@@ -65,6 +65,7 @@ class RunRequest:
 
     Attributes:
         command: the user's script and its arguments, which trains in a session; empty for recycle's own trainer.
+        script_restarts: how often the script is started again after the loss of a stage.
     """
 
     job: PricedJob
@@ -75,6 +76,7 @@ class RunRequest:
     observer: Observer
     findings: Findings = Findings()  # noqa: RUF009  (immutable)
     command: Sequence[str] = ()
+    script_restarts: int = 0
 
     @property
     def text_digest(self) -> str | None:
@@ -141,6 +143,7 @@ def request_run(
     faults: Sequence[Fault] = (),
     observer: Observer | None = None,
     command: Sequence[str] = (),
+    script_restarts: int = 0,
 ) -> RunRequest:
     """Return the request for a run, after all checks that need no torch.
 
@@ -163,6 +166,7 @@ def request_run(
         faults=tuple(faults),
         observer=observer or Observer(),
         command=tuple(command),
+        script_restarts=script_restarts,
     )
 
 
@@ -173,7 +177,6 @@ def job_of_script(job: PricedJob, steps: int) -> PricedJob:
     """
     defaults, change = Job(grid=job.grid), msgspec.structs.replace
     for key, is_set, remedy in (
-        ("[shape] tensor_parallel", job.grid.tensor_parallel > 1, "write 1"),
         ("[train] sharded_optimizer", job.train.sharded_optimizer, "set it to false"),
         ("[planner] layout", job.planner.layout == "elastic", 'write "fixed"'),
         ("[eval] every", job.evaluation.every > 0, "evaluate in the script"),
@@ -184,7 +187,7 @@ def job_of_script(job: PricedJob, steps: int) -> PricedJob:
     model = change(defaults.model, kind="emulated", **stated)
     kept = ("trace", "threads", "accumulation", "gradient_exponent", "non_finite")
     train = change(defaults.train, steps=steps, checkpoint_every=0, **{key: getattr(job.train, key) for key in kept})
-    membership = change(job.membership, drift=0.0)
+    membership = job.membership
     if membership.transport == "auto":
         membership = change(membership, transport="gloo")
     return change(

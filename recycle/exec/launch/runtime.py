@@ -128,7 +128,7 @@ class LeaderRuntime:
             started=time.monotonic() - directory.elapsed(),
             logs=str(directory.logs),
             resume_command=resume_command(directory.path),
-            restores=not request.command,
+            script_restarts=request.script_restarts if request.command else None,
         )
         self.leader = Leader(run, time.monotonic())
 

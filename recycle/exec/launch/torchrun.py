@@ -31,12 +31,12 @@ from recycle.exec.leader.metrics import finite_or_none
 from recycle.exec.model.build import build_stages
 from recycle.exec.protocol import Commit, Evaluated, EvaluationReport, Report
 from recycle.exec.transport.base import sum_groups
-from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.plugin import TransportSettings, transport_of
 from recycle.exec.worker.iterations import Iterations
 from recycle.exec.worker.local_stages import own_initial_shards
 from recycle.exec.worker.step_state import StepState
+from recycle.ir.communicators import lanes_of
 from recycle.ir.formats import named_schedule
 from recycle.ir.lower import with_barrier
 from recycle.ir.plugins import load_plugins

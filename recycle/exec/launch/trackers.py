@@ -91,9 +91,7 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
     "checkpoint": lambda e: (
         f"no checkpoint of step {e['step']}: {e['error']}" if "error" in e else f"checkpoint {e['folder']} is complete"
     ),
-    "restored": lambda e: (
-        f"continues at step {e['step']} from checkpoint {e['checkpoint']} with {len(e['live'])} workers"
-    ),
+    "restored": lambda e: f"continues at step {e['step']} from {e['checkpoint']} with {len(e['live'])} workers",
     "corrupt": lambda e: f"step {e['step']}: {e['what']}",
     "stopped": lambda e: (
         (f"ended early after step {e['step']}" if e["step"] >= 0 else "ended before the first step")

@@ -65,6 +65,7 @@ class Question(Value):
         within: hash of a plan in use whose layout the new plan keeps or starts from.
         profile: digest of the profile to plan with; empty for the job's profile.
         compared: hash of a plan in use; the answer includes this plan's period under the same profile.
+        text: a schedule to check and prepare; empty to make one.
     """
 
     failed: frozenset[Worker]
@@ -73,6 +74,7 @@ class Question(Value):
     within: str = ""
     profile: str = ""
     compared: str = ""
+    text: str = ""
 
 
 # Messages from the runtime.

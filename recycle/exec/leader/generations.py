@@ -119,10 +119,9 @@ class Generations(Forming):
             raise RunError(f"plan {plan}, which defines what the workers hold, is missing in the run directory")
         self.holdings.set_current(plan, hosts)
 
-    def start_over(self, live: Collection[Worker], commit: Commit, generation: int) -> None:
-        """Continue from a checkpoint's commit; the workers are still to be started. `generation` is the last one."""
-        self.record = GenerationRecord(generation, [], {}, "", committed=commit.step, commit=commit)
-        self.live = set(live)
+    def start_over(self, live: Collection[Worker], record: GenerationRecord) -> None:
+        """Continue from the committed iteration of a record without plan; the workers are still to be started."""
+        self.record, self.live = record, set(live)
         self.joined.clear()
         self.holdings.start_over()
         self.checkpoints.pending.clear()

@@ -39,18 +39,21 @@ from recycle.exec.leader.checkpoints import folder_name
 from recycle.exec.leader.commit import names_of_numbers
 from recycle.exec.leader.forming import StageLost
 from recycle.exec.leader.generations import Generations
-from recycle.exec.leader.membership import reassign
+from recycle.exec.leader.membership import END_SECONDS, reassign
 from recycle.exec.leader.state import Phase, RunDescription
 from recycle.exec.members import joined_digests, worker_names
 from recycle.exec.protocol import (
     REFUSED_THE_JOB,
+    STAGE_LOST,
     Batch,
     Commit,
     Ended,
     FaultReached,
     FinalState,
     FromWorker,
+    GenerationRecord,
     Hello,
+    Leave,
     Leaving,
     Ready,
     SavedPart,
@@ -64,11 +67,15 @@ from recycle.job.shape import Worker
 
 @dataclass
 class _Restore:
-    """A checkpoint restore: reason, workers alive before, deadline for nodes and processes, and the checkpoint."""
+    """A checkpoint restore: reason, workers alive before, deadline for nodes and processes, and the checkpoint.
+
+    Processes end by themselves until `killed_at`.
+    """
 
     lost: StageLost
     alive: Collection[Worker]
     deadline: float
+    killed_at: float
     answer: CheckpointFound | Literal["asked for"] | None = None
 
 
@@ -221,7 +228,8 @@ class Leader(Generations):
             for worker in sorted(live):
                 process = self.processes[worker]
                 if process.generation != record.generation:
-                    self.start_process(worker, record.committed if record.committed >= 0 else None)
+                    has_state = record.committed >= 0 or record.script_starts
+                    self.start_process(worker, record.committed if has_state else None)
                 elif process.how is not None:
                     self._fail_to_start(worker, process.how)
                     return
@@ -251,8 +259,12 @@ class Leader(Generations):
             if other != at:
                 starts = f"workers {first} and {worker} begin with steps {at + 1} and {other + 1}"
                 raise RunError(f"{starts}; load one checkpoint in all processes")
-        if at >= 0:
-            self.record = msgspec.structs.replace(self.record, committed=at)
+        if self.record.script_starts:
+            self.put(Rewind(at))
+            self._log_restored(at, "the script's checkpoint" if at >= 0 else "the script's initial state")
+        elif at < 0:
+            return
+        self.record = msgspec.structs.replace(self.record, committed=at)
 
     def _fail_to_start(self, worker: Worker, cause: str) -> None:
         """Ends the run at its start; during a restore other workers may start instead."""
@@ -267,10 +279,12 @@ class Leader(Generations):
     # The way back to a checkpoint.
 
     def _start_restore(self, lost: StageLost, alive: Collection[Worker]) -> None:
-        if not self.run.restores:
-            raise lost
         self._can_restore, self._waits_for = True, ""
-        self._restore = _Restore(lost, set(alive), self.now + self.limits.rejoin_deadline)
+        is_script, seconds = self.run.script_restarts is not None, self.limits.rejoin_deadline
+        killed_at = self.now + min(END_SECONDS, seconds / 2) if is_script else self.now
+        self._restore = _Restore(lost, set(alive), self.now + seconds, killed_at)
+        for worker in sorted(alive) if is_script else ():
+            self.tell(Leave(str(worker), self.processes[worker].incarnation, str(lost)))
         self.enter(Phase.RESTORING)
         self._continue_restore()
 
@@ -290,18 +304,26 @@ class Leader(Generations):
                     f"{restore.lost}, and workers {' '.join(map(str, running))} could not be ended for the restore"
                 )
             for worker in running:
-                self.kill(worker)
+                if worker not in restore.alive or self.now >= restore.killed_at:
+                    self.kill(worker)
             return
+        is_script = run.script_restarts is not None
+        if is_script and self.record.script_starts >= (run.script_restarts or 0):
+            restore.lost.exit_code = STAGE_LOST
+            raise restore.lost
         allowed = {
             worker
             for worker in self.positions - run.absent
-            if (worker in restore.alive or self.processes[worker].incarnation < run.restarts)
+            if (is_script or worker in restore.alive or self.processes[worker].incarnation < run.restarts)
             and not self.has_left(worker)
         }
         startable = {worker for worker in allowed if not self.missing_nodes([worker])}
         assigned = reassign(job.shape, startable)
         if assigned is None and startable < allowed and not is_late:
             return  # a node may come back
+        if is_script:
+            self._start_script_again(restore.lost, assigned, startable)
+            return
         self.checkpoints.tick((), self.record)
         if self.checkpoints.is_finishing:
             return
@@ -322,20 +344,40 @@ class Leader(Generations):
                 f"{restore.lost}, and {len(startable)} live workers are too few for {job.shape.ranks} ranks;"
                 f" resume from {folder_name(checkpoint.step)} with: {run.resume_command}"
             )
+        self._start_over_at(assigned, startable, self._record_of(self._commit_of(checkpoint), self.record.generation))
+        self.put(Rewind(checkpoint.step))
+        self._log_restored(checkpoint.step, folder_name(checkpoint.step))
+
+    def _start_script_again(
+        self, lost: StageLost, assigned: Collection[Worker] | None, startable: Collection[Worker]
+    ) -> None:
+        """Keep the committed iteration until the processes tell which one they have loaded."""
+        record = self.record
+        if assigned is None:
+            raise RunError(f"{lost}, and {len(startable)} live workers are too few for {self.job.shape.ranks} ranks")
+        starts = record.script_starts + 1
+        self.log("warning", message=f"{lost}; the script starts again, {starts} of {self.run.script_restarts}")
+        before = GenerationRecord(record.generation, [], {}, "", committed=record.committed, script_starts=starts)
+        self._start_over_at(assigned, startable, before)
+
+    def _start_over_at(
+        self, assigned: Collection[Worker], startable: Collection[Worker], record: GenerationRecord
+    ) -> None:
         self.exchange_places(assigned, startable)
         places = {str(worker): str(place) for worker, place in self.places.items()}
-        self.start_over(assigned, self._commit_of(checkpoint), self.record.generation)
+        self.start_over(assigned, record)
         self.announce("abandoned", places=places)  # for another leader
-        self.put(Rewind(checkpoint.step))
         self._restore = None
-        self._log_restored(checkpoint)
 
     def _resume(self, checkpoint: StoredCheckpoint, generation: int) -> None:
         commit = self._commit_of(checkpoint)
-        self.start_over(self.live, commit, generation)
+        self.start_over(self.live, self._record_of(commit, generation))
         if checkpoint.commit.evaluate and not (checkpoint.has_metrics or commit.evaluate):
             self.write_line()
-        self._log_restored(checkpoint)
+        self._log_restored(checkpoint.step, folder_name(checkpoint.step))
+
+    def _record_of(self, commit: Commit, generation: int) -> GenerationRecord:
+        return GenerationRecord(generation, [], {}, "", committed=commit.step, commit=commit)
 
     def _commit_of(self, checkpoint: StoredCheckpoint) -> Commit:
         """A step without a metrics line was not evaluated yet."""
@@ -344,9 +386,8 @@ class Leader(Generations):
         is_due = self.job.is_evaluated(commit.step, is_last) and not checkpoint.has_metrics
         return msgspec.structs.replace(commit, finished=is_last and is_due, evaluate=is_due)
 
-    def _log_restored(self, checkpoint: StoredCheckpoint) -> None:
-        names, folder = worker_names(self.live), folder_name(checkpoint.step)
-        self.log("restored", step=checkpoint.step + 1, checkpoint=folder, live=names)
+    def _log_restored(self, step: int, checkpoint: str) -> None:
+        self.log("restored", step=step + 1, checkpoint=checkpoint, live=worker_names(self.live))
 
     # The end of the run.
 

@@ -83,7 +83,7 @@ class Membership(RunState):
 
     def __init__(self, run: RunDescription, now: float) -> None:
         super().__init__(run, now)
-        self.plans = Plans(self.job, self, run.own, run.can_search)
+        self.plans = Plans(self.job, self, run.own, run.can_search, run.script_restarts is not None)
         self._fresh_ends: dict[Worker, str] = {}
         self._agents: dict[int, _Agent] = {}
         self._ticked = now
@@ -193,6 +193,7 @@ class Membership(RunState):
         if ready.incarnation == process.incarnation:
             process.ready.add(member)
             process.at = ready.at
+            self.plans.own_text = ready.schedule or self.plans.own_text
 
     def is_ready(self, worker: Worker) -> bool:
         process = self.processes[worker]

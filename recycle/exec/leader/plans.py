@@ -108,8 +108,10 @@ class Plans:
     Args:
         outbox: receives questions and the events `layout`, `slow-link` and `replanned`.
         own: the workers that the user's own schedule leaves out, and its plan.
+        is_script: a user's script trains, so times are real.
 
     Attributes:
+        own_text: the schedule of all workers that a user's script gives; empty without one.
         hosts: hash of a plan -> its hosts.
         compute: compute times of the last iteration, for its metrics line.
     """
@@ -120,11 +122,13 @@ class Plans:
         outbox: Outbox,
         own: tuple[_Failed, PreparedPlan] | None = None,
         can_search: bool = True,
+        is_script: bool = False,
     ) -> None:
+        self.own_text = ""
         self._job, self._outbox, self._own = job, outbox, own
         self._usual = Hosts.at_start(job, None)
         self._can_move = (job.planner.layout == "elastic" or job.planner.move) and can_search
-        takes_time = job.model.kind != "emulated" or job.model.seconds_per_unit > 0
+        takes_time = job.model.kind != "emulated" or job.model.seconds_per_unit > 0 or is_script
         watches = job.membership.drift > 0 and job.planner.reroute and can_search and takes_time
         self._drift = DriftMonitor(job) if watches else None
         self._answers: dict[Question, Planned | None] = {}
@@ -174,7 +178,7 @@ class Plans:
         """With `within`, the hash of a plan in use, keep its layout. None while the plan is being made."""
         if self._own is not None and not within and self._own[0] == failed:
             return self._own[1]
-        question = Question(failed, is_urgent=True, within=within)
+        question = Question(failed, is_urgent=True, within=within, text="" if failed or within else self.own_text)
         self._ask(question)
         answer = self._answers[question]
         if answer is not None and answer.plan is None:
@@ -277,7 +281,7 @@ class Plans:
             search = self._search = None
         if search is not None and search.better is None:
             self._check_answer(search)
-        is_own = self._own is not None and self._own[0] == failed
+        is_own = (self._own is not None and self._own[0] == failed) or bool(self.own_text and not failed)
         if self._search is not None or running is None or is_own:
             return
         if self._can_move and not self._has_searched_layout and (failed or is_moved):

@@ -133,7 +133,8 @@ class RunDescription(Value, kw_only=True):
         own: the workers that the user's own schedule leaves out, and its plan.
         can_search: whether the planner can search for better plans.
         started: start of the run on the leader's clock.
-        restores: after the loss of a stage, workers are started again from a checkpoint of the run; else the run ends.
+        script_restarts: how often a user's script is started again after the loss of a stage; None if workers restore
+            a checkpoint of the run.
     """
 
     job: PricedJob
@@ -148,7 +149,7 @@ class RunDescription(Value, kw_only=True):
     started: float = 0.0
     logs: str = "the logs"
     resume_command: str = "recycle train JOB --resume"
-    restores: bool = True
+    script_restarts: int | None = None
 
 
 @dataclass

@@ -55,6 +55,10 @@ class TensorGroup(dist.ProcessGroup):
             raise RunError("the tensor ranks exchange tensors outside of a generation")
         return self.exchange(parts)
 
+    def gather_all(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of all ranks, of one shape. Raises as `allreduce`."""
+        return self.begin_exchange([tensor.contiguous()] * self.size())()
+
 
 class _PendingAllReduce:
     def __init__(

@@ -107,6 +107,9 @@ class PlanService:
 
     def ask(self, question: LeaderQuestion, profile: Profile | None = None) -> None:
         """Start answering a question; `poll` returns the answer."""
+        if question.text:
+            self._thread.submit(self._answer_with, question)
+            return
         if self._planner is None:
             self._deliver(question, error="no planner was given")
             return
@@ -126,6 +129,15 @@ class PlanService:
             self._background.ask(asked)
         else:  # a third child, so that the urgent child stays free
             (self._children[2] if len(self._children) > 2 else self._child(self._planner)).ask(asked)
+
+    def _answer_with(self, question: LeaderQuestion) -> None:
+        try:
+            schedule = Schedule.loads(question.text, "session(schedule=...)")
+            prepared = self._prepared_plan(*check_for_run(schedule, self._job, self._job.prices))
+        except RecycleError as error:
+            self._deliver(question, error=str(error))
+        else:
+            self._deliver(question, prepared)
 
     def _translated(self, question: LeaderQuestion, profile: Profile | None) -> Question:
         failed, file = tuple(map(str, sorted(question.failed))), None

@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from recycle.exec.checkpoint.checkpoint import PART_BYTES
 from recycle.exec.transport.plugin import gpu_or_cpu
 from recycle.job import Job
-from recycle.job.footprint import USABLE
+from recycle.job.footprint import USABLE, usable_bytes
 
 _MEMORY = "[memory]"
 
@@ -86,7 +86,7 @@ def capacity(job: Job, state: float = 0.0) -> float:
     device = gpu_or_cpu()
     if device.type == "cuda" and job.model.kind != "emulated":
         free, _ = torch.cuda.mem_get_info(device)
-        return USABLE * (free + torch.cuda.memory_reserved(device))
+        return usable_bytes(free + torch.cuda.memory_reserved(device))
     workers = job.shape.worker_count
     if job.membership.store != "launcher":
         workers = min(workers, job.cluster.workers_per_node)

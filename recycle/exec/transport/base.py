@@ -6,19 +6,19 @@ lane) identifies a transfer. A schedule that passed `check` has the same order a
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 import torch
 
 from recycle.errors import RecycleError
+from recycle.ir.communicators import Lane as Lane
 from recycle.ir.instruction import Instruction, Receive, Transfer
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import Worker
 
-Lane = tuple[Worker, Worker]
-"""(sender, receiver)."""
 Pending = Callable[[], torch.Tensor]
 """A posted receive: calling it waits for the tensor and returns it."""
 
@@ -120,10 +120,15 @@ def lane_places(program: Sequence[Instruction]) -> dict[Instruction, int]:
     return places
 
 
-class PostedReceives:
-    """Receives of one program, the next few of which are posted ahead, in the program's order over all lanes.
+LOOKED_AT = 16
+"""Next receives among which some are posted ahead."""
 
-    `ahead` returns the number of receives to post ahead, and `may_join` whether one may be added.
+
+class PostedReceives:
+    """Receives of one program, the next few of which are posted ahead, in the program's order.
+
+    `ahead` returns the number of receives to post ahead, and `may_join` whether one may be added; others are skipped,
+    so it must keep the order of each lane.
     """
 
     def __init__(
@@ -133,18 +138,18 @@ class PostedReceives:
         may_join: Callable[[Transfer, Collection[Transfer]], bool] = lambda receive, posted: True,
     ) -> None:
         self._post, self._ahead, self._may_join = post, ahead, may_join
-        self._unposted: deque[Receive] = deque()
+        self._unposted: dict[Transfer, None] = {}
         self._posted: dict[Transfer, Pending] = {}
 
     def begin(self, program: Sequence[Instruction]) -> None:
-        self._unposted = deque(instruction for instruction in program if isinstance(instruction, Receive))
+        self._unposted = dict.fromkeys(instruction for instruction in program if isinstance(instruction, Receive))
         self._posted = {}
         self._post_ahead()
 
     def take(self, instruction: Transfer) -> Pending:
         """The posted receive of the current instruction; posts it if necessary."""
-        while instruction not in self._posted:
-            self._post_next()
+        if instruction not in self._posted:
+            self._post_now(instruction)
         pending = self._posted.pop(instruction)
         self._post_ahead()
         return pending
@@ -154,13 +159,12 @@ class PostedReceives:
         self._unposted.clear()
 
     def _post_ahead(self) -> None:
-        while (
-            self._unposted
-            and len(self._posted) < self._ahead()
-            and self._may_join(self._unposted[0], self._posted.keys())
-        ):
-            self._post_next()
+        for receive in list(islice(self._unposted, LOOKED_AT)):
+            if len(self._posted) >= self._ahead():
+                return
+            if self._may_join(receive, self._posted.keys()):
+                self._post_now(receive)
 
-    def _post_next(self) -> None:
-        instruction = self._unposted.popleft()
+    def _post_now(self, instruction: Transfer) -> None:
+        del self._unposted[instruction]
         self._posted[instruction] = self._post(instruction)

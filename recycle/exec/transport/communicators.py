@@ -5,7 +5,8 @@ because a send may complete before its receive is posted. Each process publishes
 next generation (`offer`), and reads the counts of its peers when it forms (`reuse`). So all members decide alike.
 
 No operation begins after the end of a generation. A process whose transport failed without a known death reuses none.
-Unfit communicators are aborted while no process forms any; fit ones that a generation does not need are kept as spares.
+Unfit communicators are aborted before a process forms others, or at the end of the generation; fit ones that a
+generation does not need are kept as spares, as long as a process has at most `COMMUNICATORS`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-SPARES = 32
-"""Most spare communicators of a process, the last used. Each holds device memory, some ten MB with NCCL."""
+from recycle.job.footprint import COMMUNICATORS
+
 CommunicatorKey = tuple[str, tuple[str, ...]]
 """Purpose of a communicator, and its members, processes by rank."""
 
@@ -125,6 +126,7 @@ class Communicators:
         with self._lock:
             if self._is_over:
                 return None
+            self._mark_unfit([key] if key in self._by_key else [])
             communicator = Communicator(name, backend, self._lock, lambda: self._is_over)
             self._by_key[key] = communicator
             return communicator
@@ -148,10 +150,19 @@ class Communicators:
         return self.take_unfit()
 
     def retire(self, needed: Collection[CommunicatorKey]) -> None:
-        """Free the spares beyond `SPARES`; `needed` are not spares."""
+        """Free the oldest spares, so that with `needed`, which are held or form next, there are `COMMUNICATORS`."""
         with self._lock:
             spare = [key for key in self._by_key if key not in needed]
-            self._mark_unfit(spare[: max(0, len(spare) - SPARES)])
+            self._mark_unfit(spare[: max(0, len(spare) + len(needed) - COMMUNICATORS)])
+
+    def mark_unfit(self, key: CommunicatorKey) -> None:
+        """Free a communicator that did not form."""
+        with self._lock:
+            self._mark_unfit([key] if key in self._by_key else [])
+
+    def held(self) -> list[Communicator]:
+        with self._lock:
+            return list(self._by_key.values())
 
     def _mark_unfit(self, keys: Iterable[CommunicatorKey]) -> None:
         self._unfit += [self._by_key.pop(key) for key in list(keys)]

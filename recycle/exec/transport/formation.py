@@ -1,31 +1,36 @@
 """Communicators of a generation, the order in which they form, and the store that they form on.
 
-An edge coloring, of workers by communicators, gives rounds in which each worker forms at most one. A sum gets the first
-round that is free at all its members. Every process forms its communicators by round, then by name, which is the same
-order everywhere, so forming cannot deadlock. Communicators connect processes, not roles of a plan.
+A worker has at most `LANES` communicators for the lanes of the plan, `COPIES` for copies of states, and one per set of
+workers that sum. They form in rounds, in which each worker forms at most `AT_ONCE`. Every process begins its
+communicators by round, then by name, which is the same order everywhere, so forming cannot deadlock. Communicators
+connect processes, not roles of a plan.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
 from typing import Any
 
-import numpy as np
 from torch.distributed.distributed_c10d import Store
 
 from recycle.exec.transport.base import Lane
 from recycle.exec.transport.communicators import CommunicatorKey
 from recycle.exec.transport.groups import GroupsOfGeneration
-from recycle.ir.instruction import Send
-from recycle.ir.kinds import is_kind
-from recycle.ir.schedule import Schedule
+from recycle.ir.communicators import share_communicators
 from recycle.job.shape import Worker
-from recycle.plans.edge_coloring import color_edges
+
+COPIES = 2
+"""Most communicators of a worker for copies of states."""
+TENSOR, LANE, COPY, SUM = "tensor", "lane", "copy", "sum"
+"""Purposes of communicators."""
+AT_ONCE = 4
+"""Communicators that a process forms at the same time. NCCL hangs more often the more there are (NCCL issue 2379)."""
 
 
 @dataclass(frozen=True)
@@ -34,48 +39,54 @@ class NeededCommunicator:
 
     Attributes:
         round: in which it forms, from 0.
-        members: by rank; the sender of a lane before its receiver.
-        stage: stage, or number of a group of tied stages, of its sum; None for a lane.
+        purpose: LANE, COPY or SUM.
+        members: by rank; the sender of a single lane before its receiver.
+        lanes: that use it; empty for sums.
+        sums: stages, or numbers of groups of tied stages or owners, whose hosts are its members.
     """
 
     round: int
+    purpose: str
     members: tuple[Worker, ...]
-    stage: int | None = None
+    lanes: tuple[Lane, ...] = ()
+    sums: tuple[int, ...] = ()
 
 
-def lanes_of(schedule: Schedule) -> list[Lane]:
-    """The directed pairs of workers between which a lowered schedule has transfers, sorted."""
-    columns, shape = schedule.columns, schedule.shape
-    sends = np.flatnonzero(is_kind(columns.kind, (Send,)))
-    pairs = np.unique(columns.worker[sends].astype(np.int64) * shape.worker_count + columns.peer[sends])
-    return [(shape.worker_at(pair // shape.worker_count), shape.worker_at(pair % shape.worker_count)) for pair in pairs]
-
-
-def formation_order(lanes: Collection[Lane], hosts: Mapping[int, Sequence[Worker]]) -> list[NeededCommunicator]:
-    """Communicators of lanes and of sums over several hosts, in the order in which they form."""
-    # Lanes within a pipeline get low numbers: they must re-form after a failure inside an iteration, while re-routed
+def formation_order(
+    lanes: Collection[Lane], hosts: Mapping[int, Sequence[Worker]], copies: Collection[Lane] = ()
+) -> list[NeededCommunicator]:
+    """Communicators of lanes, of copies and of sums over several hosts, in the order in which they form."""
+    wanted: list[tuple[str, tuple[Worker, ...], tuple[Lane, ...], tuple[int, ...]]] = [
+        (purpose, of_lanes[0] if len(of_lanes) == 1 else _workers(of_lanes), of_lanes, ())
+        for purpose, shared in (
+            (LANE, share_communicators(lanes)),
+            (COPY, share_communicators({*copies} - {*lanes}, COPIES)),
+        )
+        for of_lanes in shared
+    ]
+    sums: dict[tuple[Worker, ...], list[int]] = {}
+    for number, members in sorted(hosts.items()):
+        if len(members) > 1:
+            sums.setdefault(tuple(sorted(members)), []).append(number)
+    wanted += [(SUM, members, (), tuple(numbers)) for members, numbers in sums.items()]
+    # Lanes within a pipeline get early rounds: they must re-form after a failure inside an iteration, while re-routed
     # lanes may still exist from an earlier failure.
-    ordered = sorted(lanes, key=lambda lane: (lane[0].pipeline != lane[1].pipeline, lane))
-    number = {worker: place for place, worker in enumerate(sorted({worker for lane in lanes for worker in lane}))}
-    colors = color_edges([(number[sender], number[receiver]) for sender, receiver in ordered])
-    taken: dict[Worker, set[int]] = {}
-    needed = [NeededCommunicator(color, lane) for color, lane in zip(colors, ordered, strict=True)]
-    for communicator in needed:
-        for worker in communicator.members:
-            taken.setdefault(worker, set()).add(communicator.round)
-    for stage, members in sorted(hosts.items()):
-        if len(members) < 2:
-            continue
-        busy = [taken.setdefault(worker, set()) for worker in members]
-        free = next(color for color in count() if not any(color in rounds for rounds in busy))
-        for rounds in busy:
-            rounds.add(free)
-        needed.append(NeededCommunicator(free, tuple(sorted(members)), stage))
-    return sorted(needed, key=lambda item: (item.round, item.stage is not None, item.members))
+    begun: Counter[tuple[Worker, int]] = Counter()
+    needed = []
+    for purpose, members, of_lanes, numbers in sorted(
+        wanted, key=lambda item: (not item[2], item[1][0].pipeline != item[1][1].pipeline, *item)
+    ):
+        free = next(turn for turn in count() if all(begun[worker, turn] < AT_ONCE for worker in members))
+        begun.update((worker, free) for worker in members)
+        needed.append(NeededCommunicator(free, purpose, members, of_lanes, numbers))
+    # Neighbors (0, 1), (2, 3), ... form before (1, 2), (3, 4), ..., else each pair waits for the one before.
+    return sorted(
+        needed, key=lambda item: (item.round, item.purpose, min(w.rank for w in item.members) % 2, item.members)
+    )
 
 
-TENSOR, LANE, SUM = "tensor", "lane", "stage"
-"""Purposes of communicators."""
+def _workers(lanes: Collection[Lane]) -> tuple[Worker, ...]:
+    return tuple(sorted({worker for lane in lanes for worker in lane}))
 
 
 def member_of(process: Worker, tensor_rank: int, tensor_parallel: int) -> str:
@@ -87,46 +98,45 @@ class CommunicatorPart:
     """This process's part of a communicator that the generation needs.
 
     Attributes:
-        number: of the sum; 0 for other purposes.
         members: processes, by rank.
-        peer: role at the other end of a lane.
+        rank_of: role -> its rank.
+        lanes, sums: as in `NeededCommunicator`.
     """
 
     purpose: str
-    number: int
     members: tuple[str, ...]
     rank: int
-    peer: Worker | None = None
+    rank_of: Mapping[Worker, int]
+    lanes: tuple[Lane, ...] = ()
+    sums: tuple[int, ...] = ()
 
     @property
     def key(self) -> CommunicatorKey:
-        return f"{self.purpose}{self.number}", self.members
+        return self.purpose, self.members
 
     @property
     def name(self) -> str:
         """Unique name in its generation, the same at all members."""
-        if self.purpose == LANE:
-            return f"lane{self.members[0]}>{self.members[1]}"
-        return f"{self.purpose}{self.number}:{self.members[0]}"
+        return f"{self.purpose}{'>'.join(self.members)}"
 
 
 def parts_of(groups: GroupsOfGeneration, tensor_rank: int, tensor_parallel: int) -> list[CommunicatorPart]:
     """The parts of this process, in the order in which the communicators form."""
     parts = []
+    own = groups.process(groups.role)
     if tensor_parallel > 1:
-        own = groups.process(groups.role)
         members = tuple(member_of(own, rank, tensor_parallel) for rank in range(tensor_parallel))
-        parts.append(CommunicatorPart(TENSOR, 0, members, tensor_rank))
-    for needed in formation_order(groups.lanes, groups.hosts):
+        parts.append(CommunicatorPart(TENSOR, members, tensor_rank, {}))
+    for needed in formation_order(groups.lanes, groups.hosts, groups.copies):
         if groups.role not in needed.members:
             continue
-        rank = needed.members.index(groups.role)
-        members = tuple(member_of(groups.process(role), tensor_rank, tensor_parallel) for role in needed.members)
-        if needed.stage is None:
-            parts.append(CommunicatorPart(LANE, 0, members, rank, needed.members[1 - rank]))
-        else:  # a sum does not depend on roles, so order members by process
-            ordered = tuple(sorted(members))
-            parts.append(CommunicatorPart(SUM, needed.stage, ordered, ordered.index(members[rank])))
+        name = {role: member_of(groups.process(role), tensor_rank, tensor_parallel) for role in needed.members}
+        # What is not a single lane does not depend on roles, so its members are ordered by process.
+        members = tuple(name.values()) if len(needed.lanes) == 1 else tuple(sorted(name.values()))
+        rank_of = {role: members.index(member) for role, member in name.items()}
+        parts.append(
+            CommunicatorPart(needed.purpose, members, rank_of[groups.role], rank_of, needed.lanes, needed.sums)
+        )
     return parts
 
 

@@ -185,7 +185,7 @@ class GlooTransport(GroupTransport):
     def _needs(self, peer: Worker) -> bool:
         role = self._groups.role
         shares = any(role in hosts and peer in hosts for hosts in self._groups.hosts.values())
-        return shares or bool({(role, peer), (peer, role)} & set(self._groups.lanes))
+        return shares or bool({(role, peer), (peer, role)} & {*self._groups.lanes, *self._groups.copies})
 
     def link_stats(self) -> list[LinkStats]:
         waited, self._waited = self._waited, {}

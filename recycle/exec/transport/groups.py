@@ -40,7 +40,8 @@ class GroupsOfGeneration:
         name: of the generation; prefix of the names of its groups.
         members: roles of all live workers, in the same order everywhere.
         hosts: stage (or number of a group of tied stages) -> roles of its live hosts, of the whole plan.
-        lanes: of the whole plan, and of copies of states to workers that join.
+        lanes: of the whole plan.
+        copies: (source, receiver) of copies of states.
         processes: role -> position that its process started in, if different.
         givers: owners that have the shard's parameters when the generation begins, and send them; by default all.
         over: set when the generation is over.
@@ -60,6 +61,7 @@ class GroupsOfGeneration:
     owners: Mapping[int, Owners] = field(default_factory=dict)
     warn: Callable[[str], None] = lambda _: None
     givers: Mapping[int, Owners] = field(default_factory=dict)
+    copies: Collection[Lane] = ()
 
     def process(self, role: Worker) -> Worker:
         """Position that the process of a role started in."""
@@ -121,6 +123,7 @@ class GroupTransport(ABC):
         # After the end of a generation the device runs on, with undefined contents of buffers.
         if self._over.is_set():
             raise TransportError("the generation is over")
+        self._require_unbroken()
 
     def waits_for_peer(self) -> bool:
         """Whether the device is known to be idle until a peer arrives; from any thread."""
@@ -128,6 +131,12 @@ class GroupTransport(ABC):
 
     def _await_work(self, work: Any) -> None:
         work.wait()
+
+    def _finish(self, works: Sequence[Any]) -> None:
+        """Wait in a thread until collectives are done."""
+        for work in works:
+            self._await_work(work)
+        self._synchronize()
 
     def _posted_ahead(self) -> int:
         return POSTED_AHEAD
@@ -203,9 +212,7 @@ class GroupTransport(ABC):
         del self._bucket_sums[stage]
 
         def add_up() -> None:
-            for work in [*started, *(group.allreduce([buffer]) for buffer in buffers)]:
-                self._await_work(work)
-            self._synchronize()
+            self._finish([*started, *(group.allreduce([buffer]) for buffer in buffers)])
 
         self._run_and_settle(add_up, group)
 
@@ -235,11 +242,7 @@ class GroupTransport(ABC):
     def await_collective(self, works: Sequence[Any], group: Any) -> None:
         """Wait for collectives on a group of `group_of`. Raises TransportError, also if the generation ends first."""
 
-        def wait() -> None:
-            for work in works:
-                self._await_work(work)
-
-        self._run_and_settle(wait, group)
+        self._run_and_settle(partial(self._finish, works), group)
 
     def exchange(self, parts: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
         """Start to send `parts`, one for each tensor rank of the worker, contiguous and of one shape.
@@ -308,10 +311,15 @@ class GroupTransport(ABC):
             except TimeoutError:
                 if self._over.is_set():
                     raise TransportError("the generation is over") from None
+                self._require_unbroken()
                 if time.monotonic() > deadline:
                     raise self._broken(RuntimeError("no answer within the deadline")) from None
             except RuntimeError as error:
                 raise self._broken(error) from None
+
+    def _require_unbroken(self) -> None:
+        """Raise TransportError if an error was found that no operation reports."""
+        return
 
     def _wait(self, pending: Any) -> None:
         self._waiting(True)

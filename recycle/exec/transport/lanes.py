@@ -1,41 +1,73 @@
-"""Transport with one communicator per lane: NCCL needs this, and any backend supports it.
+"""Transport with a few communicators per worker, most of them for one lane: NCCL needs this, any backend supports it.
 
 On a lane's communicator one worker sends and one receives, both in the order of the checked schedule, so FIFO order
-cannot deadlock, and a dead peer blocks no other lane. Communicators form in rounds (formation.py), unless they are
-reused (communicators.py), and are warmed up at once.
+cannot deadlock, and a dead peer blocks no other lane. Workers with many lanes share communicators between them
+(recycle/ir/communicators.py), in an order that `check` has proven. Communicators form in rounds (formation.py), unless
+they are reused (communicators.py), and are warmed up at once. A formation that hangs is repeated under another name.
 
-A wait on such a communicator only orders later work on the device; `settle` waits for the device. The first use of a
-kernel may wait until the device is idle, so no receives are posted ahead in the first iteration of a generation. Later
-at most one per lane is, because streams share a few hardware queues (docs/explanations/nccl.md).
+A wait on such a communicator only orders later work on the device; `settle` waits for the device. A posted receive
+waits on the device and stops all later work of its stream, and so it is posted ahead only where nothing shares its
+communicator or its stream, one per lane, and as many as leave most of the device to computations. The first use of a
+kernel may wait until the device is idle, so none is posted ahead in the first iteration of a generation
+(docs/explanations/nccl.md).
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
+import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import msgspec
 import torch
 
-from recycle.errors import RunError, first_line
-from recycle.exec.transport.base import TransportError
+from recycle.errors import RecycleError, RunError, first_line
+from recycle.exec.device import DeviceState
+from recycle.exec.transport.base import TransportError, Unreachable
 from recycle.exec.transport.communicators import Communicator, CommunicatorKey, Communicators
-from recycle.exec.transport.formation import TENSOR, CommunicatorPart, FormingStore, member_of, parts_of
-from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
+from recycle.exec.transport.formation import AT_ONCE, TENSOR, CommunicatorPart, FormingStore, member_of, parts_of
+from recycle.exec.transport.groups import OVER_SECONDS, GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings
 from recycle.exec.transport.sharded_sums import RootedSums, with_owners
+from recycle.exec.transport.streams import StreamPool
 from recycle.ir.instruction import Instruction, Transfer
 from recycle.job.shape import Worker
+
+LANE_CTAS = 4
+"""Most thread blocks, each on a multiprocessor, of an operation on a lane."""
+WAITING_SHARE = 8
+"""The part of a device's multiprocessors that receives posted ahead may hold: one in so many."""
+GIVEN_UP_SECONDS = 0.25
+"""Interval at which a process looks whether another member has given up an attempt."""
+FAILED_SECONDS = 1.0
+"""Seconds from the error of a communicator to the blame of its ends: the death of a process is found meanwhile."""
+ATTEMPTS = 4
+"""Attempts to form a communicator, in equal parts of the time in which a generation forms."""
+DONE_SECONDS = 0.0005
+"""Polling interval of operations on the device."""
 
 
 class LanePlugin(TransportPlugin):
     def __init__(self, settings: TransportSettings) -> None:
         super().__init__(settings)
         self.communicators = Communicators()
+        self.streams = StreamPool(self.draw_stream)
+
+    @abstractmethod
+    def draw_stream(self) -> Hashable:
+        """Take the next stream of the pool that communicators take theirs from; returns its identity."""
+
+    def device_state(self) -> DeviceState:
+        if isinstance(self._transport, LaneTransport):
+            self._transport.poll_errors()
+        return super().device_state()
 
     def offer(self, generation: str, process: Worker) -> None:
         key = _offer_key(generation, member_of(process, *self.settings.tensor))
@@ -49,14 +81,18 @@ def _offer_key(generation: str, member: str) -> str:
 class LaneTransport(GroupTransport):
     """One worker's end of all its lanes and sums, in one generation; a subclass creates communicators on `_store`."""
 
-    def __init__(self, settings: TransportSettings, groups: GroupsOfGeneration, communicators: Communicators) -> None:
+    def __init__(self, plugin: LanePlugin, groups: GroupsOfGeneration) -> None:
+        settings, communicators = plugin.settings, plugin.communicators
         super().__init__(groups, settings.device)
         self._settings, self._patience = settings, settings.limits.transport_timeout
         self._store = FormingStore(settings.store, groups.over, settings.limits.form_timeout)
-        self._communicators = communicators
+        self._communicators, self._streams = communicators, plugin.streams
         owners, self._owner_groups = with_owners(groups)
         self._parts = parts_of(owners, *settings.tensor)
-        self._members: dict[int, tuple[str, ...]] = {}
+        self._of_part: dict[int, CommunicatorPart] = {}
+        self._failure: RecycleError | None = None
+        self._failed_since = math.inf
+        self._most_ahead = self._multiprocessors() // WAITING_SHARE // LANE_CTAS
         self._scattering: dict[int, list[tuple[list[Any], Sequence[Sequence[torch.Tensor]]]]] = {}
         self._tensor: Any = None
         self._first: int | None = None
@@ -66,8 +102,16 @@ class LaneTransport(GroupTransport):
         communicators.begin_generation()
 
     @abstractmethod
-    def _make(self, name: str, rank: int, size: int) -> Any:
-        """Create a torch backend of `size` ranks; waits for the others."""
+    def _make(self, name: str, rank: int, size: int, ctas: int | None) -> Any:
+        """Create a torch backend of `size` ranks, with at most `ctas` thread blocks; waits for the others."""
+
+    @abstractmethod
+    def _has_failed(self, backend: Any) -> bool:
+        """Whether a communicator has an error that its operations do not report."""
+
+    @abstractmethod
+    def _multiprocessors(self) -> int:
+        """Number of the device's multiprocessors."""
 
     @abstractmethod
     def _abort(self, groups: Sequence[Any]) -> None:
@@ -84,6 +128,14 @@ class LaneTransport(GroupTransport):
             self._awaited.append((mark, work))
         work.wait()
 
+    def _finish(self, works: Sequence[Any]) -> None:
+        # Only these: on the whole device, receives of other lanes may wait for a peer.
+        for work in works:
+            self._await_work(work)
+        reached = self._mark()
+        while not reached():
+            time.sleep(DONE_SECONDS)
+
     def _forget_done(self) -> None:
         while self._awaited and self._awaited[0][1].is_completed():
             self._awaited.popleft()
@@ -97,17 +149,30 @@ class LaneTransport(GroupTransport):
 
     def form(self) -> None:
         kept = self._reusable()
+        self._communicators.retire([part.key for part in self._parts])
+        self._abort_unfit()
+        formed = kept | self._form_all([part for part in self._parts if part.key not in kept])
+        role = self._groups.role
         for part in self._parts:
-            communicator = kept.get(part.key) or self._form_communicator(part)
+            communicator = formed[part.key]
+            self._of_part[id(communicator)] = part
             if part.purpose == TENSOR:
                 self._tensor = communicator
-            elif part.peer is None:
-                self._sums[part.number] = communicator
-                self._members[id(communicator)] = part.members
-            elif part.rank == 0:
-                self._outgoing[part.peer] = communicator, 1
-            else:
-                self._incoming[part.peer] = communicator, 0
+            self._sums |= dict.fromkeys(part.sums, communicator)
+            for sender, receiver in part.lanes:
+                if role == sender:
+                    self._outgoing[receiver] = communicator, part.rank_of[receiver]
+                elif role == receiver:
+                    self._incoming[sender] = communicator, part.rank_of[sender]
+
+    def _abort_unfit(self) -> None:
+        if unfit := self._communicators.take_unfit():
+            self._abort(unfit)
+            self._release_streams()
+            self._try(self._synchronize)
+
+    def _release_streams(self) -> None:
+        self._streams.keep_only({id(communicator) for communicator in self._communicators.held()})
 
     def _reusable(self) -> dict[CommunicatorKey, Communicator]:
         size = self._settings.tensor[1]
@@ -133,35 +198,117 @@ class LaneTransport(GroupTransport):
         }
         return {key: communicator for key, communicator in agreed.items() if communicator is not None}
 
-    def _form_communicator(self, part: CommunicatorPart) -> Communicator:
+    def _form_all(self, parts: Sequence[CommunicatorPart]) -> dict[CommunicatorKey, Communicator]:
+        # All processes begin in the same order, so the first that is not formed is being formed by all its members.
+        threads = ThreadPoolExecutor(AT_ONCE)
+        deadline = time.monotonic() + self._settings.limits.form_timeout
+        self._waiting(True)
         try:
-            formed: Communicator = self._wait_in_thread(
-                lambda: self._make_communicator(part), seconds=self._settings.limits.form_timeout
-            )
-        except TransportError as error:
-            raise TransportError(f"{part.name} did not form: {error}") from None
-        return formed
+            forming = [(part, threads.submit(self._form_communicator, part)) for part in parts]
+            formed = {}
+            for part, running in forming:
+                try:
+                    formed[part.key] = self._wait_until_over(running, deadline)
+                except TransportError as error:
+                    raise TransportError(f"{part.name} did not form: {error}") from None
+            return formed
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+            self._waiting(False)
 
-    def _make_communicator(self, part: CommunicatorPart) -> Communicator:
-        name = f"{self._groups.name}/{part.name}"
-        backend = self._make(name, part.rank, len(part.members))
-        communicator = self._communicators.add(part.key, name, backend)
-        if communicator is None:
-            self._abort([backend])
-            raise RuntimeError("the generation is over")
-        self._warm_up(part, communicator).wait()
-        self._synchronize()
-        return communicator
+    def _form_communicator(self, part: CommunicatorPart) -> Communicator:
+        seconds = self._settings.limits.form_timeout / ATTEMPTS
+        for attempt in range(ATTEMPTS):
+            name = f"{self._groups.name}/{part.name}/{attempt}"
+            given_up, deadline, began = f"{name}/given up", time.monotonic() + seconds, time.monotonic()
+            making: Future[Communicator] = Future()
+            threading.Thread(target=self._make_communicator, args=(part, name, making), daemon=True).start()
+            while time.monotonic() < deadline and not self._over.is_set():
+                try:
+                    return making.result(OVER_SECONDS)
+                except TimeoutError:
+                    pass
+                except RuntimeError:
+                    if not self._store.check([given_up]):
+                        raise
+                    break
+                if time.monotonic() - began > GIVEN_UP_SECONDS:
+                    began = time.monotonic()
+                    if self._store.check([given_up]):
+                        break
+            if self._over.is_set():
+                raise RuntimeError("the generation is over")
+            self._store.set(given_up, "")
+            making.cancel()
+            self._communicators.mark_unfit(part.key)
+        raise RuntimeError(f"no answer in {ATTEMPTS} attempts of {seconds:g} s")
 
-    def _warm_up(self, part: CommunicatorPart, communicator: Communicator) -> Any:
-        tokens = [torch.zeros(1, device=self._device) for _ in range(1 + len(part.members))]
+    def _make_communicator(self, part: CommunicatorPart, name: str, making: Future[Communicator]) -> None:
+        try:
+            self._streams.prepare()
+            backend = self._make(name, part.rank, len(part.members), LANE_CTAS if part.lanes else None)
+            communicator = None if making.cancelled() else self._communicators.add(part.key, name, backend)
+            if communicator is None:
+                self._abort([backend])
+                raise RuntimeError("the generation is over")
+            self._streams.record(id(communicator))
+            if making.cancelled():
+                self._communicators.mark_unfit(part.key)
+            for work in self._warm_up(part, communicator):
+                # A wait of the device would put others that form behind this one, in another order at each process.
+                while not work.is_completed():
+                    time.sleep(DONE_SECONDS)
+        except BaseException as error:
+            with contextlib.suppress(InvalidStateError):
+                making.set_exception(error)
+        else:
+            with contextlib.suppress(InvalidStateError):
+                making.set_result(communicator)
+
+    def _warm_up(self, part: CommunicatorPart, communicator: Communicator) -> list[Any]:
+        size = len(part.members)
+        tokens = [torch.zeros(1, device=self._device) for _ in range(1 + size)]
         if part.purpose == TENSOR:
-            return communicator.allgather([tokens[1:]], tokens[:1])
-        if part.peer is None:
-            return communicator.allreduce(tokens[:1])
-        return (communicator.recv if part.rank else communicator.send)(tokens[:1], 1 - part.rank)
+            return [communicator.allgather([tokens[1:]], tokens[:1])]
+        if not part.lanes:
+            return [communicator.allreduce(tokens[:1])]
+        ends = [(part.rank_of[sender], part.rank_of[receiver]) for sender, receiver in part.lanes]
+        return [
+            (communicator.send if part.rank == sender else communicator.recv)(tokens[:1], sender + receiver - part.rank)
+            for sender, receiver in ends
+            if part.rank in (sender, receiver)
+        ]
+
+    def poll_errors(self) -> None:
+        """Look for errors that no operation reports, and end the waits of this process; from any thread."""
+        if self._failure is not None or self._over.is_set():
+            return
+        failed = [
+            part
+            for communicator in self._communicators.held()
+            if (part := self._of_part.get(id(communicator))) is not None and self._has_failed(communicator.backend)
+        ]
+        now = time.monotonic()
+        self._failed_since = min(self._failed_since, now) if failed else math.inf
+        if now - self._failed_since > FAILED_SECONDS:
+            self._failure = self._blame(failed)
+            self._communicators.break_all()
+            self.release()
+
+    def _blame(self, failed: Sequence[CommunicatorPart]) -> RecycleError:
+        others = [[role for role in part.rank_of if role != self._groups.role] for part in failed]
+        peers = sorted({roles[0] for roles in others if len(roles) == 1})
+        message = f"communicators have failed: {', '.join(part.name for part in failed)}"
+        if len(peers) > 1:
+            return RunError(f"{message}; to several workers, so this end is at fault")
+        return Unreachable(message, peers[0]) if peers else TransportError(message)
+
+    def _require_unbroken(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _broken(self, error: RuntimeError) -> TransportError:
+        self._require_unbroken()
         if not self._over.is_set():
             self._communicators.break_all()
         return super()._broken(error)
@@ -171,17 +318,21 @@ class LaneTransport(GroupTransport):
         return False
 
     def _posted_ahead(self) -> int:
-        return 0 if self._iteration == self._first else super()._posted_ahead()
+        return 0 if self._iteration == self._first else min(self._most_ahead, super()._posted_ahead())
 
     def _may_be_ahead(self, receive: Transfer, posted: Collection[Transfer]) -> bool:
-        return all(receive.peer != other.peer for other in posted)
+        communicator, _ = self._incoming[receive.peer]
+        is_shared = len(self._of_part[id(communicator)].lanes) > 1
+        return (
+            not is_shared
+            and self._streams.is_exclusive(id(communicator))
+            and all(receive.peer != other.peer for other in posted)
+        )
 
     def begin(self, program: Sequence[Instruction], iteration: int) -> None:
         if self._first is None:
             self._first = iteration
-            if unfit := self._communicators.take_unfit():  # all have formed theirs
-                self._abort(unfit)
-                self._try(self._synchronize)
+            self._abort_unfit()  # attempts to form that were given up
         self._scattering = {}
         super().begin(program, iteration)
 
@@ -202,8 +353,7 @@ class LaneTransport(GroupTransport):
             for works, _ in started:
                 self._wait_for_all(works)
             # A broadcast may only start after the sum that it sends.
-            self._wait_for_all([work for _, buffers in started for parts in buffers for work in sums.broadcast(parts)])
-            self._synchronize()
+            self._finish([work for _, buffers in started for parts in buffers for work in sums.broadcast(parts)])
 
         self._run_and_settle(add_up, self._sums[stage])
 
@@ -211,12 +361,7 @@ class LaneTransport(GroupTransport):
         if stage not in self._sums:
             return
         works = self._sharded(stage).gather(parts)
-
-        def fill() -> None:
-            self._wait_for_all(works)
-            self._synchronize()
-
-        self._run_and_settle(fill, self._sums[stage])
+        self._run_and_settle(partial(self._finish, works), self._sums[stage])
 
     def _wait_for_all(self, works: Sequence[Any]) -> None:
         for work in works:
@@ -233,8 +378,7 @@ class LaneTransport(GroupTransport):
         return RootedSums(self._sums[stage], role, owners, givers, of_owners, self._rank_of, self._try)
 
     def _rank_of(self, communicator: Communicator, role: Worker) -> int:
-        member = member_of(self._groups.process(role), *self._settings.tensor)
-        return self._members[id(communicator)].index(member)
+        return self._of_part[id(communicator)].rank_of[role]
 
     def exchange(self, parts: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
         received = [torch.empty_like(part) for part in parts]
@@ -265,10 +409,10 @@ class LaneTransport(GroupTransport):
         self._tensor = None
         with self._lock:
             self._awaited.clear()
-        self._communicators.retire({part.key for part in self._parts})
         self.release()
         for ending in self._aborting:
             ending.join()
+        self._release_streams()
         try:
             self._synchronize()
         except RuntimeError as error:

@@ -25,7 +25,7 @@ from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.lanes import LanePlugin, LaneTransport
 from recycle.exec.transport.plugin import TransportSettings, computes_on_gpu, own_device, visible_gpus
 from recycle.job import Job
-from recycle.megatron_versions import nccl_batch, nccl_group
+from recycle.megatron_versions import nccl_batch, nccl_group, nccl_has_failed
 
 UNFIT_VERSIONS = ((2, 17, 1), (2, 25, 1))
 """Versions whose abort is reported to hang: pytorch issues 119215 and 149153."""
@@ -44,11 +44,12 @@ class Nccl(LanePlugin):
         "CUDA_MODULE_LOADING": "EAGER",  # a kernel that loads at its first use waits for receives that spin
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # else streams share 8 queues, and a waiting lane may hold up computation
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # deterministic matrix products
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",  # cudaFree waits for receives that spin
     }
 
     def __init__(self, settings: TransportSettings) -> None:
-        super().__init__(settings)
         require_usable(settings.device)
+        super().__init__(settings)
 
     @classmethod
     def refusal(cls, job: Job) -> str | None:
@@ -74,13 +75,24 @@ class Nccl(LanePlugin):
         return visible_gpus()
 
     def _form(self, groups: GroupsOfGeneration) -> LaneTransport:
-        return NcclTransport(self.settings, groups, self.communicators)
+        return NcclTransport(self, groups)
+
+    def draw_stream(self) -> int:
+        stream: Any = torch.cuda.Stream(self.settings.device, priority=-1)  # type: ignore[no-untyped-call]
+        return int(stream.cuda_stream)
 
 
 class NcclTransport(LaneTransport):
-    def _make(self, name: str, rank: int, size: int) -> Any:
+    def _make(self, name: str, rank: int, size: int, ctas: int | None) -> Any:
+        store, seconds = PrefixStore(name, self._store), self._settings.limits.form_timeout
         with torch.cuda.device(self._device):
-            return nccl_group(PrefixStore(name, self._store), rank, size, self._settings.limits.form_timeout)
+            return nccl_group(store, rank, size, seconds, self._device, ctas)
+
+    def _has_failed(self, backend: Any) -> bool:
+        return nccl_has_failed(backend)
+
+    def _multiprocessors(self) -> int:
+        return int(torch.cuda.get_device_properties(self._device).multi_processor_count)
 
     def _abort(self, groups: Sequence[Any]) -> None:
         with nccl_batch(groups[0]):

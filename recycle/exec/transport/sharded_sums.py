@@ -124,10 +124,9 @@ def with_owners(groups: GroupsOfGeneration) -> tuple[GroupsOfGeneration, dict[in
     hosts, numbers = dict(groups.hosts), dict[int, list[int | None]]()
     most = max(map(len, groups.owners.values()), default=0)
     for stage, owners in sorted(groups.owners.items()):
-        known = {frozenset(hosts[stage]): stage}
         for place, owners_of_shard in enumerate(owners):
-            number = known.setdefault(frozenset(owners_of_shard), _OWNERS + stage * most + place)
-            hosts.setdefault(number, sorted(owners_of_shard))
+            number = _OWNERS + stage * most + place
+            hosts[number] = sorted(owners_of_shard)
             numbers.setdefault(stage, []).append(number if len(owners_of_shard) > 1 else None)
     return replace(groups, hosts=hosts), numbers
 

@@ -25,15 +25,16 @@ def run_command(text: str) -> None:
     """Run the command of a worker's JSON specification."""
     specification = msgspec.json.decode(text, type=WorkerSpecification)
     run, worker = specification.run, Worker.parse(specification.worker)
-    shape, place = Job.from_toml(run.job).shape, specification.local_index
+    job, place = Job.from_toml(run.job), specification.local_index
+    shape, size = job.shape, job.grid.tensor_parallel
     if run.gpus:
         from recycle.exec.transport.plugin import transport_named  # has torch
 
         place = own_index(run.gpus, transport_named(run.transport).gpus(), place)
     os.environ |= {
         SESSION: text,
-        "RANK": str(worker.rank * shape.pipelines + worker.pipeline),
-        "WORLD_SIZE": str(shape.worker_count),
+        "RANK": str((worker.rank * shape.pipelines + worker.pipeline) * size + specification.tensor_rank),
+        "WORLD_SIZE": str(shape.worker_count * size),
         "LOCAL_RANK": str(place),
         **run.environment,
     }

@@ -23,7 +23,6 @@ from recycle.exec.hooks.phases import Phase
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.protocol import Acknowledged, Commit, Copied, CutOff, Formed, GenerationRecord, Trouble
 from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
-from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportPlugin
 from recycle.exec.worker.iterations import Iterations, Pause, Pauses, without_pauses
@@ -31,6 +30,7 @@ from recycle.exec.worker.local_stages import LocalStages
 from recycle.exec.worker.member import GenerationOver, Member
 from recycle.exec.worker.step_state import REHOST, StepState
 from recycle.ir.check import check, require_no_errors
+from recycle.ir.communicators import lanes_of
 from recycle.ir.replays import Checked
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
@@ -220,16 +220,14 @@ class MainLoop:
             sorted(processes),
             sum_groups(schedule),
             ((0,), torch.float32) if stage is None else stage.message_spec(),
-            {
-                *lanes_of(schedule),
-                *((roles[copy.source], roles[copy.worker]) for copy in (*record.copies, *record.behind)),
-            },
+            lanes_of(schedule),
             processes,
             self.member.over,
             self._set_waiting,
             owners,
             self.member.warn,
             givers,
+            [(roles[copy.source], roles[copy.worker]) for copy in (*record.copies, *record.behind)],
         )
         transport = self.transport.open(groups)
         copied: list[Copied] = []

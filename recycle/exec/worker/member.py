@@ -60,6 +60,7 @@ class MemberState:
         generation: current generation of the process.
         over: the last generation that is known to be over.
         may_leave: the process may leave the run.
+        stage_lost: why it leaves, if a stage has no live host.
         strikes: number of a fault -> the process that it struck first.
         earlier_strikes: faults that struck before the process's first generation; None before it.
     """
@@ -73,7 +74,7 @@ class MemberState:
         self._permits: dict[str, Permit] = {}
         self._commits: dict[int, Commit] = {}
         self._evaluated: Evaluated | None = None
-        self.may_leave = False
+        self.may_leave, self.stage_lost = False, ""
         self.strikes: dict[int, str] = {}
         self.earlier_strikes: frozenset[int] | None = None
 
@@ -93,8 +94,8 @@ class MemberState:
                 self._evaluated = message.evaluated
             case Stop():
                 self.over = max(self.over, message.generation)
-            case Leave():
-                self.may_leave |= (message.worker, message.incarnation) == (self._worker, self._incarnation)
+            case Leave() if (message.worker, message.incarnation) == (self._worker, self._incarnation):
+                self.may_leave, self.stage_lost = True, message.stage_lost
             case Strike():
                 self.strikes[message.fault] = message.member
 
@@ -237,6 +238,10 @@ class Member:
         if result is None:
             raise GenerationOver
         return result
+
+    @property
+    def stage_lost(self) -> str:
+        return self._state.stage_lost
 
     # Messages to the leader.
 

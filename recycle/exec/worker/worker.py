@@ -104,10 +104,10 @@ class Participant:
         print(f"worker {self.name} ends: {reason}", file=sys.stderr, flush=True)
         os._exit(code)
 
-    def step_state(self, hosted: LocalStages, at: int = -1) -> StepState:
-        """`at` is the iteration of a state that the user's script has loaded; -1 for none."""
+    def step_state(self, hosted: LocalStages, at: int | None = None) -> StepState:
+        """`at` is the iteration of the state that the user's script has loaded, -1 for none; None without a script."""
         restored = self.specification.restored
-        at = at if restored is None else restored
+        at = (-1 if restored is None else restored) if at is None else at
         stream = copy_stream_of(self.transport.settings.device)
         return StepState(hosted.stages, at, self.member.known_commit, self.job.train.undo == "host", hosted, stream)
 
@@ -135,9 +135,10 @@ class Participant:
         hooks: Sequence[IterationHook],
         tensor_group: TensorGroup | None = None,
         at: int = -1,
+        schedule: str = "",
     ) -> MainLoop:
-        """Return the loop over generations, and tell the leader that this process is ready; `at` as above."""
-        self.member.send(Ready(self.specification.incarnation, at))
+        """Return the loop over generations, and tell the leader that this process is ready (`Ready`)."""
+        self.member.send(Ready(self.specification.incarnation, at, schedule))
         return MainLoop(
             job=self.job,
             member=self.member,
@@ -191,7 +192,15 @@ def run_worker(text: str) -> None:
         hooks.append(StateComparison(job, stages, updates, member.send, tensor_rank))
     deadline, set_waiting = job.train.checkpoint_deadline, member.progress.set_waiting
     saver = Saver(
-        checkpoints, process.name, stages, updates.all_at, member.send, tensor_parallel, deadline, set_waiting
+        checkpoints,
+        process.name,
+        stages,
+        updates.all_at,
+        member.send,
+        tensor_parallel,
+        deadline,
+        set_waiting,
+        reserves=job.train.checkpoint_every > 0,
     )
     hooks += [saver, *process.trace()]
     if job.evaluation.every:

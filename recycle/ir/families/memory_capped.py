@@ -32,8 +32,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import accumulate, chain, product
+from itertools import accumulate, product
 from typing import Any
+
+import numpy as np
 
 from recycle.errors import ScheduleError
 from recycle.ir.families.every_pipeline import in_turn, vee_stages
@@ -285,7 +287,7 @@ def zb_v(shape: Shape, optimizer: Optimizer = "staggered", times: Times = UNIT_T
 
 
 def under_cap(shape: Shape, cap: int, times: Times = UNIT_TIMES) -> Iterator[Schedule]:
-    """Yield schedules for a cap of any number of chunks without end of the search for blocks, the likeliest first.
+    """Yield schedules for a cap of any number of chunks, the likeliest first: ZB-V's if it fits, else of many blocks.
 
     Of the blocks with one or two slots from rank to rank, those that hold most under the cap, then the shortest, give
     the shortest schedules. Raises ScheduleError as `zb_v`.
@@ -293,7 +295,7 @@ def under_cap(shape: Shape, cap: int, times: Times = UNIT_TIMES) -> Iterator[Sch
     ranks, micro_batches = shape.ranks, shape.micro_batches
     is_known = cap >= 2 * ranks and micro_batches >= 2 * ranks - 1
     known = [_hand_made(ranks, micro_batches)] if is_known else []
-    for start in chain(known, (repeated(block, micro_batches) for block in _blocks(ranks, cap))):
+    for start in known or (repeated(block, micro_batches) for block in _blocks(ranks, cap)):
         if max(map(_peak, start)) <= cap:
             for _, orders in _candidates([start], micro_batches, cap, times):
                 yield _schedule(shape, "v", orders, "staggered")
@@ -301,17 +303,19 @@ def under_cap(shape: Shape, cap: int, times: Times = UNIT_TIMES) -> Iterator[Sch
 
 def _blocks(ranks: int, cap: int) -> list[list[list[int]]]:
     plain, last = [1] * (ranks - 1), ranks - 1
+    waits = [waits for waits in product(range(PERIOD), repeat=3) if sum(waits) <= PERIOD]
+    shifts = np.cumsum(np.insert(np.array(waits), 0, 0, axis=1), axis=1)
     found: dict[tuple[float, int, str], list[list[int]]] = {}
     for count, is_deep in product(sorted({*range(min(4, ranks)), last // 4, last // 2, last}), (False, True)):
         slow = [1 + (r >= last - count if is_deep else r < count) for r in range(last)]
-        for slow_ways, waits in product(_SLOW_WAYS, product(range(PERIOD), repeat=3)):
-            if sum(waits) > PERIOD:
-                continue
-            block = building_block(ranks, [slow if way in slow_ways else plain for way in range(4)], waits)
-            if all(len({slot % PERIOD for slot in slots}) == 4 for slots in block):
-                held = 1 + max(i0 - f0 + i1 - f1 for f0, f1, i1, i0 in block) / PERIOD
-                if held <= cap:
-                    found[-held, block[0][-1], str(block)] = block
+        for slow_ways in _SLOW_WAYS:
+            steps = [slow if way in slow_ways else plain for way in range(4)]
+            slots = np.array(building_block(ranks, steps, (0, 0, 0))) + shifts[:, None, :]
+            is_free = (np.diff(np.sort(slots % PERIOD, axis=2), axis=2) > 0).all(axis=(1, 2))
+            held = 1 + (slots @ (-1, -1, 1, 1)).max(axis=1) / PERIOD
+            for variant in np.flatnonzero(is_free & (held <= cap)).tolist():
+                block = slots[variant].tolist()
+                found[-held[variant], block[0][-1], str(block)] = block
     return [found[key] for key in sorted(found)]
 
 

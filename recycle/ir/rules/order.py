@@ -83,13 +83,27 @@ def serialised_transport(inspection: Inspection) -> Iterator[Defect]:
     """On a transport that carries one transfer of a worker at a time, unbuffered and in program order (one NCCL
     stream), some transfers wait for each other in a cycle. On other transports the order is valid. Remove all
     transfers and lower the schedule again: `lower` writes them in one global order."""
+    yield from _deadlocks_of_shared(inspection, "with one transfer at a time", serialised=True)
+
+
+@rule("shared-communicators", "a deadlock of transfers that share a communicator", presumes_valid=True)
+def shared_communicators(inspection: Inspection) -> Iterator[Defect]:
+    """Over NCCL a worker with many lanes, as after a failure, has communicators for several lanes each, which carry one
+    transfer at a time, unbuffered and in program order. Some of them wait for each other in a cycle. Checked before
+    workers run a schedule. Remove all transfers and lower the schedule again: `lower` writes them in one global order.
+    """
+    if inspection.about_to_run:
+        yield from _deadlocks_of_shared(inspection, "on the communicators that lanes share", serialised=False)
+
+
+def _deadlocks_of_shared(inspection: Inspection, how: str, serialised: bool) -> Iterator[Defect]:
     if not inspection.has_transfers:
         return
-    events = event_graph(inspection.lowered, serialised=True)
+    events = event_graph(inspection.lowered, serialised, shared=not serialised)
     if events.is_acyclic:
         return
     for cycle in cycles(*events.edges, events.dependencies.nodes)[:1]:
-        message = "with one transfer at a time this deadlocks, in a cycle of waits"
+        message = f"{how} this deadlocks, in a cycle of waits"
         hint = "write sends and receives in one global order (remove them, then lower), or use a transport with lanes"
         yield _cycle_defect(inspection, events, cycle, message, hint)
 

@@ -24,7 +24,7 @@ This page is written by `python -m recycle.ir.rules.reference docs/reference/cod
 | 0 | the command succeeded; `recycle check` found no errors |
 | 1 | `recycle check` found errors, with `--strict` also warnings; or a run could not start or continue |
 | 2 | bad arguments, an unreadable file, or a refused job or schedule. A line on standard error names the cause |
-| 75 | reserved for Megatron scripts under a session: a stage has lost all its hosts; load the newest checkpoint |
+| 75 | `recycle agent` with your own script: a stage has lost all its hosts; start again, from the newest checkpoint |
 | 130 | interrupted by Ctrl-C |
 | 143 | `recycle train` or `recycle agent` ended after SIGTERM or SIGHUP, with a checkpoint to resume from |
 

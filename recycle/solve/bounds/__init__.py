@@ -17,32 +17,33 @@ from threading import Thread
 from types import TracebackType
 
 from recycle.solve.bounds import closed_forms, fluid
+from recycle.solve.bounds.bound import Bound
 from recycle.solve.constants import ALL_STAGES
 from recycle.solve.effort import Deadline, is_met
 from recycle.solve.problem import Problem
 
 
-def lower_bound(problem: Problem, deadline: Deadline | None = None) -> float:
+def lower_bound(problem: Problem, deadline: Deadline | None = None) -> Bound:
     """Return the best proven bound (with the barrier: on the makespan) from what is solved by the deadline."""
     return max(rising_bounds(problem, deadline))
 
 
-def rising_bounds(problem: Problem, deadline: Deadline | None = None) -> Iterator[float]:
+def rising_bounds(problem: Problem, deadline: Deadline | None = None) -> Iterator[Bound]:
     """Yield proven lower bounds as they are found, ascending, the closed form first."""
     deadline = deadline or Deadline(None)
     if problem.grain not in (0, 1):
-        yield from (problem.grain * bound for bound in rising_bounds(problem.in_grains(), deadline))
+        yield from (bound.in_units(problem.grain) for bound in rising_bounds(problem.in_grains(), deadline))
     else:
         bound = max(closed_form(problem), closed_forms.lanes(problem))
         yield from fluid.rising_bounds(problem, bound, _chains(problem), deadline)
 
 
-def closed_form(problem: Problem) -> float:
+def closed_form(problem: Problem) -> Bound:
     """Return the bound without linear programs: weaker, in a hundredth of the time.
 
     If workers are alike, the bound for dead workers on several ranks is the maximum of the bounds of each rank alone.
     """
-    return closed_forms.period(problem) if problem.staggered else closed_forms.makespan(problem)
+    return closed_forms.loads_and_detours(problem)
 
 
 def _chains(problem: Problem) -> list[tuple[int, ...]]:
@@ -72,7 +73,7 @@ class RisingBound:
             deadline: limit of the linear programs; its `stop` also ends the search.
             is_first: compute the bound at once, without a thread.
         """
-        self.value = lower_bound(problem, deadline) if is_first else closed_form(problem)
+        self.value: Bound = lower_bound(problem, deadline) if is_first else closed_form(problem)
         self._problem, self._deadline = problem, deadline
         self._best = inf
         self._is_over = is_first

@@ -29,6 +29,7 @@ from math import ceil, floor, gcd, inf
 
 import numpy as np
 
+from recycle.solve.bounds.bound import Bound
 from recycle.solve.problem import TOLERANCE, Problem
 from recycle.solve.problem_arrays import Floats
 
@@ -39,15 +40,12 @@ Room = Callable[[float], float]
 """Work that a worker has room for, as a function of time."""
 
 
-def period(problem: Problem) -> float:
-    """Return a lower bound on the period with a staggered optimizer."""
-    return max(*(load(problem, r) for r in range(problem.shape.ranks)), max(detours(problem))[0])
-
-
-def makespan(problem: Problem) -> float:
-    """Return a lower bound on one iteration from an empty pipeline, the period with the barrier."""
-    loads = (_fill(problem, r) + load(problem, r) for r in range(problem.shape.ranks))
-    return max(*loads, max(detours(problem, from_idle=True))[0])
+def loads_and_detours(problem: Problem) -> Bound:
+    """Return the best bound of load and detour, with the barrier of one iteration from an empty pipeline."""
+    from_idle = not problem.staggered
+    loads = [(load(problem, r) + from_idle * _fill(problem, r), r) for r in range(problem.shape.ranks)]
+    longest = (("load", max(loads)), ("detour", max(detours(problem, from_idle))))
+    return max(Bound.of_rule(value, problem.is_integral, rule, *place) for rule, (value, *place) in longest)
 
 
 def load(problem: Problem, rank: int) -> float:
@@ -57,20 +55,19 @@ def load(problem: Problem, rank: int) -> float:
     return _least(problem, rooms, problem.micro_batches * sum(each)) + problem.rank_update_seconds[rank]
 
 
-def lanes(problem: Problem) -> float:
+def lanes(problem: Problem) -> Bound:
     """Return the bound from transfers between neighboring stages, one at a time per pair of workers.
 
     The last activation to leave a stage waits for the others of its lane, and returns through all later stages.
     """
-    bound = 0.0
+    longest = (0.0, 0)
     for s, (hosts, receivers) in enumerate(pairwise(problem.hosts)):
         waits = ceil(problem.micro_batches / (len(hosts) * len(receivers))) - 1
         own = (problem.forward[s] + problem.backward[s] + problem.weight[s]) * problem.fastest[s]
         start = 0.0 if problem.staggered else _fill(problem, s)
-        bound = max(
-            bound, start + own + waits * problem.hop_after[s] + problem.return_path[s] + problem.update_seconds[s]
-        )
-    return bound
+        length = start + own + waits * problem.hop_after[s] + problem.return_path[s] + problem.update_seconds[s]
+        longest = max(longest, (length, s))
+    return Bound.of_rule(longest[0], problem.is_integral, "lane", longest[1])
 
 
 def work(problem: Problem, rank: int) -> float:

@@ -25,12 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from math import ceil, floor, inf
-from typing import NamedTuple
+from math import ceil, floor, inf, log10
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from recycle.solve.bounds.bound import Bound
 from recycle.solve.constants import (
     FINE_COLUMNS,
     GRID_POINTS,
@@ -50,8 +51,8 @@ Integers = npt.NDArray[np.int64]
 
 
 def rising_bounds(
-    problem: Problem, bound: float, chains: Iterable[tuple[int, ...]], deadline: Deadline | None = None
-) -> Iterator[float]:
+    problem: Problem, bound: Bound, chains: Iterable[tuple[int, ...]], deadline: Deadline | None = None
+) -> Iterator[Bound]:
     """Yield `bound`, then the bounds raised by the fluid through each chain of stages, on each grid.
 
     Args:
@@ -75,21 +76,23 @@ def rising_bounds(
 
 
 def _raise_bound(
-    problem: Problem, bound: float, stages: tuple[int, ...], points: int | None, pace: Pace, longer: float
-) -> float:
+    problem: Problem, bound: Bound, stages: tuple[int, ...], points: int | None, pace: Pace, longer: float
+) -> Bound:
     whole, n = problem.is_integral, problem.micro_batches
     step = max(1.0, floor(problem.unit / 8)) if whole else problem.unit / 8
-    infeasible = lowest = -1 if whole else 0
+    infeasible = -1 if whole else 0
     feasible: int | None = None
+    proof: _FluidRelaxation | None = None
     k = infeasible + 1
     stride = 0
     for turn in range(MOST_PROGRAMS):
         if pace.is_over(1.0 if turn else longer):
             break
         window = bound + k * step
-        missing = n - max_completed(problem, window, stages, points, pace.deadline)
+        fluid = _FluidRelaxation(problem, window, stages, points)
+        missing = n - fluid.solve(pace.deadline)
         if missing > 1e-6:
-            infeasible = k
+            infeasible, proof = k, fluid
             stride = max(1, 2 * stride, int(missing / n * window / step))
             k += stride
         else:
@@ -98,7 +101,7 @@ def _raise_bound(
             if feasible - infeasible <= 1 or (feasible - infeasible) * step <= NEAR_ENOUGH * bound:
                 break
             k = (infeasible + feasible) // 2
-    return bound if infeasible == lowest else bound + infeasible * step + whole
+    return bound if proof is None else Bound(proof.window + whole, proof.window, proof.proof)
 
 
 def max_completed(
@@ -116,11 +119,7 @@ def max_completed(
         points: maximum number of points of an aligned grid; None for a grid that is fine at both ends.
         deadline: limit of the solver, whose multipliers then prove less.
     """
-    fluid = _FluidRelaxation(problem, window, stages, points)
-    fluid.add_crews()
-    fluid.add_paths()
-    fluid.add_goal()
-    return fluid.solve(deadline or Deadline(None))
+    return _FluidRelaxation(problem, window, stages, points).solve(deadline or Deadline(None))
 
 
 class _Crew(NamedTuple):
@@ -128,13 +127,14 @@ class _Crew(NamedTuple):
 
     hosts: list[int]
     units: int
+    number: int = 0
 
 
 class _FluidRelaxation:
     """The linear program, with columns goal and (group, kind, grid point); a group is a crew at one of the stages."""
 
     def __init__(self, problem: Problem, window: float, stages: Sequence[int], points: int | None) -> None:
-        self.problem, self.stages = problem, stages
+        self.problem, self.stages, self.window = problem, stages, window
         rank_of = problem.shape.rank_of
         counted = [s for s in stages if rank_of(s) == rank_of(stages[0])] if problem.staggered else stages
         self.ends = {s: window - problem.update_seconds[s] for s in counted}
@@ -147,6 +147,11 @@ class _FluidRelaxation:
         self.coefficients: list[Floats] = []
         self.limits: list[Floats] = []
         self.row_count = 0
+        self.blocks: list[tuple[str, tuple[int, ...], int, int]] = []
+        self.multipliers = np.zeros(0)
+        self.add_crews()
+        self.add_paths()
+        self.add_goal()
 
     def add_crews(self) -> None:
         """Add the rows of each crew: monotone, order, rate, memory, its share of the units."""
@@ -158,16 +163,17 @@ class _FluidRelaxation:
             for g, s in groups:
                 for kind in range(problem.kinds):
                     earlier, later = self._column(g, kind, before), self._column(g, kind, after)
-                    self._add_rows([(before, earlier, 1.0), (before, later, -1.0)], 0.0)
+                    self._add_rows("grow", (s, crew.number, kind), [(before, earlier, 1.0), (before, later, -1.0)], 0.0)
                     time = float(problem.times[kind * problem.shape.stages + s])
                     rate += [(before, later, time), (before, earlier, -time)]
                 if problem.split:
-                    self._add_dependency([(g, 2)], [(g, 1, 1.0, min(self._time(s, 1), self._time(s, 2)))], 0.0)
-            self._add_rows(rate, np.diff(self.times) * sum(1 / problem.speed[w] for w in crew.hosts))
+                    lag = min(self._time(s, 1), self._time(s, 2))
+                    self._add_dependency("order", (s, crew.number, 2), [(g, 2)], [(g, 1, 1.0, lag)], 0.0)
+            place = groups[0][1], crew.number
+            self._add_rows("rate", place, rate, np.diff(self.times) * sum(1 / problem.speed[w] for w in crew.hosts))
             if crew.units < n * len(groups):
-                self._add_rows(
-                    [(zero, self._column(g, 0, zero + self.points - 1), 1.0) for g, _ in groups], float(crew.units)
-                )
+                last = [(zero, self._column(g, 0, zero + self.points - 1), 1.0) for g, _ in groups]
+                self._add_rows("share", place, last, float(crew.units))
             self._add_memory(crew, groups)
 
     def _add_memory(self, crew: _Crew, groups: list[tuple[int, int]]) -> None:
@@ -183,7 +189,7 @@ class _FluidRelaxation:
                 for kind, share in ((1, 1 - stash), (2, stash))
                 if share
             ]
-            self._add_dependency([(g, 0) for g, _ in groups], freed, slots)
+            self._add_dependency("memory", (groups[0][1], crew.number), [(g, 0) for g, _ in groups], freed, slots)
 
     def _turn(self, stage: int) -> float:
         return self.problem.return_path[stage] + min(self._time(stage, 0), self._time(stage, 1))
@@ -194,9 +200,10 @@ class _FluidRelaxation:
             near_groups, far_groups = self._groups_of(near), self._groups_of(far)
             for kind, source, target in ((0, near_groups, far_groups), (1, far_groups, near_groups)):
                 lag = self._lag(near, far, kind)
-                self._add_dependency([(g, kind) for g in target], [(g, kind, 1.0, lag) for g in source], 0.0)
-        for g, (s, _) in enumerate(self.groups):
-            self._add_dependency([(g, 1)], [(g, 0, 1.0, self._turn(s))], 0.0)
+                sources = [(g, kind, 1.0, lag) for g in source]
+                self._add_dependency("path", (near, far, kind), [(g, kind) for g in target], sources, 0.0)
+        for g, (s, crew) in enumerate(self.groups):
+            self._add_dependency("order", (s, crew.number, 1), [(g, 1)], [(g, 0, 1.0, self._turn(s))], 0.0)
 
     def _lags(self) -> list[float]:
         held = [
@@ -214,12 +221,14 @@ class _FluidRelaxation:
         n, zero = self.problem.micro_batches, np.zeros(1, dtype=np.int64)
         last = zero + self.points - 1
         for s in self.stages:
-            self._add_rows([(zero, self._column(g, 0, last), 1.0) for g in self._groups_of(s)], float(n))
+            groups = self._groups_of(s)
+            done = [(zero, self._column(g, 0, last), 1.0) for g in groups]
+            self._add_rows("share", (s, len(groups)), done, float(n))
         tails = self._tails()
         for (kind, s), end in tails.items():
             at = np.minimum(np.searchsorted(self.times, [end - TOLERANCE]), last)
             done = [(zero, self._column(g, kind, at), -1.0) for g in self._groups_of(s)]
-            self._add_rows([(zero, zero, 1.0), *done], 0.0)
+            self._add_rows("end", (s, kind), [(zero, zero, 1.0), *done], 0.0)
 
     def _heads(self) -> dict[tuple[int, int], float]:
         problem, path = self.problem, 0.0
@@ -291,8 +300,21 @@ class _FluidRelaxation:
         multipliers = np.maximum(0.0, -np.array(solver.getSolution().row_dual))
         if len(multipliers) != self.row_count:
             return float(highest[0])
+        self.multipliers = multipliers
         reduced_gain = gain - np.bincount(columns, weights=coefficients * multipliers[rows], minlength=count)
         return float(limits @ multipliers + np.maximum(0.0, reduced_gain) @ highest)
+
+    def proof(self, digits: int) -> dict[str, Any]:
+        """Return rows, stages and grid of the certificate, from the multipliers of `solve` to so many digits."""
+        rows: list[Any] = []
+        for rule, place, first, count in self.blocks:
+            multipliers = self.multipliers[first : first + count]
+            scale = self.problem.unit if rule == "rate" else 1.0
+            points = np.flatnonzero(multipliers * scale > 0.1**digits)
+            if len(points):
+                rounded = [float(f"{m:.{digits}g}") for m in multipliers[points]]
+                rows.append((rule, list(place), points.tolist(), rounded))
+        return {"rows": rows, "stages": list(self.stages), "grid": _pieces(self.times)}
 
     def _groups_of(self, stage: int) -> list[int]:
         return [g for g, (s, _) in enumerate(self.groups) if s == stage]
@@ -304,7 +326,12 @@ class _FluidRelaxation:
         return float(self.problem.times[kind * self.problem.shape.stages + stage]) * self.problem.fastest[stage]
 
     def _add_dependency(
-        self, nexts: list[tuple[int, int]], before: list[tuple[int, int, float, float]], more: float
+        self,
+        rule: str,
+        place: tuple[int, ...],
+        nexts: list[tuple[int, int]],
+        before: list[tuple[int, int, float, float]],
+        more: float,
     ) -> None:
         points = np.arange(self.points)
         terms: list[tuple[Integers, Integers, float]] = [
@@ -314,15 +341,18 @@ class _FluidRelaxation:
             earlier = np.searchsorted(self.times, self.times - lag - TOLERANCE)
             begun = np.flatnonzero(earlier > 0)
             terms.append((begun, self._column(g, kind, earlier[begun]), -share))
-        self._add_rows(terms, np.full(self.points, float(more)))
+        self._add_rows(rule, place, terms, np.full(self.points, float(more)))
 
-    def _add_rows(self, terms: list[tuple[Integers, Integers, float]], solve: float | Floats) -> None:
+    def _add_rows(
+        self, rule: str, place: tuple[int, ...], terms: list[tuple[Integers, Integers, float]], solve: float | Floats
+    ) -> None:
         count = 1 + max(int(rows.max()) for rows, _, _ in terms if len(rows))
         for rows, columns, coefficient in terms:
             self.rows.append(self.row_count + rows)
             self.columns.append(columns)
             self.coefficients.append(np.full(len(rows), coefficient))
         self.limits.append(np.broadcast_to(np.asarray(solve, dtype=np.float64), (count,)))
+        self.blocks.append((rule, place, self.row_count, count))
         self.row_count += count
 
 
@@ -340,7 +370,7 @@ def _crews(problem: Problem, rank: int, chunks: int) -> list[_Crew]:
     hosts, units = problem.hosts[rank], problem.micro_batches * chunks
     if len(problem.kinds_of_host[rank]) > 1 or units % len(hosts) == 0:
         return [_Crew(hosts, units)]
-    return [_Crew(hosts[:1], units), _Crew(hosts[1:], units - ceil(units / len(hosts)))]
+    return [_Crew(hosts[:1], units), _Crew(hosts[1:], units - ceil(units / len(hosts)), 1)]
 
 
 def fine_at_ends(problem: Problem, end: float) -> Floats:
@@ -353,6 +383,18 @@ def fine_at_ends(problem: Problem, end: float) -> Floats:
     near = np.arange(GRID_POINTS) * step
     between = np.linspace(near[-1], end - near[-1], GRID_POINTS)
     return np.concatenate([near, between[1:-1], end - near[::-1]])
+
+
+def _pieces(times: Floats) -> list[tuple[float, float, int]]:
+    """Return (first, step, count) of equidistant parts. Lags remain multiples of the first step: it is rounded down."""
+    pieces = list[tuple[float, float, int]]()
+    for part in np.split(times[:-1], np.flatnonzero(np.abs(np.diff(times[:-1], 2)) > TOLERANCE) + 2):
+        step = float(part[1] - part[0]) if len(part) > 1 else 1.0
+        unit = 10.0 ** (floor(log10(step)) - 10)
+        rounded = floor(step / unit + 1e-3) * unit
+        is_piece = part[0] == 0 or step - rounded < 1e-3 * unit
+        pieces += [(float(part[0]), rounded, len(part))] if is_piece else [(time, 0.0, 1) for time in part.tolist()]
+    return [*pieces, (float(times[-1]), 0.0, 1)]
 
 
 def is_exact(problem: Problem, end: float) -> bool:

@@ -65,7 +65,7 @@ def elastic_plan(
     shortest = min(plan.period for plan in plans)
     near = [plan for plan in plans if plan.period <= shortest * CLOSE]
     best = min(near, key=lambda plan: (_copied(plan), plan.period))
-    return replace(best, lower_bound=planner.bound, fixed_bound=fixed.lower_bound)
+    return replace(best, lower_bound=planner.bound, fixed_bound=fixed.lower_bound, certificate=None)
 
 
 def quick_elastic_plan(

@@ -19,7 +19,9 @@ import numpy as np
 
 from recycle.errors import ScheduleError
 from recycle.ir.families import BUILT_IN, FAMILIES, TWO_CHUNKS, memory_capped
-from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Forward
+from recycle.ir.instruction import BackwardInput, BackwardWeight
+from recycle.ir.kinds import is_kind
+from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
 from recycle.solve.assignment import Assignment, assign_by_slots, possible_assignments
 from recycle.solve.bounds import closed_form
@@ -27,6 +29,10 @@ from recycle.solve.constants import (
     INSERTION_UP_TO,
     MOST_LEFT_OUT,
     MOST_TEMPLATES,
+    MOVED_UP_TO,
+    MOVED_WEIGHTS,
+    NO_GAIN,
+    NO_GAIN_SHARE,
     OPERATION_SECONDS,
     OPERATIONS_AFTER_TEMPLATE,
     POLICIES_AFTER_TEMPLATE,
@@ -36,14 +42,15 @@ from recycle.solve.constants import (
     START_SHARE,
     TEMPLATE_SHARE,
     TOO_LATE,
+    VEE_SHARE,
 )
 from recycle.solve.effort import Effort, Incumbent, Pace, sort_by_period
-from recycle.solve.problem import TOLERANCE, Order, Problem
-from recycle.solve.problem_arrays import FORWARD, INPUT, WEIGHT
+from recycle.solve.problem import OPERATIONS_OF_KIND, TOLERANCE, Order, Problem
 from recycle.solve.search.insertion import InsertionParameters, insertion_orders
 from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.list_scheduling import (
     Policy,
+    move_weights,
     portfolio,
     schedule_by_policy,
 )
@@ -71,18 +78,21 @@ class SearchStart:
 def find_starts(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> list[SearchStart]:
     """Return starts without the slow workers, without each of them and with all, of `most` policies each; best first.
 
-    Problems whose bound is above the best period are left out.
+    Problems whose bound is above the best period are left out. If slow workers hardly lower the bound, a problem
+    without them takes most of the time.
     """
-    problems = [*_without_slow(problem), problem]
+    smaller = sorted(_without_slow(problem), key=closed_form)
+    is_timed = effort.deadline.seconds_left < inf
+    is_gain_small = is_timed and bool(smaller) and closed_form(smaller[0]) <= NO_GAIN * closed_form(problem)
+    problems, share = ([smaller[0], problem], NO_GAIN_SHARE) if is_gain_small else ([*smaller, problem], START_SHARE)
     starts: list[SearchStart] = []
     pace = Pace(effort.deadline)
     for each in problems:
-        least = min((start.best.period for start in starts), default=inf)
-        if starts and (pace.is_over() or effort.is_met(problem, least)):
+        best = min((start.best.period for start in starts), default=inf)
+        if starts and (pace.is_over() or effort.is_met(problem, best)):
             break
-        if len(problems) == 1 or closed_form(each) < least - TOLERANCE:
-            share = START_SHARE if len(problems) > 1 else 1.0
-            starts.append(find_initial_order(each, effort.part(share), most))
+        if len(problems) == 1 or closed_form(each) < best - TOLERANCE:
+            starts.append(find_initial_order(each, effort.part(share if smaller else 1.0), most))
     return sorted(starts, key=lambda start: start.best.period)
 
 
@@ -109,14 +119,21 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
         is_late = OPERATION_SECONDS * problem.size > TOO_LATE * max(0.0, deadline.seconds_left)
         if is_late or effort.is_met(problem, unfolded.period):
             return SearchStart(problem, unfolded, first[0])
-    order, policy = _best_of_portfolio(problem, effort.part(PORTFOLIO_SHARE), most, assignments, first)
+    is_vee = problem.shape.placement == "v" and not problem.dead
+    pace = Pace(deadline.part(VEE_SHARE))
+    for family_order in islice(family_orders(problem), most) if is_vee else ():
+        orders.append(evaluate(problem, family_order))
+        if pace.is_over() or effort.is_met(problem, orders[-1].period):
+            break
+    policies = min(most, POLICIES_PER_ASSIGNMENT) if is_vee else most
+    order, policy = _best_of_portfolio(problem, effort.part(PORTFOLIO_SHARE), policies, assignments, first)
     orders.append(order)
     pace = Pace(deadline.part(SIMPLE_SHARE) if problem.shape.chunks > 1 else deadline)
     variants: list[Iterator[tuple[Order, InsertionParameters | None]]] = [
         insertion_orders(problem, assignments) if problem.size <= INSERTION_UP_TO else iter(()),
         ((incumbent, None) for incumbent in family_orders(problem)),
-    ][:: -1 if problem.shape.placement == "v" else 1]
-    simple = chain.from_iterable(islice(variant, most) for variant in variants)
+    ]
+    simple = chain.from_iterable(islice(variant, most) for variant in variants if not is_vee)
     best = sort_by_period(orders)[0]
     inserted: tuple[Incumbent, InsertionParameters] | None = None
     while not (pace.is_over() or effort.is_met(problem, best.period)) and (generated := next(simple, None)) is not None:
@@ -124,6 +141,8 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
         best = sort_by_period([best, incumbent])[0]
         if parameters is not None and (inserted is None or incumbent.period < inserted[0].period):
             inserted = incumbent, parameters
+    for moved in orders_with_moved_weights(problem, best.order) if problem.size <= MOVED_UP_TO else ():
+        best = sort_by_period([best, evaluate(problem, moved)])[0]
     return SearchStart(problem, best, policy, inserted)
 
 
@@ -165,11 +184,11 @@ def _best_of_portfolio(
 
     pace = Pace(effort.deadline)
     for count, policy in enumerate(policies()):
-        if count == POLICIES_PER_ASSIGNMENT:  # the first policies never wait for compiled kernels
-            load_if_worth_it(problem, 100, effort.deadline, is_search=False)
         is_late = pace.is_over()
         if best is not None and (is_late or count >= most or effort.is_met(problem, best.period)):
             break
+        if count == POLICIES_PER_ASSIGNMENT:  # the first policies never wait for compiled kernels
+            load_if_worth_it(problem, 100, effort.deadline, is_search=False)
         candidate = evaluate(problem, schedule_by_policy(problem, policy))
         if best is None or candidate.period < best.period:
             best, chosen = candidate, policy
@@ -185,6 +204,15 @@ def family_orders(problem: Problem) -> Iterator[Order]:
         order = order_from_schedule(problem, schedule)
         if order is not None and problem.is_within_caps(order):
             yield order
+            yield from orders_with_moved_weights(problem, order)
+
+
+def orders_with_moved_weights(problem: Problem, order: Order) -> Iterator[Order]:
+    """Yield the order with its W in other waits, if the backward pass is split."""
+    for idleness in MOVED_WEIGHTS if problem.split else ():
+        moved = move_weights(problem, order, idleness)
+        if moved is not None:
+            yield moved
 
 
 def _families(problem: Problem) -> Iterator[Schedule]:
@@ -202,23 +230,16 @@ def _families(problem: Problem) -> Iterator[Schedule]:
 
 def order_from_schedule(problem: Problem, schedule: Schedule) -> Order | None:
     """Convert a compute-only schedule into an order; None if only the schedule splits the backward pass."""
-    c = schedule.columns
-    operation = c.stage * problem.micro_batches + c.pipeline * problem.shape.micro_batches + c.index
-    operation = operation.astype(np.int64)
-    plane = problem.shape.stages * problem.micro_batches
-    worker = np.asarray(c.worker, dtype=np.int64)
-    kinds = {Forward.kind: (FORWARD,), Backward.kind: (INPUT, WEIGHT) if problem.split else (INPUT,)}
-    if problem.split:
-        kinds |= {BackwardInput.kind: (INPUT,), BackwardWeight.kind: (WEIGHT,)}
-    if not np.isin(c.kind, list(kinds)).all():
+    pieces, n = operations_of(schedule), problem.micro_batches
+    if not problem.split and is_kind(pieces.kind, (BackwardInput, BackwardWeight)).any():
         return None
-    place, stands_for = [], []
-    for kind, codes in kinds.items():
-        rows = np.flatnonzero(c.kind == kind)
-        for code in codes:
-            place.append(2 * rows + (code == 2))
-            stands_for.append(operation[rows] + code * plane)
-    line = np.argsort(np.concatenate(place), kind="stable")
-    operations = np.concatenate(stands_for)[line]
-    ends = np.cumsum(np.bincount(worker[np.concatenate(place)[line] // 2], minlength=problem.shape.worker_count))
-    return [program.tolist() for program in np.split(operations, ends[:-1])]
+    place, operations, worker = [], [], []
+    for kind, codes in OPERATIONS_OF_KIND.items():
+        at = np.flatnonzero(pieces.kind == kind)
+        for code in codes[: problem.kinds - codes[0]]:
+            place.append(3 * pieces.row[at] + code)
+            operations.append((code * problem.shape.stages + pieces.stage[at]) * n + pieces.micro_batch[at])
+            worker.append(pieces.worker[at])
+    line = np.argsort(np.concatenate(place))
+    ends = np.cumsum(np.bincount(np.concatenate(worker), minlength=problem.shape.worker_count))
+    return [program.tolist() for program in np.split(np.concatenate(operations)[line], ends[:-1])]

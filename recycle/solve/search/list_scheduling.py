@@ -17,10 +17,12 @@ groups. The scheduler cannot deadlock: a ready backward frees memory, and the la
 
 from __future__ import annotations
 
+import heapq
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil
+from math import ceil, inf
 
 import numpy as np
 
@@ -181,3 +183,56 @@ def schedule_by_priority(
     if release is not None:
         rule = rule._replace(release=release)
     return run_event_loop(problem, problem.arrays, host, rule)
+
+
+def move_weights(problem: Problem, order: Order, idleness: float) -> Order | None:
+    """Return an order with the same F and I whose W fill waits; None if that exceeds the memory.
+
+    A worker runs W in a wait that they fill, if an F finds no memory, and if it would otherwise be idle for longer than
+    `idleness` times the longest idle time of any worker so far. The others remain for later waits.
+    """
+    n, needs, times = problem.micro_batches, problem.needs.tolist(), problem.times.tolist()
+    plane = problem.shape.stages * n
+    host = {x: w for w, program in enumerate(order) for x in program}
+    fixed = [[x for x in program if x < 2 * plane] for program in order]
+    moved: Order = [[] for _ in order]
+    weights = [deque[int]() for _ in order]
+    taken, free, held, idle = [0] * len(order), [0.0] * len(order), [0.0] * len(order), [0.0] * len(order)
+    end: dict[int, float] = {}
+    asleep: dict[int, int] = {}
+    longest = 0.0
+    events = [(0.0, w) for w in range(len(order))]
+    while events:
+        _, w = heapq.heappop(events)
+        if taken[w] == len(fixed[w]):
+            moved[w] += weights[w]
+            continue
+        x = fixed[w][taken[w]]
+        before = needs[x]
+        if before >= 0 and before not in end:
+            asleep[before] = w
+            continue
+        arrival = 0.0 if before < 0 else end[before] + problem.hop_between(host[before], w)
+        wait = max(0.0, arrival - free[w])
+        idle_then = idle[w] + wait if moved[w] else 0.0
+        is_full = x < plane and held[w] + 1 > problem.cap[w] + TOLERANCE
+        length = times[weights[w][0] // n] * problem.speed[w] if weights[w] else inf
+        is_filled = length <= wait + TOLERANCE or (wait > TOLERANCE and idle_then > idleness * longest + TOLERANCE)
+        if weights[w] and (is_full or is_filled):
+            moved[w].append(weights[w].popleft())
+            free[w] += length
+            held[w] -= problem.stash
+        elif is_full:
+            return None
+        else:
+            idle[w], longest = idle_then, max(longest, idle_then)
+            moved[w].append(x)
+            taken[w] += 1
+            free[w] = end[x] = free[w] + wait + times[x // n] * problem.speed[w]
+            held[w] += 1.0 if x < plane else problem.stash - 1
+            if x >= plane:
+                weights[w].append(x + plane)
+            if x in asleep:
+                heapq.heappush(events, (end[x], asleep.pop(x)))
+        heapq.heappush(events, (free[w], w))
+    return moved

@@ -43,16 +43,20 @@ from recycle.solve.search.waves import best_wave
 
 
 def search_from_all(starts: Sequence[SearchStart], effort: Effort) -> Incumbent:
-    """Return the best order of searches from each start, in turn; starts whose bound is above the best are left out."""
-    best, dead = starts[0].best, starts[0].problem.dead
+    """Return the best order of searches from each start, in turn; starts whose bound is above the best are left out.
+
+    Steps are those of each search, so that no other search of as many steps gives a better order for a problem. The
+    problem with all workers starts from the best order so far.
+    """
+    best, fewest = starts[0].best, min(len(start.problem.dead) for start in starts)
     for turn, start in enumerate(starts):
-        problem, remaining = start.problem, effort.remaining()
+        problem, part = start.problem, effort.part(1.0)
         if turn and (effort.deadline.is_over or closed_form(problem) > best.period - TOLERANCE):
             continue
-        begun = replace(start, best=best) if problem.dead <= dead else start
-        found = search_from(begun, remaining if turn + 1 == len(starts) else remaining.part(FIRST_START_SHARE))
-        if found.period < best.period:
-            best, dead = found, problem.dead
+        if effort.steps is None and turn + 1 < len(starts):
+            part = effort.part(FIRST_START_SHARE)
+        begun = replace(start, best=best) if len(problem.dead) == fewest else start
+        best = sort_by_period([best, search_from(begun, part)])[0]
         if effort.is_met(problem, best.period):
             break
     return best

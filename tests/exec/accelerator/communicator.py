@@ -1,6 +1,7 @@
 """Communicators of the simulated accelerator, which behave like NCCL's, over TCP between processes.
 
-- Forming blocks until all ranks have come, and each end may fail alone.
+- Forming blocks until all ranks have come, and each end may fail alone. It takes memory of the device, and a stream of
+  its pool, which other communicators may have too.
 - An operation is queued on the communicator's stream after all computations queued so far, and the call returns; `wait`
   orders later computations after it, and returns too. Its buffer is full of NaN until the data arrives.
 - A kernel spins until its peer comes. A dead peer, or one with a closed connection, never comes: only an abort ends the
@@ -9,6 +10,8 @@
 - The abort of a single communicator ends its kernels and then waits for the whole device, on which another communicator
   may spin: a deadlock. An abort of a group ends the kernels of all first.
 - Tensors of an operation are kept until a wait for it.
+- An operation holds a multiprocessor for each of its thread blocks.
+- A broken link leaves spinning kernels, and an error at both ends that no call raises (`has_failed`).
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from tests.exec.accelerator.device import Device
 
 ID_BYTES = 128
 """Size of rank 0's binary key in the store, as of an `ncclUniqueId`."""
+CTAS = 32
+"""Thread blocks of an operation, without a limit."""
 SPIN_SECONDS = 0.02
 _ADDRESS = struct.Struct("!H4s16s")
 
@@ -62,23 +67,38 @@ class Communicator:
         rank, size: as for any torch backend.
         address: of this machine.
         seconds: after which it gives up forming with RuntimeError.
+        ctas: most thread blocks of an operation; by default `CTAS`.
 
     Attributes:
         kept: tensors of each operation without a wait for it.
+        has_failed: whether its link is broken.
     """
 
     def __init__(
-        self, device: Device, store: Any, rank: int, size: int, address: str = "127.0.0.1", seconds: float = 60.0
+        self,
+        device: Device,
+        store: Any,
+        rank: int,
+        size: int,
+        address: str = "127.0.0.1",
+        seconds: float = 60.0,
+        ctas: int | None = None,
     ) -> None:
         device.check()
+        device.make_communicator()
+        self.has_failed, self._blocks = False, min(ctas or CTAS, device.limits.multiprocessors)
         self.device, self._rank, self._size, self._ranks = device, rank, size, range(size)
         self.kept: dict[Work, list[torch.Tensor]] = {}
         self._aborted = threading.Event()
-        self._peers = self._gather(store, address, seconds) if rank == 0 else {0: self._join(store, seconds)}
+        try:
+            self._peers = self._gather(store, address, seconds) if rank == 0 else {0: self._join(store, seconds)}
+        except RuntimeError:
+            device.free_communicator()
+            raise
         for peer in self._peers.values():
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             peer.settimeout(None)
-        self._stream = device.stream("communicator")
+        self._stream = device.draw()
 
     def _gather(self, store: Any, address: str, seconds: float) -> dict[int, socket.socket]:
         """Rank 0: write the address to the store, and wait for all others."""
@@ -204,7 +224,7 @@ class Communicator:
                 return
 
         self._stream.launch(before.wait, waits=True)
-        work = Work(self, self._stream.launch(run))
+        work = Work(self, self._stream.launch(run, blocks=self._blocks))
         self.kept[work] = tensors
         return work
 
@@ -247,8 +267,15 @@ class Communicator:
         """Whether its kernels end: it was aborted, or the device failed."""
         return self._aborted.is_set() or self.device.failed
 
+    def break_link(self) -> None:
+        """Break the link, as a network adapter that dies: nothing arrives any more at any end."""
+        self.has_failed = True
+        for peer in self._peers.values():
+            peer.shutdown(socket.SHUT_RDWR)
+
     def _never(self) -> None:
         """The peer never comes, which a kernel cannot know."""
+        self.has_failed = True
         while not self._ended():
             self._aborted.wait(SPIN_SECONDS)
         raise Aborted
@@ -258,8 +285,7 @@ class Communicator:
         self._aborted.set()
 
     def _free(self) -> None:
-        self.device.drain()
-        self.device.forget(self._stream)
+        self.device.free_communicator()
         for peer in self._peers.values():
             peer.close()
 

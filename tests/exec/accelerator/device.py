@@ -1,9 +1,16 @@
 """A simulated accelerator: streams run queued kernels asynchronously.
 
-It has the properties of CUDA that a CPU lacks, on which the code must not rely: a launch only queues; a full queue
-blocks the host; an error in a kernel appears in all later calls; the first use of a kernel waits until the whole device
-is idle, unless modules are loaded eagerly; streams share a few work queues of the hardware, in which a waiting one
-blocks the others. A kernel is a Python function that runs in its stream's thread and computes with torch on the CPU.
+It has the properties of CUDA that a CPU lacks, on which the code must not rely:
+
+- a launch only queues; a full queue blocks the host; an error in a kernel appears in all later calls;
+- the first use of a kernel waits until the whole device is idle, unless modules are loaded eagerly;
+- streams share a few work queues of the hardware, in which a waiting one blocks the others;
+- streams of libraries come from a pool, in turn, whether they are in use or not;
+- a kernel holds multiprocessors while it runs, and waits until there are enough; one that spins keeps them;
+- communicators take memory, and one that is made soon after many others may hang;
+- memory is freed, and pinned memory allocated, only when the whole device is idle; pinning takes time for each byte.
+
+A kernel is a Python function that runs in its stream's thread and computes with torch on the CPU.
 """
 
 from __future__ import annotations
@@ -13,14 +20,41 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
 
 from recycle.exec.transport.base import TransportError
+from recycle.job.footprint import COMMUNICATORS
 
 QUEUE = 1024
 """Kernels that a stream takes before a launch blocks the host."""
 CONNECTIONS = 8
 """Work queues of the hardware by default."""
+MULTIPROCESSORS = 132
+"""Of an H100."""
+QUICK_SECONDS = 1.0
+"""Time within which communicators count as made in quick succession."""
 Kernel = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a device has, and how it fails.
+
+    Attributes:
+        streams: of the pool of libraries.
+        communicators: that its memory has room for.
+        hangs: probability that a communicator hangs which is made soon after `many` others.
+        pin_seconds: per byte of pinned memory.
+    """
+
+    streams: int = 32
+    multiprocessors: int = MULTIPROCESSORS
+    communicators: int = COMMUNICATORS
+    hangs: float = 0.0
+    many: int = 4
+    pin_seconds: float = 0.0
+    random: Random = field(default_factory=lambda: Random(0))
 
 
 class Connection:
@@ -54,25 +88,25 @@ class Stream:
 
     def __init__(self, device: Device, name: str, connection: Connection, length: int = QUEUE) -> None:
         self._device, self.connection, self.length = device, connection, length
-        self._queue: deque[tuple[Kernel, threading.Event, bool, threading.Event, threading.Event]] = deque()
+        self._queue: deque[tuple[Kernel, threading.Event, int, threading.Event, threading.Event]] = deque()
         self._changed = threading.Condition()
-        self._is_idle, self._ended = True, False
+        self._is_idle = True
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
 
-    def launch(self, kernel: Kernel, waits: bool = False) -> threading.Event:
+    def launch(self, kernel: Kernel, waits: bool = False, blocks: int = 1) -> threading.Event:
         """Queue a kernel; the returned event is set when it has run or failed. Blocks while the queue is full.
 
         Args:
             waits: a wait for another stream, which blocks its connection until it ends.
+            blocks: multiprocessors that it holds.
         """
         self._device.check()
         done = threading.Event()
         with self._changed:
-            self._changed.wait_for(lambda: len(self._queue) < self.length or self._ended)
-            if self._ended:
-                raise RuntimeError("the communicator was aborted")
-            self._queue.append((kernel, done, waits, *self.connection.queue()))
+            if self._thread.ident is None:
+                self._thread.start()
+            self._changed.wait_for(lambda: len(self._queue) < self.length)
+            self._queue.append((kernel, done, 0 if waits else blocks, *self.connection.queue()))
             self._is_idle = False
             self._changed.notify_all()
         return done
@@ -81,12 +115,6 @@ class Stream:
         """Wait until all launched kernels have run."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_idle)
-
-    def end(self) -> None:
-        """Accept no more kernels; queued ones still run."""
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
 
     @property
     def is_current(self) -> bool:
@@ -98,12 +126,11 @@ class Stream:
             with self._changed:
                 self._is_idle = not self._queue
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: bool(self._queue) or self._ended)
-                if not self._queue:
-                    return
-                kernel, done, waits, before, started = self._queue[0]
+                self._changed.wait_for(lambda: bool(self._queue))
+                kernel, done, blocks, before, started = self._queue[0]
             before.wait()
-            if not waits:
+            self._device.occupy(blocks)
+            if blocks:
                 started.set()
             try:
                 if not self._device.failed:
@@ -113,6 +140,7 @@ class Stream:
             except Exception as error:
                 self._device.fail(f"{type(error).__name__}: {error}")
             del kernel  # and with it the tensors that it used
+            self._device.occupy(-blocks)
             started.set()
             done.set()
             with self._changed:
@@ -157,7 +185,7 @@ class DeviceClock:
 
 
 class Device:
-    """One accelerator, with a stream for computations; each communicator has one more.
+    """One accelerator, with a stream for computations; communicators take theirs from a pool.
 
     Args:
         queue: length of the launch queues.
@@ -165,8 +193,17 @@ class Device:
         connections: number shared by the streams; by default from CUDA's environment variable.
     """
 
-    def __init__(self, queue: int = QUEUE, eager: bool | None = None, connections: int | None = None) -> None:
-        self.queue = queue
+    def __init__(
+        self,
+        queue: int = QUEUE,
+        eager: bool | None = None,
+        connections: int | None = None,
+        limits: Limits = Limits(),
+    ) -> None:
+        self.queue, self.limits = queue, limits
+        self.occupied, self._freed = 0, threading.Condition()
+        self._made = deque[float]()
+        self._drawn, self.communicators, self.hung = 0, 0, 0
         self._eager = os.environ.get("CUDA_MODULE_LOADING") == "EAGER" if eager is None else eager
         count = int(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS)) if connections is None else connections
         self._connections = [Connection() for _ in range(count)]
@@ -174,10 +211,49 @@ class Device:
         self._computes_garbage = False
         self._loaded: set[str] = set()
         self._streams: list[Stream] = []
-        self.compute = self.stream("compute")
+        self.compute = self._stream("compute")
+        self._pool = [self._stream(f"pool {number}") for number in range(limits.streams)]
 
-    def stream(self, name: str) -> Stream:
-        """Another stream."""
+    def draw(self) -> Stream:
+        """The next stream of the pool."""
+        with self._freed:
+            self._drawn += 1
+            return self._pool[self._drawn % len(self._pool)]
+
+    def occupy(self, blocks: int) -> None:
+        """Take multiprocessors, as soon as there are enough, or give them back."""
+        with self._freed:
+            self._freed.wait_for(lambda: self.occupied + blocks <= self.limits.multiprocessors)
+            self.occupied += blocks
+            self._freed.notify_all()
+
+    def make_communicator(self) -> None:
+        """Take the memory of a communicator. Raises RuntimeError if there is none; may hang."""
+        with self._freed:
+            now = time.monotonic()
+            self._made.append(now)
+            while self._made[0] < now - QUICK_SECONDS:
+                self._made.popleft()
+            hangs = len(self._made) > self.limits.many and self.limits.random.random() < self.limits.hangs
+            if not hangs:
+                self.communicators += 1
+                if self.communicators > self.limits.communicators:
+                    raise RuntimeError("accelerator error: out of memory for communicators")
+        if hangs:
+            self.hung += 1
+            threading.Event().wait()
+
+    def free_communicator(self) -> None:
+        self.drain()
+        with self._freed:
+            self.communicators -= 1
+
+    def pin(self, size: int) -> None:
+        """Allocate pinned memory of `size` bytes."""
+        self.drain()
+        time.sleep(size * self.limits.pin_seconds)
+
+    def _stream(self, name: str) -> Stream:
         connection = min(self._connections, key=lambda connection: connection.streams)
         connection.streams += 1
         stream = Stream(self, name, connection, self.queue)
@@ -240,9 +316,3 @@ class Device:
         A real kernel computes garbage; the checks of an emulated stage would raise an exception.
         """
         self._computes_garbage = True
-
-    def forget(self, stream: Stream) -> None:
-        """Remove the drained stream of an aborted communicator."""
-        stream.end()
-        stream.connection.streams -= 1
-        self._streams.remove(stream)

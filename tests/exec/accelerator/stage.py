@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 
-from recycle.exec.model.stage import Stage
+from recycle.exec.model.stage import Stage, on_host
 from tests.exec.accelerator.device import Device
 
 KERNELS = ("begin_iteration", "release", "backward_weight", "spoil_gradients", "step")
@@ -59,6 +59,15 @@ def compute_on(device: Device) -> None:
         module: Any = sys.modules.get(name)
         if module is not None:
             module.build_stages = _queued(module.build_stages, device)
+    for name in ("recycle.exec.hooks.saver", "recycle.exec.worker.step_state"):
+        pinning: Any = sys.modules.get(name)
+        if pinning is not None:
+            pinning.on_host = partial(_pinned, device)
+
+
+def _pinned(device: Device, tensor: torch.Tensor) -> torch.Tensor:
+    device.pin(tensor.nbytes)
+    return on_host(tensor)
 
 
 def _queued(build: Callable[..., dict[int, Stage]], device: Device) -> Callable[..., dict[int, Stage]]:

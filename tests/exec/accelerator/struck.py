@@ -6,23 +6,37 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from random import Random
+
+import msgspec
 
 from recycle.errors import RunError
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportSettings
+from recycle.ir.communicators import share_communicators
 from recycle.ir.instruction import Instruction
+from recycle.job import Job
 from recycle.job.shape import Worker
-from tests.exec.accelerator.device import QUEUE, Device, Kernel
+from tests.exec.accelerator.device import QUEUE, Device, Kernel, Limits
 from tests.exec.accelerator.transport import Simulated
 
 STRUCK = Worker(1, 1)
 STRUCK_AT = 3
 SLOW_SECONDS, SLOW_KERNELS = 0.25, 12
+PIN_SECONDS = 5e-6
+"""Per byte: a quarter of a second for the largest tensor of a stage of a test, two seconds for all."""
+FEW_LANES, FEW_STREAMS, FEW_MULTIPROCESSORS, HANGS = 3, 16, 40, 0.02
 
 
 def named(plugin: type[Simulated]) -> str:
     """The value of `[membership] transport`."""
     return f"{plugin.__module__}:{plugin.__name__}"
+
+
+def over(plugin: type[Simulated], job: Job, **membership: float) -> Job:
+    """The same job on simulated accelerators."""
+    section = msgspec.structs.replace(job.membership, transport=named(plugin), **membership)
+    return msgspec.structs.replace(job, membership=section)
 
 
 class Full(Simulated):
@@ -64,6 +78,35 @@ class Demanding(Simulated):
         missing = [name for name, value in self.environment.items() if os.environ.get(name) != value]
         if missing:
             raise RunError(f"not in the environment: {missing}")
+
+
+class Unplugged(Simulated):
+    """All links of one worker break in one iteration; nobody's process ends, and no call raises an error."""
+
+    def open(self, groups: GroupsOfGeneration) -> GroupTransport:
+        def unplug() -> None:
+            for communicator in self.communicators.held():
+                communicator.backend.break_link()
+
+        return _at(super().open(groups), groups.role, unplug)
+
+
+class Pinning(Simulated):
+    """Pinned memory takes long to allocate."""
+
+    @classmethod
+    def make(cls) -> Device:
+        return Device(limits=Limits(pin_seconds=PIN_SECONDS))
+
+
+class Hostile(Simulated):
+    """Everything that makes communicators scarce and slow, with few streams, multiprocessors and lanes."""
+
+    @classmethod
+    def make(cls) -> Device:
+        share_communicators.__defaults__ = (FEW_LANES,)
+        random = Random(os.getpid())
+        return Device(limits=Limits(FEW_STREAMS, FEW_MULTIPROCESSORS, hangs=HANGS, pin_seconds=1e-7, random=random))
 
 
 class Failing(Simulated):

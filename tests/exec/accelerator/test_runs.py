@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from random import Random
 
 import msgspec
 import pytest
 
-from recycle import Job
 from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.launcher import RunResult
 from recycle.job import PricedJob
-from tests.exec.accelerator.struck import STRUCK, STRUCK_AT, Failing, Full, Stuck, named
+from tests.exec.accelerator.soak import soak
+from tests.exec.accelerator.struck import (
+    STRUCK,
+    STRUCK_AT,
+    Failing,
+    Full,
+    Pinning,
+    Stuck,
+    Unplugged,
+    over,
+)
 from tests.exec.accelerator.transport import SIMULATED, Simulated
 from tests.exec.fault_matrix import (
     ENDING,
@@ -26,7 +33,7 @@ from tests.exec.fault_matrix import (
     phases,
     some_phases,
 )
-from tests.exec.runs import Run, assert_same_training, calm_run, job, kinds, of_kind, only
+from tests.exec.runs import Run, assert_same_training, calm_run, job, kinds, only
 from tests.exec.sharded import require_same_run, sharded
 
 pytestmark = pytest.mark.process
@@ -34,12 +41,6 @@ pytestmark = pytest.mark.process
 SHORT = 9
 ENDS_SILENTLY = "cut"
 """The kind of fault that NCCL and its simulation do not report; it has its own test."""
-
-
-def over(plugin: type[Simulated], job: Job, **membership: float) -> Job:
-    """The same job on simulated accelerators."""
-    section = msgspec.structs.replace(job.membership, transport=named(plugin), **membership)
-    return msgspec.structs.replace(job, membership=section)
 
 
 def small(kind: str = "emulated", **sections: dict) -> PricedJob:
@@ -152,25 +153,22 @@ def test_sharded_optimizer_has_the_bits_of_the_replicated_one(
     assert kinds(run).count("detected") == sum(fault.startswith("kill") for fault in faults)
 
 
-@pytest.mark.soak
-def test_kills_at_random_instants_end_only_their_workers(launch: Run) -> None:
-    kills, random = 200, Random(1)
-    workers = [str(random.choice(list(JOB.shape.workers()))) for _ in range(kills)]
-    faults = [
-        text
-        for step, worker in zip(range(1, 4 * kills, 4), workers, strict=True)
-        for text in (f"kill={random.uniform(0.0, 0.05):.4f}:{worker}@{step}", f"rejoin:{worker}@{step + 2}")
-    ]
-    train_section = msgspec.structs.replace(JOB.train, checkpoint_every=20)  # all hosts of a stage may die at once
-    run = launch(over(Simulated, msgspec.structs.replace(JOB, train=train_section)), 4 * kills, *faults)
-    assert_same_training(run, calm_run(JOB, launch, 4 * kills))
-    struck = Counter(event["worker"] for event in of_kind(run, "fault"))
-    deaths = of_kind(run, "detected")
-    dead = Counter(event["worker"] for event in deaths)
-    assert dead <= struck
-    assert struck.total() - dead.total() <= 0.02 * kills  # two kills of a worker may strike the same process
-    assert {event["cause"] for event in deaths} == {"killed by SIGKILL"}
-    assert struck.total() > 0.9 * kills  # some workers are dead already
+@pytest.mark.parametrize("kills", [4, pytest.param(200, marks=pytest.mark.soak)])
+def test_kills_at_random_instants_end_only_their_workers(kills: int, launch: Run) -> None:
+    soak(kills, launch)
+
+
+def test_worker_whose_links_break_ends_and_its_peers_do_not(launch: Run) -> None:
+    run = launch(over(Unplugged, small()), SHORT)
+    assert_same_training(run, calm_run(small(), launch, SHORT))
+    assert only(run, "detected")["worker"] == str(STRUCK)
+
+
+def test_worker_that_allocates_pinned_memory_for_long_is_not_fenced(launch: Run) -> None:
+    parts = small("gpt", train={"clip": 1e9, "warmup": 2, "checkpoint_every": 3})
+    run = launch(over(Pinning, parts, hung_after=1.0, warm_up=1.0), SHORT)
+    assert_same_training(run, calm_run(parts, launch, SHORT))
+    assert "detected" not in kinds(run)
 
 
 def test_run_resumes_from_its_checkpoint(launch: Run, tmp_path: Path) -> None:

@@ -11,14 +11,13 @@ from typing import Any, ClassVar
 import torch
 from torch.distributed.distributed_c10d import PrefixStore
 
-from recycle.exec.transport.communicators import Communicators
 from recycle.exec.transport.groups import GroupsOfGeneration
 from recycle.exec.transport.lanes import LanePlugin, LaneTransport
 from recycle.exec.transport.nccl import Nccl
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.job import Job
 from tests.exec.accelerator.communicator import Communicator, abort_group
-from tests.exec.accelerator.device import Device, DeviceClock
+from tests.exec.accelerator.device import Device, DeviceClock, Stream
 from tests.exec.accelerator.stage import compute_on
 
 SIMULATED = f"{__name__}:Simulated"
@@ -57,27 +56,41 @@ class Simulated(LanePlugin):
     def clock(self) -> DeviceClock:
         return DeviceClock(self.take())
 
+    def draw_stream(self) -> Stream:
+        return self.take().draw()
+
     def _form(self, groups: GroupsOfGeneration) -> LaneTransport:
-        return SimulatedTransport(self.settings, groups, self.communicators, self.take())
+        return SimulatedTransport(self, groups, self.take())
+
+
+class OwnDevice(Simulated):
+    """For threads of one process, with a device each."""
+
+    def __init__(self, settings: TransportSettings, device: Device) -> None:
+        self.device_of_thread = device
+        super().__init__(settings)
+
+    def take(self) -> Device:  # type: ignore[override]
+        return self.device_of_thread
 
 
 class SimulatedTransport(LaneTransport):
     """One generation of it."""
 
-    def __init__(
-        self,
-        settings: TransportSettings,
-        groups: GroupsOfGeneration,
-        communicators: Communicators,
-        accelerator: Device,
-    ) -> None:
-        super().__init__(settings, groups, communicators)
+    def __init__(self, plugin: LanePlugin, groups: GroupsOfGeneration, accelerator: Device) -> None:
         self._accelerator = accelerator
+        super().__init__(plugin, groups)
 
-    def _make(self, name: str, rank: int, size: int) -> Any:
+    def _make(self, name: str, rank: int, size: int, ctas: int | None) -> Any:
         seconds = self._settings.limits.form_timeout
         store = PrefixStore(name, self._store)
-        return Communicator(self._accelerator, store, rank, size, self._settings.address, seconds)
+        return Communicator(self._accelerator, store, rank, size, self._settings.address, seconds, ctas)
+
+    def _has_failed(self, backend: Any) -> bool:
+        return bool(backend.has_failed)
+
+    def _multiprocessors(self) -> int:
+        return self._accelerator.limits.multiprocessors
 
     def _abort(self, groups: Sequence[Any]) -> None:
         abort_group(groups)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 
-from recycle import Job, RunError
+from recycle import Job, JobError, RunError
+from recycle.cli.planner import plan_for_training
 from recycle.exec.election import Election
 from recycle.exec.launch.agent import own_address
+from recycle.exec.launch.agreement import open_agreed_directory
+from recycle.exec.launch.request import Findings, request_run
 from recycle.exec.launch.run_address import drain
+from recycle.exec.protocol import RunInfo
 from recycle.job.endpoints import parse_endpoints
 from tests.cli.command import Command
 from tests.exec.agents import Cluster, start_command
@@ -258,6 +265,17 @@ def test_agent_started_after_the_end_of_the_run_exits_at_once(
     assert "asked the store" in Command(capsys)(*options, "--steps", "6").err
     (tmp_path / "job.toml").write_text(job(3, 2, 3, **keys).to_toml())
     assert "asked the store" in Command(capsys)(*options, "--steps", "5").err
+
+
+def test_agent_that_selects_another_transport_is_refused(tmp_path: Path) -> None:
+    request = request_run(small(), planner=plan_for_training)
+    request = replace(request, findings=Findings(transport="gloo"))
+    digest = hashlib.sha256(request.job.to_toml().encode()).hexdigest()
+    info = RunInfo(identity="", job=digest, steps=request.steps, faults=[], started=0.0, transport="nccl")
+    election = cast(Election, SimpleNamespace(run=lambda: info))
+    with pytest.raises(JobError, match="node 1: run 'mine' uses the transport nccl, this node selects gloo"):
+        open_agreed_directory(request, election, node=1, run="mine", path=tmp_path / "run", resume=False)
+    assert not (tmp_path / "run").exists()
 
 
 def test_agent_of_another_job_or_a_second_agent_of_a_node_is_refused(

@@ -6,6 +6,10 @@ Triton comes with torch's builds for GPUs; elsewhere these tests need `pip insta
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +20,7 @@ from recycle.exec.model.build import build_module
 from recycle.exec.model.providers import Providers
 from recycle.exec.model.state import accumulate
 from recycle.exec.model.state.accumulate import FUSED, ExactSum, FlatLayout, grid_exponent
+from recycle.exec.model.tensor_ranks import ensure_parallel_state
 from tests.exec.drive import CPU, build_pipeline, run_pipelines, small_job
 
 ADDENDS, EXPONENT = 18, 6
@@ -107,6 +112,32 @@ def test_a_long_gradient_takes_a_launch_per_block(fused: Any, monkeypatch: pytes
     assert fused.launches - launches == 3 == len(FlatLayout([addend.shape]).blocks(1024))
 
 
+COMPILE = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from recycle.exec.model.state.fused_sums import BLOCK, _round_and_add
+types = ["*fp64", "*fp64", "*bf16", "i32", "fp32", "fp32", "fp32", "constexpr"]
+source = ASTSource(
+    _round_and_add,
+    dict(zip(_round_and_add.arg_names, types)),
+    constexprs={"BLOCK": BLOCK},
+    attrs={(place,): [["tt.divisibility", 16]] for place in range(3)},
+)
+print(compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"])
+"""
+
+
+@pytest.mark.process
+def test_kernel_compiles_for_an_h100_with_wide_loads_and_subnormals(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    ptx = subprocess.check_output([sys.executable, "-W", "ignore", "-c", COMPILE], env=environment, text=True)
+    assert ".ftz" not in ptx, "numbers below 2^-126 would be flushed to zero"
+    assert "ld.global.v4.b32" in ptx, "eight bf16 numbers at a time"
+    assert "st.global.v2.b64" in ptx, "two sums at a time"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_stage_launches_once_per_parameter_and_micro_batch_with_equal_bits(
@@ -135,6 +166,7 @@ def test_stages_of_published_models_take_at_most_500_launches_per_billion_parame
         f'[model]\nkind = "{kind}"\nlayers = {layers}\nhidden = {hidden}\nheads = {heads}\nsequence = {sequence}\n'
         f"vocabulary = 32000\n{more}\n"
     )
+    ensure_parallel_state(None)
     with torch.device("meta"):
         part = build_module(job, 0, 0, Providers(), is_filled=False)
     shapes = [parameter.shape for parameter in part.parameters()]

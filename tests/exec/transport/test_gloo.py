@@ -17,7 +17,6 @@ import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from recycle.exec.transport.base import TransportError
-from recycle.exec.transport.communicators import Communicators
 from recycle.exec.transport.gloo import GlooTransport
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.outgoing import PacedLinks
@@ -29,7 +28,7 @@ from recycle.job.footprint import POSTED_AHEAD, SHARD_PIECE
 from recycle.job.shape import Shape, Worker
 from recycle.plans.shards import owners_of
 from tests.exec.accelerator.device import Device
-from tests.exec.accelerator.transport import SimulatedTransport
+from tests.exec.accelerator.transport import OwnDevice
 from tests.waiting import until
 
 PAIR = lower(one_f_one_b(Shape(1, 2, 8)))
@@ -130,7 +129,7 @@ def test_delayed_message_is_not_sent_after_the_end_of_its_generation(pair: Pair)
 
 
 def simulated(settings: TransportSettings, groups: GroupsOfGeneration) -> GroupTransport:
-    return SimulatedTransport(settings, groups, Communicators(), Device(eager=True))
+    return OwnDevice(settings, Device(eager=True))._form(groups)
 
 
 def hosts_of_a_stage(count: int, make: Callable[..., Any] = GlooTransport, copies: int = 0) -> list[Any]:

@@ -20,17 +20,19 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from recycle.exec.transport.base import TransportError, sum_groups
 from recycle.exec.transport.communicators import Communicators
-from recycle.exec.transport.formation import lanes_of
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
-from recycle.exec.transport.lanes import LanePlugin
+from recycle.exec.transport.lanes import LaneTransport
 from recycle.exec.transport.plugin import TransportSettings
+from recycle.ir.communicators import lanes_of
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Receive, RecvGradient, ReduceGradients, Send, SendGradient, Transfer
 from recycle.ir.lower import lower
+from recycle.ir.schedule import Schedule
+from recycle.job.footprint import COMMUNICATORS
 from recycle.job.sections import MembershipSection
 from recycle.job.shape import Shape, Worker
-from tests.exec.accelerator.device import Device
-from tests.exec.accelerator.transport import SimulatedTransport
+from tests.exec.accelerator.device import Device, Limits
+from tests.exec.accelerator.transport import OwnDevice
 
 LATE = 20.0
 """Seconds after which an operation counts as hung."""
@@ -38,28 +40,25 @@ GRID = lower(one_f_one_b(Shape(2, 2, 3)))
 SWAPPED = {Worker(0, 0): Worker(1, 0), Worker(1, 0): Worker(0, 0)}
 """Two peers exchange roles."""
 LANES = [f"lane{a}>{b}" for k in (0, 1) for a, b in ((f"{k}.0", f"{k}.1"), (f"{k}.1", f"{k}.0"))]
-SUMS = ["stage0:0.0", "stage1:0.1"]
+SUMS = ["sum0.0>1.0", "sum0.1>1.1"]
 
 
-class Process(LanePlugin):
+class Process(OwnDevice):
     """A process and its main thread; `formed` lists the communicators that it has formed, without generation."""
 
-    def __init__(self, store: Any, **limits: float) -> None:
-        super().__init__(TransportSettings(store, limits=MembershipSection(**limits)))  # type: ignore[arg-type]
-        self.device, self.formed = Device(eager=True), list[str]()
+    def __init__(self, store: Any, device: Limits, **limits: float) -> None:
+        settings = TransportSettings(store, limits=MembershipSection(**limits))  # type: ignore[arg-type]
+        super().__init__(settings, Device(eager=True, limits=device))
+        self.formed = list[str]()
         self._thread = ThreadPoolExecutor(1)
 
-    @classmethod
-    def refusal(cls, job: Any) -> str | None:
-        return None
-
-    def _form(self, groups: GroupsOfGeneration) -> GroupTransport:
-        transport = SimulatedTransport(self.settings, groups, self.communicators, self.device)
+    def _form(self, groups: GroupsOfGeneration) -> LaneTransport:
+        transport = super()._form(groups)
         make = transport._make
 
-        def record(name: str, rank: int, size: int) -> Any:
-            self.formed.append(name.split("/", 1)[1])
-            return make(name, rank, size)
+        def record(name: str, rank: int, size: int, ctas: int | None) -> Any:
+            self.formed.append(name.split("/")[1])
+            return make(name, rank, size, ctas)
 
         transport._make = record  # type: ignore[method-assign]
         return transport
@@ -72,17 +71,17 @@ class Process(LanePlugin):
 class Cluster:
     """Processes by start position, in successive generations."""
 
-    def __init__(self, **limits: float) -> None:
+    def __init__(self, schedule: Schedule = GRID, device: Limits = Limits(), **limits: float) -> None:  # noqa: B008
         self.store: Any = HashStore()
-        self._limits = limits
-        self.processes = {worker: Process(self.store, **limits) for worker in GRID.live}
+        self.schedule, self._device, self._limits = schedule, device, limits
+        self.processes = {worker: Process(self.store, device, **limits) for worker in schedule.live}
         self.number = 0
         self.over = threading.Event()
         self._every = list(self.processes.values())
 
     def restart(self, worker: Worker) -> None:
         """Replace a dead process."""
-        self.processes[worker] = Process(self.store, **self._limits)
+        self.processes[worker] = Process(self.store, self._device, **self._limits)
         self._every.append(self.processes[worker])
 
     def form(self, roles: Mapping[Worker, Worker] = {}) -> dict[Worker, GroupTransport]:
@@ -97,10 +96,10 @@ class Cluster:
             groups = GroupsOfGeneration(
                 name,
                 roles.get(worker, worker),
-                GRID.live,
-                sum_groups(GRID),
+                self.schedule.live,
+                sum_groups(self.schedule),
                 ((4,), torch.float32),
-                lanes_of(GRID),
+                lanes_of(self.schedule),
                 {roles.get(other, other): other for other in self.processes},
                 self.over,
             )
@@ -112,7 +111,7 @@ class Cluster:
 
         def run(transport: GroupTransport, role: Worker) -> None:
             for iteration in range(iterations):
-                iterate(transport, role, self.number, iteration)
+                iterate(self.schedule, transport, role, self.number, iteration)
 
         return {
             worker: self.processes[worker].does(partial(run, transport, roles.get(worker, worker)))
@@ -145,9 +144,9 @@ class Cluster:
             process.wake()
 
 
-def iterate(transport: GroupTransport, role: Worker, generation: int, iteration: int) -> None:
+def iterate(schedule: Schedule, transport: GroupTransport, role: Worker, generation: int, iteration: int) -> None:
     """Every transfer and sum of an iteration; messages carry their generation, iteration and transfer."""
-    program = GRID.program(role)
+    program = schedule.program(role)
     transport.begin(program, iteration)
     received: list[tuple[torch.Tensor, float]] = []
     for instruction in program:
@@ -158,7 +157,7 @@ def iterate(transport: GroupTransport, role: Worker, generation: int, iteration:
         elif isinstance(instruction, ReduceGradients):
             total = torch.full((2,), float(generation))
             transport.reduce(instruction.stage, [total])
-            assert total.tolist() == [2.0 * generation] * 2
+            assert total.tolist() == [float(schedule.shape.pipelines * generation)] * 2
     transport.settle()
     for tensor, expected in received:
         assert tensor.tolist() == [expected] * 4
@@ -195,7 +194,29 @@ def test_next_generation_reuses_all_idle_communicators(cluster: Cluster) -> None
     cluster.leave()
     cluster.restart(Worker(1, 1))
     finish(cluster.train(2))
-    assert cluster.formed() == ["lane1.0>1.1", "lane1.1>1.0", "stage1:0.1"]
+    assert cluster.formed() == ["lane1.0>1.1", "lane1.1>1.0", "sum0.1>1.1"]
+
+
+def test_new_communicators_do_not_take_streams_in_use() -> None:
+    cluster = Cluster(lower(one_f_one_b(Shape(1, 3, 6))), Limits(streams=5))
+    for _ in range(5):
+        finish(cluster.train(3))
+        middle = cluster.processes[Worker(0, 1)]
+        assert all(middle.streams.is_exclusive(id(each)) for each in middle.communicators.held())
+        cluster.leave()
+        cluster.restart(Worker(0, 2))
+    cluster.end()
+
+
+def test_communicators_and_spares_are_as_many_as_allowed() -> None:
+    communicators = Communicators()
+    communicators.begin_generation()
+    keys = [("lane", (f"0.{number}", "0.0")) for number in range(COMMUNICATORS + 4)]
+    for key in keys:
+        communicators.add(key, key[1][0], None)
+    communicators.retire([*keys[-3:], ("sum", ("0.0", "1.0"))])
+    assert communicators.held_among(keys) == keys[5:]
+    assert len(communicators.take_unfit()) == 5
 
 
 def test_lane_with_a_waiting_receive_forms_again(cluster: Cluster) -> None:
@@ -219,7 +240,7 @@ def test_process_with_a_broken_transport_reuses_nothing() -> None:
         cluster.processes[worker].does(lambda: transport.reduce(0, [torch.ones(1)])).result(LATE)
     cluster.leave()
     finish(cluster.train(1))
-    assert cluster.formed() == ["lane0.0>0.1", "lane0.1>0.0", "stage0:0.0"]
+    assert cluster.formed() == ["lane0.0>0.1", "lane0.1>0.0", "sum0.0>1.0"]
     cluster.end()
 
 

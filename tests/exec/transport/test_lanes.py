@@ -16,20 +16,22 @@ import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from recycle.errors import RunError
-from recycle.exec.transport.base import TransportError, sum_groups
-from recycle.exec.transport.communicators import Communicators
-from recycle.exec.transport.formation import lanes_of
+from recycle.exec.transport.base import TransportError, Unreachable, sum_groups
 from recycle.exec.transport.groups import GroupsOfGeneration
+from recycle.exec.transport.lanes import ATTEMPTS, LANE_CTAS
 from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.worker.member import FormingKeys
+from recycle.ir.communicators import LANES, lanes_of
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import Compute, Receive, Send
 from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
+from recycle.job.sections import MembershipSection
 from recycle.job.shape import Shape, Worker
-from tests.exec.accelerator.device import Device
-from tests.exec.accelerator.transport import SimulatedTransport
+from tests.exec.accelerator.device import Device, Limits
+from tests.exec.accelerator.transport import OwnDevice
 from tests.exec.keys import KeyServer
+from tests.exec.sharing import shared_plan
 from tests.waiting import until
 
 MESSAGE = ((4,), torch.float32)
@@ -49,16 +51,19 @@ class Process:
         role: Worker,
         joins: Any,
         connections: int | None = None,
+        limits: Limits = Limits(),  # noqa: B008  (immutable)
+        form_timeout: float = LATE,
     ) -> None:
-        self.device, self.over = Device(eager=False, connections=connections), threading.Event()
+        self.device, self.over = Device(eager=False, connections=connections, limits=limits), threading.Event()
         self.program = schedule.program(role)
-        members, lanes = sorted(schedule.live), {*lanes_of(schedule), *joins}
-        self.transport = SimulatedTransport(
-            TransportSettings(store),
-            GroupsOfGeneration("g", role, members, sum_groups(schedule), MESSAGE, lanes, over=self.over),
-            Communicators(),
-            self.device,
+        members = sorted(schedule.live)
+        groups = GroupsOfGeneration(
+            "g", role, members, sum_groups(schedule), MESSAGE, lanes_of(schedule), over=self.over, copies=joins
         )
+        settings = TransportSettings(store, limits=MembershipSection(form_timeout=form_timeout))
+        self.plugin = OwnDevice(settings, self.device)
+        self.transport = self.plugin._form(groups)
+        self.plugin._transport = self.transport
         self._thread = ThreadPoolExecutor(1)
 
     def does(self, action: Callable[[], Any]) -> Future[Any]:
@@ -85,9 +90,9 @@ def start() -> Iterator[Start]:
     """The workers of a schedule, formed: start(schedule)."""
     every: list[Process] = []
 
-    def begin(schedule: Schedule = PIPELINE, joins: Any = (), connections: int | None = None) -> dict[Worker, Process]:
+    def begin(schedule: Schedule = PIPELINE, joins: Any = (), **options: Any) -> dict[Worker, Process]:
         store: Any = HashStore()
-        processes = {role: Process(store, schedule, role, joins, connections) for role in schedule.live}
+        processes = {role: Process(store, schedule, role, joins, **options) for role in schedule.live}
         every.extend(processes.values())
         for forming in [process.does(process.transport.form) for process in processes.values()]:
             forming.result(LATE)
@@ -99,14 +104,83 @@ def start() -> Iterator[Start]:
         process.transport.release()
 
 
+def run_three(processes: dict[Worker, Process]) -> None:
+    for iteration in range(3):
+        for running in [process.does(partial(process.run, iteration)) for process in processes.values()]:
+            running.result(LATE)
+
+
 @pytest.mark.parametrize("connections", [None, 1])
 def test_receives_do_not_block_kernels_that_load_late_or_share_a_work_queue(
     connections: int | None, start: Start
 ) -> None:
-    processes = start(lower(one_f_one_b(Shape(1, 3, 6))), connections=connections)
-    for iteration in range(3):
-        for running in [process.does(partial(process.run, iteration)) for process in processes.values()]:
-            running.result(LATE)
+    run_three(start(lower(one_f_one_b(Shape(1, 3, 6))), connections=connections))
+
+
+def test_receives_leave_multiprocessors_to_computations(start: Start) -> None:
+    run_three(start(lower(one_f_one_b(Shape(1, 3, 6))), limits=Limits(multiprocessors=2 * LANE_CTAS)))
+
+
+def test_receives_are_posted_ahead_where_they_stop_nothing(start: Start) -> None:
+    middle = start()[MIDDLE]
+    middle.transport.begin(middle.program, 0)
+    assert middle.device.occupied == 0
+    middle.transport.begin(middle.program, 1)
+    until(lambda: middle.device.occupied == 2 * LANE_CTAS)
+
+
+def test_communicators_whose_creation_hangs_form_again(start: Start) -> None:
+    processes = start(lower(one_f_one_b(Shape(2, 3, 2))), limits=Limits(hangs=1.0, many=3), form_timeout=ATTEMPTS * 1.5)
+    run_three(processes)
+    assert {place.rank: process.device.hung > 0 for place, process in processes.items()} == {
+        0: False,
+        1: True,
+        2: False,
+    }
+
+
+def test_workers_share_communicators_where_they_have_many_lanes(start: Start) -> None:
+    processes = start(shared_plan())
+    assert max(process.device.communicators for process in processes.values()) == LANES + 1
+    run_three(processes)
+
+
+def test_sum_is_complete_while_receives_of_lanes_wait(start: Start) -> None:
+    schedule = lower(one_f_one_b(Shape(2, 2, 2)))
+    processes = start(schedule)
+    hosts = [processes[Worker(k, 0)] for k in range(2)]
+    totals = [torch.full((2,), 3.0 + k) for k in range(2)]
+    for process in hosts:
+        process.transport.begin(process.program, 0)
+        process.transport.begin(process.program, 1)  # a gradient is awaited from the other stage
+        until(lambda process=process: process.device.occupied == LANE_CTAS)
+    for summing in [
+        process.does(partial(process.transport.reduce, 0, [total]))
+        for process, total in zip(hosts, totals, strict=True)
+    ]:
+        summing.result(LATE)
+    assert [total.tolist() for total in totals] == [[7.0, 7.0]] * 2
+
+
+def poll(process: Process) -> None:
+    """Ask for the state of the device as heartbeats do, while the main thread waits for it."""
+    settling = process.does(process.transport.settle)
+    until(lambda: process.plugin.device_state() is not None and settling.done())
+    settling.result()
+
+
+def test_broken_link_is_blamed_on_its_pair_and_several_on_the_own_process(start: Start) -> None:
+    processes = start()
+    for process in processes.values():
+        process.transport.begin(process.program, 0)
+        process.transport.begin(process.program, 1)
+    for communicator in processes[MIDDLE].plugin.communicators.held():
+        communicator.backend.break_link()
+    with pytest.raises(Unreachable, match=r"communicators have failed: lane0\.\d>0\.\d") as blamed:
+        poll(processes[FIRST])
+    assert blamed.value.peer == MIDDLE
+    with pytest.raises(RunError, match="to several workers, so this end is at fault"):
+        poll(processes[MIDDLE])
 
 
 def test_device_that_waits_for_a_peer_is_recognized(start: Start) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import pytest
 
 from recycle import Profile, Shape, check, simulate
-from recycle.ir.families import FAMILIES
+from recycle.ir.families import FAMILIES, memory_capped
 
 UNIT = ((1, 1, 1),)
 ANY_TIMES = (*UNIT, (2, 3, 1), (1, 2, 3), (3, 2, 1))
@@ -175,3 +176,15 @@ def test_an_order_made_for_the_times_keeps_the_cap_and_is_never_longer(family: s
         shortest = 2 * micro_batches * sum(times) + (ranks - 1) * times[0]
         assert shortest <= simulate(schedule, profile).makespan <= simulate(build(shape), profile).makespan
         assert check(schedule, limits=[CAPS.get(family, lambda ranks: 2 * ranks)(ranks)] * ranks) == []
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches", "cap"), [(8, 24, 8), (8, 24, 9), (8, 24, 13), (6, 5, 12)])
+def test_v_schedules_keep_any_cap_and_are_as_short_as_v_min(ranks: int, micro_batches: int, cap: int) -> None:
+    shape = Shape(1, ranks, micro_batches, 2)
+    spans = []
+    for schedule in islice(memory_capped.under_cap(shape, cap), 40):
+        assert check(schedule) == []
+        timeline = simulate(schedule)
+        assert max(timeline.peak_activations) <= cap
+        spans.append(timeline.makespan)
+    assert min(spans) <= simulate(FAMILIES["v-min"](shape)).makespan

@@ -202,10 +202,12 @@ def test_modes_share_selection_and_panels(journey: Any, address: str) -> None:
     drawn(page, "schedules-0", "schedules-1")
     page.wait_for_selector("text=over the makespan of 9;")
     page.evaluate(
-        "() => { const view = recycle.views.get('schedules-1'); view.show({ t0: 0.5, t1: 4 });"
-        "view.select(view.table.offsets[1]); recycle.use(view); }"
+        "() => { const view = recycle.views.get('schedules-1'); recycle.use(view); view.show({ t0: 0.5, t1: 4 });"
+        "view.select(view.table.offsets[1]); }"
     )
     page.wait_for_selector("#headline:has-text('period 11')")
+    page.wait_for_function("() => location.search.includes('view=schedules-1') && location.search.includes('sel=')")
+    link = page.evaluate("() => location.search")
     page.keyboard.press("o")
     page.wait_for_function("() => document.documentElement.dataset.dock === 'below'")
     page.click(".tab:has-text('Compare')")
@@ -224,6 +226,10 @@ def test_modes_share_selection_and_panels(journey: Any, address: str) -> None:
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
     page.wait_for_selector(".tab[aria-selected=true]:has-text('Validate')")
+    page.goto(f"{address}/{link}")  # the headline is that of the selection
+    page.wait_for_selector("#headline:has-text('period 11')")
+    drawn(page, "schedules-0", "schedules-1")
+    assert page.evaluate("() => [recycle.active.name, recycle.active.selected >= 0]") == ["schedules-1", True]
 
 
 def test_a_lost_server_is_reported_and_lanes_stay(chromium: Any, address: str) -> None:

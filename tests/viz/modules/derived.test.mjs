@@ -34,6 +34,7 @@ test("lanes under each other keep their operations, and the server hears of the 
   const made = await tableOf({ dataset: { address: "whole", with: '["broken"]', shades: JSON.stringify([null, how]) } });
   assert.deepEqual(made.labels.slice(0, 4), ["0.0 A", "0.0 B", "0.1 A", "0.1 B"]);
   assert.deepEqual([made.length, made.span, made.failed], [whole.length + broken.length, 11, [7]]);
+  assert.deepEqual([...made.busyShare.slice(0, 2)], [whole.busyShare[0], broken.busyShare[0]]); // each of its own span
   const operation = made.offsets[3] + 1, chosen = made.toServer({ operation });
   assert.equal(made.instruction(operation), "1F1.0");
   assert.deepEqual([chosen.address, broken.instruction(chosen.operation)], ["broken", "1F1.0"]);

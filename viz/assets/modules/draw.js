@@ -2,7 +2,7 @@
    the arrows of the selection, in canvas pixels. */
 import { Shares, bandRows } from "viz/raster.js";
 import { drawHeld, drawHeldMarks } from "viz/strips.js";
-const MIN_OPERATION = 3, MIN_LANE = 3, LABEL_LANE = 16, LABEL_OPERATION = 12, UPRIGHT = 9, UPRIGHT_LANE = 34, MIN_TEXT = 8, MAX_LABELS = 4000, SMALLEST = 0.65;
+const MIN_OPERATION = 3, MIN_LANE = 3, LABEL_LANE = 16, LABEL_OPERATION = 12, UPRIGHT = 9, UPRIGHT_LANE = 34, MIN_TEXT = 8, MAX_LABELS = 4000, SMALLEST = 0.6;
 
 /* `view` is {t0, t1, y0, y1} in time and rows, `plot` the place of the axes. */
 export class Picture {
@@ -185,7 +185,7 @@ export class Picture {
       use(`${weight}${letters}px ${theme.font}`);
       const fit = (x1 - x0) / context.measureText(text).width;
       const middle = [(x0 + x1) / 2, (row + 0.5 - this.view.y0 + (top + bottom) / 2) * this.perRow + this.ratio];
-      if (fit < SMALLEST && context.measureText(text).width < 0.95 * high && x1 - x0 >= 0.8 * letters) { // upright
+      if (fit < SMALLEST && context.measureText(text).width < high && x1 - x0 >= 0.8 * letters) { // upright
         context.fillStyle = this.paints(i)[paint].ink;
         context.save();
         context.translate(...middle);

@@ -192,7 +192,7 @@ function search() {
   const keys = named("Keys", "key ?", () => help());
   const docked = document.querySelector(".bar-tools") ? [named("Panel", "key i; o puts it below or at the right", () => dock.shut())] : [];
   const copy = () => navigator.clipboard.writeText(location.href).then(() => viewInUse()?.announce("copied"), () => viewInUse()?.announce("The browser refuses to copy: copy the address."));
-  place.append(field, keys, ...docked, named("◐", "Switch between light and dark", switchTheme), named("⧉", "Copy a link to what the page shows", copy), named("⤓", "Save the lanes as a picture", () => savePicture(viewInUse())));
+  place.append(field, keys, ...docked, named("◐", "Switch between light and dark", switchTheme), named("Link", "Copy a link to what the page shows", copy), named("⤓", "Save the lanes as a picture", () => savePicture(viewInUse())));
 }
 
 function savePicture(view) {

@@ -43,6 +43,7 @@ export function restore(view) {
     if (before && before.span === view.span) view.show({ t0: before.t0, t1: before.t1, ...(before.count === view.rows.count ? { y0: before.y0, y1: before.y1 } : {}) });
     return;
   }
+  if (view.page === "validate" && before && query.get("plan") !== digest(view)) return; // another file was dropped
   const number = (name) => (query.get(name) ? Number(query.get(name)) : NaN), same = query.get("plan") === digest(view);
   const folded = new Set((query.get("fold") || "").split(".").filter(Boolean).map(Number).filter(Number.isInteger));
   const pinned = (query.get("pins") || "").split(".").filter(Boolean).map(Number).filter(Number.isInteger);

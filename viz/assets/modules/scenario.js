@@ -3,10 +3,10 @@
 import { dock } from "viz/dock.js";
 import { element, inSight, readAddress, setProps, viewInUse, views, whenChanged } from "viz/page.js";
 import { fetchTable } from "viz/table.js";
-const HEADERS = { "Content-Type": "application/json" }, STEPS = 40;
+const HEADERS = { "Content-Type": "application/json" }, STEPS = 40, WAIT = 120;
 const hasServer = () => document.getElementById("times") !== null;
 const texts = { times: readAddress().get("times") || "", workers: readAddress().get("fail") || "" };
-let question = 0, names = "";
+let question = 0, names = "", telling = null;
 
 const post = (body) => fetch("scenario", { method: "POST", headers: HEADERS, body: JSON.stringify(body) }).then((answer) => {
   if (!answer.ok) throw new Error("The scenario could not be sent. Reload the page.");
@@ -54,6 +54,7 @@ async function apply() {
   if (problem) return say(problem);
   const tables = await Promise.all(addresses.map((address) => address && fetchTable(address)));
   if (own !== question) return undefined;
+  const whole = all.filter(({ view, span }) => view.t0 <= 0 && view.t1 >= span);
   all.forEach((view, place) => {
     const { dataset } = view.root, table = tables[place];
     if (!table || dataset.address === addresses[place] || !view.root.isConnected) return;
@@ -61,12 +62,14 @@ async function apply() {
     view.replace(table, addresses[place]);
   });
   fitSpans(all);
+  for (const view of whole) view.show({ t0: -Infinity, t1: Infinity }, false); // replaced one by one, linked ones cut it
   if (active >= 0 && headline.length) dock.headline(addresses[active], headline);
   return say("");
 }
 
 /* Called with the two texts: by Dash, and whenever one changes. */
 export function underScenario(_, times, workers) {
+  if (telling) return window.dash_clientside.no_update; // newer times are on their way
   const isNew = (times || "") !== texts.times || (workers || "") !== texts.workers;
   Object.assign(texts, { times: times || "", workers: workers || "" });
   fill();
@@ -74,7 +77,14 @@ export function underScenario(_, times, workers) {
   return window.dash_clientside.no_update;
 }
 
-export const setTimes = (value) => setProps("times", { value });
+/* Set the times: the lanes follow at once, tables and the address a moment after the last change. */
+export function setTimes(value) {
+  texts.times = value;
+  fill();
+  apply().catch((error) => say(error.message));
+  clearTimeout(telling);
+  telling = setTimeout(() => { telling = null; setProps("times", { value }); }, WAIT);
+}
 
 function drawBanner(problem) {
   const banner = document.querySelector(".banner");

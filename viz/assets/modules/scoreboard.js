@@ -12,6 +12,7 @@ function draw(place, table, span) {
   const ratio = window.devicePixelRatio || 1, high = Math.min(HIGH, Math.max(LOW, LANE * table.lanes)), canvas = element("canvas", { role: "img", ariaLabel: `Lanes of ${place.dataset.title}` });
   const rows = new Rows(table, "pipeline", new Set()), theme = themeOf(place, table), box = { left: 0, top: 0, width: WIDTH, height: high };
   const picture = new Picture(table, rows, { t0: 0, t1: span, y0: 0, y1: rows.count }, box, ratio, theme), raster = new Raster(picture.width, picture.height);
+  if (table.length < table.lanes * WIDTH) Object.defineProperty(picture, "level", { value: 1 }); // rectangles of a pixel still tell
   picture._fill(raster, {});
   Object.assign(canvas, { width: raster.width, height: raster.height });
   Object.assign(canvas.style, { width: `${WIDTH}px`, height: `${high}px` });

@@ -16,20 +16,35 @@ BLOCK = 2048
 """Elements of a program of the kernel."""
 
 
-@triton.jit(do_not_specialize=["size"])  # type: ignore[untyped-decorator]
-def _round_and_add(sums, violation, addend, size, scale, unit, bound, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = places < size
-    value = tl.load(addend + places, mask=inside, other=0.0).to(tl.float32)
+@triton.jit  # type: ignore[untyped-decorator]
+def _add_block(sums, violation, addend, places, inside, scale, unit, bound, IS_FULL: tl.constexpr):  # type: ignore[no-untyped-def]
+    if IS_FULL:  # without a mask the loads are wide
+        value, before = tl.load(addend + places).to(tl.float32), tl.load(sums + places)
+    else:
+        value = tl.load(addend + places, mask=inside, other=0.0).to(tl.float32)
+        before = tl.load(sums + places, mask=inside, other=0.0)
     scaled = value * scale
     magnitude = tl.abs(scaled)
     # Adding 2^23 rounds smaller numbers half to even; larger ones are integers. Comparisons with NaN are false.
     rounded = tl.where(magnitude < 8388608.0, magnitude + 8388608.0 - 8388608.0, magnitude)
     rounded = tl.where(scaled < 0.0, -rounded, rounded)
-    before = tl.load(sums + places, mask=inside, other=0.0)
-    tl.store(sums + places, before + rounded.to(tl.float64) * unit, mask=inside)
+    after = before + rounded.to(tl.float64) * unit
+    if IS_FULL:
+        tl.store(sums + places, after)
+    else:
+        tl.store(sums + places, after, mask=inside)
     is_out_of_bounds = ~((value >= -bound) & (value <= bound))
-    tl.store(violation + places * 0, tl.full([BLOCK], float("nan"), tl.float64), mask=is_out_of_bounds)
+    tl.store(violation + places * 0, tl.full(places.shape, float("nan"), tl.float64), mask=is_out_of_bounds)
+
+
+@triton.jit(do_not_specialize=["size"])  # type: ignore[untyped-decorator]
+def _round_and_add(sums, violation, addend, size, scale, unit, bound, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    begin = tl.program_id(0) * BLOCK
+    places = begin + tl.arange(0, BLOCK)
+    if begin + BLOCK <= size:
+        _add_block(sums, violation, addend, places, places < size, scale, unit, bound, True)
+    else:
+        _add_block(sums, violation, addend, places, places < size, scale, unit, bound, False)
 
 
 class FusedAdd:

@@ -22,11 +22,19 @@ class _CudaMeansCpu(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
+class _NoStream:
+    def wait_stream(self, stream: object) -> None:
+        """Nothing runs on a stream."""
+
+
 @contextlib.contextmanager
 def without_gpu() -> Iterator[None]:
     """Every tensor that is asked for on a GPU is on the CPU inside this block."""
-    torch.cuda.current_device = lambda: torch.device("cpu")
-    torch.cuda.synchronize = lambda *_: None
-    torch.cuda.current_stream = lambda *_: None  # megatron-core 0.19 asks for it before each reduction
+    cuda: Any = torch.cuda
+    cuda.current_device = lambda: torch.device("cpu")
+    cuda.synchronize = lambda *_: None
+    cuda.Stream = cuda.current_stream = lambda *_, **__: _NoStream()
+    cuda.stream = lambda stream: contextlib.nullcontext()
+    cuda.get_rng_state, cuda.set_rng_state = lambda *_: torch.zeros(0), lambda *_: None
     with _CudaMeansCpu():
         yield

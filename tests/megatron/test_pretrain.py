@@ -1,0 +1,150 @@
+"""Megatron-LM's own pretraining script in a session, where it is installed, and the parts that need no Megatron-LM."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from recycle import Job
+from recycle.cli.planner import plan_for_training
+from recycle.errors import RunError
+from recycle.exec.faults.faults import parse_fault
+from recycle.exec.launch.launcher import RunResult, train
+from tests.warm import warm_children
+
+STEPS, BATCH = 6, 16
+JOB = Job.from_toml("[shape]\npipelines = 2\nranks = 2\nmicro_batches = 4\n[planner]\nsteps = 1\n[train]\nsteps = 6\n")
+ARGUMENTS = (
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
+    f" --micro-batch-size 2 --global-batch-size {BATCH} --train-iters {STEPS} --lr 1e-3 --lr-warmup-iters 2"
+    " --pipeline-model-parallel-size 2 --transformer-impl local --use-cpu-initialization --no-persist-layer-norm"
+    " --no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-dropout-fusion"
+    " --attention-softmax-in-fp32 --untie-embeddings-and-output-weights --tokenizer-type NullTokenizer"
+    " --vocab-size 127 --mock-data --num-workers 0 --log-interval 1 --eval-interval 2 --eval-iters 1"
+    " --distributed-backend gloo --ckpt-format torch --save-interval 2"
+).split()
+
+
+def installed_script() -> Path | None:
+    """pretrain_gpt.py of Megatron-LM: in $RECYCLE_MEGATRON_LM, or beside an importable megatron.training."""
+    folder = os.environ.get("RECYCLE_MEGATRON_LM")
+    spec = None if folder else find_spec("megatron") and find_spec("megatron.training")
+    if spec is not None and spec.origin is not None:
+        folder = str(Path(spec.origin).parents[2])
+    script = None if folder is None else Path(folder) / "pretrain_gpt.py"
+    return script if script is not None and script.is_file() else None
+
+
+@pytest.fixture
+def script() -> Path:
+    found = installed_script()
+    if found is None:
+        pytest.skip("no Megatron-LM: set RECYCLE_MEGATRON_LM to a checkout of core_v0.16.1")
+    return found
+
+
+def pretrain(server: Any, script: Path, directory: Path, *faults: str, options: tuple[str, ...] = ()) -> RunResult:
+    with warm_children():
+        return train(
+            JOB,
+            directory,
+            faults=[parse_fault(fault) for fault in faults],
+            planner=plan_for_training,
+            server=server,
+            command=[sys.executable, "-m", "recycle.megatron", str(script), *ARGUMENTS, *options],
+        )
+
+
+def logged(result: RunResult, worker: str) -> list[str]:
+    """Losses that the script prints for iterations and validations."""
+    assert result.directory is not None
+    text = (result.directory / "logs" / f"{worker}.log").read_text()
+    return re.findall(r"(?:lm loss:|lm loss value:) (\S+) ", text)
+
+
+@pytest.mark.process
+def test_megatron_lms_script_survives_deaths_with_its_checkpoints_and_continues_from_one(
+    script: Path, servers: dict[str, object], tmp_path: Path
+) -> None:
+    server, saved = servers["gpt"], tmp_path / "saved"
+    calm = pretrain(server, script, tmp_path / "calm")
+    faults = "kill:0.0@1.backward", "kill:1.1@3.reduce", "rejoin:0.0@3", "rejoin:1.1@5"
+    result = pretrain(server, script, tmp_path / "run", *faults, options=("--save", str(saved)))
+    assert result.losses == calm.losses
+    assert result.digests == calm.digests
+    assert len(logged(calm, "1.1")) == STEPS + STEPS // 2 + 2
+    assert [float(loss) for loss in logged(result, "0.1")[:2]] == pytest.approx(
+        [float(loss) for loss in logged(calm, "1.1")[:2]], rel=1e-6
+    )
+    assert len(list(saved.glob("iter_*/*/model_optim_rng.pt"))) == STEPS // 2 * 2
+    (saved / "latest_checkpointed_iteration.txt").write_text("2")
+    again = pretrain(server, script, tmp_path / "again", options=("--load", str(saved)))
+    assert again.losses == calm.losses[2:]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"pipeline_model_parallel_size": 4}, r"pipeline-parallel size 4, .* \[shape\] ranks = 2"),
+        ({"data_parallel_size": 1}, r"data-parallel size 1, .* \[shape\] pipelines = 2"),
+        ({"virtual_pipeline_model_parallel_size": 2}, r"size 2, .* \[shape\] chunks = 1"),
+        ({"global_batch_size": 32}, r"micro-batches 8, .* \[shape\] micro_batches = 4"),
+        ({"train_iters": None, "train_samples": 80}, r"iterations 5, .* \[train\] steps = 6"),
+        ({"rampup_batch_size": [4, 4, 64]}, "--rampup-batch-size"),
+        ({"dataloader_type": "external"}, "--dataloader-type external"),
+        ({"save": "folder"}, "--ckpt-format torch_dist"),
+    ],
+)
+def test_arguments_that_differ_from_the_job_are_refused(changes: dict[str, Any], named: str) -> None:
+    from recycle.megatron.pretrain import require_fit
+
+    sizes = {"pipeline_model_parallel_size": 2, "data_parallel_size": 2, "virtual_pipeline_model_parallel_size": None}
+    batches = {"micro_batch_size": 2, "global_batch_size": BATCH, "train_iters": STEPS, "train_samples": None}
+    arguments = {**sizes, **batches, "dataloader_type": "single", "save": None, "ckpt_format": "torch_dist"}
+    require_fit("pretrain_gpt.py", SimpleNamespace(**arguments), JOB)
+    with pytest.raises(RunError, match=named):
+        require_fit("pretrain_gpt.py", SimpleNamespace(**{**arguments, **changes}), JOB)
+
+
+def test_samples_are_read_on_and_read_again_for_any_rank() -> None:
+    from megatron.core import parallel_state
+
+    from recycle.megatron.pretrain import Samples
+
+    opened = []
+
+    class Loader:
+        batch_sampler = SimpleNamespace(micro_batch_times_data_parallel_size=4)
+
+        def __init__(self, dataset: range, consumed: int) -> None:
+            self._rows, self._rank = dataset[consumed:], parallel_state.get_data_parallel_rank()
+            opened.append((consumed, self._rank))
+
+        def __iter__(self) -> Iterator[list[int]]:
+            for at in range(2 * self._rank, len(self._rows), 4):
+                yield list(self._rows[at : at + 2])
+
+    training = SimpleNamespace(
+        build_pretraining_data_loader=Loader, get_args=lambda: SimpleNamespace(dataloader_type="single")
+    )
+    samples = Samples(training, range(100), 8)
+
+    def read(pipeline: int) -> list[Any]:
+        reader = samples.iterator(pipeline)
+        assert reader is not None
+        return [next(reader) for _ in range(2)]
+
+    assert read(1) == [[10, 11], [14, 15]]
+    assert read(1) == [[10, 11], [14, 15]]  # as after a failure
+    samples.position += 8
+    assert read(1) == [[18, 19], [22, 23]]
+    assert read(0) == [[16, 17], [20, 21]]
+    assert opened == [(8, 1), (8, 1), (16, 0)]
