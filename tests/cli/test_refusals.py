@@ -183,10 +183,9 @@ BY_RUNS = [
     ("train job.toml --run job.toml", "job.toml"),
     ("train job.toml --resume", "no run to resume", "--run"),
     ("train job.toml --resume --run nowhere", "nowhere", "no such run directory"),
-    ("agent job.toml --restarts 1 --node 0", "--restarts", "leave it out"),
+    ("agent job.toml --restarts 1 --node 0", "--restarts", "your own script after --"),
     ("agent job.toml -- ./missing.py", "./missing.py: cannot be run", "after --"),
     ("agent job.toml --node 0 -- python train.py", "--node", "need --store"),
-    ("agent wide.toml -- python train.py", "wide.toml", "[shape] tensor_parallel", "write 1"),
     ("agent sharded.toml -- python train.py", "[train] sharded_optimizer", "set it to false"),
 ]
 
