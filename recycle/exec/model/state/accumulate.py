@@ -25,9 +25,6 @@ from recycle.job.footprint import ON_CPU, ON_GPU
 ALIGNMENT = 64
 """Alignment in a flat tensor, in elements (256 bytes): kernels may give other bits for unaligned matrices."""
 
-FUSED = 1 << 30
-"""Elements that one launch adds to an exact sum on a GPU with Triton; offsets then fit into 32 bits."""
-
 
 class FlatLayout:
     """Positions of a list of tensors in one flat tensor of `size` elements, including alignment gaps."""
