@@ -217,8 +217,8 @@ def main() -> int:
         make_environment(given.folder, given.torch)
         return 0
     logs = given.folder / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
     if given.types:
+        logs.mkdir(parents=True, exist_ok=True)
         own = misfits(Environment("default", Path(sys.executable), None), logs)
         read = [*sources(given.folder), *environments(given.folder, with_own=False)]
         others = [
@@ -233,6 +233,7 @@ def main() -> int:
     if not found:
         print(f"{given.folder}: no environment to test; make matrix-setup MATRIX_PYTHON=python3.12 makes one")
         return 0
+    logs.mkdir(parents=True, exist_ok=True)
     parts, rows = ALL_PARTS if given.all else PARTS, list[Row]()
     if given.run is not None:
         failures = 0
