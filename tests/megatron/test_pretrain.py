@@ -34,7 +34,7 @@ ARGUMENTS = (
 
 
 def installed_script() -> Path | None:
-    """pretrain_gpt.py of Megatron-LM: in $RECYCLE_MEGATRON_LM, or beside an importable megatron.training."""
+    """pretrain_gpt.py of Megatron-LM: in $RECYCLE_MEGATRON_LM, or next to an importable megatron.training."""
     folder = os.environ.get("RECYCLE_MEGATRON_LM")
     spec = None if folder else find_spec("megatron") and find_spec("megatron.training")
     if spec is not None and spec.origin is not None:
