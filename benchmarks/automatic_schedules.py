@@ -1,11 +1,11 @@
-"""The planner beside the automatic schedules of zero-bubble pipeline parallelism, at equal memory.
+"""Compare the planner with the automatic schedules of zero-bubble pipeline parallelism, at equal memory.
 
     python benchmarks/automatic_schedules.py [--seconds S ...] [--chunks 1 2] [--busy N]
 
 One row per model, size and memory limit of `gaps`: one chunk per rank, then two, with `placement = "auto"`. The figures
-are periods over m (F + I + W). Those of the automatic schedules (greedy in eight variants for one chunk; greedy ZB-V
-and the search for building blocks for two) come from the authors' program; its orders were checked under the same
-limits and timed by `simulate`. `--busy` runs so many endless loops beside the planner.
+are periods over m (F + I + W). The automatic schedules (greedy in eight variants for one chunk; greedy ZB-V and the
+search for building blocks for two) were made by the authors' program, checked under the same limits and timed by
+`simulate`. `--busy` runs endless loops at the same time.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, nargs="+", default=[1.0, 20.0], help="for each plan")
     parser.add_argument("--chunks", type=int, nargs="+", choices=(1, 2), default=[1, 2])
-    parser.add_argument("--busy", type=int, default=0, help="endless loops beside the planner")
+    parser.add_argument("--busy", type=int, default=0, help="number of endless loops in other processes")
     arguments = parser.parse_args()
     with busy(arguments.busy):
         for chunks in arguments.chunks:

@@ -30,7 +30,7 @@ LAYERS["recycle.solve"] = ("recycle.plans", "recycle.runs", *LAYERS["recycle.pla
 LAYERS["viz"] = LAYERS["recycle.solve"]
 LAYERS["recycle.systems"] = ("recycle.solve", *LAYERS["recycle.solve"])
 EXEC = (
-    *("data", "device", "transport", "leader", "model", "emulation", "checkpoint"),
+    *("data", "gpus", "device", "transport", "leader", "model", "emulation", "checkpoint"),
     *("hooks", "faults", "worker"),
     *("processes", "agent", "planning", "launch", "profile"),
 )

@@ -336,8 +336,8 @@ class LaneCache:
         self._digests: WeakKeyDictionary[LaneTable, str] = WeakKeyDictionary()
 
     def put(self, table: LaneTable, context: TimelineContext | None = None, span: float | None = None) -> str:
-        digest = self._digests.get(table)
-        entry = None if digest is None else self.get(digest)
+        digest = self.digest(table)
+        entry = self.get(digest)
         if digest is not None and entry is not None:
             if span != entry.span:
                 self._kept.put(digest, replace(entry, span=span))
@@ -347,6 +347,11 @@ class LaneCache:
         self._kept.put(digest, CachedLanes(table, content, context, span))
         self._digests[table] = digest
         return digest
+
+    def digest(self, table: LaneTable) -> str | None:
+        """Return the hash of a table; None if it was never added or was evicted."""
+        digest = self._digests.get(table)
+        return digest if self.get(digest) else None
 
     def get(self, digest: object) -> CachedLanes | None:
         """Return the table of a hash, or of an address with the hash; None if it was never added or was evicted."""

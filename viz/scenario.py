@@ -92,9 +92,7 @@ class PageModel(LaneCache):
     def under(self, address: str, scenario: Scenario) -> str | None:
         """Return the address of lanes under a scenario; None if they are not cached. Raises JobError or PlanError."""
         entry = self.get(address)
-        return (
-            None if entry is None else lanes_address(self._put_under(entry.table, entry.context, scenario, entry.span))
-        )
+        return None if entry is None else lanes_address(self._put_under(entry.table, entry.context, scenario))
 
     def entry(self, table: LaneTable, context: TimelineContext | None, scenario: Scenario) -> CachedLanes:
         """Return the cached lanes of a timeline under a scenario. Raises JobError or PlanError."""
@@ -102,10 +100,8 @@ class PageModel(LaneCache):
         assert entry is not None
         return entry
 
-    def _put_under(
-        self, table: LaneTable, context: TimelineContext | None, scenario: Scenario, span: float | None = None
-    ) -> str:
-        given = self.put(table, context, span)
+    def _put_under(self, table: LaneTable, context: TimelineContext | None, scenario: Scenario) -> str:
+        given = self.digest(table) or self.put(table, context)
         if context is None or context.executed or not any(scenario):
             return given
         known = self._under.get((given, scenario))

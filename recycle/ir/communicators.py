@@ -1,4 +1,4 @@
-"""Which transfers of a plan share a communicator, where every lane has one of its own as long as workers have few.
+"""The communicators of a plan's lanes: one per lane, shared by several lanes at workers that have many.
 
 A communicator costs memory of the device, and time to form. After a failure the neighbors of a dead worker exchange
 messages with all of its peers. Lanes beyond `LANES` per worker share communicators, whose transfers a worker carries
@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from recycle.ir.columns import Columns, Rows
+from recycle.ir.columns import Rows
 from recycle.ir.instruction import Receive, Send, Transfer, is_kind
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import Worker
@@ -76,14 +76,10 @@ def shared_chains(schedule: Schedule, sends: Rows) -> tuple[Rows, Rows]:
     rows = np.flatnonzero(is_kind(columns.kind, Transfer))
     transfer = np.where(is_kind(columns.kind[rows], Receive), sends[rows], rows)
     rows, transfer = rows[transfer >= 0], transfer[transfer >= 0]
-    place = _lookup(number, columns, transfer, shape.worker_count)
+    lane = columns.worker[transfer].astype(np.int64) * shape.worker_count + columns.peer[transfer]
+    lanes, where = np.unique(lane, return_inverse=True)
+    place = np.array([number.get(each, -1) for each in lanes.tolist()], dtype=np.int64)[where]
     rows, transfer, place = rows[place >= 0], transfer[place >= 0], place[place >= 0]
     chain = columns.worker[rows].astype(np.int64) * (len(shared) + 1) + place
     order = np.argsort(chain, kind="stable")
     return chain[order], transfer[order]
-
-
-def _lookup(number: dict[int, int], columns: Columns, sends: Rows, workers: int) -> Rows:
-    lane = columns.worker[sends].astype(np.int64) * workers + columns.peer[sends]
-    known, where = np.unique(lane, return_inverse=True)
-    return np.array([number.get(each, -1) for each in known.tolist()], dtype=np.int64)[where]

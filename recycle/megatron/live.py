@@ -285,9 +285,10 @@ class LiveGroup(_Group):  # type: ignore[misc]
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         op = ReduceOp.SUM if opts is None else opts.reduceOp
         self._require_rule("all_reduce")
-        if self._world.recover is None and not self._answers_alone and not isinstance(self._peers(), EarlierPeers):
-            if self._scope is Scope.TENSOR and self._tensor is not None:
-                return LiveWork(_waits([self._tensor.allreduce([tensor], opts) for tensor in tensors]))
+        is_inside = self._world.recover is None and not self._answers_alone
+        if is_inside and self._scope is Scope.TENSOR and self._tensor is not None:
+            return LiveWork(_waits([self._tensor.allreduce([tensor], opts) for tensor in tensors]))
+        if is_inside and not isinstance(self._peers(), EarlierPeers):
             return LiveWork(self._sum(tensors, op, self._peers()))
         return self._run(
             "all_reduce", lambda peers: self._summed(tensors, op, peers), lambda sums: _copy(tensors, sums)

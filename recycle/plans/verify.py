@@ -270,17 +270,17 @@ class ExactJob:
         missing = self.n * sum(least)
         for (speed, cap), hosts in self.hosts[rank].items():
             own, first = held(speed), min(self.times[F][s] for s in chunks) * speed
-            room = sum(_filled(time + after - slot * first, own) for slot in range(floor(cap)))
+            room = sum(_filled(time + after - slot * first, own, self.n * len(chunks)) for slot in range(floor(cap)))
             missing -= hosts * room / min(a / b for a, b in zip(own, least, strict=True))
         return missing > 0 or time < self.fastest[F][rank] + self.turn(rank) + self.fastest[I][rank]
 
 
-def _filled(time: Fraction, lengths: list[Fraction]) -> Fraction:
-    """Return how much of a time pieces of one or two lengths can fill; all of it for more lengths."""
+def _filled(time: Fraction, lengths: list[Fraction], units: int) -> Fraction:
+    """Return how much of a time pieces of one or two lengths can fill, if less than `units`; all for more lengths."""
     short, long = min(lengths), max(lengths)
     if time <= 0 or len(lengths) > 2:
         return max(Fraction(0), time)
-    counts = range(time // long + 1 if long > short else 1)
+    counts = range(min(time // long, units) + 1 if long > short else 1)
     return max(count * long + (time - count * long) // short * short for count in counts)
 
 

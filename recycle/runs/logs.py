@@ -211,13 +211,14 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
         return None
 
 
-def merge_logs(run_dir: str | Path, shape: Shape, most_bytes: int = MOST_MERGED_BYTES) -> int:
+def merge_logs(run_dir: str | Path, shape: Shape) -> int:
     """Write `trace.json` from the logs of a run that has ended, in little memory.
 
-    Logs larger than `most_bytes` together are sampled every n-th step; return n. Raises RecycleError as `read_logs`.
+    Of logs larger than `MOST_MERGED_BYTES` together every n-th step is kept; return n. Raises RecycleError as
+    `read_logs`.
     """
     logs = trace_logs(run_dir)
-    every = max(1, -(-sum(path.stat().st_size for path in logs) // most_bytes))
+    every = max(1, -(-sum(path.stat().st_size for path in logs) // MOST_MERGED_BYTES))
     events = (event for _, event in read_lines(Path(run_dir) / EVENTS))
     run_trace.write_parts(_parts(logs, shape, every), shape, events, Path(run_dir) / TRACE)
     return every

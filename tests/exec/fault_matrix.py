@@ -116,11 +116,11 @@ def matrix_faults(name: str, struck: Sequence[str]) -> tuple[list[str], list[str
     return faults, strikes
 
 
-def scenario_faults(scenarios: Sequence[Scenario] = SCENARIOS) -> tuple[list[str], list[list[str]]]:
+def scenario_faults() -> tuple[list[str], list[list[str]]]:
     """(faults, the faults of each scenario) of the run that goes through these scenarios."""
     faults: list[str] = []
     strikes: list[list[str]] = []
-    for place, scenario in enumerate(scenarios):
+    for place, scenario in enumerate(SCENARIOS):
         step = 4 + SCENARIO_STEPS * place
         own = [text.format(step) for text in scenario.faults]
         strikes.append(own)
@@ -193,14 +193,12 @@ def matrix_row(name: str, struck: Sequence[str], launch: Launch, reference: RunR
     return [f"`{name}`", *cells.values(), "identical"]
 
 
-def scenario_rows(
-    launch: Launch, reference: RunResult, scenarios: Sequence[Scenario] = SCENARIOS
-) -> Iterator[list[str]]:
+def scenario_rows(launch: Launch, reference: RunResult) -> Iterator[list[str]]:
     """Goes through these scenarios; their rows of the page."""
-    faults, strikes = scenario_faults(scenarios)
+    faults, strikes = scenario_faults()
     run = launch(faults)
     assert_same_training(run, reference)
-    for scenario, own in zip(scenarios, strikes, strict=True):
+    for scenario, own in zip(SCENARIOS, strikes, strict=True):
         result = [(fault, detections(run, fault)) for fault in own if not fault.startswith("rejoin")]
         for fault, seen in result:
             assert seen is not None, f"{fault} was not detected"

@@ -211,14 +211,14 @@ def run_interaction(interaction: Interaction, folder: Path, server: ForkServer) 
         assert struck.digests.items() <= calm.digests.items(), "faults changed final states"
 
 
-def outcome_of(interaction: Interaction, deadline: float = DEADLINE) -> str:
+def outcome_of(interaction: Interaction) -> str:
     """Run an interaction in a new process; return "", or what went wrong and where the run directories are."""
     folder = Path(tempfile.mkdtemp(prefix="recycle-interaction-"))
     with (folder / "output").open("wb") as output:
         streams = dict.fromkeys((1, 2), output.fileno())
         process = WarmProcess(_run_alone, interaction, folder, streams=streams)
     try:
-        code = process.wait(deadline)
+        code = process.wait(DEADLINE)
     except subprocess.TimeoutExpired:
         process.kill()
         return f"hangs; its run directories are in {folder}"

@@ -12,6 +12,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -295,6 +296,19 @@ def as_another_user(action: Callable[[], bool]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
+def is_answered(address: str, request: Any, answers: Any) -> bool:
+    """Whether the socket of this name answers a request."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(SOON)
+        connection.connect(f"\0{address}")
+        link = Link(connection, answers)
+        try:
+            link.send(request)
+            return bool(link.read())
+        except (OSError, LinkClosed):
+            return False
+
+
 @needs_root
 @pytest.mark.process
 def test_another_user_neither_reads_nor_writes_keys() -> None:
@@ -303,20 +317,9 @@ def test_another_user_neither_reads_nor_writes_keys() -> None:
     own.send(SetKey("name", b"value"))
     assert own.read() == [Values()]
 
-    def is_answered(request: SetKey | GetKeys) -> bool:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(SOON)
-            connection.connect(f"\0{server.address}")
-            link = Link(connection, Values)
-            try:
-                link.send(request)
-                return bool(link.read())
-            except (OSError, LinkClosed):
-                return False
-
-    assert is_answered(GetKeys(["name"]))
+    assert is_answered(server.address, GetKeys(["name"]), Values)
     for request in (GetKeys(["name"]), SetKey("name", b"other")):
-        assert not as_another_user(lambda request=request: is_answered(request))  # type: ignore[misc]
+        assert not as_another_user(partial(is_answered, server.address, request, Values))
     own.send(GetKeys(["name"]))
     assert own.read() == [Values([b"value"])]
     server.close()

@@ -1,4 +1,4 @@
-"""Lanes that share communicators: how many a worker has, and that order and time are those of the shared transfers."""
+"""Lanes that share communicators: number of communicators, order and time."""
 
 from __future__ import annotations
 

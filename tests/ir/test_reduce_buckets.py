@@ -12,7 +12,6 @@ from recycle.ir.families import one_f_one_b
 from recycle.ir.lower import buckets_of, with_barrier
 from tests.ir.random_schedules import random_schedule
 
-SLOW_REDUCE = Profile(reduce=2.0, step=0.5)
 TWO = Shape(pipelines=2, ranks=2, micro_batches=3)
 
 

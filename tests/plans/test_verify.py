@@ -35,7 +35,7 @@ from recycle.solve.planner import plan
 from recycle.solve.problem import Order, Problem
 from recycle.solve.search.list_scheduling import portfolio, schedule_by_policy
 from recycle.solve.search.order_kernels import time_order
-from tests.solve.jobs import DEAD, small_jobs, worked_example
+from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 
 VERIFIER = Path(__file__).parents[2] / "recycle/plans/verify.py"
 
@@ -80,7 +80,18 @@ def test_certificates_of_random_jobs_prove_the_bound_of_the_planner():
         assert made.certificate is not None, (priced, dead)
         assert made.certified_bound == bound == prove(made.as_schedule())
         rules |= {rule for rule, *_ in made.certificate.rows}
-    assert rules == {*ALONE, *TOGETHER}
+    assert rules >= {*ALONE, "rate", "memory"}
+
+
+def test_share_of_the_busiest_host_is_needed():
+    priced = job(4, 2, 2, 2, chunks=2)
+    problem = Problem.from_job(priced, [Worker(0, 1)])
+    planned = certified(priced, problem, lower_bound(problem))
+    assert planned.certified_bound == 21
+    file = msgspec.json.decode(planned.text())
+    assert {rule for rule, *_ in file["metadata"]["certificate"]["rows"]} == {*TOGETHER}
+    without("share")(file["metadata"]["certificate"])
+    assert bound_of(file) is None
 
 
 def test_plan_file_has_its_certificate(tmp_path):
@@ -242,6 +253,13 @@ def test_changed_certificate_proves_nothing(planned, name):
     changed = copy.deepcopy(planned)
     CHANGES[name](changed["metadata"]["certificate"])
     assert changed != planned
+    assert bound_of(changed) is None
+
+
+def test_negative_multiplier_proves_no_larger_bound(planned):
+    changed = copy.deepcopy(planned)
+    rows = [["memory", [0, 0], [0], [-1000.0]]]  # no forward is done at time 0, so its limit alone would count
+    changed["metadata"]["certificate"].update(window=99.0, bound=100.0, grid=[[0.0, 1.0, 100]], rows=rows)
     assert bound_of(changed) is None
 
 

@@ -128,6 +128,24 @@ def run_dir(tmp_path: Path, make_run: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture
+def empty_run_dir(run_dir: Path) -> Path:
+    """A run that has committed no step and run no iteration."""
+    for name in ("metrics.jsonl", "events.jsonl", "trace.json"):
+        (run_dir / name).unlink()
+    for log in (run_dir / "logs").iterdir():
+        log.unlink()
+    return run_dir
+
+
+@pytest.fixture(scope="session")
+def moved() -> Schedule:
+    """Of five layers 0.0 hosts both stages since 0.1 is dead, 1.0 the first and 1.1 the second."""
+    programs = {"0.0": "0F0.0 1F0.0 1B0.0 0B0.0", "1.0": "0F1.0 0B1.0", "1.1": "1F1.0 1B1.0"}
+    placement = {"0.0": (0, 1), "1.0": (0,), "1.1": (1,)}
+    return Schedule.from_text(Shape(2, 2, 1, cut=(2, 3)), programs, placement=placement, failed=["0.1"])
+
+
+@pytest.fixture
 def schedule_file(tmp_path: Path, broken: Schedule) -> Path:
     broken.save(tmp_path / "broken.json")
     return tmp_path / "broken.json"

@@ -68,12 +68,8 @@ def test_a_name_cannot_become_markup(tmp_path: Path, broken: Schedule) -> None:
     assert "a<b>" not in PLOTLY.sub("", page)
 
 
-def test_a_run_without_iterations_exports_a_page_but_no_svg(run_dir: Path, tmp_path: Path) -> None:
-    for name in ("metrics.jsonl", "events.jsonl", "trace.json"):
-        (run_dir / name).unlink()
-    for log in (run_dir / "logs").iterdir():
-        log.unlink()
-    source = load_source(run_dir)
+def test_a_run_without_iterations_exports_a_page_but_no_svg(empty_run_dir: Path, tmp_path: Path) -> None:
+    source = load_source(empty_run_dir)
     assert source.panels() == []
     export(tmp_path / "run.html", [source])
     assert "No iteration ran yet." in (tmp_path / "run.html").read_text(encoding="utf-8")

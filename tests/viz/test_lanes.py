@@ -32,13 +32,8 @@ def test_a_timeline_becomes_lanes_sorted_by_start(broken_timeline: Timeline) -> 
     assert texts(table, np.flatnonzero(table.has(Flag.VIOLATION))) == ["0F0.0"]
 
 
-def test_lanes_of_a_repartitioned_model_name_the_layers_of_each_worker() -> None:
-    """Worker 0.0 hosts both parts of a model of five layers, 1.0 the first and 1.1 the second; 0.1 is dead."""
-    programs = {"0.0": "0F0.0 1F0.0 1B0.0 0B0.0", "1.0": "0F1.0 0B1.0", "1.1": "1F1.0 1B1.0"}
-    placement = {"0.0": (0, 1), "1.0": (0,), "1.1": (1,)}
-    shape = Shape(2, 2, 1, cut=(2, 3))
-    schedule = Schedule.from_text(shape, programs, placement=placement, failed=["0.1"])
-    assert LaneTable.from_timeline(simulate(schedule)).labels == (
+def test_lanes_of_a_repartitioned_model_name_the_layers_of_each_worker(moved: Schedule) -> None:
+    assert LaneTable.from_timeline(simulate(moved)).labels == (
         "0.0 \u00b7 0\u20134",
         "0.1",
         "1.0 \u00b7 0\u20131",

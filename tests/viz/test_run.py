@@ -221,12 +221,8 @@ def test_a_live_run_is_followed_to_its_last_committed_step(tmp_path: Path, make_
     assert page.newest_step() == page.slider()["value"] == 6
 
 
-def test_an_empty_run_has_pages_without_figures(run_dir: Path) -> None:
-    for file in ("metrics.jsonl", "events.jsonl", "trace.json"):
-        (run_dir / file).unlink()
-    for log in (run_dir / "logs").iterdir():
-        log.unlink()
-    live = LiveRun(load_run(run_dir))
+def test_an_empty_run_has_pages_without_figures(empty_run_dir: Path) -> None:
+    live = LiveRun(load_run(empty_run_dir))
     views, *_ = RunPage(live).timelines(0, None)
     texts = words([plain(RunPage(live).layout()), plain(ReportPage(live).layout()), plain(views)])
     assert {"No step is committed yet.", "No iteration ran yet.", "Nothing has run yet."} <= set(texts)

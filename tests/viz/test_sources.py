@@ -26,8 +26,8 @@ from viz.scenario import PageModel
 from viz.sources import ScheduleFile, family_sources, load_sources, schedule_source
 
 
-def files(*paths: Path) -> list[ScheduleFile]:
-    return [source for source in load_sources(paths) if isinstance(source, ScheduleFile)]
+def files(*paths: Path, **options: Any) -> list[ScheduleFile]:
+    return [source for source in load_sources(paths, **options) if isinstance(source, ScheduleFile)]
 
 
 def periods(sources: list[ScheduleFile]) -> list[float]:
@@ -51,11 +51,7 @@ def test_files_of_unlike_chunks_have_the_same_work_and_the_page_says_so(saved: t
 
 
 def test_stated_times_take_precedence(saved: tuple[Path, Path]) -> None:
-    unit = load_sources(saved, lambda path, schedule: Profile.uniform())
-    assert [source.timeline.period for source in unit if isinstance(source, ScheduleFile) and source.timeline] == [
-        33,
-        48,
-    ]
+    assert periods(files(*saved, prices=lambda path, schedule: Profile.uniform())) == [33, 48]
     Profile.uniform(2, 2, 2).save(saved[1].with_name("zb-v.profile.json"))
     assert periods(files(*saved)) == [33, 96]
 
@@ -184,21 +180,16 @@ def test_findings_have_rule_place_message_and_hint(broken: Schedule) -> None:
     assert json.loads(button["data-places"]) == [[0, 2.0, 3.0], [0, 1.0, 2.0]]  # its place, and what it repeats
 
 
-PROGRAMS = {"0.0": "0F0.0 1F0.0 1B0.0 0B0.0", "1.0": "0F1.0 0B1.0", "1.1": "1F1.0 1B1.0"}
-
-
-def moved_plan() -> Schedule:
-    """Worker 0.0 had layers 0 and 1 of five, and takes on the others from 1.1 since 0.1 is dead."""
-    placement = {"0.0": (0, 1), "1.0": (0,), "1.1": (1,)}
-    shape = Shape(2, 2, 1, cut=(2, 3))
-    schedule = Schedule.from_text(shape, PROGRAMS, placement=placement, failed=["0.1"])
-    timeline = simulate(schedule)
-    plan = Plan(schedule, timeline.makespan, timeline.period, 1.0, 0.0, "")
+@pytest.fixture
+def moved_plan(moved: Schedule) -> Schedule:
+    """Worker 0.0 had layers 0 and 1, and copies the others from 1.1."""
+    timeline = simulate(moved)
+    plan = Plan(moved, timeline.makespan, timeline.period, 1.0, 0.0, "")
     return Schedule.loads(replace(plan, moves=(Move("0.0", "0.0", "1.1", 3e9, (2, 5), 0.5),)).text())
 
 
-def test_the_layout_lists_hosted_and_copied_layers() -> None:
-    page = SchedulePage([schedule_source(Path("moved.json"), moved_plan())])
+def test_the_layout_lists_hosted_and_copied_layers(moved_plan: Schedule) -> None:
+    page = SchedulePage([schedule_source(Path("moved.json"), moved_plan)])
     texts = words(plain(page.layout_of(page.files[0])))
     assert texts[6:10] == ["0.0", "0–4", "0–1", "2–4 from 1.1"]
     assert texts[11:14] == ["1.0", "0–1", "0–1"]
@@ -207,9 +198,9 @@ def test_the_layout_lists_hosted_and_copied_layers() -> None:
     assert "0–1, 5" in words(plain(page.layout_of(schedule_source(Path("several.json"), several))))
 
 
-def test_the_bound_of_a_cut_is_shown_where_the_period_is_the_plans() -> None:
+def test_the_bound_of_a_cut_is_shown_where_the_period_is_the_plans(moved_plan: Schedule) -> None:
     """The plan's hash is that of the given stages' prices, the timeline's that of the cut's."""
-    (row,) = rank([schedule_source(Path("moved.json"), moved_plan())], PageModel())
+    (row,) = rank([schedule_source(Path("moved.json"), moved_plan)], PageModel())
     assert row.figures["bound"].value.startswith("1 (")
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dash import Dash, html
+from dash import Dash, Input, html, no_update
 
 from recycle.errors import RecycleError
 from viz.details import Figure, figures
 from viz.figures.charts import memory_period_figure
 from viz.lane_cache import CachedLanes, lanes_address, release_memory
 from viz.pages import parts
-from viz.pages.page import Mode, Page, Workspace
+from viz.pages.page import TABS, Mode, Page, Workspace
 from viz.pages.scenario import INPUTS
 from viz.scenario import PageModel, Scenario
 from viz.sources import ScheduleFile
@@ -58,8 +58,10 @@ class ScoreboardPage(Page):
         return [html.Div(content, className="wide")]
 
     def register(self, app: Dash) -> None:
-        @app.callback(self.output("shown"), *INPUTS)
-        def show(times: str, workers: str) -> Any:
+        @app.callback(self.output("shown"), Input(TABS, "value"), *INPUTS)
+        def show(page: str, times: str, workers: str) -> Any:
+            if page != self.prefix:
+                return no_update
             try:
                 content = self.content(Scenario.of(times, workers))
             except RecycleError as error:

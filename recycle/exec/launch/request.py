@@ -178,6 +178,7 @@ def job_of_script(job: PricedJob, steps: int) -> PricedJob:
     defaults, change = Job(grid=job.grid), msgspec.structs.replace
     for key, is_set, remedy in (
         ("[train] sharded_optimizer", job.train.sharded_optimizer, "set it to false"),
+        ("[shape] placement", job.grid.placement != "loop", 'write "loop"'),
         ("[planner] layout", job.planner.layout == "elastic", 'write "fixed"'),
         ("[eval] every", job.evaluation.every > 0, "evaluate in the script"),
     ):

@@ -23,7 +23,7 @@ from recycle.exec.links import Link, LinkClosed, connect_locally, connect_to
 from recycle.exec.protocol import Drain, Drained, Refused
 from recycle.files import read_whole, write_whole
 from recycle.job import Job
-from recycle.runs.logs import EVENTS
+from recycle.runs.logs import EVENTS, LineTail
 
 ADDRESS_FILE = "store"
 LOCK = ".lock"
@@ -164,7 +164,9 @@ def drain(directory: Path, target: str, seconds: float | None, report: Callable[
     """
     link: Link | None = connect_to_run(directory)
     assert link is not None
-    events = _Tail(directory / EVENTS)
+    events = LineTail(directory / EVENTS)
+    for _ in events.objects():
+        pass  # only later events count
     link.send(Drain(target, seconds))
     waits, refused, died = set[str](), list[str](), list[str]()
     is_told = False
@@ -190,7 +192,7 @@ def drain(directory: Path, target: str, seconds: float | None, report: Callable[
             elif answer.worker in waits:
                 refused.append(f"worker {answer.worker} stays: {answer.why}")
                 waits.discard(answer.worker)
-        for event in events.lines() if is_told else ():
+        for _, event in events.objects() if is_told else ():
             name = event.get("worker")
             if name not in waits:
                 continue
@@ -215,18 +217,3 @@ def _answers(link: Link | None) -> list[Drained | Refused]:
         return []
     readable, _, _ = select.select([link.socket], [], [], POLL_SECONDS)
     return link.read() if readable else []
-
-
-class _Tail:
-    """The lines appended to a JSON lines file from now on."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, path.stat().st_size
-
-    def lines(self) -> list[dict[str, Any]]:
-        with self._path.open("rb") as stream:
-            stream.seek(self._offset)
-            whole, _, _ = stream.read().rpartition(b"\n")
-        if whole:
-            self._offset += len(whole) + 1
-        return [msgspec.json.decode(line, type=dict[str, Any]) for line in whole.split(b"\n") if line]

@@ -105,10 +105,6 @@ class Communicators:
         with self._lock:
             self._mark_unfit(key for key in self._by_key if not set(key[1]) <= set(live))
 
-    def held_among(self, keys: Collection[CommunicatorKey]) -> list[CommunicatorKey]:
-        with self._lock:
-            return [key for key in keys if key in self._by_key]
-
     def reuse(self, key: CommunicatorKey, offers: Iterable[Mapping[str, int]]) -> Communicator | None:
         """The communicator of `key` if the offers of all other members match; otherwise marks it as unfit."""
         with self._lock:
@@ -160,9 +156,9 @@ class Communicators:
         with self._lock:
             self._mark_unfit([key] if key in self._by_key else [])
 
-    def held(self) -> list[Communicator]:
+    def held(self) -> dict[CommunicatorKey, Communicator]:
         with self._lock:
-            return list(self._by_key.values())
+            return dict(self._by_key)
 
     def _mark_unfit(self, keys: Iterable[CommunicatorKey]) -> None:
         self._unfit += [self._by_key.pop(key) for key in list(keys)]

@@ -32,8 +32,8 @@ from recycle.errors import RecycleError, RunError, first_line
 from recycle.exec.device import DeviceState
 from recycle.exec.transport.base import TransportError, Unreachable
 from recycle.exec.transport.communicators import Communicator, CommunicatorKey, Communicators
-from recycle.exec.transport.formation import AT_ONCE, TENSOR, CommunicatorPart, FormingStore, member_of, parts_of
-from recycle.exec.transport.groups import OVER_SECONDS, GroupsOfGeneration, GroupTransport
+from recycle.exec.transport.formation import AT_ONCE, LANE, TENSOR, CommunicatorPart, FormingStore, member_of, parts_of
+from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings
 from recycle.exec.transport.sharded_sums import RootedSums, with_owners
 from recycle.exec.transport.streams import StreamPool
@@ -130,8 +130,7 @@ class LaneTransport(GroupTransport):
 
     def _finish(self, works: Sequence[Any]) -> None:
         # Only these: on the whole device, receives of other lanes may wait for a peer.
-        for work in works:
-            self._await_work(work)
+        self._wait_for_all(works)
         reached = self._mark()
         while not reached():
             time.sleep(DONE_SECONDS)
@@ -172,13 +171,13 @@ class LaneTransport(GroupTransport):
             self._try(self._synchronize)
 
     def _release_streams(self) -> None:
-        self._streams.keep_only({id(communicator) for communicator in self._communicators.held()})
+        self._streams.keep_only({id(communicator) for communicator in self._communicators.held().values()})
 
     def _reusable(self) -> dict[CommunicatorKey, Communicator]:
         size = self._settings.tensor[1]
         live = [self._groups.process(role) for role in self._groups.members]
         self._communicators.keep_among({member_of(process, rank, size) for process in live for rank in range(size)})
-        held = self._communicators.held_among([part.key for part in self._parts])
+        held = self._communicators.held()
         others = {
             part.key: [member for rank, member in enumerate(part.members) if rank != part.rank]
             for part in self._parts
@@ -220,22 +219,19 @@ class LaneTransport(GroupTransport):
         seconds = self._settings.limits.form_timeout / ATTEMPTS
         for attempt in range(ATTEMPTS):
             name = f"{self._groups.name}/{part.name}/{attempt}"
-            given_up, deadline, began = f"{name}/given up", time.monotonic() + seconds, time.monotonic()
+            given_up, deadline = f"{name}/given up", time.monotonic() + seconds
             making: Future[Communicator] = Future()
             threading.Thread(target=self._make_communicator, args=(part, name, making), daemon=True).start()
             while time.monotonic() < deadline and not self._over.is_set():
                 try:
-                    return making.result(OVER_SECONDS)
+                    return making.result(GIVEN_UP_SECONDS)
                 except TimeoutError:
-                    pass
-                except RuntimeError:
-                    if not self._store.check([given_up]):
-                        raise
-                    break
-                if time.monotonic() - began > GIVEN_UP_SECONDS:
-                    began = time.monotonic()
                     if self._store.check([given_up]):
                         break
+                except RuntimeError:
+                    if self._store.check([given_up]):
+                        break
+                    raise
             if self._over.is_set():
                 raise RuntimeError("the generation is over")
             self._store.set(given_up, "")
@@ -245,8 +241,7 @@ class LaneTransport(GroupTransport):
 
     def _make_communicator(self, part: CommunicatorPart, name: str, making: Future[Communicator]) -> None:
         try:
-            self._streams.prepare()
-            backend = self._make(name, part.rank, len(part.members), LANE_CTAS if part.lanes else None)
+            backend = self._make(name, part.rank, len(part.members), LANE_CTAS if part.purpose == LANE else None)
             communicator = None if making.cancelled() else self._communicators.add(part.key, name, backend)
             if communicator is None:
                 self._abort([backend])
@@ -285,7 +280,7 @@ class LaneTransport(GroupTransport):
             return
         failed = [
             part
-            for communicator in self._communicators.held()
+            for communicator in self._communicators.held().values()
             if (part := self._of_part.get(id(communicator))) is not None and self._has_failed(communicator.backend)
         ]
         now = time.monotonic()

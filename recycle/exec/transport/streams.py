@@ -37,12 +37,8 @@ class StreamPool:
         self._batch = _Batch()
         self._batches: dict[object, _Batch] = {}
 
-    def prepare(self) -> None:
-        """Skip streams in use, if there are others, before a communicator is made."""
-        with self._lock:
-            self._skip()
-
     def record(self, communicator: object) -> None:
+        """Record a new communicator, and skip streams in use before the next, if there are others."""
         with self._lock:
             self._look()
             self._batch.recorded += 1

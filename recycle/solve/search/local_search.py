@@ -45,8 +45,8 @@ from recycle.solve.search.waves import best_wave
 def search_from_all(starts: Sequence[SearchStart], effort: Effort) -> Incumbent:
     """Return the best order of searches from each start, in turn; starts whose bound is above the best are left out.
 
-    Steps are those of each search, so that no other search of as many steps gives a better order for a problem. The
-    problem with all workers starts from the best order so far.
+    Each search has all steps, so a plan of as many steps without a slow worker is never shorter. The problem with all
+    workers starts from the best order so far.
     """
     best, fewest = starts[0].best, min(len(start.problem.dead) for start in starts)
     for turn, start in enumerate(starts):

@@ -81,11 +81,11 @@ class Demanding(Simulated):
 
 
 class Unplugged(Simulated):
-    """All links of one worker break in one iteration; nobody's process ends, and no call raises an error."""
+    """All links of one worker break in one iteration; no process ends, and no call raises an error."""
 
     def open(self, groups: GroupsOfGeneration) -> GroupTransport:
         def unplug() -> None:
-            for communicator in self.communicators.held():
+            for communicator in self.communicators.held().values():
                 communicator.backend.break_link()
 
         return _at(super().open(groups), groups.role, unplug)

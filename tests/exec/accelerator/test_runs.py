@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -13,23 +10,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from recycle import Job
-from recycle.exec import run as run_in_one_process
 from recycle.exec.faults.kinds import KINDS
 from recycle.exec.launch.launcher import RunResult
-from recycle.ir.families import zb_h1
 from recycle.job import PricedJob
 from tests.exec.accelerator.soak import soak
 from tests.exec.accelerator.struck import (
     STRUCK,
     STRUCK_AT,
-    Demanding,
     Failing,
     Full,
     Pinning,
     Stuck,
     Unplugged,
-    named,
     over,
 )
 from tests.exec.accelerator.transport import SIMULATED, Simulated
@@ -55,14 +47,6 @@ def small(kind: str = "emulated", **sections: dict) -> PricedJob:
     """3 x 2 workers, whose steps are staggered."""
     membership = {"heartbeat": 0.1, "dead_after": 2.0}
     return job(3, 2, 2, kind=kind, **{"train": {"clip": 1e9, "warmup": 2}, "membership": membership} | sections)
-
-
-@pytest.mark.parametrize("kind", [pytest.param("emulated", marks=pytest.mark.soak), "gpt"])
-def test_kill_and_rejoin_change_no_bit(kind: str, launch: Run) -> None:
-    run = launch(over(Simulated, small(kind)), SHORT, "kill:1.1@3", "rejoin:1.1@6")
-    assert_same_training(run, calm_run(small(kind), launch, SHORT))
-    assert kinds(run).count("detected") == 1
-    assert run.metrics[-1]["live_workers"] == 6
 
 
 @pytest.mark.parametrize(
@@ -194,20 +178,3 @@ def test_run_resumes_from_its_checkpoint(launch: Run, tmp_path: Path) -> None:
     reference = calm_run(small("gpt"), launch, SHORT)
     assert run.losses[-(SHORT - 5) :] == reference.losses[5:]
     assert run.digests == reference.digests
-
-
-@pytest.mark.soak
-def test_torchrun_has_the_losses_of_one_process(tmp_path: Path) -> None:
-    demanding = Job.from_toml(
-        "[shape]\npipelines = 1\nranks = 2\nmicro_batches = 3\n[model]\nlayers = 2\nhidden = 32\nheads = 2\n"
-        f'sequence = 16\n[membership]\ntransport = "{named(Demanding)}"\n'
-    )
-    (tmp_path / "job.toml").write_text(demanding.to_toml())
-    metrics = tmp_path / "metrics.jsonl"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
-    command += ["--rdzv-endpoint", "127.0.0.1:0", "-m", "recycle.exec.worker", str(tmp_path / "job.toml")]
-    command += ["--schedule", "zb-h1", "--steps", "3", "--metrics", str(metrics)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert ended.returncode == 0, ended.stderr
-    expected = run_in_one_process(zb_h1(demanding.shape), demanding, steps=3)
-    assert [json.loads(line)["loss"] for line in metrics.read_text().splitlines()] == expected.losses

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -41,7 +41,7 @@ from recycle.exec.protocol import (
     Values,
 )
 from recycle.job.shape import Worker
-from tests.exec.test_links import as_another_user, needs_root
+from tests.exec.test_links import as_another_user, is_answered, needs_root
 
 SOON = 10.0
 HEARTBEAT = 0.1
@@ -296,20 +296,8 @@ def test_worker_that_still_runs_is_killed_before_its_next_process_starts(node: N
 @pytest.mark.parametrize("request_", [Join("0.0", 0), SetKey("name", b"x"), GetKeys(["name"]), Drain("0.0")])
 def test_another_user_of_the_machine_is_neither_heard_nor_answered(node: Node, request_: Any) -> None:
     node.agent.obey(propose(4))
-
-    def is_answered() -> bool:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(SOON)
-            connection.connect(f"\0{node.address}")
-            link = Link(connection, AgentMessage)
-            try:
-                link.send(request_)
-                return bool(link.read())
-            except (OSError, LinkClosed):
-                return False
-
     with ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(as_another_user, is_answered)
+        asked = thread.submit(as_another_user, partial(is_answered, node.address, request_, AgentMessage))
         while not asked.done():
             node.hub.dispatch(0.02)
     assert asked.result() is False

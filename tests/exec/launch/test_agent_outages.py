@@ -59,9 +59,9 @@ def assert_nobody_was_lost(cluster: Cluster, launch: Run) -> None:
     assert len(cluster.events("finished")[-1]["digests"]) == 6
 
 
-def go_on(cluster: Cluster, steps: int = 2) -> None:
+def go_on(cluster: Cluster) -> None:
     """Wait until more steps are committed."""
-    cluster.reach_step(len(cluster.lines("metrics")) + steps)
+    cluster.reach_step(len(cluster.lines("metrics")) + 2)
 
 
 def stop(server: EtcdServer, seconds: float) -> None:

@@ -80,17 +80,17 @@ class AwaitsLayout(Observer):
         self._pause = min(8.0, 2 * self._pause)
 
 
-def calm_of(config: PricedJob, launch: Run, steps: int | None = None) -> RunResult:
-    """The run without moves, shards and faults; by default up to the first checkpoint."""
+def calm_of(config: PricedJob, launch: Run) -> RunResult:
+    """The run without moves, shards and faults, up to the first checkpoint."""
     train = msgspec.structs.replace(config.train, sharded_optimizer=False, optimizer_copies=2)
     planner = msgspec.structs.replace(config.planner, layout="fixed", move=False)
     membership = msgspec.structs.replace(config.membership, transport="auto")
     still = config.with_sections(train=train, planner=planner, membership=membership)
-    return calm_run(still, launch, steps or config.train.checkpoint_every)
+    return calm_run(still, launch, config.train.checkpoint_every)
 
 
-def require_as_calm(result: RunResult, config: PricedJob, launch: Run, steps: int | None = None) -> None:
-    calm = calm_of(config, launch, steps)
+def require_as_calm(result: RunResult, config: PricedJob, launch: Run) -> None:
+    calm = calm_of(config, launch)
     if config.train.sharded_optimizer and config.grid.tensor_parallel > 1:
         assert figures(result) == figures(calm)
     else:

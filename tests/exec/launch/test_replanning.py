@@ -16,7 +16,7 @@ from recycle.ir.instruction import Forward, Send
 from recycle.ir.lower import lower
 from recycle.job import PricedJob
 from recycle.solve.planner import plan_for_training
-from tests.exec.runs import Run, job, of_kind
+from tests.exec.runs import Run, calm_run, job, of_kind
 
 STEPS = 36
 
@@ -36,8 +36,6 @@ def noting_planner(job: Job, vector: tuple[int, ...], quick: bool, failed: list[
     if failed is None:
         return plan_for_training(job, vector, quick)
     assert job.times.profile is not None
-    if not failed:
-        time.sleep(job.train.warmup)
     text = plan_for_training(job, vector, quick, failed)
     with (Path(job.times.profile).parent / "answered").open("a") as notes:
         notes.write(f"without {' '.join(map(str, failed))}\n")
@@ -64,8 +62,7 @@ class _Patient(Observer):
         return asked > (answered.stat().st_mtime if answered.exists() else 0.0)
 
 
-def emulated_job(membership: dict[str, Any], seconds: int = 0, unit: float = UNIT, link: float = 0.0) -> PricedJob:
-    """A plan for all workers takes `seconds` longer; emulated stages have no other warm-up."""
+def emulated_job(membership: dict[str, Any], unit: float = UNIT, link: float = 0.0) -> PricedJob:
     return job(
         3,
         2,
@@ -73,19 +70,14 @@ def emulated_job(membership: dict[str, Any], seconds: int = 0, unit: float = UNI
         times={"link": link},
         memory={"limit": 4},
         model={"seconds_per_unit": unit},
-        train={"clip": 1e9, "warmup": seconds},
+        train={"clip": 1e9, "warmup": 0},
         membership=membership,
     )
 
 
-_FREE: dict[tuple[int, float], RunResult] = {}
-
-
-def free(launch: Run, steps: int, unit: float = 0.0) -> RunResult:
+def free(launch: Run, steps: int) -> RunResult:
     """The run in which nothing drifts; its losses do not depend on how long its stages take."""
-    if (steps, unit) not in _FREE:
-        _FREE[steps, unit] = launch(emulated_job(DRIFT, unit=unit), steps)
-    return _FREE[steps, unit]
+    return calm_run(emulated_job(DRIFT, unit=0.0), launch, steps)
 
 
 def plan_of(run: RunResult, digest: str) -> Schedule:

@@ -17,6 +17,7 @@ from recycle.exec.launch.torchrun import main
 from recycle.exec.model.loss import masked_sum
 from recycle.ir.families import zb_h1
 from recycle.job import Job
+from tests.exec.accelerator.struck import Demanding, named
 
 pytestmark = pytest.mark.process
 REPLAYED = "pipelines = 2\nranks = 1"
@@ -25,9 +26,9 @@ JOB = '[shape]\npipelines = 1\nranks = 2\nmicro_batches = 3\n[model]\nkind = "em
 GPT = JOB.replace('kind = "emulated"', "layers = 2\nhidden = 32\nheads = 2\nsequence = 16\n[eval]\nevery = 2")
 
 
-def torchrun(processes: int, *arguments: str, text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def torchrun(*arguments: str, text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     (folder / "job.toml").write_text(text)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
     command += ["-m", "recycle.exec.worker", str(folder / "job.toml"), *arguments]
     return subprocess.run(
@@ -36,30 +37,25 @@ def torchrun(processes: int, *arguments: str, text: str, folder: Path) -> subpro
     )  # fmt: skip
 
 
-def test_the_losses_are_those_of_one_process_bit_for_bit(tmp_path: Path) -> None:
-    metrics = tmp_path / "metrics.jsonl"
-    ended = torchrun(2, "--schedule", "zb-h1", "--steps", "3", "--metrics", str(metrics), text=GPT, folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    job = Job.from_toml(GPT)
-    expected = run(zb_h1(job.shape), job, steps=3)
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    assert [line["loss"] for line in lines] == expected.losses
-    assert [line["grad_norm"] for line in lines] == [line["grad_norm"] for line in expected.metrics]
-    assert [line.get("eval_loss") for line in lines] == [line.get("eval_loss") for line in expected.metrics]
-    assert list(expected.evaluations) == [1, 2]
+REPLICATED = JOB.replace("pipelines = 1\nranks = 2", REPLAYED)
+SHARDED = f"{REPLICATED}[train]\nsharded_optimizer = true\nreduce_buckets = 2\n"
 
 
-def test_hosts_share_the_optimizer_to_the_same_bits(tmp_path: Path) -> None:
-    metrics, text = tmp_path / "metrics.jsonl", JOB.replace("pipelines = 1\nranks = 2", REPLAYED)
-    shared = text + "[train]\nsharded_optimizer = true\nreduce_buckets = 2\n"
-    ended = torchrun(2, "--schedule", "zb-h1", "--steps", "3", "--metrics", str(metrics), text=shared, folder=tmp_path)
+OVER_ACCELERATORS = GPT + f'\n[membership]\ntransport = "{named(Demanding)}"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [(GPT, GPT), (SHARDED, REPLICATED), pytest.param(OVER_ACCELERATORS, GPT, marks=pytest.mark.soak)],
+)
+def test_training_has_the_bits_of_one_process(text: str, plain: str, tmp_path: Path) -> None:
+    metrics, job = tmp_path / "metrics.jsonl", Job.from_toml(plain)
+    ended = torchrun("--schedule", "zb-h1", "--steps", "3", "--metrics", str(metrics), text=text, folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    job = Job.from_toml(text)
-    expected = run(zb_h1(job.shape), job, steps=3)
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    assert [(line["loss"], line["grad_norm"]) for line in lines] == [
-        (line["loss"], line["grad_norm"]) for line in expected.metrics
-    ]
+    expected, lines = run(zb_h1(job.shape), job, steps=3), metrics.read_text().splitlines()
+    for key in ("loss", "grad_norm", "eval_loss"):
+        assert [json.loads(line).get(key) for line in lines] == [line.get(key) for line in expected.metrics]
+    assert list(expected.evaluations) == ([1, 2] if plain is GPT else [])
 
 
 @pytest.mark.soak
@@ -68,7 +64,7 @@ def test_replays_under_torchrun_end_the_run_on_a_wrong_result(tmp_path: Path) ->
     loss = f"{stuck_in_one_process.__module__}:{stuck_in_one_process.__name__}"
     text = GPT.replace("pipelines = 1\nranks = 2", REPLAYED) + "[integrity]\nevery = 3\n"
     text += f'[train]\ncheckpoint_every = 0\nloss = "{loss}"\n'
-    ended = torchrun(2, "--steps", "4", "--metrics", str(metrics), text=text, folder=tmp_path)
+    ended = torchrun("--steps", "4", "--metrics", str(metrics), text=text, folder=tmp_path)
     assert "error: step " in ended.stderr
     assert "computed different results for micro-batch" in ended.stderr
     assert "one of them computes wrong" in ended.stderr

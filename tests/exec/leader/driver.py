@@ -261,11 +261,11 @@ class LeaderDriver:
             self.tick(0.0)
         raise AssertionError("no generation is proposed")
 
-    def acknowledge(self, without: Collection[str] = (), undone: bool = False) -> None:
+    def acknowledge(self, without: Collection[str] = ()) -> None:
         """All workers but some acknowledge the generation."""
         for name in self.record.live:
             if name not in without:
-                self.say(name, Acknowledged(undone))
+                self.say(name, Acknowledged(False))
         self.tick()
 
     def form(self, without: Collection[str] = (), answers: Mapping[str, Formed] | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import msgspec
 import pytest
@@ -32,8 +32,8 @@ from recycle.job.shape import Shape, Worker
 from tests.exec.runs import job
 
 
-def decided(config: PricedJob, step: int, reports: Mapping[str, Report], recent: Sequence[float] = ()) -> Commit:
-    return decide(config, step, ReportColumns.from_reports(reports), recent)
+def decided(config: PricedJob, step: int, reports: Mapping[str, Report]) -> Commit:
+    return decide(config, step, ReportColumns.from_reports(reports))
 
 
 def test_a_commit_is_the_mean_loss_the_norm_over_stages_and_the_clip_factor() -> None:

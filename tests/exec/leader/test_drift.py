@@ -26,13 +26,13 @@ SLOW = Worker(1, 1)
 N = 8
 
 
-def drift(stages_too: bool = True) -> DriftMonitor:
+def drift() -> DriftMonitor:
     config = job(
         SHAPE.pipelines,
         SHAPE.ranks,
         SHAPE.micro_batches,
         membership={"drift": 0.15, "drift_iterations": N},
-        model={"seconds_per_unit": float(stages_too)},
+        model={"seconds_per_unit": 1.0},
     )
     return DriftMonitor(msgspec.structs.replace(config, prices=BASE))
 
@@ -182,7 +182,6 @@ def sent_messages(
     factors: dict[tuple[Worker, Worker], float] | None = None,
     waited: float = 0.02,
     every: float = 1.0,
-    without: tuple[tuple[Worker, Worker], ...] = (),
 ) -> ComputeTimes:
     """What all workers report: a forward, and messages to and from both neighbours of their pipeline."""
     result: dict[Worker, list[LinkTime]] = {}
@@ -192,8 +191,7 @@ def sent_messages(
             peer = Worker(worker.pipeline, rank)
             if rank in range(LINKED.ranks):
                 seconds = every * LINK_UNIT * PRICE * (factors or {}).get((worker, peer), 1.0)
-                sent = 0 if (worker, peer) in without else 4
-                result[worker].append(LinkTime(peer.pipeline, rank, sent, seconds if sent else 0.0, waited))
+                result[worker].append(LinkTime(peer.pipeline, rank, 4, seconds, waited))
     return ComputeTimes.from_reports(
         {
             worker: Report({}, None, [Computed(worker.rank, "F", 1, 2.0 * LINK_UNIT)], links=links)
@@ -202,11 +200,11 @@ def sent_messages(
     )
 
 
-def link_monitor(profile: Profile = LINK_BASE) -> DriftMonitor:
+def link_monitor() -> DriftMonitor:
     config = job(
         LINKED.pipelines, LINKED.ranks, LINKED.micro_batches, membership={"drift": 0.15, "drift_iterations": N}
     )
-    return DriftMonitor(msgspec.structs.replace(config, prices=profile))
+    return DriftMonitor(msgspec.structs.replace(config, prices=LINK_BASE))
 
 
 def links_seen(monitor: DriftMonitor, planned: Profile = LINK_BASE) -> dict[str, Link] | None:

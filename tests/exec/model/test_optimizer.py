@@ -307,8 +307,8 @@ def addends(count: int = ADDENDS, size: int = 10_000) -> list[torch.Tensor]:
     return [torch.randn(size, generator=generator) * 10.0 ** -(place % 5) for place in range(count)]
 
 
-def total(kind: type[ExactSum] | type[FastSum], parts: list[torch.Tensor], exponent: int = 6) -> torch.Tensor:
-    accumulator = kind(FlatLayout([parts[0].shape]), ADDENDS, exponent, CPU)
+def total(kind: type[ExactSum] | type[FastSum], parts: list[torch.Tensor]) -> torch.Tensor:
+    accumulator = kind(FlatLayout([parts[0].shape]), ADDENDS, 6, CPU)
     for part in parts:
         accumulator.add(0, part)
     return accumulator.buffer

@@ -202,7 +202,7 @@ def test_new_communicators_do_not_take_streams_in_use() -> None:
     for _ in range(5):
         finish(cluster.train(3))
         middle = cluster.processes[Worker(0, 1)]
-        assert all(middle.streams.is_exclusive(id(each)) for each in middle.communicators.held())
+        assert all(middle.streams.is_exclusive(id(each)) for each in middle.communicators.held().values())
         cluster.leave()
         cluster.restart(Worker(0, 2))
     cluster.end()
@@ -215,7 +215,7 @@ def test_communicators_and_spares_are_as_many_as_allowed() -> None:
     for key in keys:
         communicators.add(key, key[1][0], None)
     communicators.retire([*keys[-3:], ("sum", ("0.0", "1.0"))])
-    assert communicators.held_among(keys) == keys[5:]
+    assert list(communicators.held()) == keys[5:]
     assert len(communicators.take_unfit()) == 5
 
 

@@ -174,7 +174,7 @@ def test_broken_link_is_blamed_on_its_pair_and_several_on_the_own_process(start:
     for process in processes.values():
         process.transport.begin(process.program, 0)
         process.transport.begin(process.program, 1)
-    for communicator in processes[MIDDLE].plugin.communicators.held():
+    for communicator in processes[MIDDLE].plugin.communicators.held().values():
         communicator.backend.break_link()
     with pytest.raises(Unreachable, match=r"communicators have failed: lane0\.\d>0\.\d") as blamed:
         poll(processes[FIRST])

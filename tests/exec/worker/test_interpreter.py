@@ -101,7 +101,7 @@ class Streamed(Device):
 
     def __init__(self) -> None:
         super().__init__(eager=True)
-        self.main, self.side = self.compute, self.stream("side")
+        self.main, self.side = self.compute, self.draw()
 
     @contextmanager
     def on_other_stream(self, tensors: object) -> Iterator[None]:
@@ -154,9 +154,9 @@ class Meeting:
         self.running -= 1
 
 
-def interpreted(stage: Any, device: Streamed, with_streams: bool, program: list[str] = PROGRAM) -> Interpreter:
+def interpreted(stage: Any, device: Streamed, with_streams: bool) -> Interpreter:
     """Run an iteration of a program of one stage on the device."""
-    instructions = [parse_instruction(text, one_pipeline=True) for text in program]
+    instructions = [parse_instruction(text, one_pipeline=True) for text in PROGRAM]
     stages = {0: cast(Stage, QueuedStage(stage, device))}
     interpreter = Interpreter(stages, 1, cast(Any, Nowhere()), lambda _: None, streams=device if with_streams else None)
     interpreter.begin(instructions, 0)

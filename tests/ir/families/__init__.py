@@ -2,8 +2,6 @@
 
 CHUNKS = {"interleaved": 2, "looped-bfs": 2, "zb-v": 2, "v-half": 2, "v-min": 2, "dualpipe-v": 2}
 """Families that take, or only take, more than one chunk."""
-ANY = {"interleaved", "looped-bfs"}
-"""Families that take any number of chunks."""
 
 
 def chunks_of(family: str) -> int:

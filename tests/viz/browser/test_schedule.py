@@ -186,4 +186,9 @@ def test_memory_is_told_under_the_pointer_and_re_routed_work_stands_out(page: Pa
     page.page.click("text=Only re-routed")
     page.page.wait_for_function(f"() => {VIEW}.flow?.length === 6")
     assert light(page.colour(0.12, 0.25)) > light(palette.FORWARD.fill) + 60
+    page.press("Escape")
+    for is_dark in (True, False):
+        page.page.click("[aria-label='Switch between light and dark']")
+        page.page.wait_for_function(f"() => !{VIEW}.asked")
+        assert (light(page.colour(4.5, 0.5)) < 80) == is_dark
     assert page.complaints == []

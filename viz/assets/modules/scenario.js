@@ -3,9 +3,10 @@
 import { dock } from "viz/dock.js";
 import { element, inSight, readAddress, setProps, viewInUse, views, whenChanged } from "viz/page.js";
 import { fetchTable } from "viz/table.js";
-const HEADERS = { "Content-Type": "application/json" }, STEPS = 40, WAIT = 120;
+const HEADERS = { "Content-Type": "application/json" }, STEPS = 40, WAIT = 250;
 const hasServer = () => document.getElementById("times") !== null;
 const texts = { times: readAddress().get("times") || "", workers: readAddress().get("fail") || "" };
+const sent = []; // times that Dash has yet to give back
 let question = 0, names = "", telling = null;
 
 const post = (body) => fetch("scenario", { method: "POST", headers: HEADERS, body: JSON.stringify(body) }).then((answer) => {
@@ -69,9 +70,10 @@ async function apply() {
 
 /* Called with the two texts: by Dash, and whenever one changes. */
 export function underScenario(_, times, workers) {
-  if (telling) return window.dash_clientside.no_update; // newer times are on their way
-  const isNew = (times || "") !== texts.times || (workers || "") !== texts.workers;
-  Object.assign(texts, { times: times || "", workers: workers || "" });
+  const at = sent.indexOf(times || ""), known = telling || at >= 0 ? texts.times : times || ""; // an echo, or newer times are on their way
+  sent.splice(0, at + 1);
+  const isNew = known !== texts.times || (workers || "") !== texts.workers;
+  Object.assign(texts, { times: known, workers: workers || "" });
   fill();
   if (isNew) apply().catch((error) => say(error.message)); else drawBanner("");
   return window.dash_clientside.no_update;
@@ -83,7 +85,7 @@ export function setTimes(value) {
   fill();
   apply().catch((error) => say(error.message));
   clearTimeout(telling);
-  telling = setTimeout(() => { telling = null; setProps("times", { value }); }, WAIT);
+  telling = setTimeout(() => { telling = null; sent.push(value); setProps("times", { value }); }, WAIT);
 }
 
 function drawBanner(problem) {

@@ -1,6 +1,6 @@
 /* Light or dark: the system's choice until a press on the button, then the reader's. Rules for dark pages are in media queries. */
 const KEY = "recycle-theme", QUERY = "(prefers-color-scheme: dark)", system = matchMedia(QUERY);
-const listeners = new Set();
+const listeners = new Set(), rules = [];
 let chosen = read();
 
 function read() {
@@ -16,10 +16,9 @@ export function onTheme(callback, signal) {
 }
 
 function apply() {
-  for (const { ownerNode, cssRules } of document.styleSheets) {
-    if (ownerNode?.href && !ownerNode.href.startsWith(location.origin)) continue;
-    for (const rule of cssRules) if (rule.isDarkRule ||= rule.media?.mediaText === QUERY) rule.media.mediaText = chosen ? (isDark() ? "all" : "not all") : QUERY;
-  }
+  const sheets = rules.length ? [] : [...document.styleSheets].filter(({ href }) => !href || href.startsWith(location.origin));
+  rules.push(...sheets.flatMap(({ cssRules }) => [...cssRules].filter((rule) => rule.media?.mediaText === QUERY)));
+  for (const { media } of rules) media.mediaText = chosen ? (isDark() ? "all" : "not all") : QUERY;
   for (const callback of listeners) callback();
 }
 

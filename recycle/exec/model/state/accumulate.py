@@ -25,9 +25,6 @@ from recycle.job.footprint import ON_CPU, ON_GPU
 ALIGNMENT = 64
 """Alignment in a flat tensor, in elements (256 bytes): kernels may give other bits for unaligned matrices."""
 
-FUSED = 1 << 30
-"""Elements that one launch adds to an exact sum on a GPU with Triton; offsets then fit into 32 bits."""
-
 
 class FlatLayout:
     """Positions of a list of tensors in one flat tensor of `size` elements, including alignment gaps."""
@@ -97,6 +94,8 @@ class Accumulator(ABC):
         self.layout, self.buffer = layout, buffer
         self.grain = (ON_CPU if buffer.is_cpu else ON_GPU).normed
         self._blocks = layout.blocks(self.grain)
+        self._views = layout.views(buffer)
+        self._targets = [_chunks(view.view(-1)) for view in self._views]
 
     @abstractmethod
     def add(self, position: int, addend: torch.Tensor) -> None:
@@ -155,8 +154,6 @@ class ExactSum(Accumulator):
         super().__init__(layout, torch.zeros(layout.size + ALIGNMENT, dtype=torch.float64, device=device))
         grid = grid_exponent(addends, exponent)
         self._scale, self._unit, self._bound = self._limits = 2.0**grid, 2.0**-grid, 2.0**exponent
-        self._flat = [view.view(-1) for view in layout.views(self.buffer)]
-        self._targets = [_chunks(view) for view in self._flat]
         self._violation = self.buffer[layout.size]
         self._fused = fused_add(device)
 
@@ -164,7 +161,7 @@ class ExactSum(Accumulator):
     def add(self, position: int, addend: torch.Tensor) -> None:
         addend = addend.reshape(-1)
         if self._fused is not None:
-            self._fused(self._flat[position], self._violation, addend, *self._limits)
+            self._fused(self._views[position].view(-1), self._violation, addend, *self._limits)
             return
         for target, part in zip(self._targets[position], _chunks(addend), strict=True):
             part = part.float()
@@ -196,8 +193,6 @@ class FastSum(Accumulator):
 
     def __init__(self, layout: FlatLayout, addends: int, exponent: int, device: torch.device) -> None:
         super().__init__(layout, torch.zeros(layout.size, dtype=torch.float32, device=device))
-        self._views = layout.views(self.buffer)
-        self._targets = [_chunks(view.view(-1)) for view in self._views]
 
     @torch.no_grad()
     def add(self, position: int, addend: torch.Tensor) -> None:

@@ -10,10 +10,11 @@ import torch
 import triton
 import triton.language as tl
 
-from recycle.exec.model.state.accumulate import FUSED
-
 BLOCK = 2048
 """Elements of a program of the kernel."""
+
+FUSED = 1 << 30
+"""Elements that one launch adds; offsets then fit into 32 bits."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
