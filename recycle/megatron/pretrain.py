@@ -286,7 +286,7 @@ class _Pretraining:
         return iterators
 
     def _samples_of(self, iterators: Any) -> Samples:
-        """The samples of an iterator; of a list of iterators, those of the first chunk with a dataset."""
+        """The samples of an iterator; of a list of iterators, the samples of the first chunk with a dataset."""
         kinds = [self._samples[id(each)] for each in (iterators if isinstance(iterators, list) else [iterators])]
         return next((samples for samples in kinds if samples.dataset is not None), kinds[0])
 

@@ -69,7 +69,7 @@ def survive(servers: dict[str, object], tmp_path_factory: pytest.TempPathFactory
                 str(script),
                 f"--chunks={described.shape.chunks}",
                 f"--pipeline={described.shape.ranks}",
-                f"--tensor={described.grid.tensor_parallel}",
+                *([f"--tensor={tensor}"] if (tensor := described.grid.tensor_parallel) > 1 else ()),
                 *options,
             ],
         )
