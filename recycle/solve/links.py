@@ -46,5 +46,5 @@ def hops_between(shape: Shape, dead: frozenset[Worker], profile: Profile) -> tup
     for sender, receiver, seconds in _transfers(shape, dead, profile):
         lanes = lanes_between(shape, sender, receiver)
         hops[lanes] = np.maximum(hops[lanes], seconds)
-        unlike = unlike or bool(np.ptp(seconds))
+        unlike = unlike or len(np.unique(seconds)) > 1
     return tuple(hops.tolist()) if unlike else ()

@@ -66,6 +66,14 @@ def test_plan_for_unlike_workers_and_links_is_valid(case, speed, latency, reduce
     require_valid(plan(priced, dead, steps=100), priced, dead)
 
 
+def test_worker_that_is_alone_at_the_turn_of_a_v_sends_nothing_there():
+    priced = job(1, 2, 2, chunks=2, placement="v")
+    priced = msgspec.structs.replace(priced, prices=replace(priced.prices, links={"0.0>0.1": Link(2.0)}))
+    planned = plan(priced, steps=10)
+    require_valid(planned, priced, [])
+    assert planned.certified_bound == planned.lower_bound <= planned.period
+
+
 @pytest.mark.search
 def test_plan_does_not_depend_on_the_number_of_processes():
     priced = job(3, 4, 6, 5, steps=5_000, seed=11)
