@@ -173,6 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pipeline", type=int, default=2, help="ranks of a pipeline")
     parser.add_argument("--chunks", type=int, default=1, choices=[1], help="model chunks of a rank")
+    parser.add_argument("--tensor", type=int, default=1, choices=[1], help="tensor ranks of a worker")
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--train-iters", type=int, default=10)
     parser.add_argument("--eval-interval", type=int, default=0, help="iterations between evaluations")
