@@ -1,7 +1,7 @@
 """Tests with every interpreter and version of megatron-core that is installed, and a table of the results.
 
     make matrix                                   # tests; exit status 1 if any fails
-    make matrix MATRIX_OPTIONS=--types            # only types: names and calls that a version lacks
+    make matrix MATRIX_OPTIONS=--types            # only types: names and calls that a megatron-core lacks
     make matrix-setup MATRIX_PYTHON=python3.13    # makes an environment of several gigabytes
     make matrix-setup MATRIX_PYTHON=python3.13 MATRIX_TORCH=2.15.0
 
@@ -134,6 +134,18 @@ def examine(environment: Environment, parts: Mapping[str, Sequence[str]], jobs: 
     return Row((python, torch, megatron), tuple(losses), cells, failed)
 
 
+def sources(folder: Path) -> list[Environment]:
+    """This interpreter with each megatron-core, to be read and not run; downloads what is missing."""
+    copies = {version: folder / "sources" / version for version in VERSIONS}
+    for version, copy in copies.items():
+        if not copy.is_dir():
+            python = ".".join(map(str, VERSIONS[version]))
+            options = ["--no-deps", "--only-binary=:all:", "--python-version", python, "--ignore-requires-python"]
+            install = [sys.executable, "-m", "pip", "install", "--quiet", *options, "--target", str(copy)]
+            subprocess.run([*install, f"megatron-core=={version}"], check=True)
+    return [Environment(version, Path(sys.executable), copy) for version, copy in copies.items()]
+
+
 def misfits(environment: Environment, logs: Path) -> set[str]:
     """Uses of names that the libraries of an environment lack, and calls that they do not take, by mypy."""
     log = logs / f"{environment.name}.types"
@@ -204,12 +216,24 @@ def main() -> int:
     if given.setup:
         make_environment(given.folder, given.torch)
         return 0
+    logs = given.folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    if given.types:
+        own = misfits(Environment("default", Path(sys.executable), None), logs)
+        read = [*sources(given.folder), *environments(given.folder, with_own=False)]
+        others = [
+            f"{each.name}: {text}"
+            for each in read
+            if given.only in each.name
+            for text in sorted(misfits(each, logs) - own)
+        ]
+        print("\n".join(others) or "every version has the names and takes the calls of the default one")
+        return bool(others)
     found = [each for each in environments(given.folder, with_own=not given.others) if given.only in each.name]
     if not found:
         print(f"{given.folder}: no environment to test; make matrix-setup MATRIX_PYTHON=python3.12 makes one")
         return 0
-    parts, logs, rows = ALL_PARTS if given.all else PARTS, given.folder / "logs", list[Row]()
-    logs.mkdir(parents=True, exist_ok=True)
+    parts, rows = ALL_PARTS if given.all else PARTS, list[Row]()
     if given.run is not None:
         failures = 0
         for environment in found:
@@ -217,11 +241,6 @@ def main() -> int:
             failures += not environment.run(shlex.split(given.run), log)
             print(f"{environment.name}: {given.run}\n{log.read_text()}", flush=True)
         return failures > 0
-    if given.types:
-        own = misfits(Environment("default", Path(sys.executable), None), logs)
-        others = [f"{each.name}: {text}" for each in found for text in sorted(misfits(each, logs) - own)]
-        print("\n".join(others) or "every version has the names and takes the calls of the default one")
-        return bool(others)
     for environment in found:
         print(f"{environment.name} …", file=sys.stderr, flush=True)
         rows.append(examine(environment, parts, given.jobs, logs))
