@@ -22,6 +22,8 @@ def _transfers(
         hosts, following = live[shape.rank_of(boundary)], live[shape.rank_of(boundary + 1)]
         near, far = (side.ravel() for side in np.meshgrid(hosts, following))
         near, far = near[near != far], far[near != far]
+        if not len(near):  # neighboring stages have one host in common and no other
+            continue
         for sender, receiver in ((near, far), (far, near)):
             yield sender, receiver, profile.transfer_seconds(shape, sender, receiver, boundary)
 

@@ -16,6 +16,7 @@ from recycle.job.profile import Link
 from recycle.job.shape import Worker
 from recycle.plans import Plan, likely_vectors
 from recycle.solve.planner import plan, plan_for_training
+from recycle.solve.problem import Problem
 from tests.solve.jobs import DEAD, job, small_jobs, worked_example
 
 
@@ -203,6 +204,15 @@ def test_placement_is_chosen_by_the_period():
     assert Plan.from_text(planned.text()).other_placement == other
     assert priced.settled().grid.placement == "v"
     assert plan(priced.settled(), steps=200).period == 48 < plan(job(3, 4, 8, **shape)).period
+
+
+def test_a_worker_that_hosts_neighboring_stages_of_the_v_transfers_nothing_between_them():
+    priced = job(1, 2, 3, 4, chunks=2, placement="v", steps=20)
+    prices = replace(priced.prices, links={"0.0>0.1": Link(2.0), "0.1>0.0": Link(1.0)})
+    priced = msgspec.structs.replace(priced, prices=prices)
+    planned = plan(priced)
+    require_valid(planned, priced, [])
+    assert Problem.from_job(priced).hop_after == [1, 0, 1, 0]
 
 
 def test_slow_worker_keeps_its_micro_batches_without_re_routing():
