@@ -10,14 +10,15 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from recycle.errors import RunError, VersionWarning
 
@@ -57,13 +58,8 @@ def installed() -> str:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    numbers = []
-    for part in text.split("+")[0].split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        numbers.append(int(digits))
-    return tuple(numbers)
+    found = re.match(r"\d+(\.\d+)*", text)
+    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 # Linear layers ------------------------------------------------------------------------------------------------------
@@ -115,42 +111,35 @@ def set_tensor_group(group: Any) -> None:
 
 
 @contextmanager
-def pipeline_group(change: Callable[[Any], Any]) -> Iterator[None]:
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def pipeline_group(change: Callable[[Any], Any]) -> AbstractContextManager[None]:
     """Replace the pipeline-parallel group by `change(group)` inside the block."""
     from megatron.core import parallel_state
 
-    group = parallel_state._PIPELINE_MODEL_PARALLEL_GROUP
-    parallel_state._PIPELINE_MODEL_PARALLEL_GROUP = change(group)
-    try:
-        yield
-    finally:
-        parallel_state._PIPELINE_MODEL_PARALLEL_GROUP = group
+    name = "_PIPELINE_MODEL_PARALLEL_GROUP"
+    return _replaced(parallel_state, name, change(getattr(parallel_state, name)))
 
 
-@contextmanager
-def pipeline_rank(rank: int) -> Iterator[None]:
+def pipeline_rank(rank: int) -> AbstractContextManager[None]:
     """Give this process another pipeline rank in `parallel_state` inside the block."""
     from megatron.core import parallel_state
 
-    before = parallel_state._MPU_PIPELINE_MODEL_PARALLEL_RANK
-    parallel_state.set_pipeline_model_parallel_rank(rank)
-    try:
-        yield
-    finally:
-        parallel_state.set_pipeline_model_parallel_rank(before)
+    return _replaced(parallel_state, "_MPU_PIPELINE_MODEL_PARALLEL_RANK", rank)
 
 
-@contextmanager
-def data_parallel_rank(rank: int) -> Iterator[None]:
+def data_parallel_rank(rank: int) -> AbstractContextManager[None]:
     """Give this process another data-parallel rank in `parallel_state` inside the block."""
     from megatron.core import parallel_state
 
-    before = parallel_state._MPU_DATA_PARALLEL_RANK
-    parallel_state._MPU_DATA_PARALLEL_RANK = rank
-    try:
-        yield
-    finally:
-        parallel_state._MPU_DATA_PARALLEL_RANK = before
+    return _replaced(parallel_state, "_MPU_DATA_PARALLEL_RANK", rank)
 
 
 def loop_groups() -> Any:
@@ -204,28 +193,25 @@ def gradient_buffers(model: Any) -> list[torch.Tensor]:
     return [buffer.grad_data for buffer in (*model.buffers, *model.expert_parallel_buffers)]
 
 
-@contextmanager
-def without_gradient_sums(models: Any) -> Iterator[None]:
+def without_gradient_sums(models: Any) -> AbstractContextManager[None]:
     """Inside the block megatron-core's DDP does not sum gradients over the data-parallel group."""
-    for model in models:
-        model.finish_grad_sync = lambda *arguments, **named: None  # hides the method
-    try:
-        yield
-    finally:
-        for model in models:
-            del model.finish_grad_sync
+    return _without_method(models, "finish_grad_sync")
+
+
+def without_parameter_gathers(models: Any) -> AbstractContextManager[None]:
+    """Inside the block megatron-core's distributed optimizer does not gather the parameters that it has stepped."""
+    return _without_method(models, "start_param_sync")
 
 
 @contextmanager
-def without_parameter_gathers(models: Any) -> Iterator[None]:
-    """Inside the block megatron-core's distributed optimizer does not gather the parameters that it has stepped."""
+def _without_method(models: Any, name: str) -> Iterator[None]:
     for model in models:
-        model.start_param_sync = lambda *arguments, **named: None  # hides the method
+        setattr(model, name, lambda *arguments, **named: None)  # hides the method
     try:
         yield
     finally:
         for model in models:
-            del model.start_param_sync
+            delattr(model, name)
 
 
 def loss_scalers(optimizer: Any) -> list[Any]:
@@ -365,15 +351,11 @@ def layers_numbered_from(first: int) -> Iterator[None]:
     from megatron.core.transformer import multi_token_prediction, transformer_block, transformer_layer
 
     name = "get_transformer_layer_offset"
-    modules = (multi_token_prediction, transformer_block, transformer_layer)
-    before = {module: getattr(module, name) for module in modules if hasattr(module, name)}
-    for module in before:
-        setattr(module, name, lambda *_, **__: first)
-    try:
+    with ExitStack() as replaced:
+        for module in (multi_token_prediction, transformer_block, transformer_layer):
+            if hasattr(module, name):
+                replaced.enter_context(_replaced(module, name, lambda *_, **__: first))
         yield
-    finally:
-        for module, function in before.items():
-            setattr(module, name, function)
 
 
 def complete_local_layers() -> None:
@@ -406,19 +388,6 @@ def complete_local_layers() -> None:
     fused_softmax.get_default_causal_mask = lambda length: mask(length, length, (length, 0))
 
 
-class StoredObject(NamedTuple):
-    """Location of an object in a file of a `torch_dist` checkpoint."""
-
-    path: Path
-    offset: int
-    length: int
-
-    def read(self) -> bytes:
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            return file.read(self.length)
-
-
 def common_state_path(folder: Path) -> Path:
     """File with the common state (all but tensors) of a `torch_dist` checkpoint; versions after 0.18 only read it."""
     from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
@@ -426,19 +395,21 @@ def common_state_path(folder: Path) -> Path:
     return folder / str(COMMON_STATE_FNAME)
 
 
-def stored_common_state(folder: Path) -> StoredObject | None:
-    """Location of the common state, which versions after 0.18 store as an object in a list of one; None without one."""
+def stored_common_state(folder: Path) -> bytes | None:
+    """The pickle of the common state, which versions after 0.18 store as one object of a list; None without one."""
     from megatron.core.dist_checkpointing.mapping import ShardedObject
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     path = common_state_path(folder)
     if path.is_file():
-        return StoredObject(path, 0, path.stat().st_size)
+        return path.read_bytes()
     name = ShardedObject("common_state", None, (1,), (0,)).unique_key
     places: Any = FileSystemReader(folder).read_metadata().storage_data
     for index, place in places.items():
         if index.fqn == name:
-            return StoredObject(folder / place.relative_path, place.offset, place.length)
+            with (folder / place.relative_path).open("rb") as file:
+                file.seek(place.offset)
+                return file.read(int(place.length))
     return None
 
 
@@ -461,23 +432,14 @@ def content_version(tensor: torch.Tensor) -> int:
     return int(tensor._version)
 
 
-class SavedProduct(NamedTuple):
-    """The saved inputs of a node `AddmmBackward0` or `MmBackward0` of the autograd graph.
+def saved_product(node: Any, *, has_addend: bool) -> tuple[torch.Tensor, bool]:
+    """The left factor of a node `AddmmBackward0` or `MmBackward0`, and whether it scales the product or the addend.
 
-    Attributes:
-        inputs: the left factor.
-        is_scaled: whether the product or the addend has a factor.
+    Raises RuntimeError if the graph was freed.
     """
-
-    inputs: torch.Tensor
-    is_scaled: bool
-
-
-def saved_product(node: Any, *, has_addend: bool) -> SavedProduct:
-    """Read the node of a matrix product. Raises RuntimeError if the graph was freed."""
     if not has_addend:
-        return SavedProduct(node._saved_self, False)
-    return SavedProduct(node._saved_mat1, not node._saved_alpha == node._saved_beta == 1)
+        return node._saved_self, False
+    return node._saved_mat1, not node._saved_alpha == node._saved_beta == 1
 
 
 def gloo_device(address: str) -> Any:
@@ -519,11 +481,10 @@ def nccl_group(store: Any, rank: int, size: int, timeout: float, device: Any, ct
 
 
 def nccl_has_failed(group: Any) -> bool:
-    """Whether torch has seen an asynchronous error of the group; False where torch (before 2.7) does not tell."""
+    """Whether torch has seen an asynchronous error of the group."""
     from torch._C import _distributed_c10d
 
-    get_error = getattr(group, "get_error", None)
-    return get_error is not None and get_error() != _distributed_c10d.ErrorType.SUCCESS
+    return bool(group.get_error() != _distributed_c10d.ErrorType.SUCCESS)
 
 
 def set_timeout(group: Any, seconds: float) -> None:

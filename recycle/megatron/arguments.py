@@ -78,10 +78,9 @@ class _InertObject:
 def common_state(folder: Path) -> dict[str, Any]:
     """Return an iteration's non-tensor state; empty if it cannot be read without running code."""
     try:
-        stored = stored_common_state(folder)
-        if stored is None:
+        content = stored_common_state(folder)
+        if content is None:
             return {}
-        content = stored.read()
         named = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content))
         stand_ins: list[Any] = [(type("Inert", (_InertObject,), {}), name) for name in named]
         with torch.serialization.safe_globals(stand_ins):
