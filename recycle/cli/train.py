@@ -150,6 +150,13 @@ def train(
     train_here(described, job, own, steps, faults, run, resume=resume)
 
 
+def unused_directory(runs: Path, name: str) -> Path:
+    """Return the directory of a run that starts now; waits if another one started in the same second."""
+    while (directory := runs / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}").exists():
+        time.sleep(0.1)
+    return directory
+
+
 def train_here(
     described: Job,
     job: Path,
@@ -166,8 +173,7 @@ def train_here(
     from recycle.exec.launch import launcher
 
     runs, name = Path("runs"), job.resolve().parent.name
-    fresh = runs / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    directory = run or (newest_run(runs, name) if resume else fresh)
+    directory = run or (newest_run(runs, name) if resume else unused_directory(runs, name))
     lines = ProgressLines(described.train.steps if steps is None else steps, described.shape)
     with end_at_termination(described.membership.grace) as stop:
         try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from recycle.cli.train import end_at_termination, print_line
+from recycle.cli.train import end_at_termination, print_line, unused_directory
 from recycle.job.manifest import manifest_content, manifest_text
 from recycle.runs.logs import read_lines
 from tests.cli.command import Command, Outcome
@@ -156,6 +156,13 @@ def test_sigterm_after_a_resume_keeps_the_checkpoint(command: Command, job: Path
 
 
 @pytest.mark.process
+def test_runs_of_one_second_get_two_directories(tmp_path: Path) -> None:
+    directories = [unused_directory(tmp_path, "tiny")]
+    directories[0].mkdir()
+    directories.append(unused_directory(tmp_path, "tiny"))
+    assert sorted(set(directories)) == directories
+
+
 def test_a_drain_of_a_run_that_has_ended_is_one_line(command: Command) -> None:
     assert command("train job.toml --run run").status == 0
     assert command("drain run 1.1").refused("run: this run has ended")
