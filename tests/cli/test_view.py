@@ -126,7 +126,7 @@ def layouts(command: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
 def test_examples_are_shown_without_a_file(layouts: Callable[[str], tuple[list[str], str]]) -> None:
     tabs, layout = layouts("view")
     assert tabs == ["Start", "Schedules", "Compare", "Plans and what-if", "Validate"]
-    assert "recycle view runs/latest" in layout
+    assert "recycle view FILE" in layout
 
 
 def test_a_job_and_its_library_open_the_plan_browser(layouts: Callable[[str], tuple[list[str], str]]) -> None:

@@ -26,6 +26,7 @@ from recycle.ir.schedule import Schedule
 from recycle.solve.assignment import Assignment, assign_by_slots, possible_assignments
 from recycle.solve.bounds import closed_form
 from recycle.solve.constants import (
+    FEW_SHARE,
     INSERTION_UP_TO,
     MOST_LEFT_OUT,
     MOST_TEMPLATES,
@@ -79,13 +80,16 @@ def find_starts(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> l
     """Return starts without the slow workers, without each of them and with all, of `most` policies each; best first.
 
     Problems whose bound is above the best period are left out. If slow workers hardly lower the bound, a problem
-    without them takes most of the time.
+    without them takes most of the time. A few policies with all workers come first: of equal plans the one with more
+    workers is better, because only the times of a worker that works show that it is no longer slow.
     """
     smaller = sorted(_without_slow(problem), key=closed_form)
     is_timed = effort.deadline.seconds_left < inf
     is_gain_small = is_timed and bool(smaller) and closed_form(smaller[0]) <= NO_GAIN * closed_form(problem)
     problems, share = ([smaller[0], problem], NO_GAIN_SHARE) if is_gain_small else ([*smaller, problem], START_SHARE)
     starts: list[SearchStart] = []
+    if smaller:
+        starts.append(find_initial_order(problem, effort.part(FEW_SHARE), min(most, POLICIES_PER_ASSIGNMENT)))
     pace = Pace(effort.deadline)
     for each in problems:
         best = min((start.best.period for start in starts), default=inf)
@@ -93,7 +97,11 @@ def find_starts(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> l
             break
         if len(problems) == 1 or closed_form(each) < best - TOLERANCE:
             starts.append(find_initial_order(each, effort.part(share if smaller else 1.0), most))
-    return sorted(starts, key=lambda start: start.best.period)
+    starts.sort(key=lambda start: (round(start.best.period / TOLERANCE), len(start.problem.dead)))
+    best_of: dict[int, SearchStart] = {}
+    for start in starts:
+        best_of.setdefault(id(start.problem), start)
+    return list(best_of.values())
 
 
 def _without_slow(problem: Problem) -> list[Problem]:
