@@ -233,7 +233,7 @@ def test_lane_with_a_waiting_receive_forms_again(cluster: Cluster) -> None:
 
 
 def test_process_with_a_broken_transport_reuses_nothing() -> None:
-    cluster, worker = Cluster(transport_timeout=0.2), Worker(0, 0)
+    cluster, worker = Cluster(transport_timeout=1.0), Worker(0, 0)
     transport = cluster.form()[worker]
     cluster.formed()
     with pytest.raises(TransportError, match="no answer within the deadline"):
