@@ -407,7 +407,7 @@ def stored_common_state(folder: Path) -> bytes | None:
     places: Any = FileSystemReader(folder).read_metadata().storage_data
     for index, place in places.items():
         if index.fqn == name:
-            with (folder / place.relative_path).open("rb") as file:
+            with (folder / str(place.relative_path)).open("rb") as file:
                 file.seek(place.offset)
                 return file.read(int(place.length))
     return None
