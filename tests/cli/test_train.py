@@ -155,7 +155,6 @@ def test_sigterm_after_a_resume_keeps_the_checkpoint(command: Command, job: Path
     assert lines_of("events")[-1]["checkpoint"] == "step-00000001"
 
 
-@pytest.mark.process
 def test_runs_of_one_second_get_two_directories(tmp_path: Path) -> None:
     directories = [unused_directory(tmp_path, "tiny")]
     directories[0].mkdir()
@@ -163,6 +162,7 @@ def test_runs_of_one_second_get_two_directories(tmp_path: Path) -> None:
     assert sorted(set(directories)) == directories
 
 
+@pytest.mark.process
 def test_a_drain_of_a_run_that_has_ended_is_one_line(command: Command) -> None:
     assert command("train job.toml --run run").status == 0
     assert command("drain run 1.1").refused("run: this run has ended")
