@@ -1,7 +1,7 @@
 """The `recycle` command: parses arguments, calls the library and prints. `app` maps commands to files.
 
-Exit codes: 0 done; 1 errors found by `check`, or a run that could not continue; 2 bad input; 75 a stage of your own
-script is lost; 130 Ctrl-C; 143 SIGTERM or SIGHUP.
+Exit codes: 0 done; 1 errors found by `check`, or a run that could not continue; 2 bad input; 75 a
+user's script has lost a stage; 130 Ctrl-C; 143 SIGTERM or SIGHUP.
 Errors are one line on standard error, without a traceback. Characters missing in the terminal's encoding are escaped.
 """
 

@@ -268,7 +268,7 @@ def agent(
         train_here(described, job, own, count, faults, run, command, restarts)
         return
     if restarts and not command:
-        raise JobError("--restarts: is for your own script after --; [cluster] restarts counts those of a worker")
+        raise JobError("--restarts: is for your own script after --; for workers set [cluster] restarts")
     if store is not None:
         membership = msgspec.structs.replace(described.membership, store=store)
         described = msgspec.structs.replace(described, membership=membership)

@@ -41,7 +41,7 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
     Attributes:
         planned_by: `module:function` that makes plans for runs without a plan library. The public API sets it, because
             this package must not import the planner.
-        placed_by: `module:function` that chooses the placement of a job that leaves it open; likewise.
+        placed_by: `module:function` that chooses the placement for `[shape] placement = "auto"`; set in the same way.
     """
 
     planned_by: ClassVar[str]

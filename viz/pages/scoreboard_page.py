@@ -114,7 +114,7 @@ def _picture(file: ScheduleFile, entry: CachedLanes, model: PageModel) -> html.D
 
 
 def times_text(files: Sequence[ScheduleFile]) -> str:
-    """Describe the times of files without stated times, and those of executed files."""
+    """Describe which times apply to files without stated times and to executed files."""
     names_of_time: dict[float, list[str]] = {}
     for file in files:
         if file.chunk_time is not None:

@@ -101,7 +101,7 @@ class LatestCopies:
 
 
 class EarliestCopies(LatestCopies):
-    """A stream whose copies read what was there at the last `follow`."""
+    """A stream whose copies read their source as it was at the last `follow`."""
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         self._stages = stages
