@@ -39,7 +39,7 @@ COMMANDS = {
     },
     **{"train": "train", "agent": "train", "drain": "runs", "report": "runs", "tokenize": "conversion"},
     **dict.fromkeys(("import-hf", "export-hf", "import-megatron", "export-megatron"), "conversion"),
-    **{"profile": "profile", "compare": "compare", "view": "view"},
+    **{"profile": "profile", "compare": "compare", "advise": "advise", "view": "view"},
 }
 """Command -> its file, in the order of `recycle --help`."""
 ImportOption = Annotated[

@@ -72,7 +72,7 @@ def compare(
     with _bar(len(names) * len(traces)) as report:
         results = comparison.compare(scenario, traces, names, seed, report)
     dead = comparison.at_dead_shares(scenario, names, seed=seed)
-    figures = _comparison_as_json(loaded, results, dead)
+    figures = comparison_as_json(loaded, results, dead)
     if save is not None:
         _save(save, results[0], after)
         write_whole(save / "comparison.json", json.dumps(figures) + "\n")
@@ -100,7 +100,7 @@ def _save(folder: Path, compared: Comparison, failures: int) -> None:
             profile.save(folder / f"{stem}.profile.json")
 
 
-def _comparison_as_json(job: Job, results: list[Comparison], dead: list[DeadShare]) -> dict[str, Any]:
+def comparison_as_json(job: Job, results: list[Comparison], dead: list[DeadShare]) -> dict[str, Any]:
     return {
         "format": "recycle-comparison",
         "shape": str(job.shape),

@@ -101,28 +101,29 @@ def layers(job: Sections, pieces: Pieces = ON_GPU) -> tuple[Layer, ...]:
     body, embedding = (built.layer + (alone - 1) * every) / ways, (v + built.positions) * h / ways
     how_summed = job.train.precision, job.train.accumulation
     more_moved = moved_bytes(*how_summed) - moved_bytes(how_summed[0], "fast")
-    result = []
-    for number in range(model.layers):
-        first, last = number == 0, number == model.layers - 1
+
+    def layer(first: bool, last: bool) -> Layer:
         parameters = body + (embedding if first else 0) + ((v * h + built.final) / ways if last else 0)
         products = linear + (head if last else 0)
         logits = b * s * v / ways if last else 0
-        result.append(
-            Layer(
-                forward=(products + attention) / rate + group,
-                backward_input=(products + 2 * attention + again) / rate + group * (2 if full else 1),
-                backward_weight=products / rate + parameters * more_moved / gpu.memory_bandwidth,
-                step=parameters * TRAFFIC * shards_held(job) / gpu.memory_bandwidth,
-                static=parameters * (weigh.state + weigh.gradient),
-                undo=parameters * weigh.undo,
-                state=parameters * weigh.state,
-                gradients=parameters * weigh.gradient,
-                activation=kept + (2 * message + _LOGITS * logits if last else 0),
-                workspace=_workspace(job, pieces, first, last),
-                message=message,
-            )
+        return Layer(
+            forward=(products + attention) / rate + group,
+            backward_input=(products + 2 * attention + again) / rate + group * (2 if full else 1),
+            backward_weight=products / rate + parameters * more_moved / gpu.memory_bandwidth,
+            step=parameters * TRAFFIC * shards_held(job) / gpu.memory_bandwidth,
+            static=parameters * (weigh.state + weigh.gradient),
+            undo=parameters * weigh.undo,
+            state=parameters * weigh.state,
+            gradients=parameters * weigh.gradient,
+            activation=kept + (2 * message + _LOGITS * logits if last else 0),
+            workspace=_workspace(job, pieces, first, last),
+            message=message,
         )
-    return tuple(result)
+
+    if model.layers == 1:
+        return (layer(first=True, last=True),)
+    inner = layer(first=False, last=False)
+    return layer(first=True, last=False), *[inner] * (model.layers - 2), layer(first=False, last=True)
 
 
 def model_flops(job: Sections, iteration: int) -> float:

@@ -136,7 +136,7 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
             for job in (self._with_mode(shaped, mode) for mode in modes):
                 if load >= least or _misfit(shaped, job) is not None:
                     continue
-                if (period := _period(Problem.from_job(job))) < least:
+                if (period := first_period(Problem.from_job(job))) < least:
                     best, least = (shaped, job), period
         return best
 
@@ -198,7 +198,7 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
         """Return the period of a vector's plan, in the job's unit of time, after a search if planned ahead."""
         if vector not in self._periods:
             problem = Problem.from_job(self.job, dead_roles(self.job.shape, vector), self.profile)
-            self._periods[vector] = _period(problem)
+            self._periods[vector] = first_period(problem)
         return self._periods[vector]
 
     def serving_vector(self, vector: Vector) -> Vector | None:
@@ -340,7 +340,7 @@ class ReCycle(CheckpointedSystem[PlanConfiguration]):
         return StageBounds(self.job, self.job.shape.pipelines - 1)
 
 
-def _period(problem: Problem) -> float:
+def first_period(problem: Problem) -> float:
     if not problem.dead and problem.peers_are_alike:
         problem = template_problem(problem, problem.shape.micro_batches)
     policies = max(1, min(POLICIES, OPERATIONS // problem.size))

@@ -1,0 +1,295 @@
+"""Advice: rank candidates, let the planner price the best, and simulate them over failures."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from recycle.advice.candidates import Candidate, candidates, job_of, least_period, sequences
+from recycle.advice.expectation import DeadNodes, Expectation, FailureModel, expect
+from recycle.errors import JobError
+from recycle.job import Job, PricedJob
+from recycle.job.analytic import GPUS
+from recycle.solve.problem import Problem
+from recycle.systems.cluster import Outcome, run
+from recycle.systems.comparison import Comparison, make_system, references
+from recycle.systems.failures import FailureTrace, NodeChange
+from recycle.systems.recycle import ReCycle, first_period
+from recycle.systems.scenario import Scenario
+
+MOST_PLANNED = 40
+"""Candidates that the planner prices at most."""
+Progress = Callable[[str, int, int], None]
+"""Called with the phase, what is done, and the total."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A configuration and what it delivers; `job` is ready to be written.
+
+    Attributes:
+        period: of the planner's first plan, in seconds.
+        spares: nodes that the configuration leaves free.
+        simulated: outcomes of the simulation, one per seed.
+    """
+
+    candidate: Candidate
+    job: PricedJob
+    period: float
+    spares: int
+    expected: Expectation
+    simulated: tuple[Outcome, ...] = ()
+
+    @property
+    def scenario(self) -> Scenario:
+        return Scenario.of(self.job)
+
+    @property
+    def memory(self) -> float:
+        """Bytes of the fullest worker: what every schedule needs, and as many micro-batches as may be under way."""
+        shape, prices, limits = self.job.shape, self.job.prices, self.job.limits
+        activation = prices.per_stage("activation", shape.stages)
+        held = []
+        for rank in range(shape.ranks):
+            own = shape.stages_of_rank(rank)
+            most = shape.chunks * min(shape.micro_batches, shape.ranks) if limits is None else limits[rank]
+            under_way = min(
+                most, shape.chunks * min(shape.micro_batches, shape.ranks - rank + (shape.chunks - 1) * shape.ranks)
+            )
+            held.append(prices.fixed_bytes(own, shape.stages) + under_way * max(activation[s] for s in own))
+        return max(held)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Input of the advice.
+
+    Attributes:
+        gpus, per_node: GPUs, and GPUs of a node.
+        days: length of the run.
+        failures: their rates; `trace` replaces them.
+    """
+
+    job: Job
+    gpus: int
+    per_node: int
+    days: float
+    failures: FailureModel
+    trace: FailureTrace | None = None
+
+    @property
+    def nodes(self) -> int:
+        return self.gpus // self.per_node
+
+    def dead(self) -> DeadNodes:
+        return (
+            DeadNodes.of_trace(self.trace) if self.trace else DeadNodes.of_model(self.failures, self.nodes, self.days)
+        )
+
+    def traces(self, seeds: Iterable[int]) -> list[FailureTrace]:
+        if self.trace:
+            return [self.trace.fitted(self.nodes)]
+        return [self.failures.generator(self.days, seed).trace(self.nodes) for seed in seeds]
+
+
+class _Bound(NamedTuple):
+    """A candidate in the queue: first by its upper bound of samples per second, negated."""
+
+    rate: float
+    micro_batch: int
+    number: int
+    candidate: Candidate
+    job: PricedJob
+    period: float
+    advice: Advice | None = None
+    is_planned: bool = False
+
+
+class _Fixed(ReCycle):
+    """ReCycle in the shape and the optimizer's mode of its scenario."""
+
+    def _choose_grid(self, scenario: Scenario, staggered: bool) -> tuple[Scenario, PricedJob]:
+        planner = replace(scenario.job.planner, **self.techniques)
+        return scenario, scenario.job.with_sections(planner=planner)
+
+
+def advise(
+    setting: Setting, count: int = 5, seeds: Sequence[int] = (0, 1, 2), progress: Progress | None = None
+) -> list[Advice]:
+    """Return the best configurations, by expected samples per second, with their simulations.
+
+    A candidate's period is bounded at first, then taken from the planner's first plan, for as many as can be among the
+    first `count`, at most `MOST_PLANNED`; after that a bound counts as the period. Of candidates that differ only in the
+    size of a micro-batch, the best one is returned.
+
+    Raises:
+        JobError: no candidate fits into memory.
+    """
+    report = progress or (lambda phase, done, total: None)
+    every = list(candidates(setting.job, setting.gpus, setting.per_node))
+    # Refine the candidate with the largest upper bound of samples per second, until the first ones are exact.
+    bounds, dead, planned, best = list[_Bound](), setting.dead(), 0, dict[Candidate, Advice]()
+    for number, candidate in enumerate(every, 1):
+        job = job_of(setting.job, candidate, setting.per_node)
+        if job is not None and (period := least_period(job)[0]) < inf:
+            bounds.append(_Bound(-sequences(job) / period, -candidate.micro_batch, number, candidate, job, period))
+        if not number % 50 or number == len(every):
+            report("candidates", number, len(every))
+    if not bounds:
+        raise JobError(
+            f"the model fits on no configuration of {setting.gpus} GPUs ({len(every)} tried); give more GPUs, or GPUs with"
+            " more memory"
+        )
+    heapify(bounds)
+    while bounds and len(best) < count:
+        bound = heappop(bounds)
+        alike = bound.candidate._replace(micro_batch=0)
+        if alike in best:
+            continue
+        if bound.advice is not None and bound.is_planned:
+            best[alike] = bound.advice
+            continue
+        if bound.advice is not None and planned < MOST_PLANNED:
+            planned += 1
+            period = first_period(Problem.from_job(bound.job))
+            report("plans", planned, MOST_PLANNED)
+            bound = bound._replace(period=period, is_planned=True)
+        elif bound.advice is not None:
+            bound = bound._replace(is_planned=True)
+        advice = _advice(setting, bound.candidate, bound.job, bound.period, dead)
+        heappush(bounds, bound._replace(rate=-advice.expected.samples_per_second, advice=advice))
+    advised, traces = list(best.values()), setting.traces(seeds)
+    for number, advice in enumerate(advised):
+        advised[number] = dataclasses.replace(
+            advice, simulated=tuple(simulate(setting, advice, trace) for trace in traces)
+        )
+        report("simulations", number + 1, len(advised))
+    return advised
+
+
+def _advice(setting: Setting, candidate: Candidate, job: PricedJob, period: float, dead: DeadNodes) -> Advice:
+    scenario = dataclasses.replace(Scenario.of(job), failure_rate=dead.failed / setting.nodes)
+    spares = setting.nodes - scenario.nodes
+    return Advice(candidate, job, period, spares, expect(scenario, period, dead, setting.failures, spares))
+
+
+def simulate(setting: Setting, advice: Advice, trace: FailureTrace) -> Outcome:
+    """Run an advised configuration over a trace of all nodes, with its spares."""
+    scenario = dataclasses.replace(advice.scenario, failure_rate=trace.rate)
+    return run(_Fixed(scenario), scenario, with_spares(trace, scenario.nodes))
+
+
+def with_spares(trace: FailureTrace, used: int) -> FailureTrace:
+    """Return the trace of the first `used` places of a cluster, whose other nodes replace dead ones as long as they last.
+
+    A replaced place fails and joins at once; a node that returns is a spare if no place is empty.
+    """
+    place_of = {node: node for node in trace.up if node < used}
+    spare, empty = sorted(trace.up - place_of.keys()), sorted(set(range(used)) - place_of.keys())
+    changes = []
+    for change in trace.changes:
+        failed, joined, causes = set[int](), set[int](), dict[int, str]()
+        for node in sorted(change.failed):
+            if node in place_of:
+                place = place_of.pop(node)
+                failed.add(place)
+                causes[place] = change.causes.get(node, "")
+                empty.append(place)
+            else:
+                spare.remove(node)
+        spare += sorted(change.joined)
+        while empty and spare:
+            place = empty.pop(0)
+            place_of[spare.pop(0)] = place
+            joined.add(place)
+        if failed or joined:
+            changes.append(NodeChange(change.time, frozenset(failed), frozenset(joined), causes))
+    up = frozenset(node for node in trace.up if node < used)
+    return FailureTrace(trace.name, used, up, tuple(changes), trace.end, trace.notes)
+
+
+CHANGES: dict[str, tuple[str, float]] = {
+    "the failure rate doubles": ("failures.rate", 2.0),
+    "repairs take twice as long": ("failures.repair_median", 2.0),
+    "four times as many failures take several nodes": ("failures.burst", 4.0),
+    "detection takes six times as long": ("pauses.detect", 6.0),
+    "kernels reach 0.8 of the assumed speed": ("analytic.achieved", 0.8),
+    "links between nodes have half the bandwidth": ("analytic.link_bandwidth", 0.5),
+}
+"""Changes of the input for the sensitivity: text -> (key, factor)."""
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Samples per second of the first advice after a change of the input, and which of the advised is the best then."""
+
+    change: str
+    samples_per_second: float
+    best: Candidate
+
+
+def sensitivity(setting: Setting, advised: Sequence[Advice]) -> list[Sensitivity]:
+    """Return the effects of `CHANGES` on the advised configurations, in closed form; the strongest first."""
+    result = []
+    for text, (key, factor) in CHANGES.items():
+        changed = with_value(setting, key, value_of(setting, key) * factor)
+        dead, rates = changed.dead(), dict[Candidate, float]()
+        for advice in advised:
+            job = job_of(changed.job, advice.candidate, setting.per_node)
+            if job is not None:
+                scaled = advice.period * least_period(job)[0] / least_period(advice.job)[0]
+                rates[advice.candidate] = _advice(
+                    changed, advice.candidate, job, scaled, dead
+                ).expected.samples_per_second
+        if rates:
+            result.append(Sensitivity(text, rates.get(advised[0].candidate, 0.0), max(rates, key=lambda c: rates[c])))
+    return sorted(result, key=lambda each: each.samples_per_second)
+
+
+def value_of(setting: Setting, key: str) -> float:
+    section, _, name = key.partition(".")
+    if key == "analytic.link_bandwidth" and setting.job.analytic.link_bandwidth is None:
+        return GPUS[setting.job.analytic.gpu].link
+    return float(getattr(setting.failures if section == "failures" else getattr(setting.job, section), name))
+
+
+def with_value(setting: Setting, key: str, value: object) -> Setting:
+    """Return the setting with a key of the job file, or of `failures`, set to a value, of its type or as text.
+
+    Raises:
+        JobError: the key does not exist, or the value does not fit.
+    """
+    section, _, name = key.partition(".")
+    source = setting.failures if section == "failures" else getattr(setting.job, section, None)
+    if not isinstance(source, msgspec.Struct) or name not in source.__struct_fields__:
+        known = ", ".join(f"failures.{field}" for field in FailureModel.__struct_fields__)
+        raise JobError(f"--set {key}: no such key: write SECTION.KEY of the job file, or one of {known}")
+    try:
+        changed = msgspec.convert({**msgspec.to_builtins(source), name: value}, type(source), strict=False)
+    except msgspec.ValidationError as error:
+        raise JobError(f"--set {key}={value}: {error}") from None
+    if section == "failures":
+        assert isinstance(changed, FailureModel)
+        return dataclasses.replace(setting, failures=changed)
+    return dataclasses.replace(setting, job=replace(setting.job, **{section: changed}))
+
+
+def compare_with(setting: Setting, advice: Advice, systems: Sequence[str], seed: int = 0) -> Comparison:
+    """Run other systems beside an advised configuration, over the same workers, spares and failures.
+
+    The systems choose grids of their own on these workers. The first outcome is the advised configuration's.
+    """
+    (trace,) = setting.traces([seed])
+    scenario = dataclasses.replace(advice.scenario, failure_rate=trace.rate)
+    used = with_spares(trace, scenario.nodes)
+    outcomes = [simulate(setting, advice, trace)]
+    outcomes += [dataclasses.replace(run(make_system(name, scenario), scenario, used), system=name) for name in systems]
+    live = used.node_seconds() / (used.nodes * used.end)
+    return Comparison(used, references(scenario), live, tuple(outcomes))

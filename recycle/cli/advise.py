@@ -1,0 +1,204 @@
+"""`recycle advise`: which configuration to run on a number of GPUs, and what it will deliver."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from msgspec import to_builtins
+
+from recycle.advice import advise as advice
+from recycle.advice.advise import Advice, Setting
+from recycle.advice.expectation import FailureModel
+from recycle.cli.compare import comparison_as_json
+from recycle.cli.terminal import Result, print_table, progress_bars
+from recycle.errors import JobError, errors_as
+from recycle.files import write_whole, writing
+from recycle.job import Job, analytic
+from recycle.systems.cluster import CAUSES
+from recycle.systems.comparison import system_names
+from recycle.systems.failure_files import read_trace
+
+RIVALS = "checkpoint_restart,hot_spare,sample_dropping"
+
+
+def advise(
+    job: Path,
+    gpus: Annotated[int, typer.Option(min=1, max=2**20)],
+    gpus_per_node: Annotated[int, typer.Option(min=1, max=64)] = 8,
+    failures: str | None = None,
+    days: Annotated[float, typer.Option(min=0.01, max=3650)] = 60.0,
+    count: Annotated[int, typer.Option(min=1, max=50)] = 5,
+    seeds: Annotated[int, typer.Option(min=1, max=100)] = 3,
+    systems: str = RIVALS,
+    changes: list[str] | None = None,
+    output: Path | None = None,
+    save: Path | None = None,
+) -> Result:
+    """Choose the configuration of a job for a number of GPUs, and compute what it delivers through failures.
+
+    Data, pipeline and tensor parallelism, chunks, micro-batches, recomputation, a sharded optimizer and spare nodes are
+    chosen by samples per second over the whole run. The global batch and the model stay. No GPU is needed.
+
+    Example: **recycle advise benchmarks/paper/gpt3_6_7b.toml --gpus 256 --failures 4.2 -o chosen.toml**
+
+    Args:
+        job: job file; its [model], [data], [analytic] and [pauses] count, and its global batch.
+        gpus: GPUs, spares included.
+        gpus_per_node: GPUs that fail together.
+        failures (FILE|RATE): failure trace, or failures per 1,000 node-days; 4.2 if left out.
+        days: length of the run.
+        count: configurations to print.
+        seeds: simulations of each configuration, over other failures of the same rates.
+        systems (A,B): systems to simulate beside the first configuration, as in recycle compare.
+        changes (--set KEY=VALUE): change an assumption: a key of the job file such as pauses.detect, or failures.rate,
+            failures.repair_median and others; repeat for more.
+        output (-o FILE): write the job file of the first configuration.
+        save (DIR): write the comparison with other systems, for recycle view.
+    """
+    if gpus % gpus_per_node:
+        raise JobError(f"--gpus {gpus}: is not a multiple of --gpus-per-node {gpus_per_node}")
+    setting = Setting(Job.load(job).settled(), gpus, gpus_per_node, days, FailureModel())
+    setting = _with_failures(setting, failures)
+    for change in changes or []:
+        key, equals, value = change.partition("=")
+        if not equals:
+            raise JobError(f"--set {change}: write KEY=VALUE, for example pauses.detect=30")
+        setting = advice.with_value(setting, key.strip(), value.strip())
+    names = system_names(systems)
+    with progress_bars(transient=True) as show, errors_as(JobError, str(job)):
+        advised = advice.advise(
+            setting, count, range(seeds), lambda phase, done, total: show(phase, done, total, phase)
+        )
+        effects = advice.sensitivity(setting, advised)
+        compared = advice.compare_with(setting, advised[0], names)
+    best = advised[0]
+    assumptions = [*analytic.assumptions(best.job), *_assumptions(setting)]
+    if output is not None:
+        write_whole(output, best.job.to_toml())
+    comparison = comparison_as_json(best.job, [compared], [])
+    if save is not None:
+        with writing(save):
+            save.mkdir(parents=True, exist_ok=True)
+        write_whole(save / "comparison.json", json.dumps(comparison) + "\n")
+    figures = {
+        "format": "recycle-advice",
+        "gpus": gpus,
+        "days": days,
+        "assumptions": assumptions,
+        "configurations": [_as_json(each) for each in advised],
+        "sensitivity": [
+            {"change": e.change, "samples_per_second": e.samples_per_second, "best": e.best._asdict()} for e in effects
+        ],
+        "systems": comparison["systems"],
+    }
+
+    def show_all() -> None:
+        _print(setting, advised)
+        print("\nif the input changes, samples per second of the first configuration, and the best of these")
+        for effect in effects:
+            number = next(n for n, each in enumerate(advised, 1) if each.candidate == effect.best)
+            also = "" if number == 1 else f"; configuration {number} is better"
+            change = effect.samples_per_second / best.expected.samples_per_second - 1
+            print(f"  {effect.change}: {effect.samples_per_second:.4g} ({change:+.1%}){also}")
+        print("\nother systems on the same workers and failures (recycle compare has more)")
+        rows = [(o.system, o.layout or "does not fit", f"{o.goodput:.4g}", f"{o.ettr:.2%}") for o in compared.outcomes]
+        print_table(("system", "runs", "samples/s", "effective"), rows, left=("system", "runs"))
+        print("\nassumptions")
+        print("\n".join(f"  {line}" for line in assumptions))
+        if output is not None:
+            print(f"\nwrote {output}")
+
+    return Result(figures, show_all)
+
+
+def _with_failures(setting: Setting, failures: str | None) -> Setting:
+    if failures is None:
+        return setting
+    try:
+        rate = float(failures)
+    except ValueError:
+        return replace(setting, trace=read_trace(Path(failures)).fitted(setting.nodes))
+    if not 0 <= rate <= 1e6:
+        raise JobError(f"--failures {failures}: write failures per 1,000 node-days from 0 to 1e6, or a file")
+    return advice.with_value(setting, "failures.rate", rate)
+
+
+def _as_json(each: Advice) -> dict[str, Any]:
+    expected = each.expected
+    return {
+        **each.candidate._asdict(),
+        "micro_batches": each.job.shape.micro_batches,
+        "staggered": each.job.planner.staggered,
+        "undo": each.job.train.undo,
+        "spare_nodes": each.spares,
+        "period": each.period,
+        "memory": each.memory,
+        "samples_per_second": expected.samples_per_second,
+        "fault_free": expected.fault_free,
+        "effective": expected.effective,
+        "restarts": expected.restarts,
+        "lost": dict(expected.lost),
+        "simulated": [{"samples_per_second": o.goodput, "effective": o.ettr} for o in each.simulated],
+    }
+
+
+def _print(setting: Setting, advised: Sequence[Advice]) -> None:
+    print(
+        f"{setting.gpus} GPUs, {setting.nodes} nodes, {setting.trace.end / 86400 if setting.trace else setting.days:g} days"
+    )
+    titles = (
+        "",
+        "T x P x D",
+        "V",
+        "micro-batches",
+        "recompute",
+        "optimizer",
+        "spares",
+        "period",
+        "GiB",
+        "samples/s",
+        "effective",
+        "simulated",
+    )
+    print_table(titles, [_row(number, each) for number, each in enumerate(advised, 1)], left=("T x P x D", "optimizer"))
+    causes = [cause for cause in CAUSES if any(each.expected.lost.get(cause, 0) >= 5e-5 for each in advised)]
+    if causes:
+        print("\nlost time, in percent")
+        rows = [(str(n), *(f"{100 * each.expected.lost[c]:.2f}" for c in causes)) for n, each in enumerate(advised, 1)]
+        print_table(("", *causes), rows)
+
+
+def _row(number: int, each: Advice) -> tuple[str, ...]:
+    candidate, job, expected = each.candidate, each.job, each.expected
+    seen = sorted(outcome.goodput for outcome in each.simulated)
+    chunks = str(candidate.chunks) if candidate.placement == "loop" else f"{candidate.chunks} (v)"
+    optimizer = ("staggered" if job.planner.staggered else "barrier") + (", sharded" if candidate.sharded else "")
+    optimizer += ", undo on the host" if job.planner.staggered and job.train.undo == "host" else ""
+    return (
+        str(number),
+        f"{candidate.tensor_parallel} x {candidate.ranks} x {candidate.pipelines}",
+        chunks,
+        f"{job.shape.micro_batches} of {candidate.micro_batch}",
+        candidate.recompute,
+        optimizer,
+        str(each.spares),
+        f"{each.period:.4g} s",
+        f"{each.memory / 2**30:.1f}",
+        f"{expected.samples_per_second:.4g}",
+        f"{expected.effective:.2%}",
+        f"{seen[0]:.4g} to {seen[-1]:.4g}" if seen else "",
+    )
+
+
+def _assumptions(setting: Setting) -> list[str]:
+    stated = ", ".join(f"{key} {value:g}" for key, value in to_builtins(setting.job.pauses).items())
+    model = ", ".join(f"{key} {value:g}" for key, value in to_builtins(setting.failures).items())
+    source = (
+        f"trace {setting.trace.name}" if setting.trace else f"failures: {model} (defaults from the InfiniteHBD trace)"
+    )
+    return [f"pauses: {stated} (seconds, bytes per second; [pauses] of the job file)", source]
