@@ -149,7 +149,7 @@ def train(
         request = request.checked_by(forks, processes_here)
         require_open_files(processes_here, processes_here)
         earlier = find_resume_point(Path(directory), job, request.steps, request.text_digest) if resume else None
-        run_directory = RunDirectory(directory, request.findings.applied_to(job), earlier)
+        run_directory = RunDirectory(directory, job, earlier)
         closing.callback(run_directory.close)
         if server is None:
             forks.log_to(run_directory.logs / "forkserver.log")

@@ -80,9 +80,9 @@ def _train(given: argparse.Namespace, first: bool) -> None:
     described = Job.load(given.job).settled()
     own = named_schedule(given.schedule, described.shape)
     request = request_run(described, steps=given.steps, schedule=own)
-    findings = check_request(request.job, request.steps, (), request.absent)
+    check_request(request.job, request.steps, (), request.absent)
     assert request.schedule is not None
-    job, steps, schedule = findings.applied_to(request.job), request.steps, with_barrier(request.schedule)
+    job, steps, schedule = request.job, request.steps, with_barrier(request.schedule)
     if job.grid.tensor_parallel != 1:
         raise JobError(
             f"[shape] tensor_parallel: {job.grid.tensor_parallel}, but under torchrun a worker is one process; train"
