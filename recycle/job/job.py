@@ -20,7 +20,7 @@ import msgspec
 
 from recycle.errors import JobError, errors_as
 from recycle.files import read_whole, require_text
-from recycle.job.cut import balanced
+from recycle.job.cut import balanced, even_ranks
 from recycle.job.manifest import require_model_of_weights, with_model_of_weights
 from recycle.job.pricing import activation_limits, layer_seconds, profile_of
 from recycle.job.profile import Profile
@@ -48,7 +48,7 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
     placed_by: ClassVar[str]
 
     def placed(self, placement: Placing | Literal["auto"]) -> Self:
-        """Return the job with a placement in place of its own."""
+        """Return the job with another placement."""
         return msgspec.structs.replace(self, grid=msgspec.structs.replace(self.grid, placement=placement))
 
     def without_weights(self) -> Self:
@@ -151,7 +151,10 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         if job.model.split != AUTO:
             return job
         with errors_as(JobError, "[model] split"):
-            split = list(balanced(tuple(layer_seconds(job)), job.shape.stages))
+            seconds = layer_seconds(job)
+            split = list(balanced(tuple(seconds), job.shape.stages))
+            if job.grid.chunks > 1 and job.grid.placement != AUTO:
+                split = even_ranks(seconds, split, job.shape)
         return msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, split=split))
 
     def validate(self) -> None:
