@@ -52,6 +52,7 @@ def expected(live: list[Worker], own: Worker) -> dict[str, Any]:
         "mean hosts": sum(hosts) / SHAPE.pipelines,
         "large sum pipeline": sum(firsts),
         "broadcast pipeline": pipeline[-1],
+        "scattered own": value(own),
         "objects": [str(worker if worker in live else Worker(0, worker.rank)) for worker in by_rank],
         "coalesced hosts": [sum(hosts), -sum(hosts)],
     }
@@ -63,7 +64,8 @@ def require_rules(workers: LiveWorkers, live: list[Worker]) -> None:
     for worker, found in workers.results(live).items():
         refused = found.pop("refused")
         assert found == expected(live, worker)
-        assert set(refused) == {"reduce_scatter", "send", "all_gather", *(["all_reduce"] if worker.rank else [])}
+        calls = {"reduce_scatter", "send", "all_to_all", "all_gather"}
+        assert set(refused) == {*calls, *(["all_reduce"] if worker.rank else [])}
         for call, error in refused.items():
             assert error.startswith(f"torch.distributed: {call}"), error
             assert error.endswith("has no rule in a session")
