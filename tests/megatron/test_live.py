@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from recycle.exec.protocol import STAGE_LOST
 from recycle.job.shape import Worker
+from recycle.megatron.peers import EarlierPeers, Peers
 from tests.megatron.live_workers import CALLS, SHAPE, VICTIM, LiveWorkers
 
 pytestmark = pytest.mark.process
@@ -109,3 +111,12 @@ def test_a_process_that_joins_has_no_part_in_collectives_of_earlier_steps(worker
         del found[worker]["refused"]
         assert {"sum ends": None, **found[worker]} == {**expected(SURVIVORS, worker), "sum ends": None}
     require_rules(workers, ALL)
+
+
+def test_a_call_ends_the_process_when_a_stage_is_left_to_processes_that_joined_since() -> None:
+    live = [Worker(0, 0), Worker(0, 1), Worker(1, 0)]
+    transport: Any = None
+    peers = EarlierPeers(Peers(transport, live), Worker(0, 0), [Worker(1, 0)])
+    assert peers.holder(Worker(1, 0)) == Worker(0, 0)
+    with pytest.raises(SystemExit, match=str(STAGE_LOST)):
+        EarlierPeers(Peers(transport, live), Worker(0, 0), [Worker(0, 1)])
