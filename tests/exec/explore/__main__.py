@@ -11,8 +11,10 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import random
+import signal
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -40,6 +42,10 @@ WEIGHTS = {
 OF_STORE = {"stall store", "lose answers", "lose leases"}
 TRIES = 12
 """Seeds with which a shorter story is tried."""
+
+
+CPU_SECONDS = 20.0
+"""Far more than a run takes."""
 
 
 def draw_scenario(seed: int) -> Scenario:
@@ -94,10 +100,20 @@ def _places(scenario: Scenario) -> list[list[object]]:
 
 
 def violation_of(scenario: Scenario, trace: Callable[[str], None] | None = None) -> Violation | None:
+    """What a run violates; None if it violates no rule."""
+
+    def stop(*_: object) -> None:
+        raise Violation("loop", f"more than {CPU_SECONDS:g} s of CPU time: {traceback.format_stack(limit=8)}")
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS)
     try:
         Cluster(scenario, trace).run()
     except Violation as violation:
         return violation
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
     return None
 
 
@@ -167,7 +183,7 @@ def main() -> int:
         seeds += seed >= 0
         if rule:
             found[seed] = rule
-            print(f"seed {seed}: {text[:300]}", flush=True)
+            print(f"seed {seed}: {text[:1500]}", flush=True)
     print(f"{seeds} seeds in {time.monotonic() - began:.0f} s, {len(found)} violate a rule: {dict(Counter(found.values()))}")
     if found and not asked.whole:
         _tell(draw_scenario(min(found)))

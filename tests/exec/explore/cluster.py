@@ -128,6 +128,7 @@ def job_of(scenario: Scenario) -> PricedJob:
 def reference(calm: Scenario) -> Reference:
     """What a run without failures computes."""
     config = job_of(calm)
+    config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, seconds_per_unit=0.0))
     text = plan_for_training(config, failure_vector(config.shape, ()), True)
     result = LocalRun(with_barrier(Plan.from_text(text, "plan").schedule), config).run(calm.steps)
     digests: dict[int, set[str]] = {}

@@ -82,7 +82,7 @@ class Process:
 
     def _go_on(self) -> None:
         self.is_stopped, held, self._held = False, self._held, []
-        for call in held:
+        for call in held if self.is_alive else ():
             call()
 
     def when_running(self, call: Callable[[], None]) -> None:
