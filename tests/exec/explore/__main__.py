@@ -184,7 +184,9 @@ def main() -> int:
         if rule:
             found[seed] = rule
             print(f"seed {seed}: {text[:1500]}", flush=True)
-    print(f"{seeds} seeds in {time.monotonic() - began:.0f} s, {len(found)} violate a rule: {dict(Counter(found.values()))}")
+    print(
+        f"{seeds} seeds in {time.monotonic() - began:.0f} s, {len(found)} violate a rule: {dict(Counter(found.values()))}"
+    )
     if found and not asked.whole:
         _tell(draw_scenario(min(found)))
     return 1 if found else 0

@@ -116,7 +116,12 @@ def job_of(scenario: Scenario) -> PricedJob:
         2,
         model={"seconds_per_unit": 0.1},
         planner={"seconds": 0.1, "ahead": 0, "staggered": scenario.staggered},
-        train={"checkpoint_every": scenario.checkpoint_every, "checkpoint_deadline": 30.0, "steps": scenario.steps, "trace": "off"},
+        train={
+            "checkpoint_every": scenario.checkpoint_every,
+            "checkpoint_deadline": 30.0,
+            "steps": scenario.steps,
+            "trace": "off",
+        },
         eval={"every": scenario.eval_every},
         cluster={"workers_per_node": scenario.per_node, "restarts": 3, "gpu_checks": 0.0},
         integrity={"digests": 0},
@@ -386,7 +391,9 @@ class Cluster:
     def is_over(self) -> bool:
         """Whether some agent says that the run is over, and no agent lives."""
         is_done = any(exit in (AgentExit.DONE, AgentExit.STOPPED) for exits in self.exits.values() for exit in exits)
-        has_failed = any(isinstance(exit, RunError) and not self._is_again(exit) for exits in self.exits.values() for exit in exits)
+        has_failed = any(
+            isinstance(exit, RunError) and not self._is_again(exit) for exits in self.exits.values() for exit in exits
+        )
         return (is_done or has_failed) and not self.agents
 
     @staticmethod
@@ -442,7 +449,9 @@ class Cluster:
     def process_of(self, fault: Fault) -> Process | None:
         """The process of the worker with the fault's number."""
         worker = self.workers[fault.target % len(self.workers)]
-        return self.processes[self.homes[worker]].processes.get(worker) if self.homes[worker] in self.processes else None
+        return (
+            self.processes[self.homes[worker]].processes.get(worker) if self.homes[worker] in self.processes else None
+        )
 
     def node_of(self, fault: Fault) -> int:
         return fault.target % len(self.nodes)

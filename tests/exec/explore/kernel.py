@@ -666,9 +666,7 @@ def _module(real: types.ModuleType, **names: Any) -> types.ModuleType:
 
 
 _MODULES = {
-    time: _module(
-        time, monotonic=lambda: KERNEL.now + 1000.0, time=lambda: EPOCH + KERNEL.now, sleep=_sleep
-    ),
+    time: _module(time, monotonic=lambda: KERNEL.now + 1000.0, time=lambda: EPOCH + KERNEL.now, sleep=_sleep),
     threading: _module(threading, Thread=Thread, Lock=Lock, RLock=Lock, Condition=Condition, Event=Event),
     socket: _module(socket, socket=Socket, create_server=create_server, create_connection=create_connection),
     selectors: _module(selectors, DefaultSelector=Selector),

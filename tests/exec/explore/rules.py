@@ -79,7 +79,9 @@ class Rules:
         match message:
             case Committed(generation=generation, commit=commit):
                 if (generation, commit.step) not in self._commits and not self._is_begin(generation, commit.step):
-                    self._fail("persist", f"{process.name} hears of {commit.step} of {generation}, which is not written")
+                    self._fail(
+                        "persist", f"{process.name} hears of {commit.step} of {generation}, which is not written"
+                    )
             case Propose(record=record):
                 if record.generation not in self._records:
                     self._fail("persist", f"{process.name} hears of {record.generation}, which is not written")
@@ -155,7 +157,11 @@ class Rules:
         """An agent has ended."""
         if isinstance(exit, JobError) and "already has an agent" not in str(exit):
             self._fail("refused", f"agent {node}: {exit}")
-        if isinstance(exit, RecycleError) and self._cluster.scenario.spared and not re.search("does not answer|during start-up", str(exit)):
+        if (
+            isinstance(exit, RecycleError)
+            and self._cluster.scenario.spared
+            and not re.search("does not answer|during start-up", str(exit))
+        ):
             self._fail("progress", f"agent {node}: {exit}")
 
     def ended(self) -> None:

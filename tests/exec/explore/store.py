@@ -27,7 +27,7 @@ class Store:
 
     def __init__(self, kernel: Kernel, written: Callable[[str, bytes | None], None]) -> None:
         self._kernel, self._written = kernel, written
-        self._keys: dict[str, tuple[str, int, str]] = {}
+        self._keys: dict[str, tuple[str, int, str, int]] = {}
         self._leases: dict[str, tuple[int, float]] = {}
         self._revision, self._ids = 1, count(1)
         self.stalls_until = self.loses_until = 0.0
@@ -37,8 +37,8 @@ class Store:
         match path:
             case "/kv/range":
                 found = self._keys.get(body["key"])
-                pair = [] if found is None else [{"value": found[0], "create_revision": str(found[1])}]
-                return {"kvs": pair}
+                names = {"value": 0, "create_revision": 1, "version": 3}
+                return {"kvs": [] if found is None else [{name: found[place] for name, place in names.items()}]}
             case "/kv/txn":
                 return self._transact(body)
             case "/lease/grant":
@@ -60,7 +60,8 @@ class Store:
     def _transact(self, body: dict[str, Any]) -> dict[str, Any] | Exception:
         for condition in body["compare"]:
             found = self._keys.get(condition["key"])
-            if int(condition["create_revision"]) != (0 if found is None else found[1]):
+            stated = condition["create_revision" if condition["target"] == "CREATE" else "version"]
+            if int(stated) != (0 if found is None else found[1 if condition["target"] == "CREATE" else 3]):
                 return {}
         self._revision += 1
         for operation in body["success"]:
@@ -69,7 +70,8 @@ class Store:
                     return LeaseEnded("requested lease not found")
                 before = self._keys.get(put["key"])
                 created = self._revision if before is None else before[1]
-                self._keys[put["key"]] = put["value"], created, put.get("lease", "")
+                version = 1 if before is None else before[3] + 1
+                self._keys[put["key"]] = put["value"], created, put.get("lease", ""), version
                 self._written(decoded(put["key"]).decode(), decoded(put["value"]))
             else:
                 span = operation["request_delete_range"]
@@ -85,7 +87,7 @@ class Store:
 
     def revoke(self, lease: str) -> None:
         self._leases.pop(lease, None)
-        for key in [key for key, (_, _, of_key) in self._keys.items() if of_key == lease]:
+        for key in [key for key, (_, _, of_key, _) in self._keys.items() if of_key == lease]:
             self._delete(key)
 
     def revoke_all(self) -> None:
