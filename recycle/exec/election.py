@@ -7,8 +7,8 @@
     /recycle/RUN/outcome  the outcome of the run
 
 Each transaction of a leader requires that the role still is the key that it created. So a stalled leader writes nothing
-after another leader was elected. It also requires the cursor that this leader wrote last: a write that was repeated, and
-arrives when later ones are done, changes nothing. Every decision is written before it is announced.
+after another leader was elected. Each also requires the cursor that this leader wrote last, so a repeated write that
+arrives after later ones changes nothing. Every decision is written before it is announced.
 """
 
 from __future__ import annotations

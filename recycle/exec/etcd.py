@@ -1,8 +1,8 @@
 """A client of etcd over its JSON gateway, by the HTTP client of the standard library.
 
 A request without an answer is repeated at the next member until `store_timeout` is over; etcd may carry out the first
-one later. Every request may be repeated: reads, and transactions with conditions whose outcome is read back. A refusal by etcd is an error at once. Needs etcd 3.4
-or newer, for `/v3/`. gRPC clients start threads, which do not survive a fork.
+one later. Every request may be repeated: reads, and transactions with conditions whose outcome is read back. A refusal
+by etcd is an error at once. Needs etcd 3.4 or newer, for `/v3/`. Threads of gRPC clients would not survive a fork.
 """
 
 from __future__ import annotations

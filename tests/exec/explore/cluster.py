@@ -388,13 +388,17 @@ class Cluster:
             raise Violation("progress", f"the run has not ended {LONGEST:g} s after the last fault")
 
     @property
-    def is_over(self) -> bool:
-        """Whether some agent says that the run is over, and no agent lives."""
-        is_done = any(exit in (AgentExit.DONE, AgentExit.STOPPED) for exits in self.exits.values() for exit in exits)
-        has_failed = any(
-            isinstance(exit, RunError) and not self._is_again(exit) for exits in self.exits.values() for exit in exits
+    def has_ended(self) -> bool:
+        """Whether some agent says that the run is over."""
+        every = [exit for exits in self.exits.values() for exit in exits]
+        return any(
+            exit in (AgentExit.DONE, AgentExit.STOPPED) or (isinstance(exit, RunError) and not self._is_again(exit))
+            for exit in every
         )
-        return (is_done or has_failed) and not self.agents
+
+    @property
+    def is_over(self) -> bool:
+        return self.has_ended and not self.agents
 
     @staticmethod
     def _is_again(error: RecycleError) -> bool:
@@ -408,7 +412,7 @@ class Cluster:
             Thread(call, process=process).start()
 
     def start_agent(self, node: int) -> None:
-        if node in self.agents or any(AgentExit.DONE in exits for exits in self.exits.values()):
+        if node in self.agents or self.has_ended:
             return
         self.agents[node] = process = Process(self.kernel, f"agent {node}", node)
         self._stops[node] = stop = Event()

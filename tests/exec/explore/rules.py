@@ -160,7 +160,7 @@ class Rules:
         if (
             isinstance(exit, RecycleError)
             and self._cluster.scenario.spared
-            and not re.search("does not answer|during start-up", str(exit))
+            and not re.search("does not answer|during start-up|has ended while", str(exit))
         ):
             self._fail("progress", f"agent {node}: {exit}")
 
