@@ -5,6 +5,7 @@ import "viz/keys.js";
 import "viz/lost.js";
 import { showMode } from "viz/modes.js";
 import { element, state, views } from "viz/page.js";
+import { openStep } from "viz/player.js";
 import { earliest, searchTable } from "viz/search.js";
 import { arrows } from "viz/selection.js";
 import { fetchTable } from "viz/table.js";
@@ -13,7 +14,7 @@ import { setTimes, underScenario } from "viz/scenario.js";
 import { useView } from "viz/dock.js";
 import { attachAll } from "viz/view.js";
 
-export const callbacks = { arrows, keepInAddress, showMode, underScenario };
+export const callbacks = { arrows, keepInAddress, openStep, showMode, underScenario };
 window.recycle = {
   views, element, table: fetchTable, search: searchTable, earliest, setTimes, use: useView,
   get active() { return state.active; }, set active(view) { state.active = view; },

@@ -9,8 +9,8 @@ const texts = { times: readAddress().get("times") || "", workers: readAddress().
 const sent = []; // times that Dash has yet to give back
 let question = 0, names = "", telling = null;
 
-const post = (body) => fetch("scenario", { method: "POST", headers: HEADERS, body: JSON.stringify(body) }).then((answer) => {
-  if (!answer.ok) throw new Error("The scenario could not be sent. Reload the page.");
+export const post = (body, path = "scenario") => fetch(path, { method: "POST", headers: HEADERS, body: JSON.stringify(body) }).then((answer) => {
+  if (!answer.ok) throw new Error("The server refused the request. Reload the page.");
   return answer.json();
 });
 const fields = () => Object.fromEntries(texts.times.split(" ").filter(Boolean).map((word) => word.split(/=(.*)/)));
@@ -41,12 +41,12 @@ export function fitSpans(all) {
     for (const other of linked) {
       if (!other.isLate) continue;
       other.isLate = false;
-      other.show(other.isWhole ? { t0: -Infinity, t1: Infinity } : {}, false);
+      other.show(other.isWhole ? { t0: -Infinity, t1: Infinity } : {}, false, false);
     }
   }
 }
 
-async function apply() {
+export async function apply() {
   const own = ++question, all = [...views.values()].filter((view) => view.root.isConnected && !view.root.dataset.timed);
   if (!all.length) return say("");
   const active = all.indexOf(viewInUse()), given = all.map(({ root: { dataset } }) => dataset.original || dataset.address);
@@ -63,7 +63,7 @@ async function apply() {
     view.replace(table, addresses[place]);
   });
   fitSpans(all);
-  for (const view of whole) view.show({ t0: -Infinity, t1: Infinity }, false); // replaced one by one, linked ones cut it
+  for (const view of whole) view.show({ t0: -Infinity, t1: Infinity }, false, false);
   if (active >= 0 && headline.length) dock.headline(addresses[active], headline);
   return say("");
 }
