@@ -148,6 +148,7 @@ def schedule_source(
         lanes = LaneTable.from_timeline(timeline, marks=marks)
     except RecycleError as error:
         lanes, problem = LaneTable.until_deadlock(graph, profile, marks), str(error)
+    del graph
     if is_large:
         release_memory()
     return ScheduleFile(path, schedule, timeline, lanes, findings, problem, origin, left_out=tuple(left_out))

@@ -119,11 +119,10 @@ def _panel(panel: Panel, left: float, top: float, width: float, height: float) -
     lanes_top, lanes_bottom, row = top + TITLE, top + TITLE + height, height / max(table.lanes, 1)
     yield Text(left, top + 12, panel.title, size=13, is_bold=True)
     yield Rectangle(left, lanes_top, width, height, BAND)
-    shown = ticks(span * unit.scale)
-    for tick in shown:
+    for tick in ticks(span * unit.scale):
         x = left + tick / unit.scale * width / span
         yield Line([(x, lanes_top), (x, lanes_bottom + 4)], GRID)
-        tick_text = f"{tick:g} {unit.word or UNITS}" if tick == shown[-1] else f"{tick:g}"
+        tick_text = f"{tick:g} {unit.word or UNITS}" if tick == 0 else f"{tick:g}"
         yield Text(x, lanes_bottom + 17, tick_text, "middle", MUTED)
     for lane in group_edges(table):
         yield Line([(left, lanes_top + row * lane), (left + width, lanes_top + row * lane)], RULE)

@@ -107,11 +107,12 @@ def rerouted_card(entry: TimedLanes, context: TimelineContext) -> list[Any]:
         show = parts.show_button(places, f"Show the work of {each.home} on {each.host}")
         names = ", ".join(map(str, each.micro_batches))
         arrow = f"{each.home} \N{RIGHTWARDS ARROW} {each.host}"
-        rows.append([arrow, names, each.seconds * unit.scale, percent(each.share), show])
+        shares = percent(each.share), percent(each.seconds / context.timeline.period)
+        rows.append([arrow, names, each.seconds * unit.scale, *shares, show])
     if not rows:
         return []
     only = html.Button("Only re-routed", className="quiet", type="button", **parts.attributes(data_only="REROUTED"))
-    head = ("from, to", "micro-batches", f"work{unit.suffix}", "share of its work", only)
+    head = ("from, to", "micro-batches", f"work{unit.suffix}", "of its work", "of the period", only)
     return [parts.card("Re-routed", parts.table(head, rows))]
 
 
@@ -133,7 +134,7 @@ def figures(entry: TimedLanes, context: TimelineContext, _: Any = None) -> list[
         [each.name, html.Strong(each.value), html.Span(each.meaning, className="hint")]
         for each in figures_of(context, entry.unit)
     ]
-    return [parts.card("Figures", parts.table(("", "", ""), rows)), *rerouted_card(entry, context)]
+    return [*rerouted_card(entry, context), parts.card("Figures", parts.table(("", "", ""), rows))]
 
 
 def explained(entry: TimedLanes, context: TimelineContext, _: Any = None) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from dash import Dash, Output, dcc, html, no_update
 
 from recycle.runs.report import GenerationChange, RunReport, TimePart
 from viz.figures.charts import is_number, over_time_figure, parts_figure
-from viz.numbers import percent, short
+from viz.numbers import PLACE_DIGITS, percent, seconds_unit, short
 from viz.pages import parts
 from viz.pages.page import PageOfRun
 from viz.pages.run_page import RunPage
@@ -59,11 +60,42 @@ class ReportPage(PageOfRun):
             parts.chips(facts(report)),
             parts.card("The run over time", curves, caption=BANDS_CAPTION),
             html.Div(self.parts_of(report), id=self.name("parts")),
+            self.plans_in_use(),
         ]
         if report.changes:
             head, rows = changes_table(report.changes)
             cards.append(parts.card("What changes cost, in seconds", parts.table(head, rows), caption=CHANGES_CAPTION))
         return cards
+
+    def modes(self, first: int, last: int) -> str:
+        """Return the commit modes of the steps from `first` to `last`; the first step of a generation has a barrier."""
+        lines = [
+            line for line in self.run.metrics if first <= line["step"] <= last and isinstance(line.get("mode"), str)
+        ]
+        counts = Counter(line["mode"] for line in lines).most_common()
+        if len(counts) < 2:
+            return "".join(mode for mode, _ in counts)
+        return ", ".join(f"{mode} in {parts.count_text(count, 'step')}" for mode, count in counts)
+
+    def plans_in_use(self) -> html.Section:
+        rows: list[list[parts.Cell]] = []
+        for segment in self.run.segments:
+            schedule, context = self.run.plan(segment.plan), self.run.plan_context(segment.plan)
+            bound = context.bound if context else None
+            measured = self.run.measured_period(segment.first, segment.last)
+            rows.append(
+                [
+                    segment.steps,
+                    segment.workers,
+                    segment.plan[:12] if segment.plan else None,
+                    self.modes(segment.first, segment.last) or (schedule.optimizer if schedule else None),
+                    short(context.timeline.period, PLACE_DIGITS) if context else None,
+                    bound and short(bound[0], PLACE_DIGITS),
+                    bound and percent(bound[1]),
+                    seconds_unit(measured).amount(measured) if measured is not None else None,
+                ]
+            )
+        return parts.card("Plans in use", parts.table(PLANS_HEAD, rows), caption=PLANS_CAPTION)
 
     def parts_of(self, report: RunReport, begin: float = 0.0, end: float = math.inf) -> html.Section:
         """Build the parts of the time between two moments."""
@@ -99,6 +131,13 @@ class ReportPage(PageOfRun):
 
         opened = Output(self.name("steps"), "data")
         parts.in_browser(app, "openStep", opened, self.input("curves", "clickData"), self.state("steps", "data"))
+
+
+PLANS_HEAD = ("steps", "workers", "plan", "optimizer", "period", "lower bound", "gap", "measured")
+PLANS_CAPTION = (
+    "Period: distance of two iterations in steady state, in units of the profile; the bound is proven for that failure."
+    " Measured: median seconds from first start to last end of an iteration."
+)
 
 
 PARTS_HEAD = ("part", "seconds", "share")

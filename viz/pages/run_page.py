@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from dash import Dash, Output, ctx, dcc, html, no_update
 
-from recycle.errors import RecycleError
 from viz.figures.charts import curves_figure, event_text
 from viz.lane_cache import TimedLanes
 from viz.lanes import Flag, LaneTable
-from viz.numbers import PLACE_DIGITS, percent, seconds_unit, short
 from viz.pages import parts
 from viz.pages.lanes_view import lanes_view, static_timelines
 from viz.pages.page import Mode, PageOfRun, keep_in_address
-from viz.pages.scenario import INPUTS
-from viz.scenario import Scenario
 
 MAX_EVENTS = 60
 
@@ -98,20 +92,17 @@ class RunPage(PageOfRun):
         steps = self.run.steps
         return next((step for step in reversed(steps) if step in traced), steps[-1] if steps else None)
 
-    def overview(self, scenario: Scenario | None = None) -> list[Any]:
+    def overview(self) -> list[Any]:
         run = self.run
-        rows = self.segment_rows(scenario)
         hint = f"Losses appear here as {run.path / 'metrics.jsonl'} grows."
         curves: Any = parts.empty_state("No step is committed yet.", hint)
         if run.metrics:
             figure = curves_figure(run.metrics, run.events)
             curves = parts.div("figure-view", parts.graph(figure, self.name("curves")))
-        plans: Any = parts.table(PLANS_HEAD, rows) if rows else parts.empty_state("No plan is in use yet.")
         return [
             parts.problems(run.problems),
             parts.chips(self.facts()),
             parts.card("Loss and live workers", curves),
-            parts.card("Plans in use", plans, caption=PLANS_CAPTION),
         ]
 
     def static_content(self) -> list[Any]:
@@ -146,39 +137,6 @@ class RunPage(PageOfRun):
             )
         words.append("finished" if not run.live else "running" if run.is_active else "ended early or stalled")
         return words
-
-    def modes(self, first: int, last: int) -> str:
-        """Return the commit modes of the steps from `first` to `last`; the first step of a generation has a barrier."""
-        lines = [
-            line for line in self.run.metrics if first <= line["step"] <= last and isinstance(line.get("mode"), str)
-        ]
-        counts = Counter(line["mode"] for line in lines).most_common()
-        if len(counts) < 2:
-            return "".join(mode for mode, _ in counts)
-        return ", ".join(f"{mode} in {parts.count_text(count, 'step')}" for mode, count in counts)
-
-    def segment_rows(self, scenario: Scenario | None = None) -> list[list[parts.Cell]]:
-        rows: list[list[parts.Cell]] = []
-        for segment in self.run.segments:
-            context = self.run.plan_context(segment.plan)
-            if context is not None and scenario is not None:
-                with suppress(RecycleError):  # the form of the scenario shows the message
-                    context = self.cache.context_under(context, scenario)
-            schedule, bound = self.run.plan(segment.plan), context.bound if context else None
-            measured = self.run.measured_period(segment.first, segment.last)
-            rows.append(
-                [
-                    segment.steps,
-                    segment.workers,
-                    segment.plan[:12] if segment.plan else None,
-                    self.modes(segment.first, segment.last) or (schedule.optimizer if schedule else None),
-                    short(context.timeline.period, PLACE_DIGITS) if context else None,
-                    bound and short(bound[0], PLACE_DIGITS),
-                    bound and percent(bound[1]),
-                    seconds_unit(measured).amount(measured) if measured is not None else None,
-                ]
-            )
-        return rows
 
     def timelines(self, step: int | None, attempt: int | None) -> tuple[Any, Any, Any, str]:
         """Build the planned and executed lanes of a step with its evaluation, and the choice of attempt.
@@ -263,19 +221,17 @@ class RunPage(PageOfRun):
             ),
             self.output("step", "value"),
             self.input("tick", "n_intervals"),
-            *INPUTS,
             self.state("follow", "value"),
             prevent_initial_call=True,
         )
-        def read_again(_: int, times: str, workers: str, follow: list[str] | None) -> Any:
+        def read_again(_: int, follow: list[str] | None) -> Any:
             self.refresh()
             newest = self.newest_step() if follow else None
             step = no_update if newest is None else newest
             slider = self.slider()
             controls = "controls" if self.run.steps else "controls hidden"
             follow_class = "" if self.run.live else "hidden"
-            overview = self.overview(Scenario.of(times, workers))
-            page = [overview, self.player(), self.events(), controls, follow_class, not self.run.live]
+            page = [self.overview(), self.player(), self.events(), controls, follow_class, not self.run.live]
             return *page, slider["min"], slider["max"], slider["marks"], step
 
 
@@ -287,11 +243,6 @@ _MOVES = {
     "change after": ("▶|", "Next change of workers or plan; key Shift+PageDown"),
 }
 """Button of the player -> its text and title."""
-PLANS_HEAD = ("steps", "workers", "plan", "optimizer", "period", "lower bound", "gap", "measured")
-PLANS_CAPTION = (
-    "Period: distance of two iterations in steady state, in units of the profile; the bound is proven for that failure."
-    " Measured: median seconds from first start to last end of an iteration."
-)
 
 
 def _reroutes(lanes: LaneTable) -> str:

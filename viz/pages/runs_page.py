@@ -41,7 +41,7 @@ class RunsPage(Page):
     def layout(self) -> html.Div:
         chosen = dcc.Input(id=self.name("chosen"), type="text", value="", className="hidden")
         folders = [self.listed(folder) for folder in self.workspace.run_folders]
-        return html.Div([*folders, chosen, html.Div(id=self.name("compared"))], className="wide")
+        return html.Div([*folders, chosen, html.Div(id=self.name("compared"))])
 
     def compared(self, names: Sequence[str]) -> list[Any]:
         """Build the curves of runs over time, by the names of their folders."""

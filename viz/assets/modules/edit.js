@@ -3,7 +3,7 @@
 import { drawZoomBox } from "viz/axes.js";
 import { dock } from "viz/dock.js";
 import { element } from "viz/page.js";
-import { apply, fitSpans, post } from "viz/scenario.js";
+import { apply, fitSpans, isGiven, post } from "viz/scenario.js";
 import { fetchTable } from "viz/table.js";
 
 const given = ({ root: { dataset } }) => dataset.original || dataset.address;
@@ -19,7 +19,7 @@ async function showLanes(view, address) {
   view.replace(await fetchTable(address), address);
   delete view.root.dataset.original;
   fitSpans([view]);
-  await apply();
+  if (!isGiven()) await apply();
 }
 
 /* Move an operation to another place among the work of its lane. */

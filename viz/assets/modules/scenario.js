@@ -14,7 +14,7 @@ export const post = (body, path = "scenario") => fetch(path, { method: "POST", h
   return answer.json();
 });
 const fields = () => Object.fromEntries(texts.times.split(" ").filter(Boolean).map((word) => word.split(/=(.*)/)));
-const isGiven = () => !texts.times && !texts.workers;
+export const isGiven = () => !texts.times && !texts.workers;
 
 /* The address of lanes under the scenario; a scenario that does not fit leaves them as given. */
 export async function addressUnder(address, isTimed) {
