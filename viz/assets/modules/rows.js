@@ -9,7 +9,8 @@ export const nextGrouping = (grouping) => GROUPINGS[(GROUPINGS.indexOf(grouping)
 /* The first lane that is like each lane; the home pipelines of micro-batches may differ. */
 function alikeLanes(table) {
   const known = new Map(), bits = [table.start, table.end].map(({ buffer, byteOffset, length }) => new Int32Array(buffer, byteOffset, length));
-  const columns = [...bits, table.kind, table.stage, table.micro_batch, table.flags];
+  const flags = Uint8Array.from(table.flags, (flag) => flag & ~table.bits.CRITICAL); // the critical path runs through one of them
+  const columns = [...bits, table.kind, table.stage, table.micro_batch, flags];
   return Uint32Array.from({ length: table.lanes }, (_, lane) => {
     let first = table.isFailed[lane], second = 0;
     for (const column of columns) {

@@ -190,7 +190,6 @@ export class View {
     lastShown.set(this.name, { ...this.view, span: this.span, count: this.rows.count });
     this.seconds = (performance.now() - began) / 1000;
     this.drawn++;
-    this.first = this.first || performance.now();
     this.root.dataset.drawn = this.drawn;
     this.root.dataset.level = this.level;
   }
