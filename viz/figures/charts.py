@@ -182,7 +182,7 @@ COLUMNS = {
     "seconds": Column("iteration, s", 110, FORWARD.fill, "%{y:.4g} s", {"rangemode": "tozero"}),
     "tokens_per_second": Column("tokens/s", 110, RECOVERY, "%{y:,.0f} tokens/s", {"rangemode": "tozero"}),
     "loss": Column("loss", 110, BACKWARD_WEIGHT.fill, "loss %{y:.6g}"),
-    "step": Column("committed steps", 110, MUTED, "%{y} steps", {"rangemode": "tozero"}),
+    "step": Column("steps", 110, MUTED, "%{y} steps", {"rangemode": "tozero"}),
     "live_workers": Column("workers", 80, OPTIMIZER.fill, "%{y} live workers", {"rangemode": "tozero"}),
 }
 """Entry of the metrics -> its plot."""

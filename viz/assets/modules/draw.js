@@ -299,7 +299,7 @@ export class Picture {
     const { table, rows, theme, ratio } = this, size = 12 * ratio, room = 14 * ratio;
     const every = Math.max(1, Math.ceil(room / this.perRow)), grouped = rows.hasGroups;
     context.textBaseline = "middle";
-    const laneRoom = this.perRow >= room, names = this._nameWidth(context, size);
+    const laneRoom = this.perRow >= room, names = this._nameWidth(context, size) + (rows.isAlike ? context.measureText(` × ${table.lanes}`).width : 0);
     if (grouped) this._groups(context, size, room, laneRoom);
     context.font = `${Math.min(size, Math.max(9 * ratio, this.perRow * 0.5))}px ${theme.font}`;
     context.textAlign = "right";
