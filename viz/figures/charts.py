@@ -203,11 +203,7 @@ def run_figure(
         for place, (run, metrics) in enumerate(runs.items()):
             style = _style(place) if len(runs) > 1 else {"color": column.colour}
             line = {**style, "shape": "hv" if name == "live_workers" else "linear"}
-            entries = [
-                (name, line, {"size": 4}),
-                ("eval_loss", {**line, "dash": "dot"}, {"size": 8, "symbol": "diamond"}),
-            ]
-            for entry, style, marker in entries if name == "loss" else entries[:1]:
+            for entry in (name, "eval_loss") if name == "loss" else (name,):
                 known = [each for each in metrics if is_number(each.get(entry)) and is_number(each.get(axis))]
                 values = [each[entry] for each in known]
                 if name == "tokens_per_second" and len(values) > MARKED:
@@ -219,9 +215,9 @@ def run_figure(
                         "y": list(values),
                         "name": run,
                         "hover": f"{run} step %{{customdata}}, {text}",
-                        "line": style,
+                        "line": line if entry == name else {**line, "dash": "dot"},
                         "mode": "lines+markers" if len(known) <= MARKED and name != "live_workers" else "lines",
-                        "marker": marker,
+                        "marker": {"size": 4},
                         "customdata": [each["step"] for each in known],
                         "showlegend": len(runs) > 1 and name == columns[0] and entry == name,
                         "legendgroup": run,

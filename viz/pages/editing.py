@@ -22,8 +22,8 @@ from viz.pages.scenario import json_answer
 from viz.scenario import COMPILED_ROWS
 from viz.sources import schedule_source
 
-MAX_KEPT, MAX_TEXT = 64, 300
-"""Maximum edited schedules that are kept to save or edit them again, and characters about findings."""
+MAX_KEPT = 64
+"""Maximum edited schedules that are kept, to save or edit them again."""
 
 
 def move(schedule: Schedule, worker: int, place: int, to: int) -> Schedule:
@@ -66,8 +66,8 @@ def register(app: Dash, cache: LaneCache) -> None:
             lanes = replace(lanes, context=replace(context, timeline=file.timeline, plan=None))
         address = lanes_address(cache.put(lanes))
         edits.put(address, (schedule, context))
-        lines = [f"{finding.severity}: {finding.message}" for finding in file.findings]
-        message = "; ".join([*lines, *([file.problem] if file.problem else [])])[:MAX_TEXT] or "valid"
+        first = next(iter(file.findings), None)
+        message = f"{first.severity}: {first.message}" if first else "valid"
         return json_answer({"address": address, "message": message, "headline": parts.headline_figures(lanes)})
 
     def saved(digest: str) -> Response:

@@ -14,12 +14,11 @@ from typing import Any
 
 from dash import Dash, State, dcc, html
 
-from recycle.errors import RecycleError
-from recycle.runs.logs import TRACE, read_lines
+from recycle.runs.logs import TRACE
 from viz.figures.charts import is_number, run_figure
 from viz.pages import parts
 from viz.pages.page import Page, Workspace, keep_in_address, opener
-from viz.run_files import read_metrics, runs_in
+from viz.run_files import read_metrics, read_objects, runs_in
 
 HEAD = ("run", "last written", "steps", "last loss", "seconds per step", "tokens/s", "workers alive", "failures", "")
 LISTED = 200
@@ -77,7 +76,7 @@ class RunsPage(Page):
 
 def summary(run: Path) -> list[parts.Cell]:
     """Return the cells of a run between name and button, see HEAD; unreadable values are left out."""
-    metrics, events = _lines(run / "metrics.jsonl"), _lines(run / "events.jsonl")
+    metrics, events = read_metrics(run, []), read_objects(run / "events.jsonl", [])
     last = metrics[-1] if metrics else {}
     steps = [line["seconds"] for line in with_seconds(metrics) if line["seconds"] is not None]
     speeds = [line["tokens_per_second"] for line in metrics if isinstance(line.get("tokens_per_second"), int | float)]
@@ -103,13 +102,6 @@ def with_seconds(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     times = [line.get("time") if is_number(line.get("time")) else None for line in metrics]
     passed = [None if None in (now, before) else now - before for before, now in pairwise([None, *times])]
     return [{**line, "seconds": seconds} for line, seconds in zip(metrics, passed, strict=True)]
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        return [line for _, line in read_lines(path)]
-    except RecycleError:
-        return []
 
 
 class StartPage(Page):
