@@ -3,7 +3,7 @@
 import { drawZoomBox } from "viz/axes.js";
 import { dock } from "viz/dock.js";
 import { element } from "viz/page.js";
-import { apply, fitSpans, isGiven, post } from "viz/scenario.js";
+import { apply, fitSpans, hasServer, isGiven, post } from "viz/scenario.js";
 import { fetchTable } from "viz/table.js";
 
 const given = ({ root: { dataset } }) => dataset.original || dataset.address;
@@ -24,6 +24,7 @@ async function showLanes(view, address) {
 
 /* Move an operation to another place among the work of its lane. */
 async function move(view, operation, to) {
+  if (!hasServer() || view.root.dataset.timed || view.table.sources) throw new Error("not a schedule of its own");
   const lane = view.table.laneOf(operation), all = program(view, lane), place = all.indexOf(operation), before = given(view);
   if (place < 0 || to < 0 || to >= all.length || to === place) return;
   const { address, message, headline } = await post({ address: before, worker: lane, place, to }, "edit");

@@ -4,7 +4,7 @@ import { dock } from "viz/dock.js";
 import { element, inSight, readAddress, setProps, viewInUse, views, whenChanged } from "viz/page.js";
 import { fetchTable } from "viz/table.js";
 const HEADERS = { "Content-Type": "application/json" }, STEPS = 40, WAIT = 250;
-const hasServer = () => document.getElementById("times") !== null;
+export const hasServer = () => document.getElementById("times") !== null;
 const texts = { times: readAddress().get("times") || "", workers: readAddress().get("fail") || "" };
 const sent = []; // times that Dash has yet to give back
 let question = 0, names = "", telling = null;
