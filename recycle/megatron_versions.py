@@ -65,13 +65,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 # Linear layers ------------------------------------------------------------------------------------------------------
 
 
-def linear_hook(layer: torch.nn.Module) -> Any:
-    """The function that computes a tensor-parallel linear layer instead of megatron-core's; None if not replaced."""
-    return vars(layer).get(_LINEAR_HOOK)
-
-
 def set_linear_hook(layer: torch.nn.Module, function: Callable[..., torch.Tensor]) -> None:
-    """Compute a layer by `function(input=, weight=, bias=, **others)`; see `linear_defaults`.
+    """Compute a tensor-parallel linear layer by `function(input=, weight=, bias=, **others)`; see `linear_defaults`.
 
     Raises RunError if the layers of this megatron-core cannot be hooked.
     """
