@@ -30,7 +30,7 @@ from recycle.exec.planning.planner_process import Planner
 from recycle.exec.processes.forkserver import ForkServer
 from recycle.exec.processes.processes import require_open_files
 from recycle.ir.schedule import Schedule
-from recycle.job import Job
+from recycle.job import Job, price
 
 if TYPE_CHECKING:  # both have torch, which this process lacks
     from recycle.exec.data.loading import DataProvider
@@ -125,7 +125,7 @@ def train(
         JobError, ScheduleError: the request is impossible; no process was started.
         RunError: the run cannot continue.
     """
-    job = Providers(model, data, loss, evaluation).write_names(job).settled()
+    job = price(Providers(model, data, loss, evaluation).write_names(job))
     if resume and directory is not None:
         require_unused(Path(directory))
     if schedule is None and planner is None:

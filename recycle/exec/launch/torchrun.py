@@ -77,7 +77,7 @@ def _train(given: argparse.Namespace, first: bool) -> None:
     if "RANK" not in os.environ:
         raise JobError("RANK is not set: start this with torchrun, or train with: recycle train")
     load_plugins()
-    described = Job.load(given.job).settled()
+    described = Job.load(given.job)
     own = named_schedule(given.schedule, described.shape)
     request = request_run(described, steps=given.steps, schedule=own)
     check_request(request.job, request.steps, (), request.absent)
