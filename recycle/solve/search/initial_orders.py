@@ -88,19 +88,20 @@ def find_starts(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> l
     smaller = _without_slow(problem)
     if not smaller:
         return [find_initial_order(problem, effort, most)]
-    least = NO_GAIN * min(map(closed_form, smaller))
-    smaller.sort(key=lambda each: max(closed_form(each), least))  # without all slow workers first, unless that costs
+    bound_of = {id(each): closed_form(each) for each in (problem, *smaller)}
+    least = NO_GAIN * min(bound_of[id(each)] for each in smaller)
+    smaller.sort(key=lambda each: max(bound_of[id(each)], least))  # without all slow workers first, unless that costs
     policy = default_policy(problem)
     starts = [SearchStart(problem, evaluate(problem, schedule_by_policy(problem, policy)), policy)]
     pace = Pace(effort.deadline)
     problems = [(smaller[0], WITHOUT_SHARE), (problem, ALL_SHARE), *((each, START_SHARE) for each in smaller[1:])]
-    if effort.deadline.seconds_left < inf and closed_form(smaller[0]) <= NO_GAIN * closed_form(problem):
+    if effort.deadline.seconds_left < inf and bound_of[id(smaller[0])] <= NO_GAIN * bound_of[id(problem)]:
         problems = [(smaller[0], 1.0)]
     for turn, (each, share) in enumerate(problems):
         best = min(start.best.period for start in starts)
         if (turn and pace.is_over()) or effort.is_met(problem, best):
             break
-        if closed_form(each) < best - TOLERANCE:
+        if bound_of[id(each)] < best - TOLERANCE:
             starts.append(find_initial_order(each, effort.part(share), most))
     starts.sort(key=lambda start: (round(start.best.period / TOLERANCE), len(start.problem.dead)))
     best_of: dict[int, SearchStart] = {}
