@@ -121,8 +121,11 @@ class Session:
 
     @property
     def acting_rank(self) -> int:
-        """The rank for which this process prints: its own, or 0 or the last one if it stands in for that."""
-        return self._world.acting_rank
+        """The rank for which this process prints: its own, or 0 or the last one if it stands in for that.
+
+        Inside an iteration it is the process's own: megatron-core looks for it among the members of groups.
+        """
+        return self._world.acting_rank if self._is_in_script else self._world.rank
 
     def _device_state(self) -> DeviceState:
         if self._is_in_script:
