@@ -53,6 +53,8 @@ _REFUSED = (
     *("use_tp_pp_dp_mapping", "vision_pretraining"),
 )
 """Arguments of Megatron-LM that must not be set."""
+_GLOO = "enable_gloo_process_groups", "use_gloo_process_groups"
+"""Argument of Megatron-LM up to 0.18, and from 0.19 on."""
 _START = "_initialize_distributed"
 _REPLACED = ("train", "train_step", "training_log", "load_checkpoint", "save_checkpoint")
 
@@ -249,7 +251,7 @@ class _Pretraining:
             num_distributed_optimizer_instances=args.num_distributed_optimizer_instances,
             get_embedding_ranks=embedding_ranks,
             get_position_embedding_ranks=position_embedding_ranks,
-            create_gloo_process_groups=args.enable_gloo_process_groups,
+            create_gloo_process_groups=any(getattr(args, name, False) for name in _GLOO),
         )
         self._initialize_distributed(embedding_ranks, position_embedding_ranks, *others, **named)
         if self._session.copies_state:
