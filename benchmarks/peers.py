@@ -1,4 +1,4 @@
-"""A worker gets SIGKILL in the middle of a run: recycle beside torchrun, NVRx's launcher and torchft.
+"""A worker gets SIGKILL in the middle of a run: recycle, torchrun, NVRx's launcher and torchft.
 
     python -m benchmarks.peers [--only NAME ...] [--kills N] [--steps N] [--every N] [--megatron-lm FOLDER]
 
