@@ -399,7 +399,7 @@ def _ranked(optimizer: Any, rank: int) -> Iterator[None]:
     from megatron.core import parallel_state
 
     names = ("data_parallel_group", "data_parallel_group_gloo")
-    groups = [getattr(part, name, None) for part in optimizer_parts(optimizer) for name in names]
+    groups: list[Any] = [getattr(part, name, None) for part in optimizer_parts(optimizer) for name in names]
     with ExitStack() as stack:
         name = "get_expert_data_parallel_rank"
         stack.callback(setattr, parallel_state, name, getattr(parallel_state, name))
