@@ -121,8 +121,11 @@ class Session:
 
     @property
     def acting_rank(self) -> int:
-        """The rank for which this process prints: its own, or 0 or the last one if it stands in for that."""
-        return self._world.acting_rank
+        """The rank for which this process prints: its own, or 0 or the last one if it stands in for that.
+
+        Inside an iteration it is the process's own: megatron-core looks for it among the members of groups.
+        """
+        return self._world.acting_rank if self._is_in_script else self._world.rank
 
     def _device_state(self) -> DeviceState:
         if self._is_in_script:
@@ -289,13 +292,17 @@ class Session:
             while self._at < target and not self._is_over:
                 self._take(next(self._pauses))
         except StopIteration as end:
-            self._is_over = True
-            if not end.value:
-                lost = self._process.member.stage_lost
-                print(f"worker {self.worker} leaves the run{lost and ': '}{lost}", flush=True)
-                sys.exit(STAGE_LOST if lost else 0)
+            self._end(end)
         finally:
             self._is_in_script, self._world.recover = True, self._recover
+
+    def _end(self, end: StopIteration) -> None:
+        """The main loop has ended, after the last step or because this process leaves the run."""
+        self._is_over = True
+        if not end.value:
+            lost = self._process.member.stage_lost
+            print(f"worker {self.worker} leaves the run{lost and ': '}{lost}", flush=True)
+            sys.exit(STAGE_LOST if lost else 0)
 
     def _take(self, pause: Pause) -> None:
         self._at = pause.step, _PHASES.index(pause.phase)
@@ -309,6 +316,9 @@ class Session:
         try:
             if self._world.peers is not None:
                 self._take(self._pauses.throw(error))
+        except StopIteration as end:
+            self._end(end)
+            raise RunError("a worker has died after the last step, before the script has ended") from None
         finally:
             self._is_in_script, self._world.recover = True, self._recover
         self._at = min(self._at, (target[0], -1)) if self._world.peers is None else self._at

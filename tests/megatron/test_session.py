@@ -256,10 +256,11 @@ def test_the_script_starts_again_from_its_checkpoint_after_the_loss_of_a_stage(
     (tmp_path / "saved").mkdir()
     (tmp_path / "job.toml").write_text(job().to_toml())
     recycle = Command(capsys)
+    faults = "kill:1.1@1", "kill:0.1@3", "kill:0.0@4.stepped", "kill:1.0@4.stepped"  # the last: between two steps
     with warm_children():
         ended = recycle(
             *("agent", tmp_path / "job.toml", "--run", tmp_path / "run", "--steps", STEPS, "--restarts", 1),
-            *("--fault", "kill:1.1@1", "--fault", "kill:0.1@3", "--fault", "kill:0.0@5", "--fault", "kill:1.0@5"),
+            *(word for fault in faults for word in ("--fault", fault)),
             *("--", sys.executable, SCRIPT, "--dropout=0.1", f"--checkpoints={tmp_path / 'saved'}"),
         )
     assert ended.status == 75, ended.err  # the second loss; the first one let the script start again
