@@ -23,6 +23,8 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -36,6 +38,7 @@ from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.hooks.phases import Phase
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.planning.run_checks import check_for_run
+from recycle.exec.profile.executed import executed
 from recycle.exec.protocol import STAGE_LOST, Commit, GenerationRecord
 from recycle.exec.transport.base import TransportError
 from recycle.exec.worker.iterations import Pause, Pauses
@@ -276,6 +279,25 @@ class Session:
 
         self._world.complete(None, run)
 
+    def save_profile(self, path: str | Path) -> None:
+        """Write the times and bytes of the run so far as a profile, for `[times] profile`, in the first live process.
+
+        Call it in all processes, between two steps. The profile has the times of `recycle profile RUN -o FILE`, and the
+        bytes of the first forward's activations. Raises RecycleError if no iteration is in the trace.
+        """
+        script, rows = self._require_script(), list[tuple[Worker, torch.Tensor]]()
+
+        def gather(peers: Peers) -> None:
+            rows[:] = peers.gather(None, script.bytes_held()).items()
+
+        self.repeat_together(gather)
+        if self.worker != rows[0][0] or self._process.tensor_rank:
+            return
+        of_rank = {worker.rank: row.tolist() for worker, row in rows}
+        by_stage = [row for chunk in zip(*map(of_rank.__getitem__, range(len(of_rank))), strict=True) for row in chunk]
+        message, activation, static = map(list, zip(*by_stage, strict=True))
+        replace(executed(self.directory).profile, message=message, activation=activation, static=static).save(path)
+
     def set_alone(self, is_alone: bool) -> None:
         """Let this process answer its collectives alone, as before `steps()`: others do not make them."""
         self._world.is_alone = is_alone
@@ -284,16 +306,22 @@ class Session:
 
     def _advance(self, target: tuple[int, int]) -> None:
         """Run the main loop until it pauses at `target` = (step, phase), or after it."""
+        with self._outside_script():
+            try:
+                while self._at < target and not self._is_over:
+                    self._take(next(self._pauses))
+            except StopIteration as end:
+                self._is_over = True
+                if not end.value:
+                    lost = self._process.member.stage_lost
+                    print(f"worker {self.worker} leaves the run{lost and ': '}{lost}", flush=True)
+                    sys.exit(STAGE_LOST if lost else 0)
+
+    @contextmanager
+    def _outside_script(self) -> Iterator[None]:
         self._is_in_script, self._world.recover = False, None
         try:
-            while self._at < target and not self._is_over:
-                self._take(next(self._pauses))
-        except StopIteration as end:
-            self._is_over = True
-            if not end.value:
-                lost = self._process.member.stage_lost
-                print(f"worker {self.worker} leaves the run{lost and ': '}{lost}", flush=True)
-                sys.exit(STAGE_LOST if lost else 0)
+            yield
         finally:
             self._is_in_script, self._world.recover = True, self._recover
 
@@ -305,12 +333,9 @@ class Session:
         target = self._at
         if self._is_over:
             raise RunError(f"a collective after the end of the run: {error}")
-        self._is_in_script, self._world.recover = False, None
-        try:
+        with self._outside_script():
             if self._world.peers is not None:
                 self._take(self._pauses.throw(error))
-        finally:
-            self._is_in_script, self._world.recover = True, self._recover
         self._at = min(self._at, (target[0], -1)) if self._world.peers is None else self._at
         self._advance(target)
 
