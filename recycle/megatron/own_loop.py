@@ -59,7 +59,8 @@ from recycle.megatron.script import Arguments, Script, ScriptStages
 from recycle.megatron.transfer import receive_value, send_value
 from recycle.megatron_versions import share_random_generator
 
-_PHASES = ("next", "reduced", "stepped")
+_NEXT, _REDUCED, _STEPPED = range(3)
+_PHASES = {"next": _NEXT, "reduced": _REDUCED, "stepped": _STEPPED}
 
 
 def session(schedule: ScheduleSource | None = None) -> Session:
@@ -192,13 +193,13 @@ class Session:
         """Iterate over the steps of the run, from 0 or from the step at which this process joins."""
         self._require_script()
         while True:
-            self._advance((self.step, _PHASES.index("next")))
+            self._advance((self.step, _NEXT))
             if self._is_over:
                 return
             self.step = self._at[0]
             self._world.begin_step(self.step)
             yield self.step
-            if self._at < (self.step, _PHASES.index("stepped")):
+            if self._at < (self.step, _STEPPED):
                 raise RunError(f"step {self.step}: the script did not call optimizer_step")
             self.step += 1
             if self.step >= self.job.train.steps:
@@ -226,7 +227,7 @@ class Session:
         script = self._require_script()
         script.arguments = Arguments(forward_step_func, seq_length, micro_batch_size, decoder_seq_length)
         script.results = []
-        self._advance((self.step, _PHASES.index("reduced")))
+        self._advance((self.step, _REDUCED))
         return script.results
 
     def optimizer_step(self) -> tuple[bool, float | None, int | None]:
@@ -237,9 +238,9 @@ class Session:
             `optimizer.step()`.
         """
         script = self._require_script()
-        if self._at < (self.step, _PHASES.index("reduced")):
+        if self._at < (self.step, _REDUCED):
             raise RunError(f"step {self.step}: the script called optimizer_step before forward_backward")
-        self._advance((self.step, _PHASES.index("stepped")))
+        self._advance((self.step, _STEPPED))
         success, norm, zeros = script.stepped
         return success, norm, zeros
 
@@ -258,7 +259,7 @@ class Session:
         `data` is as for `attach`, and is called again in each evaluation.
         """
         script, results = self._require_script(), list[Any]()
-        if self._world.is_alone or self._at[1] == _PHASES.index("reduced"):
+        if self._world.is_alone or self._at[1] == _REDUCED:
             raise RunError("session.evaluate: call it after a step, or before forward_backward, not between the two")
         arguments = Arguments(forward_step_func, seq_length, micro_batch_size, decoder_seq_length)
 
@@ -326,7 +327,7 @@ class Session:
             self._is_in_script, self._world.recover = True, self._recover
 
     def _take(self, pause: Pause) -> None:
-        self._at = pause.step, _PHASES.index(pause.phase)
+        self._at = pause.step, _PHASES[pause.phase]
 
     def _recover(self, error: TransportError) -> None:
         """Bring this process into the next generation, to where the script is."""
