@@ -7,7 +7,8 @@
     /recycle/RUN/outcome  the outcome of the run
 
 Each transaction of a leader requires that the role still is the key that it created. So a stalled leader writes nothing
-after another leader was elected. Every decision is written before it is announced.
+after another leader was elected. Each also requires the cursor that this leader wrote last, so a repeated write that
+arrives after later ones changes nothing. Every decision is written before it is announced.
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from recycle.errors import RunError
-from recycle.exec.etcd import EtcdClient, EtcdRequest, Lease, LeaseEnded, created_at, delete, open_client, put
+from recycle.exec.etcd import (
+    EtcdClient,
+    EtcdRequest,
+    Lease,
+    LeaseEnded,
+    created_at,
+    delete,
+    open_client,
+    put,
+    written_times,
+)
 from recycle.exec.leader.actions import Persist
 from recycle.exec.protocol import Cursor, GenerationRecord, RunInfo
 from recycle.job.sections import MembershipSection
@@ -46,7 +57,7 @@ class Election:
     def __init__(self, client: EtcdClient, run: str, settings: MembershipSection) -> None:
         self._client, self._settings, self._prefix = client, settings, f"/recycle/{run}/"
         self._lease: Lease | None = None
-        self._created = 0
+        self._created = self._version = 0
         self.is_lost = False
 
     @classmethod
@@ -105,6 +116,8 @@ class Election:
             lease.close()
             return False
         self._lease = lease
+        cursor = self._client.read(self._prefix + "cursor")
+        self._version = 0 if cursor is None else cursor.version
         return True
 
     def _lose(self) -> None:
@@ -123,7 +136,7 @@ class Election:
     def persist(self, action: Persist) -> None:
         """Write the register. Raises RoleLost, RunError."""
         record = [] if action.record is None else [self._put("record", action.record)]
-        self._write([self._put("cursor", action.cursor), *record])
+        self._write(record, action.cursor)
 
     def end(self, outcome: str) -> None:
         """Write the outcome of the run. Raises RoleLost, RunError."""
@@ -134,11 +147,19 @@ class Election:
         if goes_on_from is None:
             self._write([delete(self._prefix, self._prefix[:-1] + "0")])
         else:
-            self._write([delete(self._prefix + "outcome"), self._put("cursor", goes_on_from)])
+            self._write([delete(self._prefix + "outcome")], goes_on_from)
 
-    def _write(self, operations: list[EtcdRequest]) -> None:
+    def _write(self, operations: list[EtcdRequest], cursor: Cursor | None = None) -> None:
         """The transaction may be repeated, and requires that this agent still has the role."""
-        role = self._prefix + "role"
-        body = {"compare": [created_at(role, self._created)], "success": operations, "failure": []}
-        if not self._client.call("/kv/txn", body).get("succeeded"):
+        role, version = self._prefix + "role", self._version
+        conditions = [created_at(role, self._created), written_times(self._prefix + "cursor", version)]
+        if cursor is not None:
+            operations, version = [*operations, self._put("cursor", cursor)], version + 1
+        body = {"compare": conditions, "success": operations, "failure": []}
+        if not self._client.call("/kv/txn", body).get("succeeded") and not self._has_written(version):
             raise RoleLost("another agent leads this run now")
+        self._version = version
+
+    def _has_written(self, version: int) -> bool:
+        role, cursor = (self._client.read(self._prefix + name) for name in ("role", "cursor"))
+        return role is not None and cursor is not None and (role.created, cursor.version) == (self._created, version)

@@ -1,8 +1,8 @@
 """A client of etcd over its JSON gateway, by the HTTP client of the standard library.
 
-A request without an answer is repeated at the next member until `store_timeout` is over. Every request may be repeated:
-puts, deletes, reads, and transactions whose outcome is read back. A refusal by etcd is an error at once. Needs etcd 3.4
-or newer, for `/v3/`. gRPC clients start threads, which do not survive a fork.
+A request without an answer is repeated at the next member until `store_timeout` is over; etcd may carry out the first
+one later. Every request may be repeated: reads, and transactions with conditions whose outcome is read back. A refusal
+by etcd is an error at once. Needs etcd 3.4 or newer, for `/v3/`. Threads of gRPC clients would not survive a fork.
 """
 
 from __future__ import annotations
@@ -60,10 +60,11 @@ class LeaseEnded(RunError):
 
 
 class KeyValue(NamedTuple):
-    """The value of a key, and the revision of the key's creation."""
+    """The value of a key, the revision of the key's creation, and how often the key was written since."""
 
     value: bytes
     created: int
+    version: int
 
 
 class EtcdClient:
@@ -115,7 +116,7 @@ class EtcdClient:
     def read(self, name: str) -> KeyValue | None:
         """Return the value of a key, or None if the key does not exist. Raises RunError."""
         for pair in self.call("/kv/range", span(name)).get("kvs", []):
-            return KeyValue(decoded(pair.get("value", "")), int(pair["create_revision"]))
+            return KeyValue(decoded(pair.get("value", "")), int(pair["create_revision"]), int(pair["version"]))
         return None
 
     def _post(self, path: str, body: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -255,6 +256,11 @@ def delete(start: str, end: str | None = None) -> EtcdRequest:
 def created_at(name: str, revision: int) -> EtcdRequest:
     """Return a condition: the key was created at this revision; 0: the key does not exist."""
     return {"key": encoded(name), "result": "EQUAL", "target": "CREATE", "create_revision": str(revision)}
+
+
+def written_times(name: str, version: int) -> EtcdRequest:
+    """Return a condition: the key was written so often since its creation; 0: the key does not exist."""
+    return {"key": encoded(name), "result": "EQUAL", "target": "VERSION", "version": str(version)}
 
 
 def span(start: str, end: str | None = None) -> EtcdRequest:

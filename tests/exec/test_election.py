@@ -7,12 +7,13 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 import pytest
 
 from recycle.exec.election import Election, LeaderAddress, RoleLost
-from recycle.exec.etcd import open_client
+from recycle.exec.etcd import EtcdClient, open_client
 from recycle.exec.leader.actions import Persist
 from recycle.exec.protocol import Commit, Cursor, Evaluated, GenerationRecord, Progress, RunInfo, Verified
 from recycle.job.sections import MembershipSection
@@ -41,6 +42,9 @@ class Run:
     def agent(self, **settings: object) -> Election:
         limits = MembershipSection(store=self._server.url, **settings)  # type: ignore[arg-type]
         return Election(open_client(self._server.url, limits), self.name, limits)
+
+    def client(self) -> EtcdClient:
+        return open_client(self._server.url, MembershipSection(store=self._server.url))
 
     def keys(self) -> set[str]:
         """The run's keys."""
@@ -92,6 +96,31 @@ def test_leader_that_has_lost_the_role_writes_nothing(run: Run) -> None:
     assert new.register() == (RECORD, CURSOR)
     assert (new.outcome(), new.leader()) == (None, address(1))
     new.resign()
+
+
+def test_write_that_arrives_after_later_ones_changes_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member of etcd that was stopped carries out a request when another one has had its repetition for long."""
+    leader, requests = run.agent(), list[dict[str, Any]]()
+    assert leader.campaign(address(0))
+    post = EtcdClient._post
+
+    def lose_answers(client: EtcdClient, path: str, body: dict[str, Any], seconds: float) -> dict[str, Any]:
+        is_first = path == "/kv/txn" and body not in requests
+        requests.append(body)
+        answer = post(client, path, body, seconds)
+        if is_first:
+            raise TimeoutError
+        return answer
+
+    monkeypatch.setattr(EtcdClient, "_post", lose_answers)
+    for step in (4, 5):
+        leader.persist(Persist(msgspec.structs.replace(CURSOR, committed=step), RECORD))
+    monkeypatch.undo()
+    (first, *_) = (body for body in requests if "compare" in body)
+    run.client().call("/kv/txn", first)
+    assert leader.register() == (RECORD, msgspec.structs.replace(CURSOR, committed=5))
+    leader.erase()
+    leader.resign()
 
 
 def test_role_ends_with_its_lease_and_another_agent_may_have_it(own_etcd: EtcdServer) -> None:

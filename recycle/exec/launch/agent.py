@@ -33,6 +33,7 @@ from recycle.exec.processes.processes import require_open_files
 from recycle.exec.protocol import ENDED_EARLY, Alive, Order, Over, Rejected
 from recycle.job.endpoints import Endpoints, parse_endpoints
 from recycle.job.shape import node_of, place_workers
+from recycle.runs.logs import EVENTS
 
 LEAVE_SECONDS = 30.0
 """Seconds that the end of the run waits for the other agents to leave."""
@@ -193,6 +194,8 @@ class _Agent:
         if leader is None:
             if (outcome := self._election.outcome()) is not None:
                 self._outcome = outcome
+            elif self._election.run() is None:  # it has ended and was erased, while this agent had no leader
+                self._outcome = self._outcome_of_erased_run()
             elif not self._gives_way():
                 self._disconnect()
                 self._take_role()
@@ -209,6 +212,12 @@ class _Agent:
         self._link, self._leader_session, self._heard = link, leader.session, now
         self._hub.add(link)
         self._hub.send(link, self._agent.hello())
+
+    def _outcome_of_erased_run(self) -> str:
+        path = self._directory.path
+        if has_ended(path, self._job, self._request.steps):
+            return ""
+        raise RunError(f"the run has ended while this agent had no leader; {path / EVENTS} says why")
 
     def _take_orders(self, link: Link, orders: list[Any] | None) -> None:
         if link is not self._link:

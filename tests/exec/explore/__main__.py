@@ -1,0 +1,207 @@
+"""Random runs of the whole control plane, for a given time; the shortest story of each run that violates a rule.
+
+    python -m tests.exec.explore [--minutes N] [--jobs N] [--first SEED] [--seed SEED]
+
+Each seed draws a small job and faults. A seed that violates a rule (rules.py) is made shorter: fewer faults, steps and
+workers, as long as the same rule is violated. What is left is printed as a timeline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import random
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count, islice
+
+from tests.exec.explore.cluster import Cluster, Fault, Scenario, job_of
+from tests.exec.explore.rules import Violation
+
+WEIGHTS = {
+    "kill worker": 4,
+    "stop worker": 2,
+    "leave worker": 1,
+    "kill agent": 2,
+    "stop agent": 3,
+    "lose node": 2,
+    "leave node": 1,
+    "cut": 2,
+    "isolate": 3,
+    "cut from store": 2,
+    "stall store": 2,
+    "lose answers": 2,
+    "lose leases": 1,
+}
+"""How often a seed has a kind of fault."""
+OF_STORE = {"stall store", "lose answers", "lose leases"}
+TRIES = 12
+"""Seeds with which a shorter story is tried."""
+
+
+CPU_SECONDS = 20.0
+"""Far more than a run takes."""
+
+
+def draw_scenario(seed: int) -> Scenario:
+    draws = random.Random(seed)
+
+    def chance(share: float) -> bool:
+        return draws.random() < share
+
+    pipelines, ranks = draws.choice([(2, 1), (2, 1), (2, 2), (2, 2), (3, 1), (3, 2)])
+    per_node = draws.choice([1, 1, 2]) if ranks > 1 else 1
+    steps = draws.randint(2, 6)
+    scenario = Scenario(
+        pipelines=pipelines,
+        ranks=ranks,
+        per_node=per_node,
+        steps=steps,
+        checkpoint_every=draws.choice([0, 0, 0, 2]),
+        eval_every=draws.choice([0, 0, 2]),
+        staggered=chance(0.7),
+        slow_messages=draws.choice([0.0, 0.0, 0.02]),
+        seed=seed,
+    )
+    homes = {worker: node for node, workers in enumerate(_places(scenario)) for worker in workers}
+    workers = list(homes)
+    spared = frozenset[int]()
+    if chance(0.6):  # all of a pipeline is never struck
+        pipeline = draws.randrange(pipelines)
+        spared = frozenset(number for number, worker in enumerate(workers) if worker.pipeline == pipeline)
+    spared_nodes = {homes[workers[number]] for number in spared}
+    nodes = [node for node in set(homes.values()) if node not in spared_nodes]
+    others = [number for number in range(len(workers)) if number not in spared and homes[workers[number]] in nodes]
+    faults = list[Fault]()
+    for kind in draws.choices(list(WEIGHTS), list(WEIGHTS.values()), k=draws.choice([0, 1, 1, 2, 2, 3, 4])):
+        targets = [0] if kind in OF_STORE else others if "worker" in kind else nodes
+        if not targets or (kind == "cut" and spared):
+            continue
+        time = draws.random() * (2.0 * steps + 6.0)
+        seconds = draws.choice([0.5, 2.0, 4.0, 7.0, 15.0]) * (0.5 + draws.random())
+        faults.append(Fault(time, kind, draws.choice(targets), 0.0 if kind in INSTANT else seconds))
+        if chance(0.25) and targets != [0]:
+            faults.append(Fault(time + draws.random() * 5.0, "kill worker", draws.choice(others), 0.0))
+    return replace(scenario, spared=spared, faults=tuple(sorted(faults)))
+
+
+INSTANT = {"kill worker", "leave worker", "kill agent", "lose node", "leave node", "lose leases"}
+
+
+def _places(scenario: Scenario) -> list[list[object]]:
+    from recycle.job.shape import place_workers
+
+    return place_workers(job_of(scenario.calm).shape, scenario.per_node)  # type: ignore[return-value]
+
+
+def violation_of(scenario: Scenario, trace: Callable[[str], None] | None = None) -> Violation | None:
+    """What a run violates; None if it violates no rule."""
+
+    def stop(*_: object) -> None:
+        raise Violation("loop", f"more than {CPU_SECONDS:g} s of CPU time: {traceback.format_stack(limit=8)}")
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS)
+    try:
+        Cluster(scenario, trace).run()
+    except Violation as violation:
+        return violation
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
+    return None
+
+
+def shorter(scenario: Scenario) -> Iterator[Scenario]:
+    """What may be left out."""
+    for place in range(len(scenario.faults)):
+        yield replace(scenario, faults=scenario.faults[:place] + scenario.faults[place + 1 :])
+    if scenario.steps > 2:
+        yield replace(scenario, steps=scenario.steps - 1)
+    for name, least in (("checkpoint_every", 0), ("eval_every", 0), ("slow_messages", 0.0), ("staggered", False)):
+        if getattr(scenario, name) != least:
+            yield replace(scenario, **{name: least})
+    if scenario.ranks > 1 and not scenario.spared:
+        yield replace(scenario, ranks=1, per_node=1)
+    if scenario.pipelines > 2 and not scenario.spared:
+        yield replace(scenario, pipelines=2)
+
+
+def shortest(scenario: Scenario, rule: str) -> Scenario:
+    """The shortest scenario that still violates the rule."""
+    seeds = count(1_000_000_000)
+    while True:
+        for candidate in shorter(scenario):
+            tried = (replace(candidate, seed=seed) for seed in (scenario.seed, *islice(seeds, TRIES)))
+            found = next((one for one in tried if _rule_of(one) == rule), None)
+            if found is not None:
+                scenario = found
+                break
+        else:
+            return scenario
+
+
+def _rule_of(scenario: Scenario) -> str:
+    violation = violation_of(scenario)
+    return "" if violation is None else violation.rule
+
+
+def _explore(first: int, every: int, end: float, found: multiprocessing.SimpleQueue[tuple[int, str, str]]) -> None:
+    for seed in count(first, every):
+        if time.monotonic() > end:
+            break
+        violation = violation_of(draw_scenario(seed))
+        found.put((seed, "", "") if violation is None else (seed, violation.rule, str(violation)))
+    found.put((-1, "", ""))
+
+
+def main() -> int:
+    """Run seeds; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=1.0, help="for how long")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--seed", type=int, help="only this one, with its history")
+    parser.add_argument("--whole", action="store_true", help="do not make stories shorter")
+    asked = parser.parse_args()
+    if asked.seed is not None:
+        return _tell(draw_scenario(asked.seed), asked.whole)
+    began, seeds, found, running = time.monotonic(), 0, dict[int, str](), asked.jobs
+    forks = multiprocessing.get_context("fork")
+    outcomes = forks.SimpleQueue()
+    for place in range(asked.jobs):
+        end = began + 60 * asked.minutes
+        forks.Process(target=_explore, args=(asked.first + place, asked.jobs, end, outcomes), daemon=True).start()
+    while running:
+        seed, rule, text = outcomes.get()
+        running -= seed < 0
+        seeds += seed >= 0
+        if rule:
+            found[seed] = rule
+            print(f"seed {seed}: {text[:1500]}", flush=True)
+    print(
+        f"{seeds} seeds in {time.monotonic() - began:.0f} s, {len(found)} violate a rule: {dict(Counter(found.values()))}"
+    )
+    if found and not asked.whole:
+        _tell(draw_scenario(min(found)))
+    return 1 if found else 0
+
+
+def _tell(scenario: Scenario, is_whole: bool = False) -> int:
+    if (violation := violation_of(scenario, print if is_whole else None)) is None:
+        print(f"{scenario}: no rule is violated")
+        return 0
+    if not is_whole:
+        scenario = shortest(scenario, violation.rule)
+        violation = violation_of(scenario, print)
+    print(f"{scenario}\n{violation}")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,572 @@
+"""A whole run in one thread: agents, their leader, the election, workers and their iterations, under virtual time.
+
+Real: `recycle agent` (`serve`) with its election, connections, frames and handshakes, its node, the leader and its
+runtime, the run directory, checkpoints and plans; `run_worker` with its connection, main loop, iterations, state, hooks
+and emulated stages. Simulated: time, threads and sockets (kernel.py), etcd (store.py), process groups (transport.py),
+starts and ends of processes, the planner's process (its plans are real), the check of a job before the run.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+import recycle.exec.agent.node_agent
+import recycle.exec.election
+import recycle.exec.launch.agent
+import recycle.exec.launch.node
+import recycle.exec.planning.planning
+import recycle.exec.processes.processes
+import recycle.exec.worker.member
+import recycle.exec.worker.worker
+from recycle.cli.planner import plan_for_training
+from recycle.errors import JobError, RecycleError, RunError
+from recycle.exec.launch.agent import AgentExit, serve
+from recycle.exec.launch.request import RunRequest
+from recycle.exec.launch.standalone import LocalRun
+from recycle.exec.launch.trackers import Observer
+from recycle.exec.planning.planner_process import PlannerAnswer, Question, answer
+from recycle.exec.processes.forkserver import describe_exit
+from recycle.exec.protocol import LeaderMessage, Leaving, Start
+from recycle.exec.transport.plugin import TransportSettings
+from recycle.exec.worker.member import FormingKeys, Member, MemberState
+from recycle.exec.worker.specification import RunSpecification, WorkerSpecification
+from recycle.exec.worker.worker import Participant, run_worker
+from recycle.ir.lower import with_barrier
+from recycle.job import PricedJob
+from recycle.job.shape import Worker, place_workers
+from recycle.plans import Plan, failure_vector
+from tests.exec.explore.kernel import Event, Kernel, Process, Selector, Waiting, current, virtual
+from tests.exec.explore.rules import Reference, Rules, Violation
+from tests.exec.explore.store import HOST as STORE
+from tests.exec.explore.store import Store
+from tests.exec.explore.transport import Fabric, SimulatedTransport
+from tests.exec.runs import job
+
+LONGEST = 300.0
+"""Virtual seconds after the last fault in which a run has to end."""
+LIMITS = {
+    "store": "etcd://127.0.0.1:1",
+    "heartbeat": 0.5,
+    "dead_after": 4.0,
+    "hung_after": 5.0,
+    "hung_factor": 4.0,
+    "warm_up": 15.0,
+    "form_timeout": 8.0,
+    "transport_timeout": 25.0,
+    "start_deadline": 40.0,
+    "rejoin_deadline": 30.0,
+    "store_timeout": 12.0,
+    "grace": 40.0,
+    "lease": 6,
+    "drift": 0.0,
+}
+FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+class Fault(NamedTuple):
+    """What strikes at a time: a process of a worker (by number), a node, or the store."""
+
+    time: float
+    kind: str
+    target: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.target} at {self.time:.2f} s for {self.seconds:.2f} s"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What a run begins with. `spared` has one host of each stage whose processes and node no fault strikes."""
+
+    pipelines: int = 2
+    ranks: int = 2
+    per_node: int = 1
+    steps: int = 4
+    faults: tuple[Fault, ...] = ()
+    checkpoint_every: int = 0
+    eval_every: int = 0
+    staggered: bool = True
+    slow_messages: float = 0.0
+    seed: int = 0
+    spared: frozenset[int] = frozenset()
+
+    @property
+    def calm(self) -> Scenario:
+        """What of it the job depends on."""
+        return replace(self, faults=(), seed=0, slow_messages=0.0, spared=frozenset())
+
+
+@cache
+def job_of(scenario: Scenario) -> PricedJob:
+    return job(
+        scenario.pipelines,
+        scenario.ranks,
+        2,
+        model={"seconds_per_unit": 0.1},
+        planner={"seconds": 0.1, "ahead": 0, "staggered": scenario.staggered},
+        train={
+            "checkpoint_every": scenario.checkpoint_every,
+            "checkpoint_deadline": 30.0,
+            "steps": scenario.steps,
+            "trace": "off",
+        },
+        eval={"every": scenario.eval_every},
+        cluster={"workers_per_node": scenario.per_node, "restarts": 3, "gpu_checks": 0.0},
+        integrity={"digests": 0},
+        membership=LIMITS,
+    )
+
+
+@cache
+def reference(calm: Scenario) -> Reference:
+    """What a run without failures computes."""
+    config = job_of(calm)
+    config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, seconds_per_unit=0.0))
+    text = plan_for_training(config, failure_vector(config.shape, ()), True)
+    result = LocalRun(with_barrier(Plan.from_text(text, "plan").schedule), config).run(calm.steps)
+    digests: dict[int, set[str]] = {}
+    for of_worker in result.digests.values():
+        for stage, digest in of_worker.items():
+            digests.setdefault(stage, set()).add(digest)
+    return Reference(result.metrics, digests)
+
+
+@cache
+def _planned(calm: Scenario, question: Question) -> PlannerAnswer:
+    return answer(plan_for_training, job_of(calm), None, question)
+
+
+class _Planner:
+    """As `PlannerProcess`: answers with quick plans, after a while."""
+
+    is_busy = False
+
+    def __init__(self, config: PricedJob, planner: Any, answered: Callable[[Any], Any], *_: Any) -> None:
+        self._answered, self._process = answered, current().process
+
+    def ask(self, question: Question) -> None:
+        kernel, cluster = self._process.kernel, CLUSTER
+        quick = msgspec.structs.replace(question, quick=True)
+        answered = msgspec.structs.replace(_planned(cluster.scenario.calm, quick), question=question)
+        seconds = kernel.draw(2.0, 8.0) if kernel.draws.random() < 0.05 else kernel.draw(0.01, 0.3)
+        call = partial(cluster.run_in, self._process, partial(self._answered, answered))
+        kernel.after(seconds, call)
+
+    def restart_if_ended(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _Waker:
+    """As `Waker`."""
+
+    def __init__(self) -> None:
+        self.waiting, self.is_set = Waiting(), False
+
+    def wake(self) -> None:
+        self.is_set = True
+        CLUSTER.kernel.wake(self.waiting)
+
+    def clear(self) -> None:
+        self.is_set = False
+
+    def close(self) -> None:
+        pass
+
+
+class _Processes:
+    """As `LocalProcesses`: starts processes that run `run_worker`."""
+
+    def __init__(
+        self, server: object, run: RunSpecification, places: object, waker: _Waker, tensor_parallel: int = 1
+    ) -> None:
+        self._run, self._waker, self._agent = run, waker, current().process
+        self.processes: dict[Worker, Process] = {}
+        self._ended: dict[Worker, tuple[str, str]] = {}
+        self._hub: Selector | None = None
+        CLUSTER.processes[self._agent.host] = self
+
+    def watch(self, hub: Selector) -> None:
+        self._hub = hub
+        hub.waiting.append(self._waker.waiting)
+
+    def start(self, order: Start) -> None:
+        worker, kernel = Worker.parse(order.worker), CLUSTER.kernel
+        name = f"worker {order.worker}.{order.incarnation}"
+        self.processes[worker] = process = Process(kernel, name, self._agent.host, self._agent)
+        kernel.log(f"{name} starts on node {process.host}")
+        specification = WorkerSpecification(
+            run=self._run,
+            worker=order.worker,
+            incarnation=order.incarnation,
+            generation=order.generation,
+            restored=order.restored,
+        )
+
+        def notice() -> None:
+            assert process.code is not None
+            how = process.how if process.how.startswith("killed") else describe_exit(process.code)
+            self._ended[worker] = how, ""
+            kernel.wake(self._waker.waiting)
+
+        process.at_end.append(lambda: kernel.after(kernel.draw(0.0, 0.05), notice))
+        process.run(partial(run_worker, msgspec.json.encode(specification).decode()), kernel.draw(0.3, 2.0))
+
+    def running(self, worker: Worker) -> bool:
+        return worker in self.processes
+
+    def kill(self, worker: Worker) -> None:
+        if worker in self.processes:
+            CLUSTER.rules.killed(self.processes[worker])
+            CLUSTER.kernel.after(CLUSTER.kernel.draw(0.0, 0.1), partial(_kill, self.processes[worker]))
+
+    def take_ends(self) -> dict[Worker, tuple[str, str]]:
+        ended, self._ended = self._ended, {}
+        for worker in ended:
+            del self.processes[worker]
+        return ended
+
+    def wait(self, seconds: float) -> None:
+        if not (self._waker.is_set or self._ended or (self._hub is not None and self._hub.is_readable)):
+            CLUSTER.kernel.park(self._waker.waiting, seconds)
+        self._waker.clear()
+
+    def end(self, patience: float) -> None:
+        for process in self.processes.values():
+            _kill(process)
+
+
+def _kill(process: Process) -> None:
+    process.end("killed by SIGKILL", -9)
+
+
+class _Participant(Participant):
+    """A process that is not forked, and has neither signals nor a device."""
+
+    def __init__(self, text: str) -> None:
+        self.specification = specification = msgspec.json.decode(text, type=WorkerSpecification)
+        run, self.job = specification.run, CLUSTER.job
+        self.worker, self.tensor_rank, self.tensor_parallel = Worker.parse(specification.worker), 0, 1
+        self.name = specification.worker
+        self.is_first = not specification.generation or specification.restored is not None
+        self._links, self._keys = None, FormingKeys(run.agent)
+        settings = TransportSettings(self._keys, torch.device("cpu"), run.address, (0, 1), self.job.membership)
+        self.transport = SimulatedTransport(CLUSTER.fabric, settings)
+        self.member = Member(
+            run.agent,
+            self.name,
+            specification.incarnation,
+            self.job.membership.heartbeat,
+            self.transport.wake,
+            self.end,
+            specification.generation,
+        )
+        leave = partial(self.member.send, Leaving(specification.incarnation))
+        CLUSTER.leave_calls[current().process] = leave
+
+    def end(self, reason: str, code: int = 3) -> Any:
+        current().process.end(f"ended with exit code {code}: {reason}" if code != 3 else "", code)
+        CLUSTER.kernel.log(f"worker {self.name} says: {reason}")
+        CLUSTER.kernel.park()
+
+
+class _State(MemberState):
+    """Tells the rules what a process hears."""
+
+    def take(self, message: LeaderMessage) -> None:
+        CLUSTER.rules.heard(current().process, message)
+        super().take(message)
+
+
+class _Request(RunRequest):
+    """Needs no fork server, and finds nothing."""
+
+    def fork_server(self) -> Any:
+        return types.SimpleNamespace(close=lambda: None, log_to=lambda path: None)
+
+    def checked_by(self, server: object, processes: int) -> RunRequest:
+        return self
+
+
+class _Observer(Observer):
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def committed(self, line: dict[str, Any]) -> None:
+        self._cluster.rules.wrote(line)
+
+    def event(self, event: dict[str, Any]) -> None:
+        fields = {name: value for name, value in event.items() if name != "time"}
+        self._cluster.kernel.log(f"node {current().process.host} {fields}"[:300])
+        self._cluster.rules.logged(event)
+
+
+CLUSTER: Cluster
+
+
+class Cluster:
+    """One run. `run` returns what its agents returned, or raises Violation."""
+
+    def __init__(self, scenario: Scenario, trace: Callable[[str], None] | None = None) -> None:
+        global CLUSTER
+        CLUSTER = self
+        self.scenario, self.job = scenario, job_of(scenario.calm)
+        self.kernel = Kernel(random.Random(scenario.seed), trace)
+        self.kernel.slow_messages = scenario.slow_messages
+        self.rules = Rules(self, reference(scenario.calm))
+        self.store = Store(self.kernel, self.rules.written)
+        self.fabric = Fabric(self.kernel, self.job.membership.dead_after)
+        places = place_workers(self.job.shape, scenario.per_node)
+        self.homes = {worker: node for node, workers in enumerate(places) for worker in workers}
+        self.workers = list(self.job.shape.workers())
+        self.nodes = range(len(places))
+        self.agents: dict[int, Process] = {}
+        self.processes: dict[int, _Processes] = {}
+        self.leave_calls: dict[Process, Callable[[], None]] = {}
+        self.exits: dict[int, list[AgentExit | RecycleError]] = {node: [] for node in self.nodes}
+        self._stops: dict[int, Event] = {}
+        self.last_fault = max((fault.time + fault.seconds for fault in scenario.faults), default=0.0)
+
+    def run(self, directory: Path | None = None) -> Mapping[int, list[AgentExit | RecycleError]]:
+        path = directory or Path(tempfile.mkdtemp(prefix="recycle-explore-", dir=FOLDER))
+        self.request = _Request(
+            job=self.job,
+            steps=self.scenario.steps,
+            schedule=None,
+            planner=plan_for_training,
+            faults=[],
+            observer=_Observer(self),
+        )
+        self.path = path
+        modules = recycle.exec
+        others = [
+            (modules.launch.node, "LocalProcesses", _Processes),
+            (modules.launch.node, "Waker", _Waker),
+            (modules.planning.planning, "PlannerProcess", _Planner),
+            (modules.election, "open_client", lambda url, settings: self.store.client(settings)),
+            (modules.launch.agent, "rarely_collect_garbage", lambda: None),
+            (modules.launch.agent, "require_open_files", lambda *_: None),
+            (modules.worker.worker, "Participant", _Participant),
+            (modules.worker.member, "MemberState", _State),
+        ]
+        try:
+            with virtual(self.kernel, others):
+                for node in self.nodes:
+                    self.kernel.after(self.kernel.draw(0.0, 1.0), partial(self.start_agent, node))
+                for fault in self.scenario.faults:
+                    self.kernel.after(fault.time, partial(self.strike, fault))
+                self._live()
+                self.rules.ended()
+        finally:
+            if directory is None:
+                shutil.rmtree(path, ignore_errors=True)
+        return self.exits
+
+    def _live(self) -> None:
+        latest = self.last_fault + LONGEST
+        try:
+            self.kernel.run(lambda: self.is_over, latest)
+        except (Violation, AssertionError):
+            raise
+        except Exception as error:
+            raise Violation("exception", f"{type(error).__name__}: {error}") from error
+        if not self.is_over:
+            raise Violation("progress", f"the run has not ended {LONGEST:g} s after the last fault")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether some agent says that the run is over."""
+        every = [exit for exits in self.exits.values() for exit in exits]
+        return any(
+            exit in (AgentExit.DONE, AgentExit.STOPPED) or (isinstance(exit, RunError) and not self._is_again(exit))
+            for exit in every
+        )
+
+    @property
+    def is_over(self) -> bool:
+        return self.has_ended and not self.agents
+
+    @staticmethod
+    def _is_again(error: RecycleError) -> bool:
+        return "does not answer" in str(error)
+
+    def run_in(self, process: Process, call: Callable[[], Any]) -> None:
+        """Run something in a thread of a process that lives."""
+        from tests.exec.explore.kernel import Thread
+
+        if process.is_alive:
+            Thread(call, process=process).start()
+
+    def start_agent(self, node: int) -> None:
+        if node in self.agents or self.has_ended:
+            return
+        self.agents[node] = process = Process(self.kernel, f"agent {node}", node)
+        self._stops[node] = stop = Event()
+        self.kernel.log(f"{process.name} starts")
+
+        def ended() -> None:
+            if self.agents.get(node) is process:
+                del self.agents[node]
+            exits = self.exits[node]
+            if process.code != 0 or (exits and (exits[-1] is AgentExit.LEFT or isinstance(exits[-1], RecycleError))):
+                self.kernel.after(self.kernel.draw(1.0, 12.0), partial(self.start_agent, node))
+
+        process.at_end.append(ended)
+        process.run(partial(self._serve, node, stop))
+
+    def _serve(self, node: int, stop: Event) -> None:
+        try:
+            exit: AgentExit | RecycleError = serve(
+                self.request,
+                node=node,
+                run="run",
+                directory=self.path,
+                address=f"node{node}",
+                stop=stop,  # type: ignore[arg-type]
+            )
+        except RecycleError as error:
+            exit = error
+        self.kernel.log(f"agent {node}: {exit}")
+        self.exits[node].append(exit)
+        self.rules.exited(node, exit)
+
+    # Faults.
+
+    def strike(self, fault: Fault) -> None:
+        self.kernel.log(f"fault: {fault}")
+        FAULTS[fault.kind](self, fault)
+
+    def process_of(self, fault: Fault) -> Process | None:
+        """The process of the worker with the fault's number."""
+        worker = self.workers[fault.target % len(self.workers)]
+        return (
+            self.processes[self.homes[worker]].processes.get(worker) if self.homes[worker] in self.processes else None
+        )
+
+    def node_of(self, fault: Fault) -> int:
+        return fault.target % len(self.nodes)
+
+    def on_node(self, node: int) -> Iterator[Process]:
+        return (process for process in list(self.kernel.processes) if process.host == node)
+
+
+def _kill_worker(cluster: Cluster, fault: Fault) -> None:
+    if (process := cluster.process_of(fault)) is not None:
+        cluster.rules.struck(process)
+        _kill(process)
+
+
+def _stop_worker(cluster: Cluster, fault: Fault) -> None:
+    if (process := cluster.process_of(fault)) is not None:
+        cluster.rules.struck(process)
+        process.stop(fault.seconds)
+
+
+def _leave_worker(cluster: Cluster, fault: Fault) -> None:
+    process = cluster.process_of(fault)
+    if process is not None and process in cluster.leave_calls:
+        cluster.rules.struck(process)
+        cluster.run_in(process, cluster.leave_calls[process])
+
+
+def _strike_node(cluster: Cluster, node: int) -> None:
+    cluster.rules.struck_nodes.add(node)
+    for process in cluster.on_node(node):
+        cluster.rules.struck(process)
+
+
+def _kill_agent(cluster: Cluster, fault: Fault) -> None:
+    node = cluster.node_of(fault)
+    _strike_node(cluster, node)
+    if node in cluster.agents:
+        _kill(cluster.agents[node])
+
+
+def _stop_agent(cluster: Cluster, fault: Fault) -> None:
+    node = cluster.node_of(fault)
+    _strike_node(cluster, node)
+    if node in cluster.agents:
+        cluster.agents[node].stop(fault.seconds)
+
+
+def _lose_node(cluster: Cluster, fault: Fault) -> None:
+    node = cluster.node_of(fault)
+    _strike_node(cluster, node)
+    for process in cluster.on_node(node):
+        process.end("lost with its node", -9, is_seen=False)
+
+
+def _leave_node(cluster: Cluster, fault: Fault) -> None:
+    node = cluster.node_of(fault)
+    _strike_node(cluster, node)
+    if node in cluster.agents:
+        cluster.run_in(cluster.agents[node], cluster._stops[node].set)
+
+
+def _cut(cluster: Cluster, pairs: list[tuple[int, int]], seconds: float) -> None:
+    for first, second in pairs:
+        if first != second:
+            cluster.kernel.cut(first, second, seconds)
+            cluster.fabric.cut(frozenset((first, second)))
+
+
+def _cut_pair(cluster: Cluster, fault: Fault) -> None:
+    node, other = cluster.node_of(fault), (cluster.node_of(fault) + 1) % len(cluster.nodes)
+    _strike_node(cluster, node)
+    _strike_node(cluster, other)
+    _cut(cluster, [(node, other)], fault.seconds)
+
+
+def _isolate(cluster: Cluster, fault: Fault) -> None:
+    node = cluster.node_of(fault)
+    _strike_node(cluster, node)
+    _cut(cluster, [(node, other) for other in (*cluster.nodes, STORE)], fault.seconds)
+
+
+def _cut_store(cluster: Cluster, fault: Fault) -> None:
+    node = cluster.node_of(fault)
+    _strike_node(cluster, node)
+    cluster.kernel.cut(node, STORE, fault.seconds)
+
+
+def _stall_store(cluster: Cluster, fault: Fault) -> None:
+    cluster.store.stalls_until = cluster.kernel.now + fault.seconds
+
+
+def _lose_answers(cluster: Cluster, fault: Fault) -> None:
+    cluster.store.loses_until = cluster.kernel.now + fault.seconds
+
+
+def _lose_leases(cluster: Cluster, fault: Fault) -> None:
+    cluster.store.revoke_all()
+
+
+FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
+    "kill worker": _kill_worker,
+    "stop worker": _stop_worker,
+    "leave worker": _leave_worker,
+    "kill agent": _kill_agent,
+    "stop agent": _stop_agent,
+    "lose node": _lose_node,
+    "leave node": _leave_node,
+    "cut": _cut_pair,
+    "isolate": _isolate,
+    "cut from store": _cut_store,
+    "stall store": _stall_store,
+    "lose answers": _lose_answers,
+    "lose leases": _lose_leases,
+}

@@ -1,0 +1,152 @@
+"""etcd, as far as elections use it: keys, transactions and leases, with stalls, lost answers and late requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import Any
+
+from recycle.exec.etcd import EtcdClient, LeaseEnded, Unavailable, decoded
+from recycle.job.endpoints import Endpoints
+from recycle.job.sections import MembershipSection
+from tests.exec.explore import kernel as machine
+from tests.exec.explore.kernel import Event, Kernel, current
+
+HOST = -1
+"""The host of the store, for cuts."""
+
+
+class Store:
+    """The keys of a run. `written` is called with the name and the value of each key that changes (None: deleted).
+
+    Attributes:
+        stalls_until: requests wait that long.
+        loses_until: requests are carried out, and their answers lost.
+    """
+
+    def __init__(self, kernel: Kernel, written: Callable[[str, bytes | None], None]) -> None:
+        self._kernel, self._written = kernel, written
+        self._keys: dict[str, tuple[str, int, str, int]] = {}
+        self._leases: dict[str, tuple[int, float]] = {}
+        self._revision, self._ids = 1, count(1)
+        self.stalls_until = self.loses_until = 0.0
+
+    def apply(self, path: str, body: dict[str, Any]) -> dict[str, Any] | Exception:
+        self._expire()
+        match path:
+            case "/kv/range":
+                found = self._keys.get(body["key"])
+                names = {"value": 0, "create_revision": 1, "version": 3}
+                return {"kvs": [] if found is None else [{name: found[place] for name, place in names.items()}]}
+            case "/kv/txn":
+                return self._transact(body)
+            case "/lease/grant":
+                name = str(next(self._ids))
+                self._leases[name] = body["TTL"], self._kernel.now + body["TTL"]
+                return {"ID": name}
+            case "/lease/keepalive":
+                if body["ID"] not in self._leases:
+                    return {"result": {}}
+                seconds = self._leases[body["ID"]][0]
+                self._leases[body["ID"]] = seconds, self._kernel.now + seconds
+                self._kernel.after(seconds + 0.001, self._expire)
+                return {"result": {"TTL": str(seconds)}}
+            case "/lease/revoke":
+                self.revoke(body["ID"])
+                return {}
+        raise AssertionError(path)
+
+    def _transact(self, body: dict[str, Any]) -> dict[str, Any] | Exception:
+        for condition in body["compare"]:
+            found = self._keys.get(condition["key"])
+            stated = condition["create_revision" if condition["target"] == "CREATE" else "version"]
+            if int(stated) != (0 if found is None else found[1 if condition["target"] == "CREATE" else 3]):
+                return {}
+        self._revision += 1
+        for operation in body["success"]:
+            if (put := operation.get("request_put")) is not None:
+                if put.get("lease", "") and put["lease"] not in self._leases:
+                    return LeaseEnded("requested lease not found")
+                before = self._keys.get(put["key"])
+                created = self._revision if before is None else before[1]
+                version = 1 if before is None else before[3] + 1
+                self._keys[put["key"]] = put["value"], created, put.get("lease", ""), version
+                self._written(decoded(put["key"]).decode(), decoded(put["value"]))
+            else:
+                span = operation["request_delete_range"]
+                first = decoded(span["key"])
+                last = decoded(span["range_end"]) if "range_end" in span else first + b"\0"
+                for key in [key for key in self._keys if first <= decoded(key) < last]:
+                    self._delete(key)
+        return {"succeeded": True}
+
+    def _delete(self, key: str) -> None:
+        del self._keys[key]
+        self._written(decoded(key).decode(), None)
+
+    def revoke(self, lease: str) -> None:
+        self._leases.pop(lease, None)
+        for key in [key for key, (_, _, of_key, _) in self._keys.items() if of_key == lease]:
+            self._delete(key)
+
+    def revoke_all(self) -> None:
+        for lease in list(self._leases):
+            self.revoke(lease)
+
+    def _expire(self) -> None:
+        if self.stalls_until > self._kernel.now:  # another member of etcd extends all leases when it is elected
+            self._leases = {name: (seconds, self.stalls_until + seconds) for name, (seconds, _) in self._leases.items()}
+        for name, (_, until) in list(self._leases.items()):
+            if until <= self._kernel.now:
+                self.revoke(name)
+
+    def client(self, settings: MembershipSection) -> StoreClient:
+        return StoreClient(self, settings)
+
+
+class StoreClient(EtcdClient):
+    """The real client, whose requests go to the simulated store.
+
+    A request that gets no answer in time may still be carried out, when the cut or the stall is over.
+    """
+
+    def __init__(self, store: Store, settings: MembershipSection) -> None:
+        super().__init__(Endpoints(False, (("etcd", 1), ("etcd", 2), ("etcd", 3))), settings, None)
+        self._store, self._member = store, 0
+
+    def clone(self) -> StoreClient:
+        return StoreClient(self._store, self._settings)
+
+    def _post(self, path: str, body: dict[str, Any], seconds: float) -> dict[str, Any]:
+        kernel, store, host = machine.KERNEL, self._store, current().process.host
+        answered, answers = Event(), list[dict[str, Any] | Exception]()
+        has_left = False
+
+        def arrive() -> None:
+            if store.stalls_until > kernel.now:
+                if not has_left and kernel.draws.random() < 0.3:
+                    reply(Unavailable("etcdserver: no leader"))
+                else:
+                    kernel.after(store.stalls_until - kernel.now, arrive)
+                return
+            if has_left and kernel.draws.random() < 0.5:
+                return
+            answer = store.apply(path, body)
+            if store.loses_until <= kernel.now or kernel.draws.random() < 0.5:
+                reply(answer)
+
+        def reply(answer: dict[str, Any] | Exception) -> None:
+            kernel.send(HOST, host, kernel.delay(HOST, host), partial(take, answer))
+
+        def take(answer: dict[str, Any] | Exception) -> None:
+            answers.append(answer)
+            answered.set()
+
+        kernel.send(host, HOST, kernel.delay(host, HOST), arrive)
+        if not answered.wait(seconds):
+            has_left = True
+            raise TimeoutError
+        if isinstance(answers[0], Exception):
+            raise answers[0]
+        return answers[0]
