@@ -240,6 +240,9 @@ def prepare(place: str, command: Command) -> None:
         Path("job.toml").write_text(
             EMULATED.replace("pipelines = 2", "pipelines = 3").replace("ranks = 3", "ranks = 2")
         )
+    elif place in ("advise.md", "advise"):
+        Path("fault_trace.json").write_bytes(Path("events.csv").read_bytes())
+        shutil.copy(ROOT / "benchmarks/paper/gpt3_medium.toml", "job.toml")
     elif place in ("hugging-face.md", "import-hf"):
         assert command("export-hf", "runs/mine/checkpoints/step-00000001", "-o", "models/Llama-3.1-8B").status == 0
     elif place == "import-megatron":

@@ -13,10 +13,11 @@ import msgspec
 from msgspec.structs import replace
 
 from recycle.advice.candidates import Candidate, candidates, job_of, least_period, sequences
-from recycle.advice.expectation import DeadNodes, Expectation, FailureModel, expect
+from recycle.advice.expectation import DeadNodes, Expectation, FailureModel, expect, loads_per_rank
 from recycle.errors import JobError
 from recycle.job import Job, PricedJob
 from recycle.job.analytic import GPUS
+from recycle.plans import Vector
 from recycle.solve.problem import Problem
 from recycle.systems.cluster import Outcome, run
 from recycle.systems.comparison import Comparison, make_system, references
@@ -24,7 +25,7 @@ from recycle.systems.failures import FailureTrace, NodeChange
 from recycle.systems.recycle import ReCycle, first_period
 from recycle.systems.scenario import Scenario
 
-MOST_PLANNED = 40
+MOST_PLANNED = 15
 """Candidates that the planner prices at most."""
 Progress = Callable[[str, int, int], None]
 """Called with the phase, what is done, and the total."""
@@ -113,11 +114,23 @@ class _Bound(NamedTuple):
 
 
 class _Fixed(ReCycle):
-    """ReCycle in the shape and the optimizer's mode of its scenario."""
+    """ReCycle in a given configuration. With dead workers a period is the fault-free one, or the load of a stage."""
+
+    def __init__(self, scenario: Scenario, fault_free: float) -> None:
+        super().__init__(scenario)
+        self._fault_free, self._loads = fault_free, loads_per_rank(self.job)
 
     def _choose_grid(self, scenario: Scenario, staggered: bool) -> tuple[Scenario, PricedJob]:
         planner = replace(scenario.job.planner, **self.techniques)
         return scenario, scenario.job.with_sections(planner=planner)
+
+    def _is_searched(self, vector: Vector) -> bool:
+        return False
+
+    def period(self, vector: Vector) -> float:
+        slowest = max((self._loads[dead - 1][rank] for rank, dead in enumerate(vector) if dead), default=0.0)
+        self._periods[vector] = max(self._fault_free, slowest)
+        return self._periods[vector]
 
 
 def advise(
@@ -126,8 +139,8 @@ def advise(
     """Return the best configurations, by expected samples per second, with their simulations.
 
     A candidate's period is bounded at first, then taken from the planner's first plan, for as many as can be among the
-    first `count`, at most `MOST_PLANNED`; after that a bound counts as the period. Of candidates that differ only in the
-    size of a micro-batch, the best one is returned.
+    first `count`, at most `MOST_PLANNED`; after that a bound counts as the period. Of candidates that differ only in
+    the size of a micro-batch, the best one is returned.
 
     Raises:
         JobError: no candidate fits into memory.
@@ -144,8 +157,9 @@ def advise(
             report("candidates", number, len(every))
     if not bounds:
         raise JobError(
-            f"the model fits on no configuration of {setting.gpus} GPUs ({len(every)} tried); give more GPUs, or GPUs with"
-            " more memory"
+            f"no configuration fits on {setting.gpus} GPUs and uses half of them: the model has"
+            f" {setting.job.model.layers} layers, the global batch {sequences(setting.job)} sequences; give GPUs with more memory, a larger batch"
+            " ([shape] micro_batches), or another number of GPUs"
         )
     heapify(bounds)
     while bounds and len(best) < count:
@@ -167,9 +181,8 @@ def advise(
         heappush(bounds, bound._replace(rate=-advice.expected.samples_per_second, advice=advice))
     advised, traces = list(best.values()), setting.traces(seeds)
     for number, advice in enumerate(advised):
-        advised[number] = dataclasses.replace(
-            advice, simulated=tuple(simulate(setting, advice, trace) for trace in traces)
-        )
+        outcomes = simulate(setting, advice, traces)
+        advised[number] = dataclasses.replace(advice, simulated=tuple(outcomes))
         report("simulations", number + 1, len(advised))
     return advised
 
@@ -180,16 +193,18 @@ def _advice(setting: Setting, candidate: Candidate, job: PricedJob, period: floa
     return Advice(candidate, job, period, spares, expect(scenario, period, dead, setting.failures, spares))
 
 
-def simulate(setting: Setting, advice: Advice, trace: FailureTrace) -> Outcome:
-    """Run an advised configuration over a trace of all nodes, with its spares."""
-    scenario = dataclasses.replace(advice.scenario, failure_rate=trace.rate)
-    return run(_Fixed(scenario), scenario, with_spares(trace, scenario.nodes))
+def simulate(setting: Setting, advice: Advice, traces: Sequence[FailureTrace]) -> list[Outcome]:
+    """Run an advised configuration over traces of all nodes, with its spares; plans are made once for all of them."""
+    rate = setting.dead().failed / setting.nodes
+    scenario = dataclasses.replace(advice.scenario, failure_rate=rate)
+    system = _Fixed(scenario, advice.period)
+    return [run(system, scenario, with_spares(trace, scenario.nodes)) for trace in traces]
 
 
 def with_spares(trace: FailureTrace, used: int) -> FailureTrace:
-    """Return the trace of the first `used` places of a cluster, whose other nodes replace dead ones as long as they last.
+    """Return the trace of the first `used` places of a cluster, whose other nodes replace dead ones.
 
-    A replaced place fails and joins at once; a node that returns is a spare if no place is empty.
+    A replaced place fails and joins at once. A node that returns is a spare if no place is empty.
     """
     place_of = {node: node for node in trace.up if node < used}
     spare, empty = sorted(trace.up - place_of.keys()), sorted(set(range(used)) - place_of.keys())
@@ -282,14 +297,14 @@ def with_value(setting: Setting, key: str, value: object) -> Setting:
 
 
 def compare_with(setting: Setting, advice: Advice, systems: Sequence[str], seed: int = 0) -> Comparison:
-    """Run other systems beside an advised configuration, over the same workers, spares and failures.
+    """Run other systems and an advised configuration over the same workers, spares and failures.
 
-    The systems choose grids of their own on these workers. The first outcome is the advised configuration's.
+    The systems choose their grids on these workers. The first outcome is the advised configuration's.
     """
     (trace,) = setting.traces([seed])
     scenario = dataclasses.replace(advice.scenario, failure_rate=trace.rate)
     used = with_spares(trace, scenario.nodes)
-    outcomes = [simulate(setting, advice, trace)]
+    outcomes = simulate(setting, advice, [trace])
     outcomes += [dataclasses.replace(run(make_system(name, scenario), scenario, used), system=name) for name in systems]
-    live = used.node_seconds() / (used.nodes * used.end)
+    live = used.node_seconds() / (used.nodes * used.end) if used.end else 1.0
     return Comparison(used, references(scenario), live, tuple(outcomes))

@@ -53,10 +53,11 @@ def sequences(job: Job) -> int:
 def candidates(job: Job, gpus: int, per_node: int) -> Iterator[Candidate]:
     """Yield the candidates for a job on `gpus` GPUs in nodes of `per_node`, for the job's global batch.
 
-    For each depth the most pipelines that the batch can be divided by, and the next smaller number, which leaves spares.
-    Left out are those whose parameters alone exceed the memory.
+    For each depth the most pipelines that divide the batch, and the next smaller number, which leaves spares. Left out
+    are those whose parameters alone exceed the memory.
     """
     batch, layers = sequences(job), job.model.layers
+    divisors = [d for d in range(min(batch, gpus), 0, -1) if not batch % d]
     architecture = Architecture.of(job.model)
     parameters = layers * architecture.layer + 2 * job.model.vocabulary * job.model.hidden
     least = replace(job, planner=replace(job.planner, staggered=False))
@@ -65,7 +66,7 @@ def candidates(job: Job, gpus: int, per_node: int) -> Iterator[Candidate]:
         workers = gpus // tensor
         for ranks in range(1, min(layers, workers, MOST_RANKS) + 1):
             for micro_batch in MICRO_BATCHES:
-                whole = [d for d in range(workers // ranks, 0, -1) if not batch % (d * micro_batch)][:2]
+                whole = [d for d in divisors if d <= workers // ranks and not batch % (d * micro_batch)][:2]
                 for pipelines in (d for d in whole if d * ranks * tensor >= LEAST_USED * gpus):
                     for sharded in (False, True)[: 1 + (pipelines > 2)]:
                         train = replace(job.train, sharded_optimizer=sharded)
@@ -108,7 +109,11 @@ def job_of(job: Job, candidate: Candidate, per_node: int) -> PricedJob | None:
             cluster=replace(job.cluster, workers_per_node=max(1, per_node // candidate.tensor_parallel)),
         )
         try:
-            cut = balanced(tuple(layer_seconds(shaped)), shaped.shape.stages)
+            seconds = layer_seconds(shaped)
+            relative = tuple(
+                round(each / seconds[len(seconds) // 2], 6) for each in seconds
+            )  # alike for any micro-batch
+            cut = balanced(relative, shaped.shape.stages)
             shaped = replace(shaped, model=replace(shaped.model, split=list(cut)))
             require_possible(shaped)
             priced = PricedJob(

@@ -2,7 +2,7 @@
 
 A node that fails costs a pause and half an iteration, one that returns a pause. Between these, the iteration takes the
 period for the number of dead nodes, which spares replace first; the others are spread over the stages where they cost
-least, so the x-th dead worker costs the x-th smallest load ceil(D m / (D - k)) of any stage's k-th. A failure that takes
+least: with k of D hosts dead, the others of a stage run up to ceil(D m / (D - k)) micro-batches. A failure that takes
 all hosts of a stage, or of a shard of the optimizer's state, costs a restart and half a checkpoint interval, whose
 length follows Young's rule (CACM 17(9), 1974).
 
@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from math import ceil, comb, inf, log, sqrt
+from itertools import chain, pairwise
+from math import ceil, comb, expm1, inf, log, sqrt
 from statistics import NormalDist
 
 import msgspec
@@ -32,7 +32,7 @@ _P90 = NormalDist().inv_cdf(0.9)
 
 
 class FailureModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Failures of nodes; defaults and their sources are those of `systems.failure_generator`.
+    """Failures of nodes; `systems.failure_generator` has the sources of the defaults.
 
     Attributes:
         rate: failures per 1,000 node-days.
@@ -135,28 +135,29 @@ class Expectation:
         return self.samples_per_second / self.fault_free
 
 
-def loads(job: PricedJob) -> list[float]:
-    """Return the periods at least with 1, 2, ... dead workers where they cost least; all stages keep a host."""
+def loads_per_rank(job: PricedJob) -> list[list[float]]:
+    """Return, for 1 to D - 1 dead hosts, the seconds of an iteration of each rank's fullest other host."""
     shape, prices = job.shape, job.prices
 
     def per_rank(*names: str) -> list[float]:
         stages = [sum(each) for each in zip(*(prices.per_stage(name, shape.stages) for name in names), strict=True)]
         return [sum(stages[s] for s in shape.stages_of_rank(rank)) for rank in range(shape.ranks)]
 
-    each = np.array(per_rank("forward", "backward_input", "backward_weight"))
-    once = np.array(per_rank("reduce", "step", "gather"))
-    micro_batches = np.ceil(shape.global_micro_batches / np.arange(shape.pipelines - 1, 0, -1))
-    return [float(load) for load in np.sort((np.outer(micro_batches, each) + once).ravel())]
+    each = per_rank("forward", "backward_input", "backward_weight")
+    once = per_rank("reduce", "step", "gather")
+    micro_batches = [ceil(shape.global_micro_batches / hosts) for hosts in range(shape.pipelines - 1, 0, -1)]
+    return [[count * a + b for a, b in zip(each, once, strict=True)] for count in micro_batches]
 
 
-def expect(
-    scenario: Scenario, period: float, dead: DeadNodes, model: FailureModel, spares: int, burst: bool = True
-) -> Expectation:
+def expect(scenario: Scenario, period: float, dead: DeadNodes, model: FailureModel, spares: int) -> Expectation:
     """Return what a scenario with a fault-free period of `period` seconds and `spares` spare nodes delivers."""
     job, nodes = scenario.job, scenario.nodes
     used = nodes / (nodes + spares)
     per_node = len(scenario.node_of) / nodes
-    least, workers_down = loads(job), [ceil(max(0, k - spares) * per_node) for k in range(len(dead.shares))]
+    least, workers_down = (
+        sorted(chain.from_iterable(loads_per_rank(job))),
+        [ceil(max(0, k - spares) * per_node) for k in range(len(dead.shares))],
+    )
     periods = [max(period, [period, *least, inf][min(down, len(least) + 1)]) for down in workers_down]
     speed = sum(share * period / each for share, each in zip(dead.shares, periods, strict=True))
     stopped = sum(share for share, each in zip(dead.shares, periods, strict=True) if each == inf)
@@ -192,4 +193,4 @@ def _fatal_share(scenario: Scenario, model: FailureModel) -> float:
     if hosts > largest or not sizes:
         return 0.0
     share = sum(comb(size, hosts) for size in sizes) / len(sizes) / comb(nodes, hosts)
-    return model.burst * -np.expm1(-groups * share)
+    return model.burst * -expm1(-groups * share)

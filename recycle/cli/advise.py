@@ -44,7 +44,7 @@ def advise(
     Data, pipeline and tensor parallelism, chunks, micro-batches, recomputation, a sharded optimizer and spare nodes are
     chosen by samples per second over the whole run. The global batch and the model stay. No GPU is needed.
 
-    Example: **recycle advise benchmarks/paper/gpt3_6_7b.toml --gpus 256 --failures 4.2 -o chosen.toml**
+    Example: **recycle advise benchmarks/paper/gpt3_medium.toml --gpus 64 --failures 4.2 -o chosen.toml**
 
     Args:
         job: job file; its [model], [data], [analytic] and [pauses] count, and its global batch.
@@ -54,7 +54,7 @@ def advise(
         days: length of the run.
         count: configurations to print.
         seeds: simulations of each configuration, over other failures of the same rates.
-        systems (A,B): systems to simulate beside the first configuration, as in recycle compare.
+        systems (A,B): systems to simulate with the first configuration, as in recycle compare.
         changes (--set KEY=VALUE): change an assumption: a key of the job file such as pauses.detect, or failures.rate,
             failures.repair_median and others; repeat for more.
         output (-o FILE): write the job file of the first configuration.
@@ -62,7 +62,7 @@ def advise(
     """
     if gpus % gpus_per_node:
         raise JobError(f"--gpus {gpus}: is not a multiple of --gpus-per-node {gpus_per_node}")
-    setting = Setting(Job.load(job).settled(), gpus, gpus_per_node, days, FailureModel())
+    setting = Setting(Job.load(job), gpus, gpus_per_node, days, FailureModel())
     setting = _with_failures(setting, failures)
     for change in changes or []:
         key, equals, value = change.partition("=")
@@ -103,8 +103,9 @@ def advise(
         for effect in effects:
             number = next(n for n, each in enumerate(advised, 1) if each.candidate == effect.best)
             also = "" if number == 1 else f"; configuration {number} is better"
-            change = effect.samples_per_second / best.expected.samples_per_second - 1
-            print(f"  {effect.change}: {effect.samples_per_second:.4g} ({change:+.1%}){also}")
+            now = best.expected.samples_per_second
+            change = f" ({effect.samples_per_second / now - 1:+.1%})" if now else ""
+            print(f"  {effect.change}: {effect.samples_per_second:.4g}{change}{also}")
         print("\nother systems on the same workers and failures (recycle compare has more)")
         rows = [(o.system, o.layout or "does not fit", f"{o.goodput:.4g}", f"{o.ettr:.2%}") for o in compared.outcomes]
         print_table(("system", "runs", "samples/s", "effective"), rows, left=("system", "runs"))
@@ -148,9 +149,8 @@ def _as_json(each: Advice) -> dict[str, Any]:
 
 
 def _print(setting: Setting, advised: Sequence[Advice]) -> None:
-    print(
-        f"{setting.gpus} GPUs, {setting.nodes} nodes, {setting.trace.end / 86400 if setting.trace else setting.days:g} days"
-    )
+    days = setting.trace.end / 86400 if setting.trace else setting.days
+    print(f"{setting.gpus} GPUs, {setting.nodes} nodes, {days:g} days")
     titles = (
         "",
         "T x P x D",

@@ -1,0 +1,122 @@
+"""`recycle.advice`: bounds, spares, and expectations against simulations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from recycle.advice.advise import Advice, Setting, advise, sensitivity, simulate, with_spares
+from recycle.advice.candidates import Candidate, candidates, job_of, least_period, sequences
+from recycle.advice.expectation import DeadNodes, FailureModel, expect
+from recycle.job import Job
+from recycle.solve.problem import Problem
+from recycle.systems.failures import FailureTrace, NodeChange
+from recycle.systems.recycle import first_period
+from recycle.systems.scenario import Scenario
+
+JOB = """
+[shape]
+pipelines = 4
+ranks = 2
+micro_batches = 16
+[times]
+profile = "analytic"
+[model]
+layers = 8
+hidden = 4096
+heads = 32
+sequence = 2048
+vocabulary = 51200
+[train]
+precision = "bf16"
+accumulation = "fast"
+"""
+FAILURES = FailureModel(rate=20.0, repair_median=10.0, repair_p90=60.0)
+
+
+def setting(gpus: int = 16, per_node: int = 2, days: float = 30.0) -> Setting:
+    return Setting(Job.from_toml(JOB), gpus, per_node, days, FAILURES)
+
+
+def test_each_candidate_keeps_batch_and_gpus_and_no_first_plan_is_below_its_bound() -> None:
+    job = Job.from_toml(JOB)
+    every = list(candidates(job, 16, 4))
+    assert len(every) == len(set(every)) > 100
+    planned = 0
+    for candidate in every[::17]:
+        shaped = job_of(job, candidate, 4)
+        if shaped is None:
+            continue
+        assert candidate.gpus <= 16
+        assert sequences(shaped) == sequences(job)
+        period, _ = least_period(shaped)
+        if period < inf:
+            planned += 1
+            assert first_period(Problem.from_job(shaped)) >= period * (1 - 1e-9)
+    assert planned > 5
+
+
+def test_spares_replace_dead_nodes_at_once_and_returned_nodes_become_spares() -> None:
+    def change(time: float, failed: set[int], joined: set[int]) -> NodeChange:
+        return NodeChange(time, frozenset(failed), frozenset(joined), dict.fromkeys(failed, "GPU"))
+
+    nodes = frozenset(range(4))
+    changes = (
+        change(1, {0}, set()),
+        change(2, {3}, set()),
+        change(3, {1}, set()),
+        change(4, set(), {0}),
+        change(5, set(), {1}),
+    )
+    seen = with_spares(FailureTrace("t", 4, nodes, changes, 9.0), 3)
+    # 3 replaces 0 and fails in its place, 1 fails without a spare, 0 and then 1 return to the empty places.
+    assert [(c.time, set(c.failed), set(c.joined)) for c in seen.changes] == [
+        (1, {0}, {0}),
+        (2, {0}, set()),
+        (3, {1}, set()),
+        (4, set(), {0}),
+        (5, set(), {1}),
+    ]
+    assert (seen.nodes, seen.up) == (3, frozenset(range(3)))
+
+
+@pytest.mark.parametrize("candidate", [(1, 2, 8, 1), (2, 2, 4, 2), (2, 1, 7, 1), (1, 4, 4, 4)])
+def test_the_expectation_is_within_two_percent_of_the_simulation(candidate: tuple[int, int, int, int]) -> None:
+    given = setting(days=365.0)
+    job = job_of(given.job, Candidate(*candidate, 1, "loop", "none", False), 2)
+    if job is None:
+        pytest.skip("the batch does not divide")
+    period = first_period(Problem.from_job(job))
+    dead = given.dead()
+    scenario = replace(Scenario.of(job), failure_rate=dead.failed / given.nodes)
+    spares = given.nodes - scenario.nodes
+    expected = expect(scenario, period, dead, given.failures, spares)
+    assert expected.effective + sum(expected.lost.values()) == pytest.approx(1)
+    advice = Advice(Candidate(*candidate, 1, "loop", "none", False), job, period, spares, expected)
+    seen = [outcome.ettr for outcome in simulate(given, advice, given.traces(range(6)))]
+    assert expected.effective == pytest.approx(sum(seen) / len(seen), rel=0.02)
+
+
+def test_dead_nodes_of_a_trace_are_its_own_and_of_a_model_its_mean() -> None:
+    trace = FailureTrace("t", 2, frozenset({0, 1}), (NodeChange(25.0, frozenset({1}), frozenset()),), 100.0)
+    assert DeadNodes.of_trace(trace).shares == (0.25, 0.75)
+    model = FailureModel(rate=10.0, burst=0.0)
+    expected = DeadNodes.of_model(model, 500, 60.0)
+    mean = sum(k * share for k, share in enumerate(expected.shares))
+    seen = [model.generator(60.0, seed).trace(500) for seed in range(8)]
+    alive = sum(each.node_seconds() / each.end for each in seen) / len(seen)
+    assert 500 - mean == pytest.approx(alive, rel=0.01)
+    assert expected.failed == pytest.approx(sum(each.failures / each.end for each in seen) / len(seen), rel=0.1)
+
+
+def test_advice_is_the_same_for_the_same_seeds_and_ordered_by_what_it_delivers() -> None:
+    given = setting()
+    once, again = (advise(given, 3, seeds=(0,)) for _ in range(2))
+    assert once == again
+    rates = [each.expected.samples_per_second for each in once]
+    assert rates == sorted(rates, reverse=True)
+    assert len({each.candidate._replace(micro_batch=0) for each in once}) == 3
+    doubled = next(each for each in sensitivity(given, once) if "rate doubles" in each.change)
+    assert 0.8 * rates[0] < doubled.samples_per_second < rates[0]

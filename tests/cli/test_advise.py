@@ -1,0 +1,53 @@
+"""`recycle advise`: the chosen job file, other systems, and bad input refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from recycle.job import Job
+from tests.advice.test_advise import JOB
+from tests.cli.command import Command
+
+
+@pytest.fixture(autouse=True)
+def files() -> None:
+    Path("job.toml").write_text(JOB)
+
+
+def test_the_command_writes_a_job_that_can_be_planned(command: Command) -> None:
+    told = command(
+        "advise job.toml --gpus 16 --gpus-per-node 2 --days 5 --count 2 --seeds 1 --systems hot_spare --save saved"
+        " -o chosen.toml --json"
+    )
+    assert told.status == 0
+    first = told.json["configurations"][0]
+    chosen = Job.load("chosen.toml")
+    assert (chosen.shape.pipelines, chosen.shape.ranks) == (first["pipelines"], first["ranks"])
+    assert [each["name"] for each in told.json["systems"]] == ["recycle", "hot_spare"]
+    assert json.loads(Path("saved/comparison.json").read_text())["systems"] == told.json["systems"]
+    assert command("plan chosen.toml -o plan.json --within 1").status == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--gpus 12", "--gpus 12: is not a multiple of --gpus-per-node 8"),
+        ("--gpus 8 --set pauses.detct=3", "--set pauses.detct: no such key"),
+        ("--gpus 8 --set pauses.detect=soon", "--set pauses.detect=soon: Expected `float`"),
+        ("--gpus 8 --set pauses", "--set pauses: write KEY=VALUE"),
+        ("--gpus 8 --failures none.csv", "none.csv"),
+        ("--gpus 65536", "no configuration fits on 65536 GPUs and uses half of them"),
+        (
+            "--gpus 8 --set model.hidden=65536",
+            "no configuration fits on 8 GPUs and uses half of them: the model has 8 layers, the global batch 64",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(arguments: str, said: str, command: Command) -> None:
+    told = command(f"advise job.toml {arguments}")
+    assert told.status == 2
+    assert said in told.err
+    assert told.err.count("\n") == 1
