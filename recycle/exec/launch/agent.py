@@ -97,7 +97,12 @@ def serve(
         closing.callback(server.close)
         request = request.checked_by(server, processes_here)
         election = Election.connect(run, job.membership)
-        shared = open_agreed_directory(request, election, node=node, run=run, path=Path(directory), resume=resume)
+        try:
+            shared = open_agreed_directory(request, election, node=node, run=run, path=Path(directory), resume=resume)
+        except JobError:
+            if has_ended(directory, job, request.steps):  # while this agent started
+                return AgentExit.ENDED_BEFORE
+            raise
         closing.callback(shared.close)
         server.log_to(shared.logs / f"forkserver.{node}.log")
         write_address(shared.path, job.membership.store, run)

@@ -1,9 +1,11 @@
-"""Random runs of the whole control plane, for a given time; the shortest story of each run that violates a rule.
+"""Random runs under a virtual clock, for a given time; the shortest story of a run that violates a rule.
 
-    python -m tests.exec.explore [--minutes N] [--jobs N] [--first SEED] [--seed SEED]
+    python -m tests.exec.explore [--minutes N] [--jobs N] [--first SEED] [--seed SEED] [--leader]
 
-Each seed draws a small job and faults. A seed that violates a rule (rules.py) is made shorter: fewer faults, steps and
-workers, as long as the same rule is violated. What is left is printed as a timeline.
+Each seed draws a small job and faults, and runs agents, leader, election and workers (cluster.py); with `--leader` only
+the leader, with simulated workers (tests/exec/leader/seeds.py), which has more features and is faster. A run that
+violates a rule (rules.py) is made shorter: fewer faults, steps and workers, as long as it violates the same rule. What
+is left is printed as a timeline. Exit code 1 if a rule is violated.
 """
 
 from __future__ import annotations
@@ -19,9 +21,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count, islice
+from typing import Any
 
+from recycle.job.shape import place_workers
 from tests.exec.explore.cluster import Cluster, Fault, Scenario, job_of
-from tests.exec.explore.rules import Violation
+from tests.exec.leader.rules import Violation
+from tests.exec.leader.seeds import run_seed
 
 WEIGHTS = {
     "kill worker": 4,
@@ -40,6 +45,7 @@ WEIGHTS = {
 }
 """How often a seed has a kind of fault."""
 OF_STORE = {"stall store", "lose answers", "lose leases"}
+INSTANT = {"kill worker", "leave worker", "kill agent", "lose node", "leave node", "lose leases"}
 TRIES = 12
 """Seeds with which a shorter story is tried."""
 
@@ -68,7 +74,8 @@ def draw_scenario(seed: int) -> Scenario:
         slow_messages=draws.choice([0.0, 0.0, 0.02]),
         seed=seed,
     )
-    homes = {worker: node for node, workers in enumerate(_places(scenario)) for worker in workers}
+    places = place_workers(job_of(scenario.calm).shape, per_node)
+    homes = {worker: node for node, workers in enumerate(places) for worker in workers}
     workers = list(homes)
     spared = frozenset[int]()
     if chance(0.6):  # all of a pipeline is never struck
@@ -88,15 +95,6 @@ def draw_scenario(seed: int) -> Scenario:
         if chance(0.25) and targets != [0]:
             faults.append(Fault(time + draws.random() * 5.0, "kill worker", draws.choice(others), 0.0))
     return replace(scenario, spared=spared, faults=tuple(sorted(faults)))
-
-
-INSTANT = {"kill worker", "leave worker", "kill agent", "lose node", "leave node", "lose leases"}
-
-
-def _places(scenario: Scenario) -> list[list[object]]:
-    from recycle.job.shape import place_workers
-
-    return place_workers(job_of(scenario.calm).shape, scenario.per_node)  # type: ignore[return-value]
 
 
 def violation_of(scenario: Scenario, trace: Callable[[str], None] | None = None) -> Violation | None:
@@ -151,56 +149,75 @@ def _rule_of(scenario: Scenario) -> str:
     return "" if violation is None else violation.rule
 
 
-def _explore(first: int, every: int, end: float, found: multiprocessing.SimpleQueue[tuple[int, str, str]]) -> None:
-    for seed in count(first, every):
+def _violation_of_seed(seed: int, is_leader: bool) -> Violation | None:
+    if not is_leader:
+        return violation_of(draw_scenario(seed))
+    try:
+        run_seed(seed)
+    except Violation as violation:
+        return violation
+    return None
+
+
+def _explore(asked: argparse.Namespace, place: int, end: float, outcomes: Any) -> None:
+    for seed in count(asked.first + place, asked.jobs):
         if time.monotonic() > end:
             break
-        violation = violation_of(draw_scenario(seed))
-        found.put((seed, "", "") if violation is None else (seed, violation.rule, str(violation)))
-    found.put((-1, "", ""))
+        violation = _violation_of_seed(seed, asked.leader)
+        outcomes.put((seed, "", "") if violation is None else (seed, violation.rule, str(violation)))
+    outcomes.put(None)
 
 
 def main() -> int:
     """Run seeds; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=1.0, help="for how long")
+    parser.add_argument("--minutes", type=float, default=5.0, help="for how long")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--seed", type=int, help="only this one, with its history")
+    parser.add_argument("--leader", action="store_true", help="only the leader, with simulated workers")
     parser.add_argument("--whole", action="store_true", help="do not make stories shorter")
     asked = parser.parse_args()
     if asked.seed is not None:
-        return _tell(draw_scenario(asked.seed), asked.whole)
+        return _tell(asked.seed, asked.leader, asked.whole)
     began, seeds, found, running = time.monotonic(), 0, dict[int, str](), asked.jobs
     forks = multiprocessing.get_context("fork")
-    outcomes = forks.SimpleQueue()
+    outcomes: Any = forks.SimpleQueue()
     for place in range(asked.jobs):
-        end = began + 60 * asked.minutes
-        forks.Process(target=_explore, args=(asked.first + place, asked.jobs, end, outcomes), daemon=True).start()
+        arguments = asked, place, began + 60 * asked.minutes, outcomes
+        forks.Process(target=_explore, args=arguments, daemon=True).start()
     while running:
-        seed, rule, text = outcomes.get()
-        running -= seed < 0
-        seeds += seed >= 0
+        if (outcome := outcomes.get()) is None:
+            running -= 1
+            continue
+        seed, rule, text = outcome
+        seeds += 1
         if rule:
             found[seed] = rule
             print(f"seed {seed}: {text[:1500]}", flush=True)
-    print(
-        f"{seeds} seeds in {time.monotonic() - began:.0f} s, {len(found)} violate a rule: {dict(Counter(found.values()))}"
-    )
+    seconds = time.monotonic() - began
+    print(f"{seeds} seeds in {seconds:.0f} s, {len(found)} violate a rule {dict(Counter(found.values())) or ''}")
     if found and not asked.whole:
-        _tell(draw_scenario(min(found)))
+        _tell(min(found), asked.leader)
     return 1 if found else 0
 
 
-def _tell(scenario: Scenario, is_whole: bool = False) -> int:
-    if (violation := violation_of(scenario, print if is_whole else None)) is None:
-        print(f"{scenario}: no rule is violated")
+def _tell(seed: int, is_leader: bool, is_whole: bool = False) -> int:
+    """Print the history of a seed; the exit code."""
+    if is_leader:
+        try:
+            print(run_seed(seed, print))
+        except Violation as violation:
+            print(f"seed {seed}: {violation}")
+            return 1
         return 0
-    if not is_whole:
+    scenario = draw_scenario(seed)
+    violation = violation_of(scenario, print if is_whole else None)
+    if violation is not None and not is_whole:
         scenario = shortest(scenario, violation.rule)
         violation = violation_of(scenario, print)
-    print(f"{scenario}\n{violation}")
-    return 1
+    print(f"{scenario}\n{violation or 'no rule is violated'}")
+    return 0 if violation is None else 1
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ import recycle.exec.processes.processes
 import recycle.exec.worker.member
 import recycle.exec.worker.worker
 from recycle.cli.planner import plan_for_training
-from recycle.errors import JobError, RecycleError, RunError
+from recycle.errors import RecycleError, RunError
 from recycle.exec.launch.agent import AgentExit, serve
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.standalone import LocalRun
@@ -47,10 +47,11 @@ from recycle.job import PricedJob
 from recycle.job.shape import Worker, place_workers
 from recycle.plans import Plan, failure_vector
 from tests.exec.explore.kernel import Event, Kernel, Process, Selector, Waiting, current, virtual
-from tests.exec.explore.rules import Reference, Rules, Violation
+from tests.exec.explore.rules import Reference, Rules
 from tests.exec.explore.store import HOST as STORE
 from tests.exec.explore.store import Store
 from tests.exec.explore.transport import Fabric, SimulatedTransport
+from tests.exec.leader.rules import Violation
 from tests.exec.runs import job
 
 LONGEST = 300.0

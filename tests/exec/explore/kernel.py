@@ -10,25 +10,24 @@ Files are real, and take no time.
 
 from __future__ import annotations
 
+import concurrent.futures
 import errno
 import heapq
+import multiprocessing.connection
 import os
 import random
+import selectors
+import socket
 import struct
 import sys
+import threading
+import time
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from typing import Any
-
-import concurrent.futures
-import multiprocessing.connection
-import selectors
-import socket
-import threading
-import time
 
 from greenlet import GreenletExit, getcurrent, greenlet
 

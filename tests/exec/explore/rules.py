@@ -13,22 +13,10 @@ from recycle.errors import JobError, RecycleError
 from recycle.exec.launch.agent import AgentExit
 from recycle.exec.protocol import Committed, Cursor, GenerationRecord, LeaderMessage, Propose
 from tests.exec.explore.kernel import Process
+from tests.exec.leader.rules import Violation
 
 if TYPE_CHECKING:
     from tests.exec.explore.cluster import Cluster
-
-
-class Violation(Exception):
-    """A rule is violated.
-
-    Args:
-        rule: its name.
-        what: what happened.
-    """
-
-    def __init__(self, rule: str, what: str) -> None:
-        super().__init__(f"{rule}: {what}")
-        self.rule = rule
 
 
 class Reference(NamedTuple):
@@ -51,15 +39,11 @@ class Rules:
         self.struck_nodes: set[int] = set()
         self._struck: set[Process] = set()
         self._killed: set[Process] = set()
-        self._names: dict[str, Process] = {}
         self.record: GenerationRecord | None = None
         self.cursor: Cursor | None = None
         self.committed = -1
         self._commits: set[tuple[int, int]] = set()
         self._records: dict[int, bytes] = {}
-        self._outcome: str | None = None
-        self._lines: list[int] = []
-        self._files: dict[str, str] = {}
 
     def _fail(self, rule: str, what: str) -> None:
         if self._cluster.kernel.error is None:
@@ -95,14 +79,13 @@ class Rules:
         """A key changes."""
         if value is None:
             return
-        self._cluster.kernel.log(f"store: {name.rpartition('/')[2]} {value[:0]!r}")
         match name.rpartition("/")[2]:
             case "record":
                 self._record(msgspec.msgpack.decode(value, type=GenerationRecord))
             case "cursor":
                 self._cursor(msgspec.msgpack.decode(value, type=Cursor))
-            case "outcome":
-                self._outcome = msgspec.msgpack.decode(value, type=str)
+            case other:
+                self._cluster.kernel.log(f"store: {other}")
 
     def _record(self, record: GenerationRecord) -> None:
         if self.record is not None and record.generation < self.record.generation:
@@ -131,7 +114,7 @@ class Rules:
 
     def wrote(self, line: dict[str, Any]) -> None:
         """A leader writes a line of metrics: each micro-batch counts once, to the last bit."""
-        step, cluster = line["step"], self._cluster
+        step = line["step"]
         expected = self._reference.metrics[step]
         for key in ("loss", "grad_norm"):
             if line[key] != expected[key]:
