@@ -526,16 +526,20 @@ def session(device: torch.device) -> dict[str, Any]:
 
 
 def engine(device: torch.device) -> dict[str, Any]:
-    """Transformer Engine's layers: what the launcher's test finds wrong with them; and FP8."""
-    from recycle.exec.model.engine import KEY, engine_fault
-
+    """Transformer Engine's layers: the bits of I and W against B, the distance from megatron-core's layers; and FP8."""
     if device.type == "cpu" or importlib.util.find_spec("transformer_engine") is None:
         return {"not measured": ["anything: Transformer Engine is not installed, or there is no GPU"]}
     figures: dict[str, Any] = {"failed": [], "not measured": ["Transformer Engine with tensor parallelism"]}
     for kind in FAMILIES:
         for precision in ("fp32", "bf16"):
-            figures[f"{kind} {precision}"] = engine_fault(kind, precision, device) or "I + W is B"
-    text = SMALL.format(kind="llama") + f'config = {{{KEY} = "transformer_engine", fp8 = "hybrid"}}\n'
+            train = f'[train]\nprecision = "{precision}"\n'
+            halves, whole, own = (
+                gradients(f'{SMALL.format(kind=kind)}config.transformer_impl = "{layers}"\n{train}', device, is_split)
+                for layers, is_split in (("transformer_engine", True), ("transformer_engine", False), ("local", True))
+            )
+            distance = float((halves - own).norm() / own.norm())
+            figures[f"{kind} {precision}"] = {"I + W is B": torch.equal(halves, whole), "distance": distance}
+    text = SMALL.format(kind="llama") + 'config = {transformer_impl = "transformer_engine", fp8 = "hybrid"}\n'
     text += '[train]\nprecision = "bf16"\n'
     try:
         halves, whole = (gradients(text, device, is_split) for is_split in (True, False))

@@ -5,7 +5,8 @@
 Pairs of runs alternate: a script under torchrun with megatron-core's 1F1B, and the same script in a session. Model,
 DDP, Megatron's optimizer, data and number of processes are the same. An iteration lasts from one call of the loop to
 the next, on the slowest process; the first ones of each run do not count. The result is the median over pairs of the
-ratios of medians.
+ratios of medians. The machine's other work spoils wall time, but hardly CPU time: the table has the CPU seconds of an
+iteration, in the processes that train and in the launcher's others (agent, leader, planner).
 
 The second table kills a worker (SIGKILL) in a session and under `recycle train`, in turn, with a model of the same
 size, and measures from the kill to the next committed step.
@@ -14,6 +15,7 @@ size, and measures from the kill to the next committed step.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -30,6 +32,11 @@ from recycle import Job
 
 WARM_UP = 4
 """Iterations of each run that do not count."""
+LAUNCHER = "RECYCLE_BENCHMARK_PID"
+"""Environment variable with the process that starts the runs."""
+Seconds = tuple[float, float, float]
+"""Of an iteration: wall time (median over iterations of the slowest process), CPU time of the processes that train, CPU
+time of all others below the launcher."""
 D, P, MICRO_BATCHES = 2, 2, 4
 LAYERS, HIDDEN, HEADS, SEQUENCE, ROWS, VOCABULARY = 4, 256, 4, 128, 2, 256
 JOB = f"""
@@ -65,14 +72,20 @@ def main() -> None:
     if given.train:
         train(given.train, given.steps, given.folder)
         return
+    os.environ[LAUNCHER] = str(os.getpid())
     job = JOB + f'accumulation = "{given.accumulation}"\n'
     print(f"D={D} P={P} m={MICRO_BATCHES}, {LAYERS} layers, hidden {HIDDEN}, {ROWS} x {SEQUENCE} tokens, {given}")
     pairs = [(own(given.steps), in_session(job, given.steps)[0]) for _ in range(given.rounds)]
     if pairs:
-        ratios = [session / other for other, session in pairs]
+        print(f"  {'ms per iteration':<22} {'wall':>8} {'CPU':>8} {'CPU of launcher':>16}")
         for name, column in zip(("megatron-core's loop", "the session's"), zip(*pairs, strict=True), strict=True):
-            print(f"  {name:<22} {1e3 * statistics.median(column):8.1f} ms")
-        print(f"  ratio {statistics.median(ratios):.3f} ({' '.join(f'{ratio:.3f}' for ratio in sorted(ratios))})")
+            wall, cpu, launcher = (1e3 * statistics.median(values) for values in zip(*column, strict=True))
+            print(f"  {name:<22} {wall:8.1f} {cpu:8.1f} {launcher:16.1f}")
+        for what, place in (("wall", 0), ("CPU", 1)):
+            ratios = sorted(session[place] / other[place] for other, session in pairs)
+            print(
+                f"  ratio of {what:<4} {statistics.median(ratios):.3f} ({' '.join(f'{ratio:.3f}' for ratio in ratios)})"
+            )
     runs: tuple[tuple[str, Callable[..., Any]], ...] = (("recycle train", trainer), ("the session", in_session))
     again: dict[str, list[float]] = {name: [] for name, _ in runs}
     for _ in range(given.kills):
@@ -82,8 +95,8 @@ def main() -> None:
         print(f"  {name:<14} SIGKILL to the next commit {statistics.median(seconds):6.2f} s ({max(seconds):.2f})")
 
 
-def own(steps: int) -> float:
-    """Seconds of an iteration under torchrun."""
+def own(steps: int) -> Seconds:
+    """An iteration under torchrun."""
     with tempfile.TemporaryDirectory(prefix="recycle-own-loop-") as folder:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(D * P)]
         command += [__file__, "--train", "own", "--steps", str(steps), "--folder", folder]
@@ -94,16 +107,16 @@ def own(steps: int) -> float:
         return seconds_in(Path(folder))
 
 
-def in_session(job: str, steps: int, kill: int | None = None) -> tuple[float, float]:
-    """Seconds of an iteration in a session, and from the kill in step `kill` to the next commit."""
+def in_session(job: str, steps: int, kill: int | None = None) -> tuple[Seconds, float]:
+    """An iteration in a session, and the seconds from the kill in step `kill` to the next commit."""
     with tempfile.TemporaryDirectory(prefix="recycle-own-loop-") as folder:
         arguments = ["--train", "session", "--steps", str(steps), "--folder", folder]
         again = measured(job, steps, kill, command=[sys.executable, __file__, *arguments])
         return seconds_in(Path(folder)), again
 
 
-def trainer(job: str, steps: int, kill: int | None = None) -> tuple[float, float]:
-    return 0.0, measured(job, steps, kill)
+def trainer(job: str, steps: int, kill: int | None = None) -> tuple[None, float]:
+    return None, measured(job, steps, kill)
 
 
 def measured(job: str, steps: int, kill: int | None, **options: Any) -> float:
@@ -121,20 +134,40 @@ def measured(job: str, steps: int, kill: int | None, **options: Any) -> float:
     return next(line["time"] - struck[0] for line in result.metrics if line["time"] > struck[0]) if struck else 0.0
 
 
-def seconds_in(folder: Path) -> float:
-    """Median over iterations of the slowest process's seconds."""
-    ranks = [json.loads(path.read_text()) for path in folder.glob("rank*")]
-    return statistics.median(map(max, zip(*ranks, strict=True)))
+def seconds_in(folder: Path) -> Seconds:
+    ranks = [json.loads(path.read_text()) for path in sorted(folder.glob("rank*"))]
+    wall = statistics.median(map(max, zip(*(rank["wall"] for rank in ranks), strict=True)))
+    cpu = sum(rank["cpu"] for rank in ranks)
+    return wall, cpu, ranks[0]["all"] - cpu
 
 
 def train(kind: str, steps: int, folder: Path) -> None:
     """The script: one process's part of a run."""
     from recycle.megatron.without_gpu import without_gpu
 
+    launcher, starts, used = int(os.environ[LAUNCHER]), list[float](), list[tuple[float, float]]()
     with without_gpu():
-        starts = list(in_own_session(steps) if kind == "session" else in_own_loop(steps))
-    seconds = [after - before for before, after in pairwise(starts)][WARM_UP:]
-    (folder / f"rank{os.environ['RANK']}").write_text(json.dumps(seconds))
+        for step, start in enumerate(in_own_session(steps) if kind == "session" else in_own_loop(steps)):
+            starts.append(start)
+            if step in (WARM_UP, steps - 1):
+                used.append((time.process_time(), cpu_of_tree(launcher) if os.environ["RANK"] == "0" else 0.0))
+    cpu, of_all = ((after - before) / (steps - 1 - WARM_UP) for before, after in zip(*used, strict=True))
+    wall = [after - before for before, after in pairwise(starts)][WARM_UP:]
+    (folder / f"rank{os.environ['RANK']}").write_text(json.dumps({"wall": wall, "cpu": cpu, "all": of_all}))
+
+
+def cpu_of_tree(root: int) -> float:
+    """CPU seconds of a process and its descendants that live now."""
+    parents, ticks = dict[int, int](), dict[int, int]()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            pid = int(path.parent.name)
+            parents[pid], ticks[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
+    tree = {root}
+    while found := {pid for pid, parent in parents.items() if parent in tree} - tree:
+        tree |= found
+    return sum(ticks.get(pid, 0) for pid in tree) / os.sysconf("SC_CLK_TCK")
 
 
 def in_own_loop(steps: int) -> Iterator[float]:

@@ -4,9 +4,10 @@
                                         [--json FILE]
 
 Every job is drawn from the seed, its family and its number: 2 to 16 pipelines of 2 to 16 ranks, 1 to 4 P
-micro-batches, stages equal or not, some workers dead. Tight memory holds V to V P activations, loose memory 2 V P or
-any number. Links cost nothing or little, except in the family named after them. gap is period / bound - 1. A plan is
-late if it takes more than 1.2 times its seconds plus half a second. The line below each row gives its worst job.
+micro-batches, stages equal or not, some workers dead. Stages lie on a V in the families vee, else on a loop. Tight
+memory holds V to V P activations, loose memory 2 V P or any number. Links cost nothing or little, except in the family
+named after them. gap is period / bound - 1. A plan is late if it takes more than 1.2 times its seconds plus half a
+second. The line below each row gives its worst job.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Family:
     slow: int
     links: tuple[float, ...]
     target: str
+    placement: str = "loop"
 
 
 SMALL_LINKS = (0.0, 0.0, 0.05, 0.2)
@@ -49,6 +51,8 @@ FAMILIES = {
     "v1-tight": Family((1,), (True,), 0, SMALL_LINKS, "1.5 / 6 / 12"),
     "v2-loose": Family((2,), (False,), 0, SMALL_LINKS, "1 / 6 / 15"),
     "v2-tight": Family((2,), (True,), 0, SMALL_LINKS, "5 / 15 / 30"),
+    "vee-loose": Family((2,), (False,), 0, SMALL_LINKS, "0.5 / 5 / 10", "v"),
+    "vee-tight": Family((2,), (True,), 0, SMALL_LINKS, "3 / 10 / 20", "v"),
     "slow": Family((1, 1, 2), (True, False), 2, SMALL_LINKS, "1 / 6 / 12"),
     "link": Family((1, 1, 2), (True, False), 0, (1.0, 1.5, 2.0), "1 / 6 / 12"),
 }
@@ -78,7 +82,8 @@ def drawn(family: str, number: int, seed: int, largest: int = 16) -> tuple[Price
     if draw.random() < 0.5:
         for key in ("forward", "backward_input", "backward_weight"):
             times[key] = [round(draw.uniform(0.6, 1.6), 1) for _ in range(shape.stages)]
-    made = msgspec.convert({"shape": shape.to_json(), "times": times, "memory": {"limit": limit}}, type=Job)
+    grid = shape.to_json() | {"placement": kind.placement}
+    made = msgspec.convert({"shape": grid, "times": times, "memory": {"limit": limit}}, type=Job)
     made.validate()
     job = price(made)
     left = [shape.pipelines - 1] * shape.ranks
@@ -92,7 +97,8 @@ def drawn(family: str, number: int, seed: int, largest: int = 16) -> tuple[Price
     speed = {str(worker): draw.choice([1.2, 1.5, 2.0, 3.0]) for worker in slow}
     job = msgspec.structs.replace(job, prices=replace(job.prices, speed=speed))
     stages = "unequal" if "forward" in times else "equal"
-    text = f"{shape}, {stages}, limit {limit}, link {times['link']:g}, {len(dead)} dead, slow {speed or 'none'}"
+    text = f"{shape}, {kind.placement}, {stages}, limit {limit}, link {times['link']:g}, {len(dead)} dead"
+    text += f", slow {speed or 'none'}"
     return job, sorted(dead), text
 
 

@@ -1,6 +1,6 @@
 """The viewer at scale, in headless Chromium: a million instructions on 1,536 lanes, four million, and a Plotly peer.
 
-    python benchmarks/viewer.py [--rounds N] [--only million|four|bars|times|exported]
+    python benchmarks/viewer.py [--rounds N] [--only million|four|bars|times|edits|exported]
 
 The peer draws one Plotly bar per instruction, as public viewers do. The server is `recycle view FILE`. First paint is
 the time from the start of the navigation to the frame with all lanes and axes: cold in a fresh browser, warm on a
@@ -8,7 +8,9 @@ second visit. A step is the time from the call that requests a new window to the
 windows run from everything to half a percent of 64 lanes and back. Hover is the page's time for one pointer movement.
 Browser CPU seconds are those of all of Chromium's processes; they distinguish a busy machine from a slow page. Other
 times: from a key in a field of the scenario panel to the second frame after the lanes with these times are drawn, with
-their headline and critical path, at a hundred thousand instructions. The exit status is 1 if a target is missed.
+their headline and critical path, at a hundred thousand instructions. An edit: from the key that moves an instruction to
+the second frame after its lanes, findings and headline, at ten thousand instructions. The exit status is 1 if a target
+is missed.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ TARGETS = {
     "server MB": 1000.0,
     "requests in steps": 0.0,
     "other times ms": 100.0,
+    "edit ms": 50.0,
     "exported MB": 20.0,
     "exported, opens in s": 3.0,
 }
@@ -83,6 +86,15 @@ OTHER_TIMES = """text => new Promise(done => {
   };
   look();
 })"""
+EDIT = """key => new Promise(done => {
+  const view = window.recycle.active, before = view.root.dataset.address, began = performance.now();
+  document.body.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true }));
+  const look = () => {
+    if (view.root.dataset.address === before || view.asked) return requestAnimationFrame(look);
+    requestAnimationFrame(() => done(performance.now() - began));
+  };
+  look();
+})"""
 BAR_STEP = """range => new Promise(done => {
   const plot = document.querySelector('.js-plotly-plot'), began = performance.now();
   Plotly.relayout(plot, {'xaxis.range': range}).then(() =>
@@ -100,7 +112,7 @@ BAR_PAINTED = """() => new Promise(done => {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="browsers started, and visits counted")
-    parser.add_argument("--only", choices=("million", "four", "bars", "times", "exported"))
+    parser.add_argument("--only", choices=("million", "four", "bars", "times", "edits", "exported"))
     arguments = parser.parse_args()
     missed = False
     with tempfile.TemporaryDirectory() as folder:
@@ -111,6 +123,8 @@ def main() -> int:
         if arguments.only in (None, "times"):
             for title, shapes in (("other times", [HUNDRED_THOUSAND]), ("other times of ten", TEN)):
                 missed |= tell(title, other_times(Path(folder), shapes, arguments.rounds))
+        if arguments.only in (None, "edits"):
+            missed |= tell("edits", edits(Path(folder) / "edited.json", BARS[1], arguments.rounds))
         if arguments.only in (None, "exported"):
             missed |= tell("exported", exported(Path(folder) / "exported.html", arguments.rounds))
         if arguments.only in (None, "bars"):
@@ -236,6 +250,29 @@ def other_times(folder: Path, shapes: Sequence[Shape], rounds: int) -> dict[str,
         "other times, server CPU ms": 1000 * asked[0] / len(taken),
         "other times, browser CPU ms": 1000 * asked[1] / len(taken),
         "other times ms, the first, which compiles": first,
+    }
+
+
+def edits(path: Path, shape: Shape, rounds: int) -> dict[str, float]:
+    """How long an instruction that moves back and forth in its worker's program takes to show all that follows."""
+    schedule = one_f_one_b(shape)
+    schedule.save(path)
+    with served(path) as (server, address), chromium() as browser:
+        page = browser.page()
+        page.goto(address)
+        page.evaluate(READY)
+        page.wait_for_load_state("networkidle")
+        page.evaluate("() => { const v = window.recycle.active; v.select(v.table.offsets[4] - 40, true); }")
+        first, used = page.evaluate(EDIT, ">"), _ticks(server)
+        taken = [page.evaluate(EDIT, key) for key in "<>" * 4 * rounds]
+        spent = (_ticks(server) - used) / os.sysconf("SC_CLK_TCK")
+    return {
+        "instructions": len(schedule.columns),
+        "lanes": shape.worker_count,
+        "edit ms": statistics.median(taken),
+        "edit ms, longest": max(taken),
+        "edit, server CPU ms": 1000 * spent / len(taken),
+        "edit ms, the first, which compiles": first,
     }
 
 

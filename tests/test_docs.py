@@ -39,10 +39,9 @@ def blocks(page: str, language: str) -> list[str]:
         ),
         (
             "docs/guides/read-a-timeline.md",
-            ["\n0.0 1.0 INPUT 1F0.0\n1.0 1.5 TRANSFER 1F0.0\n4.5 10.5 ORDER 1B0.0\n"],
+            ["\n0.0 1.0 INPUT 1F0.0\n1.0 1.5 TRANSFER 1F0.0\n4.5 10.5 ORDER 1B0.0\n", "+0.00\n", "\n-6.0\nIdle for "],
         ),
         ("docs/guides/compare.md", ["0.9", "'stop'", "'restart'"]),
-        ("docs/guides/viewer.md", ["+0.00\n", "\n-6.0\nIdle for "]),
         ("README.md", ["  1.1 xxx"]),
     ],
 )

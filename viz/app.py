@@ -23,7 +23,7 @@ from flask import Response, request
 
 from recycle.errors import RecycleError
 from viz.export import MODULES, import_map
-from viz.pages import bench, lanes_view, open_pages
+from viz.pages import bench, editing, lanes_view, open_pages
 from viz.pages.page import OPENED, TABS, Mode, Page, Workspace, keep_in_address, opener
 from viz.run import Run
 from viz.sources import ScheduleFile, SystemComparison
@@ -72,6 +72,7 @@ def build_app(
     app.layout = lambda: _layout(pages, title, workspace)
     lanes_view.register(app, workspace.cache)
     bench.register(app, workspace.cache)
+    editing.register(app, workspace.cache)
     keep_in_address(app, TABS, State(TABS, "children"))
     _register_opening(app, pages)
     for page in pages:

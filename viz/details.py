@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from recycle.ir.dependencies import Cause
 from recycle.ir.event_graph import EventGraph, event_graph
@@ -24,7 +22,7 @@ from recycle.job.shape import Shape, Worker
 from viz.analysis.bubbles import CAUSE_TEXTS
 from viz.analysis.memory import knows_bytes, memory_curve, micro_batches_held
 from viz.kinds import describe, is_schedule_work
-from viz.lane_cache import CachedLanes, TimelineContext
+from viz.lane_cache import TimedLanes, TimelineContext
 from viz.lanes import Flag
 from viz.numbers import PLAN_UNIT, TimeUnit, bytes_text, percent, short
 
@@ -49,7 +47,7 @@ class Details:
     links: dict[str, Any] = field(default_factory=lambda: {"inputs": [], "outputs": [], "waited": -1})
 
 
-def details(entry: CachedLanes, choice: dict[str, Any]) -> Details | None:
+def details(entry: TimedLanes, choice: dict[str, Any]) -> Details | None:
     """Return the details of a selection from the browser; None if it is not in the table."""
     table = entry.table
     operation, lane = choice.get("operation"), choice.get("lane")
@@ -63,13 +61,12 @@ def details(entry: CachedLanes, choice: dict[str, Any]) -> Details | None:
     return None
 
 
-def operation_details(entry: CachedLanes, operation: int) -> Details:
-    lane = int(np.searchsorted(entry.table.offsets, operation, side="right")) - 1
-    title, *lines = describe(entry.table, operation, lane, entry.unit)
+def operation_details(entry: TimedLanes, operation: int) -> Details:
+    title, *lines = describe(entry.table, operation, entry.table.lane_of(operation), entry.unit)
     context = entry.context
     if context is None:
         return Details(title, lines)
-    row, schedule = context.row(entry.table, operation), context.timeline.schedule
+    row, schedule = int(entry.table.instruction_id[operation]), context.timeline.schedule
     inputs, total = context.dependency_index.inputs(row)
     has_waited = bool(inputs) and inputs[0].slack <= context.timeline.makespan * TOLERANCE
     unit, needs = entry.unit, []
@@ -80,7 +77,7 @@ def operation_details(entry: CachedLanes, operation: int) -> Details:
         needs.append([instruction, str(worker), CAUSE_TEXTS[need.cause], arrived, slack])
     if total > len(inputs):
         lines.append(f"needs {total - len(inputs)} more inputs, which arrived earlier")
-    place_of = partial(context.operation, entry.table)
+    place_of = entry.table.operation_of
     values = [place_of(need.row) for need in inputs if need.cause not in (Cause.ORDER, Cause.LANE)]
     users = [place_of(user) for user in context.dependency_index.outputs(row)]
     waited = place_of(inputs[0].row) if has_waited else -1
@@ -88,20 +85,19 @@ def operation_details(entry: CachedLanes, operation: int) -> Details:
     return Details(title, lines, needs, {**links, "waited": waited})
 
 
-def gap_details(entry: CachedLanes, lane: int, start: float, end: float) -> Details:
+def gap_details(entry: TimedLanes, lane: int, start: float, end: float) -> Details:
     """Return the causes of a gap of a worker, one line per part with a single cause."""
     table = entry.table
     unit = entry.unit
     title = f"Worker {table.labels[lane]} is idle"
     lines = [f"from {unit.text(start)} to {unit.text(end)}, {unit.amount(end - start)}"]
-    worker = _worker(entry, lane)
-    if worker is not None and entry.context is not None:
+    if entry.context is not None:
         bubbles, slack = entry.context.bubbles, 1e-5 * table.span  # the browser's times are rounded to 24 bits
-        lines += [bubbles.reason(gap, unit) for gap in bubbles.in_interval(worker, start + slack, end - slack)]
+        lines += [bubbles.reason(gap, unit) for gap in bubbles.in_interval(lane, start + slack, end - slack)]
     return Details(title, lines)
 
 
-def worker_details(entry: CachedLanes, lane: int) -> Details:
+def worker_details(entry: TimedLanes, lane: int) -> Details:
     table = entry.table
     operations = slice(int(table.offsets[lane]), int(table.offsets[lane + 1]))
     work = ~is_kind(table.kind[operations], AsyncInstruction)
@@ -114,26 +110,16 @@ def worker_details(entry: CachedLanes, lane: int) -> Details:
         lines.append(f"{rerouted} of them re-routed to it")
     if table.failed[lane]:
         lines.append("has failed")
-    worker, context = _worker(entry, lane), entry.context
-    if worker is not None and context is not None and not table.failed[lane]:
-        held, (_, time, row) = memory_of_workers(context)[worker], memory_curve(context.timeline, worker).peak
+    context = entry.context
+    held = memory_of_workers(context)[lane] if context is not None else None
+    if context is not None and held is not None:
+        _, time, row = memory_curve(context.timeline, lane).peak
         setter = f", from {context.timeline.schedule.instruction(row)} on" if row >= 0 else ""
-        lines.append(f"holds at most {held}{'' if held and held.in_bytes else ' activations'}{setter}")
-        if held_then := micro_batches_held(context.timeline, worker, time):
+        lines.append(f"holds at most {held}{'' if held.in_bytes else ' activations'}{setter}")
+        if held_then := micro_batches_held(context.timeline, lane, time):
             omitted = f" and {len(held_then) - MAX_HELD} more" if len(held_then) > MAX_HELD else ""
             lines.append(f"holds then: {', '.join(held_then[:MAX_HELD])}{omitted}")
     return Details(f"Worker {table.labels[lane]}", lines)
-
-
-def _worker(entry: CachedLanes, lane: int) -> int | None:
-    if entry.context is None:
-        return None
-    if entry.context.ids is None:
-        return lane
-    first = int(entry.table.offsets[lane])
-    if first == entry.table.offsets[lane + 1]:
-        return None
-    return int(entry.context.timeline.schedule.columns.worker[entry.context.row(entry.table, first)])
 
 
 class Figure(NamedTuple):
@@ -160,7 +146,7 @@ PEAK += " else in activations of a worker's whole part of the model."
 RATIO = "Period divided by that of 1F1B with all workers, for the same times per layer."
 
 
-def headline(entry: CachedLanes) -> list[Figure]:
+def headline(entry: TimedLanes) -> list[Figure]:
     """Return the figures of cached lanes without those that period and bubbles repeat; [] without a timeline."""
     shown = figures(entry.context, entry.unit)
     value = {figure.name: figure.value for figure in shown}

@@ -145,7 +145,7 @@ def backward_label(table: LaneTable, operation: int) -> str:
     if table.paired is None or not kinds()[table.kind[operation]]["pair"]:
         return ""
     home, index = (int(column[operation]) for column in table.paired)
-    is_away = home != int(table.workers[int(np.searchsorted(table.offsets, operation, side="right")) - 1].pipeline)
+    is_away = home != int(table.workers[table.lane_of(operation)].pipeline)
     return (LABEL_REROUTED if is_away else LABEL).format(
         letter=Backward.token, micro_batch=index, home=f"{home}.{index}"
     )

@@ -23,18 +23,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from recycle.errors import PlanError
-from recycle.ir.columns import Rows
 from recycle.ir.event_graph import EventGraph, event_graph
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline, slack
-from recycle.job.shape import Worker
 from recycle.plans import Plan
 from viz.analysis.bubbles import Bubbles, DependencyIndex
 from viz.condition import Condition
@@ -187,7 +185,6 @@ class TimelineContext:
 
     Attributes:
         timeline: planned, or executed.
-        ids: the table's instruction id of each row of `timeline`; None if they are equal.
         executed: whether the timeline was executed; its order then follows no model of times.
         plan: the plan that was timed; None for other schedules.
         share: a chunk's part of the times in a scenario; below 1 on pages whose schedules differ in chunks.
@@ -195,7 +192,6 @@ class TimelineContext:
     """
 
     timeline: Timeline
-    ids: Rows | None = None
     limits: Limits = None
     executed: bool = False
     plan: Plan | None = None
@@ -254,28 +250,6 @@ class TimelineContext:
     def bubbles(self) -> Bubbles:
         return Bubbles(self.timeline, self.limits, self.chunks)
 
-    def row(self, table: LaneTable, operation: int) -> int:
-        instruction = int(table.instruction_id[operation])
-        return instruction if self.ids is None else int(np.flatnonzero(self.ids == instruction)[0])
-
-    def operation(self, table: LaneTable, row: int) -> int:
-        """Return the operation for a row of the timeline; -1 if it is not drawn."""
-        instruction = row if self.ids is None else int(self.ids[row])
-        operations = np.flatnonzero(table.instruction_id == instruction)
-        return int(operations[0]) if len(operations) else -1
-
-    def lane(self, table: LaneTable, worker: Worker) -> int:
-        """Return the lane of a worker of the timeline; -1 if it is not drawn.
-
-        For an executed timeline it is the lane of the process that had the worker's role.
-        """
-        columns, w = self.timeline.schedule.columns, self.timeline.schedule.shape.worker_index(worker)
-        if self.ids is None:
-            return w
-        first = int(columns.offsets[w])
-        operation = self.operation(table, first) if first < int(columns.offsets[w + 1]) else -1
-        return int(np.searchsorted(table.offsets, operation, side="right")) - 1 if operation >= 0 else -1
-
 
 def plan_of(schedule: Schedule) -> Plan | None:
     """Return the plan that the metadata of a schedule describe; None if they describe none."""
@@ -291,36 +265,29 @@ def _exceeds(limits: Limits, stated: Limits) -> bool:
     return limits is None or any(limit > stated_limit for limit, stated_limit in zip(limits, stated, strict=True))
 
 
-class StepLanes(NamedTuple):
-    lanes: LaneTable
-    context: TimelineContext | None = None
-
-
-class ComparedTimeline(NamedTuple):
-    """A timeline to compare: its lanes, by rows of its context's timeline.
+@dataclass(frozen=True, eq=False)
+class TimedLanes:
+    """Lanes and their timeline.
 
     Attributes:
+        context: the timeline, planned, or executed in seconds; None if it is not known.
+        content: the encoded table, if it is cached.
+        span: length of the time axis of the last drawing, if it differs from the table's span.
+        title: name among compared timelines.
         seconds_per_unit: seconds per unit of a plan's times, if known.
     """
 
-    title: str
-    context: TimelineContext
-    lanes: LaneTable
+    table: LaneTable
+    context: TimelineContext | None = None
+    content: bytes = b""
+    span: float | None = None
+    title: str = ""
     seconds_per_unit: float | None = None
 
     @property
     def timeline(self) -> Timeline:
-        """Planned, or executed with times in seconds."""
+        assert self.context is not None
         return self.context.timeline
-
-
-@dataclass(frozen=True, eq=False)
-class CachedLanes:
-    table: LaneTable
-    content: bytes
-    context: TimelineContext | None
-    span: float | None = None
-    """Length of the time axis of the last drawing, if it differs from the table's span."""
 
     @property
     def unit(self) -> TimeUnit:
@@ -332,10 +299,11 @@ class LaneCache:
     """Thread-safe cache of tables by the hash of their `lanes.bin` and context."""
 
     def __init__(self, max_bytes: int = MAX_BYTES, min_tables: int = 4) -> None:
-        self._kept: BoundedCache[str, CachedLanes] = BoundedCache(max_bytes, _bytes, min_tables)
+        self._kept: BoundedCache[str, TimedLanes] = BoundedCache(max_bytes, _bytes, min_tables)
         self._digests: WeakKeyDictionary[LaneTable, str] = WeakKeyDictionary()
 
-    def put(self, table: LaneTable, context: TimelineContext | None = None, span: float | None = None) -> str:
+    def put(self, lanes: TimedLanes, span: float | None = None) -> str:
+        table, context = lanes.table, lanes.context
         digest = self.digest(table)
         entry = self.get(digest)
         if digest is not None and entry is not None:
@@ -344,7 +312,7 @@ class LaneCache:
             return digest
         content = encode(table)
         digest = content_hash(content + (context.key if context else b""))
-        self._kept.put(digest, CachedLanes(table, content, context, span))
+        self._kept.put(digest, TimedLanes(table, context, content, span))
         self._digests[table] = digest
         return digest
 
@@ -353,7 +321,7 @@ class LaneCache:
         digest = self._digests.get(table)
         return digest if self.get(digest) else None
 
-    def get(self, digest: object) -> CachedLanes | None:
+    def get(self, digest: object) -> TimedLanes | None:
         """Return the table of a hash, or of an address with the hash; None if it was never added or was evicted."""
         return self._kept.get(str(digest).removeprefix("lanes/").removesuffix(".bin"))
 
@@ -362,7 +330,7 @@ def lanes_address(digest: str) -> str:
     return f"lanes/{digest}.bin"
 
 
-def _bytes(entry: CachedLanes) -> int:
+def _bytes(entry: TimedLanes) -> int:
     return len(entry.content) + TABLE_BYTES * len(entry.table)
 
 

@@ -5,7 +5,7 @@ A planned table has its timeline's times; an executed one counts from its first 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntFlag
 from typing import Any, Literal, NamedTuple
@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from recycle.ir.columns import Columns, Floats
-from recycle.ir.event_graph import durations, earliest, event_graph
+from recycle.ir.event_graph import EventGraph, durations, earliest
 from recycle.ir.instruction import AsyncInstruction, Instruction, OverlappedPair, is_kind
-from recycle.ir.lower import lower
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import Timeline
-from recycle.ir.trace import Trace, away_from
+from recycle.ir.trace import Trace, away_from, executed_schedule
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
 
@@ -47,8 +46,9 @@ class LaneTable:
     """Operations by lane (CSR), sorted by start.
 
     Attributes:
-        workers: worker of each lane: the role in a plan, the process in a trace.
-        labels: text of each lane; for a repartitioned model with the first and last unit of the worker.
+        workers: worker of each lane, by its role in the plan.
+        labels: text of each lane: its worker, the process if it has another name, and the units of a repartitioned
+            model.
         offsets: operations of lane i are `offsets[i]` to `offsets[i + 1]`.
         start, end: time from the origin, float64.
         kind: number of the kind of instruction, uint8.
@@ -113,6 +113,13 @@ class LaneTable:
         """Chunk of each operation: stage s is in chunk s // P, however chunks are placed."""
         return self.stage // np.uint16(self.shape.ranks) if self.chunks > 1 else np.zeros_like(self.stage)
 
+    def lane_of(self, operation: int) -> int:
+        return int(np.searchsorted(self.offsets, operation, side="right")) - 1
+
+    def operation_of(self, row: int) -> int:
+        """Return the operation with an instruction id; -1 if it is not drawn."""
+        return next(iter(np.flatnonzero(self.instruction_id == row).tolist()), -1)
+
     def instruction(self, operation: int) -> Instruction:
         return self.instruction_of(int(self.instruction_id[operation]))
 
@@ -151,9 +158,8 @@ class LaneTable:
         return replace(self, start=start, end=end, flags=flags, weight_share=share, speed=speed)
 
     @classmethod
-    def until_deadlock(cls, schedule: Schedule, profile: Profile, marks: Marks | None = None) -> LaneTable:
+    def until_deadlock(cls, graph: EventGraph, profile: Profile, marks: Marks | None = None) -> LaneTable:
         """Build the lanes of an order that deadlocks: timed until `halt`, then the programs' rests back to back."""
-        graph = event_graph(lower(schedule))
         columns, nodes = graph.schedule.columns, graph.dependencies.nodes
         rows = len(columns)
         seconds = np.zeros(nodes)
@@ -182,9 +188,7 @@ class LaneTable:
     ) -> LaneTable:
         marks = marks or Marks()
         shape, columns = schedule.shape, schedule.columns
-        failed = np.array([worker in schedule.failed for worker in shape.workers()], dtype=np.bool_)
-        is_rerouted = away_from(columns, columns.worker // shape.ranks)
-        flags = is_rerouted * int(Flag.REROUTED)
+        flags = away_from(columns, columns.worker // shape.ranks) * int(Flag.REROUTED)
         flags[list(critical)] |= Flag.CRITICAL
         flags[list(marks.violations)] |= Flag.VIOLATION
         labels = []
@@ -193,78 +197,20 @@ class LaneTable:
             unit_ranges = [f"{begin}\N{EN DASH}{end - 1}" for begin, end in schedule.unit_runs(worker)]
             hosted = f" \N{MIDDLE DOT} {', '.join(unit_ranges)}" if unit_ranges else ""
             labels.append((str(worker) if process == worker else f"{worker} (by {process})") + hosted)
-        return cls._build(
-            shape,
-            columns,
-            start,
-            end,
-            flags,
-            [*marks.violations, *marks.involved],
-            labels=tuple(labels),
-            failed=failed,
-            instruction_of=schedule.instruction,
-            weight_share=weight_share(profile, shape),
-            speed=profile.speed,
-        )
-
-    @classmethod
-    def from_trace(cls, trace: Trace, *, failed: Iterable[Worker] = (), weight_share: float = 0.5) -> LaneTable:
-        """Build the lanes of executed iterations: all rows of `trace` (see `Trace.window`), a lane per process.
-
-        Args:
-            failed: processes that are dead in these iterations, or die in them.
-        """
-        shape, columns = trace.shape, trace.columns
-        failed_set = frozenset(failed)
-        is_dead = np.array([worker in failed_set for worker in shape.workers()], dtype=np.bool_)
-        flags = trace.rerouted * int(Flag.REROUTED)
-        origin = float(trace.start.min()) if len(trace) else 0.0
-        labels = []
-        for w, worker in enumerate(shape.workers()):
-            roles = np.unique(trace.role[columns.offsets[w] : columns.offsets[w + 1]])
-            others = [str(shape.worker_at(role)) for role in roles if role != w]
-            labels.append(f"{worker} as {', '.join(others)}" if others else str(worker))
-        return cls._build(
-            shape,
-            columns,
-            trace.start - origin,
-            trace.end - origin,
-            flags,
-            (),
-            labels=tuple(labels),
-            failed=is_dead,
-            instruction_of=trace.instruction,
-            origin=origin,
-            unit="s",
-            weight_share=weight_share,
-        )
-
-    @classmethod
-    def _build(
-        cls,
-        shape: Shape,
-        columns: Columns,
-        start: Floats,
-        end: Floats,
-        flags: npt.NDArray[Any],
-        instants: Sequence[int],
-        **attributes: Any,
-    ) -> LaneTable:
         # Receives, and sends over a free link, take no time and are not drawn without a finding.
         is_drawn = ~_transfers(columns) | (end > start)
-        is_drawn[list(instants)] = True
+        is_drawn[[*marks.violations, *marks.involved]] = True
         drawn = np.flatnonzero(is_drawn)
         keys = end[drawn], start[drawn], columns.worker[drawn]
         rows = drawn if _is_sorted(*keys) else drawn[np.lexsort(keys)]
         counts = np.bincount(columns.worker[rows], minlength=shape.worker_count)
-        has_home = columns.pipeline[rows] >= 0
-        pairs = is_kind(columns.kind[rows], OverlappedPair)
-        if pairs.any():
-            home, index = (np.where(pairs, column[rows], 0) for column in (columns.pipeline2, columns.index2))
-            attributes["paired"] = (home.astype(np.uint16), index.astype(np.uint32))
+        has_home, pairs = columns.pipeline[rows] >= 0, is_kind(columns.kind[rows], OverlappedPair)
+        home, index = (np.where(pairs, column[rows], 0) for column in (columns.pipeline2, columns.index2))
         return cls(
             shape=shape,
             workers=tuple(shape.workers()),
+            labels=tuple(labels),
+            failed=np.array([worker in schedule.failed for worker in shape.workers()], dtype=np.bool_),
             offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
             start=start[rows],
             end=end[rows],
@@ -274,8 +220,27 @@ class LaneTable:
             pipeline=np.where(has_home, columns.pipeline[rows], NO_PIPELINE).astype(np.uint16),
             flags=flags[rows].astype(np.uint8),
             instruction_id=rows.astype(np.uint32),
-            **attributes,
+            instruction_of=schedule.instruction,
+            weight_share=weight_share(profile, shape),
+            speed=profile.speed,
+            paired=(home.astype(np.uint16), index.astype(np.uint32)) if pairs.any() else None,
         )
+
+    @classmethod
+    def from_trace(cls, trace: Trace, profile: Profile, failed: Collection[Worker] = ()) -> LaneTable:
+        """Build the lanes of an executed iteration or evaluation: all rows of `trace`, as `executed_timeline` has them.
+
+        Args:
+            failed: processes that are dead in it, or die in it.
+        """
+        schedule, rows = executed_schedule(trace)
+        origin = float(trace.start.min()) if len(trace) else 0.0
+        pairs = np.unique(np.stack([trace.role, trace.process]), axis=1).T.tolist()
+        process_of = {trace.shape.worker_at(role): trace.shape.worker_at(process) for role, process in pairs}
+        times = trace.start[rows] - origin, trace.end[rows] - origin
+        table = cls._from_schedule(schedule, *times, profile, process_of, (), None)
+        is_dead = [process_of.get(worker, worker) in failed for worker in table.workers]
+        return replace(table, failed=table.failed | is_dead, origin=origin, unit="s")
 
 
 def weight_share(profile: Profile, shape: Shape) -> float:

@@ -59,6 +59,8 @@ class TimeUnit(NamedTuple):
         return f" ({self.word})" if self.word else ""
 
 
+UNITS = "units"
+"""Word at an axis for times of a plan."""
 PLAN_UNIT = TimeUnit(1.0, "")
 """Times of a plan, in units of its profile."""
 

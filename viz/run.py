@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
@@ -16,19 +16,22 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from recycle.errors import RecycleError, errors_as
+from recycle.ir.lower import lowered_graph
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import simulate
-from recycle.ir.trace import Trace, executed_schedule, executed_timeline
+from recycle.ir.trace import Trace, executed_timeline
 from recycle.job import Job
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
 from recycle.runs.logs import plan_file
 from recycle.runs.read_report import load_report
 from recycle.runs.report import RunReport
-from viz.lane_cache import ComparedTimeline, Limits, StepLanes, TimelineContext
-from viz.lanes import LaneTable, Panel, weight_share
+from viz.lane_cache import Limits, TimedLanes, TimelineContext
+from viz.lanes import LaneTable, Panel
 
 T = TypeVar("T")
+Choices = dict[str, tuple[str, Callable[[], TimedLanes | None]]]
+"""Timelines to compare: key -> (title, what makes it)."""
 
 
 def read_or_report(read: Callable[[], T], problems: list[str], default: T, suffix: str = "") -> T:
@@ -140,7 +143,7 @@ class Run:
         return self._read_once("report", lambda: load_report(self.path))
 
     @cached_property
-    def generations(self) -> dict[int, dict[str, Any]]:
+    def generations(self) -> dict[int | None, dict[str, Any]]:
         return {
             event["generation"]: event
             for event in self.events
@@ -202,17 +205,12 @@ class Run:
         later_generations = [
             other for other in self.generations_of(step) if generation is not None and other > generation
         ]
-        dead: set[Worker] = set()
-        is_known = False
-        for number in (generation, *later_generations[:1]):
-            live = self.generations.get(number, {}).get("live") if number is not None else None
-            if isinstance(live, list):
-                is_known = True
-                dead |= {worker for worker in self.shape.workers() if str(worker) not in live}
-        if not is_known:
-            plan = self.plan(self.plan_of(step, generation))
-            dead = set(plan.failed) if plan else set()
-        return tuple(sorted(dead))
+        lives = [self.generations.get(number, {}).get("live") for number in (generation, *later_generations[:1])]
+        lives = [live for live in lives if isinstance(live, list)]
+        if lives:
+            return tuple(worker for worker in self.shape.workers() if any(str(worker) not in live for live in lives))
+        plan = self.plan(self.plan_of(step, generation))
+        return tuple(sorted(plan.failed)) if plan else ()
 
     @cached_property
     def segments(self) -> list[RunSegment]:
@@ -250,33 +248,26 @@ class Run:
         """Return the median seconds between executed steps from `first` to `last`; see `Trace.period`."""
         return self.trace.period(first, last) if self.trace is not None else None
 
-    def planned_lanes(self, step: int, generation: int | None = None) -> StepLanes | None:
+    def planned_lanes(self, step: int, generation: int | None = None) -> TimedLanes | None:
         """Return the lanes of the plan of `step`, until the deadlock if it has one; None without a plan."""
         attempt = self._attempt(step, generation)
-        digest = self.plan_of(step, attempt)
-        plan, context = self.plan(digest), self.plan_context(digest)
-        if plan is None:
-            return None
-        if context is None:
-            return StepLanes(LaneTable.until_deadlock(plan, self.profile))
         event = self.generations.get(attempt, {}) if attempt is not None else {}
-        return StepLanes(LaneTable.from_timeline(context.timeline, process_of=_process_of_role(event)), context)
+        return self._planned(self.plan_of(step, attempt), _process_of_role(event))
 
-    def executed_lanes(self, step: int, generation: int | None = None) -> StepLanes | None:
+    def executed_lanes(self, step: int, generation: int | None = None) -> TimedLanes | None:
         """Return the executed lanes of `step` in a generation (None: its last); None if nothing was traced."""
         window = self._trace_window(step, generation)
         if window is None:
             return None
-        context = TimelineContext(executed_timeline(window, self.profile), executed_schedule(window)[1], executed=True)
-        return StepLanes(self._lanes_of(window, step), context)
+        context = TimelineContext(executed_timeline(window, self.profile), self._limits, executed=True)
+        return TimedLanes(self._lanes_of(window, step), context)
 
-    def evaluation_lanes(self, step: int) -> StepLanes | None:
+    def evaluation_lanes(self, step: int) -> TimedLanes | None:
         window = self.trace.evaluation(step) if self.trace is not None else None
-        return None if window is None else StepLanes(self._lanes_of(window, step))
+        return None if window is None else TimedLanes(self._lanes_of(window, step))
 
     def _lanes_of(self, window: Trace, step: int) -> LaneTable:
-        failed = self.failed_in(step, int(window.generation[0]))
-        return LaneTable.from_trace(window, failed=failed, weight_share=weight_share(self.profile, window.shape))
+        return LaneTable.from_trace(window, self.profile, self.failed_in(step, int(window.generation[0])))
 
     @cached_property
     def evaluations(self) -> dict[int, float]:
@@ -296,22 +287,20 @@ class Run:
                 ("planned", self.planned_lanes(step.step)),
                 ("executed", self.executed_lanes(step.step)),
             ):
-                if step_lanes is not None and len(step_lanes.lanes):
-                    panels.append(Panel(f"{step.title.capitalize()}, step {step.step}: {phase}", step_lanes.lanes))
+                if step_lanes is not None and len(step_lanes.table):
+                    panels.append(Panel(f"{step.title.capitalize()}, step {step.step}: {phase}", step_lanes.table))
         return panels
 
-    def choices(self, place: int) -> dict[str, tuple[str, Callable[[str], ComparedTimeline]]]:
+    def choices(self, place: int) -> Choices:
         """Return the plans, then the last `STEPS_OFFERED` executed steps, for comparison."""
-        result: dict[str, tuple[str, Callable[[str], ComparedTimeline]]] = {}
+        result: Choices = {}
         for segment in self.segments:
             if segment.plan:
                 title = f"{self.name}: plan of steps {segment.steps}, {segment.workers}"
-                result.setdefault(
-                    f"plan/{place}/{segment.plan}", (title, partial(self._planned_timeline, segment.plan))
-                )
+                result.setdefault(f"plan/{place}/{segment.plan}", (title, partial(self._planned, segment.plan)))
         for step in (self.trace.steps if self.trace else [])[-STEPS_OFFERED:]:
             title = f"{self.name}: executed step {step}"
-            result[f"step/{place}/{step}"] = title, partial(self._executed_timeline, step)
+            result[f"step/{place}/{step}"] = title, partial(self.executed_lanes, step)
         return result
 
     @property
@@ -327,19 +316,15 @@ class Run:
         was_traced = self.trace is not None and step in self.trace.steps
         return [f"plan/{place}/{plan}", f"step/{place}/{step}"] if plan and was_traced else []
 
-    def _executed_timeline(self, step: int, title: str) -> ComparedTimeline:
-        window = self._trace_window(step, None)
-        assert window is not None
-        timeline = executed_timeline(window, self.profile)
-        lanes = replace(LaneTable.from_timeline(timeline), unit="s")
-        return ComparedTimeline(title, TimelineContext(timeline, limits=self._limits, executed=True), lanes)
-
-    def _planned_timeline(self, digest: str, title: str) -> ComparedTimeline:
-        context = self.plan_context(digest)
+    def _planned(self, digest: str | None, process_of: Mapping[Worker, Worker] | None = None) -> TimedLanes | None:
+        plan, context = self.plan(digest), self.plan_context(digest)
+        if plan is None:
+            return None
         if context is None:
-            raise RecycleError(f"{self.name}: plan {digest} cannot be {'timed' if self.plan(digest) else 'read'}")
+            return TimedLanes(LaneTable.until_deadlock(lowered_graph(plan), self.profile))
         unit = self.job.seconds_per_unit if self.job else None
-        return ComparedTimeline(title, context, LaneTable.from_timeline(context.timeline), unit)
+        table = LaneTable.from_timeline(context.timeline, process_of=process_of)
+        return TimedLanes(table, context, seconds_per_unit=unit)
 
     @cached_property
     def _limits(self) -> Limits:

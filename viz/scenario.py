@@ -19,8 +19,7 @@ from recycle.job.pricing import profile_of_layout
 from recycle.job.profile import PerStage, Profile
 from recycle.job.sections import ANALYTIC
 from viz.condition import Condition, parse
-from viz.lane_cache import BoundedCache, CachedLanes, LaneCache, Limits, TimelineContext, content_hash, lanes_address
-from viz.lanes import LaneTable
+from viz.lane_cache import BoundedCache, LaneCache, Limits, TimedLanes, TimelineContext, content_hash, lanes_address
 
 
 class Field(NamedTuple):
@@ -92,23 +91,24 @@ class PageModel(LaneCache):
     def under(self, address: str, scenario: Scenario) -> str | None:
         """Return the address of lanes under a scenario; None if they are not cached. Raises JobError or PlanError."""
         entry = self.get(address)
-        return None if entry is None else lanes_address(self._put_under(entry.table, entry.context, scenario))
+        return None if entry is None else lanes_address(self._put_under(entry, scenario))
 
-    def entry(self, table: LaneTable, context: TimelineContext | None, scenario: Scenario) -> CachedLanes:
+    def entry(self, lanes: TimedLanes, scenario: Scenario) -> TimedLanes:
         """Return the cached lanes of a timeline under a scenario. Raises JobError or PlanError."""
-        entry = self.get(self._put_under(table, context, scenario))
+        entry = self.get(self._put_under(lanes, scenario))
         assert entry is not None
         return entry
 
-    def _put_under(self, table: LaneTable, context: TimelineContext | None, scenario: Scenario) -> str:
-        given = self.digest(table) or self.put(table, context)
+    def _put_under(self, entry: TimedLanes, scenario: Scenario) -> str:
+        table, context = entry.table, entry.context
+        given = self.digest(table) or self.put(entry)
         if context is None or context.executed or not any(scenario):
             return given
         known = self._under.get((given, scenario))
         if known is None or self.get(known) is None:
             timed = self.context_under(context, scenario)
             lanes = table if timed is context else table.with_times_of(timed.timeline)
-            known = self._under.put((given, scenario), self.put(lanes, timed))
+            known = self._under.put((given, scenario), self.put(TimedLanes(lanes, timed)))
         return known
 
     def context_under(self, context: TimelineContext, scenario: Scenario) -> TimelineContext:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,19 +19,21 @@ from recycle.ir import formats
 from recycle.ir.check import Finding, Findings, check
 from recycle.ir.families import FAMILIES
 from recycle.ir.formats.schedule_input import ScheduleInput
-from recycle.ir.lower import lower_with_origin
+from recycle.ir.lower import lowered_graph
 from recycle.ir.rules.rule import ProgramPosition
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import Timeline, timeline_of
+from recycle.ir.simulate import Timeline, time_graph
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
 from recycle.plans import Plan
 from recycle.runs.logs import TRACE
-from viz.lane_cache import ComparedTimeline, TimelineContext, plan_of, release_memory
+from viz.lane_cache import Limits, TimedLanes, TimelineContext, plan_of, release_memory
 from viz.lanes import LaneTable, Marks, Panel
-from viz.run import Run
+from viz.run import Choices, Run
 from viz.run_files import describe_folder, is_run_directory, load_run, runs_in
 
+LARGE = 50_000
+"""Instructions of a schedule from which memory is released between the steps of reading it."""
 Place = tuple[int, float, float]
 """(lane of a drawn table, start and end in the table's time)."""
 
@@ -81,11 +84,18 @@ class ScheduleFile:
         title = f"{self.name}: deadlocks; drawn up to the deadlock" if self.problem else self.name
         return [Panel(title, self.lanes, period=period)] if len(self.lanes) else []
 
-    def choices(self, place: int) -> dict[str, tuple[str, Callable[[str], ComparedTimeline]]]:
-        context = self.context
-        if context is None:
-            return {}
-        return {f"file/{place}": (self.name, lambda title: ComparedTimeline(title, context, self.lanes))}
+    @cached_property
+    def timed(self) -> TimedLanes:
+        """The lanes and their timeline, with the number of findings next to the name of each worker."""
+        counts = Counter(finding.worker for finding in self.findings)
+        labels = tuple(
+            f"{label} ▲{counts[str(worker)]}" if str(worker) in counts else label
+            for label, worker in zip(self.lanes.labels, self.lanes.workers, strict=True)
+        )
+        return TimedLanes(replace(self.lanes, labels=labels) if counts else self.lanes, self.context)
+
+    def choices(self, place: int) -> Choices:
+        return {} if self.timeline is None else {f"file/{place}": (self.name, lambda: self.timed)}
 
     def suggested_choices(self, place: int) -> list[str]:
         return list(self.choices(place))
@@ -109,16 +119,21 @@ class ScheduleFile:
 
 
 def schedule_source(
-    path: Path, schedule: Schedule, profile: Profile | None = None, left_out: Iterable[str] = ()
+    path: Path,
+    schedule: Schedule,
+    profile: Profile | None = None,
+    left_out: Iterable[str] = (),
+    limits: Limits = None,
 ) -> ScheduleFile:
     """Check and time a schedule as if read from `path`, and mark violations in its lanes."""
-    profile = profile or Profile.uniform()
-    findings = check(schedule, profile=profile)
-    release_memory()
+    profile, is_large = profile or Profile.uniform(), len(schedule.columns) >= LARGE
+    graph = lowered_graph(schedule)
+    findings = check(schedule, profile=profile, limits=limits, graph=graph)
+    if is_large:
+        release_memory()
     origin, marks = None, Marks()
     if findings:
-        begins, index = schedule.columns.offsets, schedule.shape.worker_index
-        _, origin = lower_with_origin(schedule)
+        begins, index, origin = schedule.columns.offsets, schedule.shape.worker_index, graph.origin
 
         def rows_of(places: Iterable[Finding | ProgramPosition]) -> list[int]:
             placed = [(p.worker, p.position) for p in places if p.worker is not None and p.position is not None]
@@ -129,11 +144,13 @@ def schedule_source(
         marks = Marks(rows_of(findings), rows_of(other for finding in findings for other in finding.others))
     timeline, problem = None, ""
     try:
-        timeline = timeline_of(schedule, profile)
+        timeline = time_graph(graph, profile)
         lanes = LaneTable.from_timeline(timeline, marks=marks)
     except RecycleError as error:
-        lanes, problem = LaneTable.until_deadlock(schedule, profile, marks), str(error)
-    release_memory()
+        lanes, problem = LaneTable.until_deadlock(graph, profile, marks), str(error)
+    del graph
+    if is_large:
+        release_memory()
     return ScheduleFile(path, schedule, timeline, lanes, findings, problem, origin, left_out=tuple(left_out))
 
 

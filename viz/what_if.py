@@ -22,7 +22,7 @@ from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
 from recycle.plans import Entry, Plan, PlanLibrary, dead_roles, failure_vector, rename, require_hosts
 from viz.condition import Condition
-from viz.lane_cache import BoundedCache, TimelineContext
+from viz.lane_cache import BoundedCache, TimedLanes, TimelineContext
 from viz.lanes import LaneTable
 
 WhatIfPlanner = Callable[[frozenset[Worker]], Plan]
@@ -51,8 +51,8 @@ class PlannedOutcome:
     condition: Condition
 
     @cached_property
-    def lanes(self) -> LaneTable:
-        return LaneTable.from_timeline(self.timeline)
+    def timed(self) -> TimedLanes:
+        return TimedLanes(LaneTable.from_timeline(self.timeline), self.context)
 
     @property
     def idle(self) -> list[Worker]:

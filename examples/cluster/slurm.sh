@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Submit with: sbatch examples/cluster/slurm.sh          (JOB and RUN name another job file and run directory)
+#          or: sbatch examples/cluster/slurm.sh --restarts 3 -- python pretrain.py --load saved   (your own script)
 # Each time the job starts, the first node runs an empty etcd, and the agents go on from the newest checkpoint of the run
 # directory, which lies on a file system that all nodes share. A site that has an etcd of its own sets RECYCLE_STORE and
 # RECYCLE_ETCD_PASSWORD instead.
@@ -18,6 +19,10 @@ set -euo pipefail
 
 job=${JOB:-examples/cluster/job.toml}
 run=${RUN:-$PWD/runs/$SLURM_JOB_ID}
+if [ $# -gt 0 ]; then # your own script loads its newest checkpoint, in a new run
+    run=$run-${SLURM_RESTART_COUNT:-0}
+    export RECYCLE_ID=${RECYCLE_ID:-$SLURM_JOB_ID}-${SLURM_RESTART_COUNT:-0}
+fi
 
 if [ -z "${RECYCLE_STORE:-}" ]; then
     read -r port peers < <(python3 -c 'import socket
@@ -47,7 +52,7 @@ is_time_up=""
 trap 'is_time_up=yes; scancel --signal=TERM "$SLURM_JOB_ID.0" || true' USR1
 trap : TERM # etcd stays until the agents have ended
 # --kill-on-bad-exit=0: an agent that dies must not take the others with it. --no-kill above says so for whole nodes.
-srun --kill-on-bad-exit=0 --no-kill recycle agent "$job" --run "$run" --resume &
+srun --kill-on-bad-exit=0 --no-kill recycle agent "$job" --run "$run" --resume "$@" &
 code=0
 wait $! || code=$?
 while kill -0 $! 2>/dev/null; do # a signal ended the wait

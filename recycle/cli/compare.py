@@ -60,7 +60,7 @@ def compare(
         after (N): with --save: number of failures before those schedules.
     """
 
-    loaded = Job.load(job).settled()
+    loaded = Job.load(job)
     if pause is not None:
         loaded = replace(loaded, pauses=replace(loaded.pauses, detect=pause, plan=0.0, rebuild=0.0))
     names = comparison.system_names(systems)

@@ -93,8 +93,8 @@ def plan(
     if profile is not None:
         loaded = replace(loaded, times=replace(loaded.times, profile=str(profile)))
     _require_bearable(loaded.shape, failures)
-    priced = price(loaded)
     with errors_as(PlanError, f"{job} with {loaded.times.profile}" if loaded.times.profile else str(job)):
+        priced = price(loaded)
         Problem.from_job(priced)
     with errors_as(PlanError, "plan: --failed"):
         named = [Worker.parse(name) for name in (failed or "").split(",") if name.strip()]
@@ -104,12 +104,10 @@ def plan(
     if priced.planner.layout == "elastic" and (failures is not None or library is not None):
         what = "--library" if failures is None else "--failures"
         raise PlanError(f"plan: {what}: elastic layouts are planned for one set of dead workers: give --failed alone")
-    if failures is not None or library is not None:
-        priced = price(loaded.settled())  # all plans of a library have one placement
     processes = processes or len(os.sched_getaffinity(0))
     drifting = profile is not None and library is not None and failed is None
     if failures is None and not drifting:
-        return _plan_one(priced, dead, library, output, processes)
+        return _plan_one(loaded, priced, dead, library, output, processes)
     if output is not None:
         raise PlanError("plan: --failures makes many plans: give --library DIR instead of -o")
     effort = {"processes": processes, "seconds": within}
@@ -127,13 +125,14 @@ def _require_bearable(shape: Shape, failures: int | None) -> None:
 
 
 def _plan_one(
-    job: PricedJob, failed: list[Worker], library: Path | None, output: Path | None, processes: int
+    stated: Job, job: PricedJob, failed: list[Worker], library: Path | None, output: Path | None, processes: int
 ) -> Result:
     if output is not None:
         require_writable(output)
     with _progress() as report, _ended_by_interrupt() as stop:
         if library is None or not job.prices.are_peers_alike or job.planner.move:
-            result = plan_one(job, failed, processes=processes, stop=stop, progress=report)
+            open_job = stated if library is None else job  # all plans of a library have one placement
+            result = plan_one(open_job, failed, processes=processes, stop=stop, progress=report)
         else:
             plans = PlanLibrary(library, job)
             plans.prepare()

@@ -134,17 +134,18 @@ def train(
         resume: continue from the newest complete checkpoint, in this job's shape.
         explain: check the job, print every key with its meaning and stop.
     """
-    described = Job.load(job).settled()
+    described = Job.load(job)
     own, count, faults = resolve_request(described, schedule, steps, fault, punish)
 
     if explain:
         from recycle.exec.launch.checks import check_libraries
         from recycle.exec.launch.request import check_settings, schedule_for
 
+        described = price(described)
         check_settings(described, count)
         check_libraries(described)
         if own is not None:
-            schedule_for(own, price(described))
+            schedule_for(own, described)
         print(explain_job(described))
         return
     train_here(described, job, own, steps, faults, run, resume=resume)
@@ -258,7 +259,7 @@ def agent(
             loads its newest checkpoint. Afterwards the agent ends with exit code 75; the same on all nodes.
         command: your own script, with recycle.megatron.session, and its arguments.
     """
-    described = Job.load(job).settled()
+    described = Job.load(job)
     if command and "/" in command[0] and shutil.which(command[0]) is None:
         raise JobError(f"{command[0]}: cannot be run: name a program, for example python, and its arguments after --")
     if command and store is None and described.membership.store == "launcher":

@@ -44,6 +44,8 @@ def _verdict(file: Path, key: str | None) -> dict[str, Any]:
     try:
         if key is not None and Entry.of(plan).job != key:
             raise NotProven("the plan is for another job")
+        if plan.fixed_bound is not None:
+            raise NotProven("its bound is about all elastic layouts, which no rule covers; plan with --layout fixed")
         bound, period = verify_plan(schedule, str(file))
     except NotProven as error:
         reason = str(error)

@@ -144,7 +144,7 @@ def _sort_paths(paths: list[Path]) -> tuple[PricedJob | None, PlanLibrary | None
     for files, what in ((jobs, "job file"), (libraries, "plan library")):
         if len(files) > 1:
             raise RecycleError(f"view: {files[1]}: is a second {what}, after {files[0]}: give one")
-    job = price(Job.load(jobs[0]).settled()) if jobs else None
+    job = price(Job.load(jobs[0])) if jobs else None
     library = PlanLibrary(libraries[0], job) if libraries else None
     return job, library, [path for path in paths if path not in (*jobs, *libraries)]
 

@@ -135,3 +135,29 @@ def balanced(weights: tuple[float, ...], parts: int) -> tuple[int, ...]:
     for cut in reversed(cuts):
         bounds.append(cut[bounds[-1]])
     return tuple(b - a for a, b in pairwise([0, *reversed(bounds)]))
+
+
+def even_ranks(weights: Sequence[float], sizes: Sequence[int], shape: Shape) -> list[int]:
+    """Move entries between neighboring parts, the stages of `shape`, as long as that evens the sums of its ranks.
+
+    One entry is moved at a time: first to lower the largest sum, then the sum of squares. Limits: it may end before the
+    best split.
+    """
+
+    def unevenness(sizes: Sequence[int]) -> tuple[float, float]:
+        sums = [0.0] * shape.ranks
+        for stage, (begin, end) in enumerate(pairwise([0, *accumulate(sizes)])):
+            sums[shape.rank_of(stage)] += sum(weights[begin:end])
+        return max(sums), sum(each * each for each in sums)
+
+    while True:
+        moved = [
+            [*sizes[:s], sizes[s] - step, sizes[s + 1] + step, *sizes[s + 2 :]]
+            for s in range(len(sizes) - 1)
+            for step in (1, -1)
+            if sizes[s] - step > 0 and sizes[s + 1] + step > 0
+        ]
+        best = min(moved, key=unevenness, default=sizes)
+        if unevenness(best) >= unevenness(sizes):
+            return list(sizes)
+        sizes = best

@@ -14,19 +14,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import msgspec
 
 from recycle.errors import JobError, errors_as
 from recycle.files import read_whole, require_text
-from recycle.job.cut import balanced
+from recycle.job.cut import balanced, even_ranks
 from recycle.job.manifest import require_model_of_weights, with_model_of_weights
 from recycle.job.pricing import activation_limits, layer_seconds, profile_of
 from recycle.job.profile import Profile
 from recycle.job.rules import require_possible
 from recycle.job.sections import ANALYTIC, AUTO, Recompute, Sections
-from recycle.job.shape import Shape
+from recycle.job.shape import Placing, Shape
 
 _MOST_BYTES = 2**20
 _FORMER_SECTIONS = {"dials": "logging"}
@@ -47,12 +47,8 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
     planned_by: ClassVar[str]
     placed_by: ClassVar[str]
 
-    def settled(self) -> Self:
-        """Return the job with a placement in place of `[shape] placement = "auto"`, the one for the fault-free plan."""
-        if self.grid.placement != AUTO:
-            return self
-        module, _, function = self.placed_by.partition(":")
-        placement = getattr(import_module(module), function)(self)
+    def placed(self, placement: Placing | Literal["auto"]) -> Self:
+        """Return the job with another placement."""
         return msgspec.structs.replace(self, grid=msgspec.structs.replace(self.grid, placement=placement))
 
     def without_weights(self) -> Self:
@@ -155,7 +151,10 @@ class Job(Sections, frozen=True, forbid_unknown_fields=True):
         if job.model.split != AUTO:
             return job
         with errors_as(JobError, "[model] split"):
-            split = list(balanced(tuple(layer_seconds(job)), job.shape.stages))
+            seconds = layer_seconds(job)
+            split = list(balanced(tuple(seconds), job.shape.stages))
+            if job.grid.chunks > 1 and job.grid.placement != AUTO:
+                split = even_ranks(seconds, split, job.shape)
         return msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, split=split))
 
     def validate(self) -> None:
@@ -211,10 +210,17 @@ class PricedJob(Job, frozen=True, forbid_unknown_fields=True, kw_only=True):
 def price(job: Job) -> PricedJob:
     """Return the job with its prices; a `PricedJob` is returned unchanged.
 
-    Raises JobError if the profile cannot be read.
+    In place of `[shape] placement = "auto"` the job gets the placement of the shorter first fault-free plan.
+
+    Raises:
+        JobError: the profile cannot be read.
+        PlanError: the placement is "auto" and the job cannot be planned.
     """
     if isinstance(job, PricedJob):
         return job
+    if job.grid.placement == AUTO:
+        module, _, function = job.placed_by.partition(":")
+        job = job.placed(getattr(import_module(module), function)(job))
     return PricedJob(**msgspec.structs.asdict(job), prices=profile_of(job))
 
 

@@ -191,7 +191,7 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
         vocabulary (tokens): size of the vocabulary.
         ffn: width of the feed-forward part; 4 times `hidden` when left out.
         split: layers of each stage, divided evenly when left out. "auto" makes the slowest stage as fast as possible,
-            by the analytic model if there is a profile.
+            by the analytic model if there is a profile; with several chunks on a stated placement, the slowest rank.
         tied: whether the output layer uses the weight of the embedding.
         dropout: dropout of the embedding and the residual stream.
         attention_dropout: dropout of the attention's weights; `dropout` when left out.

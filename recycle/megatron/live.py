@@ -366,6 +366,12 @@ class LiveGroup(_Group):  # type: ignore[misc]
 
         return self._run("gather", lambda peers: self._entries("gather", tensors[0], peers), take)
 
+    def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Work:
+        if self._scope is not Scope.OWN:
+            raise self._refusal("scatter")
+        _copy(outputs, inputs[0])
+        return LiveWork()
+
     def barrier(self, opts: Any = None) -> Work:
         tensors = [torch.zeros(1)]
         return self._run("barrier", lambda peers: self._summed(tensors, ReduceOp.SUM, peers), lambda sums: None)
@@ -520,15 +526,13 @@ class LiveGroup(_Group):  # type: ignore[misc]
 
 def _refused(call: str) -> Callable[..., Any]:
     def refuse(self: LiveGroup, *_: Any, **__: Any) -> Any:
-        if self._scope is Scope.OWN:
-            return LiveWork()
         raise self._refusal(call)
 
     return refuse
 
 
 for _call in (
-    *("scatter", "reduce_scatter", "allgather_coalesced", "alltoall", "all_to_all_single", "alltoall_base"),
+    *("reduce_scatter", "allgather_coalesced", "alltoall", "all_to_all_single", "alltoall_base"),
     *("send", "recv", "recv_anysource"),
 ):
     setattr(LiveGroup, _call, _refused(_call))

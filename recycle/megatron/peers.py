@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
 
 import torch
 
+from recycle.exec.protocol import STAGE_LOST
 from recycle.exec.transport.groups import GroupTransport
 from recycle.job.shape import Worker
 from recycle.megatron.transfer import receive_value, send_value
@@ -53,11 +55,15 @@ class Peers:
 class EarlierPeers(Peers):
     """Live processes without those that have joined since the script made a call: they do not make it.
 
-    The others exchange tensors through the first of them, because no group has exactly these members.
+    The others exchange tensors through the first of them, because no group has exactly these members. If a stage is
+    left to processes that have joined, the call cannot be completed, and this process ends.
     """
 
     def __init__(self, peers: Peers, own: Worker, joined: Collection[Worker]) -> None:
         live = [worker for worker in peers.live if worker not in joined]
+        for rank in {worker.rank for worker in joined} - {worker.rank for worker in live}:
+            print(f"all live hosts of rank {rank} have joined since this step; load the newest checkpoint", flush=True)
+            sys.exit(STAGE_LOST)
         super().__init__(peers.transport, live, peers.tied, peers.shards)
         self._own = own
 

@@ -191,10 +191,11 @@ class _Pretraining:
         try:
             from megatron.core.datasets import utils as dataset_utils
 
-            modules = ["megatron.training.initialize", "megatron.training.training"]
             initialize: Any
             training: Any
-            initialize, training = map(importlib.import_module, modules)
+            settings: Any
+            names = "initialize", "training", "arguments"
+            initialize, training, settings = (importlib.import_module(f"megatron.training.{name}") for name in names)
         except ImportError as error:
             reason = f"megatron.training cannot be imported ({first_line(error)})"
             remedy = "name a script in a folder of Megatron-LM, and install the packages that it needs"
@@ -224,6 +225,7 @@ class _Pretraining:
                 *given, **named, allow_no_cuda=True
             )
             training.set_jit_fusion_options = lambda **_: None
+            settings.get_device_arch_version = lambda: 10  # which asks for no variables of the environment
             if hasattr(initialize, "fused_kernels"):
                 initialize.fused_kernels.load = lambda args: None
 

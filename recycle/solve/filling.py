@@ -99,7 +99,7 @@ def plan_library(
         PlanError: the directory cannot be written, a plan cannot be made, or the time does not suffice for first plans.
             Plans made until then are stored.
     """
-    job = price(job.settled())
+    job = price(job)
     library = None if directory is None else PlanLibrary(Path(directory), job)
     if library is not None:
         library.prepare()

@@ -23,6 +23,7 @@ from recycle.ir.lower import lowered_graph
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import time_graph
 from recycle.job import Job, PricedJob, price
+from recycle.job.sections import AUTO
 from recycle.job.shape import Placing, Worker
 from recycle.plans import (
     Move,
@@ -103,10 +104,11 @@ def plan(
             within its own time limit.
     """
     begun = time.perf_counter()
-    job, failed = price(job), frozenset(failed)
-    if job.grid.placement == "auto":
+    failed = frozenset(failed)
+    if job.grid.placement == AUTO:
         options = {"quick": quick, "processes": processes, "stop": stop, "progress": progress}
         return _plan_best_placement(job, failed, seconds, steps, begun, **options)
+    job = price(job)
     if job.planner.layout == "elastic" and job.grid.placement != "loop":
         raise PlanError(f'[planner] layout: "elastic" needs [shape] placement = "loop", not "{job.grid.placement}"')
     if job.planner.layout == "elastic" and not quick:
@@ -145,14 +147,14 @@ def plan(
 
 
 def _plan_best_placement(
-    job: PricedJob, failed: frozenset[Worker], seconds: float | None, steps: int | None, begun: float, **options: Any
+    job: Job, failed: frozenset[Worker], seconds: float | None, steps: int | None, begun: float, **options: Any
 ) -> Plan:
     if seconds is None and steps is None and (steps := job.planner.steps) is None:
         seconds = job.planner.seconds
 
     def planned(placement: Placing, share: float, left: float | None) -> Plan:
         return plan(
-            _placed(job, placement),
+            job.placed(placement),
             failed,
             seconds=None if left is None else left * share,
             steps=None if steps is None else int(steps * share),
@@ -173,16 +175,11 @@ def _plan_best_placement(
     )
 
 
-def _placed(job: PricedJob, placement: Placing) -> PricedJob:
-    return msgspec.structs.replace(job, grid=msgspec.structs.replace(job.grid, placement=placement))
-
-
 def choose_placement(job: Job) -> Placing:
     """Return the placement with the shorter first fault-free plan; the choice depends on the job alone."""
-    priced = price(job)
 
     def period(placement: Placing) -> float:
-        whole = Problem.from_job(_placed(priced, placement))
+        whole = Problem.from_job(price(job.placed(placement)))
         problem = template_problem(whole, job.shape.micro_batches)
         return find_initial_order(problem, Effort(closed_form(problem)), QUICK_POLICIES).best.period
 

@@ -37,6 +37,8 @@ def test_plan_that_proves_too_little_has_status_1(planned, command):
     assert command("verify wrong.json").out.startswith("wrong.json: not proven: ")
     Path("job.toml").write_text(JOB.replace("limit = 3", "limit = 4"))
     assert command("verify plan.json --job job.toml").status == 1
+    assert command("plan job.toml --failed 1.1 --layout elastic -o elastic.json").status == 0
+    assert "--layout fixed" in command("verify elastic.json --json").json["reason"]
 
 
 def test_library_is_proven_plan_by_plan(planned, command):

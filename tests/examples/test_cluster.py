@@ -171,6 +171,25 @@ def test_killed_slurm_job_resumes_and_ends_at_its_time_limit(recycle: Path, tmp_
     assert (tmp_path / "password").read_text().strip() not in (tmp_path / "etcdctl.calls").read_text()
 
 
+@pytest.mark.parametrize("starts", [0, 2])
+def test_slurm_begins_a_run_at_each_start_of_your_own_script(starts: int, tmp_path: Path) -> None:
+    write_command(tmp_path / "bin", "srun", 'echo "$RECYCLE_ID" "$@" >called')
+    environment = {
+        **{
+            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": "7",
+            "RECYCLE_STORE": "etcd://head:2379",
+        },
+        **({"SLURM_RESTART_COUNT": str(starts)} if starts else {}),
+    }
+    subprocess.run(
+        ["bash", FOLDER / "slurm.sh", "--", "python", "a b.py"], cwd=tmp_path, env=environment, check=True, timeout=60
+    )
+    identity, *words = (tmp_path / "called").read_text().split(maxsplit=1)
+    assert identity == f"7-{starts}"
+    assert words[0].endswith(f"--run {tmp_path}/runs/7-{starts} --resume -- python a b.py\n")
+
+
 @pytest.mark.soak
 def test_spare_takes_the_place_of_a_lost_node(recycle: Path, tmp_path: Path) -> None:
     etcd = EtcdServer(tmp_path)

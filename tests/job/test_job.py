@@ -164,6 +164,11 @@ def test_an_automatic_split_leaves_the_last_stage_room_for_the_head() -> None:
     assert slowest[0] < 0.75 * slowest[1]
     with pytest.raises(JobError, match=r"\[model\] split: 3 layer\(s\) cannot be cut into 4 stages"):
         Job.from_toml(text.replace("layers = 12", "layers = 3"))
+    shape = 'ranks = 2\nchunks = 2\nplacement = "loop"'
+    loop = text.replace("ranks = 4", shape).replace("layers = 12", "layers = 10") + '[times]\nprofile = "analytic"\n'
+    assert Job.from_toml(loop.replace('"loop"', '"auto"')).model.split == [3, 3, 3, 1]
+    assert Job.from_toml(loop).model.split == [4, 2, 3, 1], "7 layers' time on the slowest rank, not 7.5"
+    assert Job.from_toml(loop.replace('"loop"', '"v"')).model.split == [2, 4, 3, 1]
 
 
 def with_even_split(job: Job) -> Job:

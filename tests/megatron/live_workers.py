@@ -201,6 +201,9 @@ def _collect(groups: dict[str, Any], own: Worker, between: bool = False) -> dict
     sent = torch.tensor([value])
     dist.broadcast(sent, dist.get_process_group_ranks(groups["pipeline"])[-1], groups["pipeline"])
     found["broadcast pipeline"] = float(sent)
+    part = torch.zeros(1)
+    dist.scatter(part, [torch.tensor([value])], dist.get_rank(), groups["own"])
+    found["scattered own"] = float(part)
     objects: list[Any] = [None] * SHAPE.worker_count
     dist.all_gather_object(objects, str(own))
     found["objects"] = objects
@@ -213,6 +216,7 @@ def _collect(groups: dict[str, Any], own: Worker, between: bool = False) -> dict
     refused = {
         "reduce_scatter": lambda: dist.reduce_scatter_single(torch.zeros(1), torch.zeros(2), group=groups["hosts"]),
         "send": lambda: dist.isend(torch.zeros(1), 0),
+        "all_to_all": lambda: dist.all_to_all_single(torch.zeros(1), torch.ones(1), group=groups["own"]),
         "all_gather": lambda: dist.all_gather_single(torch.zeros(800_000), torch.zeros(400_000), groups["hosts"]),
         **(
             {"all_reduce": lambda: dist.all_reduce(torch.zeros(1), group=groups["others"])}

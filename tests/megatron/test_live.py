@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from recycle.exec.protocol import STAGE_LOST
 from recycle.job.shape import Worker
+from recycle.megatron.peers import EarlierPeers, Peers
 from tests.megatron.live_workers import CALLS, SHAPE, VICTIM, LiveWorkers
 
 pytestmark = pytest.mark.process
@@ -52,6 +54,7 @@ def expected(live: list[Worker], own: Worker) -> dict[str, Any]:
         "mean hosts": sum(hosts) / SHAPE.pipelines,
         "large sum pipeline": sum(firsts),
         "broadcast pipeline": pipeline[-1],
+        "scattered own": value(own),
         "objects": [str(worker if worker in live else Worker(0, worker.rank)) for worker in by_rank],
         "coalesced hosts": [sum(hosts), -sum(hosts)],
     }
@@ -63,7 +66,8 @@ def require_rules(workers: LiveWorkers, live: list[Worker]) -> None:
     for worker, found in workers.results(live).items():
         refused = found.pop("refused")
         assert found == expected(live, worker)
-        assert set(refused) == {"reduce_scatter", "send", "all_gather", *(["all_reduce"] if worker.rank else [])}
+        calls = {"reduce_scatter", "send", "all_to_all", "all_gather"}
+        assert set(refused) == {*calls, *(["all_reduce"] if worker.rank else [])}
         for call, error in refused.items():
             assert error.startswith(f"torch.distributed: {call}"), error
             assert error.endswith("has no rule in a session")
@@ -107,3 +111,12 @@ def test_a_process_that_joins_has_no_part_in_collectives_of_earlier_steps(worker
         del found[worker]["refused"]
         assert {"sum ends": None, **found[worker]} == {**expected(SURVIVORS, worker), "sum ends": None}
     require_rules(workers, ALL)
+
+
+def test_a_call_ends_the_process_when_a_stage_is_left_to_processes_that_joined_since() -> None:
+    live = [Worker(0, 0), Worker(0, 1), Worker(1, 0)]
+    transport: Any = None
+    peers = EarlierPeers(Peers(transport, live), Worker(0, 0), [Worker(1, 0)])
+    assert peers.holder(Worker(1, 0)) == Worker(0, 0)
+    with pytest.raises(SystemExit, match=str(STAGE_LOST)):
+        EarlierPeers(Peers(transport, live), Worker(0, 0), [Worker(0, 1)])

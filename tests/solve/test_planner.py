@@ -193,17 +193,17 @@ def test_first_plans_are_as_short_as_zero_bubbles_automatic_schedules(row):
 
 def test_placement_is_chosen_by_the_period():
     shape = {"chunks": 2, "limit": 8, "steps": 200}
-    priced = job(3, 4, 8, placement="auto", **shape)
-    planned = plan(priced, [DEAD])
+    settled = job(3, 4, 8, placement="auto", **shape)
+    planned = plan(settled.placed("auto"), [DEAD])
     loop, v = (plan(job(3, 4, 8, placement=placement, **shape), [DEAD]) for placement in ("loop", "v"))
     assert planned.period == min(loop.period, v.period)
     other = planned.other_placement
     assert {planned.schedule.placing, other.placement} == {"loop", "v"}
     assert other.lower_bound == (v if other.placement == "v" else loop).lower_bound <= other.period
-    require_valid(planned, priced, [DEAD])
+    require_valid(planned, settled, [DEAD])
     assert Plan.from_text(planned.text()).other_placement == other
-    assert priced.settled().grid.placement == "v"
-    assert plan(priced.settled(), steps=200).period == 48 < plan(job(3, 4, 8, **shape)).period
+    assert settled.grid.placement == "v"
+    assert plan(settled, steps=200).period == 48 < plan(job(3, 4, 8, **shape)).period
 
 
 def test_a_worker_that_hosts_neighboring_stages_of_the_v_transfers_nothing_between_them():

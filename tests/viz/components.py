@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from viz.lane_cache import CachedLanes, LaneCache
+from viz.lane_cache import LaneCache, TimedLanes
 from viz.pages.page import Mode
 
 
@@ -46,7 +46,7 @@ def canvases(component: Any) -> list[dict[str, Any]]:
     return [view for view in of_type(component, "Div") if view.get("className") == "lanes-view"]
 
 
-def drawn(cache: LaneCache, component: Any) -> list[CachedLanes]:
+def drawn(cache: LaneCache, component: Any) -> list[TimedLanes]:
     """What stands behind the addresses of the timelines of a component."""
     entries = (cache.get(view["data-address"]) for view in canvases(plain(component)))
     return [entry for entry in entries if entry is not None]

@@ -24,7 +24,7 @@ from viz.analysis.differences import (
     split,
 )
 from viz.analysis.memory import encode_held, held_by_all, memory_curve
-from viz.lane_cache import CachedLanes, TimelineContext
+from viz.lane_cache import TimedLanes, TimelineContext
 from viz.lanes import LaneTable
 
 
@@ -109,9 +109,9 @@ def test_work_bubbles_and_peaks_add_up_to_the_timelines(seed: int) -> None:
             assert memory_curve(timeline, w).peak[0] == pytest.approx(peak)
 
 
-def cached(schedule: Schedule, profile: Profile | None = None, limits: tuple[float, ...] | None = None) -> CachedLanes:
+def cached(schedule: Schedule, profile: Profile | None = None, limits: tuple[float, ...] | None = None) -> TimedLanes:
     timeline = simulate(schedule, profile or Profile.uniform(link=0.25))
-    return CachedLanes(LaneTable.from_timeline(timeline), b"", TimelineContext(timeline, limits=limits))
+    return TimedLanes(LaneTable.from_timeline(timeline), TimelineContext(timeline, limits=limits))
 
 
 def test_each_operation_has_the_memory_of_its_workers_curve(broken: Schedule) -> None:

@@ -14,7 +14,7 @@ from tests.viz.components import canvases, decode, of_type, plain
 from viz.analysis.differences import scale_timeline
 from viz.app import build_app
 from viz.details import headline
-from viz.lane_cache import LaneCache, TimelineContext, encode
+from viz.lane_cache import LaneCache, TimedLanes, TimelineContext, encode
 from viz.lanes import LaneTable
 from viz.pages.lanes_view import lanes_view, selection_details
 from viz.pages.validate_page import MAX_BYTES
@@ -116,7 +116,7 @@ def test_texts_about_lanes_have_the_unit_of_their_last_axis(healthy: Schedule) -
     cache, timeline = LaneCache(), scale_timeline(simulate(healthy), 0.2)
     table, context = replace(LaneTable.from_timeline(timeline), unit="s"), TimelineContext(timeline, executed=True)
     for span, word, makespan in ((None, "ms", "1800 ms"), (2.5, "s", "1.8 s")):
-        (view,) = canvases(plain(lanes_view("", table, "a", cache, context=context, span=span)))
+        (view,) = canvases(plain(lanes_view("", TimedLanes(table, context), "a", cache, span=span)))
         entry = cache.get(view["data-address"])
         assert entry is not None
         assert (view["data-word"], headline(entry)[0].value) == (word, makespan)

@@ -16,7 +16,7 @@ from tests.viz.components import canvases, drawn, of_type, plain, words
 from tests.viz.conftest import PROFILE, planned
 from viz.analysis.differences import align
 from viz.details import one_f_one_b_period
-from viz.lane_cache import ComparedTimeline
+from viz.lane_cache import TimedLanes
 from viz.pages.compare_page import ComparePage
 from viz.pages.comparison import Comparison, align_clocks, choices, first_choice
 from viz.run import Run
@@ -26,9 +26,9 @@ from viz.sources import ScheduleFile, schedule_source
 Source = Run | ScheduleFile
 
 
-def compared_timeline(sources: Sequence[Source], key: str) -> ComparedTimeline:
+def compared_timeline(sources: Sequence[Source], key: str) -> TimedLanes:
     title, make = choices(sources)[key]
-    return make(title)
+    return replace(make(), title=title)
 
 
 def test_files_plans_and_executed_steps_are_offered(run_dir: Path, healthy: Schedule, broken: Schedule) -> None:

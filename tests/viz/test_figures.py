@@ -31,7 +31,7 @@ def test_curves_mark_failures_and_returns_at_their_step() -> None:
         {"kind": "rejoined", "worker": "1.1", "step": 2},
         {"kind": "fault", "worker": "0.1"},
     ]
-    figure = curves_figure(metrics, events, 6)
+    figure = curves_figure(metrics, events)
     assert [list(line.y) for line in figure.data[:2]] == [[5.0, 4.0, 3.0], [6, 5, 6]]
     assert [(note.text, note.x) for note in figure.layout.annotations] == [("1.1 failed", 1), ("1.1 back", 2)]
     assert [shape.x0 for shape in figure.layout.shapes] == [1, 2]

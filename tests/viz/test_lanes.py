@@ -10,6 +10,7 @@ import pytest
 from recycle import Profile, Schedule, Shape, Timeline, Worker, simulate
 from recycle.ir.families import one_f_one_b
 from recycle.ir.instruction import KIND_CLASSES, StageWide
+from recycle.ir.lower import lowered_graph
 from recycle.runs import logs as runs
 from tests.viz.components import decode
 from viz.figures.boxes import boxes
@@ -46,7 +47,7 @@ def test_a_deadlock_is_timed_and_later_instructions_follow_back_to_back(
 ) -> None:
     shape = Shape(pipelines=1, ranks=2, micro_batches=2)
     stuck = Schedule.from_text(shape, {"0.0": "0F0.0 0B0.0 0F0.1 0B0.1", "0.1": "1F0.0 1F0.1 1B0.0 1B0.1"})
-    table = LaneTable.until_deadlock(stuck, Profile.uniform())
+    table = LaneTable.until_deadlock(lowered_graph(stuck), Profile.uniform())
     work = [i for i in range(len(table)) if table.end[i] > table.start[i]]
     assert [(str(table.instruction(i)), table.start[i]) for i in work] == [
         ("0F0.0", 0.0), ("0B0.0", 2.0), ("0F0.1", 4.0), ("0B0.1", 5.0),
@@ -59,8 +60,8 @@ def test_a_deadlock_is_timed_and_later_instructions_follow_back_to_back(
 def test_a_process_in_another_role_is_labelled_with_it(tmp_path: Path) -> None:
     shape = Shape(pipelines=2, ranks=1, micro_batches=1)
     runs.append_iteration(runs.log_path(tmp_path, Worker(1, 0)), 0, 1, "0.0", [("0F0.0", 1.0, 2.0)])
-    table = LaneTable.from_trace(runs.read_logs(tmp_path, shape))
-    assert table.labels == ("0.0", "1.0 as 0.0")
+    table = LaneTable.from_trace(runs.read_logs(tmp_path, shape), Profile.uniform())
+    assert table.labels == ("0.0 (by 1.0)", "1.0")
     assert not table.has(Flag.REROUTED).any()
 
 
@@ -79,7 +80,7 @@ def test_microseconds_are_kept_late_in_a_long_run(tmp_path: Path) -> None:
     shape = Shape(pipelines=1, ranks=1, micro_batches=1)
     rows = [("0F0.0", 864_000.0, 864_000.000_010), ("0B0.0", 864_000.000_010, 864_000.000_030)]
     runs.append_iteration(runs.log_path(tmp_path, Worker(0, 0)), 7, 0, "0.0", rows)
-    read = decode(encode(LaneTable.from_trace(runs.read_logs(tmp_path, shape))))
+    read = decode(encode(LaneTable.from_trace(runs.read_logs(tmp_path, shape), Profile.uniform())))
     assert read["origin"] == 864_000.0
     assert read["end"] == pytest.approx([10e-6, 30e-6], abs=1e-9)
 

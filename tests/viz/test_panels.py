@@ -13,7 +13,7 @@ from recycle.ir.families import FAMILIES, one_f_one_b
 from tests.viz.components import of_type, plain, words
 from tests.viz.conftest import planned
 from viz.details import Details, details, headline, one_f_one_b_period
-from viz.lane_cache import CachedLanes, LaneCache, TimelineContext
+from viz.lane_cache import LaneCache, TimedLanes, TimelineContext
 from viz.lanes import LaneTable
 from viz.pages import panels, parts
 from viz.pages.bench import panel_content
@@ -21,17 +21,17 @@ from viz.run_files import load_run
 from viz.sources import schedule_source
 
 
-def entry_of(timeline: Timeline, limits: tuple[float, ...] | None = None) -> CachedLanes:
+def entry_of(timeline: Timeline, limits: tuple[float, ...] | None = None) -> TimedLanes:
     context = TimelineContext.of_plan(timeline, limits)
-    return CachedLanes(LaneTable.from_timeline(timeline), b"", context)
+    return TimedLanes(LaneTable.from_timeline(timeline), context)
 
 
 @pytest.fixture(scope="module")
-def entry() -> CachedLanes:
+def entry() -> TimedLanes:
     return entry_of(simulate(planned(one_f_one_b(Shape(1, 4, 8)), 33.0, 33.0, (4.0, 3.0, 2.0, 1.0))))
 
 
-def operation_of(entry: CachedLanes, text: str) -> int:
+def operation_of(entry: TimedLanes, text: str) -> int:
     return next(i for i in range(len(entry.table)) if str(entry.table.instruction(i)) == text)
 
 
@@ -39,13 +39,13 @@ def places(component: Any) -> list[Any]:
     return [json.loads(button["data-places"]) for button in of_type(plain(component), "Button")]
 
 
-def test_the_critical_path_adds_up_to_the_makespan(entry: CachedLanes) -> None:
+def test_the_critical_path_adds_up_to_the_makespan(entry: TimedLanes) -> None:
     texts = words(plain(panels.explained(entry, entry.context)))
     assert "52 of 64 instructions are critical" in " ".join(texts)
     assert {"B 22", "F 11"} <= set(texts)
 
 
-def test_the_parts_of_the_time_add_up_to_the_makespan_and_lead_to_their_longest_gap(entry: CachedLanes) -> None:
+def test_the_parts_of_the_time_add_up_to_the_makespan_and_lead_to_their_longest_gap(entry: TimedLanes) -> None:
     card = panels.time_card(entry, entry.context)
     texts = words(plain(card))[7:]
     rows = dict(zip(texts[::4], texts[1::4], strict=False))
@@ -65,9 +65,9 @@ def test_re_routed_work_is_listed_by_dead_worker_and_host(broken_timeline: Timel
     entry = entry_of(broken_timeline)
     (card,) = panels.rerouted_card(entry, entry.context)
     texts = words(plain(card))
-    assert [texts[at : at + 4] for at in (6, 11)] == [
-        ["1.1 → 0.1", "0", "3", "33.3 %"],
-        ["1.1 → 2.1", "1", "3", "33.3 %"],
+    assert [texts[at : at + 5] for at in (7, 13)] == [
+        ["1.1 → 0.1", "0", "3", "33.3 %", "27.3 %"],
+        ["1.1 → 2.1", "1", "3", "33.3 %", "27.3 %"],
     ]
     starts = {str(entry.table.instruction(i)): entry.table.start[i] for i in range(len(entry.table))}
     expected = [[1, starts[f"1{kind}1.0"], starts[f"1{kind}1.0"] + 1] for kind in "FIW"]
@@ -85,14 +85,14 @@ def test_re_routed_work_is_listed_by_dead_worker_and_host(broken_timeline: Timel
     ],
 )
 def test_the_range_in_view_is_summed_up(
-    entry: CachedLanes, window: list[float] | None, sentence: str, share: str | None
+    entry: TimedLanes, window: list[float] | None, sentence: str, share: str | None
 ) -> None:
     texts = words(plain(panels.in_view(entry, entry.context, {"window": window})))
     assert sentence in texts
     assert (texts[texts.index("F") + 2] if "F" in texts else None) == share
 
 
-def test_the_longest_bubbles_have_causes_and_places(entry: CachedLanes) -> None:
+def test_the_longest_bubbles_have_causes_and_places(entry: TimedLanes) -> None:
     card = panels.longest_bubbles(entry, entry.context)
     assert "Idle for 6: the memory limit holds back 0F0.4 (here +1 activation, limit 4); next is 0B0.0." in words(
         plain(card)
@@ -111,7 +111,7 @@ def test_the_longest_bubbles_have_causes_and_places(entry: CachedLanes) -> None:
     }
 
 
-def test_every_worker_has_its_busy_time_peak_and_limit(entry: CachedLanes) -> None:
+def test_every_worker_has_its_busy_time_peak_and_limit(entry: TimedLanes) -> None:
     texts = words(plain(panels.workers(entry, entry.context)))
     assert [texts[6 + 6 * rank : 12 + 6 * rank] for rank in (0, 3)] == [
         ["0.0", "24", "9", "9", "0", "4 of 4"],
@@ -119,7 +119,7 @@ def test_every_worker_has_its_busy_time_peak_and_limit(entry: CachedLanes) -> No
     ]
 
 
-def test_search_results_have_the_reason_of_their_start(entry: CachedLanes) -> None:
+def test_search_results_have_the_reason_of_their_start(entry: TimedLanes) -> None:
     operations = [operation_of(entry, f"3F0.{j}") for j in (0, 1)]
     card = panels.hits(entry, entry.context, {"query": "kind:F", "operations": operations, "total": 7})
     texts = words(plain(card))
@@ -136,13 +136,13 @@ def test_search_results_have_the_reason_of_their_start(entry: CachedLanes) -> No
         ({"panel": "found", "address": "bare", "problem": "knd is not a field"}, "knd is not a field"),
     ],
 )
-def test_a_panel_without_content_says_why(entry: CachedLanes, request_: dict[str, str], text: str) -> None:
+def test_a_panel_without_content_says_why(entry: TimedLanes, request_: dict[str, str], text: str) -> None:
     cache = LaneCache()
-    address = cache.put(entry.table) if request_["address"] == "bare" else request_["address"]
+    address = cache.put(TimedLanes(entry.table)) if request_["address"] == "bare" else request_["address"]
     assert text in words(plain(panel_content(cache, {**request_, "address": address})))
 
 
-def details_of(entry: CachedLanes, **choice: Any) -> Details:
+def details_of(entry: TimedLanes, **choice: Any) -> Details:
     selection = details(entry, choice)
     assert selection is not None
     return selection
@@ -165,12 +165,12 @@ def test_an_operation_lists_its_inputs_with_slack(broken_timeline: Timeline) -> 
 def test_an_executed_operation_has_its_executed_inputs(run_dir: Path) -> None:
     lanes = load_run(run_dir).executed_lanes(4)
     assert lanes is not None
-    table, context = lanes
+    table, context = lanes.table, lanes.context
     for operation in range(len(table)):
-        row = context.row(table, operation)
+        row = int(table.instruction_id[operation])
         assert str(context.timeline.schedule.instruction(row)) == str(table.instruction(operation))
         assert context.timeline.start[row] == pytest.approx(table.start[operation])
-    entry = CachedLanes(table, b"", context)
+    entry = lanes
     selection = details_of(entry, operation=operation_of(entry, "1F1.0"))
     assert {need[0] for need in selection.needs} == {"0F1.0", "1F0.0"}
     assert selection.links["outputs"] == [operation_of(entry, "1I1.0")]
@@ -193,7 +193,7 @@ def test_other_selections_have_no_details(broken_timeline: Timeline, choice: dic
 
 
 def test_the_cache_keeps_the_last_used_lanes(broken_timeline: Timeline, healthy: Schedule) -> None:
-    first, second = LaneTable.from_timeline(broken_timeline), LaneTable.from_timeline(simulate(healthy))
+    first, second = (TimedLanes(LaneTable.from_timeline(each)) for each in (broken_timeline, simulate(healthy)))
     cache = LaneCache(max_bytes=1, min_tables=1)
     digest = cache.put(first)
     assert cache.get(cache.put(second)) is not None
@@ -220,6 +220,6 @@ def test_chunks_are_compared_with_1f1b_of_the_same_work_per_worker(name: str) ->
 
 def test_executed_lanes_have_no_period_and_lanes_alone_no_figures() -> None:
     source = schedule_source(Path("x"), one_f_one_b(Shape(1, 2, 2)))
-    executed = CachedLanes(source.lanes, b"", TimelineContext(source.timeline, executed=True))
+    executed = TimedLanes(source.lanes, TimelineContext(source.timeline, executed=True))
     assert [figure.name for figure in headline(executed)] == ["makespan", "bubbles"]
-    assert headline(CachedLanes(source.lanes, b"", None)) == []
+    assert headline(TimedLanes(source.lanes, None)) == []

@@ -15,7 +15,7 @@ import pytest
 from recycle import RecycleError, Worker, simulate
 from recycle.runs.logs import append_iteration, log_path
 from recycle.runs.report import TimePart
-from tests.viz.components import canvases, drawn, of_type, plain, words
+from tests.viz.components import canvases, drawn, graphs, of_type, plain, words
 from tests.viz.conftest import PROFILE
 from viz.app import build_app
 from viz.figures.charts import FILLS, INTERRUPTIONS, over_time_figure, parts_figure
@@ -24,7 +24,7 @@ from viz.lanes import Flag
 from viz.numbers import short
 from viz.pages import open_pages
 from viz.pages.page import Workspace
-from viz.pages.report_page import ReportPage, part_rows
+from viz.pages.report_page import ReportPage, clipped, part_rows
 from viz.pages.run_page import RunPage
 from viz.pages.runs_page import RunsPage, summary
 from viz.run import Run
@@ -55,12 +55,12 @@ def test_an_aborted_step_keeps_both_attempts(run_dir: Path) -> None:
     assert (run.plan_of(3, 0), run.plan_of(3)) == ("aaaa0000", "bbbb1111")
     assert run.failed_in(3, 0) == run.failed_in(3) == DEAD
     early, late, planned = run.executed_lanes(3, 0), run.executed_lanes(3), run.planned_lanes(3, 0)
-    first, second = early.lanes, late.lanes
+    first, second = early.table, late.table
     assert len(first) < len(second)
     assert first.failed.tolist() == second.failed.tolist() == [False, False, False, True, False, False]
     assert not first.has(Flag.REROUTED).any()
     assert second.has(Flag.REROUTED).any()
-    assert not planned.lanes.failed.any()
+    assert not planned.table.failed.any()
 
 
 SPOILT_LOG = '{"step": 0, "generation": 0, "role": "0.0", "instructions": [["nonsense", 0, 1]]}'
@@ -153,14 +153,6 @@ def test_a_step_shows_planned_and_executed_lanes_of_an_attempt(page: RunPage) ->
     assert "Executed, step 3: 1.1 failed" in words(plain(page.timelines(3, 0)[0]))
 
 
-def test_the_player_selects_steps_and_changes_and_stops_at_the_ends(page: RunPage) -> None:
-    moves = ("step after", "step before", "change after", "change before")
-    assert [page.next_step(4, how) for how in moves] == [5, 3, 6, 3]
-    assert [page.next_step(8, how) for how in moves] == [8, 7, 8, 6]
-    assert [page.next_step(0, how) for how in moves] == [1, 0, 3, 0]
-    assert page.next_step(None, "step after") == 1
-
-
 def test_an_evaluation_is_named_and_drawn_at_its_step(run_dir: Path) -> None:
     (run_dir / "trace.json").unlink()
     for batch in range(2):
@@ -197,11 +189,11 @@ def test_a_run_shows_how_many_further_failures_keep_all_shards(
 
 def test_the_table_of_plans_has_period_bound_gap_and_measured(run_dir: Path) -> None:
     run = load_run(run_dir)
-    rows = RunPage(LiveRun(run)).segment_rows()
-    period = short(simulate(run.plan("bbbb1111"), PROFILE).period, 6)  # the plan's bound is of other times
-    assert rows[1][:7] == ["3 to 5", "without 1.1", "bbbb1111", "staggered", period, None, None]
-    assert rows[1][7] == "212 ms"
-    assert rows[0][5:7] == [None, None]
+    (table,) = of_type(plain(ReportPage(LiveRun(run)).plans_in_use()), "Tbody")
+    rows = [words(row) for row in table["children"]]
+    period = short(simulate(run.plan("bbbb1111"), PROFILE).period, 6)
+    assert rows[1] == ["3 to 5", "without 1.1", "bbbb1111", "staggered", period, "–", "–", "212 ms"]
+    assert rows[0][5:7] == ["–", "–"]  # the plan's bound is of other times
 
 
 def test_a_run_without_new_lines_counts_as_stalled(tmp_path: Path, make_run: Callable[..., Path]) -> None:
@@ -261,17 +253,13 @@ def test_the_first_iteration_of_a_live_run_appears_on_the_open_page(
     (path / "metrics.jsonl").write_text(metrics)
     monkeypatch.setattr("viz.run.time.monotonic", lambda: 1e9)
     follow: list[str] = ["follow"]
-    changed = post(client, "run0-overview.children", "run0-tick.n_intervals", tick=1, began=False, follow=follow)
-    assert changed["run0-began"] == {"data": True}
+    changed = post(client, "run0-overview.children", "run0-tick.n_intervals", tick=1, follow=follow)
     assert (changed["run0-step"]["min"], changed["run0-step"]["max"]) == (0, 8)
     assert changed["run0-controls"] == {"className": "controls"}
-    assert changed["run0-step"]["value"] == changed["run0-followed"]["data"] == 8
+    assert changed["run0-step"]["value"] == 8
     assert changed["run0-follow"] == {"className": ""}
-    again = post(client, "run0-overview.children", "run0-tick.n_intervals", tick=2, began=True, follow=[])
-    assert "run0-began" not in again
+    again = post(client, "run0-overview.children", "run0-tick.n_intervals", tick=2, follow=[])
     assert "value" not in again["run0-step"]
-    stay = post(client, "run0-follow.value", "run0-step.value", step=3, followed=8)
-    assert stay["run0-follow"] == {"value": []}
 
 
 @pytest.fixture
@@ -281,7 +269,7 @@ def times(run_dir: Path) -> ReportPage:
 
 def test_iterations_and_changes_are_drawn_at_their_times(times: ReportPage) -> None:
     report = times.run.report
-    figure = over_time_figure(report, times.run.metrics, 6)
+    figure = over_time_figure(report, times.run.metrics)
     seconds, _, loss, workers = figure.data
     assert list(seconds.x) == [line["time"] for line in times.run.metrics]
     assert list(workers.y) == [6, 6, 6, 5, 5, 5, 6, 6, 6]
@@ -304,6 +292,15 @@ def test_the_bar_and_the_table_have_every_part_and_add_up(times: ReportPage) -> 
     assert len(set(FILLS.values())) == len(TimePart)
 
 
+def test_a_range_of_the_time_has_parts_that_add_up_to_it(times: ReportPage) -> None:
+    report = times.run.report
+    begin, end = 0.3 * report.wall, 0.8 * report.wall
+    assert sum(clipped(report, begin, end).parts.values()) == pytest.approx(end - begin)
+    assert clipped(report, -1.0, 2 * report.wall).parts == report.parts
+    (title, *_) = words(plain(times.parts_of(report, begin, end)))
+    assert title == f"Where the time went, from {short(begin)} to {short(end)} s"
+
+
 @pytest.fixture
 def folder(tmp_path: Path, make_run: Callable[..., Path]) -> Path:
     for place, (name, live) in enumerate((("old", False), ("new", True))):
@@ -321,6 +318,20 @@ def test_a_row_has_the_figures_of_its_run(folder: Path) -> None:
     assert float(str(seconds)) > 0
     (folder / "old" / "metrics.jsonl").write_text("{")
     assert summary(folder / "old")[1:3] == [0, None]
+
+
+def test_chosen_runs_are_drawn_over_one_time(folder: Path) -> None:
+    page = RunsPage(Workspace(run_folders=[folder]))
+    (card,) = page.compared(["new", "old", "other"])
+    lines = graphs(plain(card))[0]["figure"]["data"]
+    assert [line["name"] for line in lines] == ["new", "old"] * 4
+    metrics = load_run(folder / "new").metrics
+    times = [line["time"] for line in metrics]
+    assert (lines[0]["x"], lines[0]["y"]) == (times, list(range(9)))
+    assert lines[2]["y"] == [1000.0] * 9
+    assert lines[4]["y"] == pytest.approx(np.diff(times).tolist())
+    assert lines[6]["y"] == [line["loss"] for line in metrics]
+    assert page.compared([]) == page.compared(["other"]) == []
 
 
 def test_open_runs_have_a_button_and_others_a_command(folder: Path) -> None:

@@ -22,7 +22,7 @@ from tests.viz.scenarios import expected_timeline, random_scenario
 from viz.app import build_app
 from viz.condition import parse
 from viz.details import headline
-from viz.lane_cache import CachedLanes, TimelineContext, encode
+from viz.lane_cache import TimedLanes, TimelineContext, encode
 from viz.lanes import LaneTable, Marks
 from viz.numbers import percent, short
 from viz.pages import panels
@@ -40,8 +40,8 @@ def context(schedule: Schedule, profile: Profile = GIVEN, limits: tuple[float, .
     return TimelineContext.of_plan(simulate(schedule, profile), limits)
 
 
-def in_times(context: TimelineContext, times: str, workers: str = "") -> CachedLanes:
-    return PageModel().entry(named(context.timeline), context, Scenario.of(times, workers))
+def in_times(context: TimelineContext, times: str, workers: str = "") -> TimedLanes:
+    return PageModel().entry(TimedLanes(named(context.timeline), context), Scenario.of(times, workers))
 
 
 def named(timeline: Timeline) -> LaneTable:
@@ -72,7 +72,7 @@ def test_missing_fields_keep_their_values(broken: Schedule) -> None:
 def test_equal_lanes_keep_their_own_limits(broken: Schedule) -> None:
     model = PageModel()
     bare, limited = (schedule_source(Path(str(each)), each) for each in (broken, planned(broken, 11, 10, (4.0, 3.0))))
-    addresses = [model.put(file.lanes, file.context) for file in (bare, limited)]
+    addresses = [model.put(file.timed) for file in (bare, limited)]
     for times, limits in (("limit=2", [(2.0, 2.0)] * 2), ("", [None, (4.0, 3.0)])):
         timed = [model.get(model.under(address, Scenario(times))) for address in addresses]
         assert [entry.context.limits for entry in timed] == limits
@@ -83,17 +83,17 @@ def test_a_dropped_profile_or_job_gives_all_times_and_limits(broken: Schedule) -
     lanes = LaneTable.from_timeline(before.timeline)
     profile = Profile([1.0, 3.0], 1.0, 2.0, latency=0.25, speed={"0.1": 1.5}, weight_stash=0.25)
     text = '{"forward": [1, 3], "backward_weight": 2, "latency": 0.25, "speed": {"0.1": 1.5}, "weight_stash": 0.25}'
-    entry = model.entry(lanes, before, Scenario(f"file={model.keep_file('measured.json', text)}"))
+    entry = model.entry(TimedLanes(lanes, before), Scenario(f"file={model.keep_file('measured.json', text)}"))
     expected = simulate(broken, profile)
     assert entry.context.timeline.period == expected.period
     assert entry.context.timeline.peak_activations == expected.peak_activations
     assert encode(entry.table) == encode(LaneTable.from_timeline(expected))
     job = "[shape]\npipelines = 3\nranks = 2\nmicro_batches = 2\n[times]\nforward = 2\n[memory]\nlimit = 2\n"
-    entry = model.entry(lanes, before, Scenario(f"file={model.keep_file('job.toml', job)} step=1"))
+    entry = model.entry(TimedLanes(lanes, before), Scenario(f"file={model.keep_file('job.toml', job)} step=1"))
     assert entry.context.timeline.makespan == simulate(broken, Profile.uniform(2.0, step=1.0)).makespan
     assert entry.context.limits == (2.0, 2.0)
     with pytest.raises(JobError, match="file of times is not known to this viewer"):
-        model.entry(lanes, before, Scenario("file=0123"))
+        model.entry(TimedLanes(lanes, before), Scenario("file=0123"))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def check_figures(
     file: ScheduleFile, timeline: Timeline, simulated: dict[str, Any], model: PageModel, scenario: Scenario,
     texts: dict[str, list[str]],
 ) -> None:  # fmt: skip
-    entry = model.entry(file.lanes, file.context, scenario)
+    entry = model.entry(file.timed, scenario)
     period, makespan, from_idle = (simulated[name] for name in ("period", "makespan", "bubble_ratio"))
     live = [seconds for seconds in timeline.busy if seconds is not None]
     steady = percent(max(0.0, 1 - sum(live) / (period * len(live))))
@@ -247,7 +247,7 @@ def check_figures(
 
 def test_a_curve_is_the_period_of_each_schedule_over_one_time() -> None:
     model, files = PageModel(), family_sources(Shape(1, 4, 8))
-    timelines = [(each.name, model.put(each.lanes, each.context)) for each in files if isinstance(each, ScheduleFile)]
+    timelines = [(each.name, model.put(each.timed)) for each in files if isinstance(each, ScheduleFile)]
     figure, hint = curves(model, "link", 1.0, timelines, Scenario("W=2 link=9"))
     lines = {line["name"]: (line["x"], line["y"]) for line in of_type(plain(figure), "Graph")[0]["figure"]["data"]}
     assert len(lines) == len(files)

@@ -95,6 +95,13 @@ def match(first: Timeline, second: Timeline) -> Matches:
     )
 
 
+def durations(first: Timeline, second: Timeline, matches: Matches) -> tuple[Rows, Floats, Floats]:
+    """Return (row of the second, time in the first, time in the second) of matched instructions of one kind."""
+    kinds = [t.schedule.columns.kind[r] for t, r in ((first, matches.first), (second, matches.second))]
+    rows, others = (rows[kinds[0] == kinds[1]] for rows in (matches.first, matches.second))
+    return others, (first.end - first.start)[rows], (second.end - second.start)[others]
+
+
 def _have_same_layers(first: Shape, second: Shape) -> bool:
     ends, other_ends = (np.cumsum(shape.stage_sizes) / sum(shape.stage_sizes) for shape in (first, second))
     return first.stages == second.stages and bool(np.allclose(ends, other_ends))
@@ -294,11 +301,8 @@ def align(plan: Timeline, executed_step: Timeline, seconds_per_unit: float | Non
     begin = "both from their first start"
     if seconds_per_unit is not None:
         return seconds_per_unit, f"{begin}; the profile says seconds"
-    matches = match(plan, executed_step)
-    kinds = plan.schedule.columns.kind[matches.first] == executed_step.schedule.columns.kind[matches.second]
     planned, executed = (
-        float((t.end - t.start)[rows[kinds]].sum())
-        for t, rows in ((plan, matches.first), (executed_step, matches.second))
+        float(seconds.sum()) for seconds in durations(plan, executed_step, match(plan, executed_step))[1:]
     )
     if not planned or not executed:
         raise RecycleError("plan and trace share no instruction that takes time: the trace is of another plan")

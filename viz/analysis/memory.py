@@ -15,7 +15,7 @@ from recycle.ir.columns import Floats, Rows
 from recycle.ir.memory import activation_changes, static_bytes
 from recycle.ir.simulate import TOLERANCE, Timeline
 from recycle.job.profile import Profile
-from viz.lane_cache import CachedLanes, TimelineContext
+from viz.lane_cache import TimedLanes, TimelineContext
 
 Singles = npt.NDArray[np.float32]
 _HEADER = struct.Struct("<II")
@@ -85,7 +85,7 @@ def knows_bytes(profile: Profile) -> bool:
     return profile.capacity is not None or profile.activation != 1.0 or profile.static != 0.0
 
 
-def held_by_all(entry: CachedLanes, context: TimelineContext) -> tuple[Singles, Singles, Singles]:
+def held_by_all(entry: TimedLanes, context: TimelineContext) -> tuple[Singles, Singles, Singles]:
     """Return the memory of all workers at each operation.
 
     It is in bytes if the profile states sizes, else in activations of a worker's whole part of the model.
@@ -102,22 +102,21 @@ def held_by_all(entry: CachedLanes, context: TimelineContext) -> tuple[Singles, 
     limits = np.full(table.lanes, np.nan, dtype=np.float32)
     from_start, from_end = np.zeros(len(table), dtype=np.float32), np.zeros(len(table), dtype=np.float32)
     for w, worker in enumerate(schedule.shape.workers()):
-        lane = context.lane(table, worker)
-        if lane < 0 or worker in schedule.failed:
+        if worker in schedule.failed:
             continue
         if in_bytes:
-            limits[lane] = np.nan if profile.capacity is None else profile.capacity
+            limits[w] = np.nan if profile.capacity is None else profile.capacity
         elif context.limits:
-            limits[lane] = unit * context.limits[w % len(context.limits)]
+            limits[w] = unit * context.limits[w % len(context.limits)]
         curve = memory_curve(timeline, w, changes)
-        operations = slice(int(table.offsets[lane]), int(table.offsets[lane + 1]))
+        operations = slice(int(table.offsets[w]), int(table.offsets[w + 1]))
         for times, values in ((table.start, from_start), (table.end, from_end)):
             held = curve.held[np.searchsorted(curve.time, times[operations], side="right") - 1]
             values[operations] = unit * held + fixed[w]
     return limits, from_start, from_end
 
 
-def encode_held(entry: CachedLanes, context: TimelineContext) -> bytes:
+def encode_held(entry: TimedLanes, context: TimelineContext) -> bytes:
     """Encode `held_by_all` for the browser.
 
     Little endian: u32 lanes, u32 1 for bytes or 0 for activations, three float32 arrays.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import plotly.graph_objects as go
 
 from recycle.runs.report import GenerationChange, RunReport, TimePart
@@ -63,7 +65,8 @@ MAX_TEXTS, LONGEST_TEXT = 24, 26
 """Maximum number of changes with a text, and characters of a text; beyond, only lines are drawn."""
 ROWS, ROW = 3, 16
 """Rows of texts above the plots, used in turn against overlaps, and their height in pixels."""
-BOTTOM = 44
+BOTTOM, BETWEEN = 44, 14
+"""Pixels below all plots, and between two."""
 AXIS: dict[str, Any] = {"gridcolor": GRID, "zeroline": False, "automargin": True}
 _NOTE = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "bgcolor": PAPER}
 
@@ -83,12 +86,22 @@ def add_line(
     figure.add_scatter(x=x, y=y, mode=mode, name=name, line={"width": 2, **line}, hovertemplate=hover, **options)
 
 
-def add_shares(
-    figure: go.Figure, names: Sequence[str], shares: Sequence[float], part: str, fill: tuple[str, str], hover: str
-) -> None:
-    marker = {"color": fill[0], "pattern": {"shape": fill[1], "fgcolor": PAPER, "size": 6}}
-    hover += "<extra></extra>"
-    figure.add_bar(orientation="h", x=shares, y=names, name=part, marker=marker, hovertemplate=hover)
+def shares_figure(
+    names: Sequence[str], parts: Mapping[str, tuple[Sequence[float], tuple[str, str]]], title: str
+) -> go.Figure:
+    """Return a stacked bar per name with the percents of each part, given as (percents, (color, hatch))."""
+    figure = go.Figure()
+    for part, (percents, (colour, hatch)) in parts.items():
+        marker = {"color": colour, "pattern": {"shape": hatch, "fgcolor": PAPER, "size": 6}}
+        hover = f"%{{y}} {part} %{{x:.3g}} %<extra></extra>"
+        figure.add_bar(orientation="h", x=percents, y=names, name=part, marker=marker, hovertemplate=hover)
+    figure.update_layout(
+        frame(116 + _BAR * len(names), 40, BOTTOM) | legend_above(1.02, traceorder="normal"),
+        barmode="stack",
+        xaxis=x_axis(title, rangemode="tozero"),
+        yaxis={"autorange": "reversed", "automargin": True},
+    )
+    return figure
 
 
 def legend_above(y: float, **options: Any) -> dict[str, Any]:
@@ -104,26 +117,6 @@ def y_axis(title: str, low: float = 0.0, high: float = 1.0, **options: Any) -> d
     return {**AXIS, "title": {"text": title}, "domain": [low, high], **options}
 
 
-def workers_axis(title: str, high: float, workers: int) -> dict[str, Any]:
-    return y_axis(title, 0.0, high, range=[0, workers + 0.6], dtick=max(1, -(-workers // 3)))
-
-
-def marked_layout(marks: Sequence[Mark], height: int, top: int, xanchor: str = "auto") -> dict[str, Any]:
-    """Return layout entries with a line at each mark and its text above, in `ROWS` rows.
-
-    Args:
-        height, top: pixels of the figure, and above its plots; `top` and `height` grow by the room for the texts.
-    """
-    shapes = [_line_at(x, *style) for x, _, style in marks]
-    note = {**_NOTE, "xanchor": xanchor, "font": _font(INK)}
-    notes = [
-        {**note, "x": x, "yshift": ROW * (place % ROWS), "text": text}
-        for place, (x, text, _) in enumerate(marks)
-        if text
-    ]
-    return {**frame(height, top + ROW * min(ROWS, len(notes)), BOTTOM), "shapes": shapes, "annotations": notes}
-
-
 def _line_at(x: float, colour: str, dash: str) -> dict[str, Any]:
     line = {"color": colour, "width": 1.5, "dash": dash}
     return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line}
@@ -133,50 +126,136 @@ def _font(colour: str) -> dict[str, Any]:
     return {"size": 11, "color": colour}
 
 
-def curves_figure(
-    metrics: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], worker_count: int
-) -> go.Figure:
-    """Return two stacked plots over the steps: training and evaluation loss, and live workers."""
-    steps = [line["step"] for line in metrics]
-    figure = go.Figure()
-    add_line(
-        figure,
-        steps,
-        [line.get("loss") for line in metrics],
-        "loss",
-        "step %{x}: loss %{y:.6g}",
-        {"color": FORWARD.fill},
-        "lines+markers" if len(steps) <= 60 else "lines",
-        marker={"size": 5},
+class Plot(NamedTuple):
+    """One of several plots below each other.
+
+    Attributes:
+        pixels: its height.
+        lines: arguments of `add_line`.
+        options: entries of its vertical axis.
+    """
+
+    title: str
+    pixels: int
+    lines: Sequence[Mapping[str, Any]]
+    options: Mapping[str, Any] = {}
+
+
+def stacked_figure(plots: Sequence[Plot], title: str, marks: Sequence[Mark] = (), **options: Any) -> go.Figure:
+    """Return plots below each other on one horizontal axis, with a line at each mark and its text above.
+
+    Args:
+        title, options: title and entries of the horizontal axis.
+    """
+    figure, left = go.Figure(), sum(plot.pixels for plot in plots)
+    texts, whole = [(x, text) for x, text, _ in marks if text], left
+    top = 16 + ROW * min(ROWS, len(texts))
+    layout: dict[str, Any] = frame(whole + top + BOTTOM, top, BOTTOM)
+    for number, plot in enumerate(plots, 1):
+        domain = [(left - plot.pixels + (BETWEEN if number < len(plots) else 0)) / whole, left / whole]
+        layout[f"yaxis{number}"] = y_axis(plot.title, *domain, fixedrange=True, **plot.options)
+        left -= plot.pixels
+        for line in plot.lines:
+            add_line(figure, **line, yaxis=f"y{number}")
+    note = {**_NOTE, "xanchor": "left", "font": _font(INK)}
+    figure.update_layout(
+        **layout,
+        shapes=[_line_at(x, *style) for x, _, style in marks],
+        annotations=[{**note, "x": x, "yshift": ROW * (i % ROWS), "text": text} for i, (x, text) in enumerate(texts)],
+        xaxis=x_axis(title, anchor=f"y{len(plots)}", **options),
+        uirevision=title,  # keeps the zoom when a live run is redrawn
     )
-    evaluated = [line for line in metrics if line.get("eval_loss") is not None]
-    if evaluated:
-        add_line(
-            figure,
-            [line["step"] for line in evaluated],
-            [line["eval_loss"] for line in evaluated],
-            "evaluation loss",
-            "after step %{x}: evaluation loss %{y:.6g}",
-            {"color": BACKWARD_WEIGHT.fill, "dash": "dot"},
-            "lines+markers",
-            marker={"size": 8, "symbol": "diamond"},
-        )
-    alive = [line.get("live_workers") for line in metrics]
-    style = {"color": OPTIMIZER.fill, "shape": "hvh"}
-    add_line(figure, steps, alive, "live workers", "step %{x}: %{y} live workers", style, yaxis="y2")
+    return figure
+
+
+class Column(NamedTuple):
+    """A plot of an entry of the metrics: title, pixels, color, format of a value, and entries of its axis."""
+
+    title: str
+    pixels: int
+    colour: str
+    text: str
+    options: Mapping[str, Any] = {}
+
+
+COLUMNS = {
+    "seconds": Column("iteration, s", 110, FORWARD.fill, "%{y:.4g} s", {"rangemode": "tozero"}),
+    "tokens_per_second": Column("tokens/s", 110, RECOVERY, "%{y:,.0f} tokens/s", {"rangemode": "tozero"}),
+    "loss": Column("loss", 110, BACKWARD_WEIGHT.fill, "loss %{y:.6g}"),
+    "step": Column("steps", 110, MUTED, "%{y} steps", {"rangemode": "tozero"}),
+    "live_workers": Column("workers", 80, OPTIMIZER.fill, "%{y} live workers", {"rangemode": "tozero"}),
+}
+"""Entry of the metrics -> its plot."""
+ROLLING, MARKED = 9, 120
+"""Steps of a rolling mean of tokens/s, and maximum steps with a marker each."""
+
+
+def run_figure(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+    columns: Sequence[str],
+    axis: Literal["step", "time"],
+    marks: Sequence[Mark] = (),
+) -> go.Figure:
+    """Return plots of the metrics of runs, by name, over steps or seconds; of several runs, each has a color."""
+    plots = []
+    for name in columns:
+        column, lines = COLUMNS[name], []
+        for place, (run, metrics) in enumerate(runs.items()):
+            style = _style(place) if len(runs) > 1 else {"color": column.colour}
+            line = {**style, "shape": "hv" if name == "live_workers" else "linear"}
+            for entry in (name, "eval_loss") if name == "loss" else (name,):
+                known = [each for each in metrics if is_number(each.get(entry)) and is_number(each.get(axis))]
+                values = [each[entry] for each in known]
+                if name == "tokens_per_second" and len(values) > MARKED:
+                    values = np.convolve(np.pad(values, ROLLING // 2, "edge"), np.full(ROLLING, 1 / ROLLING), "valid")
+                text = ("evaluation " if entry == "eval_loss" else "") + column.text
+                lines.append(
+                    {
+                        "x": [each[axis] for each in known],
+                        "y": list(values),
+                        "name": run,
+                        "hover": f"{run} step %{{customdata}}, {text}",
+                        "line": line if entry == name else {**line, "dash": "dot"},
+                        "mode": "lines+markers" if len(known) <= MARKED and name != "live_workers" else "lines",
+                        "marker": {"size": 4},
+                        "customdata": [each["step"] for each in known],
+                        "showlegend": len(runs) > 1 and name == columns[0] and entry == name,
+                        "legendgroup": run,
+                    }
+                )
+        plots.append(Plot(column.title, column.pixels, [line for line in lines if line["x"]], column.options))
+    figure = stacked_figure(plots, {"step": "step", "time": "seconds since the start"}[axis], marks, rangemode="tozero")
+    return figure.update_layout(legend_above(1.02)) if len(runs) > 1 else figure
+
+
+def over_time_figure(report: RunReport, metrics: Sequence[Mapping[str, Any]]) -> go.Figure:
+    """Return plots of a run over the seconds since its start, with a band for each interruption."""
+    seconds: Counter[int | None] = Counter()
+    for span in report.spans:
+        seconds[span.step] += span.seconds * (span.part is not TimePart.EVALUATING)
+    timed = [{**line, "seconds": seconds[line["step"]]} for line in metrics]
+    columns = ("seconds", "tokens_per_second", "loss", "live_workers")
+    marks = [_mark(change, len(report.changes)) for change in report.changes]
+    figure = run_figure({"": timed}, columns, "time", marks)
+    for span in report.spans:
+        if span.part in INTERRUPTIONS and span.seconds > SHORTEST * report.wall:
+            band = {"fillcolor": FILLS[span.part][0], "line": {"width": 0}, "layer": "below", "opacity": 0.3}
+            figure.add_shape(type="rect", x0=span.start, x1=span.end, y0=0, y1=1, yref="paper", **band)
+    return figure
+
+
+def curves_figure(metrics: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> go.Figure:
+    """Return losses and live workers over the steps of a run."""
     marks = [
         (event["step"], event_text(event), EVENTS[event["kind"]])
         for event in events
-        if event.get("kind") in EVENTS and isinstance(event.get("step"), int | float)
+        if event.get("kind") in EVENTS and is_number(event.get("step"))
     ]
-    figure.update_layout(
-        **marked_layout(marks, 314 + ROW * min(ROWS, len(marks)), 14),
-        uirevision="curves",  # keeps the zoom when a live run is redrawn
-        xaxis=x_axis("step", anchor="y2", tickformat="d"),
-        yaxis=y_axis("loss", 0.36),
-        yaxis2=workers_axis("live workers", 0.26, worker_count),
-    )
-    return figure
+    return run_figure({"": metrics}, ("loss", "live_workers"), "step", marks)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def event_text(event: Mapping[str, Any]) -> str:
@@ -191,64 +270,15 @@ def event_text(event: Mapping[str, Any]) -> str:
     return " ".join(str(part) for part in (event.get("worker"), words.get(kind, kind)) if part)
 
 
-def over_time_figure(report: RunReport, metrics: Sequence[Mapping[str, Any]], workers: int) -> go.Figure:
-    """Return four stacked plots over the seconds since the run's start, with a band for each interruption."""
-    times = [line["time"] for line in metrics]
-    steps = [line["step"] for line in metrics]
-    step_seconds = dict.fromkeys(steps, 0.0)
-    for span in report.spans:
-        if span.step in step_seconds and span.part is not TimePart.EVALUATING:
-            step_seconds[span.step] += span.seconds
-    figure = go.Figure()
-    rows: tuple[tuple[str, str, list[Any], str, str], ...] = (
-        ("y", "seconds", [step_seconds[step] for step in steps], FORWARD.fill, "%{y:.4g} s"),
-        ("y2", "tokens/s", [line.get("tokens_per_second") for line in metrics], RECOVERY, "%{y:,.0f} tokens/s"),
-        ("y3", "loss", [line.get("loss") for line in metrics], BACKWARD_WEIGHT.fill, "loss %{y:.6g}"),
-        ("y4", "live workers", [line.get("live_workers") for line in metrics], OPTIMIZER.fill, "%{y} live workers"),
-    )
-    for place, name, values, colour, hover in rows:
-        style = {"color": colour, "shape": "vh" if place == "y4" else "linear"}
-        mode = "lines+markers" if len(steps) <= 120 and place != "y4" else "lines"
-        hover = f"step %{{customdata}}, %{{x:.2f}} s: {hover}"
-        add_line(figure, times, values, name, hover, style, mode, customdata=steps, marker={"size": 4}, yaxis=place)
-    layout = marked_layout([_mark(change, len(report.changes)) for change in report.changes], 620, 20, "left")
-    edges = {"y0": 0, "y1": 1, "yref": "paper", "line": {"width": 0}, "layer": "below", "opacity": 0.3, "type": "rect"}
-    layout["shapes"] += [
-        {**edges, "x0": span.start, "x1": span.end, "fillcolor": FILLS[span.part][0]}
-        for span in report.spans
-        if span.part in INTERRUPTIONS and span.seconds > SHORTEST * report.wall
-    ]
-    figure.update_layout(
-        **layout,
-        uirevision="over-time",  # keeps the zoom when a live run is redrawn
-        xaxis=x_axis("seconds since the start", anchor="y4", rangemode="tozero"),
-        yaxis=y_axis("iteration, s", 0.76, rangemode="tozero"),
-        yaxis2=y_axis("tokens/s", 0.5, 0.71, rangemode="tozero"),
-        yaxis3=y_axis("loss", 0.24, 0.45),
-        yaxis4=workers_axis("workers", 0.19, workers),
-    )
-    return figure
-
-
 def _mark(change: GenerationChange, count: int) -> Mark:
     text = change.what if len(change.what) <= LONGEST_TEXT else f"{change.what[: LONGEST_TEXT - 1]}…"
     return change.time, text if count <= MAX_TEXTS else "", MARKS[change.kind]
 
 
 def parts_figure(report: RunReport) -> go.Figure:
-    figure = go.Figure()
     wall = report.wall or 1.0
-    for part, seconds in report.parts.items():
-        if seconds >= 1e-4 * wall:
-            hover = f"{part.value}: {seconds:.3f} s, %{{x:.3g}} %"
-            add_shares(figure, [""], [100 * seconds / wall], part.value, FILLS[part], hover)
-    figure.update_layout(
-        frame(150, 40, BOTTOM) | legend_above(1.05, traceorder="normal"),
-        barmode="stack",
-        xaxis=x_axis("per cent of the time", range=[0, 100]),
-        yaxis={"showticklabels": False},
-    )
-    return figure
+    shares = {part: 100 * seconds / wall for part, seconds in report.parts.items() if seconds >= 1e-4 * wall}
+    return shares_figure([""], {part: ([share], FILLS[part]) for part, share in shares.items()}, "per cent of the time")
 
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
@@ -257,24 +287,22 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SHAPES = ("", "/", "x", "-", "\\", "|", "+", ".")
 
 
+def _style(place: int) -> dict[str, Any]:
+    return {"color": COLOURS[place % len(COLOURS)], "dash": DASHES[place % len(DASHES)]}
+
+
 def period_curves_figure(
     title: str, values: Sequence[float], periods: Mapping[str, Sequence[float]], mark: float | None
 ) -> go.Figure:
     """Return the period of each timeline over the values of one time, with a line at `mark`."""
-    figure = go.Figure()
+    lines = []
     for place, (name, seconds) in enumerate(periods.items()):
-        line = {"color": COLOURS[place % len(COLOURS)], "dash": DASHES[place % len(DASHES)]}
-        add_line(figure, values, seconds, name, f"{name}: period %{{y:.6g}} at %{{x:.4g}}", line)
-    shapes = [] if mark is None else [_line_at(mark, FAILURE, "dot")]
-    figure.update_layout(
-        frame(240 + 12 * len(periods), 8, BOTTOM) | {"showlegend": True},
-        legend={"orientation": "h", "y": -0.3, "yanchor": "top", "font": {"size": 10.5}},
-        shapes=shapes,
-        uirevision=title,
-        xaxis=x_axis(title),
-        yaxis=y_axis("period"),
-    )
-    return figure
+        line, hover = _style(place), f"{name}: period %{{y:.6g}} at %{{x:.4g}}"
+        lines.append({"x": values, "y": seconds, "name": name, "hover": hover, "line": line})
+    marks: list[Mark] = [] if mark is None else [(mark, "", (FAILURE, "dot"))]
+    figure = stacked_figure([Plot("period", 190, lines)], title, marks)
+    legend = {"orientation": "h", "y": -0.3, "yanchor": "top", "font": {"size": 10.5}}
+    return figure.update_layout(height=figure.layout.height + 12 * len(periods), showlegend=True, legend=legend)
 
 
 def memory_period_figure(points: Sequence[Sequence[Any]], memory_title: str) -> go.Figure:
@@ -307,23 +335,27 @@ _BAR = 34
 
 def rates_figure(trace: TraceSummary, systems: Sequence[SystemResult]) -> go.Figure:
     """Return samples per second of each system over the hours of a trace, above the number of live nodes."""
-    figure = go.Figure()
+    rates = []
     for place, system in enumerate(system for system in systems if system.fits):
-        line = {"color": COLOURS[place % len(COLOURS)], "dash": DASHES[place % len(DASHES)], "shape": "hv"}
-        add_line(
-            figure, *rate_steps(system), system.name, f"{system.name}: %{{y:.4g}} samples/s from %{{x:.4g}} h", line
-        )
+        line = {**_style(place), "shape": "hv"}
+        hours, rate = rate_steps(system)
+        hover = f"{system.name}: %{{y:.4g}} samples/s from %{{x:.4g}} h"
+        rates.append({"x": hours, "y": rate, "name": system.name, "hover": hover, "line": line})
     hours = [time / HOUR for time, _ in trace.alive] + [trace.seconds / HOUR]
-    alive = [count for _, count in trace.alive] + [trace.alive[-1][1] if trace.alive else trace.nodes]
+    counts = [count for _, count in trace.alive]
     line, hover = {"color": OPTIMIZER.fill, "shape": "hv"}, "%{y} nodes alive from %{x:.4g} h"
-    add_line(figure, hours, alive, "", hover, line, yaxis="y2", showlegend=False)
-    figure.update_layout(
-        frame(440, 30, BOTTOM) | legend_above(1.02),
-        xaxis=x_axis("hours", anchor="y2"),
-        yaxis=y_axis("samples per second", 0.34, rangemode="tozero"),
-        yaxis2=y_axis("nodes alive", 0.0, 0.24),
-    )
-    return figure
+    alive = {
+        "x": hours,
+        "y": [*counts, counts[-1] if counts else trace.nodes],
+        "name": "",
+        "hover": hover,
+        "line": line,
+    }
+    plots = [
+        Plot("samples per second", 260, rates, {"rangemode": "tozero"}),
+        Plot("nodes alive", 100, [{**alive, "showlegend": False}]),
+    ]
+    return stacked_figure(plots, "hours").update_layout(legend_above(1.02))
 
 
 def rate_steps(system: SystemResult) -> tuple[list[float], list[float]]:
@@ -361,39 +393,29 @@ def goodput_figure(trace: TraceSummary, systems: Sequence[SystemResult]) -> go.F
         hovertemplate="%{y}: %{x:.5g} samples/s<extra></extra>",
         showlegend=False,
     )
-    shapes: list[dict[str, Any]] = []
-    notes: list[dict[str, Any]] = []
-    for row, (name, reference) in enumerate(trace.references.items()):
-        scaled = reference.goodput * trace.live
-        shapes.append(_line_at(scaled, FAILURE, "dash" if row else "solid"))
-        text = f"{name}, fault-scaled: {scaled:.4g}"
-        notes.append(
-            {**_NOTE, "bgcolor": CLEAR, "x": scaled, "y": 1, "yshift": 18 * row, "text": text, "font": _font(MUTED)}
-        )
+    scaled = {name: reference.goodput * trace.live for name, reference in trace.references.items()}
+    note = {**_NOTE, "bgcolor": CLEAR, "font": _font(MUTED)}
     figure.update_layout(
-        **frame(90 + _BAR * len(systems), 30 + 20 * len(notes), BOTTOM),
+        **frame(90 + _BAR * len(systems), 30 + 20 * len(scaled), BOTTOM),
         xaxis=x_axis("samples per second", rangemode="tozero"),
         yaxis={"autorange": "reversed", "automargin": True},
-        shapes=shapes,
-        annotations=notes,
+        shapes=[_line_at(rate, FAILURE, "dash" if row else "solid") for row, rate in enumerate(scaled.values())],
+        annotations=[
+            {**note, "x": rate, "yshift": 18 * row, "text": f"{name}, fault-scaled: {rate:.4g}"}
+            for row, (name, rate) in enumerate(scaled.items())
+        ],
     )
     return figure
 
 
 def lost_figure(systems: Sequence[SystemResult]) -> go.Figure:
     """Return a bar per system with the share of time that each cause took; the rest was progress."""
-    figure = go.Figure()
     fitting = [system for system in systems if system.fits and system.seconds]
-    causes = {cause: None for system in fitting for cause, lost in system.lost.items() if lost > 1e-6 * system.seconds}
-    names = [system.name for system in fitting]
+    causes = dict.fromkeys(
+        cause for system in fitting for cause, lost in system.lost.items() if lost > 1e-6 * system.seconds
+    )
+    parts = {}
     for place, cause in enumerate(causes):
         shares = [100 * max(0.0, system.lost.get(cause, 0.0)) / system.seconds for system in fitting]
-        fill = COLOURS[place % len(COLOURS)], SHAPES[place % len(SHAPES)]
-        add_shares(figure, names, shares, cause, fill, f"%{{y}}: {cause} %{{x:.3g}} %")
-    figure.update_layout(
-        frame(110 + _BAR * len(fitting), 30, BOTTOM) | legend_above(1.02, traceorder="normal"),
-        barmode="stack",
-        xaxis=x_axis("share of the time, in per cent"),
-        yaxis={"autorange": "reversed", "automargin": True},
-    )
-    return figure
+        parts[cause] = shares, (COLOURS[place % len(COLOURS)], SHAPES[place % len(SHAPES)])
+    return shares_figure([system.name for system in fitting], parts, "per cent of the time")

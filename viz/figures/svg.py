@@ -31,7 +31,7 @@ from viz.figures.palette import (
 )
 from viz.kinds import describe
 from viz.lanes import LaneTable, Panel
-from viz.numbers import ticks, time_unit
+from viz.numbers import UNITS, ticks, time_unit
 
 LANE, TITLE, AXIS, GAP, LEGEND, RIGHT, TOP = 30, 30, 34, 14, 34, 16, 4
 CHARACTER, TEXT = 6.6, 11
@@ -117,12 +117,12 @@ def _panel(panel: Panel, left: float, top: float, width: float, height: float) -
     span = panel.span or table.span or 1.0
     unit = time_unit(table, span)
     lanes_top, lanes_bottom, row = top + TITLE, top + TITLE + height, height / max(table.lanes, 1)
-    yield Text(left, top + 18, panel.title, size=13, is_bold=True)
+    yield Text(left, top + 12, panel.title, size=13, is_bold=True)
     yield Rectangle(left, lanes_top, width, height, BAND)
     for tick in ticks(span * unit.scale):
         x = left + tick / unit.scale * width / span
         yield Line([(x, lanes_top), (x, lanes_bottom + 4)], GRID)
-        tick_text = f"{tick:g}" + (f" {unit.word}" if unit.word and tick else "")
+        tick_text = f"{tick:g} {unit.word or UNITS}" if tick == 0 else f"{tick:g}"
         yield Text(x, lanes_bottom + 17, tick_text, "middle", MUTED)
     for lane in group_edges(table):
         yield Line([(left, lanes_top + row * lane), (left + width, lanes_top + row * lane)], RULE)

@@ -11,7 +11,7 @@ from typing import Any
 
 from dash import Dash, Input, Output, dcc, html, no_update
 
-from viz.lane_cache import CachedLanes, LaneCache, TimelineContext, release_memory
+from viz.lane_cache import LaneCache, TimedLanes, TimelineContext, release_memory
 from viz.pages import panels, parts, scenario
 from viz.pages.lanes_view import selection_details
 from viz.pages.page import TABS, Mode, Page
@@ -33,7 +33,7 @@ INVITATION = (
     " name to sum it up. The key ? lists all keys."
 )
 STORES = ("choice", "links", "linked", "asked")
-PANELS: dict[str, Callable[[CachedLanes, TimelineContext, dict[str, Any]], list[Any]]] = {
+PANELS: dict[str, Callable[[TimedLanes, TimelineContext, dict[str, Any]], list[Any]]] = {
     FIGURES: panels.figures,
     EXPLAIN: panels.explained,
     IN_VIEW: panels.in_view,

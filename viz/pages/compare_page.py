@@ -26,6 +26,7 @@ from viz.pages.comparison import (
     difference,
     figures,
     first_choice,
+    instruction_times,
     largest,
     shade_legend,
 )
@@ -109,12 +110,30 @@ class ComparePage(Page):
         shades = [self._shades(pair, colour == "later" and pair.is_matched) for pair in comparison.pairs]
         is_shaded = colour == "later" and all(pair.is_matched for pair in comparison.pairs)
         legends = [shade_legend(pair, comparison) for pair in comparison.pairs] if is_shaded else []
-        left = parts.gutter(*comparison.tables) + LETTER_PIXELS * together
+        first, *others = comparison.timelines
+        common: dict[str, Any] = {
+            "linked": self.prefix,
+            "span": comparison.span,
+            "left": parts.gutter(*comparison.tables) + LETTER_PIXELS * together,
+            "is_timed": True,
+        }
         if together:
-            blocks = [self._interleaved(comparison, shades, left), *legends]
-        else:
-            blocks = self._stacked(comparison, shades, legends, left, ghost)
-        return [parts.problems(ignored), parts.div("linked", *blocks)]
+            title = "; ".join(f"{chr(65 + place)}: {item.title}" for place, item in enumerate(comparison.timelines))
+            addresses = [lanes_address(self.cache.put(other)) for other in others]
+            extra = {"data-with": json.dumps(addresses), "data-shades": json.dumps([None, *shades])}
+            rows = first.table.lanes * len(comparison.timelines)
+            view = lanes_view(title, first, f"{self.prefix}-all", self.cache, rows=rows, extra=extra, **common)
+            return [parts.problems(ignored), parts.div("linked", view, *legends)]
+        views = []
+        for place, item in enumerate(comparison.timelines):
+            own: dict[str, Any] = {}
+            if place:
+                own = {"extra": {"data-shades": json.dumps([shades[place - 1]])}}
+                own |= {"legend": legends[place - 1]} if legends else {}
+                own |= {"ghost": first} if ghost and first.table.workers == item.table.workers else {}
+            name = f"{self.prefix}-{place}"
+            views.append(lanes_view(item.title, item, name, self.cache, place=place, **common, **own))
+        return [parts.problems(ignored), parts.div("linked", *views)]
 
     def _shades(self, pair: ComparedPair, is_shaded: bool) -> dict[str, Any]:
         content = pair.deltas.astype("<f4").tobytes()
@@ -129,46 +148,6 @@ class ComparePage(Page):
             "is_shaded": is_shaded,
         }
 
-    def _stacked(
-        self, comparison: Comparison, shades: Sequence[Any], legends: Sequence[Any], left: int, ghost: bool
-    ) -> list[Any]:
-        first = comparison.tables[0]
-        return [
-            lanes_view(
-                item.title,
-                item.lanes,
-                f"{self.prefix}-{place}",
-                self.cache,
-                linked=self.prefix,
-                place=place,
-                span=comparison.span,
-                left=left,
-                context=item.context,
-                is_timed=True,
-                ghost=first if ghost and place and first.workers == item.lanes.workers else None,
-                extra={"data-shades": json.dumps([shades[place - 1]])} if place else None,
-                legend=legends[place - 1] if place and legends else None,
-            )
-            for place, item in enumerate(comparison.timelines)
-        ]
-
-    def _interleaved(self, comparison: Comparison, shades: Sequence[Any], left: int) -> html.Div:
-        first, *others = comparison.timelines
-        addresses = [lanes_address(self.cache.put(other.lanes, other.context)) for other in others]
-        return lanes_view(
-            "; ".join(f"{chr(65 + place)}: {item.title}" for place, item in enumerate(comparison.timelines)),
-            first.lanes,
-            f"{self.prefix}-all",
-            self.cache,
-            linked=self.prefix,
-            span=comparison.span,
-            left=left,
-            rows=first.lanes.lanes * len(comparison.timelines),
-            context=first.context,
-            is_timed=True,
-            extra={"data-with": json.dumps(addresses), "data-shades": json.dumps([None, *shades])},
-        )
-
     def compare(
         self, keys: Sequence[str], arrangement: LaneArrangement = "stacked", scenario: Scenario | None = None
     ) -> list[Any]:
@@ -182,6 +161,7 @@ class ComparePage(Page):
         cards = [
             parts.card("Makespan and period", figures(comparison), caption=" ".join(comparison.notes)),
             *(difference(comparison, pair, arrangement) for pair in comparison.pairs),
+            *(instruction_times(comparison, pair) for pair in comparison.pairs if pair.is_matched),
             *(largest(comparison, pair) for pair in comparison.pairs),
         ]
         release_memory()

@@ -5,7 +5,7 @@ If an executed step is compared, plans are scaled to seconds: by a profile in se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -18,6 +18,7 @@ from viz.analysis.differences import (
     Divergence,
     Matches,
     align,
+    durations,
     first_order_divergence,
     first_start_difference,
     is_weight_half,
@@ -29,22 +30,23 @@ from viz.analysis.differences import (
 )
 from viz.details import figures_table
 from viz.figures.palette import SHADES
-from viz.lane_cache import ComparedTimeline
+from viz.lane_cache import TimedLanes
 from viz.lanes import LaneTable
 from viz.numbers import TimeUnit, signed, signed_percent, time_unit
 from viz.pages import parts
-from viz.run import Run
+from viz.pages.panels import kind_name
+from viz.run import Choices, Run
 from viz.scenario import PageModel, Scenario
 from viz.sources import Place, ScheduleFile
 
 LATE = 0.01
 """Share of the first makespan beyond which starts count as different."""
-MAX_DIFFERENCES = 12
+MAX_DIFFERENCES, MAX_KINDS = 12, 96
 LaneArrangement = Literal["stacked", "interleaved"]
 Source = Run | ScheduleFile
 
 
-def choices(sources: Sequence[Source]) -> dict[str, tuple[str, Callable[[str], ComparedTimeline]]]:
+def choices(sources: Sequence[Source]) -> Choices:
     return dict(choice for place, source in enumerate(sources) for choice in source.choices(place).items())
 
 
@@ -61,8 +63,8 @@ def first_choice(sources: Sequence[Source]) -> list[str]:
 class ComparedPair(NamedTuple):
     """The first timeline, and one that is compared with it."""
 
-    first: ComparedTimeline
-    second: ComparedTimeline
+    first: TimedLanes
+    second: TimedLanes
     matches: Matches
 
     @property
@@ -78,7 +80,7 @@ class ComparedPair(NamedTuple):
     @property
     def deltas(self) -> npt.NDArray[np.float32]:
         """Delay of each operation of the second timeline against the first; NaN without a match."""
-        table, matches = self.second.lanes, self.matches
+        table, matches = self.second.table, self.matches
         rows = int(max(table.instruction_id.max(initial=0), matches.second.max(initial=0))) + 1
         delta_of_row = np.full(rows, np.nan, dtype=np.float32)
         delta_of_row[matches.second] = matches.delta
@@ -102,7 +104,7 @@ _UNMATCHED = "{} cuts the model into other stages than the first, so their instr
 class Comparison(NamedTuple):
     """The timelines of a comparison, each compared with the first, on one axis."""
 
-    timelines: list[ComparedTimeline]
+    timelines: list[TimedLanes]
     pairs: list[ComparedPair]
     notes: list[str]
 
@@ -125,9 +127,11 @@ class Comparison(NamedTuple):
                 raise RecycleError(f"compare: {key!r} is not one of the timelines that can be compared")
         timelines = []
         for title, make in map(available.__getitem__, keys):
-            given = make(title)
-            entry = model.entry(given.lanes, given.context, scenario)
-            timelines.append(given._replace(lanes=entry.table, context=entry.context or given.context))
+            given = make()
+            if given is None or given.context is None:
+                raise RecycleError(f"{title}: cannot be timed")
+            entry = model.entry(given, scenario)
+            timelines.append(replace(entry, title=title, seconds_per_unit=given.seconds_per_unit))
         timelines, notes = align_clocks(timelines)
         first, *others = timelines
         pairs = [ComparedPair(first, other, match(first.timeline, other.timeline)) for other in others]
@@ -138,7 +142,7 @@ class Comparison(NamedTuple):
 
     @property
     def tables(self) -> list[LaneTable]:
-        return [item.lanes for item in self.timelines]
+        return [item.table for item in self.timelines]
 
     @property
     def span(self) -> float:
@@ -154,7 +158,7 @@ class Comparison(NamedTuple):
         return all(table.workers == self.tables[0].workers for table in self.tables)
 
 
-def align_clocks(timelines: Sequence[ComparedTimeline]) -> tuple[list[ComparedTimeline], list[str]]:
+def align_clocks(timelines: Sequence[TimedLanes]) -> tuple[list[TimedLanes], list[str]]:
     """Return (the timelines on one clock, a line for each that was scaled or checked).
 
     Raises RecycleError if the clocks of an executed step contradict each other, or it ran another plan.
@@ -173,7 +177,7 @@ def align_clocks(timelines: Sequence[ComparedTimeline]) -> tuple[list[ComparedTi
         notes.append(f"{item.title}: 1 unit = {scale:.4g} s; {method}.")
         timeline = scale_timeline(item.timeline, scale)
         lanes = replace(LaneTable.from_timeline(timeline), unit="s")
-        aligned.append(ComparedTimeline(item.title, replace(item.context, timeline=timeline, plan=None), lanes))
+        aligned.append(TimedLanes(lanes, replace(item.context, timeline=timeline, plan=None), title=item.title))
     return aligned, notes
 
 
@@ -237,6 +241,22 @@ def difference(comparison: Comparison, pair: ComparedPair, arrangement: LaneArra
             " known."
         ),
     )
+
+
+def instruction_times(comparison: Comparison, pair: ComparedPair) -> html.Section:
+    """Build a table of how long the matched instructions of each kind and stage take."""
+    rows, *seconds = durations(pair.first.timeline, pair.second.timeline, pair.matches)
+    first, second = (each * comparison.unit.scale for each in seconds)
+    columns, unit = pair.second.timeline.schedule.columns, comparison.unit.suffix
+    cells: list[list[parts.Cell]] = []
+    for kind, stage in sorted(set(zip(columns.kind[rows].tolist(), columns.stage[rows].tolist(), strict=True))):
+        own = (columns.kind[rows] == kind) & (columns.stage[rows] == stage)
+        quantiles = [np.quantile(first[own], 0.5), *np.quantile(second[own], [0.5, 0.99])]
+        name = f"{kind_name(kind)} of stage {stage}"
+        cells.append([name, int(own.sum()), *map(float, quantiles), float(second[own].sum() - first[own].sum())])
+    head = ("", "count", f"first, p50{unit}", f"second, p50{unit}", f"p99{unit}", f"longer in all{unit}")
+    title = f"Times of instructions in {pair.second.title}"
+    return parts.card(title, parts.table(head, cells[:MAX_KINDS], "sortable"))
 
 
 def largest(comparison: Comparison, pair: ComparedPair) -> html.Details:

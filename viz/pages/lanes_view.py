@@ -18,7 +18,7 @@ from flask import Response, abort, request
 from viz.analysis.memory import encode_held
 from viz.details import details
 from viz.kinds import summary
-from viz.lane_cache import LaneCache, TimelineContext, encode, lanes_address
+from viz.lane_cache import LaneCache, TimedLanes, encode, lanes_address
 from viz.lanes import LaneTable, Panel, with_common_span
 from viz.numbers import time_unit
 from viz.pages import parts
@@ -30,7 +30,7 @@ FOREVER = "public, max-age=31536000, immutable"
 
 def lanes_view(
     title: str,
-    table: LaneTable,
+    lanes: TimedLanes,
     name: str,
     cache: LaneCache | None,
     *,
@@ -39,8 +39,7 @@ def lanes_view(
     span: float | None = None,
     left: int | None = None,
     rows: int | None = None,
-    context: TimelineContext | None = None,
-    ghost: LaneTable | None = None,
+    ghost: TimedLanes | None = None,
     is_timed: bool = False,
     extra: Mapping[str, str] | None = None,
     legend: Any = None,
@@ -58,8 +57,9 @@ def lanes_view(
         is_timed: whether the lanes are under the scenario already, which the browser applies to others.
         extra: attributes for the canvas, see `assets/modules/derived.js` and `layers.js`.
     """
-    address = lanes_address(cache.put(table, context, span)) if cache else _embedded(table)
-    lanes: dict[str, Any] = {"--lanes": rows or table.lanes}  # the style sheet computes a height from it
+    table = lanes.table
+    address = lanes_address(cache.put(lanes, span)) if cache else _embedded(table)
+    height: dict[str, Any] = {"--lanes": rows or table.lanes}  # the style sheet computes it from the lanes
     unit = time_unit(table, span)
     attributes = parts.attributes(
         data_name=name,
@@ -93,7 +93,7 @@ def lanes_view(
         tabIndex=0,
         **attributes,
     )
-    return parts.div("lanes", view, **{"data-place": str(place)}, style=lanes)
+    return parts.div("lanes", view, **{"data-place": str(place)}, style=height)
 
 
 def static_timelines(prefix: str, panels: Sequence[Panel], empty_text: str) -> html.Section | html.Div:
@@ -101,7 +101,7 @@ def static_timelines(prefix: str, panels: Sequence[Panel], empty_text: str) -> h
     if not panels:
         return parts.empty_state(empty_text)
     views = [
-        lanes_view(panel.title, panel.table, f"{prefix}-{place}", None, span=panel.span)
+        lanes_view(panel.title, TimedLanes(panel.table), f"{prefix}-{place}", None, span=panel.span)
         for place, panel in enumerate(with_common_span(panels))
     ]
     return parts.card("Timelines", *views)

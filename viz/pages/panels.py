@@ -21,14 +21,15 @@ from viz.analysis.rerouting import reroutings
 from viz.details import PEAK, memory_of_workers
 from viz.details import figures as figures_of
 from viz.kinds import is_schedule_work, mark_text
-from viz.lane_cache import CachedLanes, TimelineContext
+from viz.lane_cache import TimedLanes, TimelineContext
 from viz.numbers import PLACE_DIGITS, percent, short
 from viz.pages import parts
+from viz.sources import Place
 
 MAX_BUBBLES_LISTED, MAX_HITS, MAX_WORKERS, MAX_PLACES = 12, 40, 64, 12
 
 
-def critical_path(entry: CachedLanes, context: TimelineContext) -> html.Section:
+def critical_path(entry: TimedLanes, context: TimelineContext) -> html.Section:
     timeline, unit = context.timeline, entry.unit
     rows = np.array(timeline.critical_path, dtype=np.int64)
     kinds, seconds = timeline.schedule.columns.kind[rows], (timeline.end - timeline.start)[rows]
@@ -48,23 +49,26 @@ def critical_path(entry: CachedLanes, context: TimelineContext) -> html.Section:
     return parts.card("Critical path", parts.chips(words), caption=caption)
 
 
-def longest_bubbles(entry: CachedLanes, context: TimelineContext) -> html.Section:
+def longest_bubbles(entry: TimedLanes, context: TimelineContext) -> html.Section:
     groups = alike(context.bubbles.gaps)
     if not groups:
         return parts.card("Bubbles", html.P("No worker is idle before its program ends."))
     unit = entry.unit
     rows: list[list[parts.Cell]] = []
     for gap, count in groups:
-        lane = context.lane(entry.table, gap.worker)
-        show = parts.show_button([(lane, gap.start, gap.end)]) if lane >= 0 else None
+        show = parts.show_button([place_of(entry, gap)])
         worker_text = f"{gap.worker}, and {count - 1} similar on its rank" if count > 1 else str(gap.worker)
         reason = html.Div(context.bubbles.reason(gap, unit))
         rows.append([worker_text, html.Div([html.Strong(IDLE_TITLES[gap.cause]), reason]), show])
     return parts.card("Longest bubbles", parts.table(("worker", "cause", ""), rows, "findings"))
 
 
+def place_of(entry: TimedLanes, gap: Gap) -> Place:
+    return entry.table.shape.worker_index(gap.worker), gap.start, gap.end
+
+
 def time_card(
-    entry: CachedLanes, context: TimelineContext, begin: float = 0.0, end: float | None = None
+    entry: TimedLanes, context: TimelineContext, begin: float = 0.0, end: float | None = None
 ) -> html.Section:
     """Build the time of a range as a waterfall: work by kind, then idle time by part, each with its longest gap."""
     unit = entry.unit
@@ -79,8 +83,7 @@ def time_card(
     for title, seconds, gap in bars:
         size = {"marginLeft": f"{100 * left:.3f}%", "width": f"{100 * statistics.share(seconds):.3f}%"}
         bar = parts.div("ledger", html.Div(className="idle" if gap else "", style=size))
-        lane = context.lane(entry.table, gap.worker) if gap else -1
-        show = parts.show_button([(lane, gap.start, gap.end)], f"The longest: {title}") if gap and lane >= 0 else None
+        show = parts.show_button([place_of(entry, gap)], f"The longest: {title}") if gap else None
         mean = seconds / max(1, statistics.workers)
         rows.append([title, bar, mean * unit.scale, percent(statistics.share(seconds)), show])
         left += statistics.share(seconds)
@@ -93,22 +96,23 @@ def time_card(
     return parts.card("Where the time goes", parts.table(head, rows), caption=caption)
 
 
-def rerouted_card(entry: CachedLanes, context: TimelineContext) -> list[Any]:
+def rerouted_card(entry: TimedLanes, context: TimelineContext) -> list[Any]:
     """Build the map from dead workers to the workers that run their micro-batches; [] without re-routed work."""
     unit = entry.unit
     rows: list[list[parts.Cell]] = []
     for each in reroutings(context.timeline)[:MAX_WORKERS]:
-        lane = context.lane(entry.table, each.host)
+        lane = entry.table.shape.worker_index(each.host)
         times = context.timeline.start[each.rows], context.timeline.end[each.rows]
         places = [(lane, float(start), float(end)) for start, end in zip(*times, strict=True)][:MAX_PLACES]
-        show = parts.show_button(places, f"Show the work of {each.home} on {each.host}") if lane >= 0 else None
+        show = parts.show_button(places, f"Show the work of {each.home} on {each.host}")
         names = ", ".join(map(str, each.micro_batches))
         arrow = f"{each.home} \N{RIGHTWARDS ARROW} {each.host}"
-        rows.append([arrow, names, each.seconds * unit.scale, percent(each.share), show])
+        shares = percent(each.share), percent(each.seconds / context.timeline.period)
+        rows.append([arrow, names, each.seconds * unit.scale, *shares, show])
     if not rows:
         return []
     only = html.Button("Only re-routed", className="quiet", type="button", **parts.attributes(data_only="REROUTED"))
-    head = ("from, to", "micro-batches", f"work{unit.suffix}", "share of its work", only)
+    head = ("from, to", "micro-batches", f"work{unit.suffix}", "of its work", "of the period", only)
     return [parts.card("Re-routed", parts.table(head, rows))]
 
 
@@ -125,19 +129,19 @@ def alike(gaps: Gaps) -> list[tuple[Gap, int]]:
     return list(zip(gaps.at(places[first[longest]]), counts[longest].tolist(), strict=True))
 
 
-def figures(entry: CachedLanes, context: TimelineContext, _: Any = None) -> list[Any]:
+def figures(entry: TimedLanes, context: TimelineContext, _: Any = None) -> list[Any]:
     rows: list[list[parts.Cell]] = [
         [each.name, html.Strong(each.value), html.Span(each.meaning, className="hint")]
         for each in figures_of(context, entry.unit)
     ]
-    return [parts.card("Figures", parts.table(("", "", ""), rows)), *rerouted_card(entry, context)]
+    return [*rerouted_card(entry, context), parts.card("Figures", parts.table(("", "", ""), rows))]
 
 
-def explained(entry: CachedLanes, context: TimelineContext, _: Any = None) -> list[Any]:
+def explained(entry: TimedLanes, context: TimelineContext, _: Any = None) -> list[Any]:
     return [time_card(entry, context), longest_bubbles(entry, context), critical_path(entry, context)]
 
 
-def in_view(entry: CachedLanes, context: TimelineContext, request: Mapping[str, Any]) -> list[Any]:
+def in_view(entry: TimedLanes, context: TimelineContext, request: Mapping[str, Any]) -> list[Any]:
     """Build the time of the requested range; without a range, of the whole timeline."""
     match request.get("window"):
         case [int() | float() as first, int() | float() as last] if isfinite(first) and isfinite(last):
@@ -145,7 +149,7 @@ def in_view(entry: CachedLanes, context: TimelineContext, request: Mapping[str, 
     return [time_card(entry, context)]
 
 
-def workers(entry: CachedLanes, context: TimelineContext, _: Any = None) -> list[Any]:
+def workers(entry: TimedLanes, context: TimelineContext, _: Any = None) -> list[Any]:
     """Build a row for each worker, equal ones in one row."""
     unit, timeline = entry.unit, context.timeline
     c, workers_of_grid = timeline.schedule.columns, list(timeline.schedule.shape.workers())
@@ -169,15 +173,14 @@ def workers(entry: CachedLanes, context: TimelineContext, _: Any = None) -> list
     return [parts.table(head, rows, "sortable"), parts.hint(f"{omitted}{PEAK}")]
 
 
-def hits(entry: CachedLanes, context: TimelineContext, result: Mapping[str, Any]) -> list[Any]:
+def hits(entry: TimedLanes, context: TimelineContext, result: Mapping[str, Any]) -> list[Any]:
     table = entry.table
     operations = [i for i in result["operations"][:MAX_HITS] if isinstance(i, int) and 0 <= i < len(table)]
     if not operations:
         return [parts.empty_state(f"No match for {result['query']}.", "docs/guides/viewer.md lists the fields.")]
     unit, rows = entry.unit, []
     for operation in operations:
-        row = context.row(table, operation)
-        lane = int(np.searchsorted(table.offsets, operation, side="right")) - 1
+        row, lane = int(table.instruction_id[operation]), table.lane_of(operation)
         start, end = float(table.start[operation]), float(table.end[operation])
         slack = None if context.slack is None else float(context.slack[row]) * unit.scale
         reasons = [context.dependency_index.reason(row, unit), mark_text(table, operation)]

@@ -14,7 +14,7 @@ from recycle.ir.check import Findings, explain
 from viz.details import headline
 from viz.figures.boxes import LegendEntry
 from viz.figures.boxes import legend as entries_of
-from viz.lane_cache import CachedLanes
+from viz.lane_cache import TimedLanes
 from viz.lanes import LaneTable
 from viz.numbers import short
 from viz.sources import Place
@@ -179,7 +179,7 @@ def gutter(*tables: LaneTable) -> int:
     return round(20 + CHARACTER * (longest + (len("▾ pipeline 999 (99)") if has_groups else 0)))
 
 
-def headline_figures(entry: CachedLanes) -> list[Any]:
+def headline_figures(entry: TimedLanes) -> list[Any]:
     return [
         html.Span([f"{figure.name} ", html.Strong(figure.value)], title=figure.meaning) for figure in headline(entry)
     ]

@@ -71,16 +71,13 @@ class PlansPage(Page):
         ]
 
     def layout(self) -> Mode:
-        return Mode([], {"Library": parts.loading_area(self.name("library"))}, identifier=self.name("lanes"))
+        return Mode([], {"Library": self.library()}, identifier=self.name("lanes"))
 
     def caption(self) -> str:
-        what_if = self.what_if
-        count = len(what_if.entries())
-        words = [f"{what_if.shape}."]
-        words.append(f"The library holds {count:,} plans." if count else "No plan library is loaded.")
+        what_if, count = self.what_if, len(self.what_if.entries())
+        words = [f"{what_if.shape}.", f"The library holds {count:,} plans." if count else "No plan library is loaded."]
         if what_if.planner is not None:
-            missing = "Missing plans are made by the list scheduler when you press a worker."
-            words.append(missing if count else "The list scheduler makes plans when you press a worker.")
+            words.append("The list scheduler makes missing plans when you press a worker.")
         if what_if.job is None:
             words.append("Without a job file every instruction takes 1.")
         return " ".join(words)
@@ -147,16 +144,14 @@ class PlansPage(Page):
 
     def lanes(self, text: str, history: Sequence[str]) -> Any:
         current, old = self._outcome(text), self._outcome_or_none(history[-1]) if history else None
-        if old is not None:
-            self.cache.put(old.lanes, old.context)
+        tables = [outcome.timed.table for outcome in (current, old) if outcome is not None]
         return lanes_view(
             "",
-            current.lanes,
+            current.timed,
             self.name("all"),
             self.cache,
-            span=max(current.lanes.span, old.lanes.span if old else 0.0),
-            context=current.context,
-            ghost=old.lanes if old else None,
+            span=max(table.span for table in tables),
+            ghost=old.timed if old else None,
         )
 
     def toggle(self, text: str, workers: Iterable[Worker]) -> str:
@@ -222,7 +217,9 @@ class PlansPage(Page):
         if fault_free is None:
             return [heading, library]
         figures = parts.table(*figures_table([("all workers", fault_free.context)]))
-        lanes = static_timelines(self.prefix, [Panel("All workers", fault_free.lanes)], "The plan has no instructions.")
+        lanes = static_timelines(
+            self.prefix, [Panel("All workers", fault_free.timed.table)], "The plan has no instructions."
+        )
         return [heading, lanes, parts.card("Plan with all workers", figures), library]
 
     def download(self, text: str) -> dict[str, Any]:
@@ -307,16 +304,17 @@ class PlansPage(Page):
             text = text or ""
             trail = trail if trail[-1] == text else [*trail, text][-HISTORY:]
             try:
-                failed = parse(text, self.what_if.shape).failed
-                return self.outcome_cards(text, trail[:-1], times), worker_buttons(self.what_if.shape, failed), trail
+                cards = self.outcome_cards(text, trail[:-1], times)
             except RecycleError as error:
                 return parts.problems([str(error)]), no_update, no_update
+            workers = worker_buttons(self.what_if.shape, parse(text, self.what_if.shape).failed)
+            return cards, workers, trail
 
+        # The input `lanes` delays this until the page exists, which a link may set before.
         @app.callback(
             self.output("lanes"),
             self.input("trail", "data"),
             self.input("searched", "data"),
-            # Otherwise Dash drops the update if a deep link sets the text before the page exists.
             self.input("lanes", "id"),
         )
         def draw(trail: Trail, _: int, __: str) -> Any:
@@ -341,10 +339,6 @@ class PlansPage(Page):
                     return no_update, no_update
                 is_better, message = self.search(trail[-1])
                 return message, count + 1 if is_better else no_update
-
-        @app.callback(self.output("library"), self.input("library", "id"))
-        def list_library(_: str) -> Any:
-            return self.library()
 
         @app.callback(
             self.output("saved", "data"),

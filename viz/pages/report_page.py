@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from dash import Dash, html
+from dash import Dash, Output, dcc, html, no_update
 
 from recycle.runs.report import GenerationChange, RunReport, TimePart
-from viz.figures.charts import over_time_figure, parts_figure
-from viz.numbers import percent, short
+from viz.figures.charts import is_number, over_time_figure, parts_figure
+from viz.numbers import PLACE_DIGITS, percent, seconds_unit, short
 from viz.pages import parts
 from viz.pages.page import PageOfRun
+from viz.pages.run_page import RunPage
 
 MAX_CHANGES = 60
 PARTS_CAPTION = (
@@ -19,7 +23,8 @@ PARTS_CAPTION = (
     " count; waiting is the rest of these, silences before their detection, and workers whose return is awaited."
 )
 BANDS_CAPTION = (
-    "Bands are interruptions, in the colors of the bar below: redone, planning, forming, moving, checkpointing."
+    "Bands are interruptions, in the colors of the bar below: redone, planning, forming, moving, checkpointing. Drag"
+    " over a range of time to see its parts below, double-click for all; press a point to open its step."
 )
 CHANGES_CAPTION = (
     "From the last commit of a generation to the start of the next. Slower after: how much longer the iterations until"
@@ -35,7 +40,8 @@ class ReportPage(PageOfRun):
         return f"Time of {self.run.name}"
 
     def layout(self) -> html.Div:
-        return html.Div([html.Div(self.content(), id=self.name("shown")), self.ticks()])
+        page = dcc.Store(id=self.name("steps"), data=self.prefix.replace(self.kind, RunPage.kind))
+        return html.Div([html.Div(self.content(), id=self.name("shown")), self.ticks(), page])
 
     def content(self) -> list[Any]:
         report = self.run.report
@@ -48,21 +54,58 @@ class ReportPage(PageOfRun):
             ]
         timed = [line for line in self.run.metrics if isinstance(line.get("time"), int | float)]
         description = f"Seconds per iteration, throughput and live workers of {report.steps} steps"
-        curves = parts.figure_view(
-            "", over_time_figure(report, timed, self.run.workers), self.name("curves"), description
-        )
-        description = "Share of the wall clock that each part took"
-        bar = parts.figure_view("", parts_figure(report), self.name("bar"), description)
+        curves = parts.figure_view("", over_time_figure(report, timed), self.name("curves"), description)
         cards = [
             parts.problems(self.run.problems),
             parts.chips(facts(report)),
             parts.card("The run over time", curves, caption=BANDS_CAPTION),
-            parts.card("Where the time went", bar, parts.table(PARTS_HEAD, part_rows(report)), caption=PARTS_CAPTION),
+            html.Div(self.parts_of(report), id=self.name("parts")),
+            self.plans_in_use(),
         ]
         if report.changes:
             head, rows = changes_table(report.changes)
             cards.append(parts.card("What changes cost, in seconds", parts.table(head, rows), caption=CHANGES_CAPTION))
         return cards
+
+    def modes(self, first: int, last: int) -> str:
+        """Return the commit modes of the steps from `first` to `last`; the first step of a generation has a barrier."""
+        lines = [
+            line for line in self.run.metrics if first <= line["step"] <= last and isinstance(line.get("mode"), str)
+        ]
+        counts = Counter(line["mode"] for line in lines).most_common()
+        if len(counts) < 2:
+            return "".join(mode for mode, _ in counts)
+        return ", ".join(f"{mode} in {parts.count_text(count, 'step')}" for mode, count in counts)
+
+    def plans_in_use(self) -> html.Section:
+        rows: list[list[parts.Cell]] = []
+        for segment in self.run.segments:
+            schedule, context = self.run.plan(segment.plan), self.run.plan_context(segment.plan)
+            bound = context.bound if context else None
+            measured = self.run.measured_period(segment.first, segment.last)
+            rows.append(
+                [
+                    segment.steps,
+                    segment.workers,
+                    segment.plan[:12] if segment.plan else None,
+                    self.modes(segment.first, segment.last) or (schedule.optimizer if schedule else None),
+                    short(context.timeline.period, PLACE_DIGITS) if context else None,
+                    bound and short(bound[0], PLACE_DIGITS),
+                    bound and percent(bound[1]),
+                    seconds_unit(measured).amount(measured) if measured is not None else None,
+                ]
+            )
+        return parts.card("Plans in use", parts.table(PLANS_HEAD, rows), caption=PLANS_CAPTION)
+
+    def parts_of(self, report: RunReport, begin: float = 0.0, end: float = math.inf) -> html.Section:
+        """Build the parts of the time between two moments."""
+        within = clipped(report, begin, end)
+        description = "Share of the wall clock that each part took"
+        bar = parts.figure_view("", parts_figure(within), self.name("bar"), description)
+        title = "Where the time went"
+        if len(within.spans) and within.wall < report.wall:
+            title += f", from {short(max(begin, 0.0))} to {short(min(end, report.wall))} s"
+        return parts.card(title, bar, parts.table(PARTS_HEAD, part_rows(within)), caption=PARTS_CAPTION)
 
     def static_content(self) -> list[Any]:
         return [html.H2(self.title, className="source"), *self.content()]
@@ -78,8 +121,33 @@ class ReportPage(PageOfRun):
             self.refresh()
             return self.content(), not self.run.live
 
+        @app.callback(self.output("parts"), self.input("curves", "relayoutData"), prevent_initial_call=True)
+        def show_range(changed: Any) -> Any:
+            report, changed = self.run.report, changed or {}
+            edges = [changed.get(f"xaxis.range[{end}]") for end in (0, 1)]
+            if report is None or not (changed.get("xaxis.autorange") or all(map(is_number, edges))):
+                return no_update
+            return self.parts_of(report) if None in edges else self.parts_of(report, *edges)
+
+        opened = Output(self.name("steps"), "data")
+        parts.in_browser(app, "openStep", opened, self.input("curves", "clickData"), self.state("steps", "data"))
+
+
+PLANS_HEAD = ("steps", "workers", "plan", "optimizer", "period", "lower bound", "gap", "measured")
+PLANS_CAPTION = (
+    "Period: distance of two iterations in steady state, in units of the profile; the bound is proven for that failure."
+    " Measured: median seconds from first start to last end of an iteration."
+)
+
 
 PARTS_HEAD = ("part", "seconds", "share")
+
+
+def clipped(report: RunReport, begin: float, end: float) -> RunReport:
+    """Return the report with the spans between two moments, counted from the first."""
+    inside = [span for span in report.spans if span.end > begin and span.start < end]
+    spans = [replace(span, start=max(span.start, begin) - begin, end=min(span.end, end) - begin) for span in inside]
+    return replace(report, spans=spans)
 
 
 def facts(report: RunReport) -> list[str]:

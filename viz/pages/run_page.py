@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import json
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import Dash, Output, ctx, dcc, html, no_update
 
-from recycle.errors import RecycleError
 from viz.figures.charts import curves_figure, event_text
-from viz.lane_cache import StepLanes
+from viz.lane_cache import TimedLanes
 from viz.lanes import Flag, LaneTable
-from viz.numbers import PLACE_DIGITS, percent, seconds_unit, short
 from viz.pages import parts
 from viz.pages.lanes_view import lanes_view, static_timelines
-from viz.pages.page import TABS, Mode, PageOfRun, keep_in_address
-from viz.pages.scenario import INPUTS
-from viz.scenario import Scenario
+from viz.pages.page import Mode, PageOfRun, keep_in_address
 
 MAX_EVENTS = 60
 
@@ -43,12 +38,11 @@ class RunPage(PageOfRun):
             id=self.name("follow"),
             className="" if run.live else "hidden",
         )
-        moments = parts.div("moments", *self.notable_steps(), id=self.name("moments"))
         slider = dcc.Slider(id=self.name("step"), **self.slider(), step=1, included=False)
         attempt = [html.Span("Attempt"), dcc.RadioItems(id=self.name("attempt"), inline=True)]
         controls = parts.div(
             "controls" if run.steps else "controls hidden",
-            parts.div("following", self.player(), moments, follow),
+            parts.div("following", html.Div(self.player(), id=self.name("moments")), follow),
             parts.div("step", html.Label("Step", htmlFor=self.name("step")), slider),
             parts.div("choices", html.Div(attempt, id=self.name("attempts"))),
             id=self.name("controls"),
@@ -62,9 +56,6 @@ class RunPage(PageOfRun):
             panels,
             [
                 controls,
-                dcc.Store(id=self.name("began"), data=bool(run.steps)),
-                dcc.Store(id=self.name("followed"), data=self.slider()["value"]),
-                dcc.Interval(id=self.name("playing"), interval=int(PLAY_SECONDS * 1000), disabled=True),
                 self.ticks(),
             ],
             self.name("timelines"),
@@ -76,35 +67,24 @@ class RunPage(PageOfRun):
         marks |= {segment.first: str(segment.first) for segment in self.run.segments}
         first = self.newest_step() if self.run.live else self.run.step_to_show
         tooltip = {"placement": "bottom", "always_visible": False}
-        value = first if first is not None else steps[0]
-        return {"min": steps[0], "max": steps[-1], "marks": marks, "value": value, "tooltip": tooltip}
+        return {"min": steps[0], "max": steps[-1], "marks": marks, "value": first, "tooltip": tooltip}
 
     def player(self) -> html.Div:
-        change_before, step_before, step_after, change_after = (
-            html.Button(
-                text,
-                id={"type": self.name("go"), "how": move},
-                n_clicks=0,
-                title=description,
-                **parts.attributes(aria_label=description, data_go=move),
-            )
-            for move, (text, description) in _MOVES.items()
+        """Build the buttons of `assets/modules/player.js`."""
+        run, steps = self.run, self.run.steps or [0]
+        changes = sorted({steps[0], steps[-1], *(segment.first for segment in run.segments)})
+        buttons = [
+            html.Button(text, title=title, **parts.attributes(aria_label=title, data_go=move))
+            for move, (text, title) in _MOVES.items()
+        ]
+        moments = [
+            html.Button(f"{title}: step {step}", **parts.attributes(data_step=str(step)))
+            for title, step in run.notable_steps
+        ]
+        attributes = parts.attributes(
+            data_slider=self.name("step"), data_follow=self.name("follow"), data_changes=json.dumps(changes)
         )
-        play_attributes = parts.attributes(title="Play the steps; key Space", data_go="play")
-        play = html.Button("Play", id=self.name("play"), n_clicks=0, **play_attributes)
-        return parts.div("player", change_before, step_before, play, step_after, change_after)
-
-    def next_step(self, step: int | None, move: str) -> int | None:
-        """Return the step that a button of the player selects after `step`; the same step at an end."""
-        steps = self.run.steps
-        if not steps:
-            return None
-        current = steps[0] if step is None else step
-        changes = sorted({steps[0], steps[-1], *(segment.first for segment in self.run.segments)})
-        candidates = changes if move.startswith("change") else steps
-        if move.endswith("before"):
-            return max((candidate for candidate in candidates if candidate < current), default=current)
-        return min((candidate for candidate in candidates if candidate > current), default=current)
+        return parts.div("player", *buttons, parts.div("moments", *moments), **attributes)
 
     def newest_step(self) -> int | None:
         """Return the last committed step that was traced, or else the last committed step."""
@@ -112,27 +92,17 @@ class RunPage(PageOfRun):
         steps = self.run.steps
         return next((step for step in reversed(steps) if step in traced), steps[-1] if steps else None)
 
-    def notable_steps(self) -> list[Any]:
-        kind = self.name("moment")
-        return [
-            html.Button(f"{title}: step {step}", id={"type": kind, "step": step}, n_clicks=0)
-            for title, step in self.run.notable_steps
-        ]
-
-    def overview(self, scenario: Scenario | None = None) -> list[Any]:
+    def overview(self) -> list[Any]:
         run = self.run
-        rows = self.segment_rows(scenario)
         hint = f"Losses appear here as {run.path / 'metrics.jsonl'} grows."
         curves: Any = parts.empty_state("No step is committed yet.", hint)
         if run.metrics:
-            figure = curves_figure(run.metrics, run.events, run.workers)
+            figure = curves_figure(run.metrics, run.events)
             curves = parts.div("figure-view", parts.graph(figure, self.name("curves")))
-        plans: Any = parts.table(PLANS_HEAD, rows) if rows else parts.empty_state("No plan is in use yet.")
         return [
             parts.problems(run.problems),
             parts.chips(self.facts()),
             parts.card("Loss and live workers", curves),
-            parts.card("Plans in use", plans, caption=PLANS_CAPTION),
         ]
 
     def static_content(self) -> list[Any]:
@@ -168,39 +138,6 @@ class RunPage(PageOfRun):
         words.append("finished" if not run.live else "running" if run.is_active else "ended early or stalled")
         return words
 
-    def modes(self, first: int, last: int) -> str:
-        """Return the commit modes of the steps from `first` to `last`; the first step of a generation has a barrier."""
-        lines = [
-            line for line in self.run.metrics if first <= line["step"] <= last and isinstance(line.get("mode"), str)
-        ]
-        counts = Counter(line["mode"] for line in lines).most_common()
-        if len(counts) < 2:
-            return "".join(mode for mode, _ in counts)
-        return ", ".join(f"{mode} in {parts.count_text(count, 'step')}" for mode, count in counts)
-
-    def segment_rows(self, scenario: Scenario | None = None) -> list[list[parts.Cell]]:
-        rows: list[list[parts.Cell]] = []
-        for segment in self.run.segments:
-            context = self.run.plan_context(segment.plan)
-            if context is not None and scenario is not None:
-                with suppress(RecycleError):  # the form of the scenario shows the message
-                    context = self.cache.context_under(context, scenario)
-            schedule, bound = self.run.plan(segment.plan), context.bound if context else None
-            measured = self.run.measured_period(segment.first, segment.last)
-            rows.append(
-                [
-                    segment.steps,
-                    segment.workers,
-                    segment.plan[:12] if segment.plan else None,
-                    self.modes(segment.first, segment.last) or (schedule.optimizer if schedule else None),
-                    short(context.timeline.period, PLACE_DIGITS) if context else None,
-                    bound and short(bound[0], PLACE_DIGITS),
-                    bound and percent(bound[1]),
-                    seconds_unit(measured).amount(measured) if measured is not None else None,
-                ]
-            )
-        return rows
-
     def timelines(self, step: int | None, attempt: int | None) -> tuple[Any, Any, Any, str]:
         """Build the planned and executed lanes of a step with its evaluation, and the choice of attempt.
 
@@ -226,15 +163,10 @@ class RunPage(PageOfRun):
             run.executed_lanes(step, chosen),
             run.evaluation_lanes(step),
         )
-        left = parts.gutter(
-            *(step_lanes.lanes for step_lanes in (planned, executed, evaluated) if step_lanes is not None)
-        )
+        left = parts.gutter(*(lanes.table for lanes in (planned, executed, evaluated) if lanes is not None))
 
-        def view(part: str, title: str, step_lanes: StepLanes) -> html.Div:
-            title += _reroutes(step_lanes.lanes)
-            return lanes_view(
-                title, step_lanes.lanes, self.name(part), self.cache, context=step_lanes.context, left=left
-            )
+        def view(part: str, title: str, lanes: TimedLanes) -> html.Div:
+            return lanes_view(title + _reroutes(lanes.table), lanes, self.name(part), self.cache, left=left)
 
         views: list[Any] = []
         if planned is None:
@@ -265,50 +197,11 @@ class RunPage(PageOfRun):
             self.output("attempts", "className"),
             self.input("step", "value"),
             self.input("attempt", "value"),
-            self.input("began", "data"),
         )
-        def show_timelines(step: int | None, attempt: int | None, _: bool) -> Any:
+        def show_timelines(step: int | None, attempt: int | None) -> Any:
             # A step is shown first as it counted; only the reader's choice shows an aborted attempt.
             chosen = None if ctx.triggered_id == self.name("step") else attempt
             return self.timelines(step, chosen)
-
-        @app.callback(
-            self.output("step", "value"),
-            self.output("playing", "disabled"),
-            self.output("play"),
-            self.output("play", "className"),
-            Input({"type": self.name("moment"), "step": ALL}, "n_clicks"),
-            Input({"type": self.name("go"), "how": ALL}, "n_clicks"),
-            self.input("play", "n_clicks"),
-            self.input("playing", "n_intervals"),
-            self.state("step", "value"),
-            self.state("playing", "disabled"),
-            State(TABS, "value"),
-            prevent_initial_call=True,
-        )
-        def go(*values: Any) -> tuple[Any, ...]:
-            step, paused, page = values[-3:]
-            pressed = ctx.triggered_id
-            if not ctx.triggered[0]["value"]:  # buttons just drawn
-                return (no_update,) * 4
-            if isinstance(pressed, dict):
-                to = pressed["step"] if "step" in pressed else self.next_step(step, pressed["how"])
-                return to, *(no_update,) * 3
-            is_tick, next_step = pressed == self.name("playing"), self.next_step(step, "step after")
-            # Playback pauses a tick after the last step; steps during playback do not enter the browser's history.
-            plays = (page == self.prefix if is_tick else paused) and next_step != step
-            label = "Pause" if plays else "Play", "playing" if plays else ""
-            return next_step if is_tick and plays else no_update, not plays, *label
-
-        @app.callback(
-            self.output("follow", "value"),
-            self.input("step", "value"),
-            self.state("followed", "data"),
-            prevent_initial_call=True,
-        )
-        def stay(step: int | None, followed: int | None) -> Any:
-            # Another step discards the reader's choice of attempt.
-            return no_update if step == followed else []
 
         refreshed = {
             "overview": ("children",),
@@ -317,8 +210,6 @@ class RunPage(PageOfRun):
             "controls": ("className",),
             "follow": ("className",),
             "tick": ("disabled",),
-            "began": ("data",),
-            "followed": ("data",),
             "step": ("min", "max", "marks"),
         }
 
@@ -328,41 +219,30 @@ class RunPage(PageOfRun):
                 for part, properties in refreshed.items()
                 for property_name in properties
             ),
-            self.output("step", "value", again=True),
+            self.output("step", "value"),
             self.input("tick", "n_intervals"),
-            *INPUTS,
-            self.state("began", "data"),
             self.state("follow", "value"),
             prevent_initial_call=True,
         )
-        def read_again(_: int, times: str, workers: str, has_begun: bool, follow: list[str] | None) -> Any:
+        def read_again(_: int, follow: list[str] | None) -> Any:
             self.refresh()
-            # Timelines follow only the newest step, except the first iteration of all, which draws them.
-            first_iteration = True if self.run.steps and not has_begun else no_update
             newest = self.newest_step() if follow else None
             step = no_update if newest is None else newest
             slider = self.slider()
             controls = "controls" if self.run.steps else "controls hidden"
             follow_class = "" if self.run.live else "hidden"
-            overview = self.overview(Scenario.of(times, workers))
-            page = [overview, self.notable_steps(), self.events(), controls, follow_class, not self.run.live]
-            return *page, first_iteration, step, slider["min"], slider["max"], slider["marks"], step
+            page = [self.overview(), self.player(), self.events(), controls, follow_class, not self.run.live]
+            return *page, slider["min"], slider["max"], slider["marks"], step
 
 
-PLAY_SECONDS = 1.0
-"""Seconds between two steps of the playback."""
 _MOVES = {
     "change before": ("|◀", "Previous change of workers or plan; key Shift+PageUp"),
     "step before": ("◀", "Previous step; key PageUp"),
+    "play": ("Play", "Play the steps; key Space"),
     "step after": ("▶", "Next step; key PageDown"),
     "change after": ("▶|", "Next change of workers or plan; key Shift+PageDown"),
 }
 """Button of the player -> its text and title."""
-PLANS_HEAD = ("steps", "workers", "plan", "optimizer", "period", "lower bound", "gap", "measured")
-PLANS_CAPTION = (
-    "Period: distance of two iterations in steady state, in units of the profile; the bound is proven for that failure."
-    " Measured: median seconds from first start to last end of an iteration."
-)
 
 
 def _reroutes(lanes: LaneTable) -> str:

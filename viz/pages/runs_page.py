@@ -12,16 +12,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dash import html
+from dash import Dash, State, dcc, html
 
-from recycle.errors import RecycleError
-from recycle.runs.logs import TRACE, read_lines
+from recycle.runs.logs import TRACE
+from viz.figures.charts import is_number, run_figure
 from viz.pages import parts
-from viz.pages.page import Page, Workspace, opener
-from viz.run_files import runs_in
+from viz.pages.page import Page, Workspace, keep_in_address, opener
+from viz.run_files import read_metrics, read_objects, runs_in
 
 HEAD = ("run", "last written", "steps", "last loss", "seconds per step", "tokens/s", "workers alive", "failures", "")
 LISTED = 200
+CAPTION = "Newest first. Press rows to compare their runs, a head to sort."
+COMPARED = "step", "tokens_per_second", "seconds", "loss"
 
 
 class RunsPage(Page):
@@ -36,7 +38,26 @@ class RunsPage(Page):
         return [cls(workspace)] if workspace.run_folders else []
 
     def layout(self) -> html.Div:
-        return html.Div([self.listed(folder) for folder in self.workspace.run_folders])
+        chosen = dcc.Input(id=self.name("chosen"), type="text", value="", className="hidden")
+        folders = [self.listed(folder) for folder in self.workspace.run_folders]
+        return html.Div([*folders, chosen, html.Div(id=self.name("compared"))])
+
+    def compared(self, names: Sequence[str]) -> list[Any]:
+        """Build the curves of runs over time, by the names of their folders."""
+        paths = {path.name: path for folder in self.workspace.run_folders for path in runs_in(folder)}
+        runs = {name: with_seconds(read_metrics(paths[name], [])) for name in names if name in paths}
+        if not any(runs.values()):
+            return []
+        figure = run_figure(runs, COMPARED, "time")
+        view = parts.figure_view("", figure, self.name("curves"), f"Progress of {', '.join(runs)} over time")
+        return [parts.card("Runs over time", view, caption="Press a row again to remove its run.")]
+
+    def register(self, app: Dash) -> None:
+        keep_in_address(app, self.name("chosen"), State(self.name("chosen"), "type"))
+
+        @app.callback(self.output("compared"), self.input("chosen", "value"))
+        def compare(names: str) -> Any:
+            return self.compared(names.split(","))
 
     def listed(self, folder: Path) -> html.Section:
         runs = runs_in(folder)
@@ -47,17 +68,17 @@ class RunsPage(Page):
             show: parts.Cell = html.Code(f"recycle view {path}")
             if page is not None:
                 show = parts.button("Open", opener(page), f"Open {path.name}")
-            rows.append([path.name, *summary(path), show])
+            pick = parts.attributes(data_pick=path.name, data_target=self.name("chosen"), tabIndex="0")
+            rows.append([html.Span(path.name, **pick), *summary(path), show])
         count_text = f" The newest {LISTED} of {len(runs):,}." if len(runs) > LISTED else ""
-        return parts.card(f"Runs in {folder}", parts.table(HEAD, rows), caption=f"Newest first.{count_text}")
+        return parts.card(f"Runs in {folder}", parts.table(HEAD, rows, "scoreboard"), caption=f"{CAPTION}{count_text}")
 
 
 def summary(run: Path) -> list[parts.Cell]:
     """Return the cells of a run between name and button, see HEAD; unreadable values are left out."""
-    metrics, events = _lines(run / "metrics.jsonl"), _lines(run / "events.jsonl")
+    metrics, events = read_metrics(run, []), read_objects(run / "events.jsonl", [])
     last = metrics[-1] if metrics else {}
-    times = [line["time"] for line in metrics if isinstance(line.get("time"), int | float)]
-    steps = [after - before for before, after in pairwise(times)]
+    steps = [line["seconds"] for line in with_seconds(metrics) if line["seconds"] is not None]
     speeds = [line["tokens_per_second"] for line in metrics if isinstance(line.get("tokens_per_second"), int | float)]
     loss, alive = last.get("loss"), last.get("live_workers")
     failures = sum(event.get("kind") == "fault" for event in events)
@@ -76,11 +97,11 @@ def summary(run: Path) -> list[parts.Cell]:
     ]
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        return [line for _, line in read_lines(path)]
-    except RecycleError:
-        return []
+def with_seconds(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add the seconds since the commit before to each line; None if either time is unknown."""
+    times = [line.get("time") if is_number(line.get("time")) else None for line in metrics]
+    passed = [None if None in (now, before) else now - before for before, now in pairwise([None, *times])]
+    return [{**line, "seconds": seconds} for line, seconds in zip(metrics, passed, strict=True)]
 
 
 class StartPage(Page):

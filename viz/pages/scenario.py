@@ -153,7 +153,7 @@ def register(app: Dash, model: PageModel) -> None:
             abort(413)
         match request.get_json(silent=True):
             case {"file": [str(name), str(text)]}:
-                return _answer({"digest": model.keep_file(name[:120], text)})
+                return json_answer({"digest": model.keep_file(name[:120], text)})
             case {"addresses": [*addresses], **rest} if len(addresses) <= MAX_TIMELINES:
                 pass
             case _:
@@ -162,10 +162,10 @@ def register(app: Dash, model: PageModel) -> None:
         try:
             timed = [model.under(str(address), scenario) for address in addresses]
         except RecycleError as error:
-            return _answer({"problem": str(error)})
+            return json_answer({"problem": str(error)})
         active = rest.get("active")
         shown = model.get(timed[active]) if isinstance(active, int) and 0 <= active < len(timed) else None
-        return _answer({"addresses": timed, "headline": parts.headline_figures(shown) if shown else []})
+        return json_answer({"addresses": timed, "headline": parts.headline_figures(shown) if shown else []})
 
     app.server.add_url_rule("/scenario", "scenario", answer, methods=["POST"])
     for text in (TIMES, FAILED):
@@ -183,5 +183,5 @@ def register(app: Dash, model: PageModel) -> None:
         return []
 
 
-def _answer(content: dict[str, Any]) -> Response:
+def json_answer(content: dict[str, Any]) -> Response:
     return Response(json.dumps(content, cls=plotly.utils.PlotlyJSONEncoder), mimetype="application/json")

@@ -25,9 +25,9 @@ class SchedulePage(Page):
     has_lanes = True
     invitation = "Lanes of a classic schedule and of one without a worker, whose micro-batches its peers run."
 
-    def __init__(self, files: Sequence[ScheduleFile], cache: PageModel | None = None) -> None:
+    def __init__(self, files: Sequence[ScheduleFile], cache: PageModel | None = None, prefix: str = prefix) -> None:
         super().__init__(cache)
-        self.files = files
+        self.files, self.prefix = files, prefix
 
     @classmethod
     def pages_of(cls, workspace: Workspace) -> Sequence[Page]:
@@ -70,7 +70,7 @@ class SchedulePage(Page):
 
     def preloaded_lanes(self) -> list[str]:
         span = self.span
-        return [lanes_address(self.cache.put(file.lanes, file.context, span)) for file in self.files]
+        return [lanes_address(self.cache.put(file.timed, span)) for file in self.files]
 
     @property
     def span(self) -> float | None:
@@ -88,10 +88,9 @@ class SchedulePage(Page):
             title = f"{file.name}: {file.schedule.shape}" + (f", {failed} failed" if failed else "")
             view = lanes_view(
                 title,
-                file.lanes,
+                file.timed,
                 f"{self.prefix}-{place}",
                 self.cache,
-                context=file.context,
                 span=self.span,
                 left=left,
                 linked=self.prefix,

@@ -10,7 +10,7 @@ from dash import Dash, Input, html, no_update
 from recycle.errors import RecycleError
 from viz.details import Figure, figures
 from viz.figures.charts import memory_period_figure
-from viz.lane_cache import CachedLanes, lanes_address, release_memory
+from viz.lane_cache import TimedLanes, lanes_address, release_memory
 from viz.pages import parts
 from viz.pages.page import TABS, Mode, Page, Workspace
 from viz.pages.scenario import INPUTS
@@ -72,7 +72,7 @@ class ScoreboardPage(Page):
 
 class RankedSchedule(NamedTuple):
     file: ScheduleFile
-    entry: CachedLanes
+    entry: TimedLanes
     figures: dict[str, Figure]
 
 
@@ -80,7 +80,7 @@ def rank(files: Sequence[ScheduleFile], model: PageModel, scenario: Scenario | N
     """Return the schedules under a scenario, shortest period first. Raises JobError or PlanError."""
     ranked = []
     for file in files:
-        entry = model.entry(file.lanes, file.context, scenario or Scenario())
+        entry = model.entry(file.timed, scenario or Scenario())
         ranked.append(RankedSchedule(file, entry, {each.name: each for each in figures(entry.context, entry.unit)}))
     return sorted(ranked, key=lambda row: row.figures["period"].number if "period" in row.figures else float("inf"))
 
@@ -104,11 +104,8 @@ def table_of(ranked: Sequence[RankedSchedule], files: Sequence[ScheduleFile], mo
     return parts.table(head, rows, "" if model is None else "scoreboard")
 
 
-def _picture(file: ScheduleFile, entry: CachedLanes, model: PageModel) -> html.Div:
-    timed, given = (
-        lanes_address(model.put(table, context))
-        for table, context in ((entry.table, entry.context), (file.lanes, file.context))
-    )
+def _picture(file: ScheduleFile, entry: TimedLanes, model: PageModel) -> html.Div:
+    timed, given = (lanes_address(model.put(lanes)) for lanes in (entry, file.timed))
     attributes = parts.attributes(data_address=timed, data_original=given, data_title=file.name)
     return html.Div(className="lanes-spark", **attributes)
 

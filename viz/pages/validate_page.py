@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,9 @@ from recycle.ir.formats.schedule_input import ScheduleInput, unpack
 from recycle.ir.instruction import Transfer, parse_instruction
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import Shape, Worker
-from viz.lanes import LaneTable
 from viz.pages import parts
-from viz.pages.lanes_view import lanes_view
 from viz.pages.page import Mode, Page, Workspace
-from viz.pages.schedule_page import findings_of
+from viz.pages.schedule_page import SchedulePage, findings_of
 from viz.sources import ScheduleFile, executed_source, schedule_source
 
 MAX_BYTES = 2**25
@@ -206,22 +203,10 @@ class ValidatePage(Page):
         )
 
     def lanes(self, file: ScheduleFile) -> list[Any]:
-        if not len(file.lanes):
-            return [parts.empty_state(f"{file.name} has no instructions that take time, so nothing can be drawn.")]
         halt = file.lanes.halt
-        order = (
-            "" if halt is None else f"It deadlocks at {halt:.6g}. Instructions that never run are pale, back to back."
-        )
-        table = _badged(file.lanes, Counter(str(finding.worker) for finding in file.findings))
-        view = lanes_view(
-            file.name,
-            table,
-            f"{self.prefix}-0",
-            self.cache,
-            span=table.span or None,
-            context=file.context,
-        )
-        return [*([parts.hint(order)] if order else []), view]
+        order = f"It deadlocks at {halt:.6g}. Instructions that never run are pale, back to back." if halt else ""
+        views = SchedulePage([file], self.cache, self.prefix).timelines()
+        return [*([parts.hint(order)] if order else []), *views]
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks, and the server's limit of request sizes."""
@@ -241,11 +226,3 @@ class ValidatePage(Page):
             if not contents:
                 return (no_update,) * 4
             return self.answer(contents, name or "file")
-
-
-def _badged(table: LaneTable, counts: Mapping[str, int]) -> LaneTable:
-    labels = [
-        f"{label} ▲{counts[str(worker)]}" if str(worker) in counts else label
-        for label, worker in zip(table.labels, table.workers, strict=True)
-    ]
-    return replace(table, labels=tuple(labels))

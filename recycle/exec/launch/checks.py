@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -74,13 +73,7 @@ def check_request(
                 f'fault {fault}: this transport does not hold messages back; set [membership] transport = "gloo"'
             )
     gpu = torch.cuda.get_device_name() if asks_for_gpu(job) and torch.cuda.is_available() else ""
-    layers = ("", "")
-    if (device := transport.device(int(os.environ.get("LOCAL_RANK", "0")))).type == "cuda":
-        from recycle.exec.model.engine import choose_layers
-
-        layers = choose_layers(job, device)
-    identity = transport.gpus(), name_of(transport)
-    return Findings(text_digest, transport.environment, gpu, *layers, *identity)
+    return Findings(text_digest, transport.environment, gpu, transport.gpus(), name_of(transport))
 
 
 def _require_matches(job: Job, providers: Providers) -> None:

@@ -30,7 +30,7 @@ from recycle.exec.planning.planner_process import Planner
 from recycle.exec.processes.forkserver import ForkServer
 from recycle.exec.processes.processes import require_open_files
 from recycle.ir.schedule import Schedule
-from recycle.job import Job
+from recycle.job import Job, price
 
 if TYPE_CHECKING:  # both have torch, which this process lacks
     from recycle.exec.data.loading import DataProvider
@@ -125,7 +125,7 @@ def train(
         JobError, ScheduleError: the request is impossible; no process was started.
         RunError: the run cannot continue.
     """
-    job = Providers(model, data, loss, evaluation).write_names(job).settled()
+    job = price(Providers(model, data, loss, evaluation).write_names(job))
     if resume and directory is not None:
         require_unused(Path(directory))
     if schedule is None and planner is None:
@@ -149,7 +149,7 @@ def train(
         request = request.checked_by(forks, processes_here)
         require_open_files(processes_here, processes_here)
         earlier = find_resume_point(Path(directory), job, request.steps, request.text_digest) if resume else None
-        run_directory = RunDirectory(directory, request.findings.applied_to(job), earlier)
+        run_directory = RunDirectory(directory, job, earlier)
         closing.callback(run_directory.close)
         if server is None:
             forks.log_to(run_directory.logs / "forkserver.log")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 
@@ -38,25 +37,14 @@ class Findings(msgspec.Struct, frozen=True):
         text_digest: sha256 of the training text; None without a text.
         environment: variables that workers need for their transport.
         gpu: name of the first GPU, if the job asks for the model's share of its peak.
-        layers: implementation of the model's layers, if the job leaves the choice to this machine.
-        notice: why these are not Transformer Engine's.
         gpus, transport: as of `RunSpecification`.
     """
 
     text_digest: str | None = None
     environment: Mapping[str, str] = {}
     gpu: str = ""
-    layers: str = ""
-    notice: str = ""
     gpus: Sequence[str] = ()
     transport: str = ""
-
-    def applied_to(self, job: Job) -> Any:
-        """Return the job, of the same class, with its layers."""
-        if not self.layers:
-            return job
-        config = {**job.model.config, "transformer_impl": self.layers}
-        return msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, config=config))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +100,7 @@ class RunRequest:
         if code:
             ending = with_last_lines(describe_exit(code), LINE_SEPARATOR.join([*before, last][-8:]))
             raise RunError(f"the process that checks the job {ending}")
-        findings = msgspec.json.decode(last, type=Findings)
-        return replace(self, findings=findings, job=findings.applied_to(self.job))
+        return replace(self, findings=msgspec.json.decode(last, type=Findings))
 
     def specification(self, directory: RunDirectory, *, agent: str, address: str) -> RunSpecification:
         """Return the specification for one machine's worker processes; `agent` is the agent's socket name."""

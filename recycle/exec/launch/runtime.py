@@ -145,8 +145,6 @@ class LeaderRuntime:
     def start_run(self, earlier: ResumePoint | None = None) -> None:
         """Start the run, or resume from an earlier part's checkpoint; call before the first tick."""
         checkpoint, generation = None, 0
-        if notice := self._request.findings.notice:
-            self._warn(notice)
         if earlier is not None:
             for warning in earlier.warnings:
                 self._warn(warning)

@@ -81,10 +81,9 @@ def run(
         )
     providers = Providers(model, data, loss, evaluation).merged_with(job)
     request = request_run(job, steps=steps, schedule=schedule)
-    findings = check_request(request.job, request.steps, (), request.absent, providers)
+    check_request(request.job, request.steps, (), request.absent, providers)
     assert request.schedule is not None
-    job = findings.applied_to(request.job)
-    return LocalRun(with_barrier(request.schedule), job, providers).run(request.steps)
+    return LocalRun(with_barrier(request.schedule), request.job, providers).run(request.steps)
 
 
 class LocalRun:

@@ -77,12 +77,12 @@ def _train(given: argparse.Namespace, first: bool) -> None:
     if "RANK" not in os.environ:
         raise JobError("RANK is not set: start this with torchrun, or train with: recycle train")
     load_plugins()
-    described = Job.load(given.job).settled()
+    described = Job.load(given.job)
     own = named_schedule(given.schedule, described.shape)
     request = request_run(described, steps=given.steps, schedule=own)
-    findings = check_request(request.job, request.steps, (), request.absent)
+    check_request(request.job, request.steps, (), request.absent)
     assert request.schedule is not None
-    job, steps, schedule = findings.applied_to(request.job), request.steps, with_barrier(request.schedule)
+    job, steps, schedule = request.job, request.steps, with_barrier(request.schedule)
     if job.grid.tensor_parallel != 1:
         raise JobError(
             f"[shape] tensor_parallel: {job.grid.tensor_parallel}, but under torchrun a worker is one process; train"

@@ -204,12 +204,15 @@ class _Links:
 
 
 class DriftMonitor:
-    """Watches the times of one run; compares stage times with the profile only if these are measured in seconds."""
+    """Watches the times of one run.
 
-    def __init__(self, job: PricedJob) -> None:
+    Compares stage times with the profile if these are measured in seconds, or if `compares_stages`.
+    """
+
+    def __init__(self, job: PricedJob, compares_stages: bool = False) -> None:
         self._shape, self._profile, iterations = job.shape, job.prices, job.membership.drift_iterations
         self._threshold = job.membership.drift
-        self._compares_stages = job.seconds_per_unit is not None
+        self._compares_stages = compares_stages or job.seconds_per_unit is not None
         self._per_stage = {name: np.array(self._profile.per_stage(name, self._shape.stages)) for name in TIMES}
         self._speeds = Windows(self._shape.worker_count, iterations, self._is_beyond)
         self._times = Windows(len(TIMES) * self._shape.stages, iterations, self._is_beyond)

@@ -16,8 +16,9 @@ search is dropped when the live workers or their plan change. Copy durations fol
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,9 +29,13 @@ from recycle.exec.leader.drift import DriftMonitor
 from recycle.exec.leader.holdings import Holdings
 from recycle.exec.leader.metrics import ComputeTimes
 from recycle.exec.protocol import StepMode
+from recycle.ir.families import interleaved, one_f_one_b
+from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight, Instruction
+from recycle.ir.schedule import Schedule
 from recycle.job import PricedJob
 from recycle.job.pricing import profile_of_layout
 from recycle.job.profile import Profile
+from recycle.job.sections import TimesSection
 from recycle.job.shape import Worker
 from recycle.plans import failure_vector
 from recycle.plans.hosting import Hosts, is_same, layers_in, layers_of
@@ -108,7 +113,8 @@ class Plans:
     Args:
         outbox: receives questions and the events `layout`, `slow-link` and `replanned`.
         own: the workers that the user's own schedule leaves out, and its plan.
-        is_script: a user's script trains, so times are real.
+        is_script: a user's script trains, so times are real, and are compared with the plan's also if the job states
+            none. The first plan is then 1F1B.
 
     Attributes:
         own_text: the schedule of all workers that a user's script gives; empty without one.
@@ -124,13 +130,13 @@ class Plans:
         can_search: bool = True,
         is_script: bool = False,
     ) -> None:
-        self.own_text = ""
+        self.own_text, self._first_text = "", _one_f_one_b(job) if is_script else ""
         self._job, self._outbox, self._own = job, outbox, own
         self._usual = Hosts.at_start(job, None)
         self._can_move = (job.planner.layout == "elastic" or job.planner.move) and can_search
         takes_time = job.model.kind != "emulated" or job.model.seconds_per_unit > 0 or is_script
         watches = job.membership.drift > 0 and job.planner.reroute and can_search and takes_time
-        self._drift = DriftMonitor(job) if watches else None
+        self._drift = DriftMonitor(job, is_script) if watches else None
         self._answers: dict[Question, Planned | None] = {}
         self.hosts: dict[str, Hosts] = {}
         if own is not None:
@@ -178,7 +184,8 @@ class Plans:
         """With `within`, the hash of a plan in use, keep its layout. None while the plan is being made."""
         if self._own is not None and not within and self._own[0] == failed:
             return self._own[1]
-        question = Question(failed, is_urgent=True, within=within, text="" if failed or within else self.own_text)
+        text = "" if failed or within else self.own_text or self._first_text
+        question = Question(failed, is_urgent=True, within=within, text=text)
         self._ask(question)
         answer = self._answers[question]
         if answer is not None and answer.plan is None:
@@ -372,6 +379,25 @@ class Plans:
         names = sorted(map(str, failed))
         self._outbox.log("layout", step=self._step + 1, failed=names, moves=moves, **details)
         return moves
+
+
+def _one_f_one_b(job: PricedJob) -> str:
+    """1F1B, which needs no times and holds what Megatron's loop does, with I and W; empty if the job states either."""
+    shape = job.shape
+    if job.times != TimesSection() or job.memory.limit is not None:
+        return ""
+    size = None if shape.micro_batches % shape.ranks == 0 else shape.micro_batches
+    schedule = one_f_one_b(shape) if shape.chunks == 1 else interleaved(shape, group_size=size)
+    if job.planner.decoupled:
+        programs = {worker: chain.from_iterable(map(_halves, schedule.program(worker))) for worker in schedule.live}
+        schedule = Schedule.build(shape, programs)
+    return schedule.dumps()
+
+
+def _halves(instruction: Instruction) -> Sequence[Instruction]:
+    if not isinstance(instruction, Backward):
+        return (instruction,)
+    return [half(instruction.stage, instruction.micro_batch) for half in (BackwardInput, BackwardWeight)]
 
 
 def _repartitioned(plan: PreparedPlan | None) -> Hosts | None:

@@ -37,152 +37,82 @@ ACTIVATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
 """Functions by name of `activation_func` in a job file."""
 
 TRANSFORMER_ENGINE = "transformer_engine"
-"""Value of `transformer_impl` that selects Transformer Engine's modules; "local" selects megatron-core's.
-
-Launchers replace "auto" (`recycle.exec.model.engine`).
-"""
-_REASONS: Mapping[str, Sequence[str]] = {
-    "[model] layers sets it": ("num_layers",),
-    "[model] hidden sets it": ("hidden_size",),
-    "[model] heads sets it": ("num_attention_heads",),
-    "[model] ffn sets it": ("ffn_hidden_size",),
-    "[model] dropout sets it": ("hidden_dropout",),
-    "[model] attention_dropout sets it": ("attention_dropout",),
-    "[shape] tensor_parallel sets it": ("tensor_model_parallel_size",),
-    "[shape] sequence_parallel sets it": ("sequence_parallel",),
-    "[shape] expert_parallel sets it": ("expert_model_parallel_size",),
-    "[model] recompute sets it": (
-        "recompute_granularity",
-        "recompute_method",
-        "recompute_num_layers",
-        "num_microbatches_with_partial_activation_checkpoints",
-        "moe_layer_recompute",
-    ),
-    "[train] precision sets it": ("params_dtype", "pipeline_dtype", "bf16"),
-    "[shape], [model] split and the schedule set it": (
-        "pipeline_model_parallel_size",
-        "virtual_pipeline_model_parallel_size",
-        "pipeline_model_parallel_layout",
-        "num_layers_in_first_pipeline_stage",
-        "num_layers_in_last_pipeline_stage",
-        "account_for_embedding_in_pipeline_split",
-        "account_for_loss_in_pipeline_split",
-        "microbatch_group_size_per_vp_stage",
-    ),
-    "its value is a function, which a job file cannot state; build the model with [model] provider": (
-        "init_method",
-        "output_layer_init_method",
-        "embedding_init_method",
-        "timers",
-        "grad_scale_func",
-        "finalize_model_grads_func",
-        "no_sync_func",
-        "grad_sync_func",
-        "param_sync_func",
-        "quant_recipe",
-    ),
-    "it needs kernels of Transformer Engine or Apex, which the executor does not use": (
-        "use_te_activation_func",
-        "use_te_rng_tracker",
-        "use_kitchen",
-        "use_kitchen_attention",
-        "kitchen_attention_backend",
-        "masked_softmax_fusion",
-        "bias_activation_fusion",
-        "bias_dropout_fusion",
-        "apply_rope_fusion",
-        "fused_single_qkv_rope",
-        "persist_layer_norm",
-        "memory_efficient_layer_norm",
-        "moe_permute_fusion",
-        "layernorm_zero_centered_gamma",
-        "moe_router_fusion",
-        "moe_grouped_gemm",
-        "moe_latent_size",
-        "moe_use_legacy_grouped_gemm",
-        "moe_enable_deepep",
-        "cross_entropy_loss_fusion",
-        "tp_comm_overlap",
-        "use_fused_weighted_squared_relu",
-        "batch_invariant_mode",
-        "delay_wgrad_compute",
-    ),
-    "its scales (amax) depend on the micro-batches that a worker ran, and are not part of its units' state": (
-        "fp8",
-        "fp4",
-        "fp8_param",
-        "fp4_param",
-    ),
-    "the executor does not have such a process group": (
-        "context_parallel_size",
-        "hierarchical_context_parallel_sizes",
-        "hybrid_context_parallel",
-        "expert_tensor_parallel_size",
-        "cp_comm_type",
-        "overlap_moe_expert_parallel_comm",
-        "moe_shared_expert_overlap",
-        "moe_token_dispatcher_type",
-        "moe_flex_dispatcher_backend",
-        "distribute_saved_activations",
-        "moe_router_topk_limited_devices",
-    ),
-    "the executor keeps activations on the device": (
-        "cpu_offloading",
-        "cpu_offloading_num_layers",
-        "cpu_offloading_activations",
-        "cpu_offloading_weights",
-        "fine_grained_activation_offloading",
-        "offload_modules",
-    ),
-    "the executor does not capture CUDA graphs": (
-        "enable_cuda_graph",
-        "external_cuda_graph",
-        "cuda_graph_impl",
-        "cuda_graph_scope",
-    ),
-    "recycle does not build such layers; build the model with [model] provider": (
-        "mtp_num_layers",
-        "multi_latent_attention",
-        "experimental_attention_variant",
-        "is_hybrid_model",
-        "heterogeneous_block_specs",
-        "linear_attention_freq",
-        "mrope_section",
-        "attention_output_gate",
-        "moe_layer_freq",
-    ),
-    "it updates state between iterations that workers do not copy": (
-        "qk_clip",
-        "log_max_attention_logit",
-    ),
-    "its random numbers depend on the worker that runs the micro-batch": (
-        "moe_input_jitter_eps",
-        "moe_router_force_load_balancing",
-    ),
-    "tokens are never dropped, so that results do not depend on the worker": (
-        "moe_token_dropping",
-        "moe_expert_capacity_factor",
-        "moe_pad_expert_input_to_capacity",
-        "moe_token_drop_policy",
-    ),
-    "attention is torch's scaled_dot_product_attention": (
-        "attention_backend",
-        "flash_decode",
-        "apply_query_key_layer_scaling",
-        "attention_softmax_in_fp32",
-    ),
-    '[train] precision is "fp32" or "bf16"': ("fp16", "enable_autocast", "autocast_dtype"),
-    "the experts of a token are not stored between runs": ("moe_enable_routing_replay",),
-    "it adds to one buffer in the order of execution, during I": ("gradient_accumulation_fusion",),
-    "the schedule decides when W of the output layer runs": ("defer_embedding_wgrad_compute",),
-    "[train] per_token_loss sets it": ("calculate_per_token_loss",),
-    "messages between stages have one shape": ("variable_seq_lengths",),
-    "weights are drawn on the host": ("init_model_with_meta_device", "use_cpu_initialization"),
-    "weights are drawn by name": ("perform_initialization",),
-    "the run directory contains the resolved job": ("config_logger_dir",),
+"""Value of `transformer_impl` that selects Transformer Engine's modules; "local" and "auto" select megatron-core's."""
+_REASONS: Mapping[str, str] = {
+    "[model] layers sets it": "num_layers",
+    "[model] hidden sets it": "hidden_size",
+    "[model] heads sets it": "num_attention_heads",
+    "[model] ffn sets it": "ffn_hidden_size",
+    "[model] dropout sets it": "hidden_dropout",
+    "[model] attention_dropout sets it": "attention_dropout",
+    "[shape] tensor_parallel sets it": "tensor_model_parallel_size",
+    "[shape] sequence_parallel sets it": "sequence_parallel",
+    "[shape] expert_parallel sets it": "expert_model_parallel_size",
+    "[model] recompute sets it": """
+        recompute_granularity recompute_method recompute_num_layers
+        num_microbatches_with_partial_activation_checkpoints moe_layer_recompute
+    """,
+    "[train] precision sets it": "params_dtype pipeline_dtype bf16",
+    "[shape], [model] split and the schedule set it": """
+        pipeline_model_parallel_size virtual_pipeline_model_parallel_size pipeline_model_parallel_layout
+        num_layers_in_first_pipeline_stage num_layers_in_last_pipeline_stage
+        account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split
+        microbatch_group_size_per_vp_stage
+    """,
+    "its value is a function, which a job file cannot state; build the model with [model] provider": """
+        init_method output_layer_init_method embedding_init_method timers grad_scale_func
+        finalize_model_grads_func no_sync_func grad_sync_func param_sync_func quant_recipe
+    """,
+    "it needs kernels of Transformer Engine or Apex, which the executor does not use": """
+        use_te_activation_func use_te_rng_tracker use_kitchen use_kitchen_attention kitchen_attention_backend
+        masked_softmax_fusion bias_activation_fusion bias_dropout_fusion apply_rope_fusion fused_single_qkv_rope
+        persist_layer_norm memory_efficient_layer_norm moe_permute_fusion layernorm_zero_centered_gamma
+        moe_router_fusion moe_grouped_gemm moe_latent_size moe_use_legacy_grouped_gemm moe_enable_deepep
+        cross_entropy_loss_fusion tp_comm_overlap use_fused_weighted_squared_relu batch_invariant_mode
+        delay_wgrad_compute
+    """,
+    "its scales (amax) depend on the micro-batches that a worker ran, and are not part of its units' state": """
+        fp8 fp4 fp8_param fp4_param
+    """,
+    "the executor does not have such a process group": """
+        context_parallel_size hierarchical_context_parallel_sizes hybrid_context_parallel
+        expert_tensor_parallel_size cp_comm_type overlap_moe_expert_parallel_comm moe_shared_expert_overlap
+        moe_token_dispatcher_type moe_flex_dispatcher_backend distribute_saved_activations
+        moe_router_topk_limited_devices
+    """,
+    "the executor keeps activations on the device": """
+        cpu_offloading cpu_offloading_num_layers cpu_offloading_activations cpu_offloading_weights
+        fine_grained_activation_offloading offload_modules
+    """,
+    "the executor does not capture CUDA graphs": """
+        enable_cuda_graph external_cuda_graph cuda_graph_impl cuda_graph_scope
+    """,
+    "recycle does not build such layers; build the model with [model] provider": """
+        mtp_num_layers multi_latent_attention experimental_attention_variant is_hybrid_model
+        heterogeneous_block_specs linear_attention_freq mrope_section attention_output_gate moe_layer_freq
+    """,
+    "it updates state between iterations that workers do not copy": "qk_clip log_max_attention_logit",
+    "its random numbers depend on the worker that runs the micro-batch": """
+        moe_input_jitter_eps moe_router_force_load_balancing
+    """,
+    "tokens are never dropped, so that results do not depend on the worker": """
+        moe_token_dropping moe_expert_capacity_factor moe_pad_expert_input_to_capacity moe_token_drop_policy
+    """,
+    "attention is torch's scaled_dot_product_attention": """
+        attention_backend flash_decode apply_query_key_layer_scaling attention_softmax_in_fp32
+    """,
+    '[train] precision is "fp32" or "bf16"': "fp16 enable_autocast autocast_dtype",
+    "the experts of a token are not stored between runs": "moe_enable_routing_replay",
+    "it adds to one buffer in the order of execution, during I": "gradient_accumulation_fusion",
+    "the schedule decides when W of the output layer runs": "defer_embedding_wgrad_compute",
+    "[train] per_token_loss sets it": "calculate_per_token_loss",
+    "messages between stages have one shape": "variable_seq_lengths",
+    "weights are drawn on the host": "init_model_with_meta_device use_cpu_initialization",
+    "weights are drawn by name": "perform_initialization",
+    "the run directory contains the resolved job": "config_logger_dir",
 }
 """Reason -> fields that cannot be set."""
-_UNSUPPORTED = {field: why for why, refused in _REASONS.items() for field in refused}
+_UNSUPPORTED = {field: why for why, refused in _REASONS.items() for field in refused.split()}
 
 
 def _names(text: str) -> frozenset[str]:

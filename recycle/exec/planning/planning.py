@@ -133,6 +133,8 @@ class PlanService:
     def _answer_with(self, question: LeaderQuestion) -> None:
         try:
             schedule = Schedule.loads(question.text, "session(schedule=...)")
+            if not self._job.planner.staggered:
+                schedule = replace(schedule, optimizer="barrier")
             prepared = self._prepared_plan(*check_for_run(schedule, self._job, self._job.prices))
         except RecycleError as error:
             self._deliver(question, error=str(error))

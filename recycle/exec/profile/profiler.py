@@ -47,7 +47,7 @@ def measure(job: Job, repeats: int = 20, report: MeasureProgress = lambda *_: No
 
     Raises JobError if the job cannot be run here, and RunError, with the process's last lines, if a measurement failed.
     """
-    job = check_request(job, 1, (), frozenset()).applied_to(job)
+    check_request(job, 1, (), frozenset())
     if job.grid.tensor_parallel != 1:
         raise JobError(
             f"[shape] tensor_parallel: {job.grid.tensor_parallel}, but a stage is measured in one process; measure a"

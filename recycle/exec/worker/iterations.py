@@ -92,6 +92,7 @@ class Iterations:
         self._before = overridden(self.hooks, IterationHook.before_instruction)
         self._first = self.generation.record.committed + 1
         self._iteration = self._first - 1
+        self.updates.reserve(self.progress.set_waiting)
         for hook in self.hooks:
             hook.begin_generation(self.generation)
 

@@ -4,7 +4,8 @@ A step before its iteration's commit first saves the state in a second set of bu
 needs the commit, so one set is enough: a stage is at most one iteration behind the committed one (with its reduced
 gradient) or ahead of it. A thread copies the committed state in the bubbles of the schedule, and the step copies the
 remainder. Snapshots (snapshots.py) are saved in the same way. On a GPU, copies run on a separate stream, and the
-step waits for them there.
+step waits for them there; buffers in pinned memory take seconds to allocate, so they are allocated when a generation
+begins, before any receive is posted.
 """
 
 from __future__ import annotations
@@ -51,11 +52,8 @@ class StepState:
         hosted: LocalStages | None = None,
         stream: CopyStream | None = None,
     ) -> None:
-        self._stages, self._decided, self._empty_like = (
-            stages,
-            known_commit,
-            on_host if is_on_host else torch.empty_like,
-        )
+        self._stages, self._decided, self._is_on_host = stages, known_commit, is_on_host
+        self._empty_like = on_host if is_on_host else torch.empty_like
         self._stream = stream or HostCopies()
         self._at = dict.fromkeys(stages, at)
         self._reduced, self._rolled_to = -1, at
@@ -69,6 +67,17 @@ class StepState:
         self._lock = threading.Lock()
         if known_commit is not None:
             threading.Thread(target=self._copy_during_waits, args=(known_commit,), daemon=True).start()
+
+    def reserve(self, set_waiting: Callable[[bool], None]) -> None:
+        """Allocate the buffers that are in host memory; `set_waiting` is called before each, as progress."""
+
+        def allocate(tensor: torch.Tensor) -> torch.Tensor:
+            set_waiting(False)
+            return self._empty_like(tensor)
+
+        if self._is_on_host and self._decided is not None:
+            for index in self._stages:
+                self._buffers(index, allocate)
 
     def begin_iteration(self, iteration: int) -> None:
         with self._lock:
@@ -205,10 +214,12 @@ class StepState:
     def _copy(self, index: int) -> StateCopy:
         return StateCopy(self._stages[index].state_tensors(), self._buffers(index), self._stream)
 
-    def _buffers(self, index: int) -> Sequence[torch.Tensor]:
+    def _buffers(
+        self, index: int, empty_like: Callable[[torch.Tensor], torch.Tensor] | None = None
+    ) -> Sequence[torch.Tensor]:
         live, before = self._stages[index].state_tensors(), self._before.get(index, [])
         if [tensor.shape for tensor in before] != [tensor.shape for tensor in live]:
-            self._before[index] = before = buffers_for(live, before, self._empty_like)
+            self._before[index] = before = buffers_for(live, before, empty_like or self._empty_like)
             self._stream.follow()  # their memory may still be in use by earlier work
         return before
 

@@ -199,6 +199,8 @@ def _absent(inspection: Inspection, absent: Flags) -> Iterator[Defect]:
 def _incomplete(inspection: Inspection, kind: type[Instruction], name: str, hole: Flags) -> Defect:
     ops, shape = inspection.operations, inspection.schedule.shape
     at = inspection.computes[hole[inspection.cell[inspection.computes]]]
+    if kind is BackwardWeight:  # it belongs after its input gradient
+        at = at[is_kind(ops.kind[at], BackwardInput)]
     key = ops.worker[at] * shape.stages + ops.stage[at]
     by_key = np.lexsort((ops.row[at], key))
     at, key = at[by_key], key[by_key]

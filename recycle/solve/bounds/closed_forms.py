@@ -33,11 +33,11 @@ from recycle.solve.bounds.bound import Bound
 from recycle.solve.problem import TOLERANCE, Problem
 from recycle.solve.problem_arrays import Floats
 
-_HALVINGS = 45
+_HALVINGS = 36
 _FUZZ = 1e-6
 """Rounding error of a whole time."""
-Room = Callable[[float], float]
-"""Work that a worker has room for, as a function of time."""
+Room = Callable[[float], float | Floats]
+"""Units and work, or work alone, that a worker has room for, as a function of time."""
 
 
 def loads_and_detours(problem: Problem) -> Bound:
@@ -51,8 +51,7 @@ def loads_and_detours(problem: Problem) -> Bound:
 def load(problem: Problem, rank: int) -> float:
     """Return the bound from work, idle time before the first backward, and reduce and step of all stages."""
     each = [problem.forward[s] + problem.backward[s] + problem.weight[s] for s in _stages(problem, rank)]
-    rooms = [(count, _room(problem, rank, each, w)) for w, count in problem.kinds_of_host[rank].items()]
-    return _least(problem, rooms, problem.micro_batches * sum(each)) + problem.rank_update_seconds[rank]
+    return _least_work(problem, rank, each) + problem.rank_update_seconds[rank]
 
 
 def lanes(problem: Problem) -> Bound:
@@ -150,61 +149,60 @@ def last_backward(problem: Problem, rank: int) -> float:
     `cap` may be held; a unit between I and W counts as `stash`. At most count - 1 have had their I. All further units
     must have had their W, and the last I follows the last F.
     """
-    stages, kinds = _stages(problem, rank), problem.kinds_of_host[rank]
+    stages = _stages(problem, rank)
     both = [problem.forward[s] + problem.backward[s] for s in stages]
-    rooms = [(count, _room(problem, rank, both, w)) for w, count in kinds.items()]
-    after = max(problem.weight[s] for s in stages) * problem.fastest[rank] if problem.stash == 1 else 0.0
+    weights = [problem.weight[s] for s in stages]
+    after = max(weights) * problem.fastest[rank] if problem.stash == 1 else 0.0
     bound = max(_held(problem, rank, problem.fastest[rank], 0.0)[0], slot_time(problem, rank, after))
-    bound = max(bound, _least(problem, rooms, problem.micro_batches * sum(both)))
-    if not problem.split:
-        return bound
-    units = np.arange(problem.micro_batches * len(stages) + 1)
-
-    def room_of(w: int) -> Room:
-        over = np.maximum(0.0, units - problem.cap[w] - (1 - problem.stash) * (units - 1))
-        weights = np.ceil(over / problem.stash - TOLERANCE) if problem.stash else 0.0 * over
-        seconds = (units * min(both) + weights * min(problem.weight[s] for s in stages)) * problem.speed[w]
-        seconds = _rising(seconds + _idle(problem, rank, w))
-        return lambda time: float(np.searchsorted(seconds, time + TOLERANCE, "right") - 1)
-
-    return max(bound, _least(problem, [(count, room_of(w)) for w, count in kinds.items()], len(units) - 1))
+    return max(bound, _least_work(problem, rank, both, min(weights)))
 
 
-def _idle(problem: Problem, rank: int, worker: int) -> Floats:
+def _waits(problem: Problem, rank: int, worker: int, weight: float) -> Floats:
+    """Return, by number of units, a worker's idle time and the time of each `weight` that its memory requires."""
     stages, (out, back) = _stages(problem, rank), problem.remaining_path
     hops = problem.remaining_hops[rank] + problem.remaining_hops[stages[-1]]
     path = out[rank] + back[stages[-1] + 1] + hops
-    forwards = np.floor(np.minimum(problem.cap[worker], np.arange(problem.micro_batches * len(stages) + 1)) + TOLERANCE)
-    longest = max(problem.forward[s] for s in stages) * problem.speed[worker]
-    return np.where(forwards > 0, np.maximum(0.0, path - forwards * longest), 0.0)
+    units, cap, speed = np.arange(problem.micro_batches * len(stages) + 1), problem.cap[worker], problem.speed[worker]
+    forwards = np.floor(np.minimum(cap, units) + TOLERANCE)
+    longest = max(problem.forward[s] for s in stages) * speed
+    waits = np.where(forwards > 0, np.maximum(0.0, path - forwards * longest), 0.0)
+    if weight and problem.stash:
+        over = np.maximum(0.0, units - cap - (1 - problem.stash) * (units - 1))
+        waits += np.ceil(over / problem.stash - TOLERANCE) * weight * speed
+    return waits
 
 
-def _rising(seconds: Floats) -> Floats:
-    return np.minimum.accumulate(seconds[::-1])[::-1]
-
-
-def _room(problem: Problem, rank: int, each: Sequence[float], worker: int) -> Room:
-    speed, idle = problem.speed[worker], _idle(problem, rank, worker)
-    times = [t * speed for t in each]
-    seconds = _rising(np.arange(len(idle)) * min(times) + idle)
+def _room(problem: Problem, rank: int, each: Sequence[float], worker: int, weight: float) -> Room:
+    speed, waits = problem.speed[worker], _waits(problem, rank, worker, weight)
+    times, units = [t * speed for t in each], np.arange(len(waits))
+    seconds, most = units * min(times) + waits, units * max(times)
     grain = times[0] if max(times) - min(times) < TOLERANCE else 0.0
     if not grain and problem.is_integral:
         grain = float(gcd(*(round(t) for t in times)))
 
-    def room(time: float) -> float:
-        units = int(np.searchsorted(seconds, time + TOLERANCE, "right")) - 1
-        remaining = max(0.0, time - idle[units]) if units > 0 else 0.0
-        return (floor(remaining / grain + TOLERANCE) * grain if grain else remaining) / speed
+    def room(time: float) -> Floats:
+        possible = units[: int(max(0.0, time) / min(times)) + 2]
+        possible = possible[seconds[possible] <= time + TOLERANCE]
+        work = np.maximum(0.0, time - waits[possible])
+        work = np.minimum(most[possible], np.floor(work / grain + TOLERANCE) * grain if grain else work)
+        return np.array([possible.max(initial=0), work.max(initial=0.0) / speed])
 
     return room
 
 
-def _least(problem: Problem, rooms: Sequence[tuple[int, Room]], total: float, first: float | None = None) -> float:
+def _least_work(problem: Problem, rank: int, each: Sequence[float], weight: float = 0.0) -> float:
+    """Return the least time in which the hosts of a rank run all units of `each` seconds."""
+    hosts, total = problem.kinds_of_host[rank].items(), problem.micro_batches * sum(each)
+    rooms = [(count, _room(problem, rank, each, w, weight)) for w, count in hosts]
+    return _least(problem, rooms, np.array([problem.micro_batches * len(each), total]), total)
+
+
+def _least(problem: Problem, rooms: Sequence[tuple[int, Room]], total: float | Floats, first: float) -> float:
     def is_short(time: float) -> bool:
-        return sum(count * room(time) for count, room in rooms) < total - TOLERANCE
+        return bool(np.any(sum(count * room(time) for count, room in rooms) < total - TOLERANCE))
 
     whole = problem.is_integral
-    low, high = -1.0 if whole else 0.0, max(0.0, ceil(first or total) if whole else first or total)
+    low, high = -1.0 if whole else 0.0, max(0.0, ceil(first) if whole else first)
     fuzz = _FUZZ if whole else 0.0
     while is_short(high + fuzz):
         low, high = high, 2 * high + whole

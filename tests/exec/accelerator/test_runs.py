@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -164,8 +165,9 @@ def test_worker_whose_links_break_ends_and_its_peers_do_not(launch: Run) -> None
     assert only(run, "detected")["worker"] == str(STRUCK)
 
 
-def test_worker_that_allocates_pinned_memory_for_long_is_not_fenced(launch: Run) -> None:
-    parts = small("gpt", train={"clip": 1e9, "warmup": 2, "checkpoint_every": 3})
+@pytest.mark.parametrize("pinned", [{"checkpoint_every": 3}, {"undo": "host"}])
+def test_worker_that_allocates_pinned_memory_for_long_is_not_fenced(pinned: dict[str, Any], launch: Run) -> None:
+    parts = small("gpt", train={"clip": 1e9, "warmup": 2} | pinned)
     run = launch(over(Pinning, parts, hung_after=1.0, warm_up=1.0), SHORT)
     assert_same_training(run, calm_run(parts, launch, SHORT))
     assert "detected" not in kinds(run)

@@ -171,6 +171,7 @@ def train(stages: Sequence[Stage], step: int) -> tuple[float, float]:
         (checkpoint.identity, {"model": {"hidden": 64}}, ["[model] hidden is 64, there 32"]),
         (checkpoint.identity, {"train": {"precision": "bf16"}}, ["[train] precision is bf16, there fp32"]),
         (checkpoint.identity, {"model": {"recompute": "full"}, "train": {"clip": 9.0}}, []),
+        (checkpoint.identity, {"model": {"config": {"transformer_impl": "local"}}}, []),
         (course, {"train": {"steps": 31, "checkpoint_every": 3}}, ["[train] steps is 31, there 30"]),
         (course, {"train": {"learning_rate": 0.5}}, ["[train] learning_rate is 0.5, there 0.001"]),
         (course, {"data": {"seed": 2}}, ["[data] seed is 2, there 0"]),

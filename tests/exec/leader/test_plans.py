@@ -13,7 +13,10 @@ from recycle.exec.leader.actions import Action, Ask, Event, Outbox, Planned, Pre
 from recycle.exec.leader.metrics import ComputeTimes
 from recycle.exec.leader.plans import Plans, copy_cost, is_worth
 from recycle.exec.protocol import Computed, Report
-from recycle.job import PricedJob
+from recycle.ir.check import check
+from recycle.ir.lower import lower
+from recycle.ir.schedule import Schedule
+from recycle.job import PricedJob, price
 from recycle.plans.hosting import Hosts
 from tests.exec.runs import job
 
@@ -178,6 +181,35 @@ def test_plan_is_taken_up_if_it_saves_5_percent_of_the_period(compared: float | 
     run.plans.take(Planned(asked.question, plan(run.job, "other", compared=compared)))
     run.iterate()
     assert run.plans.has_better(NOBODY) is is_better
+
+
+def test_a_script_without_times_starts_with_1f1b_and_plans_anew_for_the_times_of_its_stages() -> None:
+    config = price(Job.from_toml("[shape]\npipelines = 3\nranks = 2\nmicro_batches = 4\n"))
+    outbox = Outbox()
+    plans = Plans(config, outbox, is_script=True)
+    assert plans.plan_for(NOBODY) is None
+    (asked,) = outbox.take_actions()
+    assert isinstance(asked, Ask)
+    first = Schedule.loads(asked.question.text)
+    assert check(lower(first)) == []
+    assert " ".join(map(str, first.program(Worker(1, 0)))) == (
+        "0F1.0 0F1.1 0I1.0 0W1.0 0F1.2 0I1.1 0W1.1 0F1.3 0I1.2 0W1.2 0I1.3 0W1.3"
+    )
+    plans.take(Planned(asked.question, plan(config, "1f1b")))
+    seconds = {"F": 0.02, "I": 0.03, "W": 0.01}
+    report = {
+        worker: Report({}, None, [Computed(worker.rank, kind, 4, 4 * each) for kind, each in seconds.items()])
+        for worker in config.shape.workers()
+    }
+    assert plans.plan_for(NOBODY) is not None
+    for step in range(8):
+        plans.observe(NOBODY, step, ComputeTimes.from_reports(report))
+    (again,) = outbox.take_actions()
+    assert isinstance(again, Ask)
+    assert again.profile is not None
+    measured = again.profile.per_stage("backward_input", 2), again.profile.per_stage("backward_weight", 2)
+    assert measured == ([1.5, 1.5], [0.5, 0.5])
+    assert (again.question.compared, again.question.text) == ("1f1b", "")
 
 
 def test_moving_pays_when_its_saving_until_the_next_change_is_more_than_its_pause() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from recycle import Worker
@@ -17,6 +18,7 @@ from recycle.exec.planning import planner_process
 from recycle.exec.planning.planner_process import MOST_FAILURES, Planner
 from recycle.exec.planning.planning import PlanService
 from recycle.exec.processes.processes import Waker
+from recycle.ir import formats
 from recycle.job import PricedJob
 from recycle.solve.planner import plan_for_training
 from tests.exec.runs import Run, job, kinds, of_kind
@@ -63,6 +65,11 @@ class Answers:
         self._service.ask(question)
         return question
 
+    def given(self, text: str) -> Planned:
+        question = Question(frozenset(), is_urgent=True, text=text)
+        self._service.ask(question)
+        return self.wait_for(question)
+
     def poll(self) -> None:
         """Take what is answered."""
         self.planned.update((planned.question, planned) for planned in self._service.poll(self.warnings.append))
@@ -96,6 +103,15 @@ def serve(tmp_path: Path, started: list[int]) -> Iterator[Serve]:
     for service in services:
         service.close()
     waker.close()
+
+
+def test_a_schedule_given_as_text_steps_ahead_of_commits_only_if_the_job_allows_it(serve: Serve) -> None:
+    text = formats.named_schedule("gpipe", JOB.shape).dumps()
+    for staggered, modes in ((True, {"barrier", "staggered"}), (False, {"barrier"})):
+        planner = msgspec.structs.replace(JOB.planner, staggered=staggered)
+        planned = serve(None, msgspec.structs.replace(JOB, planner=planner)).given(text)
+        assert planned.plan is not None, planned.error
+        assert planned.plan.periods.keys() == modes
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.soak), signal.SIGSTOP])

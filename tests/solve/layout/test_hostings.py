@@ -6,13 +6,13 @@ import itertools
 import random
 from collections.abc import Sequence
 
+import mip
 import numpy as np
 import pytest
 
 from recycle.job.profile import Profile
 from recycle.job.shape import Shape, Worker
 from recycle.solve.layout.chains import best_cut, candidates, share_micro_batches
-from recycle.solve.layout.exact import least_load
 from recycle.solve.layout.hostings import hosting_from_layout, hostings
 from recycle.solve.layout.hosts import assign, plan_copies
 from recycle.solve.layout.ranges import balanced, cheapest_ranges
@@ -180,6 +180,44 @@ def test_hosting_from_a_layout_is_even_and_uses_all_units() -> None:
     assert (hosting.quotas.sum(axis=0) == 12).all()
     assert hosting.seconds == pytest.approx(3 * 12 * 8 / 4)
     assert hosting_from_layout(model, shape, {Worker(0, 0): ((0, 5),), Worker(2, 1): ((6, 8),)}, Profile()) is None
+
+
+def least_load(units: Units, speeds: Sequence[float], micro_batches: int, seconds: float) -> float | None:
+    """The least seconds of the busiest of workers with these speed factors, each with a run of neighboring units.
+
+    Ignores the order, warm-up, hand-overs and updates, so it bounds the load of every hosting. None without a proof.
+    """
+    model = mip.Model(solver_name="HiGHS")
+    model.verbose = 0
+    count = len(units)
+    windows = [
+        (a, b)
+        for a in range(count)
+        for b in range(a + 1, count + 1)
+        if float(units.static[a:b].sum()) <= units.most_static
+    ]
+    busiest = model.add_var()
+    model.objective = mip.minimize(busiest)
+    runs: list[list[mip.Var]] = []
+    numbers: list[mip.LinExpr] = []
+    for worker, speed in enumerate(speeds):
+        hosts = [model.add_var(var_type=mip.BINARY) for _ in windows]
+        mine = [model.add_var(var_type=mip.INTEGER, ub=micro_batches) for _ in range(count)]
+        model += mip.xsum(hosts) <= 1
+        for u, run in enumerate(mine):
+            covering = mip.xsum(host for host, (a, b) in zip(hosts, windows, strict=True) if a <= u < b)
+            model += run <= micro_batches * covering
+        model += speed * mip.xsum(float(units.seconds[u]) * run for u, run in enumerate(mine)) <= busiest
+        # break the symmetry of workers with equal speed by the place of their window
+        number = mip.xsum((i + 1) * host for i, host in enumerate(hosts))
+        if worker and speeds[worker - 1] == speed:
+            model += numbers[-1] <= number
+        numbers.append(number)
+        runs.append(mine)
+    for u in range(count):
+        model += mip.xsum(mine[u] for mine in runs) == micro_batches
+    status = model.optimize(max_seconds=seconds)
+    return float(model.objective_value) if status == mip.OptimizationStatus.OPTIMAL else None
 
 
 def test_least_load_shares_what_the_workers_do_not_all_hold() -> None:

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import pytest
 
 from recycle import Profile, Schedule, Shape, simulate
-from recycle.ir.families import zb_v
+from recycle.ir.families import FAMILIES, zb_v
 from recycle.ir.formats import chrome_trace
 from recycle.job import Job
 from recycle.solve.planner import plan
@@ -267,7 +267,9 @@ def test_pages_are_accessible_and_load_nothing_from_elsewhere(
 ) -> None:
     healthy.save(schedule_file.parent / "whole.json")
     address = served(run_dir, schedule_file, schedule_file.parent / "whole.json")
-    page = chromium.new_page(viewport={"width": 1280, "height": 800}, color_scheme=theme)
+    page, complaints = chromium.new_page(viewport={"width": 1280, "height": 800}, color_scheme=theme), []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(address)
     faults: set[str] = set()
     for title in page.locator(".tab").all_text_contents():
@@ -282,8 +284,47 @@ def test_pages_are_accessible_and_load_nothing_from_elsewhere(
         faults |= set(page.evaluate(FAULTS))
     loaded = page.evaluate("() => performance.getEntriesByType('resource').map(one => one.name)")
     page.close()
-    assert faults == set()
+    assert (faults, complaints) == (set(), [])
     assert [name for name in loaded if not name.startswith(address)] == []
+
+
+def test_pages_of_the_gallery_have_no_script_errors(journey: Any, site: Any, tmp_path: Path) -> None:
+    (tmp_path / "gallery").mkdir()
+    site.gallery(tmp_path / "gallery")
+    pages = sorted((tmp_path / "gallery").glob("*.html"))
+    assert len(pages) == len(FAMILIES)
+    for file in pages:
+        page = journey(file.as_uri())
+        drawn(page, "schedules-0-0")
+        page.close()
+
+
+def test_runs_are_picked_and_a_point_or_range_of_their_time_is_opened(
+    journey: Any, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        make_run(tmp_path / "runs" / name)
+    sources = [load_source(tmp_path / "runs" / name) for name in ("one", "two")]
+    page = journey(served(app=build_app(sources, run_folders=[tmp_path / "runs"])) + "/?pages=runs")
+    for name in ("one", "two"):
+        page.click(f".scoreboard [data-pick={name}]")
+    names = "() => document.querySelector('#runs-curves .js-plotly-plot')?.data?.map(line => line.name).join()"
+    page.wait_for_function(f"() => ({names})() === 'one,two,one,two,one,two,one,two'")
+    page.wait_for_function("() => location.search.includes('runs-chosen=one,two')")
+    page.click(".tab:has-text('Time of one')")
+    plot = page.locator("#time0-curves .nsewdrag").first
+    plot.wait_for()
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 4, box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20, steps=5)
+    page.mouse.up()
+    page.wait_for_selector("#time0-parts h2:has-text('Where the time went, from ')")
+    page.evaluate(
+        "() => { const plot = document.querySelector('#time0-curves .js-plotly-plot');"
+        " plot.emit('plotly_click', { points: [{ curveNumber: 0, pointNumber: 4, customdata: 4 }] }); }"
+    )
+    page.wait_for_function("() => document.querySelector('.lanes-head h3')?.textContent.startsWith('Planned, step 4')")
 
 
 def test_the_playground_draws_dropped_files_or_explains(

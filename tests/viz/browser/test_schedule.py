@@ -12,6 +12,7 @@ from tests.viz.browser.page import VIEW, Page
 from viz.figures import palette
 from viz.figures.boxes import boxes
 from viz.lanes import LaneTable
+from viz.pages.editing import move
 
 pytestmark = pytest.mark.browser
 
@@ -172,6 +173,33 @@ def test_the_scenario_is_set_by_fields_sliders_or_a_file_and_reset(page: Page, b
     assert page(f"() => {VIEW}.table.labels[0]") == "0.0 \N{MULTIPLICATION SIGN}2"
     page.page.click(".banner button")
     drawn(Profile.uniform())
+    assert page.complaints == []
+
+
+def test_an_instruction_is_moved_by_keys_or_a_drag_and_the_move_is_undone(opened: Callable[..., Page]) -> None:
+    schedule = one_f_one_b(Shape(1, 2, 3))
+    page, lowered = opened(schedule), simulate(schedule).schedule
+    first, second = move(lowered, 1, 1, 2), move(move(lowered, 1, 1, 2), 0, 3, 1)
+
+    def shown(edited: Schedule, edits: int) -> None:
+        wanted = [simulate(edited).makespan, edits]
+        page.page.wait_for_function(
+            f"wanted => String([{VIEW}.table.span, {VIEW}.edits.length]) === String(wanted)", arg=wanted
+        )
+
+    page.press(">", select="1B0.0")
+    shown(first, 1)
+    page.page.wait_for_function(f"() => {VIEW}.status.textContent === 'valid'")
+    assert page(f"() => {VIEW}.table.instruction({VIEW}.selected)") == "1B0.0"
+    row = page(f"() => {{ const v = {VIEW}, i = recycle.search(v.table, '0F0.2')[0]; return v.table.start[i]; }}")
+    page.page.keyboard.down("Alt")
+    page.drag((row + 0.5, 0.5), (1.1, 0.5))
+    page.page.keyboard.up("Alt")
+    shown(second, 2)
+    page.press("Shift+Z")
+    shown(first, 1)
+    page.page.click("[data-action=undo]")
+    shown(schedule, 0)
     assert page.complaints == []
 
 

@@ -32,3 +32,12 @@ test("stacks have the area of their shares", () => {
 });
 
 test("ticks are round", () => assert.deepEqual([tickStep(11, 800), tickStep(27, 800), tickStep(1, 800), tickStep(1023, 300)], [2, 5, 0.2, 500]));
+
+test("workers that do the same at the same times share a row", () => {
+  const whole = read("whole"), rows = new Rows(whole, "alike", new Set());
+  assert.deepEqual([rows.count, rows.size(0), rows.size(1), rows.lane(0), rows.lane(1)], [2, 3, 3, 0, 1]);
+  assert.deepEqual([...rows.rowOf], [0, 1, 0, 1, 0, 1]);
+  whole.start[whole.offsets[2]] += 0.5; // 1.0 starts later than its peers
+  const others = new Rows(whole, "alike", new Set());
+  assert.deepEqual([others.count, others.rowOf[0] === others.rowOf[4], others.rowOf[2]], [3, true, 2]);
+});

@@ -11,5 +11,5 @@ Object.assign(globalThis, {
   document: { addEventListener: nothing, createElement: () => ({ setAttribute: nothing }), documentElement: { dataset: {}, style: {} }, querySelector: () => null, querySelectorAll: () => [], getElementById: () => null },
   window: { addEventListener: nothing, fetch: nothing, dash_clientside: { no_update: "no update", set_props: nothing } },
   location: { search: "", pathname: "/", hash: "" }, history: { state: null, replaceState: nothing, pushState: nothing },
-  localStorage: { getItem: () => null }, matchMedia: () => ({ matches: false, addEventListener: nothing }), MutationObserver: Observer, ResizeObserver: Observer,
+  localStorage: { getItem: () => null }, matchMedia: () => ({ matches: false, addEventListener: nothing }), MutationObserver: Observer, ResizeObserver: Observer, IntersectionObserver: Observer,
 });

@@ -17,7 +17,7 @@ function valueInAddress(query, id, { first, choices }) {
 }
 
 /* Steps of a run that is played or followed do not enter the history. */
-const isMoving = () => document.querySelector(".player .playing, .following input:checked") !== null;
+const isMoving = () => document.querySelector(".playing, .following input:checked") !== null;
 
 window.addEventListener("popstate", () => {
   const query = readAddress();
@@ -26,16 +26,19 @@ window.addEventListener("popstate", () => {
   }
 });
 
+/* The present value of a control. */
+export const valueOf = (id) => controls.get(id)?.now;
+
 /* The value to set: from the address at first, later none. */
 export function keepInAddress({ outputs_list: { id } }, value, choices) {
   const query = readAddress(), { no_update } = window.dash_clientside;
   if (!controls.has(id)) {
     controls.set(id, { first: value, choices });
-    const initial = valueInAddress(query, id, controls.get(id));
+    const initial = controls.get(id).now = valueInAddress(query, id, controls.get(id));
     if (id === "fail" && initial && !query.has("pages") && document.querySelector('.mode[data-page="plans"]')) setProps("pages", { value: "plans" });
     return asText(initial) !== asText(value) ? initial : no_update;
   }
-  controls.get(id).choices = choices;
+  Object.assign(controls.get(id), { choices, now: value });
   const isStep = (query.get(id) ?? asText(controls.get(id).first)) !== asText(value) && id !== "times" && !isMoving();
   if (choices === "text" && !value) query.delete(id); else query.set(id, asText(value));
   writeAddress(query, isStep);

@@ -23,7 +23,7 @@ export function drawTicks(view) {
   while (axis.childElementCount > shown.length) axis.lastChild.remove();
   while (axis.childElementCount < shown.length) axis.append(element("span", { className: "tick" }));
   shown.forEach((t, at) => {
-    const tick = axis.children[at], label = text(t * scale, step) + (word && at === shown.length - 1 ? ` ${word}` : "");
+    const tick = axis.children[at], label = text(t * scale, step) + (at ? "" : ` ${word || "units"}`);
     if (tick.textContent !== label) tick.textContent = label;
     tick.style.left = `${place.left + ((t - t0) / (t1 - t0)) * place.width}px`;
     tick.style.top = `${place.top}px`;

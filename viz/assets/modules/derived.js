@@ -64,15 +64,10 @@ function interleaved(tables, addresses) {
     }
     return column;
   };
-  const columns = {};
+  const before = (list, place) => tables.slice(0, place).reduce((sum, table) => sum + table[list].length, 0), columns = {};
   for (const column of ["start", "end", "reach", "micro_batch", "stage", "pipeline", "flags"]) columns[column] = gather(tables.map((table) => table[column]));
-  columns.kind = gather(tables.map((table) => table.kind), new Uint16Array(offsets[lanes]));
-  for (let lane = 0; lane < lanes; lane++) {
-    const before = tables.slice(0, lane % each).reduce((sum, other) => sum + other.kinds.length, 0);
-    if (before) for (let i = offsets[lane]; i < offsets[lane + 1]; i++) columns.kind[i] += before;
-  }
+  columns.kind = gather(tables.map((table, place) => { const first = before("kinds", place); return Uint16Array.from(table.kind, (kind) => kind + first); }));
   for (let i = 0; i < columns.flags.length; i++) columns.flags[i] &= ~first.bits.CRITICAL; // the critical path of one table is none of both
-  const shift = (place) => tables.slice(0, place).reduce((sum, table) => sum + table.paints.length, 0);
   const per = (values) => Array.from({ length: lanes }, (_, lane) => values(tables[lane % each], Math.floor(lane / each), lane % each));
   const longest = tables.reduce((most, table) => (table.span > most.span ? table : most));
   const derived = Object.assign(Object.create(first), columns, {
@@ -81,24 +76,22 @@ function interleaved(tables, addresses) {
     pipelines: per((table, own) => table.pipelines[own]), ranks: per((table, own) => table.ranks[own]),
     isFailed: Uint8Array.from(per((table, own) => table.isFailed[own])),
     kinds: tables.flatMap((table, place) => table.kinds.map((kind) => ({
-      ...kind, parts: kind.parts.map(([paint, ...rest]) => [paint + shift(place), ...rest]),
+      ...kind, parts: kind.parts.map(([paint, ...rest]) => [paint + before("paints", place), ...rest]),
     }))),
     isWork: tables.flatMap((table) => table.isWork),
-    busy: tables.flatMap((table, place) => table.busy.map((paint) => paint + shift(place))),
+    busy: tables.flatMap((table, place) => table.busy.map((paint) => paint + before("paints", place))),
   });
   derived.failed = per((table, own, place) => own * each + place).filter((lane) => derived.isFailed[lane]);
-  derived.label = (operation) => {
-    const lane = derived.laneOf(operation), table = tables[lane % each];
-    return table.label(operation - offsets[lane] + table.offsets[Math.floor(lane / each)]);
+  /* The table of a lane, with the operation and the lane there. */
+  const source = (lane, operation) => {
+    const table = tables[lane % each], row = Math.floor(lane / each);
+    return [table, operation - offsets[lane] + table.offsets[row], row];
   };
-  derived.describe = (operation, lane) => {
-    const place = lane % each, own = Math.floor(lane / each);
-    return tables[place].describe(operation - offsets[lane] + tables[place].offsets[own], own);
-  };
+  derived.label = (operation) => { const [table, own] = source(derived.laneOf(operation), operation); return table.label(own); };
+  derived.describe = (operation, lane) => { const [table, own, row] = source(lane, operation); return table.describe(own, row); };
   derived.toServer = (choice) => {
-    const lane = choice.lane === undefined ? derived.laneOf(choice.operation) : choice.lane, place = lane % each, own = Math.floor(lane / each);
-    const operation = choice.operation === undefined ? {} : { operation: choice.operation - offsets[lane] + tables[place].offsets[own] };
-    return { ...choice, ...(choice.lane === undefined ? {} : { lane: own }), ...operation, address: addresses[place] };
+    const lane = choice.lane ?? derived.laneOf(choice.operation), [, operation, row] = source(lane, choice.operation);
+    return { ...choice, ...(choice.lane === undefined ? { operation } : { lane: row }), address: addresses[lane % each] };
   };
   derived.fromServer = (links) => {
     const place = addresses.indexOf(links.address), table = tables[place];

@@ -162,7 +162,10 @@ export class Picture {
     }
   }
 
+  /* Lines between groups, and between the workers of interleaved timelines. */
   _separators(raster) {
+    const { each } = this.table;
+    for (let row = this.row0; each && row < this.row1; row++) if (this.rows.lane(row) % each === 0) raster.fill(0, this.y(row), this.width, this.y(row) + 1, this.theme.words.rule);
     if (!this.rows.hasGroups) return;
     const thick = this.perRow >= 6 ? Math.max(1, Math.round(this.ratio)) : 1;
     for (const group of this.rows.groups) {
@@ -296,7 +299,7 @@ export class Picture {
     const { table, rows, theme, ratio } = this, size = 12 * ratio, room = 14 * ratio;
     const every = Math.max(1, Math.ceil(room / this.perRow)), grouped = rows.hasGroups;
     context.textBaseline = "middle";
-    const laneRoom = this.perRow >= room, names = this._nameWidth(context, size);
+    const laneRoom = this.perRow >= room, names = this._nameWidth(context, size) + (rows.isAlike ? context.measureText(` × ${table.lanes}`).width : 0);
     if (grouped) this._groups(context, size, room, laneRoom);
     context.font = `${Math.min(size, Math.max(9 * ratio, this.perRow * 0.5))}px ${theme.font}`;
     context.textAlign = "right";
@@ -305,7 +308,7 @@ export class Picture {
         const lane = rows.lane(row), y = (row + 0.5 - this.view.y0) * this.perRow;
         if (lane < 0 || y < 0 || y > this.height) continue;
         context.fillStyle = theme.ink;
-        context.fillText(table.labels[lane], this.left - 8 * ratio, this.top + y);
+        context.fillText(`${table.labels[lane]}${rows.size(row) > 1 ? ` × ${rows.size(row)}` : ""}`, this.left - 8 * ratio, this.top + y);
         if (!laneRoom || table.isFailed[lane] || typeof table.halt === "number") continue;
         context.fillStyle = theme.muted;
         context.fillText(percent(table.busyShare[lane]), this.left - names - 14 * ratio, this.top + y);

@@ -1,9 +1,11 @@
 /* Keys and buttons of the current timeline, the search, and the list of keys. */
 import { dock, useView } from "viz/dock.js";
+import { save, shift, undoEdit } from "viz/edit.js";
 import { remember } from "viz/link.js";
 import { writeNote } from "viz/notes.js";
-import { LAYERS, element, inSight, viewInUse } from "viz/page.js";
-import { Rows } from "viz/rows.js";
+import { LAYERS, element, viewInUse } from "viz/page.js";
+import { go } from "viz/player.js";
+import { Rows, nextGrouping } from "viz/rows.js";
 import { earliest, searchTable } from "viz/search.js";
 import { switchTheme } from "viz/theme.js";
 const TYPING = 150; // milliseconds after the last key until a search starts
@@ -73,10 +75,6 @@ function violation(view) {
 
 const far = (event) => (event.shiftKey ? "change" : "step");
 
-/* Press a button of the visible player. */
-function go(move) {
-  [...document.querySelectorAll(`.player [data-go="${move}"]`)].find(inSight)?.click();
-}
 
 function toggle(view, flag) {
   view[flag] = !view[flag];
@@ -95,8 +93,10 @@ const KEYS = [
   ["f", "zoom to the selection, then out again", { f: (v) => v.focus() }],
   ["0", "everything", { 0: (v) => v.fit() }],
   ["z", "the previous window", { z: (v) => v.undo() }],
+  ["< / >", "move the selection earlier or later in its worker's program (Alt + drag: to any place)", { "<": (v) => shift(v, -1), ">": (v) => shift(v, 1) }],
+  ["Z", "undo the last such move", { Z: (v) => undoEdit(v) }],
   ["u", "the micro-batch of the selection on all workers", { u: (v) => v.follow() }],
-  ["g", "lanes by pipeline or by stage", { g: (v) => v.group() }],
+  ["g", "lanes by pipeline, by stage, or those alike as one", { g: (v) => v.group() }],
   ["h", "fold or unfold all groups", { h: (v) => v.foldAll() }],
   ["k", "pin or unpin the selection's worker", { k: (v) => v.pin() }],
   ["p", "critical path", { p: (v) => toggle(v, "path") }],
@@ -146,7 +146,7 @@ document.addEventListener("keydown", (event) => {
 const BUTTONS = [
   ["group", "By stage", "g", (v) => v.group()], ["fold", "Fold groups", "h", (v) => v.foldAll()], ["path", "Critical path", "p", ACTIONS.p],
   ["memory", "Memory", "m", ACTIONS.m], ["held", "All memory", "M", ACTIONS.M], ["table", "Table", "t", ACTIONS.t],
-  ["fit", "Fit", "0", (v) => v.fit()],
+  ["fit", "Fit", "0", (v) => v.fit()], ["undo", "Undo move", "Z", undoEdit], ["save", "Save schedule", "", save],
 ];
 
 /* Add the buttons above a timeline, and once per page the search. */
@@ -154,14 +154,15 @@ export function addToolbar(view) {
   const tools = view.root.querySelector(".lanes-tools");
   tools.replaceChildren(...BUTTONS.map(([name, text, key, action]) => {
     const press = (event) => { useView(view); action(view, event); };
-    const button = element("button", { type: "button", title: `key ${key}`, onclick: press }, text);
+    const button = element("button", { type: "button", title: key && `key ${key}`, onclick: press }, text);
     button.dataset.action = name;
     return button;
   }));
   view.onDraw = () => {
+    for (const name of ["undo", "save"]) tools.querySelector(`[data-action=${name}]`).hidden = !view.edits.length;
     for (const [name, flag] of LAYERS) tools.querySelector(`[data-action=${name}]`).setAttribute("aria-pressed", String(view[flag]));
   };
-  view.onRows = () => { tools.querySelector("[data-action=group]").textContent = view.rows.grouping === "stage" ? "By pipeline" : "By stage"; };
+  view.onRows = () => { tools.querySelector("[data-action=group]").textContent = { pipeline: "By pipeline", stage: "By stage", alike: "Alike as one" }[nextGrouping(view.rows.grouping)]; };
   const grouped = view.rows.hasGroups || new Rows(view.table, "stage", new Set()).hasGroups;
   for (const name of ["group", "fold"]) tools.querySelector(`[data-action=${name}]`).hidden = !grouped;
   tools.querySelector("[data-action=path]").hidden = !view.table.flags.some((flags) => flags & view.table.bits.CRITICAL);

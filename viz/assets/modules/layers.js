@@ -111,19 +111,6 @@ function halt(picture, context, { table, theme }) {
   drawTag(context, "deadlock", theme.failure.mark, theme.failure.ink, { size, font: theme.font, left, top: height - 1.5 * size });
 }
 
-/* Lines between the workers of interleaved timelines. */
-function pairs(picture, context, { table, theme }) {
-  const { row0, row1, rows, perRow, ratio, width, view } = picture;
-  if (!table.each || perRow < MIN_LANE * ratio) return;
-  context.fillStyle = theme.ink;
-  context.globalAlpha = 0.35;
-  for (let row = row0; row < row1; row++) {
-    const lane = rows.lane(row);
-    if (lane >= 0 && lane % table.each === 0) context.fillRect(0, Math.round((row - view.y0) * perRow), width, 1);
-  }
-  context.globalAlpha = 1;
-}
-
 export const drawLayers = (picture, context, view) => picture.clipped(context, () => {
-  for (const layer of [halt, pairs, ghost, places, drawFlow, drawRange, drawNotes]) layer(picture, context, view);
+  for (const layer of [halt, ghost, places, drawFlow, drawRange, drawNotes]) layer(picture, context, view);
 });

@@ -47,7 +47,8 @@ export function restore(view) {
   const number = (name) => (query.get(name) ? Number(query.get(name)) : NaN), same = query.get("plan") === digest(view);
   const folded = new Set((query.get("fold") || "").split(".").filter(Boolean).map(Number).filter(Number.isInteger));
   const pinned = (query.get("pins") || "").split(".").filter(Boolean).map(Number).filter(Number.isInteger);
-  if (query.get("group") === "stage" || folded.size || pinned.length) view.setRows(query.get("group") === "stage" ? "stage" : "pipeline", folded, false, pinned);
+  const group = ["stage", "alike"].find((each) => each === query.get("group")) || "pipeline";
+  if (group !== "pipeline" || folded.size || pinned.length) view.setRows(group, folded, false, pinned);
   const [t0, t1] = [number("t0"), number("t1")], window_ = {};
   if (t1 > t0) Object.assign(window_, { t0, t1 });
   if (lanes && Number(lanes[2]) > Number(lanes[1])) Object.assign(window_, { y0: Number(lanes[1]), y1: Number(lanes[2]) });

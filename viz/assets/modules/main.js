@@ -5,17 +5,18 @@ import "viz/keys.js";
 import "viz/lost.js";
 import { showMode } from "viz/modes.js";
 import { element, state, views } from "viz/page.js";
+import { openStep } from "viz/player.js";
 import { earliest, searchTable } from "viz/search.js";
 import { arrows } from "viz/selection.js";
 import { fetchTable } from "viz/table.js";
 import "viz/scoreboard.js";
-import { setTimes, underScenario } from "viz/scenario.js";
+import { underScenario } from "viz/scenario.js";
 import { useView } from "viz/dock.js";
 import { attachAll } from "viz/view.js";
 
-export const callbacks = { arrows, keepInAddress, showMode, underScenario };
+export const callbacks = { arrows, keepInAddress, openStep, showMode, underScenario };
 window.recycle = {
-  views, element, table: fetchTable, search: searchTable, earliest, setTimes, use: useView,
+  views, element, table: fetchTable, search: searchTable, earliest, use: useView,
   get active() { return state.active; }, set active(view) { state.active = view; },
 };
 attachAll(); // views that exist already

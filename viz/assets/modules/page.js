@@ -19,6 +19,15 @@ export function writeAddress(query, isStep = false) {
   history[isStep ? "pushState" : "replaceState"](history.state, "", location.pathname + (text ? `?${text}` : "") + location.hash);
 }
 
+/* Open a page with the value of one of its controls. */
+export function openPage(page, id, value) {
+  const query = readAddress();
+  query.set(id, String(value));
+  writeAddress(query);
+  if (document.getElementById(id)) setProps(id, { value });
+  setProps("pages", { value: page });
+}
+
 /* Call back once per frame with changes of the page. */
 export function whenChanged(callback, attributes = [], isRelevant = () => true) {
   let isAsked = false;

@@ -1,5 +1,6 @@
 /* The pointer on a timeline: tooltips, selection, folding, zoom and scrolling. */
 import { drawCursor, drawZoomBox } from "viz/axes.js";
+import { dragged, dropped } from "viz/edit.js";
 import { markRange } from "viz/flow.js";
 import { element } from "viz/page.js";
 import { heldAt } from "viz/strips.js";
@@ -68,8 +69,8 @@ export const pointerMethods = {
     const under = this.under(event);
     if (event.button) return;
     if (under.above) { markRange(this, event); return; }
-    this.down = { x: event.clientX, y: event.clientY, under, view: this.view };
-    if (under.inside) this._left(this.view);
+    this.down = { x: event.clientX, y: event.clientY, under, view: this.view, moves: event.altKey && under.operation >= 0 };
+    if (under.inside && !this.down.moves) this._left(this.view);
   },
 
   /* A drag over the lanes draws the zoom box; next to them it scrolls the rows. */
@@ -78,7 +79,8 @@ export const pointerMethods = {
     if (!down || (!down.isDrag && Math.hypot(event.clientX - down.x, event.clientY - down.y) <= CLICK)) return;
     down.isDrag = true;
     this._hide();
-    if (down.under.inside) drawZoomBox(this, this._boxed(event));
+    if (down.moves) dragged(this, down, this.under(event).t);
+    else if (down.under.inside) drawZoomBox(this, this._boxed(event));
     else if (down.under.gutter) {
       const rows = ((down.y - event.clientY) / this.place.height) * (down.view.y1 - down.view.y0);
       this.show({ y0: down.view.y0 + rows, y1: down.view.y1 + rows });
@@ -101,6 +103,7 @@ export const pointerMethods = {
     const box = down.isDrag && down.under.inside ? this._boxed(event) : null;
     this.down = null;
     drawZoomBox(this, null);
+    if (down.moves && down.isDrag) return dropped(this, down, this.under(event).t);
     if (box) return this.show(box, false);
     if (down.isDrag) return undefined;
     const target = this.under(event), before = this.clicked;

@@ -4,17 +4,17 @@ import { dock } from "viz/dock.js";
 import { element, inSight, readAddress, setProps, viewInUse, views, whenChanged } from "viz/page.js";
 import { fetchTable } from "viz/table.js";
 const HEADERS = { "Content-Type": "application/json" }, STEPS = 40, WAIT = 250;
-const hasServer = () => document.getElementById("times") !== null;
+export const hasServer = () => document.getElementById("times") !== null;
 const texts = { times: readAddress().get("times") || "", workers: readAddress().get("fail") || "" };
 const sent = []; // times that Dash has yet to give back
 let question = 0, names = "", telling = null;
 
-const post = (body) => fetch("scenario", { method: "POST", headers: HEADERS, body: JSON.stringify(body) }).then((answer) => {
-  if (!answer.ok) throw new Error("The scenario could not be sent. Reload the page.");
+export const post = (body, path = "scenario") => fetch(path, { method: "POST", headers: HEADERS, body: JSON.stringify(body) }).then((answer) => {
+  if (!answer.ok) throw new Error("The server refused the request. Reload the page.");
   return answer.json();
 });
 const fields = () => Object.fromEntries(texts.times.split(" ").filter(Boolean).map((word) => word.split(/=(.*)/)));
-const isGiven = () => !texts.times && !texts.workers;
+export const isGiven = () => !texts.times && !texts.workers;
 
 /* The address of lanes under the scenario; a scenario that does not fit leaves them as given. */
 export async function addressUnder(address, isTimed) {
@@ -41,12 +41,12 @@ export function fitSpans(all) {
     for (const other of linked) {
       if (!other.isLate) continue;
       other.isLate = false;
-      other.show(other.isWhole ? { t0: -Infinity, t1: Infinity } : {}, false);
+      other.show(other.isWhole ? { t0: -Infinity, t1: Infinity } : {}, false, false);
     }
   }
 }
 
-async function apply() {
+export async function apply() {
   const own = ++question, all = [...views.values()].filter((view) => view.root.isConnected && !view.root.dataset.timed);
   if (!all.length) return say("");
   const active = all.indexOf(viewInUse()), given = all.map(({ root: { dataset } }) => dataset.original || dataset.address);
@@ -63,7 +63,7 @@ async function apply() {
     view.replace(table, addresses[place]);
   });
   fitSpans(all);
-  for (const view of whole) view.show({ t0: -Infinity, t1: Infinity }, false); // replaced one by one, linked ones cut it
+  for (const view of whole) view.show({ t0: -Infinity, t1: Infinity }, false, false);
   if (active >= 0 && headline.length) dock.headline(addresses[active], headline);
   return say("");
 }

@@ -1,6 +1,6 @@
 /* Tables of schedules and workers: sorted by a press on a head, pictures of lanes, and two picked rows to compare. */
 import { Picture } from "viz/draw.js";
-import { element, inSight, readAddress, setProps, whenChanged, writeAddress } from "viz/page.js";
+import { element, inSight, openPage, setProps, whenChanged } from "viz/page.js";
 import { Raster } from "viz/raster.js";
 import { Rows } from "viz/rows.js";
 import { fetchTable } from "viz/table.js";
@@ -39,18 +39,15 @@ function sort(head) {
   body.append(...[...body.rows].sort((a, b) => compare(keyOf(a.cells[at]), keyOf(b.cells[at]))));
 }
 
-/* Pick a row; the second one is compared with the first. */
+/* Pick a row, or not any more; the second of two schedules is compared with the first, runs with all that are picked. */
 function pick(row) {
-  const was = row.ariaSelected === "true";
-  row.ariaSelected = String(!was);
-  const picked = [...row.parentElement.rows].filter((other) => other.ariaSelected === "true");
+  row.ariaSelected = String(row.ariaSelected !== "true");
+  const picked = [...row.parentElement.rows].filter((other) => other.ariaSelected === "true").sort((a, b) => (a === row) - (b === row));
+  const value = picked.map((other) => other.querySelector("[data-pick]").dataset.pick), { target } = row.querySelector("[data-pick]").dataset;
+  if (target) { setProps(target, { value: value.join(",") }); return; }
   if (picked.length < 2) return;
-  const value = picked.sort((a, b) => (a === row) - (b === row)).map((other) => other.querySelector("[data-pick]").dataset.pick), query = readAddress();
   for (const other of picked) other.ariaSelected = "false";
-  query.set("compare-chosen", value.join(","));
-  writeAddress(query);
-  if (document.getElementById("compare-chosen")) setProps("compare-chosen", { value });
-  setProps("pages", { value: "compare" });
+  openPage("compare", "compare-chosen", value);
 }
 
 function press(event) {

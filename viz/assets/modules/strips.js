@@ -23,7 +23,9 @@ function strip(view, picture, place, at, { words, low, high, values, show }, dra
   if (!draw) return;
   const x = (t) => left + (t - picture.view.t0) * picture.perTime, y = (value) => top + tall * (1 - (value - low) / (high - low));
   context.textAlign = "right";
-  for (const value of new Set(values)) context.fillText(show(value), left - 8 * ratio, Math.min(y(value), top + tall - size / 2));
+  values.forEach((value, at) => { // one that an earlier value covers is left out
+    if (values.slice(0, at).every((other) => Math.abs(y(value) - y(other)) >= size)) context.fillText(show(value), left - 8 * ratio, Math.min(y(value), top + tall - size / 2));
+  });
   context.save();
   context.beginPath();
   context.rect(left, top, width, tall);

@@ -13,7 +13,7 @@ import { modes } from "viz/modes.js";
 import { lastShown, state, views, whenChanged } from "viz/page.js";
 import { pointerMethods } from "viz/pointer.js";
 import { Raster, colourWord } from "viz/raster.js";
-import { Rows } from "viz/rows.js";
+import { Rows, nextGrouping } from "viz/rows.js";
 import { addressUnder, fitSpans } from "viz/scenario.js";
 import { selectionMethods } from "viz/selection.js";
 import { drawDeltas, drawMemory } from "viz/strips.js";
@@ -41,6 +41,7 @@ export class View {
     this.gap = this.links = this.matches = this.held = this.places = this.ghost = this.flow = this.range = null;
     this.notes = [];
     this.before = []; // previous windows, for undo
+    this.edits = []; // addresses of the lanes before each edit
     this.path = this.showsMemory = this.showsHeld = this.showsListing = false;
     this.drawn = 0;
     this.level = -1;
@@ -90,15 +91,15 @@ export class View {
     if (isNew) this.before = [...this.before, window_].slice(-MAX_UNDONE);
   }
 
-  /* Show a window, clipped to the timeline. */
-  show(window_, isNoted = true) {
+  /* Show a window, clipped to the timeline; `isNoted`: for undo, `leads`: linked timelines follow. */
+  show(window_, isNoted = true, leads = true) {
     if (isNoted) this._left(this.view);
     const want = { ...this.view, ...window_ };
     [want.t0, want.t1] = within(want.t0, want.t1, -this.margin, this.span + this.margin, this.span * 1e-6);
     [want.y0, want.y1] = within(want.y0, want.y1, 0, this.rows.count, 1);
     this.view = want;
     this.redraw();
-    this._follow();
+    if (leads) this._follow();
     remember(this);
     dock.tell();
   }
@@ -134,12 +135,14 @@ export class View {
     this.show({ y0: y0 + rows, y1: y1 + rows });
   }
 
+  /* Timelines that are scrolled out of sight are drawn when they come back. */
   redraw() {
     if (this.asked) return;
     this.asked = true;
     requestAnimationFrame(() => {
       this.asked = false;
-      if (this.isInSight) this._draw();
+      this.isStale = this.isInSight && this.isScrolledOut && this.drawn > 0 && state.active !== this;
+      if (this.isInSight && !this.isStale) this._draw();
     });
   }
 
@@ -151,7 +154,7 @@ export class View {
     Object.assign(this, { table, span: table.span || 1, selected: -1, gap: null, links: null, matches: null, places: null, flow: null, range: null });
     this.root.dataset.address = address;
     this.rows = new Rows(table, this.rows.grouping, this.rows.folded, this.rows.pinned);
-    this.show(whole ? { t0: -Infinity, t1: Infinity } : {});
+    this.show(whole ? { t0: -Infinity, t1: Infinity } : {}, true, false);
     if (chosen) {
       for (let i = table.offsets[lane]; i < table.offsets[lane + 1]; i++) if (table.instruction(i) === chosen) { this.select(i, true); break; }
     }
@@ -187,7 +190,6 @@ export class View {
     lastShown.set(this.name, { ...this.view, span: this.span, count: this.rows.count });
     this.seconds = (performance.now() - began) / 1000;
     this.drawn++;
-    this.first = this.first || performance.now();
     this.root.dataset.drawn = this.drawn;
     this.root.dataset.level = this.level;
   }
@@ -200,8 +202,13 @@ export class View {
       this.size = { width: inlineSize, height: blockSize };
       this.redraw();
     });
+    const scrolled = new IntersectionObserver(([{ isIntersecting }]) => {
+      this.isScrolledOut = !isIntersecting;
+      if (isIntersecting && this.isStale) this.redraw();
+    }, { rootMargin: "200px" });
     resized.observe(this.overlay);
-    signal.addEventListener("abort", () => resized.disconnect());
+    scrolled.observe(this.overlay);
+    signal.addEventListener("abort", () => { resized.disconnect(); scrolled.disconnect(); });
     onTheme(() => { this._theme(); this.redraw(); }, signal);
     const used = () => useView(this);
     for (const event of ["pointerdown", "wheel", "focusin"]) this.root.addEventListener(event, used, { capture: true, passive: true, signal });
@@ -213,7 +220,7 @@ export class View {
     window.addEventListener("pointerup", (event) => this._up(event), { capture: true, signal });
   }
 
-  group() { this.setRows(this.rows.grouping === "stage" ? "pipeline" : "stage", new Set()); }
+  group() { this.setRows(nextGrouping(this.rows.grouping), new Set()); }
 
   fold(key) {
     const folded = new Set(this.rows.folded);
@@ -253,12 +260,8 @@ export class View {
 
   /* Linked timelines move together; those with the same rows also scroll together. */
   _follow() {
-    const { t0, t1, y0, y1 } = this.view, near = (a, b, long) => Math.abs(a - b) <= long * 1e-6;
-    for (const other of this.linkedViews) {
-      const theirs = other.view, rows = other.rows.count === this.rows.count ? { y0, y1 } : {};
-      const same = near(theirs.t0, t0, t1 - t0) && near(theirs.t1, t1, t1 - t0);
-      if (!same || (rows.y1 && !(near(theirs.y0, y0, y1 - y0) && near(theirs.y1, y1, y1 - y0)))) other.show({ t0, t1, ...rows });
-    }
+    const { t0, t1, y0, y1 } = this.view;
+    for (const other of this.linkedViews) other.show({ t0, t1, ...(other.rows.count === this.rows.count ? { y0, y1 } : {}) }, true, false);
   }
 }
 

@@ -1,0 +1,56 @@
+/* Edits of an order on its lanes: an instruction moves in its worker's program, and the server checks and times the result
+   (viz/pages/editing.py). The view keeps the addresses of the lanes before its edits, to undo them. */
+import { drawZoomBox } from "viz/axes.js";
+import { dock } from "viz/dock.js";
+import { element } from "viz/page.js";
+import { apply, fitSpans, hasServer, isGiven, post } from "viz/scenario.js";
+import { fetchTable } from "viz/table.js";
+
+const given = ({ root: { dataset } }) => dataset.original || dataset.address;
+
+/* The work of a lane in the order of its program. */
+function program({ table }, lane) {
+  const all = [];
+  for (let i = table.offsets[lane]; i < table.offsets[lane + 1]; i++) if (table.isWork[table.kind[i]]) all.push(i);
+  return all;
+}
+
+async function showLanes(view, address) {
+  view.replace(await fetchTable(address), address);
+  delete view.root.dataset.original;
+  fitSpans([view]);
+  if (!isGiven()) await apply();
+}
+
+/* Move an operation to another place among the work of its lane. */
+async function move(view, operation, to) {
+  if (!hasServer() || view.root.dataset.timed || view.table.sources) throw new Error("not a schedule of its own");
+  const lane = view.table.laneOf(operation), all = program(view, lane), place = all.indexOf(operation), before = given(view);
+  if (place < 0 || to < 0 || to >= all.length || to === place) return;
+  const { address, message, headline } = await post({ address: before, worker: lane, place, to }, "edit");
+  view.edits.push(before);
+  await showLanes(view, address);
+  if (headline.length) dock.headline(view.root.dataset.address, headline);
+  view.announce(message);
+}
+
+export function shift(view, dir) {
+  if (view.selected < 0) { view.announce("Select an instruction first."); return; }
+  const lane = view.table.laneOf(view.selected), place = program(view, lane).indexOf(view.selected);
+  move(view, view.selected, place + dir).catch(() => view.announce("These lanes cannot be edited."));
+}
+
+/* A drag with Alt moves the operation under the pointer to where it ends; its lane shows the place. */
+export const dragged = (view, { under: { operation, row } }, t) => drawZoomBox(view, { t0: t, t1: t + view.table.end[operation] - view.table.start[operation], y0: row, y1: row + 1 });
+
+export function dropped(view, { under: { operation } }, t) {
+  const { table } = view, others = program(view, table.laneOf(operation)).filter((i) => i !== operation);
+  move(view, operation, others.filter((i) => (table.start[i] + table.end[i]) / 2 < t).length).catch(() => view.announce("These lanes cannot be edited."));
+}
+
+export function undoEdit(view) {
+  const address = view.edits.pop();
+  if (address) showLanes(view, address).then(() => view.announce("undone")); else view.announce("Nothing was edited.");
+}
+
+export function save(view) { element("a", { href: given(view).replace("lanes/", "edited/").replace(".bin", ".json"), download: "edited.json" }).click(); }

@@ -1,0 +1,58 @@
+/* The player of a run: its buttons, keys and playback set the step; the reader's choice of a step ends following. */
+import { valueOf } from "viz/address.js";
+import { inSight, openPage, setProps } from "viz/page.js";
+const EACH = 1000; // milliseconds between two steps of the playback
+let playing = null;
+
+const shown = () => [...document.querySelectorAll(".player")].find(inSight);
+
+/* The step that a button leads to; the same at an end. */
+function next({ dataset: { slider, changes } }, move) {
+  const all = JSON.parse(changes), now = valueOf(slider) ?? all[0], isBefore = move.endsWith("before");
+  if (move.startsWith("step")) return Math.min(Math.max(now + (isBefore ? -1 : 1), all[0]), all.at(-1));
+  return (isBefore ? all.findLast((step) => step < now) : all.find((step) => step > now)) ?? now;
+}
+
+const stay = (root) => { if (root) setProps(root.dataset.follow, { value: [] }); };
+
+function pause() {
+  clearInterval(playing);
+  playing = null;
+  for (const button of document.querySelectorAll(".playing")) { button.className = ""; button.textContent = "Play"; }
+}
+
+function play(root) {
+  if (playing) return pause();
+  const button = root.querySelector("[data-go=play]"), { slider } = root.dataset;
+  const tick = () => {
+    const value = root.isConnected && inSight(root) ? next(root, "step after") : valueOf(slider);
+    if (value === valueOf(slider)) pause(); else setProps(slider, { value });
+  };
+  button.className = "playing";
+  button.textContent = "Pause";
+  playing = setInterval(tick, EACH);
+  return undefined;
+}
+
+/* `move`: of a button's `data-go`. */
+export function go(move, root = shown()) {
+  if (!root) return;
+  stay(root);
+  if (move === "play") play(root); else setProps(root.dataset.slider, { value: next(root, move) });
+}
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest?.(".player [data-go], .player [data-step]"), root = button?.closest(".player");
+  if (button?.dataset.go) go(button.dataset.go, root);
+  if (button?.dataset.step) { stay(root); setProps(root.dataset.slider, { value: Number(button.dataset.step) }); }
+});
+/* Called with a press on a curve over time, and the page of its run. */
+export function openStep(_, click, page) {
+  const step = click?.points?.[0]?.customdata;
+  if (step !== undefined) openPage(page, `${page}-step`, step);
+  return window.dash_clientside.no_update;
+}
+
+for (const name of ["pointerdown", "keydown"]) {
+  document.addEventListener(name, (event) => { if (event.target.closest?.(".step")) stay(shown()); }, true);
+}
