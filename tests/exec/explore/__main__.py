@@ -1,6 +1,6 @@
 """Random runs under a virtual clock, for a given time; the shortest story of a run that violates a rule.
 
-    python -m tests.exec.explore [--minutes N] [--jobs N] [--first SEED] [--seed SEED] [--leader]
+    python -m tests.exec.explore [--minutes N] [--jobs N] [--first SEED] [--seed SEED] [--leader] [--small]
 
 Each seed draws a small job and faults, and runs agents, leader, election and workers (cluster.py); with `--leader` only
 the leader, with simulated workers (tests/exec/leader/seeds.py), which has more features and is faster. A run that
@@ -149,6 +149,54 @@ def _rule_of(scenario: Scenario) -> str:
     return "" if violation is None else violation.rule
 
 
+def crash_points(scenario: Scenario, may_end: Callable[[str], bool]) -> list[tuple[str, int]]:
+    """All (process, number of its effects) after which it may end in a run of the scenario.
+
+    A process that ends between two of its effects leaves the same world as one that ends after the first of them, so
+    these are all of its ends under the orders of messages that the scenario's seed draws.
+    """
+    cluster = Cluster(scenario)
+    cluster.run()
+    effects = sorted(cluster.kernel.effects.items())
+    return [(name, number) for name, count in effects if may_end(name) for number in range(1, count + 1)]
+
+
+def small_worlds(end: float, first: int, print_line: Callable[[str], None]) -> tuple[int, dict[Scenario, Violation]]:
+    """End a process after each of its effects, then a second one after each of those that follow, until the time ends.
+
+    Two agents with a worker each; the host of worker 0.0 lives, so the run has to end well.
+    """
+    runs, found = 0, dict[Scenario, Violation]()
+    for seed in count(first):
+        whole = Scenario(ranks=1, steps=2, staggered=False, seed=seed, spared=frozenset({0}))
+        points, one_more = crash_points(whole, _is_struck), list[Scenario]()
+        for is_second in (False, True):
+            scenarios = (
+                [replace(whole, crashes=frozenset({point})) for point in points]
+                if not is_second
+                else (
+                    replace(one, crashes=one.crashes | {point})
+                    for one in one_more
+                    for point in crash_points(one, _is_struck)
+                )
+            )
+            for scenario in scenarios:
+                if time.monotonic() > end:
+                    return runs, found
+                runs += 1
+                if (violation := violation_of(scenario)) is not None:
+                    found[scenario] = violation
+                    print_line(f"{scenario}: {violation}")
+                elif not is_second:
+                    one_more.append(scenario)
+            print_line(f"seed {seed}: {runs} runs, {'two' if is_second else 'one'} of {len(points)} ends each")
+    raise AssertionError("the seeds do not end")
+
+
+def _is_struck(name: str) -> bool:
+    return name in ("agent 1", "worker 1.0.0", "worker 1.0.1")
+
+
 def _violation_of_seed(seed: int, is_leader: bool) -> Violation | None:
     if not is_leader:
         return violation_of(draw_scenario(seed))
@@ -177,7 +225,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="only this one, with its history")
     parser.add_argument("--leader", action="store_true", help="only the leader, with simulated workers")
     parser.add_argument("--whole", action="store_true", help="do not make stories shorter")
+    parser.add_argument("--small", action="store_true", help="all ends of processes of a small run, one and two")
     asked = parser.parse_args()
+    if asked.small:
+        runs, failures = small_worlds(time.monotonic() + 60 * asked.minutes, asked.first, print)
+        print(f"{runs} runs, {len(failures)} violate a rule")
+        return 1 if failures else 0
     if asked.seed is not None:
         return _tell(asked.seed, asked.leader, asked.whole)
     began, seeds, found, running = time.monotonic(), 0, dict[int, str](), asked.jobs

@@ -8,6 +8,8 @@ starts and ends of processes, the planner's process (its plans are real), the ch
 
 from __future__ import annotations
 
+import fcntl
+import os
 import random
 import shutil
 import tempfile
@@ -24,6 +26,7 @@ import torch
 import recycle.exec.agent.node_agent
 import recycle.exec.election
 import recycle.exec.launch.agent
+import recycle.exec.launch.agreement
 import recycle.exec.launch.node
 import recycle.exec.planning.planning
 import recycle.exec.processes.processes
@@ -33,6 +36,7 @@ from recycle.cli.planner import plan_for_training
 from recycle.errors import RecycleError, RunError
 from recycle.exec.launch.agent import AgentExit, serve
 from recycle.exec.launch.request import RunRequest
+from recycle.exec.launch.run_directory import RunDirectory, lock_directory
 from recycle.exec.launch.standalone import LocalRun
 from recycle.exec.launch.trackers import Observer
 from recycle.exec.planning.planner_process import PlannerAnswer, Question, answer
@@ -89,7 +93,12 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True)
 class Scenario:
-    """What a run begins with. `spared` has one host of each stage whose processes and node no fault strikes."""
+    """What a run begins with.
+
+    Attributes:
+        spared: numbers of workers, a host of each stage, whose processes and nodes no fault strikes.
+        crashes: processes that end after so many of their effects: messages, requests to the store, transfers.
+    """
 
     pipelines: int = 2
     ranks: int = 2
@@ -102,11 +111,12 @@ class Scenario:
     slow_messages: float = 0.0
     seed: int = 0
     spared: frozenset[int] = frozenset()
+    crashes: frozenset[tuple[str, int]] = frozenset()
 
     @property
     def calm(self) -> Scenario:
         """What of it the job depends on."""
-        return replace(self, faults=(), seed=0, slow_messages=0.0, spared=frozenset())
+        return replace(self, faults=(), seed=0, slow_messages=0.0, spared=frozenset(), crashes=frozenset())
 
 
 @cache
@@ -303,6 +313,35 @@ class _Request(RunRequest):
         return self
 
 
+class _Directory(RunDirectory):
+    """Is closed when its process ends."""
+
+    _is_closed = False
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        current().process.at_end.append(self.close)
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            super().close()
+
+
+def _lock(path: Path, kind: int) -> int | None:
+    """As `lock_directory`; the lock ends with the process that has it."""
+    descriptor = lock_directory(path, kind)
+    if descriptor is not None:
+        kept = os.dup(descriptor)
+
+        def release() -> None:
+            fcntl.flock(kept, fcntl.LOCK_UN)
+            os.close(kept)
+
+        current().process.at_end.append(release)
+    return descriptor
+
+
 class _Observer(Observer):
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -327,7 +366,7 @@ class Cluster:
         CLUSTER = self
         self.scenario, self.job = scenario, job_of(scenario.calm)
         self.kernel = Kernel(random.Random(scenario.seed), trace)
-        self.kernel.slow_messages = scenario.slow_messages
+        self.kernel.slow_messages, self.kernel.crashes = scenario.slow_messages, set(scenario.crashes)
         self.rules = Rules(self, reference(scenario.calm))
         self.store = Store(self.kernel, self.rules.written)
         self.fabric = Fabric(self.kernel, self.job.membership.dead_after)
@@ -358,6 +397,8 @@ class Cluster:
             (modules.launch.node, "LocalProcesses", _Processes),
             (modules.launch.node, "Waker", _Waker),
             (modules.planning.planning, "PlannerProcess", _Planner),
+            (modules.launch.agreement, "RunDirectory", _Directory),
+            (modules.launch.agreement, "lock_directory", _lock),
             (modules.election, "open_client", lambda url, settings: self.store.client(settings)),
             (modules.launch.agent, "rarely_collect_garbage", lambda: None),
             (modules.launch.agent, "require_open_files", lambda *_: None),
@@ -373,6 +414,8 @@ class Cluster:
                 self._live()
                 self.rules.ended()
         finally:
+            for process in list(self.kernel.processes):
+                process.end("the run is over", 0)
             if directory is None:
                 shutil.rmtree(path, ignore_errors=True)
         return self.exits

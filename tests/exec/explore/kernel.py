@@ -44,6 +44,7 @@ class Process:
         self.kernel, self.name, self.host, self.parent = kernel, name, host, parent
         self.is_alive, self.is_stopped, self.how = True, False, ""
         self.code: int | None = None
+        self.effects = 0
         self.sockets: list[Socket] = []
         self.at_end: list[Callable[[], None]] = []
         self._held: list[Callable[[], None]] = []
@@ -68,7 +69,7 @@ class Process:
             end.close() if is_seen else end.vanish()
         for child in [child for child in self.kernel.processes if child.parent is self and child.is_alive]:
             self.kernel.after(0.0, partial(child.end, "its agent is gone", -9, is_seen))
-        for call in self.at_end:
+        for call in list(self.at_end):
             call()
         self.kernel.processes.remove(self)
 
@@ -105,8 +106,23 @@ class Kernel:
         self.listeners: dict[object, Socket] = {}
         self.cuts: dict[frozenset[int], int] = {}
         self._held: dict[frozenset[int], list[Callable[[], None]]] = {}
+        self.crashes: set[tuple[str, int]] = set()
+        self.effects: dict[str, int] = {}
         self.error: Exception | None = None
         self.is_over = False
+
+    def count_effect(self) -> None:
+        """A process has done what others can see; it may be its last effect."""
+        if not isinstance(getcurrent(), _Greenlet):
+            return
+        process = current().process
+        process.effects += 1
+        key = process.name, process.effects
+        self.effects[process.name] = max(self.effects.get(process.name, 0), process.effects)
+        if key in self.crashes:
+            self.crashes.discard(key)
+            process.end("killed by SIGKILL", -9)
+            self.park()
 
     def log(self, text: str) -> None:
         if self._trace is not None:
@@ -549,6 +565,7 @@ class Socket:
         if self._is_closed or self._has_ended or self.peer is None:
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
         self._transmit(data)
+        KERNEL.count_effect()
         return len(data)
 
     def recv(self, size: int) -> bytes:

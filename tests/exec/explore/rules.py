@@ -123,7 +123,7 @@ class Rules:
     def logged(self, event: dict[str, Any]) -> None:
         """A leader writes an event."""
         cluster = self._cluster
-        if event["kind"] == "detected" and cluster.scenario.slow_messages == 0.0:
+        if event["kind"] == "detected" and cluster.scenario.slow_messages == 0.0 and not cluster.scenario.crashes:
             worker = event["worker"]
             node = next(node for at, node in cluster.homes.items() if str(at) == worker)
             struck = {process.name.split()[1].rpartition(".")[0] for process in self._struck if " " in process.name}

@@ -144,6 +144,7 @@ class StoreClient(EtcdClient):
             answered.set()
 
         kernel.send(host, HOST, kernel.delay(host, HOST), arrive)
+        kernel.count_effect()
         if not answered.wait(seconds):
             has_left = True
             raise TimeoutError
