@@ -1,7 +1,7 @@
 """A machine in which time is a number: processes, threads, locks, sockets and selectors, all of one Python thread.
 
 `virtual()` gives the modules of recycle.exec this clock, these threads and these sockets in place of Python's, so the
-code that runs is the real one. A thread is a greenlet: it runs until it waits, and then the kernel goes on with what is
+code that runs is the real one. A thread is a greenlet: it runs until it waits, and then the kernel runs what is
 next in virtual time. Every choice is drawn from one generator, so a seed repeats a run to the message.
 
 Limits: threads change at waits, at locks and at events only, not between any two lines. Sockets have endless buffers.
