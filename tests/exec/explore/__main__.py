@@ -40,11 +40,12 @@ WEIGHTS = {
     "isolate": 3,
     "cut from store": 2,
     "stall store": 2,
+    "slow store": 3,
     "lose answers": 2,
     "lose leases": 1,
 }
 """How often a seed has a kind of fault."""
-OF_STORE = {"stall store", "lose answers", "lose leases"}
+OF_STORE = {"stall store", "slow store", "lose answers", "lose leases"}
 INSTANT = {"kill worker", "leave worker", "kill agent", "lose node", "leave node", "lose leases"}
 TRIES = 12
 """Seeds with which a shorter story is tried."""

@@ -591,6 +591,10 @@ def _stall_store(cluster: Cluster, fault: Fault) -> None:
     cluster.store.stalls_until = cluster.kernel.now + fault.seconds
 
 
+def _slow_store(cluster: Cluster, fault: Fault) -> None:
+    cluster.store.slow_until = cluster.kernel.now + fault.seconds
+
+
 def _lose_answers(cluster: Cluster, fault: Fault) -> None:
     cluster.store.loses_until = cluster.kernel.now + fault.seconds
 
@@ -611,6 +615,7 @@ FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "isolate": _isolate,
     "cut from store": _cut_store,
     "stall store": _stall_store,
+    "slow store": _slow_store,
     "lose answers": _lose_answers,
     "lose leases": _lose_leases,
 }

@@ -97,7 +97,9 @@ class Rules:
         before = self.cursor
         if before is not None and cursor.generation < before.generation:
             self._fail("generation", f"cursor of {cursor.generation} follows {before.generation}")
-        if cursor.committed < self.committed and not self._may_go_back():
+        is_same = before is not None and cursor.generation == before.generation
+        # A stage without a live host is restored from a checkpoint, in a new generation.
+        if cursor.committed < self.committed and (is_same or self._cluster.scenario.spared):
             self._fail("commit", f"step {cursor.committed} follows {self.committed} in generation {cursor.generation}")
         if cursor.committed > self.committed + 1:
             self._fail("commit", f"step {cursor.committed} follows {self.committed}")
@@ -105,10 +107,6 @@ class Rules:
         if cursor.commit is not None:
             self._commits.add((cursor.generation, cursor.commit.step))
         self._cluster.kernel.log(f"store: {cursor.phase} generation {cursor.generation}, committed {cursor.committed}")
-
-    def _may_go_back(self) -> bool:
-        """Whether all hosts of a stage may be gone, so that a checkpoint is gone back to."""
-        return not self._cluster.scenario.spared
 
     # The run directory.
 

@@ -10,9 +10,9 @@ from tests.exec.explore.cluster import Fault, Scenario
 SPARED = frozenset({0, 1})
 
 
-@pytest.mark.parametrize("first", range(0, 40, 20))
+@pytest.mark.parametrize("first", range(0, 30, 15))
 def test_no_seed_violates_a_rule(first: int) -> None:
-    for seed in range(first, first + 20):
+    for seed in range(first, first + 15):
         assert violation_of(draw_scenario(seed)) is None, seed
 
 
@@ -32,7 +32,8 @@ def test_agent_that_is_away_at_the_end_does_not_start_the_run_again(seed: int) -
     assert violation_of(scenario) is None
 
 
-@pytest.mark.parametrize("seed", [17, 18, 19, 20])
+@pytest.mark.parametrize("seed", range(4))
 def test_late_write_of_the_register_changes_nothing(seed: int) -> None:
-    """Requests take longer than their timeout and are carried out after their repetition."""
-    assert violation_of(Scenario(pipelines=3, ranks=1, steps=3, slow_messages=0.1, seed=seed)) is None
+    """etcd carries out some requests after their repetition."""
+    faults = (Fault(2.0, "slow store", seconds=60.0),)
+    assert violation_of(Scenario(ranks=1, steps=8, faults=faults, seed=seed)) is None
