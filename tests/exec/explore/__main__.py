@@ -39,13 +39,14 @@ WEIGHTS = {
     "cut": 2,
     "isolate": 3,
     "cut from store": 2,
+    "fill disk": 1,
     "stall store": 2,
     "slow store": 3,
     "lose answers": 2,
     "lose leases": 1,
 }
 """How often a seed has a kind of fault."""
-OF_STORE = {"stall store", "slow store", "lose answers", "lose leases"}
+OF_ALL = {"fill disk", "stall store", "slow store", "lose answers", "lose leases"}
 INSTANT = {"kill worker", "leave worker", "kill agent", "lose node", "leave node", "lose leases"}
 TRIES = 12
 """Seeds with which a shorter story is tried."""
@@ -87,7 +88,7 @@ def draw_scenario(seed: int) -> Scenario:
     others = [number for number in range(len(workers)) if number not in spared and homes[workers[number]] in nodes]
     faults = list[Fault]()
     for kind in draws.choices(list(WEIGHTS), list(WEIGHTS.values()), k=draws.choice([0, 1, 1, 2, 2, 3, 4])):
-        targets = [0] if kind in OF_STORE else others if "worker" in kind else nodes
+        targets = [0] if kind in OF_ALL else others if "worker" in kind else nodes
         if not targets or (kind == "cut" and spared):
             continue
         time = draws.random() * (2.0 * steps + 6.0)

@@ -8,6 +8,7 @@ starts and ends of processes, the planner's process (its plans are real), the ch
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import random
@@ -24,16 +25,20 @@ import msgspec
 import torch
 
 import recycle.exec.agent.node_agent
+import recycle.exec.checkpoint.checkpoint
 import recycle.exec.election
+import recycle.exec.hooks.saver
 import recycle.exec.launch.agent
 import recycle.exec.launch.agreement
 import recycle.exec.launch.node
+import recycle.exec.launch.run_directory
 import recycle.exec.planning.planning
 import recycle.exec.processes.processes
 import recycle.exec.worker.member
 import recycle.exec.worker.worker
 from recycle.cli.planner import plan_for_training
 from recycle.errors import RecycleError, RunError
+from recycle.exec.checkpoint.checkpoint import write_manifest, write_stage
 from recycle.exec.launch.agent import AgentExit, serve
 from recycle.exec.launch.request import RunRequest
 from recycle.exec.launch.run_directory import RunDirectory, lock_directory
@@ -46,11 +51,13 @@ from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.worker.member import FormingKeys, Member, MemberState
 from recycle.exec.worker.specification import RunSpecification, WorkerSpecification
 from recycle.exec.worker.worker import Participant, run_worker
+from recycle.files import write_whole
 from recycle.ir.lower import with_barrier
 from recycle.job import PricedJob
 from recycle.job.shape import Worker, place_workers
 from recycle.plans import Plan, failure_vector
 from tests.exec.explore.kernel import Event, Kernel, Process, Selector, Waiting, current, virtual
+from tests.exec.explore.kernel import stand_in as _module
 from tests.exec.explore.rules import Reference, Rules
 from tests.exec.explore.store import HOST as STORE
 from tests.exec.explore.store import Store
@@ -342,6 +349,21 @@ def _lock(path: Path, kind: int) -> int | None:
     return descriptor
 
 
+def _unless_full(write: Callable[..., Any], error: Callable[[], Exception]) -> Callable[..., Any]:
+    """A function that writes to the disk, which may be full."""
+
+    def written(*arguments: Any, **named: Any) -> Any:
+        if CLUSTER.full_until > CLUSTER.kernel.now:
+            raise error()
+        return write(*arguments, **named)
+
+    return written
+
+
+def _no_space() -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 class _Observer(Observer):
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -379,6 +401,7 @@ class Cluster:
         self.leave_calls: dict[Process, Callable[[], None]] = {}
         self.exits: dict[int, list[AgentExit | RecycleError]] = {node: [] for node in self.nodes}
         self._stops: dict[int, Event] = {}
+        self.full_until = 0.0
         self.last_fault = max((fault.time + fault.seconds for fault in scenario.faults), default=0.0)
 
     def run(self, directory: Path | None = None) -> Mapping[int, list[AgentExit | RecycleError]]:
@@ -397,6 +420,10 @@ class Cluster:
             (modules.launch.node, "LocalProcesses", _Processes),
             (modules.launch.node, "Waker", _Waker),
             (modules.planning.planning, "PlannerProcess", _Planner),
+            (modules.launch.run_directory, "os", _module(os, write=_unless_full(os.write, _no_space))),
+            (modules.planning.planning, "write_whole", _unless_full(write_whole, lambda: RecycleError("no space"))),
+            (modules.hooks.saver, "write_stage", _unless_full(write_stage, lambda: RunError("no space"))),
+            (modules.checkpoint.checkpoint, "write_manifest", _unless_full(write_manifest, _no_space)),
             (modules.launch.agreement, "RunDirectory", _Directory),
             (modules.launch.agreement, "lock_directory", _lock),
             (modules.election, "open_client", lambda url, settings: self.store.client(settings)),
@@ -587,6 +614,10 @@ def _cut_store(cluster: Cluster, fault: Fault) -> None:
     cluster.kernel.cut(node, STORE, fault.seconds)
 
 
+def _fill_disk(cluster: Cluster, fault: Fault) -> None:
+    cluster.full_until = cluster.kernel.now + fault.seconds
+
+
 def _stall_store(cluster: Cluster, fault: Fault) -> None:
     cluster.store.stalls_until = cluster.kernel.now + fault.seconds
 
@@ -614,6 +645,7 @@ FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "cut": _cut_pair,
     "isolate": _isolate,
     "cut from store": _cut_store,
+    "fill disk": _fill_disk,
     "stall store": _stall_store,
     "slow store": _slow_store,
     "lose answers": _lose_answers,

@@ -675,7 +675,8 @@ def _sleep(seconds: float) -> None:
     KERNEL.park(seconds=seconds)
 
 
-def _module(real: types.ModuleType, **names: Any) -> types.ModuleType:
+def stand_in(real: types.ModuleType, **names: Any) -> types.ModuleType:
+    """A module with some names replaced."""
     module = types.ModuleType(real.__name__)
     module.__getattr__ = partial(getattr, real)  # type: ignore[method-assign]
     vars(module).update(names)
@@ -683,11 +684,11 @@ def _module(real: types.ModuleType, **names: Any) -> types.ModuleType:
 
 
 _MODULES = {
-    time: _module(time, monotonic=lambda: KERNEL.now + 1000.0, time=lambda: EPOCH + KERNEL.now, sleep=_sleep),
-    threading: _module(threading, Thread=Thread, Lock=Lock, RLock=Lock, Condition=Condition, Event=Event),
-    socket: _module(socket, socket=Socket, create_server=create_server, create_connection=create_connection),
-    selectors: _module(selectors, DefaultSelector=Selector),
-    random: _module(random, random=lambda: KERNEL.draws.random()),
+    time: stand_in(time, monotonic=lambda: KERNEL.now + 1000.0, time=lambda: EPOCH + KERNEL.now, sleep=_sleep),
+    threading: stand_in(threading, Thread=Thread, Lock=Lock, RLock=Lock, Condition=Condition, Event=Event),
+    socket: stand_in(socket, socket=Socket, create_server=create_server, create_connection=create_connection),
+    selectors: stand_in(selectors, DefaultSelector=Selector),
+    random: stand_in(random, random=lambda: KERNEL.draws.random()),
 }
 _NAMES = {
     concurrent.futures.ThreadPoolExecutor: Executor,
