@@ -195,7 +195,12 @@ class _Agent:
         if self._runtime is not None or is_heard or now < self._next_search:
             return
         self._next_search = now + POLL_SECONDS * (0.5 + random.random())
-        leader = self._election.leader()
+        try:
+            leader = self._election.leader(patience=None if self._link is None else 0.0)
+        except RunError:
+            if self._link is None:
+                raise
+            return  # without long waits, in which the leader would miss the node's heartbeats
         if leader is None:
             if (outcome := self._election.outcome()) is not None:
                 self._outcome = outcome

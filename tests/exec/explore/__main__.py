@@ -93,6 +93,8 @@ def draw_scenario(seed: int) -> Scenario:
             continue
         time = draws.random() * (2.0 * steps + 6.0)
         seconds = draws.choice([0.5, 2.0, 4.0, 7.0, 15.0]) * (0.5 + draws.random())
+        if kind in OF_ALL:  # without an answer for `store_timeout` a run may end
+            seconds = min(seconds, 6.0)
         faults.append(Fault(time, kind, draws.choice(targets), 0.0 if kind in INSTANT else seconds))
         if chance(0.25) and targets != [0]:
             faults.append(Fault(time + draws.random() * 5.0, "kill worker", draws.choice(others), 0.0))

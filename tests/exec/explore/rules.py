@@ -125,12 +125,16 @@ class Rules:
             worker = event["worker"]
             node = next(node for at, node in cluster.homes.items() if str(at) == worker)
             struck = {process.name.split()[1].rpartition(".")[0] for process in self._struck if " " in process.name}
-            if node not in self.struck_nodes and worker not in struck and not self._has_cut_peer(event["cause"]):
+            if node not in self.struck_nodes and worker not in struck and not self._is_another(event["cause"]):
                 self._fail("fence", f"worker {worker}, which is well: {event['cause']}")
 
-    def _has_cut_peer(self, cause: str) -> bool:
-        # Of workers that fail to form together any may be to blame.
-        return bool(re.search("could not form|ended while no agent led the run", cause))
+    def _is_another(self, cause: str) -> bool:
+        """Whether a cause may lie elsewhere."""
+        # Of workers that fail to form together any may be to blame; an agent without a leader waits for the store.
+        is_store = any("store" in fault.kind or "lose" in fault.kind for fault in self._cluster.scenario.faults)
+        return bool(re.search("could not form|ended while no agent led the run", cause)) or (
+            is_store and cause.startswith("the agent of node")
+        )
 
     # The end.
 

@@ -37,3 +37,10 @@ def test_late_write_of_the_register_changes_nothing(seed: int) -> None:
     """etcd carries out some requests after their repetition."""
     faults = (Fault(2.0, "slow store", seconds=60.0),)
     assert violation_of(Scenario(ranks=1, steps=8, faults=faults, seed=seed)) is None
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 5])
+def test_agents_pass_heartbeats_on_while_etcd_does_not_answer(seed: int) -> None:
+    """The leader waits for etcd as well, and goes on before some of the agents that ask whether it still leads."""
+    faults = Fault(4.0, "lose answers", seconds=20.0), Fault(5.0, "stall store", seconds=4.0)
+    assert violation_of(Scenario(steps=6, faults=faults, seed=seed)) is None
