@@ -198,7 +198,7 @@ class _Agent:
         try:
             leader = self._election.leader(patience=None if self._link is None else 0.0)
         except RunError:
-            if self._link is None:
+            if self._link is None or now - self._heard > self._job.membership.store_timeout:
                 raise
             return  # without long waits, in which the leader would miss the node's heartbeats
         if leader is None:
@@ -227,7 +227,7 @@ class _Agent:
         path = self._directory.path
         if has_ended(path, self._job, self._request.steps):
             return ""
-        raise RunError(f"the run has ended while this agent had no leader; {path / EVENTS} says why")
+        raise RunError(f"the run has ended while this agent had no leader, or etcd has lost it; see {path / EVENTS}")
 
     def _take_orders(self, link: Link, orders: list[Any] | None) -> None:
         if link is not self._link:
