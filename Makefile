@@ -95,7 +95,7 @@ benchmarks: $(VENV)/.installed
 	$(BIN)/python benchmarks/planner_rivals.py
 	$(BIN)/python -W ignore benchmarks/executor.py
 	$(BIN)/python benchmarks/recovery.py
-	$(BIN)/python -W ignore benchmarks/restart.py
+	$(BIN)/python -W ignore -m benchmarks.peers
 	$(BIN)/python -W ignore benchmarks/soak.py
 	$(BIN)/python benchmarks/staggered.py
 	$(BIN)/python -W ignore benchmarks/checkpoint.py

@@ -22,7 +22,6 @@ from types import SimpleNamespace
 from typing import cast
 
 import torch
-from torch.distributed.checkpoint import hf_storage  # noqa: F401  not part of the first round
 
 from recycle import Job
 from recycle.exec.checkpoint.checkpoint import folder_of, write_stage

@@ -210,7 +210,9 @@ def in_own_session(steps: int) -> Iterator[float]:
             session.optimizer_step()
 
 
-def build() -> tuple[list[Any], Any, Callable[..., Any], Callable[[int, int], Iterator[Any]]]:
+def build(
+    ranks: int = P, pipelines: int = D
+) -> tuple[list[Any], Any, Callable[..., Any], Callable[[int, int], Iterator[Any]]]:
     import torch
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
@@ -219,7 +221,7 @@ def build() -> tuple[list[Any], Any, Callable[..., Any], Callable[[int, int], It
     torch.set_num_threads(1)
     torch.manual_seed(1)
     model = {"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS}
-    case = jobs.Case(None, P, D, micro_batches=MICRO_BATCHES, sequence=SEQUENCE, model=model)
+    case = jobs.Case(None, ranks, pipelines, micro_batches=MICRO_BATCHES, sequence=SEQUENCE, model=model)
     chunks, _ = jobs.build(case)
     settings = OptimizerConfig(optimizer="adam", lr=1e-3, weight_decay=0.01, clip_grad=1.0)
     optimizer = get_megatron_optimizer(settings, chunks)

@@ -91,6 +91,7 @@ def cases() -> list[Case]:
     rows += [Case(f"d16p16-{n}", (16, 16, 64), 16, str(n), 55, "<= 3 %") for n in (1, 6, 13)]
     rows += [Case(f"d24p64-{n}", (24, 64, 64), 64, str(n), 115, "<= 5 %") for n in (1, 15, 77)]
     rows += [Case(f"d24p64-{n}-cap127", (24, 64, 64), 127, str(n), 115, "<= 2 %") for n in (1, 15, 77)]
+    rows.append(Case("d24p64m256-77", (24, 64, 256), 64, "77", 115, "first <= 2 s"))
     for shape, dead in (((4, 8, 16), "1.3,2.6"), ((8, 8, 32), "1.4,2.7"), ((16, 16, 64), "1.4,2.7")):
         for cap in (shape[1], 2 * shape[1] - 1):
             for stash in (1.0, 0.6):

@@ -144,9 +144,9 @@ def require_absent(path: Path) -> None:
         raise RecycleError(f"{path}: exists already; remove it, or choose another name with -o")
 
 
-def sync(folder: Path) -> None:
-    """Flush the renames inside a folder to disk, so that they survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Flush a file, or the renames inside a folder, to disk, so that they survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

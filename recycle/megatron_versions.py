@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,13 +65,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 # Linear layers ------------------------------------------------------------------------------------------------------
 
 
-def linear_hook(layer: torch.nn.Module) -> Any:
-    """The function that computes a tensor-parallel linear layer instead of megatron-core's; None if not replaced."""
-    return vars(layer).get(_LINEAR_HOOK)
-
-
 def set_linear_hook(layer: torch.nn.Module, function: Callable[..., torch.Tensor]) -> None:
-    """Compute a layer by `function(input=, weight=, bias=, **others)`; see `linear_defaults`.
+    """Compute a tensor-parallel linear layer by `function(input=, weight=, bias=, **others)`; see `linear_defaults`.
 
     Raises RunError if the layers of this megatron-core cannot be hooked.
     """
@@ -214,15 +209,41 @@ def _without_method(models: Any, name: str) -> Iterator[None]:
             delattr(model, name)
 
 
+def optimizer_parts(optimizer: Any) -> list[Any]:
+    """The optimizers that megatron-core has chained; the optimizer itself if it is another one."""
+    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
+
+
 def loss_scalers(optimizer: Any) -> list[Any]:
     """megatron-core's scalers of the loss, for fp16; [] for another optimizer, or without one."""
-    parts = getattr(optimizer, "chained_optimizers", [optimizer])
-    return [scaler for part in parts if (scaler := getattr(part, "grad_scaler", None)) is not None]
+    return [scaler for part in optimizer_parts(optimizer) if (scaler := getattr(part, "grad_scaler", None)) is not None]
 
 
 def inner_optimizers(optimizer: Any) -> list[Any]:
     """torch's optimizers inside megatron-core's; with its distributed optimizer their parameters are parts."""
-    return [part.optimizer for part in getattr(optimizer, "chained_optimizers", [optimizer])]
+    return [part.optimizer for part in optimizer_parts(optimizer)]
+
+
+@contextmanager
+def adam_steps_kept(optimizer: Any) -> Iterator[None]:
+    """Inside the block megatron-core's distributed optimizer loads its checkpoints into torch's Adam, too.
+
+    Its state has a step, which the checkpoint's part of a parameter lacks, and which all would share afterwards.
+    """
+    name = "_set_main_param_and_optimizer_states"
+    parts = [part for part in optimizer_parts(optimizer) if hasattr(part, name)]
+    for part in parts:
+        setattr(part, name, partial(_load_without_step, getattr(part, name), part))
+    yield
+    for part in parts:
+        delattr(part, name)
+        for state in part.optimizer.state.values():
+            state.update({"step": state["step"].clone()} if "step" in state else {})
+
+
+def _load_without_step(load: Callable[..., None], part: Any, parameter: Any, state: Mapping[str, Any]) -> None:
+    own = part._get_main_param_and_optimizer_states(parameter)
+    load(parameter, {**({"step": own["step"]} if "step" in own else {}), **state})
 
 
 def describe_group(group: Any, name: str, rank: int) -> None:
@@ -331,7 +352,7 @@ def forget_gradient_groups(optimizer: Any) -> None:
 
     From 0.19 on that takes a reduction in the first step, which a process that joins later would wait for alone.
     """
-    for part in (optimizer, *getattr(optimizer, "chained_optimizers", ())):
+    for part in (optimizer, *optimizer_parts(optimizer)):
         if hasattr(part, "_has_grad_norm_group_cache"):
             part._has_grad_norm_group_cache = None
 

@@ -32,7 +32,7 @@ class Servers(dict[str, "ForkServer"]):
         from recycle.exec.processes.forkserver import PRELOADED, ForkServer
 
         alike = next((other for other in self if PRELOADED[other] == PRELOADED[kind]), None)
-        self[kind] = self[alike] if alike else ForkServer(kind, checkpoints=True)
+        self[kind] = self[alike] if alike else ForkServer(kind)
         return self[kind]
 
 

@@ -35,9 +35,6 @@ PRELOADED = (
     "recycle.exec.launch.launcher",
     "recycle.exec.launch.agent",
     "recycle.solve.planner",
-    "torch.distributed.checkpoint.hf_storage",
-    "torch.distributed.checkpoint.state_dict_saver",
-    "torch.distributed.checkpoint.state_dict_loader",
     "safetensors.torch",
     "tests.warmed",
 )

@@ -285,9 +285,13 @@ class TimedLanes:
     seconds_per_unit: float | None = None
 
     @property
-    def timeline(self) -> Timeline:
+    def known_context(self) -> TimelineContext:
         assert self.context is not None
-        return self.context.timeline
+        return self.context
+
+    @property
+    def timeline(self) -> Timeline:
+        return self.known_context.timeline
 
     @property
     def unit(self) -> TimeUnit:

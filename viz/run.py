@@ -205,8 +205,8 @@ class Run:
         later_generations = [
             other for other in self.generations_of(step) if generation is not None and other > generation
         ]
-        lives = [self.generations.get(number, {}).get("live") for number in (generation, *later_generations[:1])]
-        lives = [live for live in lives if isinstance(live, list)]
+        events = [self.generations.get(number, {}) for number in (generation, *later_generations[:1])]
+        lives = [live for event in events if isinstance(live := event.get("live"), list)]
         if lives:
             return tuple(worker for worker in self.shape.workers() if any(str(worker) not in live for live in lives))
         plan = self.plan(self.plan_of(step, generation))

@@ -134,11 +134,14 @@ def schedule_source(
     origin, marks = None, Marks()
     if findings:
         begins, index, origin = schedule.columns.offsets, schedule.shape.worker_index, graph.origin
+        assert origin is not None
+
+        origin_of_rows = origin
 
         def rows_of(places: Iterable[Finding | ProgramPosition]) -> list[int]:
             placed = [(p.worker, p.position) for p in places if p.worker is not None and p.position is not None]
             broken = [int(begins[index(Worker.parse(worker))]) + position for worker, position in placed]
-            rows: list[int] = np.flatnonzero(np.isin(origin, broken)).tolist()
+            rows: list[int] = np.flatnonzero(np.isin(origin_of_rows, broken)).tolist()
             return rows
 
         marks = Marks(rows_of(findings), rows_of(other for finding in findings for other in finding.others))

@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--tied", action="store_true", help="embedding and output layer share a weight")
     parser.add_argument("--evaluate", type=int, default=0, help="steps between evaluations")
     parser.add_argument("--checkpoints", type=Path, help="folder for a checkpoint of each step")
+    parser.add_argument("--profile", type=Path, help="file for the measured times and bytes")
     given = parser.parse_args()
     torch.manual_seed(1234)
     with recycle.megatron.session(given.schedule) as session:  # + instead of init_process_group
@@ -124,6 +125,8 @@ def main() -> None:
                 path = given.checkpoints / f"step-{step}-rank{rank}.pt"
                 torch.save([part.state_dict() for part in parts], path.with_suffix(".tmp"))
                 path.with_suffix(".tmp").rename(path)
+        if given.profile is not None:
+            session.save_profile(given.profile)
 
 
 def report(what: str, losses: list[torch.Tensor]) -> None:

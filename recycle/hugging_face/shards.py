@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from recycle.errors import RecycleError, first_line
-from recycle.exec.checkpoint.checkpoint import SUFFIX
+from recycle.exec.checkpoint.checkpoint import SUFFIX, save_tensors
 
 ByteProgress = Callable[[int, int], None]
 """Called with the bytes written and the total."""
@@ -76,11 +74,8 @@ def _shards(tensors: Mapping[str, PlannedTensor], most_bytes: int) -> list[list[
     return shards
 
 
-def _save(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+def _save(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     try:
-        save_file(dict(tensors), path, metadata={"format": "pt"})
-        os.chmod(path, path.parent.stat().st_mode & 0o666)  # safetensors makes files readable by their owner only
-        with path.open("rb") as stream:  # the file's content must reach the disk before the folder is renamed
-            os.fsync(stream.fileno())
+        save_tensors(path, tensors, path.parent)
     except (SafetensorError, OSError) as error:
         raise RecycleError(f"{path}: cannot be written ({first_line(error)})") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from recycle.ir.instruction import (
     StageWide,
     WeightPart,
 )
-from recycle.ir.kinds import is_kind
+from recycle.ir.kinds import KIND_CLASSES, is_kind
 from recycle.ir.schedule import Schedule
 from recycle.job.shape import Shape
 
@@ -46,9 +47,17 @@ class Operations:
 
     def select(self, *classes: type[Instruction]) -> Rows:
         """Return the valid operations of these kinds or their subclasses."""
-        return np.flatnonzero(is_kind(self.kind, classes) & self.valid)
+        chosen = [rows for cls, rows in zip(KIND_CLASSES, self._of_kind, strict=False) if issubclass(cls, classes)]
+        return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *chosen]), kind="stable")
 
     of = select  # previous name
+
+    @cached_property
+    def _of_kind(self) -> list[Rows]:
+        rows = np.flatnonzero(self.valid)
+        kind = self.kind[rows]
+        ends = np.cumsum(np.bincount(kind, minlength=len(KIND_CLASSES)))
+        return np.split(rows[np.argsort(kind, kind="stable")], ends[:-1])
 
     def first(self, shape: Shape, chosen: Rows) -> Rows:
         """Return the first of `chosen` for each cell (stage * D * m + micro-batch), -1 without one."""

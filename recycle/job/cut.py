@@ -138,25 +138,27 @@ def balanced(weights: tuple[float, ...], parts: int) -> tuple[int, ...]:
 
 
 def even_ranks(weights: Sequence[float], sizes: Sequence[int], shape: Shape) -> list[int]:
-    """Move entries between neighboring parts, the stages of `shape`, as long as that evens the sums of its ranks.
+    """Change the sizes of contiguous parts, the stages of `shape`, as long as that evens the sums of its ranks.
 
-    One entry is moved at a time: first to lower the largest sum, then the sum of squares. Limits: it may end before the
-    best split.
+    One part of the rank with the largest sum gives an entry to another part at a time: first to lower the largest sum,
+    then the sum of squares over ranks, then over parts. Limits: it may end before the best split.
     """
+    total, hosted = sum(weights), [shape.stages_of_rank(rank) for rank in range(shape.ranks)]
 
-    def unevenness(sizes: Sequence[int]) -> tuple[float, float]:
-        sums = [0.0] * shape.ranks
-        for stage, (begin, end) in enumerate(pairwise([0, *accumulate(sizes)])):
-            sums[shape.rank_of(stage)] += sum(weights[begin:end])
-        return max(sums), sum(each * each for each in sums)
+    def sums(sizes: Sequence[int]) -> tuple[list[float], list[float]]:
+        of_part = [sum(weights[begin:end]) / total for begin, end in pairwise([0, *accumulate(sizes)])]
+        return [sum(of_part[part] for part in parts) for parts in hosted], of_part
+
+    def unevenness(sizes: Sequence[int]) -> list[float]:
+        of_rank, of_part = sums(sizes)
+        squares = (sum(each * each for each in values) for values in (of_rank, of_part))
+        return [round(each, 9) for each in (max(of_rank), *squares)]
 
     while True:
-        moved = [
-            [*sizes[:s], sizes[s] - step, sizes[s + 1] + step, *sizes[s + 2 :]]
-            for s in range(len(sizes) - 1)
-            for step in (1, -1)
-            if sizes[s] - step > 0 and sizes[s + 1] + step > 0
-        ]
+        of_rank, _ = sums(sizes)
+        busiest = [part for part in hosted[of_rank.index(max(of_rank))] if sizes[part] > 1]
+        pairs = [(part, other) for part in busiest for other in range(len(sizes)) if other != part]
+        moved = [[size - (at == part) + (at == other) for at, size in enumerate(sizes)] for part, other in pairs]
         best = min(moved, key=unevenness, default=sizes)
         if unevenness(best) >= unevenness(sizes):
             return list(sizes)

@@ -341,8 +341,8 @@ class TrainSection(Struct, frozen=True, forbid_unknown_fields=True):
             fp32.
         sharded_optimizer: whether the hosts of a stage share its optimizer state (docs/guides/sharded-optimizer.md).
         optimizer_copies: hosts that hold each part of a sharded optimizer state; all but one may die without loss.
-        copy_bytes (bytes): most bytes that a worker sends another per iteration for copies of a sharded state; what
-            fits into the iteration when left out.
+        copy_bytes (bytes): most bytes that a worker sends another per iteration for copies of a sharded state;
+            64 MiB when left out.
         accumulation: "exact" sums gradients to the same bits in any order; "fast" sums in fp32.
         reduce_buckets: parts in which a stage's gradients are summed over its hosts, each as soon as it is complete.
         undo: where the state before a staggered step is kept: on the device, or in pinned memory of the host.

@@ -1,7 +1,25 @@
-"""Runs recycle's schedules in a training script of Megatron, with its loop, DDP, optimizer and launcher.
+"""Runs recycle in a training script of Megatron, with the script's model, DDP, optimizer, data and checkpoints.
 
-`forward_backward_func(schedule)` replaces megatron-core's `get_forward_backward_func()`. `as_stage` builds the chunks
-of a placement that differs from Megatron's. Importing this package loads neither torch nor megatron-core.
+    own loop, no failures   loop.py           `forward_backward_func(schedule)` in place of megatron-core's function
+                            order.py          the program of a rank
+                            lanes.py          transfers between the ranks of a pipeline
+                            placement.py      `as_stage`: model chunks of other placements
+    session                 own_loop.py       `session()`: what a script calls; advances the worker's main loop
+                            script.py         model, optimizer and data of the script, as stages of a worker
+                            micro_batches.py  the data of any micro-batch
+                            live.py           groups of torch.distributed whose members may die and return
+                            peers.py          the live processes of a generation
+                            transfer.py       nested values with tensors between two of them
+                            pretrain.py       Megatron-LM's `pretrain()` in a session
+    both                    chunk.py          F, B, I and W of a model chunk
+                            gradient_sync.py  when DDP sums gradients
+                            without_gpu.py    megatron-core on CPUs
+    checkpoints             torch_dist.py, conversion.py, arguments.py
+
+A session is a worker of `recycle train` (`recycle.exec.worker`) with other stages: generations, plans, the interpreter,
+reports, commits, steps and roll-forward, copies to a returning worker, heartbeats and faults are that package's. It may
+import all of `recycle.exec` but the launcher and the leader. Begin with own_loop.py. Importing this package loads
+neither torch nor megatron-core.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from megatron.core.pipeline_parallel.schedules import (
     check_first_val_step,
     deallocate_output_tensor,
     forward_step,
+    get_tensor_shapes,
 )
 
 from recycle.errors import ScheduleWarning
@@ -56,6 +57,21 @@ class Call:
     @property
     def results(self) -> list[Any]:
         return [value for _, kept in sorted(self.kept.items()) for value in kept]
+
+
+def message_of(
+    config: Any, groups: Any, sequence: int, rows: int, decoder_sequence: int | None
+) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and type of the activations between stages: [sequence, rows, hidden]."""
+    shape = get_tensor_shapes(
+        seq_length=sequence,
+        micro_batch_size=rows,
+        decoder_seq_length=decoder_sequence,
+        config=config,
+        tp_group=groups.tp,
+        cp_group=groups.cp,
+    )[0]
+    return tuple(shape), config.pipeline_dtype or config.params_dtype
 
 
 class ModelChunk:

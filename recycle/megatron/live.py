@@ -50,7 +50,7 @@ BACKEND = "live"
 _CALLS = 1 << 20
 """More collectives than a script makes in a step."""
 MOST_BYTES = 1 << 20
-"""Largest tensor that is gathered from every live process."""
+"""Largest tensor that is gathered from every live process; parts of an optimizer's state may be larger."""
 
 
 class Scope(Enum):
@@ -186,6 +186,7 @@ class LiveWorld:
                 self._last[key] = exchange(self.calling)
                 self._counts[key] += 1
             except TransportError as error:
+                self.calling = None  # the next generation has other groups
                 recover(error)
             finally:
                 self.recover, self.calling = recover, None
@@ -367,9 +368,9 @@ class LiveGroup(_Group):  # type: ignore[misc]
         return self._run("gather", lambda peers: self._entries("gather", tensors[0], peers), take)
 
     def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Work:
-        if self._scope is not Scope.OWN:
+        if not self._answers_alone or not inputs:
             raise self._refusal("scatter")
-        _copy(outputs, inputs[0])
+        _copy(outputs, [inputs[0][_Group.rank(self)]])
         return LiveWork()
 
     def barrier(self, opts: Any = None) -> Work:
@@ -510,7 +511,7 @@ class LiveGroup(_Group):  # type: ignore[misc]
             raise self._refusal(call)
         if self._scope is Scope.TENSOR and self._tensor is not None:
             return self._tensor.gather_all(tensor)
-        if tensor.nbytes > MOST_BYTES:
+        if tensor.nbytes > MOST_BYTES and not self._is_instance_of_stage:
             raise self._refusal(f"{call} of {tensor.nbytes:,} bytes, more than {MOST_BYTES:,},")
         by_worker = peers.gather(self._number(peers), tensor)
         entries = [by_worker[peers.holder(member)] for member in self._members]

@@ -17,7 +17,6 @@ from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
-from megatron.core.pipeline_parallel.schedules import get_tensor_shapes
 from megatron.core.utils import get_attr_wrapped_model, get_model_config
 
 from recycle.errors import RunError
@@ -27,7 +26,7 @@ from recycle.exec.transport.base import Transport
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.ir.instruction import BackwardInput
 from recycle.job.shape import MicroBatch
-from recycle.megatron.chunk import Call, ModelChunk
+from recycle.megatron.chunk import Call, ModelChunk, message_of
 from recycle.megatron.gradient_sync import GradientSync
 from recycle.megatron.lanes import PipelineLanes
 from recycle.megatron.order import MegatronGrid, RankOrder, ScheduleSource, evaluation_order, training_order
@@ -115,16 +114,9 @@ class ForwardBackward:
         groups = pg_collection if pg_collection is not None else loop_groups()
         order = self._order(forward_only, num_microbatches)
         chunks = self._model_chunks(models, order, config)
-        shape = get_tensor_shapes(
-            seq_length=seq_length,
-            micro_batch_size=micro_batch_size,
-            decoder_seq_length=decoder_seq_length,
-            config=config,
-            tp_group=groups.tp,
-            cp_group=groups.cp,
-        )[0]
         device = next(models[0].parameters()).device
-        lanes = PipelineLanes(groups.pp, shape, config.pipeline_dtype or config.params_dtype, device)
+        message = message_of(config, groups, seq_length, micro_batch_size, decoder_seq_length)
+        lanes = PipelineLanes(groups.pp, *message, device)
         call = Call(
             config,
             forward_step_func,

@@ -23,6 +23,8 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -36,6 +38,7 @@ from recycle.exec.hooks.hook import Generation, IterationHook
 from recycle.exec.hooks.phases import Phase
 from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.planning.run_checks import check_for_run
+from recycle.exec.profile.executed import executed
 from recycle.exec.protocol import STAGE_LOST, Commit, GenerationRecord
 from recycle.exec.transport.base import TransportError
 from recycle.exec.worker.iterations import Pause, Pauses
@@ -56,7 +59,8 @@ from recycle.megatron.script import Arguments, Script, ScriptStages
 from recycle.megatron.transfer import receive_value, send_value
 from recycle.megatron_versions import share_random_generator
 
-_PHASES = ("next", "reduced", "stepped")
+_NEXT, _REDUCED, _STEPPED = range(3)
+_PHASES = {"next": _NEXT, "reduced": _REDUCED, "stepped": _STEPPED}
 
 
 def session(schedule: ScheduleSource | None = None) -> Session:
@@ -121,8 +125,11 @@ class Session:
 
     @property
     def acting_rank(self) -> int:
-        """The rank for which this process prints: its own, or 0 or the last one if it stands in for that."""
-        return self._world.acting_rank
+        """The rank for which this process prints: its own, or 0 or the last one if it stands in for that.
+
+        Inside an iteration it is the process's own: megatron-core looks for it among the members of groups.
+        """
+        return self._world.acting_rank if self._is_in_script else self._world.rank
 
     def _device_state(self) -> DeviceState:
         if self._is_in_script:
@@ -189,13 +196,13 @@ class Session:
         """Iterate over the steps of the run, from 0 or from the step at which this process joins."""
         self._require_script()
         while True:
-            self._advance((self.step, _PHASES.index("next")))
+            self._advance((self.step, _NEXT))
             if self._is_over:
                 return
             self.step = self._at[0]
             self._world.begin_step(self.step)
             yield self.step
-            if self._at < (self.step, _PHASES.index("stepped")):
+            if self._at < (self.step, _STEPPED):
                 raise RunError(f"step {self.step}: the script did not call optimizer_step")
             self.step += 1
             if self.step >= self.job.train.steps:
@@ -223,7 +230,7 @@ class Session:
         script = self._require_script()
         script.arguments = Arguments(forward_step_func, seq_length, micro_batch_size, decoder_seq_length)
         script.results = []
-        self._advance((self.step, _PHASES.index("reduced")))
+        self._advance((self.step, _REDUCED))
         return script.results
 
     def optimizer_step(self) -> tuple[bool, float | None, int | None]:
@@ -234,9 +241,9 @@ class Session:
             `optimizer.step()`.
         """
         script = self._require_script()
-        if self._at < (self.step, _PHASES.index("reduced")):
+        if self._at < (self.step, _REDUCED):
             raise RunError(f"step {self.step}: the script called optimizer_step before forward_backward")
-        self._advance((self.step, _PHASES.index("stepped")))
+        self._advance((self.step, _STEPPED))
         success, norm, zeros = script.stepped
         return success, norm, zeros
 
@@ -255,7 +262,7 @@ class Session:
         `data` is as for `attach`, and is called again in each evaluation.
         """
         script, results = self._require_script(), list[Any]()
-        if self._world.is_alone or self._at[1] == _PHASES.index("reduced"):
+        if self._world.is_alone or self._at[1] == _REDUCED:
             raise RunError("session.evaluate: call it after a step, or before forward_backward, not between the two")
         arguments = Arguments(forward_step_func, seq_length, micro_batch_size, decoder_seq_length)
 
@@ -276,6 +283,25 @@ class Session:
 
         self._world.complete(None, run)
 
+    def save_profile(self, path: str | Path) -> None:
+        """Write the times and bytes of the run so far as a profile, for `[times] profile`, in the first live process.
+
+        Call it in all processes, between two steps. The profile has the times of `recycle profile RUN -o FILE`, and the
+        bytes of the first forward's activations. Raises RecycleError if no iteration is in the trace.
+        """
+        script, rows = self._require_script(), list[tuple[Worker, torch.Tensor]]()
+
+        def gather(peers: Peers) -> None:
+            rows[:] = peers.gather(None, script.bytes_held()).items()
+
+        self.repeat_together(gather)
+        if self.worker != rows[0][0] or self._process.tensor_rank:
+            return
+        of_rank = {worker.rank: row.tolist() for worker, row in rows}
+        by_stage = [row for chunk in zip(*map(of_rank.__getitem__, range(len(of_rank))), strict=True) for row in chunk]
+        message, activation, static = map(list, zip(*by_stage, strict=True))
+        replace(executed(self.directory).profile, message=message, activation=activation, static=static).save(path)
+
     def set_alone(self, is_alone: bool) -> None:
         """Let this process answer its collectives alone, as before `steps()`: others do not make them."""
         self._world.is_alone = is_alone
@@ -284,33 +310,44 @@ class Session:
 
     def _advance(self, target: tuple[int, int]) -> None:
         """Run the main loop until it pauses at `target` = (step, phase), or after it."""
+        with self._outside_script():
+            try:
+                while self._at < target and not self._is_over:
+                    self._take(next(self._pauses))
+            except StopIteration as end:
+                self._end(end)
+
+    @contextmanager
+    def _outside_script(self) -> Iterator[None]:
         self._is_in_script, self._world.recover = False, None
         try:
-            while self._at < target and not self._is_over:
-                self._take(next(self._pauses))
-        except StopIteration as end:
-            self._is_over = True
-            if not end.value:
-                lost = self._process.member.stage_lost
-                print(f"worker {self.worker} leaves the run{lost and ': '}{lost}", flush=True)
-                sys.exit(STAGE_LOST if lost else 0)
+            yield
         finally:
             self._is_in_script, self._world.recover = True, self._recover
 
+    def _end(self, end: StopIteration) -> None:
+        """The main loop has ended, after the last step or because this process leaves the run."""
+        self._is_over = True
+        if not end.value:
+            lost = self._process.member.stage_lost
+            print(f"worker {self.worker} leaves the run{lost and ': '}{lost}", flush=True)
+            sys.exit(STAGE_LOST if lost else 0)
+
     def _take(self, pause: Pause) -> None:
-        self._at = pause.step, _PHASES.index(pause.phase)
+        self._at = pause.step, _PHASES[pause.phase]
 
     def _recover(self, error: TransportError) -> None:
         """Bring this process into the next generation, to where the script is."""
         target = self._at
         if self._is_over:
             raise RunError(f"a collective after the end of the run: {error}")
-        self._is_in_script, self._world.recover = False, None
-        try:
+        with self._outside_script():
             if self._world.peers is not None:
-                self._take(self._pauses.throw(error))
-        finally:
-            self._is_in_script, self._world.recover = True, self._recover
+                try:
+                    self._take(self._pauses.throw(error))
+                except StopIteration as end:
+                    self._end(end)
+                    raise RunError("a worker has died after the last step, before the script has ended") from None
         self._at = min(self._at, (target[0], -1)) if self._world.peers is None else self._at
         self._advance(target)
 

@@ -24,7 +24,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,7 +36,7 @@ from recycle.job import Job
 from recycle.megatron.own_loop import Session, session
 from recycle.megatron.peers import Peers
 from recycle.megatron.without_gpu import without_gpu
-from recycle.megatron_versions import data_parallel_rank, installed_versions
+from recycle.megatron_versions import adam_steps_kept, data_parallel_rank, installed_versions, optimizer_parts
 
 _REFUSED = (
     *(
@@ -53,8 +53,10 @@ _REFUSED = (
     *("use_tp_pp_dp_mapping", "vision_pretraining"),
 )
 """Arguments of Megatron-LM that must not be set."""
+_GLOO = "enable_gloo_process_groups", "use_gloo_process_groups"
+"""Argument of Megatron-LM up to 0.18, and from 0.19 on."""
 _START = "_initialize_distributed"
-_REPLACED = ("train", "train_step", "training_log", "save_checkpoint")
+_REPLACED = ("train", "train_step", "training_log", "load_checkpoint", "save_checkpoint")
 
 
 def run(script: Path, arguments: Sequence[str]) -> None:
@@ -249,7 +251,7 @@ class _Pretraining:
             num_distributed_optimizer_instances=args.num_distributed_optimizer_instances,
             get_embedding_ranks=embedding_ranks,
             get_position_embedding_ranks=position_embedding_ranks,
-            create_gloo_process_groups=args.enable_gloo_process_groups,
+            create_gloo_process_groups=any(getattr(args, name, False) for name in _GLOO),
         )
         self._initialize_distributed(embedding_ranks, position_embedding_ranks, *others, **named)
         if self._session.copies_state:
@@ -378,15 +380,31 @@ class _Pretraining:
 
     # Checkpoints.
 
-    def save_checkpoint(self, *arguments: Any, **named: Any) -> None:
-        from megatron.core import parallel_state
+    def load_checkpoint(self, model: Any, optimizer: Any, *others: Any, **named: Any) -> Any:
+        # Rank 0 reads the state of all ranks.
+        with torch.no_grad(), adam_steps_kept(optimizer), _ranked(optimizer, 0):
+            return self._originals["load_checkpoint"](model, optimizer, *others, **named)
 
+    def save_checkpoint(self, iteration: int, model: Any, optimizer: Any, *others: Any, **named: Any) -> None:
         def save(peers: Peers) -> None:
-            own_rank = parallel_state.get_expert_data_parallel_rank
-            parallel_state.get_expert_data_parallel_rank = lambda *_, **__: int(not self._session.is_saver)
-            try:
-                self._originals["save_checkpoint"](*arguments, **named)
-            finally:
-                parallel_state.get_expert_data_parallel_rank = own_rank
+            with _ranked(optimizer, int(not self._session.is_saver)):
+                self._originals["save_checkpoint"](iteration, model, optimizer, *others, **named)
 
         self._session.repeat_together(save)
+
+
+@contextmanager
+def _ranked(optimizer: Any, rank: int) -> Iterator[None]:
+    """Give this process a rank among the hosts of a stage, of which rank 0 reads and writes checkpoints."""
+    from megatron.core import parallel_state
+
+    names = ("data_parallel_group", "data_parallel_group_gloo")
+    groups: list[Any] = [getattr(part, name, None) for part in optimizer_parts(optimizer) for name in names]
+    with ExitStack() as stack:
+        name = "get_expert_data_parallel_rank"
+        stack.callback(setattr, parallel_state, name, getattr(parallel_state, name))
+        setattr(parallel_state, name, lambda *_, **__: rank)
+        for group in set(groups) - {None}:
+            group.rank = lambda: rank
+            stack.callback(delattr, group, "rank")
+        yield

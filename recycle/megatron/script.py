@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
-from megatron.core.pipeline_parallel.schedules import get_tensor_shapes
 from megatron.core.utils import get_model_config
 
 from recycle.errors import RunError
@@ -34,7 +33,7 @@ from recycle.ir.lower import forward_only, lower
 from recycle.ir.schedule import Schedule
 from recycle.job import Job
 from recycle.job.shape import MicroBatch, Worker
-from recycle.megatron.chunk import Call, ModelChunk
+from recycle.megatron.chunk import Call, ModelChunk, message_of
 from recycle.megatron.gradient_sync import GradientSync
 from recycle.megatron.live import LiveWorld
 from recycle.megatron.loop import model_attribute, require_fit
@@ -119,7 +118,7 @@ class Script:
         self._stack = ExitStack()
         self._evaluation: tuple[Arguments, Mapping[int, MicroBatches]]
         self._at = self._begun = -1
-        self._scalers = loss_scalers(optimizer)
+        self._scalers, self._is_megatron = loss_scalers(optimizer), hasattr(optimizer, "step_with_ready_grads")
         self._before: tuple[list[torch.Tensor], list[Any]] = [], []
         self._loss_scale, self._tokens = 1.0, 0
 
@@ -145,6 +144,11 @@ class Script:
             raise RunError(f"model: share_embeddings_and_output_weights = {stated}; state [model] tied = {stated}")
         if config.sequence_parallel:
             raise RunError("config.sequence_parallel is set: a session does not support it; switch it off")
+        if config.num_moe_experts and config.tensor_model_parallel_size > 1:
+            raise RunError(
+                "config.num_moe_experts is set: with tensor parallelism it needs sequence parallelism in megatron-core,"
+                " which a session does not support; set [shape] tensor_parallel = 1"
+            )
         for model in self.models:
             ddp = getattr(model, "ddp_config", None)
             if ddp is None:
@@ -207,15 +211,9 @@ class Script:
     ) -> None:
         self.interrupt()
         config, groups = self.config, loop_groups()
-        message = get_tensor_shapes(
-            seq_length=arguments.sequence,
-            micro_batch_size=arguments.rows,
-            decoder_seq_length=arguments.decoder_sequence,
-            config=config,
-            tp_group=groups.tp,
-            cp_group=groups.cp,
-        )[0]
-        self.peers.transport.message = tuple(message), config.pipeline_dtype or config.params_dtype
+        self.peers.transport.message = message_of(
+            config, groups, arguments.sequence, arguments.rows, arguments.decoder_sequence
+        )
         self.call = Call(
             config,
             arguments.forward_step,
@@ -265,9 +263,16 @@ class Script:
     def _seeded(self, step: int, stage: int, micro_batch: MicroBatch) -> Iterator[None]:
         shape = self.job.shape
         number = (step * shape.pipelines + micro_batch.pipeline) * shape.micro_batches + micro_batch.index
-        with torch.random.fork_rng():
-            torch.manual_seed((self.job.model.seed << 40) + number * shape.stages + stage)
+        # `torch.manual_seed` takes a third of a millisecond without a GPU, because it queues a call for one.
+        generators = [torch.default_generator, *torch.cuda.default_generators]
+        states = [generator.get_state() for generator in generators]
+        for generator in generators:
+            generator.manual_seed((self.job.model.seed << 40) + number * shape.stages + stage)
+        try:
             yield
+        finally:
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
 
     def collect(self, stage: int) -> None:
         """Move a micro-batch's gradient to the exact sum."""
@@ -327,7 +332,7 @@ class Script:
 
     def prepare_step(self) -> None:
         """Do what needs other processes in the optimizer's step: the norm and the clipping of the gradient."""
-        if not hasattr(self.optimizer, "step_with_ready_grads"):
+        if not self._is_megatron:
             for parameter in self._parameters():
                 parameter.grad = parameter.main_grad.to(parameter.dtype)
             return
@@ -343,7 +348,7 @@ class Script:
         if self._at == iteration:
             return
         self._at = iteration
-        if hasattr(self.optimizer, "step_with_ready_grads"):
+        if self._is_megatron:
             with without_parameter_gathers(self.models) if self.is_sharded else nullcontext():
                 if self.stepped[0]:
                     self.optimizer.step_with_ready_grads()
@@ -421,6 +426,19 @@ class Script:
             for group, settings in zip(optimizer.param_groups, groups, strict=True):
                 group.update(settings)
 
+    def bytes_held(self) -> torch.Tensor:
+        """For each chunk the bytes of a message, of a micro-batch's activations, and of parameters and their state."""
+        (shape, dtype), stages = self.peers.transport.message, self.stages.values()
+        message = math.prod(shape) * dtype.itemsize
+        own = [_bytes([*stage.model.module.parameters(), *gradient_buffers(stage.model)]) for stage in stages]
+        inner = inner_optimizers(self.optimizer) if self._is_megatron else [self.optimizer]
+        state = [part for optimizer in inner for parts in optimizer.state.values() for part in parts.values()]
+        weights = {tensor.data_ptr() for tensor in self._tensors()}
+        copies = [copy for optimizer in inner for copy in _parameters_of(optimizer) if copy.data_ptr() not in weights]
+        of_optimizer = 1 + _bytes([*filter(torch.is_tensor, state), *copies]) / sum(own)  # in proportion
+        rows = [[message, stage.activation_bytes, size * of_optimizer] for stage, size in zip(stages, own, strict=True)]
+        return torch.tensor(rows, dtype=torch.float64)
+
     def optimizer_part(self) -> list[Any]:
         """This process's part of a sharded optimizer's state, with the parameters that it steps."""
         inner = inner_optimizers(self.optimizer)
@@ -437,6 +455,10 @@ def _parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
     return chain.from_iterable(group["params"] for group in optimizer.param_groups)
 
 
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
 def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "params"}
 
@@ -446,12 +468,12 @@ def _detached(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _norms_squared(model: Any) -> list[float]:
-    norms = [torch.zeros(1, dtype=torch.float64)], [torch.zeros(1, dtype=torch.float64)]
+    norms: tuple[list[torch.Tensor], ...] = [], []
     for parameter in model.parameters():
         if parameter.requires_grad and not getattr(parameter, "shared", False):
             is_copied = not getattr(parameter, "tensor_model_parallel", False)
-            norms[is_copied].append(torch.linalg.vector_norm(parameter.main_grad).double().view(1))
-    return [float(torch.cat(parts).square().sum()) for parts in norms]
+            norms[is_copied].append(torch.linalg.vector_norm(parameter.main_grad))
+    return [float(torch.stack(part).double().square().sum()) if part else 0.0 for part in norms]
 
 
 class _Layout:
@@ -482,6 +504,24 @@ class ScriptStage(ModelChunk):
             model, index, script.job.shape.stages, number, None, script.job.planner.decoupled, script.config
         )
         self.script, self.index, self.layout = script, index, _Layout(script)
+        self.activation_bytes = 0
+
+    def forward(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
+        if self.activation_bytes or self.call.forward_only:
+            return super().forward(micro_batch, activation)
+        weights = {parameter.untyped_storage().data_ptr() for parameter in self.model.parameters()}
+        held: dict[int, int] = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                held[storage.data_ptr()] = storage.nbytes()
+            return tensor if tensor.is_leaf else tensor.detach()  # an output would hold its own graph
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            output = super().forward(micro_batch, activation)
+        self.activation_bytes = sum(held.values())
+        return output
 
     def begin_iteration(self, step: int) -> None:
         if self.index == min(self.script.stages):
@@ -529,9 +569,6 @@ class ScriptStage(ModelChunk):
     def step(self, iteration: int, clip_factor: float) -> None:
         """The optimizer clips by its own limit."""
         self.script.step(iteration)
-
-    def state_tensors(self) -> list[torch.Tensor]:
-        raise RunError("a session does not step ahead of a commit")
 
     def spoil_gradients(self) -> None:
         self.script.spoil(self.index)

@@ -81,15 +81,16 @@ def assign_by_slots(problem: Problem, running: int | None = None) -> Assignment:
     fewest = min(map(len, live))
     running = running or fewest
     for place, at_work in enumerate(_slots(problem, running)):
+        running_now = set(at_work)
         for s in range(stages):
             rank = shape.rank_of(s)
-            count = dict.fromkeys(live[s], 0) | dict.fromkeys(live[s] & set(at_work), 1)
-            for k in at_work:
-                if k not in live[s]:
-                    h = min(count, key=lambda h: (count[h], taken[rank, h], h))
-                    host[s, k, due[k]] = h * shape.ranks + rank
-                    taken[rank, h] += 1
-                    count[h] += 1
+            if displaced := sorted(running_now - live[s]):
+                count = dict.fromkeys(live[s], 0) | dict.fromkeys(live[s] & running_now, 1)
+            for k in displaced:
+                h = min(count, key=lambda h: (count[h], taken[rank, h], h))
+                host[s, k, due[k]] = h * shape.ranks + rank
+                taken[rank, h] += 1
+                count[h] += 1
         for k in at_work:
             slot[k, due[k]] = place
             due[k] += 1

@@ -8,9 +8,9 @@ the remaining time or steps. The thresholds of the annealing moves are in `searc
 from __future__ import annotations
 
 # Initial orders
-FEW_SHARE = 0.05  # for the first policies with all workers, if some are slow
-START_SHARE = 0.25  # for each problem without some of the slow workers, and for the whole problem if there are such
-NO_GAIN, NO_GAIN_SHARE = 1.02, 0.8  # ratio of bounds up to which slow workers do not help; share without them
+WITHOUT_SHARE, ALL_SHARE = 0.6, 0.3  # for the first problem without slow workers; then for the one with all
+NO_GAIN = 1.02  # ratio of bounds up to which slow workers do not help
+START_SHARE = 0.25  # for each further problem without some of the slow workers
 MOST_LEFT_OUT = 4  # slow workers left out alone, slowest first
 TEMPLATE_SHARE, MOST_TEMPLATES = 0.15, 4
 PORTFOLIO_SHARE = 0.2

@@ -230,7 +230,7 @@ def outcome_of(interaction: Interaction) -> str:
 
 def _run_alone(interaction: Interaction, folder: Path) -> None:
     os.environ["RECYCLE_CACHE"] = str(folder / "cache")
-    server = ForkServer("emulated", checkpoints=True)
+    server = ForkServer("emulated")
     run_interaction(interaction, folder, server)
     server.close()
 

@@ -97,6 +97,7 @@ def _make_worker(store: Any, rank: int) -> Callable[..., Any]:
     over = threading.Event()
 
     def form(generation: int, names: Sequence[str]) -> None:
+        assert world.calling is None  # collectives while the generation forms are over its own processes
         plugin.end()
         over.clear()
         live = sorted(map(Worker.parse, names))

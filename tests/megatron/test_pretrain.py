@@ -21,13 +21,16 @@ from recycle.exec.launch.launcher import RunResult, train
 from tests.warm import warm_children
 
 STEPS, BATCH = 6, 16
-JOB = Job.from_toml("[shape]\npipelines = 2\nranks = 2\nmicro_batches = 4\n[planner]\nsteps = 1\n[train]\nsteps = 6\n")
+JOB = Job.from_toml(
+    "[shape]\npipelines = 2\nranks = 2\nmicro_batches = 4\n[model]\ntied = true\n"
+    "[planner]\nsteps = 1\n[train]\nsteps = 6\n"
+)
 ARGUMENTS = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
     f" --micro-batch-size 2 --global-batch-size {BATCH} --train-iters {STEPS} --lr 1e-3 --lr-warmup-iters 2"
     " --pipeline-model-parallel-size 2 --transformer-impl local --use-cpu-initialization --no-persist-layer-norm"
     " --no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-dropout-fusion"
-    " --attention-softmax-in-fp32 --untie-embeddings-and-output-weights --tokenizer-type NullTokenizer"
+    " --attention-softmax-in-fp32 --tokenizer-type NullTokenizer"
     " --vocab-size 127 --mock-data --num-workers 0 --log-interval 1 --eval-interval 2 --eval-iters 1"
     " --distributed-backend gloo --ckpt-format torch --save-interval 2"
 ).split()
@@ -72,13 +75,14 @@ def logged(result: RunResult, worker: str) -> dict[str, float]:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("optimizer", ["", "--use-distributed-optimizer --num-distributed-optimizer-instances 2"])
 def test_megatron_lms_script_survives_deaths_with_its_checkpoints_and_continues_from_one(
-    script: Path, servers: dict[str, object], tmp_path: Path
+    optimizer: str, script: Path, servers: dict[str, object], tmp_path: Path
 ) -> None:
-    server, saved = servers["gpt"], tmp_path / "saved"
-    calm = pretrain(server, script, tmp_path / "calm")
+    server, saved, options = servers["gpt"], tmp_path / "saved", tuple(optimizer.split())
+    calm = pretrain(server, script, tmp_path / "calm", options=options)
     faults = "kill:0.0@1.backward", "kill:1.1@3.reduce", "rejoin:0.0@3", "rejoin:1.1@5"
-    result = pretrain(server, script, tmp_path / "run", *faults, options=("--save", str(saved)))
+    result = pretrain(server, script, tmp_path / "run", *faults, options=(*options, "--save", str(saved)))
     assert result.losses == calm.losses
     assert result.digests == calm.digests
     printed, stand_in = logged(calm, "1.1"), logged(result, "0.1")  # which prints while 1.1 is dead
@@ -87,7 +91,7 @@ def test_megatron_lms_script_survives_deaths_with_its_checkpoints_and_continues_
     assert stand_in == pytest.approx({what: printed[what] for what in stand_in}, rel=1e-6)
     assert len(list(saved.glob("iter_*/*/model_optim_rng.pt"))) == STEPS // 2 * 2
     (saved / "latest_checkpointed_iteration.txt").write_text("2")
-    again = pretrain(server, script, tmp_path / "again", options=("--load", str(saved)))
+    again = pretrain(server, script, tmp_path / "again", options=(*options, "--load", str(saved)))
     assert again.losses == calm.losses[2:]
 
 

@@ -13,12 +13,13 @@ import pytest
 
 from recycle import Job
 from recycle.cli.planner import plan_for_training
-from recycle.errors import RunError
+from recycle.errors import JobError, RunError
 from recycle.exec.faults.faults import parse_fault, punish
 from recycle.exec.launch.launcher import RunResult, train
 from recycle.ir.formats import named_schedule
 from recycle.ir.instruction import Compute
 from recycle.ir.schedule import Schedule
+from recycle.job.profile import Profile
 from recycle.job.shape import Worker
 from recycle.runs.logs import plan_file
 from tests.cli.command import Command
@@ -30,6 +31,7 @@ from tests.warm import warm_children
 pytestmark = pytest.mark.process
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "megatron_loop" / "survive.py"
+SEQUENCE, ROWS, VOCABULARY, HIDDEN, LAYERS = 64, 2, 128, 64, 4  # in the script
 STEPS = 6
 Survive = Callable[..., RunResult]
 
@@ -81,8 +83,13 @@ def survive(servers: dict[str, object], tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="module")
-def calm(survive: Survive) -> RunResult:
-    return survive(job(), "--dropout=0.1", "--evaluate=2")
+def saved_profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("profile") / "measured.json"
+
+
+@pytest.fixture(scope="module")
+def calm(survive: Survive, saved_profile: Path) -> RunResult:
+    return survive(job(), "--dropout=0.1", "--evaluate=2", f"--profile={saved_profile}")
 
 
 def live(result: RunResult) -> list[int]:
@@ -107,6 +114,17 @@ def test_the_script_trains_without_failures(calm: RunResult) -> None:
         evaluations = list(printed(calm, worker, EVALUATION).values())
         assert len(evaluations) == 3
         assert evaluations[2] < evaluations[0]
+
+
+def test_a_session_saves_the_measured_times_and_bytes(calm: RunResult, saved_profile: Path) -> None:
+    measured = Profile.load(saved_profile)
+    for name in ("forward", "backward_input", "backward_weight", "step", "activation"):
+        assert min(measured.per_stage(name, 2)) > 0, name
+    assert measured.message == [4 * SEQUENCE * ROWS * HIDDEN] * 2
+    layer = 12 * HIDDEN**2 + 13 * HIDDEN
+    ends = VOCABULARY * HIDDEN + SEQUENCE * HIDDEN, VOCABULARY * HIDDEN + 2 * HIDDEN
+    weights = [LAYERS // 2 * layer + end for end in ends]
+    assert measured.static == pytest.approx([16 * count for count in weights], rel=0.02)  # and Adam's state, of fp32
 
 
 @pytest.mark.parametrize(
@@ -256,10 +274,11 @@ def test_the_script_starts_again_from_its_checkpoint_after_the_loss_of_a_stage(
     (tmp_path / "saved").mkdir()
     (tmp_path / "job.toml").write_text(job().to_toml())
     recycle = Command(capsys)
+    faults = "kill:1.1@1", "kill:0.1@3", "kill:0.0@4.stepped", "kill:1.0@4.stepped"  # the last: between two steps
     with warm_children():
         ended = recycle(
             *("agent", tmp_path / "job.toml", "--run", tmp_path / "run", "--steps", STEPS, "--restarts", 1),
-            *("--fault", "kill:1.1@1", "--fault", "kill:0.1@3", "--fault", "kill:0.0@5", "--fault", "kill:1.0@5"),
+            *(word for fault in faults for word in ("--fault", fault)),
             *("--", sys.executable, SCRIPT, "--dropout=0.1", f"--checkpoints={tmp_path / 'saved'}"),
         )
     assert ended.status == 75, ended.err  # the second loss; the first one let the script start again
@@ -340,6 +359,12 @@ def test_a_script_starts_again_on_all_nodes(survive: Survive, tmp_path: Path) ->
     finally:
         cluster.end()
         etcd.end()
+
+
+@pytest.mark.soak
+def test_a_mixture_of_experts_with_tensor_ranks_is_refused_before_training(survive: Survive) -> None:
+    with pytest.raises(JobError, match="num_moe_experts is set: with tensor parallelism"):
+        survive(job(tensor=2), "--layers=mixtral")
 
 
 def test_a_process_without_an_agent_has_no_session() -> None:

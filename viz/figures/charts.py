@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -205,14 +205,14 @@ def run_figure(
             line = {**style, "shape": "hv" if name == "live_workers" else "linear"}
             for entry in (name, "eval_loss") if name == "loss" else (name,):
                 known = [each for each in metrics if is_number(each.get(entry)) and is_number(each.get(axis))]
-                values = [each[entry] for each in known]
+                values = np.array([each[entry] for each in known])
                 if name == "tokens_per_second" and len(values) > MARKED:
                     values = np.convolve(np.pad(values, ROLLING // 2, "edge"), np.full(ROLLING, 1 / ROLLING), "valid")
                 text = ("evaluation " if entry == "eval_loss" else "") + column.text
                 lines.append(
                     {
                         "x": [each[axis] for each in known],
-                        "y": list(values),
+                        "y": values.tolist(),
                         "name": run,
                         "hover": f"{run} step %{{customdata}}, {text}",
                         "line": line if entry == name else {**line, "dash": "dot"},
@@ -230,7 +230,7 @@ def run_figure(
 
 def over_time_figure(report: RunReport, metrics: Sequence[Mapping[str, Any]]) -> go.Figure:
     """Return plots of a run over the seconds since its start, with a band for each interruption."""
-    seconds: Counter[int | None] = Counter()
+    seconds: dict[int | None, float] = defaultdict(float)
     for span in report.spans:
         seconds[span.step] += span.seconds * (span.part is not TimePart.EVALUATING)
     timed = [{**line, "seconds": seconds[line["step"]]} for line in metrics]

@@ -163,12 +163,12 @@ def align_clocks(timelines: Sequence[TimedLanes]) -> tuple[list[TimedLanes], lis
 
     Raises RecycleError if the clocks of an executed step contradict each other, or it ran another plan.
     """
-    executed = next((item for item in timelines if item.context.executed), None)
+    executed = next((item for item in timelines if item.known_context.executed), None)
     if executed is None:
         return list(timelines), []
     aligned, notes = [], []
     for item in timelines:
-        if item.context.executed:
+        if item.known_context.executed:
             checked, uncertainty = require_one_clock(item.timeline)
             notes.append(f"{item.title}: from its first start. {_checked(checked, uncertainty)}")
             aligned.append(item)
@@ -177,7 +177,7 @@ def align_clocks(timelines: Sequence[TimedLanes]) -> tuple[list[TimedLanes], lis
         notes.append(f"{item.title}: 1 unit = {scale:.4g} s; {method}.")
         timeline = scale_timeline(item.timeline, scale)
         lanes = replace(LaneTable.from_timeline(timeline), unit="s")
-        aligned.append(TimedLanes(lanes, replace(item.context, timeline=timeline, plan=None), title=item.title))
+        aligned.append(TimedLanes(lanes, replace(item.known_context, timeline=timeline, plan=None), title=item.title))
     return aligned, notes
 
 
@@ -191,7 +191,7 @@ def _checked(transfers: int, uncertainty: float) -> str:
 
 
 def figures(comparison: Comparison) -> html.Div:
-    is_executed = any(item.context.executed for item in comparison.timelines)
+    is_executed = any(item.known_context.executed for item in comparison.timelines)
     lengths = [item.timeline.makespan if is_executed else item.timeline.period for item in comparison.timelines]
     differences = [length / lengths[0] - 1 if lengths[0] else 0.0 for length in lengths]
     against = [None, *("the same" if abs(share) < 5e-4 else signed_percent(share) for share in differences[1:])]
@@ -212,7 +212,7 @@ def difference(comparison: Comparison, pair: ComparedPair, arrangement: LaneArra
     a, b, unit = pair.first.timeline, pair.second.timeline, comparison.unit
     rows: list[list[parts.Cell]] = [
         [share.title, share.first * unit.scale, share.second * unit.scale, signed(share.difference * unit.scale)]
-        for share in shares(split(a, pair.first.context.limits), split(b, pair.second.context.limits))
+        for share in shares(split(a, pair.first.known_context.limits), split(b, pair.second.known_context.limits))
         if share.first or share.second
     ]
     total = (b.makespan - a.makespan) * unit.scale

@@ -1,7 +1,7 @@
 """Edits of an order on its lanes: an instruction moves in its worker's program, and the result is checked and timed.
 
-Each edit is a schedule of its own, so that the browser undoes one by showing the lanes before it (see
-`assets/modules/edit.js`).
+Each edit gives another schedule, so the browser undoes one by showing the lanes before it: see
+`assets/modules/edit.js`.
 """
 
 from __future__ import annotations

@@ -120,8 +120,11 @@ def cached_response(content: bytes, digest: str) -> Response:
 
 def register(app: Dash, cache: LaneCache) -> None:
     def lanes(digest: str) -> Response:
-        entry = cache.get(digest) or abort(404)
-        return cached_response(entry.content, digest)
+        """Return the lanes of a digest, or of several joined by "+": after each length, as u32, its content."""
+        contents = [(cache.get(each) or abort(404)).content for each in digest.split("+")]
+        if len(contents) > 1:
+            contents = [len(content).to_bytes(4, "little") + content + bytes(-len(content) % 4) for content in contents]
+        return cached_response(b"".join(contents), digest)
 
     def held(digest: str) -> Response:
         entry = cache.get(digest)

@@ -115,9 +115,11 @@ class Page(Protocol):
 
     def register(self, app: Dash) -> None:
         """Add the page's callbacks and routes; a page without any need not override it."""
+        return None
 
     def refresh(self) -> None:
         """Read again what may have changed; called before `layout`."""
+        return None
 
     def scenario(self) -> Sequence[Any]:
         """Return the page's part of the panel for failures and times, which every page shows."""

@@ -10,7 +10,7 @@ from dash import Dash, Output, ctx, dcc, html, no_update
 
 from viz.figures.charts import curves_figure, event_text
 from viz.lane_cache import TimedLanes
-from viz.lanes import Flag, LaneTable
+from viz.lanes import LaneTable
 from viz.pages import parts
 from viz.pages.lanes_view import lanes_view, static_timelines
 from viz.pages.page import Mode, PageOfRun, keep_in_address
@@ -166,7 +166,7 @@ class RunPage(PageOfRun):
         left = parts.gutter(*(lanes.table for lanes in (planned, executed, evaluated) if lanes is not None))
 
         def view(part: str, title: str, lanes: TimedLanes) -> html.Div:
-            return lanes_view(title + _reroutes(lanes.table), lanes, self.name(part), self.cache, left=left)
+            return lanes_view(title + _failed(lanes.table), lanes, self.name(part), self.cache, left=left)
 
         views: list[Any] = []
         if planned is None:
@@ -245,15 +245,9 @@ _MOVES = {
 """Button of the player -> its text and title."""
 
 
-def _reroutes(lanes: LaneTable) -> str:
-    failed_workers = [
-        str(worker) for worker, failed_workers in zip(lanes.workers, lanes.failed, strict=True) if failed_workers
-    ]
-    homes = {int(home) for home in lanes.pipeline[lanes.has(Flag.REROUTED)]}
-    text = f": {', '.join(failed_workers)} failed" if failed_workers else ""
-    if homes:
-        text += f"{',' if text else ':'} micro-batches of pipeline {', '.join(map(str, sorted(homes)))} re-routed"
-    return text
+def _failed(table: LaneTable) -> str:
+    names = ", ".join(str(table.workers[lane]) for lane in table.failed.nonzero()[0].tolist())
+    return f": {names} failed" if names else ""
 
 
 def events_table(events: Sequence[dict[str, Any]]) -> tuple[tuple[str, ...], list[list[parts.Cell]]]:

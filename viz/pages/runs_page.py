@@ -8,7 +8,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +98,12 @@ def summary(run: Path) -> list[parts.Cell]:
 
 def with_seconds(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Add the seconds since the commit before to each line; None if either time is unknown."""
-    times = [line.get("time") if is_number(line.get("time")) else None for line in metrics]
-    passed = [None if None in (now, before) else now - before for before, now in pairwise([None, *times])]
-    return [{**line, "seconds": seconds} for line, seconds in zip(metrics, passed, strict=True)]
+    result, before = [], None
+    for line in metrics:
+        now = line.get("time") if is_number(line.get("time")) else None
+        result.append({**line, "seconds": None if before is None or now is None else now - before})
+        before = now
+    return result
 
 
 class StartPage(Page):

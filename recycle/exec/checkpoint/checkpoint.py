@@ -6,7 +6,7 @@
         manifest.json                    written last: the commit, the model, and every file's size and sha256
 
 A checkpoint is valid only if its manifest is complete and every file matches it; otherwise the previous one is used.
-Files are written by torch.distributed.checkpoint with its safetensors storage, which cannot execute code when loaded.
+Files are in the safetensors format, which cannot execute code when loaded.
 Names do not depend on the split into stages, so the model can be loaded in any other shape.
 
 A sharded optimizer has files of shards instead of stages, with parts of parameters as `NAME.elements-FIRST-END`. With
@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
+from safetensors import SafetensorError
 
 from recycle.errors import RunError, first_line
 from recycle.exec.members import member_name
@@ -154,10 +155,6 @@ def write_stage(
         named: CPU tensors by their name in the checkpoint, which must not change meanwhile.
         kind: "stage", or "shard" of a sharded optimizer, with number `stage`.
     """
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-    from torch.distributed.checkpoint.state_dict_saver import save
-
     stored: dict[str, StoredFile] = {}
     if not named:
         return stored
@@ -165,26 +162,38 @@ def write_stage(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=f".{kind}-{stage}-{writer}.") as scratch:
-            parts = _parts(named)
-            storage = HuggingFaceStorageWriter(scratch, fqn_to_index_mapping=parts, save_distributed=True)
-            save(named, storage_writer=storage, no_dist=True)
-            written = sorted(Path(scratch).iterdir())
+            written: list[Path] = []
+            for part in _parts(named):
+                written.append(Path(scratch) / str(len(written)))
+                save_tensors(written[-1], part, folder)
             for number, (path, digest) in enumerate(zip(written, hashes(written), strict=True), start=1):
                 name = f"{kind}-{label}-{number}-of-{len(written)}{SUFFIX}"
                 stored[name] = StoredFile(path.stat().st_size, digest)
                 os.replace(path, folder / name)
         sync(folder)
-    except (CheckpointException, OSError) as error:
+    except (SafetensorError, OSError) as error:
         raise RunError(f"{folder}: {first_line(error)}") from None
     return stored
 
 
-def _parts(named: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    parts, number, filled = {}, 1, 0
+def save_tensors(path: Path, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """Write a safetensors file to disk, as readable as a folder. Raises SafetensorError, OSError."""
+    from safetensors.torch import save_file
+
+    save_file(tensors, path, {"format": "pt"})
+    os.chmod(path, folder.stat().st_mode & 0o666)  # safetensors makes files readable by their owner only
+    sync(path)
+
+
+def _parts(named: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    parts: list[dict[str, torch.Tensor]] = [{}]
+    filled = 0
     for name, tensor in named.items():
         if filled and filled + tensor.nbytes > PART_BYTES:
-            number, filled = number + 1, 0
-        parts[name] = number
+            parts.append({})
+            filled = 0
+        # Parameters share their step count, which safetensors refuses.
+        parts[-1][name] = tensor.clone() if tensor.numel() == 1 else tensor
         filled += tensor.nbytes
     return parts
 

@@ -80,12 +80,11 @@ class RunRequest:
         return Hosts.at_start(self.job, self.schedule)
 
     def fork_server(self) -> ForkServer:
-        """Start a server that forks this run's workers; it imports what checkpoints need if the run has any."""
+        """Start a server that forks this run's workers."""
         job = self.job
         return ForkServer(
             "script" if self.command else job.model.kind,
             job.train.threads,
-            checkpoints=0 < job.train.checkpoint_every <= self.steps,
             modules=list(dict.fromkeys(name.partition(":")[0] for name in job.named_functions().values())),
             folders=job.model.import_from or (),
         )

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 import torch
@@ -219,34 +218,25 @@ class _SplitForward:
         return output
 
 
-def split_linears(model: torch.nn.Module, store: WeightGradientStore, strict: bool = True) -> int:
-    """Give every tensor-parallel linear layer of `model` the split backward; returns their number.
-
-    Raises RunError for an unsupported megatron-core or feature, and, if `strict`, any other linear layer.
-    """
-    require_exact_split()
-    layers = _linears(model)
-    for name, layer in layers.items():
-        _refuse(name, {"frozen weights": layer.weight is not None and not layer.weight.requires_grad})
-        versions.set_linear_hook(layer, _SplitForward(store, name))
-    if strict:
-        require_all_split(model)
-    return len(layers)
-
-
 class SplitLinears:
-    """Context manager that gives a model's trained tensor-parallel linear layers the split backward."""
+    """Gives a model's trained tensor-parallel linear layers the split backward, inside a block or for good (`split`).
+
+    Raises RunError for an unsupported megatron-core or feature.
+    """
 
     def __init__(self, model: torch.nn.Module, store: WeightGradientStore) -> None:
         require_exact_split()
-        trained = {
-            name: layer for name, layer in _linears(model).items() if layer.weight is None or layer.weight.requires_grad
-        }
-        self._split = [(layer, _SplitForward(store, name)) for name, layer in trained.items()]
+        self._split = [
+            (layer, _SplitForward(store, name))
+            for name, layer in _linears(model).items()
+            if layer.weight is None or layer.weight.requires_grad
+        ]
 
-    def __enter__(self) -> None:
+    def split(self) -> None:
         for layer, forward in self._split:
             versions.set_linear_hook(layer, forward)
+
+    __enter__ = split
 
     def __exit__(self, *failure: object) -> None:
         for layer, _ in self._split:
@@ -269,23 +259,6 @@ def _linears(model: torch.nn.Module) -> dict[str, Any]:
     return layers
 
 
-def require_all_split(model: torch.nn.Module) -> None:
-    """Raise RunError naming any linear layer that computes its weight gradient in I.
-
-    Such a layer trains correctly, but its W is empty, so the plan's times are silently wrong.
-    """
-    for name, layer in model.named_modules():
-        kind = type(layer).__name__
-        below = takewhile(lambda base: base not in LINEAR_CLASSES, type(layer).__mro__)
-        if isinstance(layer, LINEAR_CLASSES) and any("forward" in vars(base) for base in below):
-            raise RunError(
-                f"{name}: {kind} overrides forward, which may bypass the split backward; remove the override"
-            )
-        split = isinstance(versions.linear_hook(layer), _SplitForward)
-        if not split and (isinstance(layer, LINEAR_CLASSES) or holds_matrix(layer)) and not delays_itself(layer):
-            raise RunError(f"{name}: {kind} has no split backward; use megatron-core's local layer spec")
-
-
 def delays_itself(layer: torch.nn.Module) -> bool:
     """Whether a layer delays its weight gradients until `backward_dw`, as Transformer Engine's layers can."""
     store = getattr(layer, "wgrad_store", None)
@@ -300,58 +273,49 @@ class _OneRank:
         return 0
 
 
-class _TinyLayers(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        config = TransformerConfig(
-            num_layers=1,
-            hidden_size=8,
-            num_attention_heads=1,
-            use_cpu_initialization=True,
-            perform_initialization=False,
-            gradient_accumulation_fusion=False,
-        )
-        options = {"config": config, "init_method": lambda _: None, "tp_group": _OneRank(), "skip_bias_add": False}
-        self.column = ColumnParallelLinear(8, 12, bias=True, **options)
-        self.row = RowParallelLinear(12, 8, bias=False, input_is_parallel=True, **options)
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.copy_(_wave(*parameter.shape))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.row(torch.tanh(self.column(inputs)[0]))[0]
-        return output.square().sum()
-
-
 @cache
 def require_exact_split() -> None:
     """Raise RunError unless I and W together, and B, have the bits of megatron-core's own backward.
 
     Runs two tiny layers on the CPU, once per process. Needs megatron-core's `parallel_state`.
     """
-    layers, entry, micro_batch = _TinyLayers(), _wave(3, 2, 8).requires_grad_(), MicroBatch(0, 0)
-    with torch.enable_grad():
-        layers(entry).backward()
-    expected = {"input": entry.grad} | {name: parameter.grad for name, parameter in layers.named_parameters()}
-    for is_split in (True, False):
-        sums: dict[torch.Tensor, torch.Tensor] = {}
-        store = WeightGradientStore(sums.__setitem__)
-        for name, layer in layers.named_children():
-            versions.set_linear_hook(layer, _SplitForward(store, name))
-        entry.grad = None
+    config = TransformerConfig(
+        num_layers=1,
+        hidden_size=8,
+        num_attention_heads=1,
+        use_cpu_initialization=True,
+        perform_initialization=False,
+        gradient_accumulation_fusion=False,
+    )
+    options = {"config": config, "init_method": lambda _: None, "tp_group": _OneRank(), "skip_bias_add": False}
+    column = ColumnParallelLinear(8, 12, bias=True, **options)
+    row = RowParallelLinear(12, 8, bias=False, input_is_parallel=True, **options)
+    parameters, entry, micro_batch = [column.weight, column.bias, row.weight], _wave(3, 2, 8), MicroBatch(0, 0)
+    for parameter in parameters:
+        parameter.data = _wave(*parameter.shape)
+
+    def gradients(is_split: bool) -> list[torch.Tensor | None]:
+        for tensor in (*parameters, entry.requires_grad_()):
+            tensor.grad = None
         with torch.enable_grad():
-            loss = layers(entry)
+            loss = row(torch.tanh(column(entry)[0]))[0].square().sum()
         with store.record(micro_batch) if is_split else nullcontext():
             loss.backward()
         if is_split:
             store.flush(micro_batch)
-        actual = {"input": entry.grad} | {name: sums.get(parameter) for name, parameter in layers.named_parameters()}
-        for name, gradient in expected.items():
-            other = actual[name]
+        return [entry.grad, *(sums.pop(parameter, parameter.grad) for parameter in parameters)]
+
+    sums: dict[torch.Tensor, torch.Tensor] = {}
+    store = WeightGradientStore(sums.__setitem__)
+    expected = gradients(is_split=False)
+    for layer in (column, row):
+        versions.set_linear_hook(layer, _SplitForward(store, type(layer).__name__))
+    for kind, is_split in (("split", True), ("whole", False)):
+        for gradient, other in zip(expected, gradients(is_split), strict=True):
             if gradient is None or other is None or not torch.equal(gradient, other):
                 raise RunError(
-                    f"the {'split' if is_split else 'whole'} backward of linear layers has another gradient of {name}"
-                    f" than {versions.installed()}; install a supported version"
+                    f"the {kind} backward of linear layers has other gradients than {versions.installed()}; install a"
+                    " supported version"
                 )
 
 

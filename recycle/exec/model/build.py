@@ -49,10 +49,6 @@ def build_stages(
         profile = profile_of_layout(job, price(job).prices, emulated_job.shape)
         return {index: EmulatedStage(emulated_job, index, profile, scale, held) for index in indices}
     job = job.with_cut(cut)
-    if job.grid.tensor_parallel != (1 if tensor_group is None else tensor_group.size()):
-        raise RunError(
-            f"[shape] tensor_parallel: {job.grid.tensor_parallel}, but this process computes alone; set it to 1 here"
-        )
     device = device or gpu_or_cpu()
     require_precision(job.train.precision, device)
     torch.set_num_threads(job.train.threads)

@@ -16,7 +16,7 @@ import torch
 
 from recycle.exec.data.batches import Batch, Batches
 from recycle.exec.data.loading import BatchesAhead
-from recycle.exec.model.backward import WeightGradientStore, split_linears
+from recycle.exec.model.backward import SplitLinears, WeightGradientStore
 from recycle.exec.model.integrity import ChecksumBuilder, flip_first_layer_outputs, flipped_copy, flipped_tokens
 from recycle.exec.model.loss import TokenMean
 from recycle.exec.model.other_layers import DelayedLayers, GraphSplit
@@ -134,7 +134,7 @@ class MegatronStage(Stage):
 
         self._incoming = IncomingGradients(self._sums, parameters, summed)
         self._store = WeightGradientStore(self._incoming.add, self._incoming.add_product)
-        split_linears(part, self._store, strict=providers.model is None)
+        SplitLinears(part, self._store).split()
         self._delayed = DelayedLayers(part, self._store, self._incoming.add)
         # In recycle's own families, matrices outside of linear layers are tables and routers, which stay in I. Walking
         # the graph of a recomputed layer would run the layer once more.

@@ -150,17 +150,12 @@ class StoredTensors:
         The part is flat if it is stored in pieces whose names omit the shape. `dimension` is None if all ranks hold the
         whole tensor. Raises `refusal` if the tensor is missing or has another shape.
         """
-        import torch
-
         own_part = name if dimension is None or size == 1 else part_name(name, rank, size)
         if dimension is None or own_part in self.places or own_part in self._pieces:
             return self._tensor(own_part)
-        if name in self._pieces:
-            whole = [length * size if place == dimension else length for place, length in enumerate(shape)]
-            joined = self._joined_pieces(name, shape_told(self._pieces[name][0]) or tuple(whole))
-        else:
-            joined = torch.cat([self._tensor(part) for part in self._parts(name)], dimension)
-        return joined.chunk(size, dimension)[rank]
+        length = shape[dimension]
+        whole = [*shape[:dimension], size * length, *shape[dimension + 1 :]]
+        return self.rows(name, whole, dimension, rank * length, (rank + 1) * length)
 
     def _tensor(self, name: str) -> torch.Tensor:
         if name in self._pieces:

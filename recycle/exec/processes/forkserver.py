@@ -45,14 +45,8 @@ PRELOADED = {
     **dict.fromkeys(FAMILIES, ("recycle.exec.model.gpt", "recycle.exec.model.megatron_stage")),
     "emulated": (),
     "script": ("megatron.core.models.gpt.gpt_model", "recycle.megatron.own_loop"),
-    "checkpoints": (
-        "torch.distributed.checkpoint.hf_storage",
-        "torch.distributed.checkpoint.state_dict_saver",
-        "torch.distributed.checkpoint.state_dict_loader",
-        "safetensors.torch",
-    ),
 }
-"""Modules to import before forking: by the job's kind of model, and for runs with checkpoints."""
+"""Modules to import before forking, by the job's kind of model."""
 
 
 def worker_environment(threads: int) -> dict[str, str]:
@@ -101,7 +95,6 @@ class ForkServer:
     Args:
         kind: the job's kind of model, which selects the modules to import.
         threads: OMP threads of every forked process.
-        checkpoints: also import the modules that checkpoints need.
         modules: the user's modules, imported before the first worker is forked.
         folders: folders to find them in, before Python's own path.
         environment: further variables of the server.
@@ -111,15 +104,15 @@ class ForkServer:
         self,
         kind: str,
         threads: int = 1,
-        checkpoints: bool = False,
         modules: Sequence[str] = (),
         folders: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._pending, self._unsent = b"", b""
         self._unanswered: deque[WorkerProcess] = deque()
-        preloaded = (*PRELOADED[kind], *(PRELOADED["checkpoints"] if checkpoints else ()))
-        self._imports = deque[object]([{"folders": [], "modules": preloaded}, {"folders": folders, "modules": modules}])
+        self._imports = deque[object](
+            [{"folders": [], "modules": PRELOADED[kind]}, {"folders": folders, "modules": modules}]
+        )
         self._output = os.fdopen(os.memfd_create("forkserver"), "wb")  # until `log_to`
         self._logs = [_path_of(self._output.fileno())]
         variables = {**(environment or {}), **worker_environment(threads)}

@@ -147,9 +147,6 @@ class GlooTransport(GroupTransport):
         lane = self._lanes[peer]
         return self._try(partial(lane.send_state if tag >= STATE_TAG else lane.send, tensor, tag))
 
-    def _ended(self, pending: Any) -> float:
-        return float(pending.wait()) if isinstance(pending, PendingSend) else super()._ended(pending)
-
     def _lane(self, peer: Worker) -> OutgoingLane:
         (group, rank), links = self._outgoing[peer], self._settings.links
         process = self._groups.process(peer)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -68,17 +68,6 @@ class GroupsOfGeneration:
         return self.processes.get(role, role)
 
 
-class StateTransfer:
-    def __init__(self, works: Sequence[Any], wait: Callable[[Any], None], ended: Callable[[Any], float]) -> None:
-        self._works, self._wait, self._ended, self._began = works, wait, ended, time.monotonic()
-
-    def wait(self) -> float:
-        """Wait for the transfer. Returns its seconds. Raises TransportError on failure."""
-        for work in self._works:
-            self._wait(work)
-        return max(map(self._ended, self._works), default=self._began) - self._began
-
-
 class GroupTransport(ABC):
     """Transport over torch process groups, for one generation.
 
@@ -87,7 +76,10 @@ class GroupTransport(ABC):
 
     Attributes:
         message: shape and dtype of activations; may change before `begin`.
+        overlaps_copies: whether several parts of a state may be in flight, from the first iteration on.
     """
+
+    overlaps_copies: ClassVar[bool] = True
 
     def __init__(self, groups: GroupsOfGeneration, device: torch.device) -> None:
         self._groups, self._device = groups, device
@@ -253,31 +245,21 @@ class GroupTransport(ABC):
         raise NotImplementedError
 
     def send_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> None:
-        for place, tensor in enumerate(tensors):
-            self._wait_state(self._start_send(peer, tensor.detach(), STATE_TAG + place))
+        for tensor in tensors:
+            self.begin_send_state(peer, tensor)()
 
     def receive_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> None:
         """Fill `tensors` from the peer's `send_state`."""
-        for place, tensor in enumerate(tensors):
-            self._wait_state(self._start_receive(peer, tensor.detach(), STATE_TAG + place))
+        for tensor in tensors:
+            self.begin_receive_state(peer, tensor)()
 
-    @property
-    def reports_times(self) -> bool:
-        """Whether delivery times of state parts are known, and several may be in flight from the first iteration."""
-        return True
+    def begin_send_state(self, peer: Worker, tensor: torch.Tensor) -> Callable[[], object]:
+        """Start to send `tensor`, which must not be written until the returned call has waited for it."""
+        return partial(self._wait_state, self._start_send(peer, tensor.detach(), STATE_TAG))
 
-    def begin_send_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> StateTransfer:
-        """Start to send `tensors`, which must not be written until the transfer completes."""
-        sends = [self._start_send(peer, tensor, STATE_TAG + place) for place, tensor in enumerate(tensors)]
-        return StateTransfer(sends, self._wait_state, self._ended)
-
-    def begin_receive_state(self, peer: Worker, tensors: Sequence[torch.Tensor]) -> StateTransfer:
-        """Start to fill `tensors` from the peer's `begin_send_state`."""
-        receives = [self._start_receive(peer, tensor, STATE_TAG + place) for place, tensor in enumerate(tensors)]
-        return StateTransfer(receives, self._wait_state, self._ended)
-
-    def _ended(self, pending: Any) -> float:
-        return time.monotonic()
+    def begin_receive_state(self, peer: Worker, tensor: torch.Tensor) -> Callable[[], object]:
+        """Start to fill `tensor` from the peer's `begin_send_state`; the returned call waits for it."""
+        return partial(self._wait_state, self._start_receive(peer, tensor.detach(), STATE_TAG))
 
     def release(self) -> None:
         """Start to end the groups, if that interrupts waits on them, and return; from any thread."""

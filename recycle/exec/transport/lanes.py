@@ -81,6 +81,8 @@ def _offer_key(generation: str, member: str) -> str:
 class LaneTransport(GroupTransport):
     """One worker's end of all its lanes and sums, in one generation; a subclass creates communicators on `_store`."""
 
+    overlaps_copies = False
+
     def __init__(self, plugin: LanePlugin, groups: GroupsOfGeneration) -> None:
         settings, communicators = plugin.settings, plugin.communicators
         super().__init__(groups, settings.device)
@@ -307,10 +309,6 @@ class LaneTransport(GroupTransport):
         if not self._over.is_set():
             self._communicators.break_all()
         return super()._broken(error)
-
-    @property
-    def reports_times(self) -> bool:
-        return False
 
     def _posted_ahead(self) -> int:
         return 0 if self._iteration == self._first else min(self._most_ahead, super()._posted_ahead())

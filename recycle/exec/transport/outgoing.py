@@ -98,7 +98,7 @@ class PendingSend:
         return self.waiting.done()
 
     def wait(self) -> Any:
-        """Wait for completion; for a part of a state, returns when it was delivered. Raises RuntimeError."""
+        """Wait for completion. Raises RuntimeError."""
         return self.waiting.result()
 
 
@@ -128,7 +128,7 @@ class OutgoingLane:
 
     def send_state(self, tensor: torch.Tensor, tag: int) -> PendingSend:
         """Send a part of a state, neither delayed nor timed."""
-        self.last = PendingSend(self._thread.submit(_wait_delivered, self._start(tensor, tag)))
+        self.last = PendingSend(self._thread.submit(self._start(tensor, tag).wait, _NO_TIMEOUT))
         return self.last
 
     def take_seconds(self) -> Sequence[float]:
@@ -150,8 +150,3 @@ class OutgoingLane:
         self._delivered.append(now - max(began, self._free))
         self._network.append(now - max(sent, self._free))
         self._free = now
-
-
-def _wait_delivered(work: Any) -> float:
-    work.wait(_NO_TIMEOUT)
-    return time.monotonic()

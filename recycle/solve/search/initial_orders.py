@@ -26,14 +26,13 @@ from recycle.ir.schedule import Schedule
 from recycle.solve.assignment import Assignment, assign_by_slots, possible_assignments
 from recycle.solve.bounds import closed_form
 from recycle.solve.constants import (
-    FEW_SHARE,
+    ALL_SHARE,
     INSERTION_UP_TO,
     MOST_LEFT_OUT,
     MOST_TEMPLATES,
     MOVED_UP_TO,
     MOVED_WEIGHTS,
     NO_GAIN,
-    NO_GAIN_SHARE,
     OPERATION_SECONDS,
     OPERATIONS_AFTER_TEMPLATE,
     POLICIES_AFTER_TEMPLATE,
@@ -44,6 +43,7 @@ from recycle.solve.constants import (
     TEMPLATE_SHARE,
     TOO_LATE,
     VEE_SHARE,
+    WITHOUT_SHARE,
 )
 from recycle.solve.effort import Effort, Incumbent, Pace, sort_by_period
 from recycle.solve.problem import OPERATIONS_OF_KIND, TOLERANCE, Order, Problem
@@ -51,6 +51,7 @@ from recycle.solve.search.insertion import InsertionParameters, insertion_orders
 from recycle.solve.search.kernels import load_if_worth_it
 from recycle.solve.search.list_scheduling import (
     Policy,
+    default_policy,
     move_weights,
     portfolio,
     schedule_by_policy,
@@ -79,24 +80,29 @@ class SearchStart:
 def find_starts(problem: Problem, effort: Effort, most: int = ALL_POLICIES) -> list[SearchStart]:
     """Return starts without the slow workers, without each of them and with all, of `most` policies each; best first.
 
-    Problems whose bound is above the best period are left out. If slow workers hardly lower the bound, a problem
-    without them takes most of the time. A few policies with all workers come first: of equal plans the one with more
-    workers is better, because only the times of a worker that works show that it is no longer slow.
+    A single policy with all workers comes first, then the smaller problem that promises most, so that no delay
+    prevents its plan. It is the only other one if slow workers hardly lower the bound: the search then gives them work
+    at the end. Problems whose bound is above the best period are left out. Of equal plans the one with more workers is
+    better, because only the times of a worker that works show that it is no longer slow.
     """
-    smaller = sorted(_without_slow(problem), key=closed_form)
-    is_timed = effort.deadline.seconds_left < inf
-    is_gain_small = is_timed and bool(smaller) and closed_form(smaller[0]) <= NO_GAIN * closed_form(problem)
-    problems, share = ([smaller[0], problem], NO_GAIN_SHARE) if is_gain_small else ([*smaller, problem], START_SHARE)
-    starts: list[SearchStart] = []
-    if smaller:
-        starts.append(find_initial_order(problem, effort.part(FEW_SHARE), min(most, POLICIES_PER_ASSIGNMENT)))
+    smaller = _without_slow(problem)
+    if not smaller:
+        return [find_initial_order(problem, effort, most)]
+    bound_of = {id(each): closed_form(each) for each in (problem, *smaller)}
+    least = NO_GAIN * min(bound_of[id(each)] for each in smaller)
+    smaller.sort(key=lambda each: max(bound_of[id(each)], least))  # without all slow workers first, unless that costs
+    policy = default_policy(problem)
+    starts = [SearchStart(problem, evaluate(problem, schedule_by_policy(problem, policy)), policy)]
     pace = Pace(effort.deadline)
-    for each in problems:
-        best = min((start.best.period for start in starts), default=inf)
-        if starts and (pace.is_over() or effort.is_met(problem, best)):
+    problems = [(smaller[0], WITHOUT_SHARE), (problem, ALL_SHARE), *((each, START_SHARE) for each in smaller[1:])]
+    if effort.deadline.seconds_left < inf and bound_of[id(smaller[0])] <= NO_GAIN * bound_of[id(problem)]:
+        problems = [(smaller[0], 1.0)]
+    for turn, (each, share) in enumerate(problems):
+        best = min(start.best.period for start in starts)
+        if (turn and pace.is_over()) or effort.is_met(problem, best):
             break
-        if len(problems) == 1 or closed_form(each) < best - TOLERANCE:
-            starts.append(find_initial_order(each, effort.part(share if smaller else 1.0), most))
+        if bound_of[id(each)] < best - TOLERANCE:
+            starts.append(find_initial_order(each, effort.part(share), most))
     starts.sort(key=lambda start: (round(start.best.period / TOLERANCE), len(start.problem.dead)))
     best_of: dict[int, SearchStart] = {}
     for start in starts:
@@ -156,7 +162,10 @@ def find_initial_order(problem: Problem, effort: Effort, most: int = ALL_POLICIE
 
 def _best_template(problem: Problem, effort: Effort, most: int) -> tuple[Incumbent, Policy]:
     best: tuple[Incumbent, Policy] | None = None
+    pace = Pace(effort.deadline)
     for running in _running(problem)[:most]:
+        if pace.is_over() and best is not None:
+            break
         part = effort.part(TEMPLATE_SHARE, bound=0.0, progress=None)
         assignment = assign_by_slots(problem, running)
         template = template_problem(problem, assignment.slots, running)

@@ -15,20 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-from recycle import Job
-from recycle.exec.model.build import build_module
-from recycle.exec.model.providers import Providers
 from recycle.exec.model.state import accumulate
 from recycle.exec.model.state.accumulate import ExactSum, FlatLayout, grid_exponent
-from recycle.exec.model.tensor_ranks import ensure_parallel_state
 from tests.exec.drive import CPU, build_pipeline, run_pipelines, small_job
 
 ADDENDS, EXPONENT = 18, 6
 GRID = grid_exponent(ADDENDS, EXPONENT)
-PUBLISHED = {
-    "GPT-3 1.3B, 6 of 24 layers": ("gpt", 6, 2048, 16, 2048, ""),
-    "Llama-3 8B, 4 of 32 layers": ("llama", 4, 4096, 32, 4096, "ffn = 14336\nconfig = {num_query_groups = 8}"),
-}
 
 
 @pytest.fixture
@@ -155,21 +147,3 @@ def test_a_stage_launches_once_per_parameter_and_micro_batch_with_equal_bits(
     for stage, other in zip(pipeline, expected, strict=True):
         for buffer, other_buffer in zip(stage.gradient_buffers(), other.gradient_buffers(), strict=True):
             assert torch.equal(buffer, other_buffer)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_stages_of_published_models_take_at_most_500_launches_per_billion_parameters(name: str) -> None:
-    kind, layers, hidden, heads, sequence, more = PUBLISHED[name]
-    job = Job.from_toml(
-        f"[shape]\npipelines = 1\nranks = 1\nmicro_batches = 1\n"
-        f'[model]\nkind = "{kind}"\nlayers = {layers}\nhidden = {hidden}\nheads = {heads}\nsequence = {sequence}\n'
-        f"vocabulary = 32000\n{more}\n"
-    )
-    ensure_parallel_state(None)
-    with torch.device("meta"):
-        part = build_module(job, 0, 0, Providers(), is_filled=False)
-    shapes = [parameter.shape for parameter in part.parameters()]
-    launches, size = len(FlatLayout(shapes).blocks(1 << 30)), sum(shape.numel() for shape in shapes)  # `FUSED`
-    assert launches == len(shapes)
-    assert 1e9 * launches / size <= 500

@@ -94,7 +94,7 @@ def test_replay_gives_the_same_checksums_and_keeps_no_state(name: str, split: bo
     assert [stage.watched_checksums() for stage in alone] == [{}, {}]
 
 
-@pytest.mark.parametrize("name", ["emulated", "gpt", pytest.param("bf16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["emulated", "gpt"])
 @pytest.mark.parametrize("target", ["activation", "input", "kernel"])
 @pytest.mark.parametrize("stage", [0, 1])
 def test_flip_on_one_host_shows_in_the_comparison(name: str, target: str, stage: int) -> None:

@@ -30,15 +30,12 @@ BATCH = MicroBatch(0, 0)
 
 CONFIG = {"recompute_modules": ["core_attn", "mlp"]}
 AGAIN: list[dict[str, Any]] = [
-    FULL,
     {"recompute": "full", "dropout": 0.2, "tied": True},
-    {"recompute": "layers"},
-    {"recompute": "selective"},
     {"recompute": "selective", "config": CONFIG},
     {"recompute": ["layers", "full"]},
     {"recompute": ["none", "selective"], "dropout": 0.1},
     {"recompute": "layers", "dropout": 0.1},
-    {"recompute": "layers", "kind": "mixtral"},
+    {"recompute": "layers", "kind": "mixtral", "layers": 2, "hidden": 32},
 ]
 
 
@@ -47,10 +44,10 @@ AGAIN: list[dict[str, Any]] = [
 def test_recomputation_gives_the_same_bits(model: dict[str, Any], precision: str) -> None:
     kept = {key: value for key, value in model.items() if key not in ("recompute", "config")}
     losses = []
-    for keys in (kept, model):
+    for keys, family in ((kept, zb_h1), (model, one_f_one_b), (model, zb_h1)):
         tested_job = small_job(ranks=2, model=keys, train={"precision": precision})
-        losses += [run(family(tested_job.shape), tested_job, steps=2).losses for family in (one_f_one_b, zb_h1)]
-    assert losses[0] == losses[1] == losses[2] == losses[3]
+        losses.append(run(family(tested_job.shape), tested_job, steps=2).losses)
+    assert losses[0] == losses[1] == losses[2]
 
 
 @pytest.mark.slow
@@ -208,7 +205,7 @@ def test_evaluation_does_not_depend_on_stages_or_dropout(ranks: int) -> None:
     assert len(set(plain)) == 2
 
 
-@pytest.mark.parametrize("recompute", ["none", "full", "layers", "selective"])
+@pytest.mark.parametrize("recompute", ["full", "layers"])
 def test_evaluation_does_not_change_training(recompute: str) -> None:
     job = evaluated_job(model={**DROPS, "recompute": recompute})
     untouched, stages = build_pipeline(job), build_pipeline(job)

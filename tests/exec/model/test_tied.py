@@ -110,7 +110,7 @@ def test_gradients_equal_autograd_on_megatrons_model(is_tied: bool, precision: s
 )
 def test_every_family_trains_to_the_bits_of_one_process(family: str, ranks: int, chunks: int, whole: RunResult) -> None:
     job = tied(1, ranks, 6, chunks)
-    assert figures(run(FAMILIES[family](job.shape), job, steps=STEPS)) == figures(whole)
+    assert figures(run(FAMILIES[family](job.shape), job, steps=3)) == figures(whole)[:3]
 
 
 @pytest.mark.parametrize(

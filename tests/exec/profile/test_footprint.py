@@ -156,7 +156,7 @@ def test_counted_memory_is_what_a_worker_allocates(
 @pytest.mark.parametrize(
     "model",
     [
-        {"kind": "qwen", "ffn": 512, "config": {"num_query_groups": 2}},
+        pytest.param({"kind": "qwen", "ffn": 512, "config": {"num_query_groups": 2}}, marks=pytest.mark.soak),
         {"kind": "mixtral", "ffn": 256, "config": {"num_moe_experts": 4, "num_query_groups": 2}},
         pytest.param({"kind": "llama", "ffn": 512}, marks=pytest.mark.soak),
     ],

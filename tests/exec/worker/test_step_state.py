@@ -327,7 +327,7 @@ def test_stage_is_copied_before_its_step(stages: list[Stage]) -> None:
 def test_incomplete_snapshot_is_discarded_with_its_generation(
     stages: list[Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(integrity, "PIECE", 4)
+    monkeypatch.setattr(integrity, "PIECE", 64)
     updates, before = StepState(dict(enumerate(stages))), digests(stages)
     updates.compare_state(Comparison(-1))
     train(stages, updates, 0)

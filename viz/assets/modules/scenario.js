@@ -2,7 +2,7 @@
    itself (`data-timed`) are replaced by those under the scenario, together; answers to outdated questions are dropped. */
 import { dock } from "viz/dock.js";
 import { element, inSight, readAddress, setProps, viewInUse, views, whenChanged } from "viz/page.js";
-import { fetchTable } from "viz/table.js";
+import { fetchTables } from "viz/table.js";
 const HEADERS = { "Content-Type": "application/json" }, STEPS = 40, WAIT = 250;
 export const hasServer = () => document.getElementById("times") !== null;
 const texts = { times: readAddress().get("times") || "", workers: readAddress().get("fail") || "" };
@@ -53,7 +53,7 @@ export async function apply() {
   const { addresses, headline, problem } = await post({ addresses: given, active, ...texts });
   if (own !== question) return undefined;
   if (problem) return say(problem);
-  const tables = await Promise.all(addresses.map((address) => address && fetchTable(address)));
+  const tables = await fetchTables(addresses);
   if (own !== question) return undefined;
   const whole = all.filter(({ view, span }) => view.t0 <= 0 && view.t1 >= span);
   all.forEach((view, place) => {

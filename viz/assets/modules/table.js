@@ -183,3 +183,20 @@ export function fetchTable(address, bytes = () => fetchBytes(address)) {
   if (tables.size > MAX_KEPT) tables.delete(tables.keys().next().value);
   return table;
 }
+
+/* The tables of several addresses, fetched by one request as far as they are not known; null for a missing address. */
+export function fetchTables(addresses) {
+  const wanted = addresses.filter((address) => address && !tables.has(address));
+  if (wanted.length < 2) return Promise.all(addresses.map((address) => address && fetchTable(address)));
+  const digests = wanted.map((address) => address.slice("lanes/".length, -".bin".length));
+  const all = fetchBytes(`lanes/${digests.join("+")}.bin`).then((buffer) => {
+    const parts = new Map(), head = new DataView(buffer);
+    for (let at = 0, place = 0; at < buffer.byteLength; place++) {
+      const length = head.getUint32(at, true);
+      parts.set(wanted[place], buffer.slice(at + 4, at + 4 + length));
+      at += 4 + length + (-length & 3);
+    }
+    return parts;
+  });
+  return Promise.all(addresses.map((address) => address && fetchTable(address, () => all.then((parts) => parts.get(address)))));
+}

@@ -205,7 +205,7 @@ export class View {
     const scrolled = new IntersectionObserver(([{ isIntersecting }]) => {
       this.isScrolledOut = !isIntersecting;
       if (isIntersecting && this.isStale) this.redraw();
-    }, { rootMargin: "200px" });
+    }, { rootMargin: "50px" });
     resized.observe(this.overlay);
     scrolled.observe(this.overlay);
     signal.addEventListener("abort", () => { resized.disconnect(); scrolled.disconnect(); });
