@@ -3,6 +3,7 @@
 # make quick  set up, then the tests without processes, browsers, long searches and real models
 # make soak   set up, then the tests too long for every change
 # make matrix set up, then tests with every installed interpreter, torch and megatron-core; make matrix-setup installs some
+# make explore   random runs of the control plane under a virtual clock, for MINUTES: see docs/measurements/testing.md
 # make site   docs, API reference, a gallery of schedules and a playground as a static site, into build/site
 # make screenshots   pictures of the viewer: those of docs/guides/viewer.md into docs/pictures, all of them into build/pictures
 #
@@ -18,7 +19,7 @@ JOBS ?= $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
 # Compiled files are kept even where the environment forbids it: tests start hundreds of Python processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick soak matrix matrix-setup gpu lint types kernels bytecode tests faults benchmarks screenshots site clean
+.PHONY: demo test quick soak explore matrix matrix-setup gpu lint types kernels bytecode tests faults benchmarks screenshots site clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/tiny_gpt/demo.py
@@ -54,6 +55,11 @@ quick: $(VENV)/.installed
 # What takes too long for every change: the whole fault matrix, long runs, large grids.
 soak: $(VENV)/.installed
 	$(PYTEST) -m soak --timeout 1800 -o faulthandler_timeout=2400
+
+# Random faults in whole runs of one process, and in the leader alone; EXPLORE_OPTIONS are options of tests.exec.explore.
+MINUTES ?= 10
+explore: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.exec.explore --minutes $(MINUTES) --jobs 2 $(EXPLORE_OPTIONS)
 
 # The tests of tests/matrix.py in each environment of build/matrix, and in this one; MATRIX_OPTIONS are its options.
 matrix: $(VENV)/.installed

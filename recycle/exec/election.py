@@ -70,8 +70,8 @@ class Election:
         """
         return cls(open_client(settings.store, settings), run, settings)
 
-    def _read(self, name: str, kind: type[_Value]) -> _Value | None:
-        pair = self._client.read(self._prefix + name)
+    def _read(self, name: str, kind: type[_Value], patience: float | None = None) -> _Value | None:
+        pair = self._client.read(self._prefix + name, patience)
         return None if pair is None else msgspec.msgpack.decode(pair.value, type=kind)
 
     def _put(self, name: str, value: Any) -> EtcdRequest:
@@ -102,8 +102,9 @@ class Election:
 
     # The role.
 
-    def leader(self) -> LeaderAddress | None:
-        return self._read("role", LeaderAddress)
+    def leader(self, patience: float | None = None) -> LeaderAddress | None:
+        """Return the present leader; None without one. Raises RunError without an answer, as `EtcdClient.call`."""
+        return self._read("role", LeaderAddress, patience)
 
     def campaign(self, address: LeaderAddress) -> bool:
         self.is_lost = False

@@ -113,9 +113,9 @@ class EtcdClient:
             self._connection.close()
             self._connection = None
 
-    def read(self, name: str) -> KeyValue | None:
-        """Return the value of a key, or None if the key does not exist. Raises RunError."""
-        for pair in self.call("/kv/range", span(name)).get("kvs", []):
+    def read(self, name: str, patience: float | None = None) -> KeyValue | None:
+        """Return the value of a key, or None if the key does not exist. Raises RunError, as `call`."""
+        for pair in self.call("/kv/range", span(name), patience).get("kvs", []):
             return KeyValue(decoded(pair.get("value", "")), int(pair["create_revision"]), int(pair["version"]))
         return None
 

@@ -97,7 +97,12 @@ def serve(
         closing.callback(server.close)
         request = request.checked_by(server, processes_here)
         election = Election.connect(run, job.membership)
-        shared = open_agreed_directory(request, election, node=node, run=run, path=Path(directory), resume=resume)
+        try:
+            shared = open_agreed_directory(request, election, node=node, run=run, path=Path(directory), resume=resume)
+        except JobError:
+            if has_ended(directory, job, request.steps):  # while this agent started
+                return AgentExit.ENDED_BEFORE
+            raise
         closing.callback(shared.close)
         server.log_to(shared.logs / f"forkserver.{node}.log")
         write_address(shared.path, job.membership.store, run)
@@ -190,7 +195,12 @@ class _Agent:
         if self._runtime is not None or is_heard or now < self._next_search:
             return
         self._next_search = now + POLL_SECONDS * (0.5 + random.random())
-        leader = self._election.leader()
+        try:
+            leader = self._election.leader(patience=None if self._link is None else 0.0)
+        except RunError:
+            if self._link is None or now - self._heard > self._job.membership.store_timeout:
+                raise
+            return  # without long waits, in which the leader would miss the node's heartbeats
         if leader is None:
             if (outcome := self._election.outcome()) is not None:
                 self._outcome = outcome
@@ -217,7 +227,7 @@ class _Agent:
         path = self._directory.path
         if has_ended(path, self._job, self._request.steps):
             return ""
-        raise RunError(f"the run has ended while this agent had no leader; {path / EVENTS} says why")
+        raise RunError(f"the run has ended while this agent had no leader, or etcd has lost it; see {path / EVENTS}")
 
     def _take_orders(self, link: Link, orders: list[Any] | None) -> None:
         if link is not self._link:

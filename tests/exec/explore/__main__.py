@@ -1,9 +1,11 @@
-"""Random runs of the whole control plane, for a given time; the shortest story of each run that violates a rule.
+"""Random runs under a virtual clock, for a given time; the shortest story of a run that violates a rule.
 
-    python -m tests.exec.explore [--minutes N] [--jobs N] [--first SEED] [--seed SEED]
+    python -m tests.exec.explore [--minutes N] [--jobs N] [--first SEED] [--seed SEED] [--leader] [--small]
 
-Each seed draws a small job and faults. A seed that violates a rule (rules.py) is made shorter: fewer faults, steps and
-workers, as long as the same rule is violated. What is left is printed as a timeline.
+Each seed draws a small job and faults, and runs agents, leader, election and workers (cluster.py); with `--leader` only
+the leader, with simulated workers (tests/exec/leader/seeds.py), which has more features and is faster. A run that
+violates a rule (rules.py) is made shorter: fewer faults, steps and workers, as long as it violates the same rule. What
+is left is printed as a timeline. Exit code 1 if a rule is violated.
 """
 
 from __future__ import annotations
@@ -19,9 +21,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count, islice
+from typing import Any
 
+from recycle.job.shape import place_workers
 from tests.exec.explore.cluster import Cluster, Fault, Scenario, job_of
-from tests.exec.explore.rules import Violation
+from tests.exec.leader.rules import Violation
+from tests.exec.leader.seeds import run_seed
 
 WEIGHTS = {
     "kill worker": 4,
@@ -34,12 +39,15 @@ WEIGHTS = {
     "cut": 2,
     "isolate": 3,
     "cut from store": 2,
+    "fill disk": 1,
     "stall store": 2,
+    "slow store": 3,
     "lose answers": 2,
     "lose leases": 1,
 }
 """How often a seed has a kind of fault."""
-OF_STORE = {"stall store", "lose answers", "lose leases"}
+OF_ALL = {"fill disk", "stall store", "slow store", "lose answers", "lose leases"}
+INSTANT = {"kill worker", "leave worker", "kill agent", "lose node", "leave node", "lose leases"}
 TRIES = 12
 """Seeds with which a shorter story is tried."""
 
@@ -68,7 +76,8 @@ def draw_scenario(seed: int) -> Scenario:
         slow_messages=draws.choice([0.0, 0.0, 0.02]),
         seed=seed,
     )
-    homes = {worker: node for node, workers in enumerate(_places(scenario)) for worker in workers}
+    places = place_workers(job_of(scenario.calm).shape, per_node)
+    homes = {worker: node for node, workers in enumerate(places) for worker in workers}
     workers = list(homes)
     spared = frozenset[int]()
     if chance(0.6):  # all of a pipeline is never struck
@@ -79,24 +88,17 @@ def draw_scenario(seed: int) -> Scenario:
     others = [number for number in range(len(workers)) if number not in spared and homes[workers[number]] in nodes]
     faults = list[Fault]()
     for kind in draws.choices(list(WEIGHTS), list(WEIGHTS.values()), k=draws.choice([0, 1, 1, 2, 2, 3, 4])):
-        targets = [0] if kind in OF_STORE else others if "worker" in kind else nodes
+        targets = [0] if kind in OF_ALL else others if "worker" in kind else nodes
         if not targets or (kind == "cut" and spared):
             continue
         time = draws.random() * (2.0 * steps + 6.0)
         seconds = draws.choice([0.5, 2.0, 4.0, 7.0, 15.0]) * (0.5 + draws.random())
+        if kind in OF_ALL:  # without an answer for `store_timeout` a run may end
+            seconds = min(seconds, 6.0)
         faults.append(Fault(time, kind, draws.choice(targets), 0.0 if kind in INSTANT else seconds))
         if chance(0.25) and targets != [0]:
             faults.append(Fault(time + draws.random() * 5.0, "kill worker", draws.choice(others), 0.0))
     return replace(scenario, spared=spared, faults=tuple(sorted(faults)))
-
-
-INSTANT = {"kill worker", "leave worker", "kill agent", "lose node", "leave node", "lose leases"}
-
-
-def _places(scenario: Scenario) -> list[list[object]]:
-    from recycle.job.shape import place_workers
-
-    return place_workers(job_of(scenario.calm).shape, scenario.per_node)  # type: ignore[return-value]
 
 
 def violation_of(scenario: Scenario, trace: Callable[[str], None] | None = None) -> Violation | None:
@@ -151,56 +153,128 @@ def _rule_of(scenario: Scenario) -> str:
     return "" if violation is None else violation.rule
 
 
-def _explore(first: int, every: int, end: float, found: multiprocessing.SimpleQueue[tuple[int, str, str]]) -> None:
-    for seed in count(first, every):
+def crash_points(scenario: Scenario, may_end: Callable[[str], bool]) -> list[tuple[str, int]]:
+    """All (process, number of its effects) after which it may end in a run of the scenario.
+
+    A process that ends between two of its effects leaves the same world as one that ends after the first of them, so
+    these are all of its ends under the orders of messages that the scenario's seed draws.
+    """
+    cluster = Cluster(scenario)
+    cluster.run()
+    effects = sorted(cluster.kernel.effects.items())
+    return [(name, number) for name, count in effects if may_end(name) for number in range(1, count + 1)]
+
+
+def small_worlds(end: float, first: int, print_line: Callable[[str], None]) -> tuple[int, dict[Scenario, Violation]]:
+    """End a process after each of its effects, then a second one after each of those that follow, until the time ends.
+
+    Two agents with a worker each; the host of worker 0.0 lives, so the run has to end well.
+    """
+    runs, found = 0, dict[Scenario, Violation]()
+    for seed in count(first):
+        whole = Scenario(ranks=1, steps=2, staggered=False, seed=seed, spared=frozenset({0}))
+        points, one_more = crash_points(whole, _is_struck), list[Scenario]()
+        for is_second in (False, True):
+            scenarios = (
+                [replace(whole, crashes=frozenset({point})) for point in points]
+                if not is_second
+                else (
+                    replace(one, crashes=one.crashes | {point})
+                    for one in one_more
+                    for point in crash_points(one, _is_struck)
+                )
+            )
+            for scenario in scenarios:
+                if time.monotonic() > end:
+                    return runs, found
+                runs += 1
+                if (violation := violation_of(scenario)) is not None:
+                    found[scenario] = violation
+                    print_line(f"{scenario}: {violation}")
+                elif not is_second:
+                    one_more.append(scenario)
+            print_line(f"seed {seed}: {runs} runs, {'two' if is_second else 'one'} of {len(points)} ends each")
+    raise AssertionError("the seeds do not end")
+
+
+def _is_struck(name: str) -> bool:
+    return name in ("agent 1", "worker 1.0.0", "worker 1.0.1")
+
+
+def _violation_of_seed(seed: int, is_leader: bool) -> Violation | None:
+    if not is_leader:
+        return violation_of(draw_scenario(seed))
+    try:
+        run_seed(seed)
+    except Violation as violation:
+        return violation
+    return None
+
+
+def _explore(asked: argparse.Namespace, place: int, end: float, outcomes: Any) -> None:
+    for seed in count(asked.first + place, asked.jobs):
         if time.monotonic() > end:
             break
-        violation = violation_of(draw_scenario(seed))
-        found.put((seed, "", "") if violation is None else (seed, violation.rule, str(violation)))
-    found.put((-1, "", ""))
+        violation = _violation_of_seed(seed, asked.leader)
+        outcomes.put((seed, "", "") if violation is None else (seed, violation.rule, str(violation)))
+    outcomes.put(None)
 
 
 def main() -> int:
     """Run seeds; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=1.0, help="for how long")
+    parser.add_argument("--minutes", type=float, default=5.0, help="for how long")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--seed", type=int, help="only this one, with its history")
+    parser.add_argument("--leader", action="store_true", help="only the leader, with simulated workers")
     parser.add_argument("--whole", action="store_true", help="do not make stories shorter")
+    parser.add_argument("--small", action="store_true", help="all ends of processes of a small run, one and two")
     asked = parser.parse_args()
+    if asked.small:
+        runs, failures = small_worlds(time.monotonic() + 60 * asked.minutes, asked.first, print)
+        print(f"{runs} runs, {len(failures)} violate a rule")
+        return 1 if failures else 0
     if asked.seed is not None:
-        return _tell(draw_scenario(asked.seed), asked.whole)
+        return _tell(asked.seed, asked.leader, asked.whole)
     began, seeds, found, running = time.monotonic(), 0, dict[int, str](), asked.jobs
     forks = multiprocessing.get_context("fork")
-    outcomes = forks.SimpleQueue()
+    outcomes: Any = forks.SimpleQueue()
     for place in range(asked.jobs):
-        end = began + 60 * asked.minutes
-        forks.Process(target=_explore, args=(asked.first + place, asked.jobs, end, outcomes), daemon=True).start()
+        arguments = asked, place, began + 60 * asked.minutes, outcomes
+        forks.Process(target=_explore, args=arguments, daemon=True).start()
     while running:
-        seed, rule, text = outcomes.get()
-        running -= seed < 0
-        seeds += seed >= 0
+        if (outcome := outcomes.get()) is None:
+            running -= 1
+            continue
+        seed, rule, text = outcome
+        seeds += 1
         if rule:
             found[seed] = rule
             print(f"seed {seed}: {text[:1500]}", flush=True)
-    print(
-        f"{seeds} seeds in {time.monotonic() - began:.0f} s, {len(found)} violate a rule: {dict(Counter(found.values()))}"
-    )
+    seconds = time.monotonic() - began
+    print(f"{seeds} seeds in {seconds:.0f} s, {len(found)} violate a rule {dict(Counter(found.values())) or ''}")
     if found and not asked.whole:
-        _tell(draw_scenario(min(found)))
+        _tell(min(found), asked.leader)
     return 1 if found else 0
 
 
-def _tell(scenario: Scenario, is_whole: bool = False) -> int:
-    if (violation := violation_of(scenario, print if is_whole else None)) is None:
-        print(f"{scenario}: no rule is violated")
+def _tell(seed: int, is_leader: bool, is_whole: bool = False) -> int:
+    """Print the history of a seed; the exit code."""
+    if is_leader:
+        try:
+            print(run_seed(seed, print))
+        except Violation as violation:
+            print(f"seed {seed}: {violation}")
+            return 1
         return 0
-    if not is_whole:
+    scenario = draw_scenario(seed)
+    violation = violation_of(scenario, print if is_whole else None)
+    if violation is not None and not is_whole:
         scenario = shortest(scenario, violation.rule)
         violation = violation_of(scenario, print)
-    print(f"{scenario}\n{violation}")
-    return 1
+    print(f"{scenario}\n{violation or 'no rule is violated'}")
+    return 0 if violation is None else 1
 
 
 if __name__ == "__main__":

@@ -8,6 +8,9 @@ starts and ends of processes, the planner's process (its plans are real), the ch
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import random
 import shutil
 import tempfile
@@ -22,17 +25,23 @@ import msgspec
 import torch
 
 import recycle.exec.agent.node_agent
+import recycle.exec.checkpoint.checkpoint
 import recycle.exec.election
+import recycle.exec.hooks.saver
 import recycle.exec.launch.agent
+import recycle.exec.launch.agreement
 import recycle.exec.launch.node
+import recycle.exec.launch.run_directory
 import recycle.exec.planning.planning
 import recycle.exec.processes.processes
 import recycle.exec.worker.member
 import recycle.exec.worker.worker
 from recycle.cli.planner import plan_for_training
-from recycle.errors import JobError, RecycleError, RunError
+from recycle.errors import RecycleError, RunError
+from recycle.exec.checkpoint.checkpoint import write_manifest, write_stage
 from recycle.exec.launch.agent import AgentExit, serve
 from recycle.exec.launch.request import RunRequest
+from recycle.exec.launch.run_directory import RunDirectory, lock_directory
 from recycle.exec.launch.standalone import LocalRun
 from recycle.exec.launch.trackers import Observer
 from recycle.exec.planning.planner_process import PlannerAnswer, Question, answer
@@ -42,15 +51,18 @@ from recycle.exec.transport.plugin import TransportSettings
 from recycle.exec.worker.member import FormingKeys, Member, MemberState
 from recycle.exec.worker.specification import RunSpecification, WorkerSpecification
 from recycle.exec.worker.worker import Participant, run_worker
+from recycle.files import write_whole
 from recycle.ir.lower import with_barrier
 from recycle.job import PricedJob
 from recycle.job.shape import Worker, place_workers
 from recycle.plans import Plan, failure_vector
 from tests.exec.explore.kernel import Event, Kernel, Process, Selector, Waiting, current, virtual
-from tests.exec.explore.rules import Reference, Rules, Violation
+from tests.exec.explore.kernel import stand_in as _module
+from tests.exec.explore.rules import Reference, Rules
 from tests.exec.explore.store import HOST as STORE
 from tests.exec.explore.store import Store
 from tests.exec.explore.transport import Fabric, SimulatedTransport
+from tests.exec.leader.rules import Violation
 from tests.exec.runs import job
 
 LONGEST = 300.0
@@ -88,7 +100,12 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True)
 class Scenario:
-    """What a run begins with. `spared` has one host of each stage whose processes and node no fault strikes."""
+    """What a run begins with.
+
+    Attributes:
+        spared: numbers of workers, a host of each stage, whose processes and nodes no fault strikes.
+        crashes: processes that end after so many of their effects: messages, requests to the store, transfers.
+    """
 
     pipelines: int = 2
     ranks: int = 2
@@ -101,11 +118,12 @@ class Scenario:
     slow_messages: float = 0.0
     seed: int = 0
     spared: frozenset[int] = frozenset()
+    crashes: frozenset[tuple[str, int]] = frozenset()
 
     @property
     def calm(self) -> Scenario:
         """What of it the job depends on."""
-        return replace(self, faults=(), seed=0, slow_messages=0.0, spared=frozenset())
+        return replace(self, faults=(), seed=0, slow_messages=0.0, spared=frozenset(), crashes=frozenset())
 
 
 @cache
@@ -302,6 +320,50 @@ class _Request(RunRequest):
         return self
 
 
+class _Directory(RunDirectory):
+    """Is closed when its process ends."""
+
+    _is_closed = False
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        current().process.at_end.append(self.close)
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            super().close()
+
+
+def _lock(path: Path, kind: int) -> int | None:
+    """As `lock_directory`; the lock ends with the process that has it."""
+    descriptor = lock_directory(path, kind)
+    if descriptor is not None:
+        kept = os.dup(descriptor)
+
+        def release() -> None:
+            fcntl.flock(kept, fcntl.LOCK_UN)
+            os.close(kept)
+
+        current().process.at_end.append(release)
+    return descriptor
+
+
+def _unless_full(write: Callable[..., Any], error: Callable[[], Exception]) -> Callable[..., Any]:
+    """A function that writes to the disk, which may be full."""
+
+    def written(*arguments: Any, **named: Any) -> Any:
+        if CLUSTER.full_until > CLUSTER.kernel.now:
+            raise error()
+        return write(*arguments, **named)
+
+    return written
+
+
+def _no_space() -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 class _Observer(Observer):
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -326,7 +388,7 @@ class Cluster:
         CLUSTER = self
         self.scenario, self.job = scenario, job_of(scenario.calm)
         self.kernel = Kernel(random.Random(scenario.seed), trace)
-        self.kernel.slow_messages = scenario.slow_messages
+        self.kernel.slow_messages, self.kernel.crashes = scenario.slow_messages, set(scenario.crashes)
         self.rules = Rules(self, reference(scenario.calm))
         self.store = Store(self.kernel, self.rules.written)
         self.fabric = Fabric(self.kernel, self.job.membership.dead_after)
@@ -339,6 +401,7 @@ class Cluster:
         self.leave_calls: dict[Process, Callable[[], None]] = {}
         self.exits: dict[int, list[AgentExit | RecycleError]] = {node: [] for node in self.nodes}
         self._stops: dict[int, Event] = {}
+        self.full_until = 0.0
         self.last_fault = max((fault.time + fault.seconds for fault in scenario.faults), default=0.0)
 
     def run(self, directory: Path | None = None) -> Mapping[int, list[AgentExit | RecycleError]]:
@@ -357,6 +420,12 @@ class Cluster:
             (modules.launch.node, "LocalProcesses", _Processes),
             (modules.launch.node, "Waker", _Waker),
             (modules.planning.planning, "PlannerProcess", _Planner),
+            (modules.launch.run_directory, "os", _module(os, write=_unless_full(os.write, _no_space))),
+            (modules.planning.planning, "write_whole", _unless_full(write_whole, lambda: RecycleError("no space"))),
+            (modules.hooks.saver, "write_stage", _unless_full(write_stage, lambda: RunError("no space"))),
+            (modules.checkpoint.checkpoint, "write_manifest", _unless_full(write_manifest, _no_space)),
+            (modules.launch.agreement, "RunDirectory", _Directory),
+            (modules.launch.agreement, "lock_directory", _lock),
             (modules.election, "open_client", lambda url, settings: self.store.client(settings)),
             (modules.launch.agent, "rarely_collect_garbage", lambda: None),
             (modules.launch.agent, "require_open_files", lambda *_: None),
@@ -372,6 +441,8 @@ class Cluster:
                 self._live()
                 self.rules.ended()
         finally:
+            for process in list(self.kernel.processes):
+                process.end("the run is over", 0)
             if directory is None:
                 shutil.rmtree(path, ignore_errors=True)
         return self.exits
@@ -543,8 +614,16 @@ def _cut_store(cluster: Cluster, fault: Fault) -> None:
     cluster.kernel.cut(node, STORE, fault.seconds)
 
 
+def _fill_disk(cluster: Cluster, fault: Fault) -> None:
+    cluster.full_until = cluster.kernel.now + fault.seconds
+
+
 def _stall_store(cluster: Cluster, fault: Fault) -> None:
     cluster.store.stalls_until = cluster.kernel.now + fault.seconds
+
+
+def _slow_store(cluster: Cluster, fault: Fault) -> None:
+    cluster.store.slow_until = cluster.kernel.now + fault.seconds
 
 
 def _lose_answers(cluster: Cluster, fault: Fault) -> None:
@@ -566,7 +645,9 @@ FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "cut": _cut_pair,
     "isolate": _isolate,
     "cut from store": _cut_store,
+    "fill disk": _fill_disk,
     "stall store": _stall_store,
+    "slow store": _slow_store,
     "lose answers": _lose_answers,
     "lose leases": _lose_leases,
 }

@@ -1,7 +1,7 @@
 """A machine in which time is a number: processes, threads, locks, sockets and selectors, all of one Python thread.
 
 `virtual()` gives the modules of recycle.exec this clock, these threads and these sockets in place of Python's, so the
-code that runs is the real one. A thread is a greenlet: it runs until it waits, and then the kernel goes on with what is
+code that runs is the real one. A thread is a greenlet: it runs until it waits, and then the kernel runs what is
 next in virtual time. Every choice is drawn from one generator, so a seed repeats a run to the message.
 
 Limits: threads change at waits, at locks and at events only, not between any two lines. Sockets have endless buffers.
@@ -10,25 +10,24 @@ Files are real, and take no time.
 
 from __future__ import annotations
 
+import concurrent.futures
 import errno
 import heapq
+import multiprocessing.connection
 import os
 import random
+import selectors
+import socket
 import struct
 import sys
+import threading
+import time
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from typing import Any
-
-import concurrent.futures
-import multiprocessing.connection
-import selectors
-import socket
-import threading
-import time
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
@@ -45,6 +44,7 @@ class Process:
         self.kernel, self.name, self.host, self.parent = kernel, name, host, parent
         self.is_alive, self.is_stopped, self.how = True, False, ""
         self.code: int | None = None
+        self.effects = 0
         self.sockets: list[Socket] = []
         self.at_end: list[Callable[[], None]] = []
         self._held: list[Callable[[], None]] = []
@@ -69,7 +69,7 @@ class Process:
             end.close() if is_seen else end.vanish()
         for child in [child for child in self.kernel.processes if child.parent is self and child.is_alive]:
             self.kernel.after(0.0, partial(child.end, "its agent is gone", -9, is_seen))
-        for call in self.at_end:
+        for call in list(self.at_end):
             call()
         self.kernel.processes.remove(self)
 
@@ -106,8 +106,23 @@ class Kernel:
         self.listeners: dict[object, Socket] = {}
         self.cuts: dict[frozenset[int], int] = {}
         self._held: dict[frozenset[int], list[Callable[[], None]]] = {}
+        self.crashes: set[tuple[str, int]] = set()
+        self.effects: dict[str, int] = {}
         self.error: Exception | None = None
         self.is_over = False
+
+    def count_effect(self) -> None:
+        """A process has done what others can see; it may be its last effect."""
+        if not isinstance(getcurrent(), _Greenlet):
+            return
+        process = current().process
+        process.effects += 1
+        key = process.name, process.effects
+        self.effects[process.name] = max(self.effects.get(process.name, 0), process.effects)
+        if key in self.crashes:
+            self.crashes.discard(key)
+            process.end("killed by SIGKILL", -9)
+            self.park()
 
     def log(self, text: str) -> None:
         if self._trace is not None:
@@ -550,6 +565,7 @@ class Socket:
         if self._is_closed or self._has_ended or self.peer is None:
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
         self._transmit(data)
+        KERNEL.count_effect()
         return len(data)
 
     def recv(self, size: int) -> bytes:
@@ -659,7 +675,8 @@ def _sleep(seconds: float) -> None:
     KERNEL.park(seconds=seconds)
 
 
-def _module(real: types.ModuleType, **names: Any) -> types.ModuleType:
+def stand_in(real: types.ModuleType, **names: Any) -> types.ModuleType:
+    """A module with some names replaced."""
     module = types.ModuleType(real.__name__)
     module.__getattr__ = partial(getattr, real)  # type: ignore[method-assign]
     vars(module).update(names)
@@ -667,11 +684,11 @@ def _module(real: types.ModuleType, **names: Any) -> types.ModuleType:
 
 
 _MODULES = {
-    time: _module(time, monotonic=lambda: KERNEL.now + 1000.0, time=lambda: EPOCH + KERNEL.now, sleep=_sleep),
-    threading: _module(threading, Thread=Thread, Lock=Lock, RLock=Lock, Condition=Condition, Event=Event),
-    socket: _module(socket, socket=Socket, create_server=create_server, create_connection=create_connection),
-    selectors: _module(selectors, DefaultSelector=Selector),
-    random: _module(random, random=lambda: KERNEL.draws.random()),
+    time: stand_in(time, monotonic=lambda: KERNEL.now + 1000.0, time=lambda: EPOCH + KERNEL.now, sleep=_sleep),
+    threading: stand_in(threading, Thread=Thread, Lock=Lock, RLock=Lock, Condition=Condition, Event=Event),
+    socket: stand_in(socket, socket=Socket, create_server=create_server, create_connection=create_connection),
+    selectors: stand_in(selectors, DefaultSelector=Selector),
+    random: stand_in(random, random=lambda: KERNEL.draws.random()),
 }
 _NAMES = {
     concurrent.futures.ThreadPoolExecutor: Executor,

@@ -23,6 +23,7 @@ class Store:
     Attributes:
         stalls_until: requests wait that long.
         loses_until: requests are carried out, and their answers lost.
+        slow_until: some requests take longer than their timeout.
     """
 
     def __init__(self, kernel: Kernel, written: Callable[[str, bytes | None], None]) -> None:
@@ -30,7 +31,7 @@ class Store:
         self._keys: dict[str, tuple[str, int, str, int]] = {}
         self._leases: dict[str, tuple[int, float]] = {}
         self._revision, self._ids = 1, count(1)
-        self.stalls_until = self.loses_until = 0.0
+        self.stalls_until = self.loses_until = self.slow_until = 0.0
 
     def apply(self, path: str, body: dict[str, Any]) -> dict[str, Any] | Exception:
         self._expire()
@@ -130,7 +131,7 @@ class StoreClient(EtcdClient):
                 else:
                     kernel.after(store.stalls_until - kernel.now, arrive)
                 return
-            if has_left and kernel.draws.random() < 0.5:
+            if has_left and kernel.draws.random() < 0.2:
                 return
             answer = store.apply(path, body)
             if store.loses_until <= kernel.now or kernel.draws.random() < 0.5:
@@ -143,7 +144,10 @@ class StoreClient(EtcdClient):
             answers.append(answer)
             answered.set()
 
-        kernel.send(host, HOST, kernel.delay(host, HOST), arrive)
+        is_slow = store.slow_until > kernel.now and kernel.draws.random() < 0.4
+        seconds_up = kernel.draw(0.5, 4.0) if is_slow else kernel.delay(host, HOST)
+        kernel.send(host, HOST, seconds_up, arrive)
+        kernel.count_effect()
         if not answered.wait(seconds):
             has_left = True
             raise TimeoutError

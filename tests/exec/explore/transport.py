@@ -121,6 +121,7 @@ class _Sum:
                     kernel.send(end.host, other.host, kernel.delay(end.host, other.host), finish)
 
         kernel.after(kernel.draw(0.001, 0.01), partial(arrive, buffer.clone()))
+        kernel.count_effect()
         return work
 
 
@@ -187,6 +188,7 @@ class SimulatedGroups(GroupTransport):
                 end.take(self.role, tag, copy)
 
         kernel.send(self.host, end.host, arrival - kernel.now, arrive)
+        kernel.count_effect()
         return work
 
     def take(self, peer: Worker, tag: int, tensor: torch.Tensor) -> None:

@@ -118,7 +118,7 @@ def test_register_is_written_on_the_condition_that_the_role_is_the_same() -> Non
             self.bodies.append(body)
             return {}
 
-        def read(self, name: str) -> None:
+        def read(self, name: str, patience: float | None = None) -> None:
             return None
 
     election = Election(cast(EtcdClient, Client()), "run", OF_TWO.membership)

@@ -1,22 +1,14 @@
 """Random histories of the leader: real decisions, simulated workers, clock and faults.
 
-    python -m tests.exec.leader.seeds [--seeds N] [--first SEED] [--jobs N] [--seed SEED --trace]
-
 Each seed draws a small job and faults (deaths, hangs, cuts, failures to form, wrong numbers, departures, ends of the
-leader at any action), lives through the run with a virtual clock and checks the rules of rules.py. One line tells of
-each seed that violates one; the exit code is 1 then.
+leader at any action), lives through the run with a virtual clock and checks the rules of rules.py.
+`python -m tests.exec.explore --leader` runs seeds.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import multiprocessing
 import random
-import re
-import sys
-import time
-from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -25,7 +17,6 @@ from recycle.exec.leader.state import PlannedFault
 from recycle.job import PricedJob
 from recycle.job.shape import Worker
 from tests.exec.leader.faults import FAULTS, WRONG
-from tests.exec.leader.rules import Violation
 from tests.exec.leader.world import Figures, Scenario, World
 from tests.exec.runs import job
 
@@ -126,59 +117,3 @@ def run_seed(seed: int, trace: Callable[[str], None] | None = None) -> Figures:
     if trace is not None:
         trace(str(scenario))
     return World(scenario, draws, trace).run()
-
-
-def _outcome(seed: int) -> tuple[int, str, Figures | None]:
-    try:
-        return seed, "", run_seed(seed)
-    except Violation as violation:
-        return seed, str(violation), None
-
-
-def main() -> int:
-    """Run seeds; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=1000, help="how many")
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--seed", type=int, help="only this one")
-    parser.add_argument("--outcomes", action="store_true", help="print how often runs end in which way")
-    parser.add_argument("--trace", action="store_true", help="print its history")
-    asked = parser.parse_args()
-    if asked.seed is not None:
-        try:
-            print(run_seed(asked.seed, print if asked.trace else None))
-        except Violation as violation:
-            print(f"seed {asked.seed}: {violation}")
-            return 1
-        return 0
-    began, failures, total, outcomes = time.monotonic(), 0, Counter[str](), Counter[str]()
-    reasons = Counter[str]()
-    with multiprocessing.get_context("fork").Pool(asked.jobs) as pool:
-        for seed, violation, figures in pool.imap(_outcome, range(asked.first, asked.first + asked.seeds), 20):
-            if figures is None:
-                failures += 1
-                print(f"seed {seed}: {violation[:300]}", flush=True)
-                continue
-            total += Counter(
-                commits=figures.commits,
-                deaths=figures.deaths,
-                changes=figures.leaders - 1,
-                generations=figures.generations,
-                rewinds=figures.rewinds,
-            )
-            outcomes[figures.outcome.partition(":")[0]] += 1
-            reasons[re.sub(r"[0-9]+", "N", figures.outcome)] += 1
-    seconds = time.monotonic() - began
-    print(
-        f"{asked.seeds} seeds in {seconds:.0f} s, {failures} failed: {total['commits']} commits,"
-        f" {total['deaths']} deaths, {total['changes']} changes of the leader, {total['generations']} generations,"
-        f" {total['rewinds']} rewinds; {dict(outcomes)}"
-    )
-    for reason, times in reasons.most_common() if asked.outcomes else ():
-        print(f"{times:6} {reason}")
-    return 1 if failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
