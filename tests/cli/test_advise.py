@@ -39,10 +39,10 @@ def test_the_command_writes_a_job_that_can_be_planned(command: Command) -> None:
         ("--gpus 8 --set pauses.detect=soon", "--set pauses.detect=soon: Expected `float`"),
         ("--gpus 8 --set pauses", "--set pauses: write KEY=VALUE"),
         ("--gpus 8 --failures none.csv", "none.csv"),
-        ("--gpus 65536", "no configuration fits on 65536 GPUs and uses half of them"),
+        ("--gpus 65536", "fits on 65536 GPUs and uses half of them"),
         (
             "--gpus 8 --set model.hidden=65536",
-            "no configuration fits on 8 GPUs and uses half of them: the model has 8 layers, the global batch 64",
+            "no configuration of 8 layers and a global batch of 64 sequences fits on 8 GPUs",
         ),
     ],
 )
