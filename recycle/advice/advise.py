@@ -158,8 +158,8 @@ def advise(
     if not bounds:
         shown = f"{setting.job.model.layers} layers and a global batch of {sequences(setting.job)} sequences"
         raise JobError(
-            f"no configuration of {shown} fits on {setting.gpus} GPUs and uses half of them; give GPUs with more memory,"
-            " a larger batch ([shape] micro_batches), or another number of GPUs"
+            f"no configuration of {shown} fits on {setting.gpus} GPUs and uses half of them; give GPUs with more"
+            " memory, a larger batch ([shape] micro_batches), or another number of GPUs"
         )
     heapify(bounds)
     while bounds and len(best) < count:
