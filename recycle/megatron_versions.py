@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from recycle.errors import RunError, VersionWarning
 
@@ -123,18 +123,11 @@ def pipeline_group(change: Callable[[Any], Any]) -> AbstractContextManager[None]
     return _replaced(parallel_state, name, change(getattr(parallel_state, name)))
 
 
-def pipeline_rank(rank: int) -> AbstractContextManager[None]:
-    """Give this process another pipeline rank in `parallel_state` inside the block."""
+def parallel_rank(kind: Literal["PIPELINE_MODEL", "DATA"], rank: int) -> AbstractContextManager[None]:
+    """Give this process another rank of one kind of parallelism in `parallel_state` inside the block."""
     from megatron.core import parallel_state
 
-    return _replaced(parallel_state, "_MPU_PIPELINE_MODEL_PARALLEL_RANK", rank)
-
-
-def data_parallel_rank(rank: int) -> AbstractContextManager[None]:
-    """Give this process another data-parallel rank in `parallel_state` inside the block."""
-    from megatron.core import parallel_state
-
-    return _replaced(parallel_state, "_MPU_DATA_PARALLEL_RANK", rank)
+    return _replaced(parallel_state, f"_MPU_{kind}_PARALLEL_RANK", rank)
 
 
 def loop_groups() -> Any:
@@ -188,18 +181,9 @@ def gradient_buffers(model: Any) -> list[torch.Tensor]:
     return [buffer.grad_data for buffer in (*model.buffers, *model.expert_parallel_buffers)]
 
 
-def without_gradient_sums(models: Any) -> AbstractContextManager[None]:
-    """Inside the block megatron-core's DDP does not sum gradients over the data-parallel group."""
-    return _without_method(models, "finish_grad_sync")
-
-
-def without_parameter_gathers(models: Any) -> AbstractContextManager[None]:
-    """Inside the block megatron-core's distributed optimizer does not gather the parameters that it has stepped."""
-    return _without_method(models, "start_param_sync")
-
-
 @contextmanager
-def _without_method(models: Any, name: str) -> Iterator[None]:
+def without_sync(models: Any, name: Literal["finish_grad_sync", "start_param_sync"]) -> Iterator[None]:
+    """Inside the block megatron-core's DDP does not sum gradients, or not gather what its optimizer has stepped."""
     for model in models:
         setattr(model, name, lambda *arguments, **named: None)  # hides the method
     try:
@@ -306,12 +290,8 @@ def without_model_notice() -> Iterator[None]:
     feed-forward parts as separate layers, which would change the names in checkpoints.
     """
     logger = logging.getLogger("megatron.core.models.gpt.gpt_model")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
+    with _replaced(logger, "disabled", True):
         yield
-    finally:
-        logger.setLevel(before)
 
 
 def without_token_counts(router: type) -> type:
@@ -342,9 +322,8 @@ def run_backward_step(entry: Any, output: Any, gradient: Any, model: Any, config
     from megatron.core.pipeline_parallel.schedules import backward_step
     from megatron.core.utils import get_model_type
 
-    if "model_type" in inspect.signature(backward_step).parameters:
-        return backward_step(entry, output, gradient, get_model_type(model), config)
-    return backward_step(entry, output, gradient, config)
+    kind = [get_model_type(model)] if "model_type" in inspect.signature(backward_step).parameters else []
+    return backward_step(entry, output, gradient, *kind, config)
 
 
 def forget_gradient_groups(optimizer: Any) -> None:
@@ -362,8 +341,8 @@ def is_encoder_decoder(model: Any) -> bool:
     from megatron.core.enums import ModelType
     from megatron.core.utils import get_model_type
 
-    kind = "encoder_and_decoder"
-    return hasattr(ModelType, kind) and get_model_type(model) == getattr(ModelType, kind)
+    both = getattr(ModelType, "encoder_and_decoder", None)
+    return both is not None and get_model_type(model) == both
 
 
 @contextmanager
@@ -421,8 +400,7 @@ def stored_common_state(folder: Path) -> bytes | None:
     from megatron.core.dist_checkpointing.mapping import ShardedObject
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-    path = common_state_path(folder)
-    if path.is_file():
+    if (path := common_state_path(folder)).is_file():
         return path.read_bytes()
     name = ShardedObject("common_state", None, (1,), (0,)).unique_key
     places: Any = FileSystemReader(folder).read_metadata().storage_data
@@ -484,9 +462,7 @@ def gloo_group(store: Any, rank: int, size: int, device: Any, timeout: float) ->
 def nccl_group(store: Any, rank: int, size: int, timeout: float, device: Any, ctas: int | None) -> Any:
     """Form a NCCL group on the current GPU, with one communicator and one high-priority stream for everything.
 
-    Args:
-        timeout: in seconds.
-        ctas: most thread blocks of an operation; None for NCCL's own choice.
+    `timeout` is in seconds, `ctas` the most thread blocks of an operation, None for NCCL's choice.
     """
     import torch
 

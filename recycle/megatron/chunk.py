@@ -27,7 +27,7 @@ from recycle.exec.model.other_layers import GraphSplit
 from recycle.ir.instruction import Backward, BackwardInput, BackwardWeight
 from recycle.job.shape import MicroBatch
 from recycle.megatron.gradient_sync import GradientSync
-from recycle.megatron_versions import gradient_hook, pipeline_rank, run_backward_step
+from recycle.megatron_versions import gradient_hook, parallel_rank, run_backward_step
 
 
 @dataclass
@@ -144,7 +144,7 @@ class ModelChunk:
         data = self._data_of(micro_batch)  # before the generators are seeded: opening a loader draws from them
         with ExitStack() as stack:
             if self._seen_rank is not None:
-                stack.enter_context(pipeline_rank(self._seen_rank))
+                stack.enter_context(parallel_rank("PIPELINE_MODEL", self._seen_rank))
             if call.seeded is not None:
                 stack.enter_context(call.seeded(self._stage, micro_batch))
             output, tokens = forward_step(

@@ -14,7 +14,7 @@ from typing import Any
 from megatron.core import parallel_state
 
 from recycle.megatron.order import MegatronGrid, ScheduleSource, schedule_in, stages_of_rank
-from recycle.megatron_versions import pipeline_group, pipeline_rank
+from recycle.megatron_versions import parallel_rank, pipeline_group
 
 
 class _OtherRank:
@@ -60,5 +60,5 @@ def as_stage(schedule: ScheduleSource, vp_stage: int | None = None) -> Iterator[
     if seen == grid.rank:
         yield
         return
-    with pipeline_group(lambda group: _OtherRank(group, seen)), pipeline_rank(seen):
+    with pipeline_group(lambda group: _OtherRank(group, seen)), parallel_rank("PIPELINE_MODEL", seen):
         yield

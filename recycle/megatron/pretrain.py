@@ -36,7 +36,7 @@ from recycle.job import Job
 from recycle.megatron.own_loop import Session, session
 from recycle.megatron.peers import Peers
 from recycle.megatron.without_gpu import without_gpu
-from recycle.megatron_versions import adam_steps_kept, data_parallel_rank, installed_versions, optimizer_parts
+from recycle.megatron_versions import adam_steps_kept, installed_versions, optimizer_parts, parallel_rank
 
 _REFUSED = (
     *(
@@ -122,7 +122,7 @@ class Samples:
             return None
         reader = self._open.get(pipeline)
         if reader is None or reader.position != self.position:
-            with data_parallel_rank(pipeline):
+            with parallel_rank("DATA", pipeline):
                 loader = self._training.build_pretraining_data_loader(self.dataset, self.position)
             is_cyclic = self._training.get_args().dataloader_type == "cyclic"
             items = self._training.cyclic_iter(loader) if is_cyclic else iter(loader)

@@ -48,8 +48,7 @@ from recycle.megatron_versions import (
     loop_groups,
     loss_scalers,
     reset_gradients,
-    without_gradient_sums,
-    without_parameter_gathers,
+    without_sync,
 )
 from recycle.plans.hosting import Hosts
 
@@ -300,7 +299,7 @@ class Script:
                     buffer.fill_(math.nan)
         else:
             self.call.sync.start_remaining(list(self.stages))
-        with without_gradient_sums(self.models) if exact else nullcontext():
+        with without_sync(self.models, "finish_grad_sync") if exact else nullcontext():
             self.config.finalize_model_grads_func(
                 self.models, None, pg_collection=loop_groups(), force_all_reduce=False
             )
@@ -349,7 +348,7 @@ class Script:
             return
         self._at = iteration
         if self._is_megatron:
-            with without_parameter_gathers(self.models) if self.is_sharded else nullcontext():
+            with without_sync(self.models, "start_param_sync") if self.is_sharded else nullcontext():
                 if self.stepped[0]:
                     self.optimizer.step_with_ready_grads()
             return
