@@ -93,8 +93,8 @@ def plan(
     if profile is not None:
         loaded = replace(loaded, times=replace(loaded.times, profile=str(profile)))
     _require_bearable(loaded.shape, failures)
+    priced = price(loaded)
     with errors_as(PlanError, f"{job} with {loaded.times.profile}" if loaded.times.profile else str(job)):
-        priced = price(loaded)
         Problem.from_job(priced)
     with errors_as(PlanError, "plan: --failed"):
         named = [Worker.parse(name) for name in (failed or "").split(",") if name.strip()]

@@ -313,7 +313,7 @@ def test_runs_are_picked_and_a_point_or_range_of_their_time_is_opened(
     page.wait_for_function("() => location.search.includes('runs-chosen=one,two')")
     page.click(".tab:has-text('Time of one')")
     plot = page.locator("#time0-curves .nsewdrag").first
-    plot.wait_for()
+    plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 4, box["y"] + 20)
     page.mouse.down()
