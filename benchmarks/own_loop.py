@@ -1,4 +1,4 @@
-"""A session's iteration against megatron-core's own loop, and its recovery from SIGKILL beside `recycle train`.
+"""A session's iteration against megatron-core's own loop, and its recovery from SIGKILL compared with `recycle train`.
 
     python -m benchmarks.own_loop [--rounds N] [--steps N] [--kills N] [--accumulation fast|exact]
 
