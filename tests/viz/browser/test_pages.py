@@ -311,7 +311,9 @@ def test_runs_are_picked_and_a_point_or_range_of_their_time_is_opened(
     names = "() => document.querySelector('#runs-curves .js-plotly-plot')?.data?.map(line => line.name).join()"
     page.wait_for_function(f"() => ({names})() === 'one,two,one,two,one,two,one,two'")
     page.wait_for_function("() => location.search.includes('runs-chosen=one,two')")
-    page.click(".tab:has-text('Time of one')")
+    # A plot that becomes visible is resized once, which ends a drag.
+    with page.expect_request(lambda request: "autosize" in (request.post_data or "")):
+        page.click(".tab:has-text('Time of one')")
     plot = page.locator("#time0-curves .nsewdrag").first
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
