@@ -232,8 +232,8 @@ def with_spares(trace: FailureTrace, used: int) -> FailureTrace:
 
 CHANGES: dict[str, tuple[str, float]] = {
     "the failure rate doubles": ("failures.rate", 2.0),
-    "repairs take twice as long": ("failures.repair_median", 2.0),
-    "four times as many failures take several nodes": ("failures.burst", 4.0),
+    "the slowest tenth of repairs takes twice as long": ("failures.repair_p90", 2.0),
+    "twice as many failures take several nodes": ("failures.burst", 2.0),
     "detection takes six times as long": ("pauses.detect", 6.0),
     "kernels reach 0.8 of the assumed speed": ("analytic.achieved", 0.8),
     "links between nodes have half the bandwidth": ("analytic.link_bandwidth", 0.5),
@@ -254,7 +254,10 @@ def sensitivity(setting: Setting, advised: Sequence[Advice]) -> list[Sensitivity
     """Return the effects of `CHANGES` on the advised configurations, in closed form; the strongest first."""
     result = []
     for text, (key, factor) in CHANGES.items():
-        changed = with_value(setting, key, value_of(setting, key) * factor)
+        try:
+            changed = with_value(setting, key, value_of(setting, key) * factor)
+        except JobError:  # a share above 1
+            continue
         dead, rates = changed.dead(), dict[Candidate, float]()
         for advice in advised:
             job = job_of(changed.job, advice.candidate, setting.per_node)

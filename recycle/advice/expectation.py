@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from math import ceil, comb, expm1, inf, log, sqrt
 from statistics import NormalDist
+from typing import Annotated
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from recycle.job import PricedJob
 from recycle.systems.failure_generator import Generator
@@ -42,12 +44,16 @@ class FailureModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         spread: shape of the distribution of rates over nodes; smaller means more failures from few nodes.
     """
 
-    rate: float = 4.2
-    repair_median: float = 20.0
-    repair_p90: float = 312.0
-    burst: float = 0.05
-    burst_nodes: int = 8
-    spread: float = 1.0
+    rate: Annotated[float, Meta(ge=0, le=1e6)] = 4.2
+    repair_median: Annotated[float, Meta(gt=0, le=1e6)] = 20.0
+    repair_p90: Annotated[float, Meta(gt=0, le=1e6)] = 312.0
+    burst: Annotated[float, Meta(ge=0, le=1)] = 0.05
+    burst_nodes: Annotated[int, Meta(ge=2, le=10_000)] = 8
+    spread: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+
+    def __post_init__(self) -> None:
+        if self.repair_p90 < self.repair_median:
+            raise ValueError(f"repair_p90 {self.repair_p90:g} is below repair_median {self.repair_median:g}")
 
     def generator(self, days: float, seed: int) -> Generator:
         return Generator(days=days, seed=seed, **msgspec.structs.asdict(self))
@@ -172,7 +178,7 @@ def expect(scenario: Scenario, period: float, dead: DeadNodes, model: FailureMod
         "plan": events * pauses.plan,
         "rebuild": (events + failed) * pauses.rebuild,
         "copy": failed * copied * (1 + spared),
-        "redone": events * (1 - fatal) * period / 2 + (events * fatal * every / 2 if fatal else 0.0),
+        "redone": events * (1 - fatal) * period / 2 + (events * fatal * every / 2 if events and fatal else 0.0),
         "restart": events * fatal * scenario.restart().restart,
         "checkpoint": stall / (every + stall) if stall else 0.0,
     }

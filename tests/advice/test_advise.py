@@ -120,3 +120,5 @@ def test_advice_is_the_same_for_the_same_seeds_and_ordered_by_what_it_delivers()
     assert len({each.candidate._replace(micro_batch=0) for each in once}) == 3
     doubled = next(each for each in sensitivity(given, once) if "rate doubles" in each.change)
     assert 0.8 * rates[0] < doubled.samples_per_second < rates[0]
+    in_bursts = replace(given, failures=FailureModel(burst=0.8))
+    assert len(sensitivity(in_bursts, once)) == len(sensitivity(given, once)) - 1

@@ -37,6 +37,8 @@ def test_the_command_writes_a_job_that_can_be_planned(command: Command) -> None:
         ("--gpus 12", "--gpus 12: is not a multiple of --gpus-per-node 8"),
         ("--gpus 8 --set pauses.detct=3", "--set pauses.detct: no such key"),
         ("--gpus 8 --set pauses.detect=soon", "--set pauses.detect=soon: Expected `float`"),
+        ("--gpus 8 --set failures.repair_p90=1", "repair_p90 1 is below repair_median 20"),
+        ("--gpus 8 --set failures.rate=-1", "--set failures.rate=-1: Expected `float` >= 0"),
         ("--gpus 8 --set pauses", "--set pauses: write KEY=VALUE"),
         ("--gpus 8 --failures none.csv", "none.csv"),
         ("--gpus 65536", "fits on 65536 GPUs and uses half of them"),

@@ -41,6 +41,6 @@ def test_late_write_of_the_register_changes_nothing(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 5])
 def test_agents_pass_heartbeats_on_while_etcd_does_not_answer(seed: int) -> None:
-    """The leader waits for etcd as well, and goes on before some of the agents that ask whether it still leads."""
+    """The leader waits for etcd as well, and continues before some of the agents that ask whether it still leads."""
     faults = Fault(4.0, "lose answers", seconds=20.0), Fault(5.0, "stall store", seconds=4.0)
     assert violation_of(Scenario(steps=6, faults=faults, seed=seed)) is None
