@@ -5,7 +5,11 @@
     split    gradients of I + W against B, bit for bit, and against the CPU, by family and precision
     sums     exact sums by one Triton kernel: bits against the CPU, time and launches, with and without Triton
     staged   four workers share the card (transport "staged"): kills in all phases, a hang, two deaths; equal bits
-    session  examples/megatron_loop/survive.py under `recycle agent`, with a kill and a return, against a calm run
+    deaths   the same over NCCL, which takes each process for a machine of its own
+    session  examples/megatron_loop/survive.py under `recycle agent`, with a kill and a return, against a calm run;
+             over "staged" and over NCCL
+    pretrain Megatron-LM's pretrain_gpt.py (of $RECYCLE_MEGATRON_LM) in sessions, with a kill and a return
+    step     one worker of it: a step in a session beside torchrun's
     engine   layers of Transformer Engine: I + W against B; FP8 refused or equal
     stages   times of F, I, W, B, kernel launches and memory, for stages of published models, by kind of sum
     nccl     NCCL groups of one rank formed, used and aborted up to a hundred times; two ranks on one card
@@ -23,6 +27,7 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -47,7 +52,7 @@ from recycle.exec.model.state import accumulate
 from recycle.exec.model.state.accumulate import ExactSum, FlatLayout
 from recycle.exec.model.tensor_ranks import ensure_parallel_state
 from recycle.exec.transport.nccl import Nccl
-from recycle.exec.transport.plugin import visible_gpus
+from recycle.exec.transport.plugin import TransportSettings, visible_gpus
 
 ONE = MicroBatch(0, 0)
 CPU = torch.device("cpu")
@@ -452,7 +457,32 @@ os._exit(0)
 """
 
 
+class SharedNccl(Nccl):
+    """NCCL between processes that share a GPU: each claims to be another machine, so NCCL connects them by sockets."""
+
+    def __init__(self, settings: TransportSettings) -> None:
+        os.environ |= {"NCCL_HOSTID": f"process {os.getpid()}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+        super().__init__(settings)
+
+    @classmethod
+    def require_machine(cls, processes: int) -> None:
+        return
+
+
+SHARED = "benchmarks.gpu:SharedNccl"
+
+
 def staged(device: torch.device) -> dict[str, Any]:
+    return struck_runs(FOUR)
+
+
+def deaths(device: torch.device) -> dict[str, Any]:
+    if device.type == "cpu":
+        return {"not measured": ["anything: NCCL needs a GPU"]}
+    return struck_runs(FOUR.replace('"staged"', f'"{SHARED}"\nhung_after = 15.0'))
+
+
+def struck_runs(job: str) -> dict[str, Any]:
     from recycle.cli.planner import plan_for_training
     from recycle.exec.launch.launcher import train
     from recycle.exec.processes.forkserver import ForkServer
@@ -464,7 +494,7 @@ def staged(device: torch.device) -> dict[str, Any]:
         def run(*faults: str) -> Any:
             folder = Path(tempfile.mkdtemp(prefix="recycle-gpu-"))
             return train(
-                Job.from_toml(FOUR),
+                Job.from_toml(job),
                 folder / "run",
                 steps=STEPS,
                 faults=[parse_fault(fault) for fault in faults],
@@ -487,7 +517,7 @@ def staged(device: torch.device) -> dict[str, Any]:
         len(figures["rejoined"]) < returns
     )
     if other or not figures["equal final states"] or figures["not measured"]:
-        figures["failed"].append("staged")
+        figures["failed"].append("bits, or a return")
     return figures
 
 
@@ -502,13 +532,15 @@ def differ(calm: dict[str, Any], struck: dict[str, Any]) -> bool:
 def session(device: torch.device) -> dict[str, Any]:
     """A Megatron script in a session: its losses through a kill and a return, against the calm run's."""
     folder, example = Path(tempfile.mkdtemp(prefix="recycle-gpu-")), Path("examples/megatron_loop").absolute()
-    text = (example / "job.toml").read_text() + '[membership]\ntransport = "staged"\n'
-    (folder / "job.toml").write_text(text)
     figures: dict[str, Any] = {"failed": [], "not measured": ["chunks, sharded optimizers, tensor parallelism"]}
-    losses = []
-    for name, faults in (("calm", []), ("struck", ["--fault", "kill:1.1@3", "--fault", "rejoin:1.1@6"])):
-        command = ["-m", "recycle", "agent", "job.toml", "--run", name, *faults]
-        done = run_python(folder, [*command, "--", sys.executable, str(example / "survive.py")], 120)
+    losses, faults = [], ["--fault", "kill:1.1@3", "--fault", "rejoin:1.1@6"]
+    runs = (("calm", "staged", []), ("struck", "staged", faults), ("struck, NCCL", SHARED, faults))
+    for name, transport, struck in runs[: 2 if device.type == "cpu" else 3]:
+        text = (example / "job.toml").read_text() + 'accumulation = "exact"\n'
+        text += f'[membership]\ntransport = "{transport}"\nhung_after = 15.0\n'
+        (folder / "job.toml").write_text(text)
+        command = ["-m", "recycle", "agent", "job.toml", "--run", name, *struck, "--", sys.executable]
+        done = run_python(folder, [*command, str(example / "survive.py"), "--evaluate", "4"], 120)
         lines = (folder / name / "metrics.jsonl").read_text().splitlines() if done.returncode == 0 else []
         losses.append([json.loads(line)["loss"] for line in lines])
         figures[name] = {"exit code": done.returncode, "losses": losses[-1]}
@@ -519,10 +551,93 @@ def session(device: torch.device) -> dict[str, Any]:
             figures[name]["output"] = (done.stdout + done.stderr)[-1500:].splitlines()
             logs = sorted((folder / name / "logs").glob("*.log")) if (folder / name).exists() else []
             figures[name]["logs"] = {log.name: log.read_text()[-500:].splitlines() for log in logs}
-    figures["equal bits"] = losses[0] == losses[1] != []
+    figures["equal bits"] = all(row == losses[0] != [] for row in losses)
     if not figures["equal bits"] or figures["struck"].get("rejoined") != 1:
         figures["failed"].append("session")
     return figures
+
+
+def pretrain(device: torch.device) -> dict[str, Any]:
+    """Megatron-LM's own script in sessions of four workers, with a kill and a return, against a calm run."""
+    kills = ["--fault", "kill:1.1@3.backward", "--fault", "rejoin:1.1@6"]
+    folder, losses, figures = Path(tempfile.mkdtemp(prefix="recycle-gpu-")), [], dict[str, Any](layers=te_or_local())
+    for name, faults in (("calm", []), ("struck", kills)):
+        if (done := run_pretrain(folder, name, FOUR_SCRIPTED, device, faults)) is None:
+            return {"not measured": [NO_MEGATRON_LM]}
+        figures[name], lines = done, folder / name / "metrics.jsonl"
+        losses.append([json.loads(line)["loss"] for line in lines.read_text().splitlines()] if lines.exists() else [])
+        figures[name]["losses"] = losses[-1]
+    figures["equal bits"] = losses[0] == losses[1] != []
+    figures["failed"] = [] if figures["equal bits"] else ["pretrain"]
+    figures["not measured"] = ["tensor parallelism, experts, FP8, several cards"]
+    return figures
+
+
+def step(device: torch.device) -> dict[str, Any]:
+    """Megatron-LM's own script with one worker: a session's step beside torchrun's."""
+    folder, figures = Path(tempfile.mkdtemp(prefix="recycle-gpu-")), dict[str, Any](failed=[], layers=te_or_local())
+    times: dict[str, list[float]] = {}
+    for turn in range(2):
+        for way in ("session",) if device.type == "cpu" else ("torchrun", "session"):
+            done = run_pretrain(folder, f"{way}-{turn}", ONE_SCRIPTED, device, [], way)
+            if done is None:
+                return {"not measured": [NO_MEGATRON_LM]}
+            if done["exit code"]:
+                figures["failed"].append(way)
+            figures[way] = done
+            times.setdefault(way, []).append(done.get("ms per step", 0.0))
+    figures["ms per step"] = times
+    figures["not measured"] = ["several workers: torchrun's need a card each"]
+    return figures
+
+
+def te_or_local() -> str:
+    return "transformer_engine" if importlib.util.find_spec("transformer_engine") else "local"
+
+
+NO_MEGATRON_LM = "anything: set RECYCLE_MEGATRON_LM to a checkout of Megatron-LM"
+FOUR_SCRIPTED = (2, 2, 4, 8, "--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024")
+"""Pipelines, ranks, micro-batches, steps and the model."""
+ONE_SCRIPTED = (1, 1, 8, 20, "--num-layers 12 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048")
+SMALL_SCRIPTED = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64"
+
+
+def run_pretrain(
+    folder: Path, name: str, setting: Any, device: torch.device, faults: list[str], way: str = "session"
+) -> dict[str, Any] | None:
+    """The exit code and the milliseconds of a step of a run, or its output; None without Megatron-LM."""
+    script = Path(os.environ.get("RECYCLE_MEGATRON_LM", "")) / "pretrain_gpt.py"
+    if not script.is_file():
+        return None
+    pipelines, ranks, micro_batches, steps, model = setting
+    is_dry = device.type == "cpu"
+    options = (
+        f"{SMALL_SCRIPTED if is_dry else model} --max-position-embeddings 2048 --micro-batch-size 1"
+        f" --global-batch-size {pipelines * micro_batches} --train-iters {steps} --lr 1e-4 --lr-warmup-iters 2"
+        f" --pipeline-model-parallel-size {ranks} --transformer-impl {te_or_local()} --no-persist-layer-norm"
+        " --no-gradient-accumulation-fusion --no-masked-softmax-fusion --tokenizer-type NullTokenizer"
+        " --vocab-size 31999 --mock-data --num-workers 0 --log-interval 1 --eval-interval 1000 --eval-iters 1"
+        " --ckpt-format torch" + (" --use-cpu-initialization --distributed-backend gloo" if is_dry else " --bf16")
+    ).split()
+    if way == "torchrun":
+        own = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+        done = run_python(folder, [*own, str(script), *options], 150)
+        text = done.stdout
+    else:
+        sums, transport = ("exact", "staged") if pipelines > 1 else ("fast", "auto")
+        (folder / f"{name}.toml").write_text(
+            f"[shape]\npipelines = {pipelines}\nranks = {ranks}\nmicro_batches = {micro_batches}\n"
+            f'[model]\ntied = true\n[train]\nsteps = {steps}\naccumulation = "{sums}"\n'
+            f'[planner]\nseconds = 2\nsteps = 1\n[membership]\ntransport = "{transport}"\n'
+        )
+        own = ["--", sys.executable, "-m", "recycle.megatron", str(script), *options]
+        done = run_python(folder, ["-m", "recycle", "agent", f"{name}.toml", "--run", name, *faults, *own], 150)
+        text = "".join(log.read_text() for log in sorted((folder / name).glob("logs/*.log")))
+    if done.returncode:
+        output = (done.stdout + done.stderr)[-1500:].splitlines()
+        return {"exit code": done.returncode, "output": output, "logs": text[-4000:].splitlines()}
+    times = [float(time) for time in re.findall(r"elapsed time per iteration \(ms\): ([\d.]+)", text)][4:]
+    return {"exit code": 0, "ms per step": statistics.median(times)}
 
 
 def engine(device: torch.device) -> dict[str, Any]:
@@ -605,7 +720,10 @@ SECTIONS: dict[str, Callable[[torch.device], dict[str, Any]]] = {
     "split": split,
     "sums": sums,
     "staged": staged,
+    "deaths": deaths,
     "session": session,
+    "pretrain": pretrain,
+    "step": step,
     "engine": engine,
     "stages": stages,
     "nccl": nccl_groups,

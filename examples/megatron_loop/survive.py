@@ -131,7 +131,8 @@ def main() -> None:
 
 def report(what: str, losses: list[torch.Tensor]) -> None:
     """Print the mean over all hosts of the last stage."""
-    total = torch.stack([torch.tensor(float(len(losses))), torch.stack([torch.zeros(()), *losses]).sum()])
+    kept = [torch.zeros(()), *(loss.cpu() for loss in losses)]
+    total = torch.stack([torch.tensor(float(len(losses))), torch.stack(kept).sum()])
     torch.distributed.all_reduce(total, group=parallel_state.get_data_parallel_group())
     if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
         print(f"{what}  loss {float(total[1] / total[0])!r}", flush=True)

@@ -43,7 +43,7 @@ from recycle.exec.model.tensor_group import TensorGroup
 from recycle.exec.transport.base import TransportError
 from recycle.job.shape import Worker
 from recycle.megatron.peers import EarlierPeers, Peers
-from recycle.megatron.transfer import pack, receive_value, send_value, unpack
+from recycle.megatron.transfer import pack, unpack
 from recycle.megatron_versions import use_one_backend
 
 BACKEND = "live"
@@ -148,9 +148,9 @@ class LiveWorld:
                 if counts[source] <= count:
                     continue
                 if self.worker == source:
-                    send_value(peers.transport, worker, self._last.get(key, []))
+                    peers.send(worker, self._last.get(key, []))
                 elif self.worker == worker:
-                    self._last[key], _ = receive_value(peers.transport, source)
+                    self._last[key] = peers.receive(source)
                     self._counts[key] = counts[source]
         if self.tensor is not None:
             self._agree_with_tensor_ranks(self.tensor)
@@ -442,14 +442,19 @@ class LiveGroup(_Group):  # type: ignore[misc]
         return self._sum_over_hosts(tensors, op, peers)
 
     def _sum_over_hosts(self, tensors: list[torch.Tensor], op: Any, peers: Peers) -> Callable[[], None]:
-        group, is_average = peers.transport.group_of(self._number(peers)), op == ReduceOp.AVG
+        is_average, number, host_side = op == ReduceOp.AVG, self._number(peers), peers.transport.host_side()
+        is_on_host = number is None or any(tensor.device.type == "cpu" for tensor in tensors)
+        transport = host_side if is_on_host else peers.transport
+        group = transport.group_of(number)
+        sums = [tensor.cpu() for tensor in tensors] if transport is host_side else tensors
         options: Any = dist.AllreduceOptions()
         options.reduceOp = ReduceOp.SUM if is_average else op
-        works = [] if group is None else [group.allreduce([tensor], options) for tensor in tensors]
+        works = [] if group is None else [group.allreduce([tensor], options) for tensor in sums]
 
         def finish() -> None:
             if group is not None:
-                peers.transport.await_collective(works, group)
+                transport.await_collective(works, group)
+                _copy(tensors, sums)
             if self._tensor is not None:
                 _waits([self._tensor.allreduce([tensor], options) for tensor in tensors])()
             self._divide(tensors, is_average)

@@ -56,7 +56,6 @@ from recycle.megatron.order import ScheduleSource
 from recycle.megatron.peers import Peers
 from recycle.megatron.placement import current_grid
 from recycle.megatron.script import Arguments, Script, ScriptStages
-from recycle.megatron.transfer import receive_value, send_value
 from recycle.megatron_versions import share_random_generator
 
 _NEXT, _REDUCED, _STEPPED = range(3)
@@ -428,9 +427,9 @@ class _SessionHook(IterationHook):
             hosts = (worker for worker in script.peers.live if worker.rank == receiver.rank)
             giver = next(worker for worker in hosts if worker not in self._receivers)
             if own == giver:
-                send_value(script.peers.transport, receiver, script.settings())
+                script.peers.send(receiver, script.settings())
             elif own == receiver:
-                script.load_settings(receive_value(script.peers.transport, giver)[0])
+                script.load_settings(script.peers.receive(giver))
                 self._lacks = False
         self._receivers = []
 

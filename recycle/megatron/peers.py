@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 
@@ -44,12 +45,20 @@ class Peers:
         return worker == next(host for host in self.live if host.rank == worker.rank)
 
     def gather(self, number: int | None, tensor: torch.Tensor) -> dict[Worker, torch.Tensor]:
-        """The tensors of the live hosts of a stage, or of all live processes (None)."""
-        members, group = self.transport.members_of(number), self.transport.group_of(number)
-        parts = [torch.empty_like(tensor) for _ in members] if group is not None else [tensor.clone()]
+        """The tensors of the live hosts of a stage, or of all live processes (None); through host memory."""
+        transport, own = self.transport.host_side(), tensor.detach().cpu().contiguous()
+        members, group = transport.members_of(number), transport.group_of(number)
+        parts = [torch.empty_like(own) for _ in members] if group is not None else [own.clone()]
         if group is not None:
-            self.transport.await_collective([group.allgather([parts], [tensor.contiguous()])], group)
-        return dict(zip(members, parts, strict=True))
+            transport.await_collective([group.allgather([parts], [own])], group)
+        return {worker: part.to(tensor.device) for worker, part in zip(members, parts, strict=True)}
+
+    def send(self, peer: Worker, value: Any) -> None:
+        """Send a nested value to any live process, which calls `receive`."""
+        send_value(self.transport.host_side(), peer, value)
+
+    def receive(self, peer: Worker) -> Any:
+        return receive_value(self.transport.host_side(), peer)[0]
 
 
 class EarlierPeers(Peers):
@@ -70,10 +79,10 @@ class EarlierPeers(Peers):
     def gather(self, number: int | None, tensor: torch.Tensor) -> dict[Worker, torch.Tensor]:
         first, *others = (worker for worker in self.live if number is None or worker.rank == number)
         if self._own != first:
-            send_value(self.transport, first, tensor)
-            parts, _ = receive_value(self.transport, first)
+            self.send(first, tensor)
+            parts = self.receive(first)
         else:
-            parts = [tensor.clone(), *(receive_value(self.transport, worker)[0] for worker in others)]
+            parts = [tensor.detach().cpu(), *map(self.receive, others)]
             for worker in others:
-                send_value(self.transport, worker, parts)
-        return dict(zip((first, *others), parts, strict=True))
+                self.send(worker, parts)
+        return {worker: part.to(tensor.device) for worker, part in zip((first, *others), parts, strict=True)}

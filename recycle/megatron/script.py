@@ -28,6 +28,7 @@ from recycle.exec.transport.base import Transport
 from recycle.exec.transport.groups import GroupTransport
 from recycle.exec.worker.interpreter import Interpreter
 from recycle.exec.worker.local_stages import LocalStages
+from recycle.ir.communicators import lanes_of
 from recycle.ir.instruction import Compute, Forward, Instruction
 from recycle.ir.lower import forward_only, lower
 from recycle.ir.schedule import Schedule
@@ -210,9 +211,8 @@ class Script:
     ) -> None:
         self.interrupt()
         config, groups = self.config, loop_groups()
-        self.peers.transport.message = message_of(
-            config, groups, arguments.sequence, arguments.rows, arguments.decoder_sequence
-        )
+        message = message_of(config, groups, arguments.sequence, arguments.rows, arguments.decoder_sequence)
+        self.peers.transport.message = self.peers.transport.host_side().message = message
         self.call = Call(
             config,
             arguments.forward_step,
@@ -234,14 +234,17 @@ class Script:
         data = {index: MicroBatches(iterator_of, shape.micro_batches) for index in self.stages}
         self._evaluation = arguments, data
         stages: Any = self.stages
-        interpreter = Interpreter(stages, shape.stages, self.peers.transport, lambda stage: None)
         forwards: dict[Worker, list[Instruction]] = {worker: [] for worker in peers.live}
         for stage in range(shape.stages):
             for k, j in product(range(shape.pipelines), range(shape.micro_batches)):
                 host = peers.holder(Worker(k, shape.rank_of(stage)))
                 forwards[host].append(Forward(stage, MicroBatch(k, j)))
         dead = frozenset(shape.workers()) - set(peers.live)
-        program = lower(forward_only(Schedule.build(shape, forwards, failed=dead))).program(self._worker)
+        schedule, transport = lower(forward_only(Schedule.build(shape, forwards, failed=dead))), self.peers.transport
+        program = schedule.program(self._worker)
+        if not transport.connects(lanes_of(schedule)):
+            transport = transport.host_side()
+        interpreter = Interpreter(stages, shape.stages, transport, lambda stage: None)
         try:
             with torch.no_grad():
                 interpreter.begin(program, step, batch=0)
@@ -635,8 +638,7 @@ class ScriptStages(LocalStages):
             sys.exit(STAGE_LOST)
         for joiner in (holder for holder in holders if holder in joining):
             if self.worker == givers[0]:
-                send_value(peers.transport, joiner, script.optimizer_part())
+                peers.send(joiner, script.optimizer_part())
             elif self.worker == joiner:
-                state, _ = receive_value(peers.transport, givers[0])
-                script.load_optimizer_part(state)
+                script.load_optimizer_part(peers.receive(givers[0]))
                 peers.transport.settle()

@@ -23,6 +23,7 @@ from recycle.job.profile import Profile
 from recycle.job.shape import Worker
 from recycle.runs.logs import plan_file
 from tests.cli.command import Command
+from tests.exec.accelerator.struck import Waiting, over
 from tests.exec.agents import Cluster
 from tests.exec.etcd_server import ETCD, EtcdServer
 from tests.exec.runs import events_of, lines_of, live_workers, of_kind, processes_writing_below
@@ -152,6 +153,16 @@ def test_a_returning_process_copies_the_state_of_a_peer(survive: Survive, calm: 
     assert result.losses == calm.losses
     assert printed(result, "1.1")[5] == pytest.approx(calm.losses[5], rel=1e-6)
     assert result.digests == calm.digests
+
+
+def test_sessions_survive_over_communicators_like_nccls(survive: Survive, calm: RunResult) -> None:
+    # Evaluations, the script's collectives and copies have no lanes of the plan there.
+    simulated = over(Waiting, job())
+    faults = "kill:1.1@1.backward", "kill:0.0@2", "rejoin:1.1@3", "rejoin:0.0@4"
+    result = survive(simulated, *faults, "--dropout=0.1", "--evaluate=2")
+    assert result.losses == calm.losses
+    assert result.digests == calm.digests
+    assert printed(result, "0.1", EVALUATION) == pytest.approx(printed(calm, "0.1", EVALUATION), rel=1e-6)
 
 
 @pytest.mark.soak

@@ -42,8 +42,8 @@ class Communicator:
     def recv(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> Any:
         return self._begin(self.backend.recv, tensors, rank, tag)
 
-    def allreduce(self, tensors: list[torch.Tensor]) -> Any:
-        return self._begin(self.backend.allreduce, tensors)
+    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
+        return self._begin(self.backend.allreduce, tensors, *(() if options is None else (options,)))
 
     def reduce(self, tensors: list[torch.Tensor], root: int) -> Any:
         options = dist.ReduceOptions()

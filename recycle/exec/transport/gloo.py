@@ -32,6 +32,7 @@ from recycle.exec.transport.connections import (
     listening_ports,
     open_sockets,
     own_connections,
+    shut,
     shut_sockets,
 )
 from recycle.exec.transport.formation import FormingStore
@@ -249,6 +250,9 @@ class GlooTransport(GroupTransport):
             return received
 
         return pending
+
+    def release(self) -> None:
+        shut(self._connections)
 
     def close(self) -> None:
         for lane in self._lanes.values():

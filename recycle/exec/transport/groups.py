@@ -231,6 +231,18 @@ class GroupTransport(ABC):
             raise TransportError(f"{type(self).__name__} has no group of all workers")
         return self._everyone if number is None else self._sums[number]
 
+    def connects(self, lanes: Collection[Lane]) -> bool:
+        """Whether the workers can use all these lanes, in any order."""
+        return True
+
+    def host_side(self) -> GroupTransport:
+        """A transport for tensors in host memory, between any two live workers and over all of them.
+
+        All live workers call it in the same order of collectives for the first time in a generation. May raise
+        TransportError.
+        """
+        return self
+
     def await_collective(self, works: Sequence[Any], group: Any) -> None:
         """Wait for collectives on a group of `group_of`. Raises TransportError, also if the generation ends first."""
 

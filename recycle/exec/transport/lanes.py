@@ -30,13 +30,15 @@ import torch
 
 from recycle.errors import RecycleError, RunError, first_line
 from recycle.exec.device import DeviceState
-from recycle.exec.transport.base import TransportError, Unreachable
+from recycle.exec.transport.base import Lane, TransportError, Unreachable
 from recycle.exec.transport.communicators import Communicator, CommunicatorKey, Communicators
 from recycle.exec.transport.formation import AT_ONCE, LANE, TENSOR, CommunicatorPart, FormingStore, member_of, parts_of
 from recycle.exec.transport.groups import GroupsOfGeneration, GroupTransport
 from recycle.exec.transport.plugin import TransportPlugin, TransportSettings
 from recycle.exec.transport.sharded_sums import RootedSums, with_owners
+from recycle.exec.transport.staged import StagedTransport
 from recycle.exec.transport.streams import StreamPool
+from recycle.ir.communicators import share_communicators
 from recycle.ir.instruction import Instruction, Transfer
 from recycle.job.shape import Worker
 
@@ -101,6 +103,7 @@ class LaneTransport(GroupTransport):
         self._lock = threading.Lock()
         self._awaited: deque[tuple[Callable[[], bool], Any]] = deque()
         self._aborting: list[threading.Thread] = []
+        self._host_side: StagedTransport | None = None
         communicators.begin_generation()
 
     @abstractmethod
@@ -373,21 +376,51 @@ class LaneTransport(GroupTransport):
     def _rank_of(self, communicator: Communicator, role: Worker) -> int:
         return self._of_part[id(communicator)].rank_of[role]
 
+    def connects(self, lanes: Collection[Lane]) -> bool:
+        single = {of_lanes[0] for of_lanes in share_communicators(self._groups.lanes) if len(of_lanes) == 1}
+        return single.issuperset(lanes)
+
+    def host_side(self) -> GroupTransport:
+        # After the communicators, so that the connections which open meanwhile are gloo's.
+        if self._host_side is None:
+            self._host_side = StagedTransport(self._settings, self._groups)
+            self._host_side.form()
+        return self._host_side
+
+    def begin_send_state(self, peer: Worker, tensor: torch.Tensor) -> Callable[[], object]:
+        return super().begin_send_state(peer, tensor.to(self._device))
+
+    def begin_receive_state(self, peer: Worker, tensor: torch.Tensor) -> Callable[[], object]:
+        buffer = tensor if tensor.device == self._device else torch.empty_like(tensor, device=self._device)
+        pending = super().begin_receive_state(peer, buffer)
+        if buffer is tensor:
+            return pending
+
+        def finish() -> None:
+            pending()
+            tensor.copy_(buffer)
+
+        return finish
+
     def exchange(self, parts: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+        first, is_one = parts[0], all(part is parts[0] for part in parts)
+        parts = [part.to(self._device) for part in parts]
         received = [torch.empty_like(part) for part in parts]
-        if all(part is parts[0] for part in parts):
+        if is_one:
             work = self._try(lambda: self._tensor.allgather([received], [parts[0]]))
         else:
             work = self._try(lambda: self._tensor.alltoall(received, list(parts)))
 
         def pending() -> list[torch.Tensor]:
             self._try(lambda: self._await_work(work))
-            return received
+            return [tensor.to(first.device) for tensor in received]
 
         return pending
 
     def release(self) -> None:
         """Prevent new operations, and start to abort communicators that wait for a peer, in a separate thread."""
+        if self._host_side is not None:
+            self._host_side.release()
         with self._lock:
             if waiting := self._communicators.end_generation():
                 self._aborting.append(threading.Thread(target=self._abort, args=(waiting,), daemon=True))
@@ -403,6 +436,8 @@ class LaneTransport(GroupTransport):
         with self._lock:
             self._awaited.clear()
         self.release()
+        if self._host_side is not None:
+            self._host_side.close()
         for ending in self._aborting:
             ending.join()
         self._release_streams()

@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from tests.exec.accelerator.device import Device
 
@@ -154,8 +155,9 @@ class Communicator:
 
         return self._queue(kernel, [tensor])
 
-    def allreduce(self, tensors: list[torch.Tensor]) -> Work:
+    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Work:
         """The sum, in the order of the ranks, on all ranks."""
+        assert options is None or options.reduceOp == dist.ReduceOp.SUM
         (tensor,) = tensors
         return self._collect([tensor], tensors, lambda parts: [[_sum(parts)]] * self._size)
 

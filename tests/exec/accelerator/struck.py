@@ -99,6 +99,19 @@ class Pinning(Simulated):
         return Device(limits=Limits(pin_seconds=PIN_SECONDS))
 
 
+class Waiting(Simulated):
+    """The host waits for each transfer, because it computes itself: for models that are not on the accelerator."""
+
+    @classmethod
+    def make(cls) -> Device:
+        return _WaitingDevice()
+
+
+class _WaitingDevice(Device):
+    def wait(self, event: threading.Event) -> None:
+        event.wait()
+
+
 class Hostile(Simulated):
     """Everything that makes communicators scarce and slow, with few streams, multiprocessors and lanes."""
 
