@@ -163,6 +163,11 @@ class Communicators:
     def _mark_unfit(self, keys: Iterable[CommunicatorKey]) -> None:
         self._unfit += [self._by_key.pop(key) for key in list(keys)]
 
+    def mark_failed(self, has_failed: Callable[[Any], bool]) -> None:
+        """Free the communicators with an error: their operations count as completed, but may still run."""
+        with self._lock:
+            self._mark_unfit([key for key, communicator in self._by_key.items() if has_failed(communicator.backend)])
+
     def take_unfit(self) -> list[Any]:
         """Remove and return the backends without users."""
         with self._lock:

@@ -21,7 +21,7 @@ import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
@@ -52,6 +52,8 @@ FAILED_SECONDS = 1.0
 """Seconds from the error of a communicator to the blame of its ends: the death of a process is found meanwhile."""
 ATTEMPTS = 4
 """Attempts to form a communicator, in equal parts of the time in which a generation forms."""
+ERROR_SECONDS = 0.02
+"""Polling interval of errors of communicators, while the device is awaited."""
 DONE_SECONDS = 0.0005
 """Polling interval of operations on the device."""
 
@@ -146,6 +148,8 @@ class LaneTransport(GroupTransport):
 
     def waits_for_peer(self) -> bool:
         """Whether the device, for which the host may wait, is at an operation that waits for a peer."""
+        if self._failed_since < math.inf:  # its operations count as completed
+            return True
         with self._lock, contextlib.suppress(RuntimeError):  # the main thread meets the same error
             self._forget_done()
             return bool(self._awaited) and self._awaited[0][0]()
@@ -172,8 +176,25 @@ class LaneTransport(GroupTransport):
     def _abort_unfit(self) -> None:
         if unfit := self._communicators.take_unfit():
             self._abort(unfit)
-            self._release_streams()
-            self._try(self._synchronize)
+            self._try(self._await_idle)
+
+    def _await_idle(self) -> None:
+        """Wait until the device is idle, and abort the communicators whose errors are found meanwhile."""
+        idle: Future[None] = Future()
+
+        def synchronize() -> None:
+            try:
+                idle.set_result(self._synchronize())
+            except RuntimeError as error:
+                idle.set_exception(error)
+
+        threading.Thread(target=synchronize, daemon=True).start()
+        while wait([idle], ERROR_SECONDS).not_done:
+            self._communicators.mark_failed(self._has_failed)
+            if failed := self._communicators.take_unfit():
+                self._abort(failed)
+        self._release_streams()
+        idle.result()
 
     def _release_streams(self) -> None:
         self._streams.keep_only({id(communicator) for communicator in self._communicators.held().values()})
@@ -422,6 +443,7 @@ class LaneTransport(GroupTransport):
         if self._host_side is not None:
             self._host_side.release()
         with self._lock:
+            self._communicators.mark_failed(self._has_failed)
             if waiting := self._communicators.end_generation():
                 self._aborting.append(threading.Thread(target=self._abort, args=(waiting,), daemon=True))
                 self._aborting[-1].start()
@@ -440,8 +462,7 @@ class LaneTransport(GroupTransport):
             self._host_side.close()
         for ending in self._aborting:
             ending.join()
-        self._release_streams()
         try:
-            self._synchronize()
+            self._await_idle()
         except RuntimeError as error:
             raise RunError(f"{self._device} cannot be used any more by this process: {first_line(error)}") from None

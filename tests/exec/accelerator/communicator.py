@@ -11,7 +11,8 @@
   may spin: a deadlock. An abort of a group ends the kernels of all first.
 - Tensors of an operation are kept until a wait for it.
 - An operation holds a multiprocessor for each of its thread blocks.
-- A broken link leaves spinning kernels, and an error at both ends that no call raises (`has_failed`).
+- A broken link, or a dead peer, leaves spinning kernels and an error that no call raises. Operations then count as
+  completed at once, while their kernels spin; the watchdog finds the error later (`has_failed`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ ID_BYTES = 128
 CTAS = 32
 """Thread blocks of an operation, without a limit."""
 SPIN_SECONDS = 0.02
+WATCHDOG_SECONDS = 0.1
 _ADDRESS = struct.Struct("!H4s16s")
 
 
@@ -52,7 +54,7 @@ class Work:
         return True
 
     def is_completed(self) -> bool:
-        return self._done.is_set()
+        return self._done.is_set() or self._communicator.failed_at < math.inf
 
 
 class Aborted(Exception):
@@ -72,7 +74,7 @@ class Communicator:
 
     Attributes:
         kept: tensors of each operation without a wait for it.
-        has_failed: whether its link is broken.
+        failed_at: when its link broke.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class Communicator:
     ) -> None:
         device.check()
         device.make_communicator()
-        self.has_failed, self._blocks = False, min(ctas or CTAS, device.limits.multiprocessors)
+        self.failed_at, self._blocks = math.inf, min(ctas or CTAS, device.limits.multiprocessors)
         self.device, self._rank, self._size, self._ranks = device, rank, size, range(size)
         self.kept: dict[Work, list[torch.Tensor]] = {}
         self._aborted = threading.Event()
@@ -269,15 +271,19 @@ class Communicator:
         """Whether its kernels end: it was aborted, or the device failed."""
         return self._aborted.is_set() or self.device.failed
 
+    def has_failed(self) -> bool:
+        """Whether the watchdog has seen an error."""
+        return time.monotonic() - self.failed_at > WATCHDOG_SECONDS
+
     def break_link(self) -> None:
         """Break the link, as a network adapter that dies: nothing arrives any more at any end."""
-        self.has_failed = True
+        self.failed_at = min(self.failed_at, time.monotonic())
         for peer in self._peers.values():
             peer.shutdown(socket.SHUT_RDWR)
 
     def _never(self) -> None:
         """The peer never comes, which a kernel cannot know."""
-        self.has_failed = True
+        self.failed_at = min(self.failed_at, time.monotonic())
         while not self._ended():
             self._aborted.wait(SPIN_SECONDS)
         raise Aborted

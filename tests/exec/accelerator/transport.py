@@ -87,7 +87,7 @@ class SimulatedTransport(LaneTransport):
         return Communicator(self._accelerator, store, rank, size, self._settings.address, seconds, ctas)
 
     def _has_failed(self, backend: Any) -> bool:
-        return bool(backend.has_failed)
+        return bool(backend.has_failed())
 
     def _multiprocessors(self) -> int:
         return self._accelerator.limits.multiprocessors
