@@ -58,6 +58,7 @@ ScheduleOption = Annotated[str | None, typer.Option(help="A schedule file, or a 
 FaultOption = Annotated[
     list[str] | None,
     typer.Option(
+        "--fault",  # typer 0.27 would take the metavar
         metavar="FAULT",
         help="Inject a fault, such as kill:1.1@5, rejoin:1.1@9 or slow=3:1.1@4-8; any number of times."
         " --help-faults lists all kinds.",
