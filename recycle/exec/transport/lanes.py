@@ -191,9 +191,8 @@ class LaneTransport(GroupTransport):
         threading.Thread(target=synchronize, daemon=True).start()
         while wait([idle], ERROR_SECONDS).not_done:
             self._communicators.mark_failed(self._has_failed)
-            if failed := self._communicators.take_unfit():
-                self._abort(failed)
-        self._release_streams()
+            self._begin_abort(self._communicators.take_unfit())
+        self._await_aborts()
         idle.result()
 
     def _release_streams(self) -> None:
@@ -444,9 +443,18 @@ class LaneTransport(GroupTransport):
             self._host_side.release()
         with self._lock:
             self._communicators.mark_failed(self._has_failed)
-            if waiting := self._communicators.end_generation():
-                self._aborting.append(threading.Thread(target=self._abort, args=(waiting,), daemon=True))
-                self._aborting[-1].start()
+            self._begin_abort(self._communicators.end_generation())
+
+    def _begin_abort(self, backends: Sequence[Any]) -> None:
+        # In a thread: an abort waits for the device, where another communicator may wait for a peer.
+        if backends:
+            self._aborting.append(threading.Thread(target=self._abort, args=(backends,), daemon=True))
+            self._aborting[-1].start()
+
+    def _await_aborts(self) -> None:
+        for ending in self._aborting:
+            ending.join()
+        self._release_streams()
 
     def close(self) -> None:
         """Abort the communicators that wait for a peer, and wait until the device is idle.
@@ -460,8 +468,6 @@ class LaneTransport(GroupTransport):
         self.release()
         if self._host_side is not None:
             self._host_side.close()
-        for ending in self._aborting:
-            ending.join()
         try:
             self._await_idle()
         except RuntimeError as error:

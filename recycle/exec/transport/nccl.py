@@ -1,10 +1,11 @@
-"""NCCL communicators for transports between GPUs. Not yet run: needs several GPUs (see docs/guides/transports.md).
+"""NCCL communicators for transports between GPUs. Run so far by processes of one GPU (docs/measurements/gpu.md).
 
-A dead peer leaves spinning kernels and no error, so heartbeats and process ends detect deaths. The watch thread then
-aborts all communicators of this process, which ends the spinning kernels. They are aborted in one group: a single abort
-waits for the device, where receives of the others spin (pytorch issue 119797). Communicators are never split from
-others, because an abort does not reach split ones. After an abort everything on its stream is invalid, and the
-iteration restarts from the committed step. The environment disables torch's watchdog, which would end the process.
+A dead peer leaves spinning kernels. NCCL may see its closed connections, but no call raises the error, and torch
+reports the operations as completed. So heartbeats and process ends detect deaths. The watch thread then aborts all
+communicators of this process, which ends the spinning kernels. They are aborted in one group: a single abort waits for
+the device, where receives of the others spin (pytorch issue 119797). Communicators are never split from others, because
+an abort does not reach split ones. After an abort everything on its stream is invalid, and the iteration restarts from
+the committed step. The environment disables torch's watchdog, which would end the process.
 `tests/exec/accelerator` runs this code on a simulated NCCL.
 """
 
