@@ -42,6 +42,7 @@ class Nccl(LanePlugin):
     environment: ClassVar[Mapping[str, str]] = {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else torch's watchdog ends the process before the generation does
         "TORCH_NCCL_ENABLE_MONITORING": "0",  # the same, when the watchdog itself waits for an abort
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # else each death writes the operations of all processes to the logs
         "CUDA_MODULE_LOADING": "EAGER",  # a kernel that loads at its first use waits for receives that spin
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # else streams share 8 queues, and a waiting lane may hold up computation
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # deterministic matrix products
