@@ -1,7 +1,8 @@
 """The event graph of a lowered schedule: nodes, edges, durations, earliest times and the steady-state period.
 
 Compute rows occupy their worker in program order. A send occupies the lane of its directed worker pair; a receive takes
-no time. With N buckets, each sum takes the latency of a reduce and an N-th of the rest, and each W part an N-th of the
+no time. Copies to and from the host occupy a lane per worker and direction: OFFLOAD begins after its forward and ends
+before the worker's next instruction, RELOAD begins after the instruction before it. With N buckets, each sum takes the latency of a reduce and an N-th of the rest, and each W part an N-th of the
 W. The sums of one worker follow each other and overlap its compute, except REDUCE_GRAD.
 
 The period is the time between two iterations in steady state: the largest mean of a cycle through the edges into the
@@ -11,7 +12,7 @@ next iteration, which is the eigenvalue of the max-plus matrix of the repeated s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -42,10 +43,13 @@ from recycle.ir.instruction import (
     Backward,
     Compute,
     Forward,
+    HostCopy,
+    Offload,
     OverlappedPair,
     Part,
     ReduceBucket,
     ReduceGradients,
+    Reload,
     Send,
     SendGradient,
     is_kind,
@@ -320,6 +324,8 @@ def event_edges(
         (consecutive(lane_chains(columns)), Cause.LANE),
         (_arrivals(graph, columns, before), Cause.REDUCE),
     ]
+    if is_kind(columns.kind, HostCopy).any():
+        extra += [(edges, Cause.ORDER) for edges in _host_copy_order(columns, before)]
     begins = np.flatnonzero(columns.kind == ReduceBucket.kind)
     if len(begins):
         sums = is_kind(columns.kind, (ReduceBucket, ReduceGradients))  # the sums of one worker are serial
@@ -355,6 +361,17 @@ def event_graph(
     offsets, sources = group_edges(source, target, graph.nodes)
     order = topological_order(source, target, graph.nodes)
     return EventGraph(schedule, graph, offsets, sources, order, chains)
+
+
+def _host_copy_order(columns: Columns, compute_before: Rows) -> Iterator[tuple[Rows, Rows]]:
+    """Yield edges from an OFFLOAD to the next row that may use the memory, and to a RELOAD from the compute before."""
+    is_offload, is_reload = columns.kind == Offload.kind, columns.kind == Reload.kind
+    runs = ~is_kind(columns.kind, AsyncInstruction)
+    offload_before = rows_before(columns, is_offload)
+    target = np.flatnonzero((runs | is_reload) & (offload_before > compute_before))
+    yield offload_before[target], target
+    target = np.flatnonzero(is_reload & (compute_before >= 0))
+    yield compute_before[target], target
 
 
 def _arrivals(graph: Dependencies, columns: Columns, row_before: Rows) -> tuple[Rows, Rows]:
@@ -398,7 +415,7 @@ def durations(schedule: Schedule, profile: Profile) -> Floats:
         seconds[sums] = np.array(profile.bucket_seconds(schedule.buckets, stages))[stage[sums]]
     if profile.speed:
         speed = np.array([profile.speed_of(worker) for worker in schedule.shape.workers()])
-        compute = is_kind(c.kind, (Compute, OverlappedPair))
+        compute = is_kind(c.kind, (Compute, OverlappedPair)) & ~is_kind(c.kind, HostCopy)
         seconds = np.where(compute, seconds * speed[c.worker], seconds)
     sends = np.flatnonzero(is_kind(c.kind, Send))
     boundary = stage[sends] - (c.kind[sends] == SendGradient.kind)  # gradients cross the boundary before the stage

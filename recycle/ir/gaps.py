@@ -186,7 +186,8 @@ def _needed(times: Times, row: Rows, end: Floats) -> tuple[Floats, Rows, Rows]:
 
 def _ready(times: Times) -> Floats:
     graph = times.dependencies
-    computes = is_kind(times.schedule.columns.kind, (Compute, OverlappedPair))
+    kind = times.schedule.columns.kind
+    computes = is_kind(kind, (Compute, OverlappedPair)) & ~is_kind(kind, AsyncInstruction)
     ready = np.where(computes, 0.0, np.inf)
     edges = graph.between_rows
     edges = edges[computes[graph.target[edges]]]

@@ -127,6 +127,12 @@ class AsyncInstruction(Instruction):
 Beside = AsyncInstruction  # previous name
 
 
+class HostCopy(Compute, AsyncInstruction):
+    """Base of copies of a stage's activation between device and host, one at a time per worker and kind."""
+
+    __slots__ = ()
+
+
 class Part(Instruction):
     """Base of instructions for one bucket of a stage's gradients; `bucket` is its number, from 0."""
 

@@ -239,7 +239,7 @@ def text_grid(schedule: Schedule, start: Floats, end: Floats, width: int = 120) 
     """
     makespan = float(end.max() - start.min()) if len(end) else 0.0
     c = schedule.columns
-    compute = is_kind(c.kind, (Compute, OverlappedPair))
+    compute = is_kind(c.kind, (Compute, OverlappedPair)) & ~is_kind(c.kind, AsyncInstruction)
     shortest = float((end - start)[compute & (end > start)].min(initial=np.inf))
     columns = min(width - 6, max(1, round(makespan / shortest) * 3))
     scale = columns / makespan if makespan else 1.0

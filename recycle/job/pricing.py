@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from math import ceil
 
 from recycle.errors import JobError
@@ -33,12 +34,19 @@ def profile_of(job: Sections) -> Profile:
 
     Raises JobError if the profile file cannot be read, or layers do not divide over stages.
     """
-    times = job.times
+    rate = job.memory.host_bandwidth
+    if isinstance(rate, str):
+        rate = parse_bytes(rate, "[memory] host_bandwidth")
+    profile = _times_of(job)
+    return profile if rate is None else replace(profile, host_bandwidth=rate)
+
+
+def _times_of(job: Sections) -> Profile:
+    times, memory = job.times, job.memory
     if times.profile == ANALYTIC:
         return analytic.profile(job, job.layers_per_stage())
     if times.profile is not None:
         return Profile.load(times.profile)
-    memory = job.memory
     return Profile(
         forward=times.forward,
         backward_input=times.backward_input,

@@ -69,6 +69,13 @@ def _memory(job: Sections) -> Iterator[str]:
                 yield f"[memory] activation: must be more than 0 bytes, got {text!r}"
     if memory.static is not None and memory.activation is None:
         yield "[memory] static: needs activation, the bytes of an activation of a stage"
+    rate = memory.host_bandwidth
+    if isinstance(rate, str) and not parse_bytes(rate, "[memory] host_bandwidth"):
+        yield f"[memory] host_bandwidth: must be more than 0 bytes per second, got {rate!r}"
+    if memory.offload == AUTO and job.planner.layout == "elastic":
+        yield '[memory] offload: "auto" needs [planner] layout = "fixed"'
+    if memory.offload == AUTO and rate is None and job.times.profile is None:
+        yield '[memory] offload: "auto" needs host_bandwidth, the bytes per second between device and host'
     if isinstance(limit, str):
         if limit != AUTO:
             parse_bytes(limit, "[memory] limit")

@@ -46,6 +46,7 @@ from recycle.solve.fuse_backward import fuse_backward
 from recycle.solve.layout.elastic import elastic_plan, quick_elastic_plan, reroute_in_layout
 from recycle.solve.layout.limits import LIMIT_SECONDS, layout_limit
 from recycle.solve.normalize import normalize
+from recycle.solve.offload import SHARE, plan_with_offloads
 from recycle.solve.problem import Order, Problem
 from recycle.solve.search.initial_orders import ALL_POLICIES, find_initial_order, find_starts
 from recycle.solve.search.local_search import search_from_all
@@ -217,6 +218,23 @@ def _plan(
     begun: float | None = None,
 ) -> Plan:
     begun = time.perf_counter() if begun is None else begun
+    if job.memory.offload == AUTO and job.limits is not None:
+        if seconds is None and steps is None and (steps := job.planner.steps) is None:
+            seconds = job.planner.seconds
+        found = plan_with_offloads(
+            job,
+            lambda looser: _plan(
+                looser,
+                dead,
+                seconds=None if seconds is None else seconds * SHARE,
+                steps=None if steps is None else int(steps * SHARE),
+                quick=quick,
+                processes=processes,
+                stop=stop,
+                progress=progress,
+            ),
+        )
+        return replace(found, seconds=round(time.perf_counter() - begun, 3))
     profile = job.prices
     whole = problem = Problem.from_job(job, dead, profile)
     if not dead and whole.peers_are_alike:

@@ -13,8 +13,10 @@ from recycle.ir.instruction import (
     BackwardInput,
     Forward,
     Instruction,
+    Offload,
     ReduceGradients,
     RedundantForward,
+    Reload,
     Replay,
     WaitSend,
 )
@@ -242,9 +244,30 @@ def wait_send(inspection: Inspection) -> Iterator[Defect]:
     yield Defect("worker {worker} sends no such value", hint, rows)
 
 
-def _hosted(inspection: Inspection, cls: type[Instruction]) -> Rows:
+@rule("offload", "an activation that does not leave for the host and return once")
+def offload(inspection: Inspection) -> Iterator[Defect]:
+    """OFFLOAD copies the activation of a forward of its own worker to the host, and frees it. RELOAD copies it back,
+    before the backward. Either needs the other, on the same worker, and occurs once per stage and micro-batch."""
+    ops, key = inspection.operations, _worker_and_cell(inspection)
+    at = _hosted(inspection, Offload, Reload)
+    rows, is_offload = ops.row[at], ops.kind[at] == Offload.kind
+    outward, back = key[at[is_offload]], key[at[~is_offload]]
+    away, repeated, lost, unknown = _first_case(
+        ~_runs_forward(inspection, key, at),
+        _is_repeat(2 * key[at] + is_offload),
+        is_offload & ~np.isin(key[at], back),
+        ~is_offload & ~np.isin(key[at], outward),
+    )
+    move = "move it to the worker that runs the forward of this stage and micro-batch"
+    yield Defect("the forward does not run on this worker", move, rows, where=away)
+    yield Defect("the same copy occurs earlier", "remove one of the two", rows, where=repeated)
+    yield Defect("the activation never returns", f"add a {Reload.token} before its backward", rows, where=lost)
+    yield Defect("the activation never left", f"add an {Offload.token} before it, or remove it", rows, where=unknown)
+
+
+def _hosted(inspection: Inspection, *classes: type[Instruction]) -> Rows:
     ops = inspection.operations
-    at = ops.select(cls)
+    at = ops.select(*classes)
     return at[inspection.hosted[ops.worker[at], ops.stage[at]]]
 
 
