@@ -238,6 +238,9 @@ class CopyStream(Protocol):
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None: ...
 
+    def mark(self) -> Callable[[], None]:
+        """Return a function that lets later work wait for all copies so far, and no others."""
+
     def join(self) -> None:
         """Let later work wait for all copies so far."""
 
@@ -254,6 +257,9 @@ class HostCopies:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
 
+    def mark(self) -> Callable[[], None]:
+        return self.follow
+
     join = settle = follow
 
 
@@ -266,6 +272,10 @@ class CudaCopies(CudaStreams):
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         with torch.cuda.stream(self._side):
             target.copy_(source, non_blocking=True)
+
+    def mark(self) -> Callable[[], None]:
+        copied = self._side.record_event()
+        return lambda: torch.cuda.current_stream(self._device).wait_event(copied)
 
     def settle(self) -> None:
         self._side.synchronize()

@@ -2,8 +2,9 @@
 
 Compute rows occupy their worker in program order. A send occupies the lane of its directed worker pair; a receive takes
 no time. Copies to and from the host occupy a lane per worker and direction: OFFLOAD begins after its forward and ends
-before the worker's next instruction, RELOAD begins after the instruction before it. With N buckets, each sum takes the latency of a reduce and an N-th of the rest, and each W part an N-th of the
-W. The sums of one worker follow each other and overlap its compute, except REDUCE_GRAD.
+before the worker's next instruction, RELOAD begins after the instruction before it. With N buckets, each sum takes the
+latency of a reduce and an N-th of the rest, and each W part an N-th of the W. The sums of one worker follow each other
+and overlap its compute, except REDUCE_GRAD.
 
 The period is the time between two iterations in steady state: the largest mean of a cycle through the edges into the
 next iteration, which is the eigenvalue of the max-plus matrix of the repeated schedule (see `period_of`).

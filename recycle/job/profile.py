@@ -266,8 +266,8 @@ class Profile:
             return bandwidth / factor if bandwidth and factor else None
 
         links = {pair: Link(factor * link.latency, rate(link.bandwidth)) for pair, link in self.links.items()}
-        rates = {name: rate(getattr(self, name)) for name in ("bandwidth", "host_bandwidth")}
-        return replace(self, **changed, **rates, latency=factor * self.latency, links=links)
+        changed |= {name: rate(getattr(self, name)) for name in ("bandwidth", "host_bandwidth")}
+        return replace(self, **changed, latency=factor * self.latency, links=links)
 
     @property
     def are_peers_alike(self) -> bool:

@@ -74,6 +74,8 @@ def _memory(job: Sections) -> Iterator[str]:
         yield f"[memory] host_bandwidth: must be more than 0 bytes per second, got {rate!r}"
     if memory.offload == AUTO and job.planner.layout == "elastic":
         yield '[memory] offload: "auto" needs [planner] layout = "fixed"'
+    if memory.offload == AUTO and "full" in map(job.recompute_of, range(shape.stages)):
+        yield '[memory] offload: "auto" has nothing to offload with [model] recompute = "full"; choose another value'
     if memory.offload == AUTO and rate is None and job.times.profile is None:
         yield '[memory] offload: "auto" needs host_bandwidth, the bytes per second between device and host'
     if isinstance(limit, str):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import msgspec
@@ -18,7 +19,7 @@ import numpy as np
 from recycle.errors import PlanError
 from recycle.ir.columns import Floats
 from recycle.ir.dependencies import find
-from recycle.ir.instruction import Forward, Offload, Reload
+from recycle.ir.instruction import BackwardInput, BackwardWeight, Forward, Offload, Reload
 from recycle.ir.kinds import ValueKind, makers_of
 from recycle.ir.lower import insert, lowered_graph
 from recycle.ir.memory import TOLERANCE, held_before
@@ -30,8 +31,10 @@ from recycle.job import PricedJob
 from recycle.job.profile import Profile
 from recycle.plans import Plan, errors
 
-GROWTHS = (1.0, 1.25, 1.5, 2.0, 3.0)
-"""Looser limits that are tried besides none, as multiples of the job's."""
+GROWTHS = (1.0, 1.25, 1.5, 2.0)
+"""Limits that are tried besides none, as multiples of the job's."""
+ROOMS = (2.0, 3.0)
+"""Activations for which W's that wait leave room: one that is computed, one or two that are copied."""
 SHARE = 1 / (len(GROWTHS) + 1)
 """Share of the planning time of each."""
 
@@ -59,8 +62,8 @@ def plan_with_offloads(job: PricedJob, planned: Callable[[PricedJob], Plan]) -> 
 
     unlimited = within(None)
     best: Plan | None = None
-    for plan in (*map(within, GROWTHS), unlimited):
-        schedule = with_offloads(plan.schedule, job.prices, limits)
+    for plan, room in product((*map(within, GROWTHS), unlimited), ROOMS):
+        schedule = with_offloads(plan.schedule, job.prices, limits, room)
         if schedule is None:
             continue
         graph = lowered_graph(schedule)
@@ -88,12 +91,16 @@ class _Wait(NamedTuple):
     seconds: float
 
 
-def with_offloads(schedule: Schedule, profile: Profile, limits: Sequence[float]) -> Schedule | None:
+def with_offloads(
+    schedule: Schedule, profile: Profile, limits: Sequence[float], room: float = ROOMS[0]
+) -> Schedule | None:
     """Return a compute-only schedule with the copies that keep the limits; None if none do.
 
     Args:
         limits: activations (in chunks) that the worker of each rank may hold.
+        room: activations besides which W's may wait; further W's run earlier.
     """
+    schedule = _with_early_weights(schedule, profile.weight_stash, limits, room)
     c, shape, ops = schedule.columns, schedule.shape, operations_of(schedule)
     start, end, _ = given_times(schedule, profile)
     added, _, before = held_before(schedule, profile, in_bytes=False)
@@ -119,6 +126,29 @@ def with_offloads(schedule: Schedule, profile: Profile, limits: Sequence[float])
     names = {"stage": c.stage, "pipeline": c.pipeline, "index": c.index}
     named = {name: column[row] for name, column in names.items()}
     return insert(schedule, c.worker[row].astype(np.int64), place, {"kind": kind, **named})[0]
+
+
+def _with_early_weights(schedule: Schedule, stash: float, limits: Sequence[float], room: float) -> Schedule:
+    c = schedule.columns
+    key = (c.stage * schedule.shape.pipelines + c.pipeline) * schedule.shape.micro_batches + c.index
+    order: list[int] = []
+    for w, (begin, end) in enumerate(pairwise(c.offsets.tolist())):
+        limit, held = limits[w % schedule.shape.ranks], 0.0
+        weights = {key[row]: row for row in range(begin, end) if c.kind[row] == BackwardWeight.kind}
+        waiting: list[int] = []
+        for row in range(begin, end):
+            if c.kind[row] == BackwardWeight.kind:
+                if row not in waiting:
+                    continue
+                waiting.remove(row)
+            held += c.kind[row] == Forward.kind
+            while waiting and len(waiting) * stash + min(held, room) > limit + TOLERANCE:
+                order.append(waiting.pop(0))
+            order.append(row)
+            if c.kind[row] == BackwardInput.kind:
+                held -= 1
+                waiting.append(weights[key[row]])
+    return replace(schedule, columns=c.take(np.array(order), c.offsets))
 
 
 class _Full(Exception):
