@@ -52,7 +52,7 @@ class SavedActivations:
 
     @contextmanager
     def saving(self, micro_batch: MicroBatch, staying: Iterable[torch.Tensor]) -> Iterator[None]:
-        """Collect what a forward inside the block saves, and begin to copy it; tensors in the `staying` storages stay."""
+        """Begin to copy what a forward inside the block saves, except storages of the tensors that are `staying`."""
         if micro_batch not in self._leaving:
             yield
             return
@@ -68,15 +68,14 @@ class SavedActivations:
         with torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
             yield
         # A layer that recomputes its output has emptied the storage.
-        kept = [
-            held for held in storages.values() if held.device is not None and held.device.untyped_storage().nbytes()
-        ]
+        kept = self._saved[micro_batch] = []
         self._out.follow()
-        for held in kept:
-            assert held.device is not None
-            held.host = on_host(held.device)
-            self._out.copy(held.host, held.device)
-        self._saved[micro_batch], self._copied[micro_batch] = kept, self._out.mark()
+        for held in storages.values():
+            if held.device is not None and held.device.untyped_storage().nbytes():
+                held.host = on_host(held.device)
+                self._out.copy(held.host, held.device)
+                kept.append(held)
+        self._copied[micro_batch] = self._out.mark()
 
     def offload(self, micro_batch: MicroBatch) -> None:
         """Wait for the copy, and free the memory on the device."""
