@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from recycle.ir.columns import Columns, Flags, Floats, Rows
 from recycle.ir.event_graph import Times
-from recycle.ir.instruction import AsyncInstruction, Compute, OverlappedPair, Send, StageWide, is_kind
+from recycle.ir.instruction import AsyncInstruction, Compute, HostCopy, OverlappedPair, Send, StageWide, is_kind
 from recycle.ir.kinds import kinds_where
 from recycle.ir.memory import TOLERANCE, held_before, require_limits, static_bytes
 from recycle.ir.schedule import Schedule
@@ -181,6 +181,8 @@ def _needed(times: Times, row: Rows, end: Floats) -> tuple[Floats, Rows, Rows]:
     producer = np.where(send >= 0, producer_of[send], -1)
     is_received = producer >= 0
     computed = np.where(is_received, times.end[producer], end)
+    is_copied = (node >= 0) & is_kind(times.schedule.columns.kind[node], HostCopy)
+    computed[is_copied] = times.start[node[is_copied]]
     return computed, np.where(is_received, producer, node), np.where(send >= 0, send, node)
 
 

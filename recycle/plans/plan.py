@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from recycle.errors import PlanError, ScheduleError
 from recycle.files import write_whole
-from recycle.ir.instruction import GatherParameters, Replay
+from recycle.ir.instruction import GatherParameters, Offload, Replay
 from recycle.ir.kinds import is_kind
 from recycle.ir.lower import implied_kinds, lower
 from recycle.ir.replays import ReplayTarget, Rotation, with_replays
@@ -167,6 +168,8 @@ class Plan:
             elastic["layout"] = self.schedule.metadata["layout"]
         if self.layout_limit is not None:
             elastic["layout_limit"] = msgspec.to_builtins(self.layout_limit)
+        if count := np.count_nonzero(self.schedule.columns.kind == Offload.kind):
+            elastic["offloads"] = count
         placed = {"placement": self.schedule.placing} if self.shape.chunks > 1 else {}
         built = {"certificate": msgspec.to_builtins(self.certificate), "moves": msgspec.to_builtins(list(self.moves))}
         return {**figures(self), **placed, **elastic, **built}
