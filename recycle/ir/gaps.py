@@ -181,7 +181,7 @@ def _needed(times: Times, row: Rows, end: Floats) -> tuple[Floats, Rows, Rows]:
     producer = np.where(send >= 0, producer_of[send], -1)
     is_received = producer >= 0
     computed = np.where(is_received, times.end[producer], end)
-    is_copied = (node >= 0) & is_kind(times.schedule.columns.kind[node], HostCopy)
+    is_copied = _are_copies(times, node)
     computed[is_copied] = times.start[node[is_copied]]
     return computed, np.where(is_received, producer, node), np.where(send >= 0, send, node)
 
@@ -194,7 +194,15 @@ def _ready(times: Times) -> Floats:
     edges = graph.between_rows
     edges = edges[computes[graph.target[edges]]]
     np.maximum.at(ready, graph.target[edges], times.end[graph.source[edges]])
+    waits = np.flatnonzero(computes & _are_copies(times, times.last[: len(kind)]))  # for memory that an OFFLOAD frees
+    ready[waits] = times.start[waits]
     return ready
+
+
+def _are_copies(times: Times, node: Rows) -> Flags:
+    kind = times.schedule.columns.kind
+    inside = (node >= 0) & (node < len(kind))
+    return inside & is_kind(kind[np.where(inside, node, 0)], HostCopy)
 
 
 def _clip(moment: Floats, low: Floats, high: Floats, tolerance: float) -> Floats:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
 
 from recycle.errors import PlanError, ScheduleError
 from recycle.files import write_whole
@@ -168,7 +167,7 @@ class Plan:
             elastic["layout"] = self.schedule.metadata["layout"]
         if self.layout_limit is not None:
             elastic["layout_limit"] = msgspec.to_builtins(self.layout_limit)
-        if count := np.count_nonzero(self.schedule.columns.kind == Offload.kind):
+        if count := int(is_kind(self.schedule.columns.kind, Offload).sum()):
             elastic["offloads"] = count
         placed = {"placement": self.schedule.placing} if self.shape.chunks > 1 else {}
         built = {"certificate": msgspec.to_builtins(self.certificate), "moves": msgspec.to_builtins(list(self.moves))}
