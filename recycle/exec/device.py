@@ -230,7 +230,7 @@ def streams_of(device: torch.device) -> Streams | None:
 class CopyStream(Protocol):
     """Copies between tensors, one after the other, concurrent with the computation.
 
-    A copy reads its source at some time between the last `follow` before it and the first `join` or `settle` after it.
+    A copy reads its source at some time between the last `follow` before it and the end of the first wait for it.
     """
 
     def follow(self) -> None:
@@ -239,10 +239,7 @@ class CopyStream(Protocol):
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None: ...
 
     def mark(self) -> Callable[[], None]:
-        """Return a function that lets later work wait for all copies so far, and no others."""
-
-    def join(self) -> None:
-        """Let later work wait for all copies so far."""
+        """Return a function that lets later work wait for the copies so far."""
 
     def settle(self) -> None:
         """Wait until all copies so far have ended."""
@@ -260,7 +257,7 @@ class HostCopies:
     def mark(self) -> Callable[[], None]:
         return self.follow
 
-    join = settle = follow
+    settle = follow
 
 
 class CudaCopies(CudaStreams):

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from recycle.errors import ScheduleError
 from recycle.ir.kinds import KIND_CLASSES as KIND_CLASSES
 from recycle.ir.kinds import AsyncInstruction as AsyncInstruction
-from recycle.ir.kinds import Beside as Beside
 from recycle.ir.kinds import Compute as Compute
 from recycle.ir.kinds import ComputePart as ComputePart
 from recycle.ir.kinds import HostCopy as HostCopy

@@ -124,9 +124,6 @@ class AsyncInstruction(Instruction):
     __slots__ = ()
 
 
-Beside = AsyncInstruction  # previous name
-
-
 class HostCopy(Compute, AsyncInstruction):
     """Base of copies of a stage's activation between device and host, one at a time per worker and kind."""
 

@@ -8,10 +8,9 @@ Limits: copies are placed by the times of an iteration without them; where they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -35,6 +34,8 @@ GROWTHS = (1.0, 1.25, 1.5, 2.0)
 """Limits that are tried besides none, as multiples of the job's."""
 ROOMS = (2.0, 3.0)
 """Activations for which W's that wait leave room: one that is computed, one or two that are copied."""
+Stay = tuple[int, int, float]
+"""Rows of an activation's forward and backward, and the seconds of a copy."""
 SHARE = 1 / (len(GROWTHS) + 1)
 """Share of the planning time of each."""
 
@@ -83,14 +84,6 @@ def plan_with_offloads(job: PricedJob, planned: Callable[[PricedJob], Plan]) -> 
     )
 
 
-class _Wait(NamedTuple):
-    """The rows of one activation's forward and backward, and the seconds of a copy."""
-
-    forward: int
-    backward: int
-    seconds: float
-
-
 def with_offloads(
     schedule: Schedule, profile: Profile, limits: Sequence[float], room: float = ROOMS[0]
 ) -> Schedule | None:
@@ -104,22 +97,18 @@ def with_offloads(
     c, shape, ops = schedule.columns, schedule.shape, operations_of(schedule)
     start, end, _ = given_times(schedule, profile)
     added, _, before = held_before(schedule, profile, in_bytes=False)
-    copy_seconds = profile.per_stage("host_copy", shape.stages)
     key = (ops.worker * shape.stages + ops.stage) * shape.global_micro_batches + ops.micro_batch
     forwards, backwards = ops.select(Forward), ops.select(*makers_of(ValueKind.INPUT_GRADIENT))
     ends = ops.row[backwards[find(key[backwards], key[forwards])]]
-    waits: list[list[_Wait]] = [[] for _ in shape.workers()]
-    for at, backward in zip(forwards.tolist(), ends.tolist(), strict=True):
-        wait = _Wait(int(ops.row[at]), backward, copy_seconds[ops.stage[at]])
-        waits[ops.worker[at]].append(wait)
+    seconds = np.array(profile.per_stage("host_copy", shape.stages))[ops.stage[forwards]]
+    stays = list(zip(ops.row[forwards].tolist(), ends.tolist(), seconds.tolist(), strict=True))
     moved: list[tuple[int, int, int]] = []
-    for w, of_worker in enumerate(waits):
-        rows, limit = slice(*c.offsets[w : w + 2].tolist()), limits[w % shape.ranks]
-        try:
-            for wait, left, back in _offloads((before + added)[rows], start, end, of_worker, limit, rows.start):
-                moved += [(left, Offload.kind, wait.forward), (back, Reload.kind, wait.forward)]
-        except _Full:
+    for w, (first, stop) in enumerate(pairwise(c.offsets.tolist())):
+        of_worker = {stay for stay in stays if first <= stay[0] < stop}
+        moves = _moves((before + added)[first:stop], start, end, of_worker, limits[w % shape.ranks], first)
+        if moves is None:
             return None
+        moved += moves
     if not moved:
         return schedule
     place, kind, row = np.array(sorted(moved)).T
@@ -151,37 +140,36 @@ def _with_early_weights(schedule: Schedule, stash: float, limits: Sequence[float
     return replace(schedule, columns=c.take(np.array(order), c.offsets))
 
 
-class _Full(Exception):
-    """No activation can leave."""
+def _moves(
+    held: Floats, start: Floats, end: Floats, staying: set[Stay], limit: float, first: int
+) -> list[tuple[int, int, int]] | None:
+    """Return (row after it, kind, row of the forward) of one worker's copies; None if none keep the limit.
 
-
-def _offloads(
-    held: Floats, start: Floats, end: Floats, waits: Sequence[_Wait], limit: float, first: int
-) -> Iterator[tuple[_Wait, int, int]]:
-    """Yield (activation, row before which it has left, row before which it begins to return) of one worker.
-
-    `held` is what each row from `first` on holds without offloads.
+    Args:
+        held: what each row from `first` on holds without copies.
+        staying: the activations that may leave.
     """
-    free, busy, staying = 0.0, list[tuple[float, float]](), set(waits)
+    moves, free, busy = list[tuple[int, int, int]](), 0.0, list[tuple[float, float]]()
     ends = end[first : first + len(held)]
 
-    def moves(wait: _Wait, row: int) -> tuple[int, int, float, float, _Wait]:
-        out = max(free, end[wait.forward]) + wait.seconds
-        begin = _latest(busy, start[wait.backward], wait.seconds)
-        back = min(first + int(np.searchsorted(ends, begin * (1 + TOLERANCE), side="right")), wait.backward)
+    def move(stay: Stay, row: int) -> tuple[int, int, float, float, Stay]:
+        forward, backward, seconds = stay
+        out, begin = max(free, end[forward]) + seconds, _latest(busy, start[backward], seconds)
+        back = min(first + int(np.searchsorted(ends, begin * (1 + TOLERANCE), side="right")), backward)
         fits = int(out <= start[row] * (1 + TOLERANCE)) + int(back > row)
-        return fits, max(back, row + 1), out, begin, wait
+        return fits, max(back, row + 1), out, begin, stay
 
     for row in range(first, first + len(held)):
         while held[row - first] > limit + TOLERANCE:
-            able = [moves(wait, row) for wait in staying if wait.forward < row < wait.backward]
+            able = [move(stay, row) for stay in staying if stay[0] < row < stay[1]]
             if not able:
-                raise _Full
-            _, back, free, begin, wait = max(able)
+                return None
+            _, back, free, begin, stay = max(able)
             held[row - first : back - first] -= 1
-            busy.append((begin, begin + wait.seconds))
-            staying.remove(wait)
-            yield wait, row, back
+            busy.append((begin, begin + stay[2]))
+            staying.remove(stay)
+            moves += [(row, Offload.kind, stay[0]), (back, Reload.kind, stay[0])]
+    return moves
 
 
 def _latest(busy: Sequence[tuple[float, float]], until: float, seconds: float) -> float:

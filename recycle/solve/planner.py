@@ -218,23 +218,6 @@ def _plan(
     begun: float | None = None,
 ) -> Plan:
     begun = time.perf_counter() if begun is None else begun
-    if job.memory.offload == AUTO and job.limits is not None:
-        if seconds is None and steps is None and (steps := job.planner.steps) is None:
-            seconds = job.planner.seconds
-        found = plan_with_offloads(
-            job,
-            lambda looser: _plan(
-                looser,
-                dead,
-                seconds=None if seconds is None else seconds * SHARE,
-                steps=None if steps is None else int(steps * SHARE),
-                quick=quick,
-                processes=processes,
-                stop=stop,
-                progress=progress,
-            ),
-        )
-        return replace(found, seconds=round(time.perf_counter() - begun, 3))
     profile = job.prices
     whole = problem = Problem.from_job(job, dead, profile)
     if not dead and whole.peers_are_alike:
@@ -245,6 +228,18 @@ def _plan(
         seconds = None if steps is not None else section.seconds
         if seconds is not None and not quick:
             _require_time(whole, seconds)
+    if job.memory.offload == AUTO and job.limits is not None:
+        planned = partial(
+            _plan,
+            dead=dead,
+            seconds=seconds and seconds * SHARE,
+            steps=steps and int(steps * SHARE),
+            quick=quick,
+            processes=processes,
+            stop=stop,
+            progress=progress,
+        )
+        return replace(plan_with_offloads(job, planned), seconds=round(time.perf_counter() - begun, 3))
     limit = Deadline(None if seconds is None else seconds - (time.perf_counter() - begun), stop)
     deadline = limit.earlier(FINISHING_SECONDS * whole.size)
     is_timed = steps is None and not quick

@@ -250,19 +250,13 @@ def offload(inspection: Inspection) -> Iterator[Defect]:
     before the backward. Either needs the other, on the same worker, and occurs once per stage and micro-batch."""
     ops, key = inspection.operations, _worker_and_cell(inspection)
     at = _hosted(inspection, Offload, Reload)
-    rows, is_offload = ops.row[at], ops.kind[at] == Offload.kind
-    outward, back = key[at[is_offload]], key[at[~is_offload]]
-    away, repeated, lost, unknown = _first_case(
-        ~_runs_forward(inspection, key, at),
-        _is_repeat(2 * key[at] + is_offload),
-        is_offload & ~np.isin(key[at], back),
-        ~is_offload & ~np.isin(key[at], outward),
-    )
+    pair = 2 * key[at] + (ops.kind[at] == Offload.kind)
+    away, repeated, alone = _first_case(~_runs_forward(inspection, key, at), _is_repeat(pair), ~np.isin(pair ^ 1, pair))
     move = "move it to the worker that runs the forward of this stage and micro-batch"
-    yield Defect("the forward does not run on this worker", move, rows, where=away)
-    yield Defect("the same copy occurs earlier", "remove one of the two", rows, where=repeated)
-    yield Defect("the activation never returns", f"add a {Reload.token} before its backward", rows, where=lost)
-    yield Defect("the activation never left", f"add an {Offload.token} before it, or remove it", rows, where=unknown)
+    yield Defect("the forward does not run on this worker", move, ops.row[at], where=away)
+    yield Defect("the same copy occurs earlier", "remove one of the two", ops.row[at], where=repeated)
+    message = f"{Offload.token} and {Reload.token} of an activation need each other, and the other is missing"
+    yield Defect(message, "add the other, or remove this one", ops.row[at], where=alone)
 
 
 def _hosted(inspection: Inspection, *classes: type[Instruction]) -> Rows:

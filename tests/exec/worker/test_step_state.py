@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
@@ -92,12 +92,13 @@ class LatestCopies:
         target.fill_(torch.nan)
         self._queued.append((target, source))
 
-    def join(self) -> None:
+    def settle(self) -> None:
         for target, source in self._queued:
             target.copy_(source)
         self._queued.clear()
 
-    settle = join
+    def mark(self) -> Callable[[], None]:
+        return self.settle
 
 
 class EarliestCopies(LatestCopies):
@@ -118,10 +119,8 @@ class EarliestCopies(LatestCopies):
         )
         target.copy_(seen)
 
-    def join(self) -> None:
+    def settle(self) -> None:
         return
-
-    settle = join
 
 
 @pytest.mark.parametrize("copies", [None, LatestCopies, EarliestCopies])
