@@ -39,7 +39,7 @@ def main() -> None:
             assert ideal is not None
 
             def idle(period: float, ideal: float = ideal) -> str:
-                return f"{100 * (period / ideal - 1):.1f} %"
+                return f"{100 * max(0.0, period / ideal - 1):.1f} %"
 
             bare = plan(task.job, seconds=arguments.seconds)
             cells, bound = [], 0.0

@@ -184,8 +184,7 @@ class ExactJob:
         self.update = [a + b + c * schedule.gathers for a, b, c in zip(reduce, step, gather, strict=True)]
         live = schedule.live
         hosts = [[w for w in live if w.rank == self.rank(s)] for s in self.stages]
-        leaves = is_kind(schedule.columns.kind, HostCopy).any()  # a limit does not bound activations on the host
-        limits = None if leaves else stated.limits
+        limits = None if is_kind(schedule.columns.kind, HostCopy).any() else stated.limits  # none bound the host
         caps = [min(limit, self.n * shape.chunks) for limit in limits or [inf] * shape.ranks]
         if self.kinds == 2 and is_kind(schedule.columns.kind, BackwardWeight).any():
             raise NotProven("the bound is of whole backwards, which the schedule splits")

@@ -31,8 +31,8 @@ from viz.lanes import Flag, LaneTable
 
 WORK_TOP, WORK_BOTTOM = -0.40, 0.34
 STRIPS: dict[type[Instruction], tuple[float, float]] = {
-    Offload: (-0.48, -0.45),
-    Reload: (-0.44, -0.41),
+    Offload: (-0.49, -0.455),
+    Reload: (-0.445, -0.41),
     SendActivation: (0.36, 0.41),
     RecvActivation: (0.36, 0.41),
     AsyncInstruction: (0.42, 0.47),
