@@ -335,11 +335,11 @@ class _Builder:
         self._edge(reduces, np.full(len(reduces), commit), Cause.REDUCE)
         apart = reduces[np.isin(stage[reduces], self._reduced_apart(group, np.unique(host[reduces])))]
         self._join(apart[:0], stage[:0], apart, stage[apart], Cause.REDUCE)  # the join waits for arrivals only
+        key = host * (self.micro_batches + 1) + self.ops.micro_batch
         for follower in KIND_CLASSES:
             if follower.row.follows is None:
                 continue
             predecessors, followers = self.select(follower.row.follows), self.select(follower)
-            key = host * (self.micro_batches + 1) + self.ops.micro_batch
             before, after, unmatched = _matched(predecessors, key[predecessors], followers, key[followers])
             cause = Cause.STEP
             if issubclass(follower, WaitSend):  # a value may be sent to several workers
@@ -348,7 +348,6 @@ class _Builder:
             self._edge(before, after, cause)
             self._add_unmet(unmatched, Why.NO_PREDECESSOR, -1, 0)
         reloads, backwards = self.select(Reload), self.select(*makers_of(ValueKind.INPUT_GRADIENT))
-        key = host * self.micro_batches + self.ops.micro_batch
         self._edge(*_matched(reloads, key[reloads], backwards, key[backwards])[:2], Cause.DATA)
         self._buckets(host, gradients, reduces)
         gathers = self.select(GatherParameters)

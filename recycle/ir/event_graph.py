@@ -13,7 +13,7 @@ next iteration, which is the eigenvalue of the max-plus matrix of the repeated s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -50,7 +50,6 @@ from recycle.ir.instruction import (
     Part,
     ReduceBucket,
     ReduceGradients,
-    Reload,
     Send,
     SendGradient,
     is_kind,
@@ -325,8 +324,14 @@ def event_edges(
         (consecutive(lane_chains(columns)), Cause.LANE),
         (_arrivals(graph, columns, before), Cause.REDUCE),
     ]
-    if is_kind(columns.kind, HostCopy).any():
-        extra += [(edges, Cause.ORDER) for edges in _host_copy_order(columns, before)]
+    copies = is_kind(columns.kind, HostCopy)
+    if copies.any():
+        # What follows an OFFLOAD may use its memory; a RELOAD uses memory that is free after the compute before it.
+        is_offload, is_async = columns.kind == Offload.kind, is_kind(columns.kind, AsyncInstruction)
+        last = rows_before(columns, is_offload)
+        user = np.flatnonzero((last > before) & (~is_async | copies & ~is_offload))
+        back = np.flatnonzero((before >= 0) & copies & ~is_offload)
+        extra += [((last[user], user), Cause.ORDER), ((before[back], back), Cause.ORDER)]
     begins = np.flatnonzero(columns.kind == ReduceBucket.kind)
     if len(begins):
         sums = is_kind(columns.kind, (ReduceBucket, ReduceGradients))  # the sums of one worker are serial
@@ -362,17 +367,6 @@ def event_graph(
     offsets, sources = group_edges(source, target, graph.nodes)
     order = topological_order(source, target, graph.nodes)
     return EventGraph(schedule, graph, offsets, sources, order, chains)
-
-
-def _host_copy_order(columns: Columns, compute_before: Rows) -> Iterator[tuple[Rows, Rows]]:
-    """Yield edges from an OFFLOAD to the next row that may use the memory, and to a RELOAD from the compute before."""
-    is_offload, is_reload = columns.kind == Offload.kind, columns.kind == Reload.kind
-    runs = ~is_kind(columns.kind, AsyncInstruction)
-    offload_before = rows_before(columns, is_offload)
-    target = np.flatnonzero((runs | is_reload) & (offload_before > compute_before))
-    yield offload_before[target], target
-    target = np.flatnonzero(is_reload & (compute_before >= 0))
-    yield compute_before[target], target
 
 
 def _arrivals(graph: Dependencies, columns: Columns, row_before: Rows) -> tuple[Rows, Rows]:

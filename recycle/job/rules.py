@@ -72,12 +72,13 @@ def _memory(job: Sections) -> Iterator[str]:
     rate = memory.host_bandwidth
     if isinstance(rate, str) and not parse_bytes(rate, "[memory] host_bandwidth"):
         yield f"[memory] host_bandwidth: must be more than 0 bytes per second, got {rate!r}"
-    if memory.offload == AUTO and job.planner.layout == "elastic":
-        yield '[memory] offload: "auto" needs [planner] layout = "fixed"'
-    if memory.offload == AUTO and "full" in map(job.recompute_of, range(shape.stages)):
-        yield '[memory] offload: "auto" has nothing to offload with [model] recompute = "full"; choose another value'
-    if memory.offload == AUTO and rate is None and job.times.profile is None:
-        yield '[memory] offload: "auto" needs host_bandwidth, the bytes per second between device and host'
+    impossible = {
+        'needs [planner] layout = "fixed"': job.planner.layout == "elastic",
+        'has nothing to offload with [model] recompute = "full"': "full" in map(job.recompute_of, range(shape.stages)),
+        "needs host_bandwidth, the bytes per second to the host": rate is None and job.times.profile is None,
+    }
+    if memory.offload == AUTO:
+        yield from (f'[memory] offload: "auto" {why}' for why, holds in impossible.items() if holds)
     if isinstance(limit, str):
         if limit != AUTO:
             parse_bytes(limit, "[memory] limit")

@@ -135,5 +135,7 @@ def _classify_token(token: str) -> tuple[bool, bool]:
         kind = kind_of_token(token)
     except (KeyError, RecycleError):
         return False, False
-    computes = issubclass(kind, Compute | OptimizerStep) and not issubclass(kind, HostCopy)
-    return computes, computes and issubclass(kind, Compute) and not issubclass(kind, Part) and not kind.row.required
+    if issubclass(kind, HostCopy):
+        return False, False
+    is_replay = issubclass(kind, Compute) and not issubclass(kind, Part) and not kind.row.required
+    return issubclass(kind, Compute | OptimizerStep), is_replay

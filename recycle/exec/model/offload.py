@@ -60,7 +60,8 @@ class SavedActivations:
         storages: dict[int, _Storage] = {}
 
         def pack(tensor: torch.Tensor) -> Any:
-            if tensor.layout != torch.strided or (key := tensor.untyped_storage().data_ptr()) in stay:
+            is_plain = tensor.layout == torch.strided and tensor.device.type == self._device.type
+            if not is_plain or (key := tensor.untyped_storage().data_ptr()) in stay:
                 return tensor
             held = storages.setdefault(key, _Storage(tensor.untyped_storage()))
             return held, tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
