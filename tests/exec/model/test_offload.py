@@ -17,6 +17,7 @@ from recycle.exec.profile.memory import allocated_by
 from recycle.ir.instruction import Forward, Offload, Reload
 from tests.exec.drive import build_pipeline, small_job
 from tests.exec.model.test_providers import drawn_by_name
+from tests.exec.worker.test_step_state import LatestCopies
 
 LAST = "1F0.0 1B0.0 1F0.1 1B0.1 1F0.2 1B0.2 1F0.3 1B0.3"
 PLAIN = {"0.0": "0F0.0 0F0.1 0F0.2 0I0.0 0F0.3 0W0.0 0B0.1 0B0.2 0B0.3", "0.1": LAST}
@@ -44,6 +45,13 @@ def test_training_has_the_same_bits_with_and_without_offloads(model: dict[str, A
     plain, moved = (run(Schedule.from_text(job.shape, text), job, steps=2, model=own) for text in (PLAIN, MOVED))
     assert plain.losses == moved.losses
     assert plain.digests == moved.digests
+
+
+def test_what_needs_a_copy_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = small_job(ranks=2, micro_batches=4)
+    plain = run(Schedule.from_text(job.shape, PLAIN), job, steps=2)
+    monkeypatch.setattr("recycle.exec.model.offload.copy_stream_of", lambda device: LatestCopies(()))
+    assert run(Schedule.from_text(job.shape, MOVED), job, steps=2).digests == plain.digests
 
 
 def test_an_offload_frees_what_the_forward_saved() -> None:
