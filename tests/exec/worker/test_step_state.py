@@ -89,7 +89,7 @@ class LatestCopies:
         return
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        target.fill_(torch.nan)
+        target.view(torch.uint8).fill_(0xFF)  # NaN, whatever the bytes stand for
         self._queued.append((target, source))
 
     def settle(self) -> None:
