@@ -220,7 +220,8 @@ def lane_chains(columns: Columns) -> tuple[Rows, Rows]:
     The sends of a directed worker pair are serial, and so are the copies of a worker in one direction.
     """
     rows = np.flatnonzero(is_kind(columns.kind, (Send, HostCopy)))
-    other_end = np.where(is_kind(columns.kind[rows], Send), columns.peer[rows], np.int64(2**31) + columns.kind[rows])
+    peer = columns.peer[rows]
+    other_end = np.where(peer < 0, np.int64(2**31) + columns.kind[rows], peer)
     lane = columns.worker[rows].astype(np.int64) << 32 | other_end
     order = np.argsort(lane, kind="stable")
     return lane[order], rows[order]

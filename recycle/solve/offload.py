@@ -20,12 +20,12 @@ from recycle.ir.columns import Floats
 from recycle.ir.dependencies import find
 from recycle.ir.instruction import BackwardInput, BackwardWeight, Forward, Offload, Reload
 from recycle.ir.kinds import ValueKind, makers_of
-from recycle.ir.lower import insert, lowered_graph
+from recycle.ir.lower import insert
 from recycle.ir.memory import TOLERANCE, held_before
 from recycle.ir.operations import operations_of
 from recycle.ir.replays import given_times
 from recycle.ir.schedule import Schedule
-from recycle.ir.simulate import time_graph
+from recycle.ir.simulate import timeline_of
 from recycle.job import PricedJob
 from recycle.job.profile import Profile
 from recycle.plans import Plan, errors
@@ -61,20 +61,15 @@ def plan_with_offloads(job: PricedJob, planned: Callable[[PricedJob], Plan]) -> 
         memory = msgspec.structs.replace(job.memory, limit=looser, offload="off")
         return planned(msgspec.structs.replace(job, memory=memory))
 
-    unlimited = within(None)
-    best: Plan | None = None
+    unlimited, found = within(None), list[Plan]()
     for plan, room in product((*map(within, GROWTHS), unlimited), ROOMS):
         schedule = with_offloads(plan.schedule, job.prices, limits, room)
-        if schedule is None:
-            continue
-        graph = lowered_graph(schedule)
-        wrong = errors(schedule, job, graph)
-        if wrong:
-            raise PlanError(f"the planner made an invalid schedule, which is a bug: {wrong[0]}")
-        timeline = time_graph(graph, job.prices)
-        if best is None or timeline.period < best.period:
-            best = replace(plan, schedule=schedule, period=timeline.period, makespan=timeline.makespan)
-    assert best is not None, "a plan within the limit needs no offloads"
+        if schedule is not None:
+            timeline = timeline_of(schedule, job.prices)
+            found.append(replace(plan, schedule=schedule, period=timeline.period, makespan=timeline.makespan))
+    best = min(found, key=lambda plan: plan.period)  # one at least: a plan within the limit needs no offloads
+    if wrong := errors(best.schedule, job):
+        raise PlanError(f"the planner made an invalid schedule, which is a bug: {wrong[0]}")
     return replace(
         best,
         lower_bound=unlimited.lower_bound,
@@ -84,9 +79,7 @@ def plan_with_offloads(job: PricedJob, planned: Callable[[PricedJob], Plan]) -> 
     )
 
 
-def with_offloads(
-    schedule: Schedule, profile: Profile, limits: Sequence[float], room: float = ROOMS[0]
-) -> Schedule | None:
+def with_offloads(schedule: Schedule, profile: Profile, limits: Sequence[float], room: float) -> Schedule | None:
     """Return a compute-only schedule with the copies that keep the limits; None if none do.
 
     Args:

@@ -55,7 +55,7 @@ def test_copies_keep_any_limit_that_they_claim_to_keep(small, bandwidth):
     loose = priced.with_sections(memory=MemorySection(weight_stash=priced.memory.weight_stash))
     planned, limits = plan(loose, dead, quick=True), priced.limits or [2.0 * priced.shape.chunks] * priced.shape.ranks
     prices = replace(priced.prices, host_bandwidth=bandwidth)
-    schedule = with_offloads(planned.schedule, prices, limits)
+    schedule = with_offloads(planned.schedule, prices, limits, room=2.0)
     if schedule is None:
         return
     assert check(schedule, profile=prices, limits=limits) == []

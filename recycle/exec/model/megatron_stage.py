@@ -184,8 +184,7 @@ class MegatronStage(Stage):
         self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None
     ) -> tuple[Any, torch.Tensor]:
         entry = self._entry(cls, micro_batch, activation)
-        staying = (*self._part.module.parameters(), *self._part.module.buffers())
-        with torch.set_grad_enabled(not self._recomputes), self._saved.saving(micro_batch, staying):
+        with torch.set_grad_enabled(not self._recomputes), self._saved.saving(micro_batch, self._part.module):
             output = self._compute(micro_batch, entry)
         return (entry, None if self._recomputes else output), output
 

@@ -5,7 +5,7 @@ Limits: the input and the output of the stage, and what layers keep without auto
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,8 +21,8 @@ class _Storage:
     """The bytes of one storage, uint8 [n]; `device` is None while they are only on the host, and vice versa."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
-        self.device: torch.Tensor | None = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        self.host: torch.Tensor | None = None
+        self.device: Any = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        self.host: Any = None
 
 
 def _unpack(packed: Any) -> torch.Tensor:
@@ -51,11 +51,12 @@ class SavedActivations:
         self._saved, self._copied = {}, {}
 
     @contextmanager
-    def saving(self, micro_batch: MicroBatch, staying: Iterable[torch.Tensor]) -> Iterator[None]:
-        """Begin to copy what a forward inside the block saves, except storages of the tensors that are `staying`."""
+    def saving(self, micro_batch: MicroBatch, module: torch.nn.Module) -> Iterator[None]:
+        """Begin to copy what a forward of `module` inside the block saves, except its parameters and buffers."""
         if micro_batch not in self._leaving:
             yield
             return
+        staying = (*module.parameters(), *module.buffers())
         stay = {0, *(tensor.untyped_storage().data_ptr() for tensor in staying)}
         storages: dict[int, _Storage] = {}
 
@@ -72,7 +73,7 @@ class SavedActivations:
         kept = self._saved[micro_batch] = []
         self._out.follow()
         for held in storages.values():
-            if held.device is not None and held.device.untyped_storage().nbytes():
+            if held.device.untyped_storage().nbytes():
                 held.host = on_host(held.device)
                 self._out.copy(held.host, held.device)
                 kept.append(held)
@@ -88,7 +89,6 @@ class SavedActivations:
         """Begin to copy the activation back, into new memory."""
         self._back.follow()
         for held in self._saved.pop(micro_batch):
-            assert held.host is not None
             held.device = torch.empty_like(held.host, device=self._device)
             self._back.copy(held.device, held.host)
             held.host = None
