@@ -164,6 +164,8 @@ def _print_plan(result: Plan, failed: list[Worker], output: Path | None) -> None
         found = f"a period of {other.period:g} after a short search, at best {other.lower_bound:g}"
         print(f'placement "{result.schedule.placing}"; "{other.placement}" gives {found}')
     _print_layout(result)
+    if count := result.summary().get("offloads"):
+        print(f"{count} activations leave for the host and return, on lines `out` and `back` of recycle simulate")
     if output is not None:
         print(f"{output}: written, hash {result.hash}")
 

@@ -230,7 +230,7 @@ def streams_of(device: torch.device) -> Streams | None:
 class CopyStream(Protocol):
     """Copies between tensors, one after the other, concurrent with the computation.
 
-    A copy reads its source at some time between the last `follow` before it and the first `join` or `settle` after it.
+    A copy reads its source at some time between the last `follow` before it and the end of the first wait for it.
     """
 
     def follow(self) -> None:
@@ -238,8 +238,8 @@ class CopyStream(Protocol):
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None: ...
 
-    def join(self) -> None:
-        """Let later work wait for all copies so far."""
+    def mark(self) -> Callable[[], None]:
+        """Return a function that lets later work wait for the copies so far."""
 
     def settle(self) -> None:
         """Wait until all copies so far have ended."""
@@ -254,7 +254,10 @@ class HostCopies:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
 
-    join = settle = follow
+    def mark(self) -> Callable[[], None]:
+        return self.follow
+
+    settle = follow
 
 
 class CudaCopies(CudaStreams):
@@ -266,6 +269,10 @@ class CudaCopies(CudaStreams):
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         with torch.cuda.stream(self._side):
             target.copy_(source, non_blocking=True)
+
+    def mark(self) -> Callable[[], None]:
+        copied = self._side.record_event()
+        return lambda: torch.cuda.current_stream(self._device).wait_event(copied)
 
     def settle(self) -> None:
         self._side.synchronize()

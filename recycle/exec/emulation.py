@@ -127,7 +127,7 @@ class EmulatedStage(Stage):
         super().__init__(job, index, (elements, 1, 1))
         self._train = job.train
         self._is_one_of_several = job.grid.tensor_parallel > 1
-        names = ("forward", "redundant_forward", "backward_input", "backward_weight", "step")
+        names = ("forward", "redundant_forward", "backward_input", "backward_weight", "step", "host_copy")
         self._seconds = {name: scale * profile.per_stage(name, shape.stages)[index] for name in names}
         layers = layers_of(job)
         self._numbers = range(sum(layers[:index]), sum(layers[: index + 1]))
@@ -143,6 +143,9 @@ class EmulatedStage(Stage):
         replicated = EmulatedUnits(units)
         self.layout = self._sharded(job, replicated) if job.train.sharded_optimizer else replicated
         self._loss = 0.0
+        self._forwarded: dict[MicroBatch, float] = {}
+        self._returned: dict[MicroBatch, float] = {}
+        self._out_until = self._back_until = 0.0
 
     def bind(self, piece: EmulatedPiece, begin: int) -> EmulatedPiece:
         return piece.bind(self.sum[begin : begin + len(piece.parameters)], begin, self._numbers, self._update)
@@ -169,7 +172,17 @@ class EmulatedStage(Stage):
     ) -> tuple[float, torch.Tensor]:
         with self._lasting("redundant_forward" if cls is RedundantForward else "forward"):
             error = self._run(cls, micro_batch, activation)
-            return error, self._output(micro_batch, error)
+            output = self._output(micro_batch, error)
+        self._forwarded[micro_batch] = time.monotonic()
+        return error, output
+
+    def offload(self, micro_batch: MicroBatch) -> None:
+        self._out_until = max(self._out_until, self._forwarded[micro_batch]) + self._seconds["host_copy"]
+        _sleep_until(self._out_until)
+
+    def reload(self, micro_batch: MicroBatch) -> None:
+        self._back_until = max(self._back_until, time.monotonic()) + self._seconds["host_copy"]
+        self._returned[micro_batch] = self._back_until
 
     def _evaluate(self, micro_batch: MicroBatch, activation: torch.Tensor | None) -> torch.Tensor | None:
         with self._lasting("forward"):
@@ -208,6 +221,7 @@ class EmulatedStage(Stage):
     def _run_backward(
         self, cls: type[Instruction], micro_batch: MicroBatch, held: float, gradient: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, float]:
+        _sleep_until(self._returned.pop(micro_batch, 0.0))
         message, error = self._pass_back(cls, micro_batch, held, gradient)
         if cls is Backward:
             self._run_weight(micro_batch, error, 0, 1)
@@ -284,9 +298,7 @@ class EmulatedStage(Stage):
     def _lasting(self, name: str, share: float = 1.0) -> Iterator[None]:
         until = time.monotonic() + share * self._seconds[name]
         yield
-        remaining = until - time.monotonic()
-        if remaining > 0:
-            time.sleep(remaining)
+        _sleep_until(until)
 
     def _message(self, value: ValueKind, stage: int, micro_batch: MicroBatch, error: float = 0.0) -> torch.Tensor:
         shape, dtype = self.message_spec()
@@ -331,6 +343,12 @@ class _EmulatedShards(Shards):
 
     def _common(self, begin: int, end: int) -> Collection[int]:
         return self._stage.replicated()[: end - begin]
+
+
+def _sleep_until(moment: float) -> None:
+    remaining = moment - time.monotonic()
+    if remaining > 0:
+        time.sleep(remaining)
 
 
 def _draw(count: int, *key: object) -> list[float]:

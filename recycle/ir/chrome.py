@@ -17,13 +17,13 @@ import numpy as np
 from recycle.errors import ScheduleError, errors_as
 from recycle.files import decoded
 from recycle.ir.columns import Columns, Floats, Rows
-from recycle.ir.kinds import Receive, Send, is_kind
+from recycle.ir.instruction import Offload, Receive, Reload, Send, is_kind
 
 Nanoseconds = Rows
 Event = dict[str, Any]
 T = TypeVar("T")
 
-TRACKS = ("compute", "send", "recv")
+TRACKS = ("compute", "send", "recv", "offload", "reload")
 MOST_HEAD_BYTES = 2**25
 """Maximum bytes of everything but the events. In memory, small values take many times their text."""
 MOST_SECONDS = 2.0**53 / 1e9
@@ -103,8 +103,7 @@ def instant_event(name: str, category: str, moment: int, arguments: Mapping[str,
 
 def track_of(columns: Columns) -> Rows:
     """Return the index into TRACKS of each row."""
-    kind = columns.kind
-    return np.where(is_kind(kind, Send), 1, np.where(is_kind(kind, Receive), 2, 0))
+    return np.select([is_kind(columns.kind, cls) for cls in (Send, Receive, Offload, Reload)], [1, 2, 3, 4], 0)
 
 
 def process_head(

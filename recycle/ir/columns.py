@@ -14,6 +14,7 @@ import numpy.typing as npt
 from recycle.errors import ScheduleError, errors_as
 from recycle.ir.instruction import (
     AsyncInstruction,
+    HostCopy,
     Instruction,
     OverlappedPair,
     Receive,
@@ -214,9 +215,14 @@ def compute_order(columns: Columns) -> tuple[Rows, Rows]:
 
 
 def lane_chains(columns: Columns) -> tuple[Rows, Rows]:
-    """Return (lane, row) of each send; the sends of a directed worker pair are serial."""
-    rows = np.flatnonzero(is_kind(columns.kind, Send))
-    lane = columns.worker[rows].astype(np.int64) << 32 | columns.peer[rows]
+    """Return (lane, row) of each send and copy to or from the host.
+
+    The sends of a directed worker pair are serial, and so are the copies of a worker in one direction.
+    """
+    rows = np.flatnonzero(is_kind(columns.kind, (Send, HostCopy)))
+    peer = columns.peer[rows]
+    other_end = np.where(peer < 0, np.int64(2**31) + columns.kind[rows], peer)
+    lane = columns.worker[rows].astype(np.int64) << 32 | other_end
     order = np.argsort(lane, kind="stable")
     return lane[order], rows[order]
 

@@ -6,6 +6,7 @@
 - STEP needs the REDUCE_GRAD of its stage; with the barrier optimizer, all REDUCE_GRADs (the commit).
 - GATHER_PARAMS needs the STEPs of its stage on all hosts.
 - Any other kind needs the instruction that it follows; WAIT_SEND needs the end of its SEND.
+- I and B need the RELOAD of their stage and micro-batch, if the worker has one.
 
 Carried into the next iteration: the first instruction of a micro-batch at a stage (F, R) needs the STEP and
 GATHER_PARAMS of the stage on that worker (barrier: all STEPs), and the next STEP needs the commit.
@@ -32,6 +33,7 @@ from recycle.ir.instruction import (
     Receive,
     ReduceBucket,
     ReduceGradients,
+    Reload,
     Send,
     Transfer,
     WaitSend,
@@ -333,11 +335,11 @@ class _Builder:
         self._edge(reduces, np.full(len(reduces), commit), Cause.REDUCE)
         apart = reduces[np.isin(stage[reduces], self._reduced_apart(group, np.unique(host[reduces])))]
         self._join(apart[:0], stage[:0], apart, stage[apart], Cause.REDUCE)  # the join waits for arrivals only
+        key = host * (self.micro_batches + 1) + self.ops.micro_batch
         for follower in KIND_CLASSES:
             if follower.row.follows is None:
                 continue
             predecessors, followers = self.select(follower.row.follows), self.select(follower)
-            key = host * (self.micro_batches + 1) + self.ops.micro_batch
             before, after, unmatched = _matched(predecessors, key[predecessors], followers, key[followers])
             cause = Cause.STEP
             if issubclass(follower, WaitSend):  # a value may be sent to several workers
@@ -345,6 +347,8 @@ class _Builder:
                 cause = Cause.DATA
             self._edge(before, after, cause)
             self._add_unmet(unmatched, Why.NO_PREDECESSOR, -1, 0)
+        reloads, backwards = self.select(Reload), self.select(*makers_of(ValueKind.INPUT_GRADIENT))
+        self._edge(*_matched(reloads, key[reloads], backwards, key[backwards])[:2], Cause.DATA)
         self._buckets(host, gradients, reduces)
         gathers = self.select(GatherParameters)
         self._join(steps, stage[steps], gathers, stage[gathers], Cause.STEP)

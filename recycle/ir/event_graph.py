@@ -1,8 +1,10 @@
 """The event graph of a lowered schedule: nodes, edges, durations, earliest times and the steady-state period.
 
 Compute rows occupy their worker in program order. A send occupies the lane of its directed worker pair; a receive takes
-no time. With N buckets, each sum takes the latency of a reduce and an N-th of the rest, and each W part an N-th of the
-W. The sums of one worker follow each other and overlap its compute, except REDUCE_GRAD.
+no time. Copies to and from the host occupy a lane per worker and direction: OFFLOAD begins after its forward and ends
+before the worker's next instruction, RELOAD begins after the instruction before it. With N buckets, each sum takes the
+latency of a reduce and an N-th of the rest, and each W part an N-th of the W. The sums of one worker follow each other
+and overlap its compute, except REDUCE_GRAD.
 
 The period is the time between two iterations in steady state: the largest mean of a cycle through the edges into the
 next iteration, which is the eigenvalue of the max-plus matrix of the repeated schedule (see `period_of`).
@@ -42,6 +44,8 @@ from recycle.ir.instruction import (
     Backward,
     Compute,
     Forward,
+    HostCopy,
+    Offload,
     OverlappedPair,
     Part,
     ReduceBucket,
@@ -320,6 +324,14 @@ def event_edges(
         (consecutive(lane_chains(columns)), Cause.LANE),
         (_arrivals(graph, columns, before), Cause.REDUCE),
     ]
+    copies = is_kind(columns.kind, HostCopy)
+    if copies.any():
+        # What follows an OFFLOAD may use its memory; a RELOAD uses memory that is free after the compute before it.
+        is_offload, is_async = columns.kind == Offload.kind, is_kind(columns.kind, AsyncInstruction)
+        last = rows_before(columns, is_offload)
+        user = np.flatnonzero((last > before) & (~is_async | copies & ~is_offload))
+        back = np.flatnonzero((before >= 0) & copies & ~is_offload)
+        extra += [((last[user], user), Cause.ORDER), ((before[back], back), Cause.ORDER)]
     begins = np.flatnonzero(columns.kind == ReduceBucket.kind)
     if len(begins):
         sums = is_kind(columns.kind, (ReduceBucket, ReduceGradients))  # the sums of one worker are serial
@@ -398,7 +410,7 @@ def durations(schedule: Schedule, profile: Profile) -> Floats:
         seconds[sums] = np.array(profile.bucket_seconds(schedule.buckets, stages))[stage[sums]]
     if profile.speed:
         speed = np.array([profile.speed_of(worker) for worker in schedule.shape.workers()])
-        compute = is_kind(c.kind, (Compute, OverlappedPair))
+        compute = is_kind(c.kind, (Compute, OverlappedPair)) & ~is_kind(c.kind, HostCopy)
         seconds = np.where(compute, seconds * speed[c.worker], seconds)
     sends = np.flatnonzero(is_kind(c.kind, Send))
     boundary = stage[sends] - (c.kind[sends] == SendGradient.kind)  # gradients cross the boundary before the stage

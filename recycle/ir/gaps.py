@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from recycle.ir.columns import Columns, Flags, Floats, Rows
 from recycle.ir.event_graph import Times
-from recycle.ir.instruction import AsyncInstruction, Compute, OverlappedPair, Send, StageWide, is_kind
+from recycle.ir.instruction import AsyncInstruction, Compute, HostCopy, OverlappedPair, Send, StageWide, is_kind
 from recycle.ir.kinds import kinds_where
 from recycle.ir.memory import TOLERANCE, held_before, require_limits, static_bytes
 from recycle.ir.schedule import Schedule
@@ -181,17 +181,28 @@ def _needed(times: Times, row: Rows, end: Floats) -> tuple[Floats, Rows, Rows]:
     producer = np.where(send >= 0, producer_of[send], -1)
     is_received = producer >= 0
     computed = np.where(is_received, times.end[producer], end)
+    is_copied = _are_copies(times, node)
+    computed[is_copied] = times.start[node[is_copied]]
     return computed, np.where(is_received, producer, node), np.where(send >= 0, send, node)
 
 
 def _ready(times: Times) -> Floats:
     graph = times.dependencies
-    computes = is_kind(times.schedule.columns.kind, (Compute, OverlappedPair))
+    kind = times.schedule.columns.kind
+    computes = is_kind(kind, (Compute, OverlappedPair)) & ~is_kind(kind, AsyncInstruction)
     ready = np.where(computes, 0.0, np.inf)
     edges = graph.between_rows
     edges = edges[computes[graph.target[edges]]]
     np.maximum.at(ready, graph.target[edges], times.end[graph.source[edges]])
+    waits = np.flatnonzero(computes & _are_copies(times, times.last[: len(kind)]))  # for memory that an OFFLOAD frees
+    ready[waits] = times.start[waits]
     return ready
+
+
+def _are_copies(times: Times, node: Rows) -> Flags:
+    kind = times.schedule.columns.kind
+    inside = (node >= 0) & (node < len(kind))
+    return inside & is_kind(kind[np.where(inside, node, 0)], HostCopy)
 
 
 def _clip(moment: Floats, low: Floats, high: Floats, tolerance: float) -> Floats:

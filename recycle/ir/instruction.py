@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from recycle.errors import ScheduleError
 from recycle.ir.kinds import KIND_CLASSES as KIND_CLASSES
 from recycle.ir.kinds import AsyncInstruction as AsyncInstruction
-from recycle.ir.kinds import Beside as Beside
 from recycle.ir.kinds import Compute as Compute
 from recycle.ir.kinds import ComputePart as ComputePart
+from recycle.ir.kinds import HostCopy as HostCopy
 from recycle.ir.kinds import Instruction as Instruction
 from recycle.ir.kinds import InstructionKind, Need, Origin, ValueKind, kind_of_token, reads_kinds, register
 from recycle.ir.kinds import Part as Part
@@ -279,6 +279,42 @@ class Replay(Compute):
     The results (output, input gradient, contribution to the weight gradients) are compared with the host's by checksums
     and dropped. Limits: a replay does not detect wrong inputs; the replay of their producer does.
     """
+
+    __slots__ = ()
+
+
+@register(
+    InstructionKind(
+        token="OFFLOAD",
+        title="activation copied to the host",
+        needs=(Need(_ACTIVATION, 0, Origin.STAGE),),
+        seconds=("host_copy",),
+        frees=lambda profile: 1.0,
+        letter="",
+    )
+)
+class Offload(HostCopy):
+    """`2OFFLOAD1.5`: the activation that stage 2 keeps of micro-batch 1.5 has left the device.
+
+    The copy begins when the forward has ended and the lane is free. The worker's next instruction waits for its end.
+    """
+
+    __slots__ = ()
+
+
+@register(
+    InstructionKind(
+        token="RELOAD",
+        title="activation copied back from the host",
+        needs=(Need(_ACTIVATION, 0, Origin.STAGE),),
+        follows=Offload,
+        seconds=("host_copy",),
+        holds=True,
+        letter="",
+    )
+)
+class Reload(HostCopy):
+    """`2RELOAD1.5`: begin to copy the activation back; the backward for the input waits for the end of the copy."""
 
     __slots__ = ()
 

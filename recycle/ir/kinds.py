@@ -124,7 +124,10 @@ class AsyncInstruction(Instruction):
     __slots__ = ()
 
 
-Beside = AsyncInstruction  # previous name
+class HostCopy(Compute, AsyncInstruction):
+    """Base of copies of a stage's activation between device and host, one at a time per worker and kind."""
+
+    __slots__ = ()
 
 
 class Part(Instruction):

@@ -8,7 +8,7 @@ import numpy as np
 
 from recycle.errors import JobError
 from recycle.ir.columns import Floats, Rows
-from recycle.ir.instruction import Backward, Forward, Instruction, OverlappedPair, Part
+from recycle.ir.instruction import Backward, Forward, Instruction, Offload, OverlappedPair, Part, Reload
 from recycle.ir.kinds import is_kind, kinds_where, makers_of, per_kind
 from recycle.ir.operations import operations_of
 from recycle.ir.schedule import Schedule
@@ -42,7 +42,8 @@ def activation_changes(schedule: Schedule, profile: Profile, *, in_bytes: bool) 
     stage2 = np.clip(c.stage2[pair], 0, shape.stages - 1)
     freed[pair] = weight[stage2] * Backward.row.frees(profile)
     if recomputed.any():
-        added -= np.where(is_kind(c.kind, (Forward, OverlappedPair)), recomputed[stage], 0.0)
+        added -= np.where(is_kind(c.kind, (Forward, OverlappedPair, Reload)), recomputed[stage], 0.0)
+        freed -= np.where(c.kind == Offload.kind, recomputed[stage], 0.0)
         added += np.where(is_kind(c.kind, kinds_where(lambda row: row.remakes)), recomputed[stage], 0.0)
         added[pair] += recomputed[stage2]
     for cls in kinds_where(lambda row: row.released_by is not None):

@@ -50,8 +50,6 @@ class Operations:
         chosen = [rows for cls, rows in zip(KIND_CLASSES, self._of_kind, strict=False) if issubclass(cls, classes)]
         return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *chosen]), kind="stable")
 
-    of = select  # previous name
-
     @cached_property
     def _of_kind(self) -> list[Rows]:
         rows = np.flatnonzero(self.valid)

@@ -286,7 +286,7 @@ def _inserted(schedule: Schedule, profile: Profile, slots: ReplaySlots) -> Sched
     return insert(schedule, worker, before[by_place], added)[0]
 
 
-def _times_without(schedule: Schedule, profile: Profile) -> tuple[Floats, Floats, Rows]:
+def given_times(schedule: Schedule, profile: Profile) -> tuple[Floats, Floats, Rows]:
     graph = lowered_graph(schedule)
     timeline, origin, rows = time_graph(graph, profile), graph.origin, graph.dependencies.rows
     assert origin is not None
@@ -304,7 +304,7 @@ def _times_without(schedule: Schedule, profile: Profile) -> tuple[Floats, Floats
 
 def _places(schedule: Schedule, profile: Profile, slots: ReplaySlots) -> Rows:
     shape, c = schedule.shape, schedule.columns
-    starts, ends, order = _times_without(schedule, profile)
+    starts, ends, order = given_times(schedule, profile)
     is_async, reduces = is_kind(c.kind, AsyncInstruction), c.kind == ReduceGradients.kind
     busy_until = np.where(is_async, 0.0, ends)
     # Count activations, and their bytes: per stage, held before each row, and the peak of each worker.

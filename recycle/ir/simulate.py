@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import TypeVar
 
 import numpy as np
@@ -28,7 +29,17 @@ from recycle.ir.event_graph import (
     period_of,
 )
 from recycle.ir.gaps import Gaps, find_gaps
-from recycle.ir.instruction import KIND_CLASSES, AsyncInstruction, Compute, OverlappedPair, Send, StageWide, is_kind
+from recycle.ir.instruction import (
+    KIND_CLASSES,
+    AsyncInstruction,
+    Compute,
+    Offload,
+    OverlappedPair,
+    Reload,
+    Send,
+    StageWide,
+    is_kind,
+)
 from recycle.ir.lower import lowered_graph
 from recycle.ir.memory import TOLERANCE as TOLERANCE
 from recycle.ir.memory import held_activations, static_bytes
@@ -235,29 +246,31 @@ def text_grid(schedule: Schedule, start: Floats, end: Floats, width: int = 120) 
 
     Each instruction begins with its letter (F, B, I, W, R, X for an overlapped pair) and micro-batch index, as far as
     its length allows. Letters are lower case for stages other than the worker's first. `·` is idle time, `x` a failed
-    worker, `'` marks re-routed instructions.
+    worker, `'` marks re-routed instructions. Copies to and from the host are on lines `out` and `back`.
     """
     makespan = float(end.max() - start.min()) if len(end) else 0.0
     c = schedule.columns
-    compute = is_kind(c.kind, (Compute, OverlappedPair))
+    compute = is_kind(c.kind, (Compute, OverlappedPair)) & ~is_kind(c.kind, AsyncInstruction)
     shortest = float((end - start)[compute & (end > start)].min(initial=np.inf))
     columns = min(width - 6, max(1, round(makespan / shortest) * 3))
     scale = columns / makespan if makespan else 1.0
     lines = [f"{'':6}0{'':{max(columns - 12, 1)}}{makespan:>10g}"]
-    for w, worker in enumerate(schedule.shape.workers()):
+    lanes = (("", compute), ("out", c.kind == Offload.kind), ("back", c.kind == Reload.kind))
+    for (w, worker), (lane, is_drawn) in product(enumerate(schedule.shape.workers()), lanes):
         cells = ["x" if worker in schedule.failed else "·"] * columns
         first = min(schedule.stages_of(worker), default=-1)
-        for row in range(int(c.offsets[w]), int(c.offsets[w + 1])):
-            if not compute[row]:
-                continue
+        rows = c.offsets[w] + np.flatnonzero(is_drawn[c.offsets[w] : c.offsets[w + 1]])
+        if lane and not len(rows):
+            continue
+        for row in rows.tolist():
             begin, stop = round(start[row] * scale), round(end[row] * scale)
             cls = KIND_CLASSES[c.kind[row]]
-            letter = "X" if cls is OverlappedPair else cls.row.letter or cls.token
+            letter = "X" if cls is OverlappedPair else cls.token if cls.row.letter is None else cls.row.letter
             letter = letter if c.stage[row] == first else letter.lower()
             mark = "'" if c.pipeline[row] != worker.pipeline else ""
             label = f"{letter}{c.index[row]}{mark}".ljust(stop - begin, "-")[: stop - begin]
             cells[begin:stop] = label
-        lines.append(f"{worker!s:>5} " + "".join(cells[:columns]))
+        lines.append(f"{lane or str(worker):>5} " + "".join(cells[:columns]))
     return "\n".join(lines)
 
 

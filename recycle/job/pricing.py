@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from math import ceil
 
 from recycle.errors import JobError
@@ -33,22 +34,26 @@ def profile_of(job: Sections) -> Profile:
 
     Raises JobError if the profile file cannot be read, or layers do not divide over stages.
     """
-    times = job.times
+    times, memory = job.times, job.memory
     if times.profile == ANALYTIC:
-        return analytic.profile(job, job.layers_per_stage())
-    if times.profile is not None:
-        return Profile.load(times.profile)
-    memory = job.memory
-    return Profile(
-        forward=times.forward,
-        backward_input=times.backward_input,
-        backward_weight=times.backward_weight,
-        latency=times.link,
-        step=times.step,
-        activation=1.0 if memory.activation is None else _bytes_per_stage(memory.activation, "activation"),
-        static=0.0 if memory.static is None else _bytes_per_stage(memory.static, "static"),
-        weight_stash=memory.weight_stash,
-    )
+        profile = analytic.profile(job, job.layers_per_stage())
+    elif times.profile is not None:
+        profile = Profile.load(times.profile)
+    else:
+        profile = Profile(
+            forward=times.forward,
+            backward_input=times.backward_input,
+            backward_weight=times.backward_weight,
+            latency=times.link,
+            step=times.step,
+            activation=1.0 if memory.activation is None else _bytes_per_stage(memory.activation, "activation"),
+            static=0.0 if memory.static is None else _bytes_per_stage(memory.static, "static"),
+            weight_stash=memory.weight_stash,
+        )
+    if (rate := memory.host_bandwidth) is not None:
+        rate = parse_bytes(rate, "[memory] host_bandwidth") if isinstance(rate, str) else rate
+        profile = replace(profile, host_bandwidth=rate)
+    return profile
 
 
 def _bytes_per_stage(written: str | list[str], key: str) -> PerStage:

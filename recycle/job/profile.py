@@ -76,6 +76,8 @@ class Profile:
         workspace: largest number of further bytes, messages under way included, while an instruction of the stage runs.
             A worker runs one instruction at a time, so the maximum over its stages counts once.
         capacity: bytes of a worker's device for all of this; None if unknown.
+        host_bandwidth: bytes per second that a worker copies to the host and, at the same time, back; None: copies of
+            activations take no time.
         speed: worker text (`k.r`) -> factor on every compute time of that worker; 1 when left out, 2 is half as fast.
         measured: origin of the figures (machine, versions, date, spread, ...), in any form. It affects neither prices
             nor equality nor `digest`.
@@ -101,6 +103,7 @@ class Profile:
     recomputed_from: PerStage | None = None
     workspace: PerStage = 0.0
     capacity: float | None = None
+    host_bandwidth: float | None = None
     speed: dict[str, float] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict, compare=False)
 
@@ -123,7 +126,7 @@ class Profile:
             value = getattr(self, name)
             for entry in value if isinstance(value, list) else [value]:
                 _require_quantity(name, entry)
-        for name in ("bandwidth", "capacity"):
+        for name in ("bandwidth", "capacity", "host_bandwidth"):
             _require_quantity(name, getattr(self, name), above_zero=True)
         for name in ("weight_stash", "redundant_stash"):
             if not _is_number(getattr(self, name)) or not 0 <= getattr(self, name) <= 1:
@@ -155,6 +158,13 @@ class Profile:
         if len(value) != stages:
             raise JobError(f"profile: {name} lists {len(value)} stages, the job has {stages}")
         return [float(entry) for entry in value]
+
+    @property
+    def host_copy(self) -> PerStage:
+        """Seconds in which an activation, as held between F and I, is copied to the host or back."""
+        held = self.activation if self.recomputed_from is None else self.recomputed_from
+        rate = self.host_bandwidth or math.inf
+        return [amount / rate for amount in held] if isinstance(held, list) else held / rate
 
     def bucket_seconds(self, buckets: int, stages: int) -> list[float]:
         """Return the seconds to reduce one of `buckets` equal buckets of each stage's gradients."""
@@ -256,7 +266,8 @@ class Profile:
             return bandwidth / factor if bandwidth and factor else None
 
         links = {pair: Link(factor * link.latency, rate(link.bandwidth)) for pair, link in self.links.items()}
-        return replace(self, **changed, latency=factor * self.latency, bandwidth=rate(self.bandwidth), links=links)
+        changed |= {name: rate(getattr(self, name)) for name in ("bandwidth", "host_bandwidth")}
+        return replace(self, **changed, latency=factor * self.latency, links=links)
 
     @property
     def are_peers_alike(self) -> bool:
@@ -268,8 +279,9 @@ class Profile:
 
     def digest(self) -> str:
         prices = {name: value for name, value in self.to_json().items() if name != "measured"}
-        if not self.gather:
-            prices.pop("gather", None)  # keeps the digest of profiles written before this field
+        for name in ("gather", "host_bandwidth"):
+            if not prices[name]:
+                del prices[name]  # keeps the digest of profiles written before this field
         return hashlib.sha256(msgspec.json.encode(prices, order="sorted")).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:

@@ -69,6 +69,16 @@ def _memory(job: Sections) -> Iterator[str]:
                 yield f"[memory] activation: must be more than 0 bytes, got {text!r}"
     if memory.static is not None and memory.activation is None:
         yield "[memory] static: needs activation, the bytes of an activation of a stage"
+    rate = memory.host_bandwidth
+    if isinstance(rate, str) and not parse_bytes(rate, "[memory] host_bandwidth"):
+        yield f"[memory] host_bandwidth: must be more than 0 bytes per second, got {rate!r}"
+    impossible = {
+        'needs [planner] layout = "fixed"': job.planner.layout == "elastic",
+        'has nothing to offload with [model] recompute = "full"': "full" in map(job.recompute_of, range(shape.stages)),
+        "needs host_bandwidth, the bytes per second to the host": rate is None and job.times.profile is None,
+    }
+    if memory.offload == AUTO:
+        yield from (f'[memory] offload: "auto" {why}' for why, holds in impossible.items() if holds)
     if isinstance(limit, str):
         if limit != AUTO:
             parse_bytes(limit, "[memory] limit")

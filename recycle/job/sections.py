@@ -103,6 +103,10 @@ class MemorySection(Struct, frozen=True, forbid_unknown_fields=True):
         static: bytes of a stage's parameters, gradients and optimizer state, such as "30 GiB", for times written by
             hand; 0 when left out.
         weight_stash: share of an activation that is still held between I and W.
+        offload: whether plans may copy activations to the host and back, to keep the limit ("auto")
+            (docs/guides/memory.md).
+        host_bandwidth: bytes per second that a worker copies to the host and, at the same time, back, such as "20 GiB";
+            without `activation`, activations per unit of time. That of the profile when left out.
         state_limit: parameters and optimizer state that a worker of an elastic layout may hold, as a multiple of the
             largest fault-free stage; in bytes, or in units without a profile. With L layers per worker, layers move
             from 1 + 1/L on.
@@ -112,6 +116,8 @@ class MemorySection(Struct, frozen=True, forbid_unknown_fields=True):
     activation: str | list[str] | None = None
     static: str | list[str] | None = None
     weight_stash: Share = 1.0
+    offload: Literal["off", "auto"] = "off"
+    host_bandwidth: Annotated[float, Meta(gt=0)] | str | None = None
     state_limit: Annotated[float, Meta(ge=1.0)] = 1.25
 
 

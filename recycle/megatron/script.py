@@ -142,6 +142,8 @@ class Script:
         if model_attribute(self.models[0], "share_embeddings_and_output_weights") not in (None, self.job.model.tied):
             stated = str(not self.job.model.tied).lower()
             raise RunError(f"model: share_embeddings_and_output_weights = {stated}; state [model] tied = {stated}")
+        if self.job.memory.offload != "off":
+            raise RunError('[memory] offload: a session does not offload activations; set it to "off"')
         if config.sequence_parallel:
             raise RunError("config.sequence_parallel is set: a session does not support it; switch it off")
         if config.num_moe_experts and config.tensor_model_parallel_size > 1:

@@ -28,6 +28,7 @@ from recycle.ir.schedule import Placement, Schedule, loop_placement, placement_o
 from recycle.ir.simulate import time_graph
 from recycle.job import Job, PricedJob, price
 from recycle.job.profile import Profile
+from recycle.job.sections import AUTO
 from recycle.job.shape import Shape, Worker
 from recycle.plans.plan import VERSION, Plan, figures
 from recycle.plans.roles import Arrangement, Move, Vector, arrange, failure_vector, roles_after
@@ -158,7 +159,8 @@ class _Manifest(msgspec.Struct, frozen=True):
 def job_key(job: PricedJob) -> str:
     """Hash what a library's plans must fit. Planning effort and seed do not count."""
     section, train = job.planner, job.train
-    updates = job.ties, train.reduce_buckets, train.sharded_optimizer
+    offloads = job.memory.offload == AUTO and job.limits is not None
+    updates = job.ties, train.reduce_buckets, train.sharded_optimizer, offloads
     placement = placement_of(job.shape)
     return _key(job.shape, placement, job.prices.digest(), job.limits, section.decoupled, section.staggered, updates)
 
@@ -167,7 +169,7 @@ def _key_of_plan(plan: Plan) -> str:
     limits = None if plan.limits is None else list(plan.limits)
     staggered = plan.schedule.optimizer == "staggered"
     decoupled = bool(plan.planner.get("decoupled", True))
-    updates = plan.schedule.ties, plan.schedule.buckets, plan.schedule.gathers
+    updates = plan.schedule.ties, plan.schedule.buckets, plan.schedule.gathers, bool(plan.planner.get("offload"))
     return _key(plan.shape, plan.schedule.placement, plan.profile, limits, decoupled, staggered, updates)
 
 
@@ -178,12 +180,13 @@ def _key(
     limits: list[float] | None,
     decoupled: bool,
     staggered: bool,
-    updates: tuple[tuple[tuple[int, ...], ...], int, bool],
+    updates: tuple[tuple[tuple[int, ...], ...], int, bool, bool],
 ) -> str:
     sizes = [shape.pipelines, shape.ranks, shape.micro_batches, shape.chunks]
-    ties, buckets, gathers = updates
+    ties, buckets, *flags = updates
     updates_part: list[Any] = [part for part in (ties, buckets) if part not in ((), 1)]
-    updates_part += (["gathers"] if gathers else []) + ([placement] if placement != loop_placement(shape) else [])
+    updates_part += [name for name, flag in zip(("gathers", "offload"), flags, strict=True) if flag]
+    updates_part += [placement] if placement != loop_placement(shape) else []
     text = json.dumps([VERSION, sizes, profile, limits, decoupled, staggered, *updates_part])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -18,7 +18,7 @@ import msgspec
 
 from recycle.errors import PlanError, ScheduleError
 from recycle.files import write_whole
-from recycle.ir.instruction import GatherParameters, Replay
+from recycle.ir.instruction import GatherParameters, Offload, Replay
 from recycle.ir.kinds import is_kind
 from recycle.ir.lower import implied_kinds, lower
 from recycle.ir.replays import ReplayTarget, Rotation, with_replays
@@ -167,6 +167,8 @@ class Plan:
             elastic["layout"] = self.schedule.metadata["layout"]
         if self.layout_limit is not None:
             elastic["layout_limit"] = msgspec.to_builtins(self.layout_limit)
+        if count := int(is_kind(self.schedule.columns.kind, Offload).sum()):
+            elastic["offloads"] = count
         placed = {"placement": self.schedule.placing} if self.shape.chunks > 1 else {}
         built = {"certificate": msgspec.to_builtins(self.certificate), "moves": msgspec.to_builtins(list(self.moves))}
         return {**figures(self), **placed, **elastic, **built}

@@ -26,7 +26,7 @@ import numpy as np
 
 from recycle.errors import PlanError
 from recycle.ir.check import check
-from recycle.ir.instruction import BackwardWeight
+from recycle.ir.instruction import BackwardWeight, HostCopy
 from recycle.ir.kinds import is_kind
 from recycle.ir.schedule import Schedule
 from recycle.ir.simulate import timeline_of
@@ -184,7 +184,8 @@ class ExactJob:
         self.update = [a + b + c * schedule.gathers for a, b, c in zip(reduce, step, gather, strict=True)]
         live = schedule.live
         hosts = [[w for w in live if w.rank == self.rank(s)] for s in self.stages]
-        caps = [min(limit, self.n * shape.chunks) for limit in stated.limits or [inf] * shape.ranks]
+        limits = None if is_kind(schedule.columns.kind, HostCopy).any() else stated.limits  # none bound the host
+        caps = [min(limit, self.n * shape.chunks) for limit in limits or [inf] * shape.ranks]
         if self.kinds == 2 and is_kind(schedule.columns.kind, BackwardWeight).any():
             raise NotProven("the bound is of whole backwards, which the schedule splits")
         if not all(hosts) or len(caps) != shape.ranks or min(forward + inputs) <= 0:

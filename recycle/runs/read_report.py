@@ -11,7 +11,7 @@ from typing import Any
 
 from recycle.errors import JobError, RecycleError
 from recycle.ir.instruction import OptimizerStep
-from recycle.ir.kinds import Compute, Part, kind_of_token
+from recycle.ir.kinds import Compute, HostCopy, Part, kind_of_token
 from recycle.job import Job
 from recycle.runs.logs import EVENTS, METRICS, TRACE, LineTail, LoggedIteration, new_iterations, trace_logs
 from recycle.runs.report import Activity, RunReport, report_of
@@ -134,6 +134,8 @@ def _classify_token(token: str) -> tuple[bool, bool]:
     try:
         kind = kind_of_token(token)
     except (KeyError, RecycleError):
+        return False, False
+    if issubclass(kind, HostCopy):
         return False, False
     is_replay = issubclass(kind, Compute) and not issubclass(kind, Part) and not kind.row.required
     return issubclass(kind, Compute | OptimizerStep), is_replay

@@ -46,6 +46,7 @@ from recycle.solve.fuse_backward import fuse_backward
 from recycle.solve.layout.elastic import elastic_plan, quick_elastic_plan, reroute_in_layout
 from recycle.solve.layout.limits import LIMIT_SECONDS, layout_limit
 from recycle.solve.normalize import normalize
+from recycle.solve.offload import SHARE, plan_with_offloads
 from recycle.solve.problem import Order, Problem
 from recycle.solve.search.initial_orders import ALL_POLICIES, find_initial_order, find_starts
 from recycle.solve.search.local_search import search_from_all
@@ -227,6 +228,18 @@ def _plan(
         seconds = None if steps is not None else section.seconds
         if seconds is not None and not quick:
             _require_time(whole, seconds)
+    if job.memory.offload == AUTO and job.limits is not None:
+        planned = partial(
+            _plan,
+            dead=dead,
+            seconds=seconds and seconds * SHARE,
+            steps=steps and int(steps * SHARE),
+            quick=quick,
+            processes=processes,
+            stop=stop,
+            progress=progress,
+        )
+        return replace(plan_with_offloads(job, planned), seconds=round(time.perf_counter() - begun, 3))
     limit = Deadline(None if seconds is None else seconds - (time.perf_counter() - begun), stop)
     deadline = limit.earlier(FINISHING_SECONDS * whole.size)
     is_timed = steps is None and not quick

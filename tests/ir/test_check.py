@@ -122,6 +122,9 @@ BASES = {
     "replay": Schedule.from_text(
         Shape(2, 1, 2), {"0.0": "0F0.0 0B0.0 0F0.1 0B0.1 0REPLAY1.0", "1.0": "0F1.0 0B1.0 0F1.1 0B1.1"}
     ),
+    "offload": Schedule.from_text(
+        Shape(1, 2, 2), {"0.0": "0F0 0OFFLOAD0 0F1 0RELOAD0 0I0 0W0 0B1", "0.1": "1F0 1B0 1F1 1B1"}
+    ),
     "waits": Schedule.from_text(
         Shape(1, 2, 1), {"0.0": "0F0 0SEND_F0@0.1 0WAIT_SEND_F0 0RECV_B0@0.1 0B0",
                          "0.1": "1RECV_F0@0.0 1F0 1B0 1SEND_B0@0.0 1WAIT_SEND_B0"},
@@ -169,6 +172,13 @@ EDITS = [
     ("not-hosted", "redundant", "0.0", "1R0.0", "2R0.0", "2R0.0"),
     ("replay", "replay", "0.0", "0REPLAY1.0", "0REPLAY0.0", "0REPLAY0.0"),
     ("replay", "replay", "0.0", "0REPLAY1.0", "0REPLAY1.0 0REPLAY1.0", "0REPLAY1.0"),
+    ("offload", "offload", "0.0", "0RELOAD0.0 ", "", "0OFFLOAD0.0"),
+    ("offload", "offload", "0.0", "0OFFLOAD0.0 ", "", "0RELOAD0.0"),
+    ("offload", "offload", "0.0", "0OFFLOAD0.0", "0OFFLOAD0.0 0OFFLOAD0.0", "0OFFLOAD0.0"),
+    ("offload", "offload", "0.0", "0RELOAD0.0", "0RELOAD0.0 0OFFLOAD0.1", "0OFFLOAD0.1"),
+    ("order", "offload", "0.0", "0F0.0 0OFFLOAD0.0", "0OFFLOAD0.0 0F0.0", "0OFFLOAD0.0"),
+    ("order", "offload", "0.0", "0RELOAD0.0 0I0.0", "0I0.0 0RELOAD0.0", "0I0.0"),
+    ("order", "offload", "0.0", "0OFFLOAD0.0 0F0.1 0RELOAD0.0", "0RELOAD0.0 0F0.1 0OFFLOAD0.0", "0RELOAD0.0"),
     ("order", "waits", "0.0", "0F0.0 0SEND_F0.0@0.1 0WAIT_SEND_F0.0", "0WAIT_SEND_F0.0 0F0.0 0SEND_F0.0@0.1",
      "0WAIT_SEND_F0.0"),
     ("wait-send", "waits", "0.0", "0B0.0", "0B0.0 0WAIT_SEND_B0.0", "0WAIT_SEND_B0.0"),

@@ -71,6 +71,21 @@ def test_a_limit_in_bytes_works_with_times_and_bytes_written_by_hand() -> None:
             r"\[memory\] activation: \[times\] profile also states it",
         ),
         (SHAPE + '[memory]\nlimit = "much"\n', r"'much' is not a size"),
+        (
+            SHAPE + '[memory]\noffload = "auto"\n',
+            r"\[memory\] offload: .auto. needs host_bandwidth, the bytes",
+        ),
+        (SHAPE + '[memory]\nhost_bandwidth = "fast"\n', r"\[memory\] host_bandwidth: 'fast' is not a size"),
+        (SHAPE + '[memory]\nhost_bandwidth = "0 B"\n', r"\[memory\] host_bandwidth: must be more than 0"),
+        (SHAPE + "[memory]\nhost_bandwidth = 0.0\n", r"\[memory\] host_bandwidth.*> 0"),
+        (
+            SHAPE + '[memory]\noffload = "auto"\nhost_bandwidth = 1.0\n[planner]\nlayout = "elastic"\n',
+            r'\[memory\] offload: "auto" needs \[planner\] layout = "fixed"',
+        ),
+        (
+            SHAPE + '[memory]\noffload = "auto"\nhost_bandwidth = 1.0\n[model]\nrecompute = "full"\n',
+            r'\[memory\] offload: "auto" has nothing to offload with \[model\] recompute = "full"',
+        ),
         (SHAPE + "[model]\nhidden = 10\nheads = 4\n", r"\[model\] heads"),
         (
             SHAPE + '[model]\nkind = "llm"\n',

@@ -1,8 +1,8 @@
 """Geometry of drawn operations, for all renderers: LaneTable -> boxes.
 
 An operation fills its height with the paints of its kind, side by side: a whole backward is two boxes, sized like its
-halves. An overlapped pair is a forward above a backward; transfers are thin strips below their lane's work. Coordinates
-are time and lanes: lane i spans i - 0.5 to i + 0.5.
+halves. An overlapped pair is a forward above a backward; transfers are thin strips below their lane's work, copies to
+and from the host above. Coordinates are time and lanes: lane i spans i - 0.5 to i + 0.5.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recycle.ir.instruction import Backward, Forward, OverlappedPair, RecvActivation, SendActivation
+from recycle.ir.instruction import Backward, Forward, Offload, OverlappedPair, RecvActivation, Reload, SendActivation
 from recycle.ir.kinds import KIND_CLASSES, AsyncInstruction, Instruction
 from viz.figures.palette import (
     CHUNK_PAINTS,
@@ -30,8 +30,14 @@ from viz.kinds import backward_label, label, look_of
 from viz.lanes import Flag, LaneTable
 
 WORK_TOP, WORK_BOTTOM = -0.40, 0.34
-STRIPS = ((0.36, 0.41), (0.42, 0.47))
-"""Heights of the strips of transfers of activations, and of all others such as gradients."""
+STRIPS: dict[type[Instruction], tuple[float, float]] = {
+    Offload: (-0.49, -0.455),
+    Reload: (-0.445, -0.41),
+    SendActivation: (0.36, 0.41),
+    RecvActivation: (0.36, 0.41),
+    AsyncInstruction: (0.42, 0.47),
+}
+"""Heights of the strips of what runs beside the work: copies to the host and back, activations, and all others."""
 _MIDDLE = (WORK_TOP + WORK_BOTTOM) / 2
 
 
@@ -64,9 +70,7 @@ def box_parts(kind: int, weight_share: float) -> tuple[BoxPart, ...]:
     if issubclass(cls, OverlappedPair):
         forward = _side_by_side(Forward, weight_share, WORK_TOP, _MIDDLE)
         return forward + _side_by_side(Backward, weight_share, _MIDDLE, WORK_BOTTOM)
-    heights = WORK_TOP, WORK_BOTTOM
-    if issubclass(cls, AsyncInstruction):
-        heights = STRIPS[not issubclass(cls, SendActivation | RecvActivation)]
+    heights = next((strip for base, strip in STRIPS.items() if issubclass(cls, base)), (WORK_TOP, WORK_BOTTOM))
     return _side_by_side(cls, weight_share, *heights)
 
 

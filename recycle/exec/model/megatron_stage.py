@@ -19,6 +19,7 @@ from recycle.exec.data.loading import BatchesAhead
 from recycle.exec.model.backward import SplitLinears, WeightGradientStore
 from recycle.exec.model.integrity import ChecksumBuilder, flip_first_layer_outputs, flipped_copy, flipped_tokens
 from recycle.exec.model.loss import TokenMean
+from recycle.exec.model.offload import SavedActivations
 from recycle.exec.model.other_layers import DelayedLayers, GraphSplit
 from recycle.exec.model.part import StageModule
 from recycle.exec.model.providers import NONE, Providers
@@ -34,6 +35,7 @@ from recycle.ir.instruction import (
     BackwardInput,
     Compute,
     Forward,
+    HostCopy,
     Instruction,
     Replay,
 )
@@ -140,6 +142,7 @@ class MegatronStage(Stage):
         # the graph of a recomputed layer would run the layer once more.
         is_looked_at = providers.model is not None and job.recompute_of(index) in ("none", "full")
         self._graph = GraphSplit(parameters, self._store, self._incoming.add) if is_looked_at else None
+        self._saved = SavedActivations(device)
         self._has_flip_hook = False
         self._vocabulary = job.model.vocabulary
 
@@ -168,6 +171,8 @@ class MegatronStage(Stage):
         self._delayed.clear()
 
     def expect(self, iteration: int, program: Sequence[Compute]) -> None:
+        self._saved.expect(program)
+        program = [compute for compute in program if not isinstance(compute, HostCopy)]
         if self._data is None or not self._reads_data:
             return
         runs = [compute for compute in program if compute.row.holds or (compute.row.remakes and self._recomputes)]
@@ -179,9 +184,15 @@ class MegatronStage(Stage):
         self, cls: type[Instruction], micro_batch: MicroBatch, activation: torch.Tensor | None
     ) -> tuple[Any, torch.Tensor]:
         entry = self._entry(cls, micro_batch, activation)
-        with torch.set_grad_enabled(not self._recomputes):
+        with torch.set_grad_enabled(not self._recomputes), self._saved.saving(micro_batch, self._part.module):
             output = self._compute(micro_batch, entry)
         return (entry, None if self._recomputes else output), output
+
+    def offload(self, micro_batch: MicroBatch) -> None:
+        self._saved.offload(micro_batch)
+
+    def reload(self, micro_batch: MicroBatch) -> None:
+        self._saved.reload(micro_batch)
 
     def _add_loss(self, loss: torch.Tensor) -> None:
         self._losses.add(0, loss.reshape(1))
@@ -228,6 +239,7 @@ class MegatronStage(Stage):
     def _run_backward(
         self, cls: type[Instruction], micro_batch: MicroBatch, held: Any, gradient: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, Any]:
+        self._saved.wait_for(micro_batch)
         is_split, (entry, output) = cls is BackwardInput, held
         recording = self._store.record(micro_batch) if is_split else nullcontext()
         with recording, self._incoming.attributed_to(self._checksums_of(micro_batch), "I" if is_split else None):

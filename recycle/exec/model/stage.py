@@ -255,6 +255,14 @@ class Stage(ABC):
     @abstractmethod
     def _add_loss(self, loss: torch.Tensor) -> None: ...
 
+    @abstractmethod
+    def offload(self, micro_batch: MicroBatch) -> None:
+        """Run OFFLOAD: later work waits until the activation has left for the host; `expect` has announced it."""
+
+    @abstractmethod
+    def reload(self, micro_batch: MicroBatch) -> None:
+        """Run RELOAD: begin to copy the activation back; the backward waits for it."""
+
     def watch(self, micro_batches: Iterable[MicroBatch]) -> None:
         """Take checksums of this iteration's results for these micro-batches, as far as they run here."""
         self._watched, self._checksums = frozenset(micro_batches), {}

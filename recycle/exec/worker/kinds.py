@@ -16,6 +16,7 @@ from recycle.ir.instruction import (
     Forward,
     GatherParameters,
     Instruction,
+    Offload,
     OptimizerStep,
     OverlappedPair,
     RecvActivation,
@@ -23,6 +24,7 @@ from recycle.ir.instruction import (
     ReduceBucket,
     ReduceGradients,
     RedundantForward,
+    Reload,
     Replay,
     SendActivation,
     SendGradient,
@@ -50,6 +52,8 @@ RUNS: dict[type[Instruction], Callable[..., Any]] = {
         op.micro_batch, activation
     ),
     Replay: lambda worker, op, activation, gradient: worker.replay(op, activation, gradient),
+    Offload: lambda worker, op: worker.stages[op.stage].offload(op.micro_batch),
+    Reload: lambda worker, op: worker.stages[op.stage].reload(op.micro_batch),
     # A transport keeps a tensor until it is delivered, so these need not wait.
     WaitSendActivation: lambda worker, op: None,
     WaitSendGradient: lambda worker, op: None,

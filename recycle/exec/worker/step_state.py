@@ -142,7 +142,7 @@ class StepState:
                 self._stream.follow()
                 copy = self._copy(index)
         copy.finish()
-        self._stream.join()
+        self._stream.mark()()
         self._gathered.pop(index, None)
         self._stages[index].step(iteration, 1.0)
         self._at[index] = iteration
@@ -191,7 +191,7 @@ class StepState:
         with self._lock:
             self._copies, self._is_due = {}, False
             self._may_copy.clear()
-            self._stream.join()  # before buffers of cancelled copies are freed
+            self._stream.mark()()  # before buffers of cancelled copies are freed
             if restores and self._is_ahead(committed):
                 if not self.snapshots.restore(committed):
                     raise RunError(f"this worker has no snapshot after step {committed}, which training restores")

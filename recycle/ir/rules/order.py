@@ -27,8 +27,8 @@ _SHOWN_WAITS = 40
 @rule("order", "an instruction before what it needs on its own worker")
 def order(inspection: Inspection) -> Iterator[Defect]:
     """A worker runs its program in order. An instruction must come after everything that it needs from its own
-    worker: a B or I after its F (and after the next stage's B on the same worker), a W after its I, a SEND after
-    its producer, a RECV before its consumer, a STEP after its REDUCE_GRAD."""
+    worker: a B or I after its F and RELOAD (and after the next stage's B on the same worker), a W after its I, a SEND
+    after its producer, a RECV before its consumer, a STEP after its REDUCE_GRAD."""
     source, target = _local_disorder(inspection)
     needs, rows = inspection.origin[source], inspection.origin[target]
     placed = ~inspection.rows_in(inspection.misplaced)[rows]

@@ -13,8 +13,10 @@ from recycle.ir.instruction import (
     BackwardInput,
     Forward,
     Instruction,
+    Offload,
     ReduceGradients,
     RedundantForward,
+    Reload,
     Replay,
     WaitSend,
 )
@@ -242,9 +244,24 @@ def wait_send(inspection: Inspection) -> Iterator[Defect]:
     yield Defect("worker {worker} sends no such value", hint, rows)
 
 
-def _hosted(inspection: Inspection, cls: type[Instruction]) -> Rows:
+@rule("offload", "an activation that does not leave for the host and return once")
+def offload(inspection: Inspection) -> Iterator[Defect]:
+    """OFFLOAD copies the activation of a forward of its own worker to the host, and frees it. RELOAD copies it back,
+    before the backward. Either needs the other, on the same worker, and occurs once per stage and micro-batch."""
+    ops, key = inspection.operations, _worker_and_cell(inspection)
+    at = _hosted(inspection, Offload, Reload)
+    pair = 2 * key[at] + (ops.kind[at] == Offload.kind)
+    away, repeated, alone = _first_case(~_runs_forward(inspection, key, at), _is_repeat(pair), ~np.isin(pair ^ 1, pair))
+    move = "move it to the worker that runs the forward of this stage and micro-batch"
+    yield Defect("the forward does not run on this worker", move, ops.row[at], where=away)
+    yield Defect("the same copy occurs earlier", "remove one of the two", ops.row[at], where=repeated)
+    message = f"{Offload.token} and {Reload.token} of an activation need each other, and the other is missing"
+    yield Defect(message, "add the other, or remove this one", ops.row[at], where=alone)
+
+
+def _hosted(inspection: Inspection, *classes: type[Instruction]) -> Rows:
     ops = inspection.operations
-    at = ops.select(cls)
+    at = ops.select(*classes)
     return at[inspection.hosted[ops.worker[at], ops.stage[at]]]
 
 

@@ -216,8 +216,6 @@ class Inspection:
         """The given rows with overlapped pairs split."""
         return operations_of(self.schedule)
 
-    pieces = property(lambda self: self.operations)  # previous name
-
     @cached_property
     def has_transfers(self) -> bool:
         return bool(is_kind(self.schedule.columns.kind, Transfer).any())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
@@ -89,15 +89,16 @@ class LatestCopies:
         return
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        target.fill_(torch.nan)
+        target.view(torch.uint8).fill_(0xFF)  # NaN, whatever the bytes stand for
         self._queued.append((target, source))
 
-    def join(self) -> None:
+    def settle(self) -> None:
         for target, source in self._queued:
             target.copy_(source)
         self._queued.clear()
 
-    settle = join
+    def mark(self) -> Callable[[], None]:
+        return self.settle
 
 
 class EarliestCopies(LatestCopies):
@@ -118,10 +119,8 @@ class EarliestCopies(LatestCopies):
         )
         target.copy_(seen)
 
-    def join(self) -> None:
+    def settle(self) -> None:
         return
-
-    settle = join
 
 
 @pytest.mark.parametrize("copies", [None, LatestCopies, EarliestCopies])
