@@ -184,7 +184,8 @@ class LaneTransport(GroupTransport):
 
         def synchronize() -> None:
             try:
-                idle.set_result(self._synchronize())
+                self._synchronize()
+                idle.set_result(None)
             except RuntimeError as error:
                 idle.set_exception(error)
 
