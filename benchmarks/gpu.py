@@ -1,24 +1,23 @@
-"""What only a GPU shows, on one card in about ten minutes: `make gpu`, or
+"""What only a GPU shows, on one card in about 20 minutes (--seconds 1200), the most uncertain in ten: `make gpu`, or
 
     python -m benchmarks.gpu [--only SECTION ...] [--seconds N] [--write FILE] [--dry-run]
 
+    deaths   as "staged" below, over NCCL, which takes each process for a machine of its own
+    session  examples/megatron_loop/survive.py under `recycle agent`, with a kill and a return, against a calm run;
+             over "staged" and over NCCL
+    step     one worker of Megatron-LM's pretrain_gpt.py (of $RECYCLE_MEGATRON_LM): a step in a session beside torchrun's
+    stages   times of F, I, W, B, kernel launches and memory, for stages of published models, by kind of sum
     split    gradients of I + W against B, bit for bit, and against the CPU, by family and precision
     sums     exact sums by one Triton kernel: bits against the CPU, time and launches, with and without Triton
     staged   four workers share the card (transport "staged"): kills in all phases, a hang, two deaths; equal bits
-    deaths   the same over NCCL, which takes each process for a machine of its own
-    session  examples/megatron_loop/survive.py under `recycle agent`, with a kill and a return, against a calm run;
-             over "staged" and over NCCL
-    pretrain Megatron-LM's pretrain_gpt.py (of $RECYCLE_MEGATRON_LM) in sessions, with a kill and a return
-    step     one worker of it: a step in a session beside torchrun's
+    pretrain four workers of pretrain_gpt.py in sessions, with a kill and a return
     engine   layers of Transformer Engine: I + W against B; FP8 refused or equal
-    stages   times of F, I, W, B, kernel launches and memory, for stages of published models, by kind of sum
     nccl     NCCL groups of one rank formed, used and aborted up to a hundred times; two ranks on one card
     identity UUIDs, and what NVML says of health and near processors
     profile  `recycle profile` of a job, and a run of one worker over the transport "auto"
 
-Sections come in the order of their worth, each in its own process, and write figures as JSON, with what they did not
-measure. Those that do not fit into --seconds are named as not measured. The exit status is 1 if a section fails.
-Without a GPU it says so and exits with 2; --dry-run then runs what a CPU can, with small shapes, to try the script.
+What has not run comes first. Each section runs in its own process, and writes figures as JSON, with what it did not
+measure. Those that do not fit into --seconds are named as not measured. The exit status is 1 if a section fails. Without a GPU it says so and exits with 2; --dry-run then runs what a CPU can, with small shapes, to try the script.
 """
 
 from __future__ import annotations
@@ -712,15 +711,15 @@ def profile_section(device: torch.device) -> dict[str, Any]:
 
 
 SECTIONS: dict[str, Callable[[torch.device], dict[str, Any]]] = {
+    "deaths": deaths,
+    "session": session,
+    "step": step,
+    "stages": stages,
     "split": split,
     "sums": sums,
     "staged": staged,
-    "deaths": deaths,
-    "session": session,
     "pretrain": pretrain,
-    "step": step,
     "engine": engine,
-    "stages": stages,
     "nccl": nccl_groups,
     "identity": identity,
     "profile": profile_section,
