@@ -5,7 +5,7 @@
     deaths   as "staged" below, over NCCL, which takes each process for a machine of its own
     session  examples/megatron_loop/survive.py under `recycle agent`, with a kill and a return, against a calm run;
              over "staged" and over NCCL
-    step     one worker of Megatron-LM's pretrain_gpt.py (of $RECYCLE_MEGATRON_LM): a step in a session beside torchrun's
+    step     one worker of Megatron-LM's pretrain_gpt.py (of $RECYCLE_MEGATRON_LM): a session's step beside torchrun's
     stages   times of F, I, W, B, kernel launches and memory, for stages of published models, by kind of sum
     split    gradients of I + W against B, bit for bit, and against the CPU, by family and precision
     sums     exact sums by one Triton kernel: bits against the CPU, time and launches, with and without Triton
@@ -17,7 +17,8 @@
     profile  `recycle profile` of a job, and a run of one worker over the transport "auto"
 
 What has not run comes first. Each section runs in its own process, and writes figures as JSON, with what it did not
-measure. Those that do not fit into --seconds are named as not measured. The exit status is 1 if a section fails. Without a GPU it says so and exits with 2; --dry-run then runs what a CPU can, with small shapes, to try the script.
+measure. Those that do not fit into --seconds are named as not measured. The exit status is 1 if a section fails.
+Without a GPU it says so and exits with 2; --dry-run then runs what a CPU can, with small shapes, to try the script.
 """
 
 from __future__ import annotations
