@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from recycle.ir.columns import Rows
-from recycle.ir.instruction import Compute, OverlappedPair, is_kind
+from recycle.ir.instruction import Compute, HostCopy, OverlappedPair, is_kind
 from recycle.ir.simulate import Timeline
 from recycle.ir.trace import away_from
 from recycle.job.shape import Worker
@@ -32,7 +32,9 @@ class Rerouting(NamedTuple):
 def reroutings(timeline: Timeline) -> list[Rerouting]:
     """Return the re-routed work by home worker and host."""
     c, shape = timeline.schedule.columns, timeline.schedule.shape
-    is_work = is_kind(c.kind, (Compute, OverlappedPair)) & away_from(c, c.worker // shape.ranks)
+    is_work = (
+        is_kind(c.kind, (Compute, OverlappedPair)) & ~is_kind(c.kind, HostCopy) & away_from(c, c.worker // shape.ranks)
+    )
     rows = np.flatnonzero(is_work)
     own_pipeline, rank = np.divmod(c.worker[rows].astype(np.int64), shape.ranks)
     home = np.where(c.pipeline[rows] == own_pipeline, c.pipeline2[rows], c.pipeline[rows]) * shape.ranks + rank
