@@ -66,7 +66,7 @@ def published() -> str:
     for run in known.runs:
         best, stated, worst = run.predict(known.unpublished)
         low, high = run.published
-        error = max(low - stated, stated - high, 0.0, key=abs) * (-1 if stated < low else 1)
+        error = max(stated - high, 0.0) - max(low - stated, 0.0)
         figure = f"{low:.0%}" if low == high else f"over {low:.0%}" if high == 1 else f"{low:.0%} to {high:.0%}"
         cells = (
             run.name,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from math import ceil, comb, exp, expm1, inf, log, sqrt
 from statistics import NormalDist
 from typing import Annotated
@@ -160,18 +160,17 @@ class Expectation:
         return self.samples_per_second / self.fault_free
 
 
-def loads_per_rank(job: PricedJob) -> list[list[float]]:
-    """Return, for 1 to D - 1 dead hosts, the seconds of an iteration of each rank's fullest other host."""
+def loads_per_rank(job: PricedJob) -> np.ndarray:
+    """Return the seconds of an iteration of each rank's fullest host: a row per 1 to D - 1 dead hosts of a stage."""
     shape, prices = job.shape, job.prices
 
-    def per_rank(*names: str) -> list[float]:
+    def per_rank(*names: str) -> np.ndarray:
         stages = [sum(each) for each in zip(*(prices.per_stage(name, shape.stages) for name in names), strict=True)]
-        return [sum(stages[s] for s in shape.stages_of_rank(rank)) for rank in range(shape.ranks)]
+        return np.array([sum(stages[s] for s in shape.stages_of_rank(rank)) for rank in range(shape.ranks)])
 
     each = per_rank("forward", "backward_input", "backward_weight")
-    once = per_rank("reduce", "step", "gather")
-    micro_batches = [ceil(shape.global_micro_batches / hosts) for hosts in range(shape.pipelines - 1, 0, -1)]
-    return [[count * a + b for a, b in zip(each, once, strict=True)] for count in micro_batches]
+    micro_batches = -(-shape.global_micro_batches // np.arange(shape.pipelines - 1, 0, -1))
+    return micro_batches[:, None] * each + per_rank("reduce", "step", "gather")
 
 
 def kept_share(rate: float, interval: float) -> float:
@@ -205,13 +204,11 @@ def expect(scenario: Scenario, period: float, dead: DeadNodes, model: FailureMod
     job, nodes = scenario.job, scenario.nodes
     used = nodes / (nodes + spares)
     per_node = len(scenario.node_of) / nodes
-    least, workers_down = (
-        sorted(chain.from_iterable(loads_per_rank(job))),
-        [ceil(max(0, k - spares) * per_node) for k in range(len(dead.shares))],
-    )
-    periods = [max(period, [period, *least, inf][min(down, len(least) + 1)]) for down in workers_down]
-    speed = sum(share * period / each for share, each in zip(dead.shares, periods, strict=True))
-    stopped = sum(share for share, each in zip(dead.shares, periods, strict=True) if each == inf)
+    workers_down = [ceil(max(0, k - spares) * per_node) for k in range(len(dead.shares))]
+    least = np.sort(loads_per_rank(job).clip(period), axis=None)
+    periods = np.array([period, *least, inf])[np.minimum(workers_down, len(least) + 1)]
+    speed = float(np.sum(np.array(dead.shares) * period / periods))
+    stopped = float(np.sum(dead.shares, where=periods == inf))
     events, failed = dead.events * used, dead.failed * used
     copied = scenario.copy_seconds(scenario.state_per_worker)
     fatal = _fatal_share(scenario, model)
