@@ -202,7 +202,7 @@ def advise(
         elif bound.advice is not None:
             bound = bound._replace(is_planned=True)
         assert bound.job is not None
-        advice = _advice(setting, bound.candidate, bound.job, bound.period, dead)
+        advice = advice_of(setting, bound.candidate, bound.job, bound.period, dead)
         heappush(bounds, bound._replace(rate=-advice.expected.samples_per_second, advice=advice))
     if not best:
         shown = f"{job.model.layers} layers and a global batch of {sequences(job)} sequences"
@@ -218,7 +218,7 @@ def advise(
     return advised
 
 
-def _advice(setting: Setting, candidate: Candidate, job: PricedJob, period: float, dead: DeadNodes) -> Advice:
+def advice_of(setting: Setting, candidate: Candidate, job: PricedJob, period: float, dead: DeadNodes) -> Advice:
     scenario = dataclasses.replace(Scenario.of(job), failure_rate=dead.failed / setting.nodes)
     spares = setting.nodes - scenario.nodes
     return Advice(candidate, job, period, spares, expect(scenario, period, dead, setting.failures, spares))
@@ -294,7 +294,7 @@ def sensitivity(setting: Setting, advised: Sequence[Advice]) -> list[Sensitivity
             job = job_of(changed.job, advice.candidate, setting.per_node)
             if job is not None:
                 scaled = advice.period * least_period(job)[0] / least_period(advice.job)[0]
-                rates[advice.candidate] = _advice(
+                rates[advice.candidate] = advice_of(
                     changed, advice.candidate, job, scaled, dead
                 ).expected.samples_per_second
         if rates:

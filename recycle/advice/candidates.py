@@ -74,7 +74,7 @@ def candidates(job: Job, gpus: int, per_node: int) -> Iterator[Candidate]:
                 for pipelines in (d for d in whole if d * ranks * tensor >= LEAST_USED * gpus):
                     for sharded in (False, True)[: 1 + (pipelines > 2)]:
                         train = replace(job.train, sharded_optimizer=sharded)
-                        grid = replace(job.grid, pipelines=pipelines)
+                        grid = replace(job.grid, pipelines=pipelines, ranks=1, chunks=1, micro_batches=1)
                         weigh = parameter_bytes(replace(least, train=train, grid=grid))
                         if parameters * (weigh.state + weigh.gradient) > room * ranks * tensor:
                             continue

@@ -43,6 +43,7 @@ class FailureModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         burst: share of failures that take several nodes (a switch, a rack's power).
         burst_nodes: most nodes that such a failure takes.
         spread: shape of the distribution of rates over nodes; smaller means more failures from few nodes.
+        announced: share of failures with a notice, such as maintenance: no detection, no lost work.
     """
 
     rate: Annotated[float, Meta(ge=0, le=1e6)] = 4.2
@@ -51,6 +52,7 @@ class FailureModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     burst: Annotated[float, Meta(ge=0, le=1)] = 0.05
     burst_nodes: Annotated[int, Meta(ge=2, le=10_000)] = 8
     spread: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    announced: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
     def __post_init__(self) -> None:
         if self.repair_p90 < self.repair_median:
@@ -210,12 +212,13 @@ def expect(scenario: Scenario, period: float, dead: DeadNodes, model: FailureMod
     speed = float(np.sum(np.array(dead.shares) * period / periods))
     stopped = float(np.sum(dead.shares, where=periods == inf))
     events, failed = dead.events * used, dead.failed * used
+    unexpected = events * (1 - model.announced)
     copied = scenario.copy_seconds(scenario.state_per_worker)
     fatal = _fatal_share(scenario, model)
     checkpoints = scenario.checkpoints(nodes, max(fatal, 1e-9))
     pauses, spared = scenario.pauses, min(1.0, spares / max(1, len(dead.shares) - 1))
     seconds = {
-        "detect": events * pauses.detect,
+        "detect": unexpected * pauses.detect,
         "plan": events * pauses.plan,
         "rebuild": (events + failed) * pauses.rebuild,
         "copy": failed * copied * (1 + spared),
@@ -224,9 +227,9 @@ def expect(scenario: Scenario, period: float, dead: DeadNodes, model: FailureMod
     paused = sum(seconds.values())
     training = exp(-paused)
     lost = {cause: (1 - training) * each / paused if paused else 0.0 for cause, each in seconds.items()}
-    repeated = kept_share(events * (1 - fatal), period)
-    if checkpoints is not None and events * fatal:
-        repeated *= kept_share(events * fatal, checkpoints.every + checkpoints.stall)
+    repeated = kept_share(unexpected * (1 - fatal), period)
+    if checkpoints is not None:
+        repeated *= kept_share(unexpected * fatal, checkpoints.every + checkpoints.stall)
     lost["redone"] = training * (1 - repeated)
     saving = 0.0 if checkpoints is None else checkpoints.stall / (checkpoints.every + checkpoints.stall)
     lost["checkpoint"] = training * repeated * saving

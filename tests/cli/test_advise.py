@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.advice import JOB
 from recycle.job import Job
-from tests.advice.test_advise import JOB
 from tests.cli.command import Command
 
 
