@@ -172,7 +172,7 @@ def loads_per_rank(job: PricedJob) -> np.ndarray:
 
     each = per_rank("forward", "backward_input", "backward_weight")
     micro_batches = -(-shape.global_micro_batches // np.arange(shape.pipelines - 1, 0, -1))
-    return micro_batches[:, None] * each + per_rank("reduce", "step", "gather")
+    return np.asarray(micro_batches[:, None] * each + per_rank("reduce", "step", "gather"))
 
 
 def kept_share(rate: float, interval: float) -> float:

@@ -57,7 +57,7 @@ def advise(
         changes (--set KEY=VALUE): change an assumption: a key of the job file such as pauses.detect, or failures.rate,
             failures.repair_median and others; repeat for more.
         output (-o FILE): write the job file of the first configuration.
-        save (DIR): write the comparison with other systems, for recycle view.
+        save (DIR): write the simulations of the configurations and the other systems, for recycle view.
     """
     if gpus % gpus_per_node:
         raise JobError(f"--gpus {gpus}: is not a multiple of --gpus-per-node {gpus_per_node}")
@@ -81,9 +81,13 @@ def advise(
         write_whole(output, best.job.to_toml())
     figures_of_systems = comparison_as_json(best.job, compared, [])
     if save is not None:
+        named = [
+            replace(each.simulated[0], system=f"{n}: {_shape(each)}") for n, each in enumerate(advised, 1) if seeds
+        ]
+        saved = [replace(each, outcomes=(*named, *each.outcomes[1:])) for each in compared]
         with writing(save):
             save.mkdir(parents=True, exist_ok=True)
-        write_whole(save / "comparison.json", json.dumps(figures_of_systems) + "\n")
+        write_whole(save / "comparison.json", json.dumps(comparison_as_json(best.job, saved, [])) + "\n")
     figures = {
         "format": "recycle-advice",
         "gpus": gpus,
@@ -175,6 +179,10 @@ def _print(setting: Setting, advised: Sequence[Advice]) -> None:
         print_table(("", *causes), rows)
 
 
+def _shape(each: Advice) -> str:
+    return f"{each.candidate.tensor_parallel} x {each.candidate.ranks} x {each.candidate.pipelines}"
+
+
 def _row(number: int, each: Advice) -> tuple[str, ...]:
     candidate, job, expected = each.candidate, each.job, each.expected
     seen = sorted(outcome.goodput for outcome in each.simulated)
@@ -183,7 +191,7 @@ def _row(number: int, each: Advice) -> tuple[str, ...]:
     optimizer += ", undo on the host" if job.planner.staggered and job.train.undo == "host" else ""
     return (
         str(number),
-        f"{candidate.tensor_parallel} x {candidate.ranks} x {candidate.pipelines}",
+        _shape(each),
         chunks,
         f"{job.shape.micro_batches} of {candidate.micro_batch}",
         candidate.recompute,

@@ -102,7 +102,9 @@ def test_announced_failures_lose_neither_work_nor_time_to_detect() -> None:
     given = setting(days=365.0)
     job = job_of(given.job, Candidate(1, 2, 8, 1, 1, "loop", "none", False), 2)
     assert job is not None
-    given = replace(given, failures=FailureModel(rate=50.0, repair_median=1.0, repair_p90=2.0, burst=0.0, announced=1.0))
+    given = replace(
+        given, failures=FailureModel(rate=50.0, repair_median=1.0, repair_p90=2.0, burst=0.0, announced=1.0)
+    )
     advice = advice_of(given, Candidate(1, 2, 8, 1, 1, "loop", "none", False), job, 30.0, given.dead())
     (outcome,) = simulate(given, advice, given.traces([0]))
     assert (outcome.lost["detect"], outcome.lost["redone"]) == (0.0, 0.0)
