@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from math import inf, sqrt
 from pathlib import Path
 from typing import NamedTuple
@@ -52,6 +53,8 @@ vocabulary = 51200
 precision = "bf16"
 accumulation = "fast"
 """
+CLUSTERS = ((32, 2, 16, 20.0), (24, 1, 15, 100.0), (64, 8, 24, 60.0))
+"""GPUs, GPUs of a node, micro-batches of each of 4 pipelines, and failures per 1,000 node-days."""
 LARGE = Path(__file__).with_name("paper") / "145b.toml"
 
 Case = tuple[float, float, float]
@@ -188,21 +191,22 @@ def goodput(setting: Setting, advice: Advice, traces: Sequence[FailureTrace]) ->
     return statistics.mean(outcome.goodput for outcome in simulate(setting, advice, traces))
 
 
-def alternatives(count: int = 200, gpus: int = 32, per_node: int = 2, days: float = 60.0) -> str:
-    """Simulate random configurations and the advised one over the same failures."""
-    setting = Setting(Job.from_toml(JOB), gpus, per_node, days, FailureModel(rate=20.0))
-    traces = setting.traces(range(3))
-    chosen = advise(setting, 1, seeds=())[0]
-    own = goodput(setting, chosen, traces)
-    found: list[tuple[float, Candidate]] = []
-    for advice in random_advice(setting, 0):
-        found.append((goodput(setting, advice, traces) / own - 1, advice.candidate))
-        if len(found) == count:
-            break
-    found.sort(reverse=True)
-    lines = [f"advised {chosen.candidate}: {own:.4g} samples per second"]
-    lines += [f"{gain:+.2%} {candidate}" for gain, candidate in found[:5]]
-    return "\n".join([*lines, f"{sum(gain > 0.01 for gain, _ in found)} of {len(found)} are better by over 1 %"])
+def alternatives(count: int = 200) -> str:
+    """Simulate random configurations and the advised one over the same failures, on three clusters."""
+    lines = []
+    for gpus, per_node, micro_batches, rate in CLUSTERS:
+        job = Job.from_toml(JOB.replace("micro_batches = 16", f"micro_batches = {micro_batches}"))
+        setting = Setting(job, gpus, per_node, 60.0, FailureModel(rate=rate))
+        traces = setting.traces(range(3))
+        chosen = advise(setting, 1, seeds=())[0]
+        own, found = goodput(setting, chosen, traces), list[tuple[float, Candidate]]()
+        for advice in islice(random_advice(setting, 0), count):
+            found.append((goodput(setting, advice, traces) / own - 1, advice.candidate))
+        found.sort(reverse=True)
+        lines.append(f"{gpus} GPUs in nodes of {per_node}, {rate:g} failures per 1,000 node-days: {chosen.candidate}")
+        lines += [f"  {gain:+.2%} {candidate}" for gain, candidate in found[:3]]
+        lines.append(f"  {sum(gain > 0.01 for gain, _ in found)} of {len(found)} are better by over 1 %")
+    return "\n".join(lines)
 
 
 def scale(gpus: int = 98304) -> str:
