@@ -51,7 +51,7 @@ class FailureModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repair_p90: Annotated[float, Meta(gt=0, le=1e6)] = 312.0
     burst: Annotated[float, Meta(ge=0, le=1)] = 0.05
     burst_nodes: Annotated[int, Meta(ge=2, le=10_000)] = 8
-    spread: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    spread: Annotated[float, Meta(ge=1e-3, le=1e6)] = 1.0
     announced: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
     def __post_init__(self) -> None:
@@ -68,12 +68,13 @@ class DeadNodes:
 
     Attributes:
         shares: shares[k] is the share of the time with k dead nodes.
-        events: failures per second; several nodes may fail in one.
+        events, unexpected: failures per second, and those without a notice; several nodes may fail in one.
         failed: nodes that fail, per second.
     """
 
     shares: tuple[float, ...]
     events: float
+    unexpected: float
     failed: float
 
     @classmethod
@@ -97,7 +98,8 @@ class DeadNodes:
         shares[most] += shares[most + 1 :].sum()
         shares = np.maximum(shares[: most + 1], 0.0)
         failed = rate * nodes * (1 - sum(down) / _POINTS)
-        return cls(tuple((shares / shares.sum()).tolist()), failed / per_event, failed)
+        events = failed / per_event
+        return cls(tuple((shares / shares.sum()).tolist()), events, events * (1 - model.announced), failed)
 
     @classmethod
     def of_trace(cls, trace: FailureTrace) -> DeadNodes:
@@ -105,9 +107,11 @@ class DeadNodes:
         for (since, alive), (until, _) in pairwise([*trace.alive(), (trace.end, 0)]):
             seconds[trace.nodes - alive] += until - since
         most = int(np.flatnonzero(seconds)[-1]) + 1 if seconds.any() else 1
-        events = sum(bool(change.failed) for change in trace.changes)
+        failures = [change for change in trace.changes if change.failed]
+        unexpected = sum(not change.is_announced(change.failed) for change in failures)
         end = trace.end or 1.0
-        return cls(tuple((seconds[:most] / end).tolist()), events / end, trace.failures / end)
+        shares = tuple((seconds[:most] / end).tolist())
+        return cls(shares, len(failures) / end, unexpected / end, trace.failures / end)
 
 
 def _repair(model: FailureModel) -> tuple[float, float]:
@@ -119,7 +123,7 @@ def _share_down(model: FailureModel, rate: float, after: float) -> float:
     """Return the share of nodes that are down at a time, over nodes with gamma-distributed rates."""
     mu, sigma = _repair(model)
     repaired = NormalDist(mu, sigma).cdf(log(after))
-    ended = exp(mu + sigma**2 / 2) * NormalDist(mu + sigma**2, sigma).cdf(log(after))
+    ended = min(after, exp(min(mu + sigma**2 / 2, 700.0)) * NormalDist(mu + sigma**2, sigma).cdf(log(after)))
     down = rate * (ended + after * (1 - repaired))  # of a node with the mean rate, were it never down
     weights = -np.log(1 - (np.arange(64) + 0.5) / 64)
     if model.spread != 1.0:
@@ -211,8 +215,7 @@ def expect(scenario: Scenario, period: float, dead: DeadNodes, model: FailureMod
     periods = np.array([period, *least, inf])[np.minimum(workers_down, len(least) + 1)]
     speed = float(np.sum(np.array(dead.shares) * period / periods))
     stopped = float(np.sum(dead.shares, where=periods == inf))
-    events, failed = dead.events * used, dead.failed * used
-    unexpected = events * (1 - model.announced)
+    events, unexpected, failed = (each * used for each in (dead.events, dead.unexpected, dead.failed))
     copied = scenario.copy_seconds(scenario.state_per_worker)
     fatal = _fatal_share(scenario, model)
     checkpoints = scenario.checkpoints(nodes, max(fatal, 1e-9))

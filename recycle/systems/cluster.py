@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import floor, inf
 
-from recycle.systems.failures import ANNOUNCED, FailureTrace, mean_per_part
+from recycle.systems.failures import FailureTrace, mean_per_part
 from recycle.systems.scenario import Scenario
 from recycle.systems.system import (
     ActiveConfiguration,
@@ -205,7 +205,7 @@ class _Cluster:
             self.waiting -= change.failed
             dead = change.failed & self.state.live
             if dead:
-                self._apply_change(dead, frozenset(), all(change.causes.get(node) == ANNOUNCED for node in dead))
+                self._apply_change(dead, frozenset(), change.is_announced(dead))
             usable |= dict.fromkeys(change.joined, change.time + self.scenario.pauses.start)
             if progress and number % 64 == 0:
                 progress(change.time / until)

@@ -34,6 +34,9 @@ class NodeChange(NamedTuple):
     joined: Nodes
     causes: Mapping[int, str] = {}
 
+    def is_announced(self, nodes: Nodes) -> bool:
+        return all(self.causes.get(node) == ANNOUNCED for node in nodes)
+
 
 @dataclass(frozen=True)
 class FailureTrace:

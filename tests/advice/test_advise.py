@@ -14,7 +14,7 @@ from recycle.advice.candidates import Candidate, candidates, job_of, least_perio
 from recycle.advice.expectation import DeadNodes, FailureModel, effective_share, expect
 from recycle.job import Job
 from recycle.solve.problem import Problem
-from recycle.systems.failures import FailureTrace, NodeChange
+from recycle.systems.failures import ANNOUNCED, FailureTrace, NodeChange
 from recycle.systems.recycle import first_period
 from recycle.systems.scenario import Scenario
 
@@ -81,7 +81,7 @@ def test_a_single_pipeline_with_enough_spares_has_the_share_of_a_job_that_restar
     job = job_of(given.job, Candidate(1, 2, 1, 1, 1, "loop", "none", False), 2)
     assert job is not None
     scenario = replace(Scenario.of(job), failure_rate=2e-5)
-    dead = DeadNodes((1.0,), 31 * 2e-5, 31 * 2e-5)
+    dead = DeadNodes((1.0,), *[31 * 2e-5] * 3)
     found = expect(scenario, 10.0, dead, FAILURES, spares=31 - scenario.nodes)
     checkpoints, pauses = scenario.checkpoints(1, 1.0), job.pauses
     assert checkpoints is not None
@@ -118,8 +118,12 @@ def test_the_page_has_the_predictions_that_the_command_prints() -> None:
 
 
 def test_dead_nodes_of_a_trace_are_its_own_and_of_a_model_its_mean() -> None:
-    trace = FailureTrace("t", 2, frozenset({0, 1}), (NodeChange(25.0, frozenset({1}), frozenset()),), 100.0)
-    assert DeadNodes.of_trace(trace).shares == (0.25, 0.75)
+    changes = (
+        NodeChange(25.0, frozenset({1}), frozenset()),
+        NodeChange(50.0, frozenset({0}), frozenset({0}), {0: ANNOUNCED}),
+    )
+    trace = FailureTrace("t", 2, frozenset({0, 1}), changes, 100.0)
+    assert DeadNodes.of_trace(trace) == DeadNodes((0.25, 0.75), 0.02, 0.01, 0.02)
     model = FailureModel(rate=10.0, burst=0.0)
     expected = DeadNodes.of_model(model, 500, 60.0)
     mean = sum(k * share for k, share in enumerate(expected.shares))
