@@ -53,7 +53,8 @@ def advise(
         count: configurations to print.
         seeds: simulations of each configuration, over other failures of the same rates; 0 for no simulation at all,
             which a cluster of tens of thousands of GPUs needs.
-        systems (A,B): systems to simulate with the first configuration, as in recycle compare; all if left out.
+        systems (A,B): systems to simulate with the first configuration, as in recycle compare; all but recycle's own
+            if left out.
         changes (--set KEY=VALUE): change an assumption: a key of the job file such as pauses.detect, or failures.rate,
             failures.repair_median and others; repeat for more.
         output (-o FILE): write the job file of the first configuration.
@@ -68,7 +69,7 @@ def advise(
         if not equals:
             raise JobError(f"--set {change}: write KEY=VALUE, for example pauses.detect=30")
         setting = advice.with_value(setting, key.strip(), value.strip())
-    names = [name for name in system_names(systems) if systems or name != "recycle"]
+    names = [name for name in system_names(systems) if systems or not name.startswith("recycle")]
     with progress_bars(transient=True) as show, errors_as(JobError, str(job)):
         advised = advice.advise(
             setting, count, range(seeds), lambda phase, done, total: show(phase, done, total, phase)
